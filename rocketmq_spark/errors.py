@@ -1,0 +1,211 @@
+"""What can go wrong, and what each failure allows the caller to do next.
+
+Rule 1: an error carries the decision. The sender asks the error's flags; it never lists error classes.
+Rule 2: the Java client's exceptions keep their Java names and their tree (spec/producer.md, preamble);
+        the connector's own errors end in ``Error``.
+Rule 3: no value of a secret option ever reaches an error.
+
+The flags follow spec/remoting.md section 17, column "connector".
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class RocketMQError(Exception):
+    """The common base of all errors of this package.
+
+    Attributes
+    ----------
+    retriable : bool
+        Sending the same bytes again later may succeed.
+    refresh_route : bool
+        The cached route is probably stale: look it up again before the next attempt.
+    isolate : bool
+        Counts as a fault of the broker in the latency-fault table.
+    flow_control : bool
+        The broker is healthy and refused for now: same queue again, after a wait, with a smaller window.
+    maybe_stored : bool
+        The broker may have stored the rows although no acknowledgement came.
+    """
+
+    retriable: ClassVar[bool] = False
+    refresh_route: ClassVar[bool] = False
+    isolate: ClassVar[bool] = False
+    flow_control: ClassVar[bool] = False
+    maybe_stored: ClassVar[bool] = False
+
+
+class MQClientException(RocketMQError):
+    """A request that the client refuses, or that ran out of attempts.
+
+    Parameters
+    ----------
+    message : str
+        What was being done, to what, and what to do next.
+    response_code : int, default -1
+        A broker's response code or one of the client error codes (10001 .. 10007).
+    """
+
+    def __init__(self, message: str, response_code: int = -1) -> None:
+        super().__init__(message, response_code)
+        self.response_code = response_code
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class RouteNotFoundException(MQClientException):
+    """No route for a topic just now: a name server may learn of it later.
+
+    Parameters
+    ----------
+    message : str
+    response_code : int, default 10005
+        10004 without any name server, else 10005 (``ClientErrorCode.java``).
+    unreachable : bool, default False
+        No name server could be asked; False: one answered, and has no usable route.
+    """
+
+    retriable = True
+    refresh_route = True
+
+    def __init__(self, message: str, response_code: int = 10005, *, unreachable: bool = False) -> None:
+        super().__init__(message, response_code)
+        self.unreachable = unreachable
+
+
+class MQBrokerException(RocketMQError):
+    """A broker (or name server, or proxy) answered with an error code.
+
+    Parameters
+    ----------
+    message : str
+        The whole text for the user.
+    response_code : int
+        The code of the answer.
+    remark : str
+        The server's own words.
+    broker_addr : str
+        ``host:port`` of the server that answered.
+    """
+
+    def __init__(self, message: str, response_code: int, remark: str, broker_addr: str) -> None:
+        super().__init__(message, response_code, remark, broker_addr)
+        self.response_code = response_code
+        self.remark = remark
+        self.broker_addr = broker_addr
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class BrokerBusyException(MQBrokerException):
+    """Flow control (SYSTEM_BUSY, FLOW_CONTROL): not stored, the broker asks for patience."""
+
+    retriable = True
+    flow_control = True
+
+
+class BrokerUnavailableException(MQBrokerException):
+    """The broker can't serve just now (full disk, shutting down, a slave): another one may."""
+
+    retriable = True
+    refresh_route = True
+    isolate = True
+
+
+class TopicRouteStaleException(MQBrokerException):
+    """The broker knows the topic or the queue differently from our route (TOPIC_NOT_EXIST, NOT_LEADER_FOR_QUEUE)."""
+
+    retriable = True
+    refresh_route = True
+
+
+class BrokerOutcomeUnknownException(MQBrokerException):
+    """A proxy or broker lost track of a request that it forwarded: the rows may be stored."""
+
+    retriable = True
+    isolate = True
+    maybe_stored = True
+
+
+class RemotingException(RocketMQError):
+    """A request did not get through, or its answer did not come back."""
+
+    retriable = True
+    isolate = True
+
+
+class RemotingConnectException(RemotingException):
+    """No connection to the server: nothing was sent."""
+
+    refresh_route = True
+
+
+class RemotingSendRequestException(RemotingException):
+    """The connection failed while the request was being written, or before its answer came."""
+
+    refresh_route = True
+    maybe_stored = True
+
+
+class RemotingTimeoutException(RemotingException):
+    """The request was written and no answer came in time."""
+
+    maybe_stored = True
+
+
+class RemotingTooMuchRequestException(RemotingException):
+    """A limit on requests in flight, or the time budget, was used up before sending."""
+
+    isolate = False
+
+
+class RemotingCommandException(RemotingException):
+    """Bytes that are not the protocol: an oversize frame, a header that can't be decoded, a missing field."""
+
+    maybe_stored = True
+
+
+class OptionError(RocketMQError, ValueError):
+    """An option of a read or write is unknown, malformed, missing, or contradicts another one."""
+
+
+class SchemaError(RocketMQError, ValueError):
+    """The columns of a DataFrame or table are not the ones a write accepts."""
+
+
+class InvalidRowError(RocketMQError, ValueError):
+    """A row that no broker could store as it is; it never becomes valid by sending it again.
+
+    Parameters
+    ----------
+    message : str
+        Partition, row number, topic, keys and the rule broken.
+    row : int, default -1
+        Row number within the partition, from 0.
+    rule : str, default ""
+        The rule broken, without the row's own data.
+    """
+
+    def __init__(self, message: str, row: int = -1, rule: str = "") -> None:
+        super().__init__(message, row, rule)
+        self.row = row
+        self.rule = rule
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class DeliveryError(RocketMQError):
+    """A write that can't get every row acknowledged; says per broker what is stored, not sent and unknown."""
+
+
+class MetricsUnavailableError(RocketMQError):
+    """The metrics of this session have no way back to the driver (no accumulator)."""
+
+
+class ClusterError(RocketMQError):
+    """The local cluster can't be fetched, started, or asked."""

@@ -1,0 +1,252 @@
+"""What the producers of one process share: connections, routes, fault items, and the schedules that keep them fresh.
+
+Rule 1: one instance per key in a process, counted by its users; the last one gone, it stays warm for
+        `IDLE_SECONDS`, so that the next task of a reused Python worker starts with open connections.
+Rule 2: nothing survives a fork: what another process made is forgotten, its sockets never touched.
+Rule 3: schedules never raise; what fails is logged and tried again at its next time.
+Rule 4: the schedule is a function of `now` (`run_due`); the thread around it only waits.
+
+Follows ``MQClientManager.java`` and ``MQClientInstance.java`` (spec/producer.md sections 1.3 to 1.6); the idle time is the
+connector's own (design.md section 2).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Final
+
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.options import SinkOptions
+from rocketmq_spark.producer.fault import LatencyFaultTolerance, LatencyLadder
+from rocketmq_spark.producer.route_cache import RouteCache
+from rocketmq_spark.transport.base import Transport
+
+logger = logging.getLogger("rocketmq_spark.producer")
+
+IDLE_SECONDS: Final = 60.0
+
+# Route, heart-beat and unregister requests (mqClientApiTimeout), seconds.
+API_TIMEOUT: Final = 3.0
+
+_FIRST_HEART_BEAT: Final = 1.0
+_REFRESH_GAP: Final = 1.0
+
+
+@dataclass(slots=True)
+class _Schedule:
+    """When the next run of each periodic job is due, seconds."""
+
+    routes: float
+    heart_beat: float
+
+
+class ClientInstance:
+    """Connections, routes and fault items of one client id.
+
+    Parameters
+    ----------
+    client_id : str
+        ``ip@instanceName``.
+    transport : Transport
+    options : SinkOptions
+        Route and schedule settings, and the latency ladder.
+    clock : callable, default time.monotonic
+        Seconds.
+    """
+
+    def __init__(
+        self,
+        client_id: str,
+        transport: Transport,
+        options: SinkOptions,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.client_id = client_id
+        self.transport = transport
+        self.routes = RouteCache(
+            transport.query_route,
+            create_topic_key=options.create_topic_key,
+            default_topic_queue_nums=options.default_topic_queue_nums,
+        )
+        self.faults = LatencyFaultTolerance(
+            LatencyLadder(options.latency_max, options.not_available_duration),
+            enabled=options.send_latency_fault_enable,
+        )
+        self.pid = os.getpid()
+        self._poll_interval = options.poll_name_server_interval / 1000
+        self._heart_beat_interval = options.heartbeat_broker_interval / 1000
+        self._clock = clock
+        self._groups: dict[str, int] = {}
+        self._registered: set[tuple[str, str]] = set()
+        self._refresh_wanted: set[str] = set()
+        self._refreshed_at: dict[str, float] = {}
+        self._schedule = _Schedule(clock() + self._poll_interval, clock() + _FIRST_HEART_BEAT)
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._idle_since: float | None = clock()
+
+    @property
+    def users(self) -> int:
+        """How many producers use this instance."""
+        return sum(self._groups.values())
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def register(self, producer_group: str) -> None:
+        """Count a producer of that group in; heart-beats name the group from now on."""
+        with self._lock:
+            self._groups[producer_group] = self._groups.get(producer_group, 0) + 1
+            self._idle_since = None
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"rocketmq-client-{self.client_id}", daemon=True)
+                self._thread.start()
+
+    def unregister(self, producer_group: str) -> None:
+        """Count a producer of that group out."""
+        with self._lock:
+            self._groups[producer_group] -= 1
+            if not self.users:
+                self._idle_since = self._clock()
+
+    def refresh_route(self, topic: str) -> None:
+        """Have a topic's route looked up in the background, at most once a second."""
+        if topic not in self._refresh_wanted:
+            self._refresh_wanted.add(topic)
+            self._wake.set()
+
+    def idle_for(self, now: float) -> float:
+        """Return for how long no producer has used this instance, seconds; 0 while one does."""
+        return 0.0 if self._idle_since is None else now - self._idle_since
+
+    def run_due(self, now: float) -> float:
+        """Run what is due, and return when something will be due next (seconds)."""
+        for topic in tuple(self._refresh_wanted):
+            if now >= self._refreshed_at.get(topic, float("-inf")) + _REFRESH_GAP:
+                self._refresh_wanted.discard(topic)
+                self._refresh(topic, now)
+        if now >= self._schedule.routes:
+            self._schedule.routes = now + self._poll_interval
+            for topic in self.routes.topics():
+                self._refresh(topic, now)
+        if now >= self._schedule.heart_beat:
+            self._schedule.heart_beat = now + self._heart_beat_interval
+            self._heart_beat()
+        due = [self._schedule.routes, self._schedule.heart_beat]
+        due += [self._refreshed_at.get(topic, now) + _REFRESH_GAP for topic in tuple(self._refresh_wanted)]
+        return min(due)
+
+    def close(self) -> None:
+        """Tell the brokers, close the connections, end the thread. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._wake.set()
+        if os.getpid() == self.pid:
+            for address, group in sorted(self._registered):
+                self._tell(address, f"unregistering group {group}", self._unregister_at, address, group)
+        self.transport.close()
+
+    def _unregister_at(self, address: str, group: str) -> None:
+        self.transport.unregister_client(address, self.client_id, group, API_TIMEOUT)
+
+    def _refresh(self, topic: str, now: float) -> None:
+        self._refreshed_at[topic] = now
+        try:
+            if self.routes.refresh(topic, API_TIMEOUT):
+                logger.info("route of topic %s changed", topic)
+        except RocketMQError as exc:
+            logger.warning("%s (the cached route goes on)", exc)
+
+    def _heart_beat(self) -> None:
+        groups = tuple(self._groups)
+        if not groups:
+            return
+        for address in sorted(set(self.routes.broker_addrs().values())):
+            if self._tell(address, "heart-beat", self._heart_beat_at, address, groups):
+                self._registered.update((address, group) for group in groups)
+
+    def _heart_beat_at(self, address: str, groups: tuple[str, ...]) -> None:
+        self.transport.heart_beat(address, self.client_id, groups, API_TIMEOUT)
+
+    def _tell(self, address: str, what: str, call: Callable[..., None], *args: object) -> bool:
+        try:
+            call(*args)
+        except RocketMQError as exc:
+            logger.warning("%s to %s failed: %s", what, address, exc)
+            return False
+        return True
+
+    def _run(self) -> None:
+        while not self._closed:
+            now = self._clock()
+            due = self.run_due(now)
+            if self.idle_for(now) >= IDLE_SECONDS and _instances.discard(self):
+                self.close()
+                return
+            self._wake.wait(min(max(due - self._clock(), 0.0), IDLE_SECONDS))
+            self._wake.clear()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"users={self.users}"
+        return f"<ClientInstance {self.client_id} {state} {self.routes!r} {self.transport!r}>"
+
+
+class _Instances:
+    """The instances of this process, by key (``MQClientManager.java``)."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._by_key: dict[Hashable, ClientInstance] = {}
+
+    def acquire(self, key: Hashable, group: str, make: Callable[[], ClientInstance]) -> ClientInstance:
+        if os.getpid() != self._pid:
+            # Forked: the parent's threads are not here, its lock may be held for ever, its sockets are not ours.
+            self.__init__()  # type: ignore[misc]
+        with self._lock:
+            instance = self._by_key.get(key)
+            if instance is None or instance.closed:
+                instance = self._by_key[key] = make()
+            instance.register(group)
+            return instance
+
+    def discard(self, instance: ClientInstance) -> bool:
+        """Take an idle instance out, unless somebody has just begun to use it."""
+        with self._lock:
+            if instance.users:
+                return False
+            self._by_key = {key: known for key, known in self._by_key.items() if known is not instance}
+            return True
+
+    def close_all(self) -> None:
+        with self._lock:
+            instances, self._by_key = list(self._by_key.values()), {}
+        for instance in instances:
+            instance.close()
+
+
+_instances = _Instances()
+
+
+def acquire_instance(key: Hashable, producer_group: str, make: Callable[[], ClientInstance]) -> ClientInstance:
+    """Return this process's instance for `key`, made by `make` if there is none, with the group counted in.
+
+    The caller gives it back with `ClientInstance.unregister`.
+    """
+    return _instances.acquire(key, producer_group, make)
+
+
+def close_instances() -> None:
+    """Close every instance of this process now, used or not (tests; the end of a driver)."""
+    _instances.close_all()

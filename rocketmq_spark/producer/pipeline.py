@@ -1,0 +1,357 @@
+"""What becomes of each batch between its encoding and its acknowledgement.
+
+Rule 1: no clock, no thread, no transport: `now` (seconds) comes in, decisions come out as `Dispatch` values.
+Rule 2: every batch offered ends exactly once: stored, or as the reason of the failure.
+Rule 3: a batch gets its queue when it is sent, not before, so that a retry can go elsewhere with the same bytes;
+        a batch bound to a queue (by key, by column) waits for that queue.
+Rule 4: flow control tries the same queue again; other retriable failures go to another broker first, then wait.
+Rule 5: the whole of it is bounded by ``deliveryTimeoutMs``, counted from a batch's first try.
+
+States of a delivery: ready -> in flight -> (stored | failed | waiting -> ready). Follows design.md section 2.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from rocketmq_spark.errors import DeliveryError, RocketMQError
+from rocketmq_spark.message import EncodedBatch, MessageQueue, SendOutcome
+from rocketmq_spark.metrics import Recorder
+from rocketmq_spark.options import SinkOptions
+from rocketmq_spark.producer.fault import LatencyFaultTolerance
+from rocketmq_spark.producer.retry import Attempts, Backoff, RetryPolicy, Verdict
+from rocketmq_spark.producer.route_cache import TopicPublishInfo
+from rocketmq_spark.producer.selector import QueueSelector
+from rocketmq_spark.producer.window import BATCH_COST, SINGLE_COST, Window
+
+_MIB = 1024 * 1024
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """One batch on its way."""
+
+    batch: EncodedBatch
+    bound: MessageQueue | None
+    attempts: Attempts = field(default_factory=Attempts)
+    queue: MessageQueue | None = None
+    same_queue: bool = False
+    last_broker_name: str | None = None
+    first_tried_at: float | None = None
+    sent_at: float = 0.0
+    not_before: float = 0.0
+    maybe_stored: bool = False
+    last_error: RocketMQError | None = None
+
+    @property
+    def cost(self) -> float:
+        return BATCH_COST if self.batch.batch else SINGLE_COST
+
+    @property
+    def wanted_queue(self) -> MessageQueue | None:
+        """The one queue that this delivery waits for, or None if any will do."""
+        return self.bound or (self.queue if self.same_queue else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """One attempt to make now."""
+
+    delivery: Delivery
+    queue: MessageQueue
+    address: str
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """Rows of a pipeline that have no acknowledgement, by what is known of them."""
+
+    not_sent: int
+    unknown: int
+
+
+class SendPipeline:
+    """The state machine of one partition task's batches.
+
+    Not safe for threads: the producer holds a lock around it.
+
+    Parameters
+    ----------
+    options : SinkOptions
+    faults : LatencyFaultTolerance
+        The client instance's.
+    recorder : Recorder
+    publish_info : callable
+        ``topic -> TopicPublishInfo or None``; what is cached, without asking anybody.
+    refresh_route : callable
+        ``topic -> None``; asks for a fresh route in the background.
+    selector_of : callable
+        ``topic -> QueueSelector``; called once per topic.
+    rng : random.Random
+    """
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        faults: LatencyFaultTolerance,
+        recorder: Recorder,
+        *,
+        publish_info: Callable[[str], TopicPublishInfo | None],
+        refresh_route: Callable[[str], None],
+        selector_of: Callable[[str], QueueSelector],
+        rng: random.Random,
+    ) -> None:
+        self._options = options
+        self._faults = faults
+        self._recorder = recorder
+        self._publish_info = publish_info
+        self._refresh_route = refresh_route
+        self._selector_of = selector_of
+        self._rng = rng
+        self._policy = RetryPolicy(
+            options.retry_times_when_send_failed,
+            options.retry_another_broker_when_not_store_ok,
+            options.require_store_ok,
+        )
+        self.backoff = Backoff(options.retry_backoff_ms, options.retry_backoff_max_ms)
+        self._windows: dict[str, Window] = {}
+        self._selectors: dict[str, QueueSelector] = {}
+        # Deliveries that may start, first come first served: by topic where any queue will do, else by queue.
+        self._ready: dict[str | MessageQueue, deque[Delivery]] = {}
+        self._waiting: list[tuple[float, int, Delivery]] = []
+        self._sequence = 0
+        self._in_flight: set[Delivery] = set()
+        self._failed: Delivery | None = None
+        self.pending_bytes = 0
+        self.failure: RocketMQError | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """True when every batch offered is stored."""
+        return not (self._in_flight or self._waiting or self._ready)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that have no outcome yet."""
+        return len(self._in_flight)
+
+    def offer(self, batch: EncodedBatch, queue: MessageQueue | None) -> None:
+        """Take a batch over; `queue` is the only one it may go to, None means any."""
+        self.pending_bytes += batch.nbytes
+        self._make_ready(Delivery(batch, queue))
+
+    def dispatches(self, now: float) -> Iterator[Dispatch]:
+        """Yield the attempts to make now; each counts as in flight from then on."""
+        if self.failure is not None:
+            return
+        while self._waiting and self._waiting[0][0] <= now:
+            self._make_ready(heapq.heappop(self._waiting)[2])
+        # One from each line in turn. A line that was served goes to the end, one that had to wait stays in front:
+        # with one slot free at a time, none starves.
+        served = True
+        while served:
+            served = False
+            for key in tuple(self._ready):
+                line = self._ready[key]
+                dispatch = self._dispatch(line[0], now) if self.failure is None else None
+                if dispatch is None:
+                    continue
+                served = True
+                line.popleft()
+                del self._ready[key]
+                if line:
+                    self._ready[key] = line
+                yield dispatch
+
+    def next_wakeup(self, now: float) -> float | None:
+        """Return when `dispatches` may have something to yield without an outcome coming first (seconds)."""
+        times = [self._waiting[0][0]] if self._waiting else []
+        if self._ready:
+            times += [window.rest_until for window in self._windows.values() if window.rest_until > now]
+            # A line that waits for a route, or for an isolation to end, has no outcome to wake it.
+            times.append(now + self._options.retry_backoff_ms / 1000)
+        return min(times, default=None)
+
+    def complete(self, delivery: Delivery, outcome: SendOutcome, now: float) -> None:
+        """Take an attempt's outcome: count the rows as stored, or decide on the next attempt."""
+        self._in_flight.discard(delivery)
+        broker = outcome.queue.broker_name
+        verdict = self._policy.decide(outcome, delivery.attempts, bound=delivery.bound is not None)
+        self._note(delivery, outcome, now)
+        if verdict is Verdict.STORED:
+            self.pending_bytes -= delivery.batch.nbytes
+            self._recorder.record_success(
+                broker, delivery.batch.rows, delivery.batch.nbytes, outcome.latency_ms, outcome.queue,
+                outcome.queue_offset, now,
+            )  # fmt: skip
+            return
+        if self.failure is not None:
+            # Nothing is sent any more; it only counts among the rows that have no acknowledgement.
+            self._wait(delivery, now)
+            return
+        reason = _reason(outcome)
+        if verdict is Verdict.GIVE_UP:
+            self._recorder.record_failure(broker, reason, now)
+            self._fail(delivery, self._give_up_text(delivery, outcome))
+            return
+        self._recorder.record_retry(broker, reason, now)
+        delivery.last_broker_name = broker
+        delivery.same_queue = verdict is Verdict.SAME_QUEUE
+        wait = 0.0
+        if verdict is not Verdict.OTHER_BROKER:
+            wait = self.backoff.delay(delivery.attempts.waits, self._rng)
+        if self._expired(delivery, now + wait):
+            self._recorder.record_failure(broker, reason, now)
+            self._fail(delivery, f"gave up after deliveryTimeoutMs={self._options.delivery_timeout_ms}")
+            return
+        self._wait(delivery, now + wait)
+
+    def stop(self) -> None:
+        """Send nothing more; outcomes of what is in flight still count."""
+        if self.failure is None:
+            self.failure = DeliveryError("sending was stopped")
+
+    def unfinished(self) -> Unfinished:
+        """Count the rows without an acknowledgement."""
+        waiting = [delivery for _, _, delivery in self._waiting]
+        lines = [delivery for line in self._ready.values() for delivery in line]
+        rest = waiting + lines
+        unknown = [delivery for delivery in rest if delivery.maybe_stored] + list(self._in_flight)
+        if self._failed is not None:
+            (unknown if self._failed.maybe_stored else rest).append(self._failed)
+        return Unfinished(
+            not_sent=sum(delivery.batch.rows for delivery in rest if not delivery.maybe_stored),
+            unknown=sum(delivery.batch.rows for delivery in unknown),
+        )
+
+    def _wait(self, delivery: Delivery, until: float) -> None:
+        self._sequence += 1
+        heapq.heappush(self._waiting, (until, self._sequence, delivery))
+
+    def _make_ready(self, delivery: Delivery) -> None:
+        key = delivery.wanted_queue or delivery.batch.topic
+        line = self._ready.setdefault(key, deque())
+        # What was sent before goes ahead of what was not: it is older, and its deadline is running.
+        (line.append if delivery.first_tried_at is None else line.appendleft)(delivery)
+
+    def _window(self, broker_name: str) -> Window:
+        window = self._windows.get(broker_name)
+        if window is None:
+            window = self._windows[broker_name] = Window(self._options.max_in_flight)
+        return window
+
+    def _dispatch(self, delivery: Delivery, now: float) -> Dispatch | None:
+        if delivery.first_tried_at is None:
+            delivery.first_tried_at = now
+        info = self._publish_info(delivery.batch.topic)
+        queue = self._queue_for(delivery, info, now) if info is not None else None
+        if info is None or queue is None:
+            if self._expired(delivery, now):
+                self._fail_without_queue(delivery)
+            return None
+        if self._expired(delivery, now):
+            self._fail(delivery, f"gave up after deliveryTimeoutMs={self._options.delivery_timeout_ms}")
+            return None
+        self._window(queue.broker_name).start(delivery.cost)
+        delivery.queue = queue
+        delivery.sent_at = now
+        self._in_flight.add(delivery)
+        left = delivery.first_tried_at + self._options.delivery_timeout_ms / 1000 - now
+        per_attempt = self._options.send_msg_timeout / 1000 + delivery.batch.nbytes / _MIB
+        return Dispatch(delivery, queue, info.addresses[queue.broker_name], min(per_attempt, left))
+
+    def _queue_for(self, delivery: Delivery, info: TopicPublishInfo, now: float) -> MessageQueue | None:
+        def admits(broker_name: str) -> bool:
+            return broker_name in info.addresses and self._window(broker_name).admits(delivery.cost, now)
+
+        wanted = delivery.wanted_queue
+        if wanted is not None:
+            if wanted not in info.queues or wanted.broker_name not in info.addresses:
+                self._refresh_route(info.topic)
+                # Only rows bound by a key wait for a queue that is gone; others look for another one.
+                delivery.same_queue = False
+                return None if delivery.bound else self._queue_for(delivery, info, now)
+            return wanted if admits(wanted.broker_name) else None
+        if not info.ok:
+            self._refresh_route(info.topic)
+            return None
+        selector = self._selectors.get(info.topic)
+        if selector is None:
+            selector = self._selectors[info.topic] = self._selector_of(info.topic)
+        return selector.select(info.queues, delivery.last_broker_name, admits, now)
+
+    def _note(self, delivery: Delivery, outcome: SendOutcome, now: float) -> None:
+        """Tell the window, the fault table and the route cache what an outcome says of the broker."""
+        broker = outcome.queue.broker_name
+        window = self._window(broker)
+        error = outcome.error
+        if error is None:
+            window.success(delivery.cost, outcome.latency_ms)
+            self._isolate(broker, outcome.latency_ms, now, isolation=False)
+            # Any answer but SEND_OK says that the rows are stored already, if not safely.
+            delivery.maybe_stored = True
+            return
+        delivery.last_error = error
+        delivery.maybe_stored |= error.maybe_stored
+        if error.retriable:
+            if window.trouble(delivery.cost, delivery.sent_at, now):
+                window.rest(now + self.backoff.delay(window.troubles, self._rng))
+        else:
+            window.release(delivery.cost)
+        # Flow control never isolates: the broker is well, and asks for patience.
+        if error.isolate:
+            self._isolate(broker, outcome.latency_ms, now, isolation=True)
+        if error.refresh_route:
+            self._refresh_route(delivery.batch.topic)
+
+    def _isolate(self, broker: str, latency_ms: float, now: float, *, isolation: bool) -> None:
+        away_ms = self._faults.update(broker, latency_ms, now, isolation=isolation)
+        if away_ms:
+            self._recorder.record_isolation(broker, away_ms, now)
+
+    def _expired(self, delivery: Delivery, at: float) -> bool:
+        assert delivery.first_tried_at is not None
+        return at >= delivery.first_tried_at + self._options.delivery_timeout_ms / 1000
+
+    def _fail_without_queue(self, delivery: Delivery) -> None:
+        wanted = delivery.wanted_queue
+        what = f"queue {wanted}" if wanted else f"any writable queue of topic {delivery.batch.topic}"
+        self._fail(delivery, f"waited deliveryTimeoutMs={self._options.delivery_timeout_ms} for {what}")
+
+    def _give_up_text(self, delivery: Delivery, outcome: SendOutcome) -> str:
+        if outcome.status is None:
+            return "the broker refused it for good"
+        return (
+            f"broker {outcome.queue.broker_name} stored it {delivery.attempts.not_store_ok} times but answered "
+            f"{outcome.status.name} each time: it is not safe there yet. Mend the broker's flushing or replication, or set "
+            "requireStoreOk=false to accept that"
+        )
+
+    def _fail(self, delivery: Delivery, why: str) -> None:
+        if self.failure is not None:
+            return
+        self._failed = delivery
+        batch, error = delivery.batch, delivery.last_error
+        where = f" to {delivery.queue}" if delivery.queue else ""
+        what = f"{batch.rows} rows of topic {batch.topic} ({batch.nbytes} bytes)"
+        text = f"sending {what}{where}: {why}" + (f"; last error: {error}" if error else "")
+        self.failure = DeliveryError(text)
+        self.failure.__cause__ = error
+
+    def __repr__(self) -> str:
+        ready = sum(map(len, self._ready.values()))
+        return f"<SendPipeline ready={ready} in_flight={len(self._in_flight)} waiting={len(self._waiting)}>"
+
+
+def _reason(outcome: SendOutcome) -> str:
+    """Name an outcome that is not `SEND_OK`, as `retries_by_reason` and `failures_by_code` show it."""
+    if outcome.status is not None:
+        return outcome.status.name
+    code = getattr(outcome.error, "response_code", None)
+    name = type(outcome.error).__name__
+    return f"{name} {code}" if code is not None else name

@@ -1,0 +1,237 @@
+"""What is known of each topic: its queues to publish to, and its brokers' addresses.
+
+Rule 1: a publish info is replaced, never mutated; whoever holds one may go on using it.
+Rule 2: a failed refresh changes nothing: cached routes go on (a name server may be gone for a while).
+Rule 3: a topic whose route exists but has no writable queue is an error; it never falls back to the template.
+Rule 4: a topic that the name server does not know gets the queues of ``createTopicKey``, at most
+        ``defaultTopicQueueNums`` on each broker, until it has a route of its own.
+
+Follows ``MQClientInstance.updateTopicRouteInfoFromNameServer`` and ``topicRouteData2TopicPublishInfo``
+(spec/producer.md section 4), and section 16.1 where Java lets a name server's failure escape.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from rocketmq_spark.errors import (
+    MQBrokerException,
+    RemotingException,
+    RouteNotFoundException,
+    TopicRouteStaleException,
+)
+from rocketmq_spark.message import MessageQueue, TopicRouteData
+
+logger = logging.getLogger("rocketmq_spark.producer")
+
+QueryRoute = Callable[[str, float], TopicRouteData]
+
+_LOCK_TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPublishInfo:
+    """The queues that a topic's messages may go to (``TopicPublishInfo.java``).
+
+    Parameters
+    ----------
+    topic : str
+    queues : tuple of MessageQueue
+        By broker name, then queue id; of writable brokers that have a master only.
+    addresses : mapping of str to str
+        Broker name to the master's ``host:port``.
+    route : TopicRouteData
+        What the name server said.
+    order_topic : bool, default False
+        The queues come from an order configuration.
+    template : bool, default False
+        The topic has no route yet; these are the template topic's queues.
+    """
+
+    topic: str
+    queues: tuple[MessageQueue, ...]
+    addresses: Mapping[str, str]
+    route: TopicRouteData
+    order_topic: bool = False
+    template: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return bool(self.queues)
+
+
+def publish_info_of(topic: str, route: TopicRouteData, *, template: bool = False) -> TopicPublishInfo:
+    """Build the publish list of a route (``topicRouteData2TopicPublishInfo``; spec/producer.md section 4.4).
+
+    Raises
+    ------
+    RouteNotFoundException
+        The topic is a static (logical) one, which this connector does not write to.
+    """
+    masters = {broker.broker_name: broker.master for broker in route.broker_datas}
+    addresses = {name: address for name, address in masters.items() if address is not None}
+    if route.order_topic_conf:
+        queues = _ordered_queues(topic, route.order_topic_conf)
+        return TopicPublishInfo(topic, queues, addresses, route, order_topic=True, template=template)
+    if route.static_topic:
+        raise RouteNotFoundException(
+            f"looking up the route of topic {topic}: it is a static (logical) topic, which this release can't write to; "
+            "use an ordinary topic",
+        )
+    queues = tuple(
+        MessageQueue(topic, data.broker_name, queue_id)
+        for data in sorted(route.queue_datas, key=lambda data: data.broker_name)
+        if data.writable and data.broker_name in addresses
+        for queue_id in range(data.write_queue_nums)
+    )
+    return TopicPublishInfo(topic, queues, addresses, route, template=template)
+
+
+def _ordered_queues(topic: str, conf: str) -> tuple[MessageQueue, ...]:
+    """Return the queues of an order configuration such as ``brokerA:4;brokerB:2``, in the written order."""
+    pairs = (entry.rpartition(":") for entry in conf.split(";") if entry)
+    return tuple(MessageQueue(topic, broker, queue_id) for broker, _, nums in pairs for queue_id in range(int(nums)))
+
+
+def template_route(route: TopicRouteData, default_topic_queue_nums: int) -> TopicRouteData:
+    """Cut the template topic's route down to what a broker creates a topic with (spec/producer.md section 4.2)."""
+
+    def cut(nums: int) -> int:
+        return min(default_topic_queue_nums, nums)
+
+    return replace(
+        route,
+        queue_datas=tuple(
+            replace(data, read_queue_nums=cut(data.read_queue_nums), write_queue_nums=cut(data.read_queue_nums))
+            for data in route.queue_datas
+        ),
+    )
+
+
+class RouteCache:
+    """The publish infos of one client instance; safe for many threads.
+
+    Parameters
+    ----------
+    query_route : callable
+        ``(topic, timeout in seconds) -> TopicRouteData``; a transport's.
+    create_topic_key : str
+        Template topic for topics without a route of their own.
+    default_topic_queue_nums : int
+        Most queues per broker that a template gives.
+    """
+
+    def __init__(self, query_route: QueryRoute, *, create_topic_key: str, default_topic_queue_nums: int) -> None:
+        self._query_route = query_route
+        self._create_topic_key = create_topic_key
+        self._default_topic_queue_nums = default_topic_queue_nums
+        self._infos: dict[str, TopicPublishInfo] = {}
+        self._wanted: dict[str, None] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def is_empty(self) -> bool:
+        """True until a first route has been found."""
+        return not self._infos
+
+    def cached(self, topic: str) -> TopicPublishInfo | None:
+        """Return what is known of a topic, without asking anybody."""
+        return self._infos.get(topic)
+
+    def topics(self) -> tuple[str, ...]:
+        """Return every topic ever looked up: what the periodic refresh goes through."""
+        return tuple(self._wanted)
+
+    def broker_addrs(self) -> dict[str, str]:
+        """Return the masters in any cached route, by broker name."""
+        return {name: address for info in tuple(self._infos.values()) for name, address in info.addresses.items()}
+
+    def find(self, topic: str, timeout: float) -> TopicPublishInfo:
+        """Return a topic's publish info, asking the name server if none is cached (``tryToFindTopicPublishInfo``).
+
+        Parameters
+        ----------
+        topic : str
+        timeout : float
+            Seconds for each question to the name servers.
+
+        Raises
+        ------
+        RouteNotFoundException
+            10005: no name server answered, none knows the topic nor the template, or nothing in it is writable.
+        """
+        info = self._infos.get(topic)
+        if info is not None and info.ok:
+            return info
+        self.refresh(topic, timeout)
+        info = self._infos[topic]
+        if not info.ok:
+            raise RouteNotFoundException(
+                f"looking up the route of topic {topic}: the topic exists, but none of its queues is writable "
+                f"(brokers {_names(info.route)}); give it the write permission (mqadmin updateTopicPerm -p 6) "
+                "or check that its brokers have a master",
+            )
+        return info
+
+    def refresh(self, topic: str, timeout: float) -> bool:
+        """Ask the name servers for a topic's route now; return whether it changed.
+
+        Raises
+        ------
+        RouteNotFoundException
+            10005, with the cause. What was cached stays.
+        """
+        self._wanted[topic] = None
+        if not self._lock.acquire(timeout=_LOCK_TIMEOUT_S):
+            raise RouteNotFoundException(
+                f"looking up the route of topic {topic}: another lookup has held the name server for "
+                f"{_LOCK_TIMEOUT_S:g} s; try again",
+                unreachable=True,
+            )
+        try:
+            info = self._fetch(topic, timeout)
+            known = self._infos.get(topic)
+            if known is not None and known.route == info.route and known.ok and known.template == info.template:
+                return False
+            # While the name server does not know the topic, a route that we had stays (spec/producer.md section 4.2).
+            if known is not None and info.template and not known.template:
+                return False
+            self._infos[topic] = info
+        finally:
+            self._lock.release()
+        logger.debug("route of %s: %d queues on %s", topic, len(info.queues), ", ".join(info.addresses))
+        return True
+
+    def _fetch(self, topic: str, timeout: float) -> TopicPublishInfo:
+        try:
+            return publish_info_of(topic, self._query_route(topic, timeout))
+        except RemotingException as exc:
+            raise RouteNotFoundException(f"looking up the route of topic {topic}: {exc}", unreachable=True) from exc
+        except TopicRouteStaleException as exc:
+            return self._fetch_template(topic, timeout, exc)
+        except MQBrokerException as exc:
+            if not exc.retriable:
+                raise
+            raise RouteNotFoundException(f"looking up the route of topic {topic}: {exc}", unreachable=True) from exc
+
+    def _fetch_template(self, topic: str, timeout: float, unknown: MQBrokerException) -> TopicPublishInfo:
+        key = self._create_topic_key
+        try:
+            route = template_route(self._query_route(key, timeout), self._default_topic_queue_nums)
+        except (RemotingException, MQBrokerException) as exc:
+            raise RouteNotFoundException(
+                f"looking up the route of topic {topic}: no name server knows it ({unknown.remark or unknown}), nor the "
+                f"template {key} that would let a broker create it ({exc}); create the topic first "
+                f"(mqadmin updateTopic -t {topic}), or set autoCreateTopicEnable=true on a broker",
+            ) from exc
+        return publish_info_of(topic, route, template=True)
+
+    def __repr__(self) -> str:
+        return f"<RouteCache topics={len(self._infos)} brokers={len(self.broker_addrs())}>"
+
+
+def _names(route: TopicRouteData) -> str:
+    return ", ".join(data.broker_name for data in route.queue_datas) or "none"

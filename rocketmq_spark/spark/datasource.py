@@ -1,0 +1,117 @@
+"""``format("rocketmq")``: the data source that Spark finds, and its manual.
+
+Rule 1: options and columns are checked here, on the driver, before any task.
+Rule 2: a constructor opens nothing: Spark makes these objects more often than one would think (twice a micro-batch).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from typing import TYPE_CHECKING, ClassVar
+
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamWriter
+
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.options import SinkOptions, parse_sink_options
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.accumulators import Accumulator
+    from pyspark.sql.types import StructType
+
+    from rocketmq_spark.metrics import WriteSummary
+
+logger = logging.getLogger("rocketmq_spark.spark")
+
+READ_SCHEMA = (
+    "topic string, body binary, tags string, keys string, properties map<string,string>, flag int, brokerName string, "
+    "queueId int, queueOffset bigint, msgId string, offsetMsgId string, bornTimestamp timestamp, "
+    "storeTimestamp timestamp, bornHost string, reconsumeTimes int"
+)
+
+
+class RocketMQDataSource(DataSource):
+    """Writes a DataFrame, batch or streaming, to Apache RocketMQ.
+
+    Name: ``rocketmq``. A write that returns has every row stored and acknowledged (``SEND_OK``) by a broker; a write that
+    cannot do that fails, and says which rows and why. A retry may store a row twice.
+
+    **Columns** (any other is an error): ``body`` (string or binary, required; ``value`` is an alias), ``topic``, ``tags``,
+    ``keys`` (string or array of strings), ``properties`` (map of strings), ``flag`` (int), ``shardingKey`` (same key, same
+    queue), ``queueId`` and ``brokerName`` (with ``queueSelector=column``), ``delayTimeLevel`` / ``delayMs`` / ``deliverTime``,
+    ``waitStoreMsgOK`` (boolean).
+
+    **Options**: ``nameServer`` (``host:port;host:port``, required, or the environment variable ``NAMESRV_ADDR``), ``topic``
+    (wins over the column; also ``.save("topic")``), and those that ``rocketmq_spark.options.options_table()`` lists with
+    their defaults. Names are case-insensitive; an unknown one is an error.
+
+    Examples
+    --------
+    >>> metrics = rocketmq_spark.register(spark)
+    >>> df.write.format("rocketmq").option("nameServer", "127.0.0.1:9876").option("topic", "orders").save()
+    >>> metrics.show()
+    """
+
+    # Set on the subclass that `register` makes for a session; it travels to the tasks with the class.
+    _accumulator: ClassVar[Accumulator[WriteSummary] | None] = None
+
+    @classmethod
+    def name(cls) -> str:
+        return "rocketmq"
+
+    def schema(self) -> str:
+        return READ_SCHEMA
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """Check the write, look up one route, and return the writer of a batch query.
+
+        Raises
+        ------
+        OptionError, SchemaError
+            Before any task has started.
+        MQClientException
+            No name server answers, or the topic has no route (10005).
+        """
+        if overwrite:
+            raise OptionError(
+                'mode("overwrite"): a RocketMQ topic can only be appended to; use .mode("append"), or delete and create '
+                "the topic first (mqadmin deleteTopic / updateTopic)"
+            )
+        from rocketmq_spark.spark.writer import RocketMQBatchWriter, look_up_route
+
+        options = self._checked_options(schema)
+        look_up_route(options)
+        return RocketMQBatchWriter(options, self._accumulator, write_id=str(uuid.uuid4()))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
+        """Check the write and return the writer of a streaming query.
+
+        Complete mode arrives here as `overwrite`; each trigger then appends the whole result, as Spark's Kafka sink does.
+
+        Raises
+        ------
+        OptionError, SchemaError
+            Before any task has started.
+        """
+        from rocketmq_spark.spark.writer import stream_writer
+
+        options = self._checked_options(schema)
+        if overwrite:
+            logger.warning("outputMode complete: a topic can't be truncated; every trigger appends the whole result")
+        return stream_writer(options, self._accumulator, schema)
+
+    def _checked_options(self, schema: StructType) -> SinkOptions:
+        from rocketmq_spark.arrow.block import check_schema
+
+        options = parse_sink_options(self.options, os.environ)
+        check_schema(arrow_schema(schema), topic=options.topic, queue_selector=options.queue_selector)
+        return options
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the Arrow schema that Spark will hand to the tasks for `schema`."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(schema)
