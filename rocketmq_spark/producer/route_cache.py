@@ -92,8 +92,16 @@ def publish_info_of(topic: str, route: TopicRouteData, *, template: bool = False
 
 def _ordered_queues(topic: str, conf: str) -> tuple[MessageQueue, ...]:
     """Return the queues of an order configuration such as ``brokerA:4;brokerB:2``, in the written order."""
-    pairs = (entry.rpartition(":") for entry in conf.split(";") if entry)
-    return tuple(MessageQueue(topic, broker, queue_id) for broker, _, nums in pairs for queue_id in range(int(nums)))
+    queues: list[MessageQueue] = []
+    for entry in filter(None, conf.split(";")):
+        broker, _, nums = entry.rpartition(":")
+        if not (broker and nums.isdecimal()):
+            raise RouteNotFoundException(
+                f"looking up the route of topic {topic}: its order configuration {conf!r} is not broker:queues;... ; "
+                "mend it (mqadmin updateOrderConf)"
+            )
+        queues += [MessageQueue(topic, broker, queue_id) for queue_id in range(int(nums))]
+    return tuple(queues)
 
 
 def template_route(route: TopicRouteData, default_topic_queue_nums: int) -> TopicRouteData:

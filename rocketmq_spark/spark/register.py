@@ -42,7 +42,7 @@ def register(spark: SparkSession) -> Metrics:
         Fills as tasks end. On Spark Connect there is no way back to the client: its methods raise
         `MetricsUnavailableError`.
     """
-    allow_default_mode()
+    _allow_default_mode()
     if _is_connect(spark):
         spark.dataSource.register(_session_source(None))
         return Metrics(None)
@@ -63,17 +63,19 @@ def _is_connect(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
-def allow_default_mode() -> None:
-    """Let ``.save()`` append to RocketMQ without ``.mode("append")``; idempotent."""
+def unregister() -> None:
+    """Take the hook off ``DataFrameWriter.save`` again: ``.save()`` without ``.mode("append")`` is then Spark's error.
+
+    The data source stays known to its sessions; Spark has no way to take one out.
+    """
+    for writer_class in _writer_classes():
+        writer_class.save = getattr(writer_class.save, "_rocketmq_original", writer_class.save)
+
+
+def _allow_default_mode() -> None:
     for writer_class in _writer_classes():
         if not hasattr(writer_class.save, "_rocketmq_original"):
             writer_class.save = _appending(writer_class.save)
-
-
-def restore_default_mode() -> None:
-    """Undo `allow_default_mode`."""
-    for writer_class in _writer_classes():
-        writer_class.save = getattr(writer_class.save, "_rocketmq_original", writer_class.save)
 
 
 def _writer_classes() -> list[Any]:

