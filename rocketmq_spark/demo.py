@@ -124,4 +124,6 @@ def run(console: Console) -> None:
             stored = stored_messages(cluster.name_server, TOPIC, rows)
             console.print(f"[bold]stored[/]   {stored:,} messages, by the brokers' own queue offsets")
             if stored != rows:
-                raise DeliveryError(f"the brokers hold {stored:,} messages of topic {TOPIC}, {rows:,} rows were written")
+                raise DeliveryError(
+                    f"the brokers hold {stored:,} messages of topic {TOPIC}, {rows:,} rows were written"
+                )

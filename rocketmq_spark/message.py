@@ -9,9 +9,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from rocketmq_spark.errors import RocketMQError
+if TYPE_CHECKING:
+    from rocketmq_spark.errors import RocketMQError
 
 Buffer: TypeAlias = "bytes | memoryview"
 
@@ -181,6 +182,7 @@ class QueueData:
 
     @property
     def writable(self) -> bool:
+        """True if producers may send there."""
         return bool(self.perm & PERM_WRITE)
 
 

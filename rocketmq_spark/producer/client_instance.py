@@ -6,8 +6,8 @@ Rule 2: nothing survives a fork: what another process made is forgotten, its soc
 Rule 3: schedules never raise; what fails is logged and tried again at its next time.
 Rule 4: the schedule is a function of `now` (`run_due`); the thread around it only waits.
 
-Follows ``MQClientManager.java`` and ``MQClientInstance.java`` (spec/producer.md sections 1.3 to 1.6); the idle time is the
-connector's own (design.md section 2).
+Follows ``MQClientManager.java`` and ``MQClientInstance.java`` (spec/producer.md sections 1.3 to 1.6); the idle time is
+the connector's own (design.md section 2).
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ class ClientInstance:
         Route and schedule settings, and the latency ladder.
     clock : callable, default time.monotonic
         Seconds.
+    idle_seconds : float, default 60
+        How long it stays warm without a user.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class ClientInstance:
         options: SinkOptions,
         *,
         clock: Callable[[], float] = time.monotonic,
+        idle_seconds: float = IDLE_SECONDS,
     ) -> None:
         self.client_id = client_id
         self.transport = transport
@@ -82,6 +85,7 @@ class ClientInstance:
         self._poll_interval = options.poll_name_server_interval / 1000
         self._heart_beat_interval = options.heartbeat_broker_interval / 1000
         self._clock = clock
+        self._idle_seconds = idle_seconds
         self._groups: dict[str, int] = {}
         self._registered: set[tuple[str, str]] = set()
         self._refresh_wanted: set[str] = set()
@@ -100,6 +104,7 @@ class ClientInstance:
 
     @property
     def closed(self) -> bool:
+        """True from the moment it begins to close."""
         return self._closed
 
     def register(self, producer_group: str) -> None:
@@ -107,6 +112,10 @@ class ClientInstance:
         with self._lock:
             self._groups[producer_group] = self._groups.get(producer_group, 0) + 1
             self._idle_since = None
+
+    def start(self) -> None:
+        """Begin the schedules, on a thread of their own. Idempotent."""
+        with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"rocketmq-client-{self.client_id}", daemon=True)
                 self._thread.start()
@@ -191,10 +200,10 @@ class ClientInstance:
         while not self._closed:
             now = self._clock()
             due = self.run_due(now)
-            if self.idle_for(now) >= IDLE_SECONDS and _instances.discard(self):
+            if self.idle_for(now) >= self._idle_seconds and _instances.discard(self):
                 self.close()
                 return
-            self._wake.wait(min(max(due - self._clock(), 0.0), IDLE_SECONDS))
+            self._wake.wait(min(max(due - self._clock(), 0.0), self._idle_seconds))
             self._wake.clear()
 
     def __repr__(self) -> str:
@@ -219,6 +228,7 @@ class _Instances:
             if instance is None or instance.closed:
                 instance = self._by_key[key] = make()
             instance.register(group)
+            instance.start()
             return instance
 
     def discard(self, instance: ClientInstance) -> bool:

@@ -49,6 +49,7 @@ class Delivery:
 
     @property
     def cost(self) -> float:
+        """What it takes up of a window, in batches."""
         return BATCH_COST if self.batch.batch else SINGLE_COST
 
     @property
@@ -328,8 +329,8 @@ class SendPipeline:
             return "the broker refused it for good"
         return (
             f"broker {outcome.queue.broker_name} stored it {delivery.attempts.not_store_ok} times but answered "
-            f"{outcome.status.name} each time: it is not safe there yet. Mend the broker's flushing or replication, or set "
-            "requireStoreOk=false to accept that"
+            f"{outcome.status.name} each time: it is not safe there yet. Mend the broker's flushing or replication, "
+            "or set requireStoreOk=false to accept that"
         )
 
     def _fail(self, delivery: Delivery, why: str) -> None:

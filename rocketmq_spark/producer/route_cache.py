@@ -60,6 +60,7 @@ class TopicPublishInfo:
 
     @property
     def ok(self) -> bool:
+        """True if there is a queue to send to."""
         return bool(self.queues)
 
 
@@ -78,8 +79,8 @@ def publish_info_of(topic: str, route: TopicRouteData, *, template: bool = False
         return TopicPublishInfo(topic, queues, addresses, route, order_topic=True, template=template)
     if route.static_topic:
         raise RouteNotFoundException(
-            f"looking up the route of topic {topic}: it is a static (logical) topic, which this release can't write to; "
-            "use an ordinary topic",
+            f"looking up the route of topic {topic}: it is a static (logical) topic, which this release can't "
+            "write to; use an ordinary topic",
         )
     queues = tuple(
         MessageQueue(topic, data.broker_name, queue_id)
@@ -231,8 +232,8 @@ class RouteCache:
             route = template_route(self._query_route(key, timeout), self._default_topic_queue_nums)
         except (RemotingException, MQBrokerException) as exc:
             raise RouteNotFoundException(
-                f"looking up the route of topic {topic}: no name server knows it ({unknown.remark or unknown}), nor the "
-                f"template {key} that would let a broker create it ({exc}); create the topic first "
+                f"looking up the route of topic {topic}: no name server knows it ({unknown.remark or unknown}), nor "
+                f"the template {key} that would let a broker create it ({exc}); create the topic first "
                 f"(mqadmin updateTopic -t {topic}), or set autoCreateTopicEnable=true on a broker",
             ) from exc
         return publish_info_of(topic, route, template=True)

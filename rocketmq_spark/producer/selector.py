@@ -6,8 +6,8 @@ Rule 3: with the fault strategy on, brokers in isolation come after those that a
         reachable, then any (``MQFaultStrategy.selectOneMessageQueue``; spec/producer.md section 5.4).
 Rule 4: a broker whose window is full is passed over, and waited for only when no broker's window is open.
 
-Rules 1 to 3 are RocketMQ's (spec/producer.md sections 5.1 to 5.4); rule 4 is the connector's: without it one slow broker
-would hold up the rows that another could take.
+Rules 1 to 3 are RocketMQ's (spec/producer.md sections 5.1 to 5.4); rule 4 is the connector's: without it one slow
+broker would hold up the rows that another could take.
 """
 
 from __future__ import annotations

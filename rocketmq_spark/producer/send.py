@@ -264,7 +264,7 @@ class Producer(Generic[RowsT]):
         try:
             while not self._closing:
                 self._take_events()
-        except BaseException as exc:  # noqa: BLE001 - handed to the caller's thread, which raises it
+        except BaseException as exc:
             with self._changed:
                 self._crash = exc
                 self._changed.notify_all()

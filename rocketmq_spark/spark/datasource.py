@@ -35,17 +35,17 @@ READ_SCHEMA = (
 class RocketMQDataSource(DataSource):
     """Writes a DataFrame, batch or streaming, to Apache RocketMQ.
 
-    Name: ``rocketmq``. A write that returns has every row stored and acknowledged (``SEND_OK``) by a broker; a write that
-    cannot do that fails, and says which rows and why. A retry may store a row twice.
+    Name: ``rocketmq``. A write that returns has every row stored and acknowledged (``SEND_OK``) by a broker; a write
+    that cannot do that fails, and says which rows and why. A retry may store a row twice.
 
-    **Columns** (any other is an error): ``body`` (string or binary, required; ``value`` is an alias), ``topic``, ``tags``,
-    ``keys`` (string or array of strings), ``properties`` (map of strings), ``flag`` (int), ``shardingKey`` (same key, same
-    queue), ``queueId`` and ``brokerName`` (with ``queueSelector=column``), ``delayTimeLevel`` / ``delayMs`` / ``deliverTime``,
-    ``waitStoreMsgOK`` (boolean).
+    **Columns** (any other is an error): ``body`` (string or binary, required; ``value`` is an alias), ``topic``,
+    ``tags``, ``keys`` (string or array of strings), ``properties`` (map of strings), ``flag`` (int), ``shardingKey``
+    (same key, same queue), ``queueId`` and ``brokerName`` (with ``queueSelector=column``), ``delayTimeLevel`` /
+    ``delayMs`` / ``deliverTime``, ``waitStoreMsgOK`` (boolean).
 
-    **Options**: ``nameServer`` (``host:port;host:port``, required, or the environment variable ``NAMESRV_ADDR``), ``topic``
-    (wins over the column; also ``.save("topic")``), and those that ``rocketmq_spark.options.options_table()`` lists with
-    their defaults. Names are case-insensitive; an unknown one is an error.
+    **Options**: ``nameServer`` (``host:port;host:port``, required, or the environment variable ``NAMESRV_ADDR``),
+    ``topic`` (wins over the column; also ``.save("topic")``), and those that `rocketmq_spark.options.options_table`
+    lists with their defaults. Names are case-insensitive; an unknown one is an error.
 
     Examples
     --------
@@ -59,9 +59,11 @@ class RocketMQDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        """Return the short name, as in ``format("rocketmq")``."""
         return "rocketmq"
 
     def schema(self) -> str:
+        """Return the columns of a read (design.md section 8)."""
         return READ_SCHEMA
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
@@ -76,8 +78,8 @@ class RocketMQDataSource(DataSource):
         """
         if overwrite:
             raise OptionError(
-                'mode("overwrite"): a RocketMQ topic can only be appended to; use .mode("append"), or delete and create '
-                "the topic first (mqadmin deleteTopic / updateTopic)"
+                'mode("overwrite"): a RocketMQ topic can only be appended to; use .mode("append"), or delete and '
+                "create the topic first (mqadmin deleteTopic, updateTopic)"
             )
         from rocketmq_spark.spark.writer import RocketMQBatchWriter, look_up_route
 
@@ -88,7 +90,8 @@ class RocketMQDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
         """Check the write and return the writer of a streaming query.
 
-        Complete mode arrives here as `overwrite`; each trigger then appends the whole result, as Spark's Kafka sink does.
+        Complete mode arrives here as `overwrite`; each trigger then appends the whole result, as Spark's Kafka
+        sink does.
 
         Raises
         ------

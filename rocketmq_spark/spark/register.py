@@ -93,7 +93,12 @@ def _writer_classes() -> list[Any]:
 def _appending(save: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(save)
     def save_appending(
-        self: Any, path: str | None = None, format: str | None = None, mode: str | None = None, *args: Any, **options: Any
+        self: Any,
+        path: str | None = None,
+        format: str | None = None,  # noqa: A002 - Spark's name
+        mode: str | None = None,
+        *args: Any,
+        **options: Any,
     ) -> None:
         if (format or _source_of(self) or "").lower() == _SOURCE:
             mode = _append_mode(mode or _mode_of(self))

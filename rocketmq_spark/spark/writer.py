@@ -18,7 +18,8 @@ import random
 import socket
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from itertools import chain, islice
+from typing import TYPE_CHECKING
 
 import pyspark.sql.datasource as spark_datasource
 from pyspark import TaskContext
@@ -67,9 +68,7 @@ class _PartitionWriter:
         The key of the write's reports; in a stream the query id takes its place.
     """
 
-    def __init__(
-        self, options: SinkOptions, accumulator: Accumulator[WriteSummary] | None, write_id: str = ""
-    ) -> None:
+    def __init__(self, options: SinkOptions, accumulator: Accumulator[WriteSummary] | None, write_id: str = "") -> None:
         self._options = options
         self._accumulator = accumulator
         self._write_id = write_id
@@ -93,7 +92,8 @@ class _PartitionWriter:
     def _send(
         self, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch], recorder: Recorder, partition_id: int
     ) -> None:
-        from rocketmq_spark.arrow.encode_remoting import BatchSettings, RemotingBatcher
+        from rocketmq_spark.arrow.encode_remoting import RemotingBatcher
+        from rocketmq_spark.arrow.settings import BatchSettings
         from rocketmq_spark.arrow.unique_id import UniqueIds
 
         options = self._options
@@ -110,10 +110,12 @@ class _PartitionWriter:
                 # Groups that fill and batches that are on their way share maxInFlightBytes.
                 max_pending_bytes=options.max_in_flight_bytes // 2,
             )
+            ip = socket.inet_aton(_local_ip())
+            unique_ids = UniqueIds(ip=ip, pid=os.getpid(), wall_clock=time.time, rng=random.SystemRandom())
             batcher = RemotingBatcher(
-                settings, partition_id=partition_id, queues_of=producer.publish_queues, unique_ids=_unique_ids(UniqueIds)
+                settings, partition_id=partition_id, queues_of=producer.publish_queues, unique_ids=unique_ids
             )
-            producer.write(_chain(first, rest), batcher)
+            producer.write(chain([first], rest), batcher)
         finally:
             instance.unregister(options.producer_group)
 
@@ -156,8 +158,6 @@ class RocketMQRowStreamWriter(_StreamWriter, DataSourceStreamWriter):
         return self.write_batches(self._record_batches(iterator))
 
     def _record_batches(self, rows: Iterator[Row]) -> Iterator[pa.RecordBatch]:
-        from itertools import islice
-
         from pyspark.sql.conversion import LocalDataToArrowConversion
 
         while chunk := list(islice(rows, _ROWS_PER_BATCH)):
@@ -211,11 +211,6 @@ def _new_instance(options: SinkOptions) -> ClientInstance:
     return ClientInstance(f"{client_ip}@{name}", RemotingTransport(options.name_server), options)
 
 
-def _unique_ids(make: Any) -> Any:
-    ip = socket.inet_aton(_local_ip())
-    return make(ip=ip, pid=os.getpid(), rng=random.SystemRandom(), wall_clock=time.time)
-
-
 def _local_ip() -> str:
     """Return this host's address as others see it, or loopback; nothing is sent (spec/producer.md section 1.3)."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -226,7 +221,3 @@ def _local_ip() -> str:
         except OSError:
             return "127.0.0.1"
 
-
-def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield first
-    yield from rest

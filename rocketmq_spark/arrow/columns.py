@@ -1,0 +1,237 @@
+"""One Arrow column as numpy sees it: offsets into bytes, or whole numbers, with a mask of what is there.
+
+Rule 1: whatever the Arrow layout (sliced, large, view, dictionary, with values under its nulls), it ends here, and
+        everything after this module knows one layout only.
+Rule 2: an Arrow buffer is looked at and never copied; dictionaries and views are unpacked, which copies.
+Rule 3: a column in which every row is null is None: nothing after this module asks whether a column exists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Ints: TypeAlias = "npt.NDArray[np.integer[Any]]"
+Mask: TypeAlias = "npt.NDArray[np.bool_]"
+Octets: TypeAlias = "npt.NDArray[np.uint8]"
+
+_PER_MS: Final = {"ms": 1, "us": 1_000, "ns": 1_000_000}
+
+
+@dataclass(frozen=True, slots=True)
+class ByteColumn:
+    """Byte strings, one a row.
+
+    Parameters
+    ----------
+    offsets : integer array, shape (rows + 1,)
+        Row k is ``data[offsets[k]:offsets[k + 1]]``; the first is not 0 where the Arrow array was a slice.
+    data : uint8 array
+    valid : bool array, shape (rows,), or None
+        False where the row is null (its span may still hold bytes); None: no row is.
+
+    Attributes
+    ----------
+    sizes : integer array, shape (rows,)
+        Length of each row, bytes; 0 where it is null.
+    """
+
+    offsets: Ints
+    data: Octets
+    valid: Mask | None = None
+    sizes: Ints = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Not np.diff: on the few thousand rows of a chunk its argument checks cost as much as the subtraction.
+        sizes = self.offsets[1:] - self.offsets[:-1]
+        object.__setattr__(self, "sizes", sizes if self.valid is None else sizes * self.valid)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def span(self) -> Octets:
+        """The bytes of all rows, and those under null rows with them."""
+        return self.data[int(self.offsets[0]) : int(self.offsets[-1])]
+
+    def value(self, row: int) -> bytes | None:
+        """Return a copy of one row's bytes, None where it is null: for error texts and single messages."""
+        if self.valid is not None and not self.valid[row]:
+            return None
+        return self.data[int(self.offsets[row]) : int(self.offsets[row + 1])].tobytes()
+
+    def text(self, row: int) -> str | None:
+        """Return one row for an error text; bytes that are not UTF-8 are shown escaped."""
+        value = self.value(row)
+        return None if value is None else value.decode("utf-8", "backslashreplace")
+
+    def slice(self, start: int, stop: int) -> ByteColumn:
+        """Return rows `start` up to `stop`, without a copy."""
+        valid = None if self.valid is None else self.valid[start:stop]
+        return ByteColumn(self.offsets[start : stop + 1], self.data, valid)
+
+    def without_empty(self) -> ByteColumn | None:
+        """Return the column with empty strings as nulls; None if nothing is left."""
+        there = self.sizes > 0
+        if there.all():
+            return self
+        return ByteColumn(self.offsets, self.data, there) if there.any() else None
+
+    def to_arrow(self) -> pa.Array:
+        """Return the column as an Arrow array of binary or large_binary, without a copy of the bytes."""
+        large = self.offsets.dtype.itemsize == 8
+        valid = None if self.valid is None else pa.py_buffer(np.packbits(self.valid, bitorder="little"))
+        buffers = [valid, pa.py_buffer(np.ascontiguousarray(self.offsets)), pa.py_buffer(self.data)]
+        return pa.Array.from_buffers(pa.large_binary() if large else pa.binary(), len(self), buffers)
+
+
+@dataclass(frozen=True, slots=True)
+class ListColumn:
+    """A list of byte strings a row, or with `names` a map; a null row is one without entries.
+
+    Parameters
+    ----------
+    offsets : integer array, shape (rows + 1,)
+        Row k owns the entries ``offsets[k]`` up to ``offsets[k + 1]``. From 0 to the number of entries.
+    values : ByteColumn
+        The entries of all rows.
+    names : ByteColumn or None
+        The keys of a map's entries.
+    """
+
+    offsets: Ints
+    values: ByteColumn
+    names: ByteColumn | None = None
+
+    def rows_of(self, entries: Ints) -> Ints:
+        """Return the row of each of `entries`."""
+        return np.searchsorted(self.offsets, entries, side="right") - 1
+
+    def filter(self, keep: Mask) -> ListColumn:
+        """Return the column without the entries for which `keep` is False; copies what is left."""
+        before = np.concatenate([[0], np.cumsum(keep)])
+        mask = pa.array(keep)
+        names = None if self.names is None else _all_entries(self.names.to_arrow().filter(mask))
+        return ListColumn(before[self.offsets], _all_entries(self.values.to_arrow().filter(mask)), names)
+
+
+def valid_mask(array: pa.Array) -> Mask | None:
+    """Return which rows of `array` are not null; None: none is."""
+    return array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
+
+
+def _offsets(array: pa.Array, dtype: type[np.int32] | type[np.int64]) -> Ints:
+    if len(array) == 0:
+        return np.zeros(1, dtype)
+    start = array.offset * np.dtype(dtype).itemsize
+    offsets: Ints = np.frombuffer(array.buffers()[1], dtype, count=len(array) + 1, offset=start)
+    return offsets
+
+
+def _unpacked(array: pa.Array) -> pa.Array:
+    """Return `array` without a dictionary and without views."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_string_view(array.type) or pa.types.is_binary_view(array.type):
+        array = array.cast(pa.large_binary())
+    return array
+
+
+def byte_column(array: pa.Array | None) -> ByteColumn | None:
+    """Return a string or binary array as bytes; None if there is no row that is not null.
+
+    Parameters
+    ----------
+    array : pyarrow.Array or None
+        Of type string, binary, their large and view variants, a dictionary of those, or null.
+    """
+    if array is None or array.null_count == len(array):
+        return None
+    array = _unpacked(array)
+    if array.null_count == len(array):
+        return None  # a dictionary whose only values are null says so only once it is unpacked
+    large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
+    offsets = _offsets(array, np.int64 if large else np.int32)
+    raw = array.buffers()[2]
+    data = np.empty(0, np.uint8) if raw is None else np.frombuffer(raw, np.uint8)
+    return ByteColumn(offsets, data, valid_mask(array))
+
+
+def coded_column(array: pa.Array | None) -> tuple[Ints, list[str]] | None:
+    """Return a text array as (a number for each row, the text of each number); None if every row is null.
+
+    A null row has the number -1. For columns with few different values: each of them becomes a Python string.
+    """
+    if array is None or array.null_count == len(array):
+        return None
+    encoded = _unpacked(array).dictionary_encode()
+    texts = [value.decode("utf-8", "replace") for value in encoded.dictionary.cast(pa.large_binary()).to_pylist()]
+    codes: Ints = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    return (codes, texts) if texts else None
+
+
+def list_column(array: pa.Array | None) -> ListColumn | None:
+    """Return a list or map array as entries; None if no row has any.
+
+    Parameters
+    ----------
+    array : pyarrow.Array or None
+        Of type list, large_list or map (of byte strings), or null.
+    """
+    if array is None or array.null_count == len(array):
+        return None
+    offsets = _offsets(array, np.int64 if pa.types.is_large_list(array.type) else np.int32)
+    first, last = int(offsets[0]), int(offsets[-1])
+    if first == last:
+        return None
+    # `keys`, `items` and `values` are the whole child, whatever slice of its parent the array is.
+    if pa.types.is_map(array.type):
+        names = _all_entries(array.keys[first:last])
+        values = _all_entries(array.items[first:last])
+    else:
+        names, values = None, _all_entries(array.values[first:last])
+    column = ListColumn(offsets - first, values, names)
+    valid = valid_mask(array)
+    if valid is None:
+        return column
+    keep = np.repeat(valid, offsets[1:] - offsets[:-1])
+    return column if keep.all() else column.filter(keep)
+
+
+def _all_entries(array: pa.Array) -> ByteColumn:
+    column = byte_column(array)
+    if column is None:  # nothing but nulls
+        return ByteColumn(np.zeros(len(array) + 1, np.int32), np.empty(0, np.uint8), np.zeros(len(array), np.bool_))
+    return column
+
+
+def int_column(array: pa.Array | None) -> tuple[npt.NDArray[np.int64], Mask | None] | None:
+    """Return an integer or timestamp array as (values, which are not null); None if all are null.
+
+    A timestamp becomes whole milliseconds since the epoch, rounded down. Values of an unsigned 64-bit array above the
+    signed range become the largest signed one, which no rule allows either. The value of a null row is 0.
+    """
+    if array is None or array.null_count == len(array):
+        return None
+    array = _unpacked(array)
+    if array.null_count == len(array):
+        return None
+    valid = valid_mask(array)
+    unit = array.type.unit if pa.types.is_timestamp(array.type) else "ms"
+    if pa.types.is_uint64(array.type):
+        array = pc.min_element_wise(array, pa.scalar(2**63 - 1, pa.uint64()), skip_nulls=False)
+    values: npt.NDArray[np.int64] = array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    return values * 1000 if unit == "s" else values // _PER_MS[unit], valid
+
+
+def false_rows(array: pa.Array | None) -> Mask | None:
+    """Return where a boolean array is False; None if it nowhere is."""
+    if array is None or pa.types.is_null(array.type):
+        return None
+    mask: Mask = ~array.fill_null(True).to_numpy(zero_copy_only=False)
+    return mask if mask.any() else None

@@ -1,0 +1,238 @@
+"""Rows of bytes put together from parts: fixed frames, columns, and literals, in one pass and into one buffer.
+
+Each row of the result is the concatenation of one element of every part. All elements that occur are laid out as one
+binary array (the vocabulary), numpy computes which element comes where, and a single Arrow ``take`` copies them in
+order. Constants and "nothing here" are one element each, however many rows refer to them, so nulls cost no branch,
+and rows come out in any order asked for: grouping by queue costs nothing extra.
+
+Measured against ``binary_join_element_wise`` on seven parts of a 100-byte row: 55 ns a row against 90; about 6 ns of
+that is paid per part, which is why neighbouring frames are fused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocketmq_spark.arrow.columns import ByteColumn, Ints, Octets
+
+_INT32_END: Final = 2**31
+
+# A workspace does not keep a buffer that some odd block made larger than this, bytes.
+_KEPT_BYTES: Final = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The same number of bytes in every row: a template with fields in it.
+
+    Parameters
+    ----------
+    template : bytes
+    fields : tuple of (int, str, array)
+        Where a field starts in the template, its dtype, its values in the order of the result. (A value that is
+        the same in all rows belongs into the template: storing a scalar is slower than storing an array.)
+    """
+
+    template: bytes
+    fields: tuple[tuple[int, str, npt.NDArray[Any]], ...] = ()
+
+    def then(self, other: Frame) -> Frame:
+        """Return the frame that holds this one and `other` behind it."""
+        shift = len(self.template)
+        moved = tuple((at + shift, dtype, values) for at, dtype, values in other.fields)
+        return Frame(self.template + other.template, self.fields + moved)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of a few literals in each row; `which` is in the order of the result."""
+
+    literals: tuple[bytes, ...]
+    which: Ints
+
+
+Part: TypeAlias = "Frame | Choice | ByteColumn"
+
+
+class Workspace:
+    """Memory that one `assemble` after the other writes its vocabulary to, none of which outlives the call.
+
+    Fresh memory of a few MiB costs more in page faults than all copying into it, so it is kept. One workspace serves
+    one thread.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Octets] = {}
+
+    def array(self, name: str, count: int, dtype: type[Any]) -> npt.NDArray[Any]:
+        """Return an array with arbitrary content; the one returned last under the same name is overwritten."""
+        nbytes = count * np.dtype(dtype).itemsize
+        buffer = self._buffers.get(name)
+        if buffer is None or len(buffer) < nbytes:
+            buffer = np.empty(nbytes + nbytes // 4, np.uint8)
+            if nbytes <= _KEPT_BYTES:
+                self._buffers[name] = buffer
+        return buffer[:nbytes].view(dtype)
+
+
+def assemble(
+    parts: Sequence[Part], count: int, nbytes: int, rows: Ints | None = None, workspace: Workspace | None = None
+) -> memoryview:
+    """Return the concatenation of `count` rows, each the concatenation of one element of every part.
+
+    Parameters
+    ----------
+    parts : sequence of Frame, Choice or ByteColumn
+        A ByteColumn gives nothing where it is null.
+    count : int
+        Number of rows of the result, at least 1.
+    nbytes : int
+        Length of the result, bytes (the caller knows it from the sizes of its columns).
+    rows : integer array, shape (count,), or None
+        Which rows of the ByteColumns, in the order of the result; None: all of them as they are.
+    workspace : Workspace or None
+        None: one for this call.
+
+    Returns
+    -------
+    memoryview
+        `nbytes` long, of a buffer that holds little else.
+    """
+    workspace = workspace or Workspace()
+    fused = _fused(parts)
+    vocabulary = _Vocabulary(workspace)
+    columns: list[Ints | int] = []
+    lead: int | None = None
+    skip = 0
+    head, tail = fused[0], fused[-1]
+    if len(fused) > 1 and isinstance(head, Frame) and isinstance(tail, Frame):
+        # The result is one stream, so the frame that ends a row and the frame that starts the next are neighbours too:
+        # count + 1 frames, of which the first has a meaningless tail and the last a meaningless head, cut off below.
+        lead, skip = vocabulary.add(_joint(tail, head, count)), len(tail.template)
+        fused = fused[1:-1]
+    for part in fused:
+        if isinstance(part, ByteColumn):
+            columns.append(vocabulary.add_column(part, count, rows))
+        elif isinstance(part, Choice):
+            columns.append(vocabulary.add_choice(part))
+        else:
+            columns.append(vocabulary.add_frame(part, count))
+    if lead is None:
+        flat = workspace.array("index", count * len(columns), np.int32)
+        matrix = flat.reshape(count, -1)
+    else:
+        columns.append(np.arange(lead + 1, lead + 1 + count, dtype=np.int32))
+        flat = workspace.array("index", 1 + count * len(columns), np.int32)
+        flat[0] = lead
+        matrix = flat[1:].reshape(count, -1)
+    for position, elements in enumerate(columns):
+        matrix[:, position] = elements
+    # boundscheck=False: every number is one that the vocabulary gave out.
+    taken = pc.take(vocabulary.array(nbytes), pa.array(flat), boundscheck=False)
+    return memoryview(taken.buffers()[2]).cast("B")[skip : skip + nbytes]
+
+
+def _fused(parts: Sequence[Part]) -> list[Part]:
+    fused: list[Part] = []
+    for part in parts:
+        last = fused[-1] if fused else None
+        if isinstance(part, Frame) and isinstance(last, Frame):
+            fused[-1] = last.then(part)
+        else:
+            fused.append(part)
+    return fused
+
+
+@dataclass(frozen=True, slots=True)
+class _Elements:
+    """Elements to be laid out: a column's, or `count` frames whose fields cover the rows that `where` says."""
+
+    count: int
+    nbytes: int
+    source: ByteColumn | bytes
+    fields: tuple[tuple[int, str, npt.NDArray[Any], slice], ...] = ()
+
+    def write(self, offsets: Ints, data: Octets, at: int) -> None:
+        """Write where each element starts, counted from `at`, and the bytes of all of them."""
+        if isinstance(self.source, ByteColumn):
+            np.add(self.source.offsets[:-1], at - int(self.source.offsets[0]), out=offsets, casting="unsafe")
+            data[:] = self.source.span
+            return
+        width = len(self.source)
+        offsets[:] = np.arange(at, at + self.nbytes, width) if width else at
+        # Repeating bytes and one copy of the whole is the fastest way to fill in a template.
+        memoryview(data)[:] = self.source * self.count
+        for start, dtype, values, where in self.fields:
+            np.ndarray(self.count, dtype, data, start, (width,))[where] = values
+
+
+def _frames(frame: Frame, count: int) -> _Elements:
+    fields = tuple((*field, slice(None)) for field in frame.fields)
+    return _Elements(count, count * len(frame.template), frame.template, fields)
+
+
+def _joint(tail: Frame, head: Frame, count: int) -> _Elements:
+    """Return ``count + 1`` frames: number k is the tail of row ``k - 1`` and the head of row k."""
+    joint = tail.then(head)
+    split = len(tail.fields)
+    fields = tuple((*field, slice(1, None) if k < split else slice(None, -1)) for k, field in enumerate(joint.fields))
+    return _Elements(count + 1, (count + 1) * len(joint.template), joint.template, fields)
+
+
+class _Vocabulary:
+    """The elements that a result is made of, numbered from 0 in the order in which they are added."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._elements: list[_Elements] = []
+        self._count = 0
+
+    def add(self, elements: _Elements) -> int:
+        """Take elements and return the number of the first."""
+        first = self._count
+        self._elements.append(elements)
+        self._count += elements.count
+        return first
+
+    def add_column(self, column: ByteColumn, count: int, rows: Ints | None) -> Ints:
+        first = self.add(_Elements(len(column), len(column.span), column))
+        elements = np.arange(first, first + count, dtype=np.int32) if rows is None else rows + first
+        if column.valid is None:
+            return elements
+        valid = column.valid if rows is None else column.valid[rows]
+        return np.where(valid, elements, self._literal(b""))
+
+    def add_choice(self, choice: Choice) -> Ints:
+        return np.array([self._literal(literal) for literal in choice.literals], np.int32)[choice.which]
+
+    def add_frame(self, frame: Frame, count: int) -> Ints | int:
+        if not frame.fields:
+            return self._literal(frame.template)
+        first = self.add(_frames(frame, count))
+        return np.arange(first, first + count, dtype=np.int32)
+
+    def array(self, result_nbytes: int) -> pa.Array:
+        """Return the elements as an Arrow array, large if 32-bit offsets could not address it or the result."""
+        nbytes = sum(elements.nbytes for elements in self._elements)
+        large = max(nbytes, result_nbytes) >= _INT32_END
+        offsets = self._workspace.array("offsets", self._count + 1, np.int64 if large else np.int32)
+        # The one copy of every input byte before the take: Arrow takes from one array, not from several.
+        data = self._workspace.array("data", nbytes, np.uint8)
+        element = at = 0
+        for elements in self._elements:
+            end, stop = element + elements.count, at + elements.nbytes
+            elements.write(offsets[element:end], data[at:stop], at)
+            element, at = end, stop
+        offsets[element] = at
+        arrow_type = pa.large_binary() if large else pa.binary()
+        return pa.Array.from_buffers(arrow_type, self._count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+    def _literal(self, literal: bytes) -> int:
+        return self.add(_frames(Frame(literal), 1))

@@ -1,0 +1,155 @@
+"""Lists and maps of a block as bytes a row: user properties, and ``keys`` given as arrays.
+
+Rule 1: entries are encoded back to back, so a row's part of a property string is a slice and not a copy.
+Rule 2: what the broker or this connector writes itself is no user property; a copy job drops it, any other is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocketmq_spark.arrow.columns import ByteColumn, Ints, ListColumn, Mask
+from rocketmq_spark.arrow.gather import Choice, Frame, Part, assemble
+from rocketmq_spark.arrow.validate import Rule, Violation, check_text, violations
+from rocketmq_spark.wire.records import RESERVED_PROPERTIES
+
+SHARDING_KEY: Final = "__SHARDINGKEY"
+
+# Java leaves these to the user, but the broker refuses or misreads a message that has them (spec/remoting.md 19.5).
+_INNER: Final = frozenset({"INNER_NUM", "INNER_BASE", "INNER_MULTI_DISPATCH"})
+
+# Up to so many different names in a block, a name is one bit of a 64-bit number; the rest holds what a sum carries.
+_BITS: Final = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Property:
+    """One system property of the rows of a block.
+
+    Parameters
+    ----------
+    name : bytes
+    values : ByteColumn or None
+        None: every row that has the property has `literal` as its value.
+    valid : bool array or None
+        Which rows have it; None: all.
+    """
+
+    name: bytes
+    values: ByteColumn | None
+    valid: Mask | None
+    literal: bytes = b""
+
+    def sizes(self, rows: int) -> Ints:
+        """Return how many bytes the property takes in each row."""
+        fixed = len(self.name) + 2
+        if self.values is None:
+            there = np.ones(rows, np.bool_) if self.valid is None else self.valid
+            return there * (fixed + len(self.literal))
+        return self.values.sizes + fixed if self.valid is None else self.values.sizes + self.valid * fixed
+
+
+def join_keys(items: ListColumn) -> ByteColumn:
+    """Return each row's items joined by one space (``Message.setKeys(Collection)``); a row without items is empty."""
+    first = np.zeros(len(items.values) + 1, np.int8)
+    first[items.offsets[:-1]] = 1
+    return _rows(items, [Choice((b" ", b""), first[:-1]), items.values], items.values.sizes + 1 - first[:-1])
+
+
+def reserved_names(*, sharding_key: bool) -> frozenset[str]:
+    """Return the names a user property may not have; with a column ``shardingKey``, the property it becomes too."""
+    return RESERVED_PROPERTIES | _INNER | ({SHARDING_KEY} if sharding_key else frozenset())
+
+
+def user_properties(
+    entries: ListColumn, *, reserved: frozenset[str], drop_reserved: bool
+) -> tuple[ByteColumn, list[Violation]]:
+    """Encode a map column as property strings and check it.
+
+    Parameters
+    ----------
+    entries : ListColumn
+        With names.
+    reserved : frozenset of str
+    drop_reserved : bool
+        Leave reserved names out, together with all that may be wrong with their values.
+
+    Returns
+    -------
+    tuple of ByteColumn and list of Violation
+        ``name 0x01 value 0x02`` of all entries of each row, in the order of the map; empty where there are none.
+    """
+    found: list[Violation] = []
+    names, codes, is_reserved = _named(entries, reserved)
+    if is_reserved.any():
+        hits = is_reserved[codes]
+        if drop_reserved:
+            entries = entries.filter(~hits)
+            names, codes, _ = _named(entries, reserved)
+        else:
+            found += _check_reserved(entries, names, np.flatnonzero(hits))
+    found += check_text("the name of a property", names, blank=True, entries=entries)
+    found += check_text("the value of a property", entries.values, blank=True, entries=entries)
+    found += _check_nulls(entries)
+    found += _check_duplicates(entries, codes, len(is_reserved))
+    parts: list[Part] = [names, Frame(b"\x01"), entries.values, Frame(b"\x02")]
+    return _rows(entries, parts, names.sizes + entries.values.sizes + 2), found
+
+
+def _named(entries: ListColumn, reserved: frozenset[str]) -> tuple[ByteColumn, Ints, Mask]:
+    """Return the names of `entries`, a number for each, and which numbers are reserved names."""
+    if entries.names is None:
+        raise TypeError("user properties are a map, not a list")
+    encoded = entries.names.to_arrow().dictionary_encode()
+    wanted = pa.array([name.encode() for name in sorted(reserved)], encoded.dictionary.type)
+    is_reserved = pc.is_in(encoded.dictionary, wanted).to_numpy(zero_copy_only=False)
+    return entries.names, encoded.indices.to_numpy(zero_copy_only=False), is_reserved
+
+
+def _rows(items: ListColumn, parts: Sequence[Part], sizes: Ints) -> ByteColumn:
+    """Assemble one string per entry, `sizes` long, and return them as one string per row."""
+    ends = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    if ends[-1] == 0:
+        return ByteColumn(np.zeros(len(items.offsets), np.int64), np.empty(0, np.uint8))
+    data = assemble(parts, len(sizes), int(ends[-1]))
+    return ByteColumn(ends[items.offsets], np.frombuffer(data, np.uint8))
+
+
+def _check_reserved(entries: ListColumn, names: ByteColumn, hits: Ints) -> Iterator[Violation]:
+    rule = Rule(
+        "the name of a property is reserved",
+        "names that RocketMQ or the connector writes itself are not allowed",
+        "use the column meant for it (keys, tags, shardingKey, delayTimeLevel, ...) or another name",
+    )
+    rows = entries.rows_of(hits)
+    yield Violation(rule, np.unique(rows), lambda row: names.text(int(hits[np.searchsorted(rows, row)])))
+
+
+def _check_nulls(entries: ListColumn) -> Iterator[Violation]:
+    if entries.values.valid is not None:
+        rule = Rule("the value of a property is null", "every property has a value", "leave the entry out of the map")
+        yield from violations(rule, np.flatnonzero(~entries.values.valid), entries)
+
+
+def _check_duplicates(entries: ListColumn, codes: Ints, names: int) -> Iterator[Violation]:
+    """A name occurs once in a row. Spark's maps keep that by themselves, Arrow's need not."""
+    counts = entries.offsets[1:] - entries.offsets[:-1]
+    if counts.max(initial=0) < 2:
+        return
+    filled = np.flatnonzero(counts)
+    if names <= _BITS:
+        # The sum of a row's bits equals their union exactly if none occurs twice.
+        bits = np.left_shift(np.int64(1), codes, dtype=np.int64)
+        starts = entries.offsets[:-1][filled]
+        twice = filled[np.add.reduceat(bits, starts) != np.bitwise_or.reduceat(bits, starts)]
+    else:
+        pairs = np.sort(np.repeat(np.arange(len(counts)), counts) * names + codes)
+        twice = np.unique(pairs[1:][pairs[1:] == pairs[:-1]] // names)
+    rule = Rule("a name occurs twice among the properties", "a name occurs once in a message", "merge the values")
+    yield from violations(rule, twice)

@@ -1,0 +1,174 @@
+"""Which columns a write accepts, of which types (design.md section 4).
+
+Rule 1: only the schema is looked at, so that the driver can refuse a write before any task starts.
+Rule 2: a column that nothing would read is an error: peers that ignore it lose data without a word.
+Rule 3: names are case-sensitive; where only the case differs the error says so.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from rocketmq_spark.errors import SchemaError
+
+# What a read returns beside the columns that a write takes: a copy job works, and they say that it is one.
+READ_COLUMNS: Final = (
+    "msgId",
+    "offsetMsgId",
+    "queueOffset",
+    "bornTimestamp",
+    "storeTimestamp",
+    "bornHost",
+    "reconsumeTimes",
+)
+
+DELAY_COLUMNS: Final = ("delayTimeLevel", "delayMs", "deliverTime")
+
+
+def value_type(arrow_type: pa.DataType) -> pa.DataType:
+    """Return the type of the values themselves: a dictionary's value type, any other type as it is."""
+    return arrow_type.value_type if pa.types.is_dictionary(arrow_type) else arrow_type
+
+
+def is_text(arrow_type: pa.DataType) -> bool:
+    """Return whether values of `arrow_type` are UTF-8 text."""
+    plain = value_type(arrow_type)
+    return bool(pa.types.is_string(plain) or pa.types.is_large_string(plain) or pa.types.is_string_view(plain))
+
+
+def _is_payload(arrow_type: pa.DataType) -> bool:
+    plain = value_type(arrow_type)
+    binary = pa.types.is_binary(plain) or pa.types.is_large_binary(plain) or pa.types.is_binary_view(plain)
+    return is_text(plain) or bool(binary)
+
+
+def _is_keys(arrow_type: pa.DataType) -> bool:
+    if pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type):
+        return is_text(arrow_type.value_type) or bool(pa.types.is_null(arrow_type.value_type))
+    return is_text(arrow_type)
+
+
+def _is_properties(arrow_type: pa.DataType) -> bool:
+    if not pa.types.is_map(arrow_type):
+        return False
+    item_type = arrow_type.item_type
+    return is_text(arrow_type.key_type) and (is_text(item_type) or bool(pa.types.is_null(item_type)))
+
+
+def _is_int(arrow_type: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(value_type(arrow_type)))
+
+
+def _is_boolean(arrow_type: pa.DataType) -> bool:
+    return bool(pa.types.is_boolean(arrow_type))
+
+
+def _is_instant(arrow_type: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(arrow_type)) and arrow_type.tz is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    allowed: str
+    fits: Callable[[pa.DataType], bool]
+    cast: str
+
+
+_TEXT: Final = _Column("string", is_text, "{name}.cast('string')")
+_INT: Final = _Column("int", _is_int, "{name}.cast('int')")
+_LONG: Final = _Column("long", _is_int, "{name}.cast('long')")
+_PAYLOAD: Final = _Column(
+    "string or binary", _is_payload, "{name}.cast('string'), or to_json({name}) if it is a struct"
+)
+
+_WRITTEN: Final[Mapping[str, _Column]] = {
+    "body": _PAYLOAD,
+    "value": _PAYLOAD,
+    "topic": _TEXT,
+    "tags": _TEXT,
+    "keys": _Column("string or array<string>", _is_keys, "{name}.cast('string') or .cast('array<string>')"),
+    "properties": _Column("map<string,string>", _is_properties, "{name}.cast('map<string,string>')"),
+    "flag": _INT,
+    "shardingKey": _TEXT,
+    "queueId": _INT,
+    "brokerName": _TEXT,
+    "waitStoreMsgOK": _Column("boolean", _is_boolean, "{name}.cast('boolean')"),
+    "delayTimeLevel": _INT,
+    "delayMs": _LONG,
+    "deliverTime": _Column("timestamp with a time zone", _is_instant, "{name}.cast('timestamp')"),
+}
+
+_KNOWN: Final = (*_WRITTEN, *READ_COLUMNS)
+
+
+def check_schema(schema: pa.Schema, *, topic: str | None, queue_selector: str | None) -> None:
+    """Refuse a schema that a write could not send in full.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        Of the data to be written. Any column may also be of the ``null`` type: then every row of it is null.
+    topic : str or None
+        The option ``topic``; it wins over a column.
+    queue_selector : str or None
+        The option ``queueSelector``.
+
+    Raises
+    ------
+    SchemaError
+        On the first of: a name twice, an unknown column, a missing or doubled payload, a type that does not fit,
+        no topic from anywhere, a selector without its column.
+    """
+    names = list(schema.names)
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise SchemaError(f"column {twice[0]} occurs more than once: drop or rename all but one")
+    for name in names:
+        if name not in _KNOWN:
+            raise SchemaError(_unknown(name))
+    _check_payload(names)
+    for field in schema:
+        column = _WRITTEN.get(field.name)
+        if column is not None and not pa.types.is_null(field.type) and not column.fits(field.type):
+            cast = column.cast.format(name=f"col('{field.name}')")
+            raise SchemaError(f"column {field.name} is {field.type}: it must be {column.allowed}; use {cast}")
+    if topic is None and "topic" not in names:
+        raise SchemaError(
+            "topic option required when no 'topic' column is present. Use the topic option for setting a topic."
+        )
+    _check_selector(names, queue_selector)
+
+
+def _check_payload(names: list[str]) -> None:
+    if "body" in names and "value" in names:
+        raise SchemaError("columns body and value are both present, and both mean the payload: drop one of them")
+    if "body" not in names and "value" not in names:
+        raise SchemaError(
+            f"no column body (or value) among {', '.join(names) or 'no columns at all'}: it is the payload and must be "
+            "string or binary; build it from the other columns with to_json(struct(...)) AS body"
+        )
+
+
+def _check_selector(names: list[str], queue_selector: str | None) -> None:
+    needed = {"hash": "shardingKey", "column": "queueId"}.get(queue_selector or "")
+    if needed is not None and needed not in names:
+        raise SchemaError(
+            f"queueSelector={queue_selector} needs the column {needed}, and there is none: "
+            f"add it, or choose another queueSelector"
+        )
+
+
+def _unknown(name: str) -> str:
+    advice = "to send its data, put it into the payload: to_json(struct(...)) AS body; otherwise drop it"
+    for known in _KNOWN:
+        if name.lower() == known.lower():
+            return f"unknown column {name}: column names are case-sensitive, rename it to {known}; {advice}"
+    folded = {known.lower(): known for known in _KNOWN}
+    near = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.0)
+    return f"unknown column {name}, the nearest known one is {folded[near[0]]}; {advice}"

@@ -1,0 +1,46 @@
+"""What a write's options say about batches, parsed already: this module checks nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rocketmq_spark.wire.records import MAX_BODY
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """What a write's options say about batches.
+
+    Parameters
+    ----------
+    topic : str or None, default None
+        The option ``topic``: it wins over the column.
+    tags : str or None, default None
+        The option ``tags``: for rows whose own tag is null.
+    max_message_size : int, default 4 MiB
+        Bytes of one message's body, and of a whole batch's, if that is less than 4 MiB.
+    batch_bytes : int, default 1 MiB
+        A batch is closed before it passes this size, unless one row alone does.
+    batching : bool, default True
+        False: every row goes as a single message.
+    queue_selector : str or None, default None
+        The option ``queueSelector``. None: by hash where there is a shardingKey, else unbound.
+    max_pending_bytes : int, default 32 MiB
+        All batches that are being filled, together.
+    ordered : bool, default False
+        Refuse rows without a shardingKey.
+    """
+
+    topic: str | None = None
+    tags: str | None = None
+    max_message_size: int = MAX_BODY
+    batch_bytes: int = 1024 * 1024
+    batching: bool = True
+    queue_selector: str | None = None
+    max_pending_bytes: int = 32 * 1024 * 1024
+    ordered: bool = False
+
+    @property
+    def item_limit(self) -> int:
+        """Bytes of the largest batch, so also of the largest item: what is larger goes as a single message."""
+        return min(MAX_BODY, self.max_message_size)

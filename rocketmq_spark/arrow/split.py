@@ -1,0 +1,241 @@
+"""Rows -> groups that may share a batch, and groups -> batches within the limits. Plans only: nothing is encoded here.
+
+Rule 1: one batch has one topic, one queue (or any queue) and one ``waitStoreMsgOK`` (spec/producer.md 3.8).
+Rule 2: a row is bound to a queue by the hash of its shardingKey (selectors ``hash`` and None), or by its queueId
+        (``column``); by any other selector, and without key or id, it is not bound and the producer picks a queue.
+Rule 3: a batch never has more than 32,000 rows, and passes the size asked for only where one row alone does.
+Rule 4: the queues of a topic are asked for only when a row of it is to be bound.
+
+Follows ``SelectMessageQueueByHash.java`` as of 5.x (spec/producer.md 11.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rocketmq_spark.arrow.block import MessageBlock
+from rocketmq_spark.arrow.columns import Ints, Mask
+from rocketmq_spark.arrow.string_hash import string_hashes
+from rocketmq_spark.arrow.validate import Rule, Violation
+from rocketmq_spark.errors import RouteNotFoundException
+from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.wire.records import MAX_BATCH_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKey:
+    """What all rows of a batch have in common; `queue` None: any queue of the topic."""
+
+    topic: str
+    queue: MessageQueue | None = None
+    wait_store_msg_ok: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The group of each row.
+
+    Parameters
+    ----------
+    keys : list of GroupKey
+    codes : int array, shape (rows,), or None
+        Which of `keys` each row has; None: every row has the only one. Without meaning for rows that break a rule.
+    violations : list of Violation
+        Rows that name a queue which does not exist.
+    """
+
+    keys: list[GroupKey]
+    codes: Ints | None
+    violations: list[Violation]
+
+
+def group_rows(
+    block: MessageBlock, queue_selector: str | None, queues_of: Callable[[str], Sequence[MessageQueue]]
+) -> Groups:
+    """Return which rows of `block` may share a batch.
+
+    Parameters
+    ----------
+    block : MessageBlock
+    queue_selector : str or None
+    queues_of : callable
+        The writable queues of a topic, in the producer's order.
+
+    Raises
+    ------
+    RouteNotFoundException
+        A row is to be bound and its topic has no queue just now. What `queues_of` raises passes through.
+    """
+    bad = block.bad_rows()
+    targets = _Targets(block, queues_of)
+    if queue_selector in (None, "hash") and block.sharding_key is not None:
+        targets.bind_by_hash(_usable(block.sharding_key.valid, bad, block.rows))
+    elif queue_selector == "column" and block.queue_ids is not None:
+        targets.bind_by_column(_usable(block.queue_ids[1], bad, block.rows))
+    keys, codes = targets.keys, targets.codes
+    if block.no_wait is not None:
+        codes = block.no_wait * 1 if codes is None else codes * 2 + block.no_wait
+        keys = [GroupKey(key.topic, key.queue, wait) for key in keys for wait in (True, False)]
+    if codes is not None and len(keys) < 0x10000:
+        codes = codes.astype(np.uint16)  # numpy sorts numbers of 16 bits by radix: several times faster
+    return Groups(keys, codes if len(keys) > 1 else None, targets.violations)
+
+
+def fill_batches(
+    ends: npt.NDArray[np.int64], start: int, stop: int, *, limit: int, nbytes: int, rows: int
+) -> Iterator[tuple[int, int, bool]]:
+    """Cut a run of items into pieces of batches.
+
+    Parameters
+    ----------
+    ends : int64 array
+        Item k of the run takes ``ends[k + 1] - ends[k]`` bytes.
+    start, stop : int
+        The run.
+    limit : int
+        Bytes that a batch may have; an item that is larger gets a batch of its own.
+    nbytes, rows : int
+        What the batch that is being filled holds already.
+
+    Yields
+    ------
+    tuple of (int, int, bool)
+        The items from, up to, and whether they complete the batch; the first may be an empty piece that does. Only the
+        last one may leave its batch open.
+    """
+    while start < stop:
+        fits = int(np.searchsorted(ends, ends[start] + (limit - nbytes), side="right")) - 1
+        cut = max(start, min(fits, start + MAX_BATCH_ROWS - rows, stop))
+        if cut == start and rows == 0:
+            cut = start + 1
+        nbytes += int(ends[cut] - ends[start])
+        rows += cut - start
+        # Full to the last byte or row, or the next item doesn't fit: no reason to wait for more.
+        full = cut < stop or nbytes >= limit or rows >= MAX_BATCH_ROWS
+        yield start, cut, full
+        start, nbytes, rows = cut, 0, 0
+
+
+def chunks(item_sizes: npt.NDArray[np.int64], limit: int, alone: Mask | None) -> Iterator[tuple[int, int]]:
+    """Cut the rows of a block into ranges of about `limit` bytes; rows marked `alone` are ranges of their own."""
+    ends = np.concatenate([[0], np.cumsum(item_sizes)])
+    borders = [len(item_sizes)]
+    if alone is not None:
+        rows = np.flatnonzero(alone)
+        borders = np.unique(np.concatenate([rows, rows + 1, borders])).tolist()
+    start = 0
+    for border in borders:
+        while start < border:
+            stop = int(np.searchsorted(ends, ends[start] + limit, side="right")) - 1
+            stop = min(max(stop, start + 1), border)
+            yield start, stop
+            start = stop
+
+
+def _usable(valid: Mask | None, bad: Mask | None, rows: int) -> Mask:
+    usable = np.ones(rows, np.bool_) if valid is None else valid
+    return usable if bad is None else usable & ~bad
+
+
+class _Targets:
+    """Numbers every (topic, queue or None) that rows of a block go to: those of one topic follow each other."""
+
+    def __init__(self, block: MessageBlock, queues_of: Callable[[str], Sequence[MessageQueue]]) -> None:
+        self._block = block
+        self._queues_of = queues_of
+        self.keys = [GroupKey(topic) for topic in block.topics]
+        self.codes: Ints | None = block.topic_codes
+        self.violations: list[Violation] = []
+
+    def bind_by_hash(self, bound: Mask) -> None:
+        """Bind rows as ``Math.abs(key.hashCode() % queues)`` does: the remainder has the sign of the hash."""
+        key = self._block.sharding_key
+        if key is None or not bound.any():
+            return
+        queues = self._queues_of_rows(bound)
+        sizes = np.array([len(some) for some in queues])
+        topic_codes = self._topic_codes()
+        hashes = np.abs(string_hashes(key).astype(np.int64))
+        self._bind(queues, np.where(bound, 1 + hashes % np.maximum(sizes, 1)[topic_codes], 0))
+
+    def bind_by_column(self, bound: Mask) -> None:
+        """Bind rows to the queue that they name; the broker's name may be null where the topic has one broker."""
+        block = self._block
+        if block.queue_ids is None or not bound.any():
+            return
+        queues = self._queues_of_rows(bound)
+        topic_codes = self._topic_codes()
+        broker_codes, names = block.broker_names or (np.full(block.rows, -1), [])
+        slots = np.zeros(block.rows, np.int64)
+        for code, some in enumerate(queues):
+            rows = np.flatnonzero(bound & (topic_codes == code))
+            if len(rows) == 0:
+                continue
+            brokers = sorted({queue.broker_name for queue in some})
+            # The number of each of the rows' broker names among the topic's brokers; the last one is for null.
+            number = {name: position for position, name in enumerate(brokers)}
+            of_name = np.array([number.get(name, -1) for name in names] + [0 if len(brokers) == 1 else -1])
+            known = np.array([number[queue.broker_name] << 32 | queue.queue_id for queue in some])
+            wanted = of_name[broker_codes[rows]] << 32 | block.queue_ids[0][rows]
+            order = np.argsort(known)
+            found = order[np.minimum(np.searchsorted(known, wanted, sorter=order), len(known) - 1)]
+            missing = rows[known[found] != wanted]
+            slots[rows] = found + 1
+            if len(missing):
+                self.violations.append(self._no_such_queue(missing, some))
+        self._bind(queues, slots)
+
+    def _no_such_queue(self, rows: Ints, queues: Sequence[MessageQueue]) -> Violation:
+        per_broker: dict[str, list[int]] = {}
+        for queue in queues:
+            per_broker.setdefault(queue.broker_name, []).append(queue.queue_id)
+        listed = ", ".join(f"{broker}: {_ranges(ids)}" for broker, ids in sorted(per_broker.items()))
+        rule = Rule(
+            "the row names a queue that does not exist, or queueId without brokerName",
+            f"the topic's writable queues are {listed}",
+            "correct queueId and brokerName (it may be null where there is one broker), or use null for any queue",
+        )
+        block = self._block
+        codes, names = block.broker_names or (np.full(block.rows, -1), [])
+        ids = block.queue_ids[0] if block.queue_ids is not None else codes
+        return Violation(
+            rule, rows, lambda row: f"brokerName {names[codes[row]] if codes[row] >= 0 else 'null'}, queueId {ids[row]}"
+        )
+
+    def _topic_codes(self) -> Ints:
+        codes = self._block.topic_codes
+        return np.zeros(self._block.rows, np.int64) if codes is None else codes
+
+    def _queues_of_rows(self, bound: Mask) -> list[Sequence[MessageQueue]]:
+        """Return the queues of each topic that has a row to bind, and nothing for any other topic."""
+        wanted = set(np.unique(self._topic_codes()[bound]).tolist())
+        queues: list[Sequence[MessageQueue]] = []
+        for code, topic in enumerate(self._block.topics):
+            queues.append(self._queues_of(topic) if code in wanted else ())
+            if code in wanted and not queues[-1]:
+                raise RouteNotFoundException(
+                    f"binding rows to queues of topic {topic}: it has no writable queue just now; "
+                    "check the topic's permissions and that its brokers are up"
+                )
+        return queues
+
+    def _bind(self, queues: list[Sequence[MessageQueue]], slots: Ints) -> None:
+        """Number the targets anew: of each topic first "any queue" (slot 0), then its queues (slot 1 and on)."""
+        keys: list[GroupKey] = []
+        first: list[int] = []
+        for topic, some in zip(self._block.topics, queues, strict=True):
+            first.append(len(keys))
+            keys.append(GroupKey(topic))
+            keys += (GroupKey(topic, queue) for queue in some)
+        self.keys = keys
+        self.codes = np.array(first)[self._topic_codes()] + slots
+
+
+def _ranges(ids: Sequence[int]) -> str:
+    """Return queue ids as text, ``0..3`` where they follow each other from 0."""
+    whole = sorted(ids)
+    return f"0..{whole[-1]}" if len(whole) > 1 and whole == list(range(len(whole))) else ", ".join(map(str, whole))

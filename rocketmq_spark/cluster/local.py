@@ -1,0 +1,285 @@
+"""A RocketMQ cluster on this machine: the real servers as JVM processes, started for a test or a first try.
+
+Rule 1: started means that topics can be written: each broker has stored a message before `start` returns.
+Rule 2: everything started is stopped: at the end of the context, on an error, on Ctrl-C, at the interpreter's exit,
+        and (by the watchdog) when this process is killed.
+Rule 3: a store that nobody named is thrown away, so its brokers are killed, not stopped; a named one is flushed first.
+Rule 4: in a forked child the cluster is the parent's: nothing is stopped there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, TypeVar
+
+from rocketmq_spark.cluster.config import broker_overrides, checked_port
+from rocketmq_spark.cluster.jars import Progress, server_jars, tell_nobody
+from rocketmq_spark.cluster.java import find_java
+from rocketmq_spark.cluster.probe import Probe
+from rocketmq_spark.cluster.process import State, Watchdog
+from rocketmq_spark.cluster.server import Server, Site
+from rocketmq_spark.cluster.servers import Broker, NameServer, Proxy
+from rocketmq_spark.errors import ClusterError
+
+logger = logging.getLogger("rocketmq_spark.cluster")
+
+_T = TypeVar("_T")
+
+STORE_BYTES: Final = 512 * 1024 * 1024
+"""Free disk wanted per broker. A broker whose disk fills up dies: it writes to mapped files, which can't refuse."""
+
+
+class LocalCluster:
+    """A name server, brokers and (if wanted) a proxy, on this machine only.
+
+    The RocketMQ 5.5.0 server is fetched on first use (97 MB, about 2 minutes) and kept; Java 17 or newer is needed.
+    A broker takes 300 to 700 MB of memory, the name server 100 MB, the proxy 400 MB.
+
+    Parameters
+    ----------
+    brokers : int, default 1
+        Masters, named ``broker-0``, ``broker-1``, ...
+    proxy : bool, default False
+        Start a proxy for gRPC, too.
+    directory : path, optional
+        Where configuration, logs and stores are kept, and stay. Default: a temporary folder, removed by :meth:`stop`;
+        after an error its logs are left.
+    broker_properties : mapping or sequence of mappings, optional
+        Properties of ``BrokerConfig``, ``MessageStoreConfig`` or ``NettyServerConfig``, for all brokers or one mapping
+        for each; they win over conf/broker.conf. ``listenPort`` and ``haListenPort`` name ports.
+    jvm_options : sequence of str, default none
+        Added to the command line of every server, after the built-in ones: ``-Xmx1g``,
+        ``-Dtls.server.mode=permissive`` (TLS is off otherwise).
+    start_timeout : float, default 90.0
+        Seconds until all servers must serve; also for :meth:`Broker.restart`.
+    port : int, optional
+        The name server's port. Default: a free one.
+    progress : callable, optional
+        Told what :meth:`start` is doing and how much of it is done, 0.0 to 1.0.
+
+    Examples
+    --------
+    >>> with LocalCluster(brokers=2) as cluster:  # doctest: +SKIP
+    ...     df.write.format("rocketmq").option("nameServer", cluster.name_server).option("topic", "orders").save()
+
+    Raises
+    ------
+    ClusterError
+        A parameter makes no sense; later, from :meth:`start`: no Java, no network for the first fetch, too little
+        disk, a port taken, a server that died (with what it said and the place of its log).
+    """
+
+    def __init__(
+        self,
+        brokers: int = 1,
+        proxy: bool = False,
+        *,
+        directory: str | os.PathLike[str] | None = None,
+        broker_properties: Mapping[str, object] | Sequence[Mapping[str, object]] | None = None,
+        jvm_options: Sequence[str] = (),
+        start_timeout: float = 90.0,
+        port: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        if brokers < 1:
+            raise ClusterError(f"brokers={brokers}: a cluster needs at least one")
+        self._overrides = broker_overrides(broker_properties, brokers)
+        self._with_proxy = proxy
+        self._wanted_directory = Path(directory).absolute() if directory is not None else None
+        self._jvm_options = tuple(jvm_options)
+        self._start_timeout = start_timeout
+        self._port = None if port is None else checked_port(port, "port")
+        self._tell: Progress = progress or tell_nobody
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._site: Site | None = None
+        self._name_server: NameServer | None = None
+        self._brokers: tuple[Broker, ...] = ()
+        self._proxy: Proxy | None = None
+
+    def __repr__(self) -> str:
+        if self._site is None:
+            return f"<LocalCluster not running, brokers={len(self._overrides)} proxy={self._with_proxy}>"
+        servers = ", ".join(f"{server.name} {server.state.value} {server.address}" for server in self.servers)
+        return f"<LocalCluster {servers}>"
+
+    def __enter__(self) -> LocalCluster:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def name_server(self) -> str:
+        """``127.0.0.1:port``: the option ``nameServer``."""
+        return self._started(self._name_server).address
+
+    @property
+    def brokers(self) -> tuple[Broker, ...]:
+        """The brokers, in the order of their names' numbers."""
+        self._started(self._name_server)
+        return self._brokers
+
+    @property
+    def proxy(self) -> Proxy | None:
+        """The proxy, or None if none was asked for."""
+        return self._proxy
+
+    @property
+    def endpoints(self) -> str:
+        """``127.0.0.1:port`` of the proxy's gRPC: the option ``endpoints``."""
+        return self._started(self._proxy, "the cluster has no proxy: LocalCluster(proxy=True)").endpoints
+
+    @property
+    def directory(self) -> Path:
+        """Where configuration, logs and stores are."""
+        return self._started(self._site).directory
+
+    @property
+    def is_temporary(self) -> bool:
+        """Whether :meth:`stop` removes the directory."""
+        return self._wanted_directory is None
+
+    @property
+    def servers(self) -> tuple[Server, ...]:
+        """Name server, brokers, proxy, in the order in which they were started."""
+        all_servers = (self._name_server, *self._brokers, self._proxy)
+        return tuple(server for server in all_servers if server is not None)
+
+    def start(self) -> None:
+        """Start the servers and return when topics can be written; on any error nothing is left running.
+
+        Raises
+        ------
+        ClusterError
+            See the class.
+        """
+        with self._lock:
+            if self._site is not None:
+                raise ClusterError("the cluster runs already")
+            java = find_java()
+            jars = server_jars(lambda: java, self._tell)
+            self._pid = os.getpid()
+            atexit.register(self.stop)
+            try:
+                self._start_all(self._new_site(java, jars))
+            except BaseException:
+                self._stop(keep_logs=True)
+                raise
+
+    def check(self) -> None:
+        """Raise a ClusterError, saying why, if a server died that nobody stopped or killed."""
+        for server in self.servers:
+            if server.state is State.DIED:
+                raise ClusterError(server.why())
+
+    def stop(self) -> None:
+        """Stop all servers and remove the temporary folder; does nothing if the cluster isn't running."""
+        with self._lock:
+            if os.getpid() != self._pid:
+                return
+            died = [server for server in self.servers if server.state is State.DIED]
+            for server in died:
+                logger.warning("%s", server.why())
+            self._stop(keep_logs=bool(died))
+
+    def detach(self) -> None:
+        """Leave the servers running after us; this object forgets them."""
+        with self._lock:
+            site = self._started(self._site)
+            for server in self.servers:
+                server.release()
+            site.watchdog.release()
+            self._forget()
+
+    def _new_site(self, java: Path, jars: Sequence[Path]) -> Site:
+        directory = self._wanted_directory
+        try:
+            if directory is None:
+                directory = Path(tempfile.mkdtemp(prefix="rocketmq-spark-"))
+            directory.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(directory).free
+        except OSError as exc:
+            raise ClusterError(
+                f"making the cluster's folder: {exc}; set directory= to one that can be written"
+            ) from exc
+        self._site = Site(
+            java=java,
+            jars=jars,
+            directory=directory,
+            watchdog=Watchdog(directory if self.is_temporary else None),
+            probe=Probe(tls="-Dtls.server.mode=enforcing" in self._jvm_options),
+            jvm_options=self._jvm_options,
+            start_timeout=self._start_timeout,
+        )
+        needed = STORE_BYTES * len(self._overrides)
+        if free < needed:
+            raise ClusterError(
+                f"the stores of {len(self._overrides)} brokers need {needed >> 20} MB in {directory}, {free >> 20} MB"
+                " are free; free some, or set directory= to a folder on another disk"
+            )
+        return self._site
+
+    def _start_all(self, site: Site) -> None:
+        deadline = time.monotonic() + self._start_timeout
+        self._tell("starting the name server", 0.0)
+        self._name_server = NameServer(site, self._port)
+        self._name_server.launch()
+        # Before the brokers: one that finds no name server when it starts tries again only after 10 seconds.
+        self._name_server.await_ready(deadline)
+        brokers = []
+        for index, overrides in enumerate(self._overrides):
+            brokers.append(Broker(site, f"broker-{index}", overrides))
+            self._brokers = tuple(brokers)
+        for broker in brokers:
+            broker.launch()
+        steps = len(brokers) + self._with_proxy + 1
+        for done, broker in enumerate(brokers, start=1):
+            self._tell(f"starting {broker.name}", done / steps)
+            broker.await_ready(deadline)
+        if self._with_proxy:
+            self._tell("starting the proxy", (steps - 1) / steps)
+            self._proxy = Proxy(site)
+            self._proxy.launch()
+            self._proxy.await_ready(deadline)
+        self._tell("the cluster is ready", 1.0)
+
+    def _stop(self, *, keep_logs: bool) -> None:
+        site = self._site
+        if site is not None:
+            if not self.is_temporary:
+                for broker in self._brokers:
+                    broker.terminate()
+                for broker in self._brokers:
+                    broker.wait_stopped()
+            for server in reversed(self.servers):
+                server.kill()
+            site.watchdog.release()
+            if self.is_temporary and keep_logs:
+                for server in self.servers:
+                    server.remove_store()
+            elif self.is_temporary:
+                shutil.rmtree(site.directory, ignore_errors=True)
+        self._forget()
+
+    def _forget(self) -> None:
+        atexit.unregister(self.stop)
+        self._site = self._name_server = self._proxy = None
+        self._brokers = ()
+
+    def _started(self, value: _T | None, otherwise: str = "the cluster isn't running: call start()") -> _T:
+        if value is None:
+            raise ClusterError(otherwise if self._site is not None else "the cluster isn't running: call start()")
+        return value

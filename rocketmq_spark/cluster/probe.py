@@ -1,0 +1,137 @@
+"""Asking a server of the local cluster whether it is really there: one short connection per question.
+
+Rule 1: blocking, one request at a time, no retries and no state: whoever waits asks again.
+Rule 2: an answer with an error code is an error; it never counts as "ready".
+
+The client proper is transport/remoting.py; this is what a start script needs, and works before any producer does.
+Follows spec/remoting.md sections 3, 4 and 14.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from rocketmq_spark.errors import RemotingCommandException, RemotingConnectException, RemotingTimeoutException
+from rocketmq_spark.message import TopicRouteData
+from rocketmq_spark.wire.codes import STORED, RequestCode, ResponseCode, broker_error
+from rocketmq_spark.wire.command import RemotingCommand, encode_command
+from rocketmq_spark.wire.framing import FrameBuffer
+from rocketmq_spark.wire.headers import (
+    GetRouteInfoRequestHeader,
+    SendMessageRequestHeaderV2,
+    SendMessageResponseHeader,
+)
+from rocketmq_spark.wire.route import decode_topic_route, loads_lenient
+
+_TIMEOUT: Final = 3.0
+_ANSWERED: Final = frozenset((int(ResponseCode.SUCCESS), *STORED))
+
+
+class Probe:
+    """Asks servers of one cluster.
+
+    Parameters
+    ----------
+    tls : bool, default False
+        Connect with TLS, trusting any certificate: it never leaves this machine.
+    timeout : float, default 3.0
+        Seconds for one question, from connecting to the answer.
+    """
+
+    def __init__(self, *, tls: bool = False, timeout: float = _TIMEOUT) -> None:
+        self._timeout = timeout
+        self._tls: ssl.SSLContext | None = None
+        if tls:
+            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            self._tls.check_hostname = False
+            self._tls.verify_mode = ssl.CERT_NONE
+
+    def __repr__(self) -> str:
+        return f"<Probe tls={self._tls is not None} timeout={self._timeout}>"
+
+    def ask(
+        self, address: str, code: RequestCode, ext_fields: Mapping[str, str], doing: str, body: bytes = b""
+    ) -> RemotingCommand:
+        """Send one request and return its answer.
+
+        Parameters
+        ----------
+        address : str
+            ``host:port``.
+        code : RequestCode
+        ext_fields : mapping of str to str
+        doing : str
+            For the error's text: what is asked of whom.
+        body : bytes, default empty
+
+        Raises
+        ------
+        RemotingConnectException, RemotingTimeoutException, RemotingCommandException
+            No connection, no answer in time, an answer that is none.
+        MQBrokerException
+            An answer with an error code.
+        """
+        host, _, port = address.rpartition(":")
+        deadline = time.monotonic() + self._timeout
+        try:
+            with socket.create_connection((host, int(port)), self._timeout) as plain:
+                connection = self._tls.wrap_socket(plain) if self._tls else plain
+                connection.sendall(encode_command(RemotingCommand(code, opaque=0, ext_fields=ext_fields, body=body)))
+                answer = self._receive(connection, deadline, f"{doing} {address}")
+        except TimeoutError as exc:
+            raise RemotingTimeoutException(f"{doing} {address}: no answer within {self._timeout:g} s") from exc
+        except OSError as exc:
+            raise RemotingConnectException(f"{doing} {address}: {exc}") from exc
+        if answer.code not in _ANSWERED:
+            raise broker_error(answer.code, answer.remark, address, doing)
+        return answer
+
+    def registered_brokers(self, name_server: str) -> dict[str, str]:
+        """Return the master address of each broker that a name server knows, by name (GET_BROKER_CLUSTER_INFO)."""
+        answer = self.ask(name_server, RequestCode.GET_BROKER_CLUSTER_INFO, {}, "asking the name server for brokers")
+        info = loads_lenient(bytes(answer.body))
+        table = info.get("brokerAddrTable") if isinstance(info, dict) else None
+        if not isinstance(table, dict):
+            raise RemotingCommandException(f"asking {name_server} for its brokers: the answer has no brokerAddrTable")
+        addresses = {name: entry.get("brokerAddrs", {}).get("0") for name, entry in table.items()}
+        return {name: address for name, address in addresses.items() if address}
+
+    def route(self, name_server: str, topic: str) -> TopicRouteData:
+        """Return a topic's route (GET_ROUTEINFO_BY_TOPIC)."""
+        header = GetRouteInfoRequestHeader(topic=topic, accept_standard_json_only=True)
+        doing = f"looking up topic {topic}"
+        answer = self.ask(name_server, RequestCode.GET_ROUTEINFO_BY_TOPIC, header.to_ext_fields(), doing)
+        return decode_topic_route(bytes(answer.body))
+
+    def send(self, address: str, broker_name: str, topic: str, body: bytes) -> SendMessageResponseHeader:
+        """Send one message to queue 0 of a topic on one broker; returning means that it is stored."""
+        header = SendMessageRequestHeaderV2(
+            producer_group="rocketmq-spark-probe",
+            topic=topic,
+            queue_id=0,
+            born_timestamp=int(time.time() * 1000),
+            broker_name=broker_name,
+        )
+        doing = f"sending a message to {topic}/{broker_name}/0"
+        answer = self.ask(address, RequestCode.SEND_MESSAGE_V2, header.to_ext_fields(), doing, body)
+        return SendMessageResponseHeader.from_ext_fields(answer.ext_fields)
+
+    def _receive(self, connection: socket.socket, deadline: float, doing: str) -> RemotingCommand:
+        frames = FrameBuffer()
+        while True:
+            command = frames.take()
+            if command is not None and command.is_response:
+                return command
+            if command is not None:
+                continue  # a broker may ask something of a client; this one has no answers
+            connection.settimeout(max(deadline - time.monotonic(), 0.001))
+            data = connection.recv(65_536)
+            if not data:
+                raise RemotingConnectException(
+                    f"{doing}: the connection was closed without an answer (a server that demands TLS does that)"
+                )
+            frames.feed(data)

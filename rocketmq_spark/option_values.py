@@ -1,0 +1,189 @@
+"""The kinds of values that an option's text may hold: one parser each, with the words for what it allows.
+
+Rule 1: a parser takes text and returns a value, or raises ValueError; who asks says which option it was.
+Rule 2: nothing here knows an option, or echoes a value.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+INT_MAX: Final = 2_147_483_647
+MIB: Final = 1024 * 1024
+
+# Binary multiples as in Spark's own sizes (JavaUtils.byteStringAs).
+_SIZE_SUFFIXES: Final = {"": 1, "b": 1, "k": 1024, "kb": 1024, "m": MIB, "mb": MIB, "g": 1024 * MIB, "gb": 1024 * MIB}
+
+# spec/producer.md section 3.5; the first six are the brokers' of 4.7.1 and newer, the others of 5.5.0.
+FORBIDDEN_TOPICS: Final = frozenset(
+    {
+        "SCHEDULE_TOPIC_XXXX",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+        "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC",
+        "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ValueKind:
+    """What an option's value may be.
+
+    Parameters
+    ----------
+    type : str
+        One or two words for the documentation.
+    allowed : str
+        What is allowed, for messages; completes "allowed is ...".
+    parse : callable
+        Value of an option's text; raises ValueError for a text that is not allowed.
+    """
+
+    type: str
+    allowed: str
+    parse: Callable[[str], Any]
+
+
+def _parse_boolean(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered not in ("true", "false"):
+        raise ValueError
+    return lowered == "true"
+
+
+def _bounded(number: int, lowest: int, highest: int) -> int:
+    if not lowest <= number <= highest:
+        raise ValueError
+    return number
+
+
+def _plain_int(text: str) -> int:
+    # int() alone would also take "1_000" and digits of other scripts.
+    if not re.fullmatch(r"[+-]?[0-9]{1,19}", text.strip()):
+        raise ValueError
+    return int(text)
+
+
+def integer(lowest: int, highest: int = INT_MAX, unit: str = "") -> ValueKind:
+    """Return the kind of an integer within bounds, both included."""
+
+    def parse(text: str) -> int:
+        return _bounded(_plain_int(text), lowest, highest)
+
+    span = f"from {lowest} to {highest}"
+    if not unit:
+        return ValueKind("integer", f"an integer {span}", parse)
+    return ValueKind(f"integer, {unit}", f"an integer {span} ({unit})", parse)
+
+
+def size(lowest: int, highest: int) -> ValueKind:
+    """Return the kind of a number of bytes within bounds, both included; binary suffixes as Spark takes them."""
+
+    def parse(text: str) -> int:
+        found = re.fullmatch(r"([0-9]{1,19})\s*([a-z]*)", text.strip().lower())
+        if found is None or found[2] not in _SIZE_SUFFIXES:
+            raise ValueError
+        return _bounded(int(found[1]) * _SIZE_SUFFIXES[found[2]], lowest, highest)
+
+    allowed = f"a size from {_shown_size(lowest)} to {_shown_size(highest)}: bytes, or with a suffix as in 512k or 1m"
+    return ValueKind("size, bytes", allowed, parse)
+
+
+def _shown_size(nbytes: int) -> str:
+    for unit, factor in (("GiB", 1024 * MIB), ("MiB", MIB), ("KiB", 1024)):
+        if nbytes >= factor and nbytes % factor == 0:
+            return f"{nbytes // factor} {unit}"
+    return f"{nbytes} bytes"
+
+
+def choice(*values: str) -> ValueKind:
+    """Return the kind of a word out of several, in any case; the value has the spelling given here."""
+    by_lower = {value.lower(): value for value in values}
+
+    def parse(text: str) -> str:
+        lowered = text.strip().lower()
+        if lowered not in by_lower:
+            raise ValueError
+        return by_lower[lowered]
+
+    return ValueKind("one of " + ", ".join(values), "one of " + ", ".join(values), parse)
+
+
+def name(longest: int, refused: Iterable[str]) -> ValueKind:
+    """Return the kind of a topic's or group's name (``Validators.java``); no blank fits the alphabet."""
+    taken = frozenset(refused)
+
+    def parse(text: str) -> str:
+        if len(text) > longest or not re.fullmatch(r"[%|a-zA-Z0-9_-]+", text) or text in taken:
+            raise ValueError
+        return text
+
+    allowed = f"1 to {longest} characters of a-z A-Z 0-9 _ - % |, and none of {', '.join(sorted(taken))}"
+    return ValueKind("text", allowed, parse)
+
+
+def text(allowed: str, refused: str) -> ValueKind:
+    """Return the kind of a text that is not blank and in which the pattern `refused` is not found."""
+
+    def parse(text: str) -> str:
+        if not text.strip() or re.search(refused, text):
+            raise ValueError
+        return text
+
+    return ValueKind("text", allowed, parse)
+
+
+def ladder(*, strictly: bool) -> ValueKind:
+    """Return the kind of a list of ascending milliseconds, as the latency ladder is written."""
+
+    def parse(text: str) -> tuple[int, ...]:
+        steps = tuple(_bounded(_plain_int(step), 0, INT_MAX) for step in text.split(","))
+        for lower, higher in itertools.pairwise(steps):
+            if higher < lower or (strictly and higher == lower):
+                raise ValueError
+        return steps
+
+    order = "each greater than the one before" if strictly else "none smaller than the one before"
+    return ValueKind("integers, ms", f"integers of at least 0 separated by commas, {order}", parse)
+
+
+def _parse_addresses(text: str) -> tuple[str, ...]:
+    # "http://host/path/a:9876" means a:9876 (spec/producer.md section 2). Java looks at the head of the whole list
+    # only; looking at each address gives the same wherever Java's reading makes sense.
+    found = []
+    for part in re.split("[;,]", text):
+        address = part.strip()
+        if address.lower().startswith("http://"):
+            address = address.rpartition("/")[2]
+        if address:
+            found.append(_parse_address(address))
+        elif part.strip():
+            raise ValueError
+    if not found:
+        raise ValueError
+    return tuple(dict.fromkeys(found))
+
+
+def _parse_address(text: str) -> str:
+    # The last colon splits, so that an IPv6 host may stand bare (spec/remoting.md).
+    host, _, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if not re.fullmatch(r"[^\s/\[\]@?#]+", host):
+        raise ValueError
+    number = _bounded(_plain_int(port), 1, 65535)
+    return f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
+
+
+BOOLEAN: Final = ValueKind("boolean", "true or false", _parse_boolean)
+ADDRESSES: Final = ValueKind(
+    "addresses", "host:port;host:port, as in 10.0.0.1:9876;10.0.0.2:9876 or [::1]:9876", _parse_addresses
+)

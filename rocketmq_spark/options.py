@@ -1,0 +1,347 @@
+"""The string options of a write, as one table and one frozen value.
+
+Rule 1: the table below is all there is: parsing, messages, defaults and documentation come from it.
+Rule 2: every value is checked here, on the driver; a message says the option, the value and what is allowed.
+Rule 3: what is not in the table is refused, and its value is not shown: it might be a misspelt secret.
+Rule 4: the value of a secret option is in no message and no repr.
+
+Names and defaults of the Java producer are verbatim (spec/producer.md section 2); the rest follows Spark's Kafka
+connector (design.md section 5). Spark hands over keys in lower case: messages show the spelling of the table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import rocketmq_spark.option_values as kinds
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.option_values import ADDRESSES, BOOLEAN, FORBIDDEN_TOPICS, INT_MAX, MIB, ValueKind
+
+# What Spark puts among a sink's options on its own account: tried on 4.3 (path, checkpointLocation, queryName), the
+# reserved table properties are the constants of TableCatalog.java.
+_SPARK_KEYS: Final = frozenset(
+    {"path", "checkpointlocation", "queryname", "owner", "provider", "location", "external", "comment", "collation",
+     "is_managed_location", "table_type"}
+)  # fmt: skip
+_SPARK_PREFIX: Final = "option."
+
+
+@dataclass(frozen=True, slots=True)
+class OptionSpec:
+    """One row of the table.
+
+    Parameters
+    ----------
+    name : str
+        Canonical spelling, camelCase.
+    kind : ValueKind
+    doc : str
+        One sentence or two, for README and the documentation.
+    aliases : tuple of str, default ()
+        Other names of the same option.
+    env : str, default ""
+        Environment variable that stands in for a missing option.
+    secret : bool, default False
+        The value must never be shown.
+    """
+
+    name: str
+    kind: ValueKind
+    doc: str
+    aliases: tuple[str, ...] = ()
+    env: str = ""
+    secret: bool = False
+
+    @property
+    def field(self) -> str:
+        """The attribute that holds the value: the name in snake_case."""
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", self.name).lower()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every accepted name, the canonical one first."""
+        return (self.name, *self.aliases)
+
+
+@dataclass(frozen=True, slots=True)
+class OptionRow:
+    """One option as the documentation shows it."""
+
+    name: str
+    aliases: tuple[str, ...]
+    type: str
+    allowed: str
+    default: str
+    doc: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SinkOptions:
+    """The options of one write, parsed. Times are milliseconds, sizes bytes; see `SINK_OPTIONS` for each one's meaning.
+
+    Hashable and picklable; equal options share a client instance. Building one directly checks nothing.
+    """
+
+    name_server: tuple[str, ...]
+    topic: str | None = None
+    tags: str | None = None
+    producer_group: str = "spark-rocketmq-sink"
+    instance_name: str | None = None
+    client_ip: str | None = None
+    create_topic_key: str = "TBW102"
+    default_topic_queue_nums: int = 4
+    send_msg_timeout: int = 3000
+    retry_times_when_send_failed: int = 2
+    retry_another_broker_when_not_store_ok: bool = False
+    max_message_size: int = 4 * MIB
+    send_latency_fault_enable: bool = False
+    latency_max: tuple[int, ...] = (50, 100, 550, 1000, 2000, 3000, 15000)
+    not_available_duration: tuple[int, ...] = (0, 0, 30000, 60000, 120000, 180000, 600000)
+    poll_name_server_interval: int = 30000
+    heartbeat_broker_interval: int = 30000
+    queue_selector: str | None = None
+    batching: bool = True
+    batch_bytes: int = MIB
+    max_in_flight: int = 8
+    max_in_flight_bytes: int = 32 * MIB
+    delivery_timeout_ms: int = 120000
+    retry_backoff_ms: int = 100
+    retry_backoff_max_ms: int = 5000
+    require_store_ok: bool = True
+
+    def __repr__(self) -> str:
+        return redacted_repr(self, SINK_OPTIONS)
+
+
+_TOPIC: Final = kinds.name(127, FORBIDDEN_TOPICS)
+# A shorter interval would be a load of its own on name servers and brokers.
+_INTERVAL: Final = kinds.integer(100, unit="ms")
+_MILLISECONDS: Final = kinds.integer(1, unit="ms")
+
+_TOPIC_SPEC: Final = OptionSpec(
+    "topic", _TOPIC, 'Topic of every row; wins over the column `topic`. Also .save("topic") and .start("topic").'
+)
+
+SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
+    OptionSpec(
+        "nameServer",
+        ADDRESSES,
+        "Addresses of the name servers, separated by ; or a comma.",
+        aliases=("nameServerAddress", "namesrvAddr"),
+        env="NAMESRV_ADDR",
+    ),
+    _TOPIC_SPEC,
+    OptionSpec(
+        "tags",
+        kinds.text("one tag that is not blank, without | and without the control characters 1 and 2", "[|\x01\x02]"),
+        "Tag of the rows whose column `tags` is absent or null.",
+    ),
+    OptionSpec("producerGroup", kinds.name(120, {"DEFAULT_PRODUCER"}), "Group under which brokers know the producers."),
+    OptionSpec(
+        "instanceName",
+        kinds.text("a text that is not blank", "[\x00-\x1f]"),
+        "Second part of the client id; by default made of the process id and a hash of the options.",
+    ),
+    OptionSpec(
+        "clientIP",
+        kinds.text("a text without blanks and without @", r"[\s@]"),
+        "First part of the client id; by default the address of the host.",
+    ),
+    OptionSpec("createTopicKey", _TOPIC, "Topic whose route serves as template for a topic that does not exist yet."),
+    OptionSpec(
+        "defaultTopicQueueNums", kinds.integer(1), "Queues per broker of a topic that is created by writing to it."
+    ),
+    OptionSpec(
+        "sendMsgTimeout",
+        _MILLISECONDS,
+        "How long one attempt may wait for its answer, from its last byte written; 1 s more per MiB.",
+    ),
+    OptionSpec(
+        "retryTimesWhenSendFailed",
+        kinds.integer(0),
+        "How often a batch that is stored but not safe is sent again before the task fails.",
+    ),
+    OptionSpec(
+        "retryAnotherBrokerWhenNotStoreOK",
+        BOOLEAN,
+        "Send a batch that is stored but not safe to another broker next time.",
+    ),
+    OptionSpec("maxMessageSize", kinds.size(1, 4 * MIB), "Longest body of one message."),
+    OptionSpec("sendLatencyFaultEnable", BOOLEAN, "Avoid slow and failing brokers for a while."),
+    OptionSpec("latencyMax", kinds.ladder(strictly=True), "Latencies at which a broker is avoided, ascending."),
+    OptionSpec(
+        "notAvailableDuration",
+        kinds.ladder(strictly=False),
+        "How long a broker is avoided, for each step of latencyMax.",
+    ),
+    OptionSpec("pollNameServerInterval", _INTERVAL, "Time between two refreshes of the routes."),
+    OptionSpec("heartbeatBrokerInterval", _INTERVAL, "Time between two heartbeats to the brokers."),
+    OptionSpec(
+        "queueSelector",
+        kinds.choice("roundRobin", "hash", "random", "column"),
+        "How rows find their queue; by default rows with a `shardingKey` by its hash, others round robin.",
+    ),
+    OptionSpec("batching", BOOLEAN, "Send many rows in one request."),
+    OptionSpec("batchBytes", kinds.size(1024, 4 * MIB), "Size at which a batch is sent."),
+    OptionSpec(
+        "maxInFlight", kinds.integer(1, 1024), "Largest number of batches on their way to one broker, per task."
+    ),
+    OptionSpec(
+        "maxInFlightBytes",
+        kinds.size(1024, INT_MAX),
+        "Bytes that a task holds at most: groups that fill, and batches sent.",
+    ),
+    OptionSpec("deliveryTimeoutMs", _MILLISECONDS, "How long a batch is tried before the task fails."),
+    OptionSpec("retryBackoffMs", _MILLISECONDS, "First wait before a batch is sent again; it doubles each time."),
+    OptionSpec("retryBackoffMaxMs", _MILLISECONDS, "Longest wait before a batch is sent again."),
+    OptionSpec(
+        "requireStoreOk",
+        BOOLEAN,
+        "Count only SEND_OK as stored; false also accepts what is stored but not flushed or replicated yet.",
+    ),
+)
+
+
+def parse_sink_options(options: Mapping[str, str], environ: Mapping[str, str]) -> SinkOptions:
+    """Return the options of a write.
+
+    Parameters
+    ----------
+    options : mapping of str to str
+        As Spark hands them over; keys in any case.
+    environ : mapping of str to str
+        Environment of the driver: ``NAMESRV_ADDR`` stands in for ``nameServer``, as in the Java client.
+
+    Raises
+    ------
+    OptionError
+        An option is unknown, malformed or missing, or two contradict each other.
+    """
+    values = parse_values(SINK_OPTIONS, options, environ)
+    path = next((text for key, text in options.items() if key.lower() == "path"), None)
+    if path is not None:
+        named = _parse_one(_TOPIC_SPEC, path, 'path (.save("topic"), .start("topic"))')
+        if values.setdefault("topic", named) != named:
+            raise OptionError(f"topic={values['topic']!r} and .save({named!r}) name two topics: give one of them")
+    if "name_server" not in values:
+        raise OptionError(
+            'option nameServer is missing: give .option("nameServer", "host:9876;host:9876"), or set the environment '
+            "variable NAMESRV_ADDR on the driver. INSERT INTO a table hands its writer no options: say "
+            "INSERT INTO t WITH ('nameServer'='host:9876') SELECT ..."
+        )
+    parsed = SinkOptions(**values)
+    if len(parsed.latency_max) != len(parsed.not_available_duration):
+        raise OptionError(
+            f"latencyMax has {len(parsed.latency_max)} steps and notAvailableDuration has "
+            f"{len(parsed.not_available_duration)}: every step of the one needs its own in the other"
+        )
+    for smaller, larger in _NOT_ABOVE:
+        low, high = getattr(parsed, _FIELDS[smaller]), getattr(parsed, _FIELDS[larger])
+        if low > high:
+            raise OptionError(f"{smaller}={low} is more than {larger}={high}: lower the one or raise the other")
+    return parsed
+
+
+def parse_values(table: Sequence[OptionSpec], options: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the parsed value of every option given, by field; those not given are absent.
+
+    Raises
+    ------
+    OptionError
+        An option is unknown or malformed, or two names of one option disagree.
+    """
+    spec_of = {name.lower(): spec for spec in table for name in spec.names}
+    own = {key: text for key, text in options.items() if not _is_sparks(key)}
+    unknown = [key for key in own if key.lower() not in spec_of]
+    if unknown:
+        raise OptionError(_unknown_text(unknown, table))
+    values: dict[str, Any] = {}
+    given_as: dict[str, str] = {}
+    for key, text in own.items():
+        spec = spec_of[key.lower()]
+        name = next(name for name in spec.names if name.lower() == key.lower())
+        value = _parse_one(spec, text, name)
+        if values.setdefault(spec.field, value) != value:
+            raise OptionError(
+                f"options {given_as[spec.field]} and {name} are one option with two values: give one of them"
+            )
+        given_as.setdefault(spec.field, name)
+    for spec in table:
+        if spec.env and spec.field not in values and environ.get(spec.env, "").strip():
+            values[spec.field] = _parse_one(spec, environ[spec.env], f"{spec.name} (environment variable {spec.env})")
+    return values
+
+
+def redacted_repr(value: Any, table: Sequence[OptionSpec]) -> str:
+    """Return the repr of a dataclass of options, without the values of secret ones.
+
+    Parameters
+    ----------
+    value : dataclass instance
+        Its fields are those of `table`.
+    table : sequence of OptionSpec
+    """
+    shown = []
+    for spec in table:
+        held = getattr(value, spec.field)
+        shown.append(f"{spec.field}={'<redacted>' if spec.secret and held is not None else repr(held)}")
+    return f"{type(value).__name__}({', '.join(shown)})"
+
+
+def options_table() -> list[OptionRow]:
+    """Return the options of a write in the order of the documentation, with their defaults as one would type them."""
+    defaults = {field.name: field.default for field in dataclasses.fields(SinkOptions)}
+    return [
+        OptionRow(
+            spec.name, spec.aliases, spec.kind.type, spec.kind.allowed, _shown_default(defaults[spec.field]), spec.doc
+        )
+        for spec in SINK_OPTIONS
+    ]
+
+
+def _shown_default(value: Any) -> str:
+    if value is dataclasses.MISSING:
+        return "required"
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _is_sparks(key: str) -> bool:
+    return key.lower() in _SPARK_KEYS or key.lower().startswith(_SPARK_PREFIX)
+
+
+def _unknown_text(keys: Sequence[str], table: Sequence[OptionSpec]) -> str:
+    canonical = {name.lower(): spec.name for spec in table for name in spec.names}
+    near = {key: difflib.get_close_matches(key.lower(), canonical, n=1) for key in keys}
+    texts = [
+        f"unknown option {key!r}" + (f": did you mean {canonical[hit[0]]}?" if hit else "") for key, hit in near.items()
+    ]
+    if not all(near.values()):
+        texts.append(f"the options of a write are {', '.join(spec.name for spec in table)}")
+    return "; ".join(texts)
+
+
+def _parse_one(spec: OptionSpec, text: str, name: str) -> Any:
+    try:
+        return spec.kind.parse(text)
+    except ValueError:
+        pass
+    # Outside the except block: the parser's own error, which may quote the value, does not become the context.
+    shown = "has a value (not shown: it is secret) that" if spec.secret else f"is {text!r}, which"
+    raise OptionError(f"option {name} {shown} is not allowed: allowed is {spec.kind.allowed}")
+
+
+_FIELDS: Final = {spec.name: spec.field for spec in SINK_OPTIONS}
+_NOT_ABOVE: Final = (
+    ("retryBackoffMs", "retryBackoffMaxMs"),
+    ("batchBytes", "maxInFlightBytes"),
+    ("sendMsgTimeout", "deliveryTimeoutMs"),
+)

@@ -1,0 +1,337 @@
+"""One connection: its state, the requests that wait on it, and what every event makes of them.
+
+Rule 1: many requests are in flight; an answer finds its request by opaque alone, in any order.
+Rule 2: whoever takes a request out of the table owns its outcome: so each has exactly one.
+Rule 3: every method but :meth:`Connection.submit` belongs to the loop's thread. They decide, and *return* what ended;
+        the loop calls the callbacks, watches the socket and closes it.
+Rule 4: the lock guards the state and the out queue, and is never held while a callback runs.
+Rule 5: no retry here. A connection that breaks fails all that waits on it, saying of each whether it was sent.
+
+The model is NettyRemotingAbstract.java and NettyRemotingClient.java (spec/producer.md section 10); timeouts count from
+the last byte written, and a timeout closes only a connection that has fallen silent.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+import threading
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from rocketmq_spark.errors import (
+    RemotingCommandException,
+    RemotingException,
+    RemotingSendRequestException,
+)
+from rocketmq_spark.transport.dial import Dial
+from rocketmq_spark.transport.failures import broken, overdue
+from rocketmq_spark.transport.request import FLAG_REQUEST, Answer, Outbound, Request, next_opaque
+from rocketmq_spark.transport.state import TRANSITIONS, Event, State
+from rocketmq_spark.wire.codes import ResponseCode
+from rocketmq_spark.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand
+from rocketmq_spark.wire.framing import FrameBuffer
+
+logger = logging.getLogger("rocketmq_spark.transport")
+
+Completion: TypeAlias = "tuple[Request, Answer]"
+
+
+# How often one socket is read before the others get their turn.
+_READS_PER_EVENT: Final = 8
+
+# How long an answer of ours to the broker's own request may wait for the socket, seconds.
+_RESPONSE_TIMEOUT: Final = 3.0
+
+
+class Connection:
+    """The connection to one address.
+
+    Parameters
+    ----------
+    address : str
+    clock : callable
+        Seconds, monotonic.
+    connect_timeout : float
+        For the look-up of the name and all its addresses together.
+    attend : callable
+        Tells the loop, from any thread, that it should look at this connection.
+
+    Attributes
+    ----------
+    sock : socket or None
+        What the loop should watch.
+    due : float
+        No deadline is earlier than this: the loop sleeps at most until then.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        clock: Callable[[], float],
+        connect_timeout: float,
+        attend: Callable[[Connection], None],
+    ) -> None:
+        self.address = address
+        self.state = State.CONNECTING
+        self.due = clock() + connect_timeout
+        self.sock: socket.socket | None = None
+        self._clock = clock
+        self._connect_timeout = connect_timeout
+        self._attend = attend
+        self._dial = Dial(address, self.due, lambda: attend(self))
+        self._lock = threading.Lock()
+        self._table: dict[int, Request] = {}
+        self._out = Outbound()
+        self._frames = FrameBuffer()
+        self._opaque = -1
+        self._arrivals = 0
+        self._last_progress = 0.0
+        self._blocked = False
+        self._failure: OSError | None = None
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.address} {self.state.name}, {len(self._table)} in flight, {len(self._out)} unsent>"
+
+    @property
+    def wants_write(self) -> bool:
+        """Writability matters: the connect's end, or bytes that the socket did not take.
+
+        Not whether anything is queued: a submitting thread may just now be writing it.
+        """
+        return self.state is State.CONNECTING or self._blocked
+
+    @property
+    def drained(self) -> bool:
+        """Nothing is left to do on a connection that gets no more requests."""
+        return self.state is State.DRAINING and not self._table and not self._out
+
+    def abandoned(self) -> list[socket.socket]:
+        """Take the sockets of failed connects, to be closed."""
+        sockets, self._dial.abandoned = self._dial.abandoned, []
+        return sockets
+
+    def submit(self, request: Request) -> bool:
+        """Queue a request, from any thread; False if this connection takes no more.
+
+        The socket is tried at once when nothing is queued before it: waking the loop for it would cost more than the
+        write itself. What the socket does not take, and a failure, are left to the loop.
+        """
+        done: list[Request] = []
+        with self._lock:
+            if self.state is not State.OPEN and self.state is not State.CONNECTING:
+                return False
+            self._opaque = next_opaque(self._opaque, self._table)
+            request.encode(self._opaque)
+            self._table[request.opaque] = request
+            self.due = min(self.due, request.deadline)
+            waits = bool(self._out)
+            self._out.push(request)
+            if self.state is State.CONNECTING or waits:
+                return True
+            self._last_progress = self._clock()
+            done = self._write()
+            unfinished = self._blocked or self._failure is not None
+        for oneway in done:
+            oneway.finish(Answer(None, None, 0.0))
+        if unfinished:
+            self._attend(self)
+        return True
+
+    def start(self, now: float) -> list[Completion]:
+        """Begin to connect."""
+        self._dial.begin(now)
+        return self._after_dial(now)
+
+    def on_attention(self, now: float) -> list[Completion]:
+        """Look at what another thread has left: a finished name look-up, a failed write."""
+        if self.state is State.CONNECTING:
+            self._dial.step(now)
+            return self._after_dial(now)
+        if self._failure is not None and self.state is not State.CLOSED:
+            return self._fail(now, "writing failed", self._failure)
+        return []
+
+    def on_writable(self, now: float) -> list[Completion]:
+        """Go on with the connect, or with writing."""
+        if self.state is State.CONNECTING:
+            self._dial.on_writable(now)
+            return self._after_dial(now)
+        with self._lock:
+            done = self._write() if self._blocked and self.state is not State.CLOSED else []
+        completions = [(request, Answer(None, None, 0.0)) for request in done]
+        if self._failure is not None and self.state is not State.CLOSED:
+            completions += self._fail(now, "writing failed", self._failure)
+        return completions
+
+    def on_readable(self, scratch: memoryview) -> list[Completion]:
+        """Read what has come; `scratch` is the loop's own reusable buffer."""
+        completions: list[Completion] = []
+        for _ in range(_READS_PER_EVENT):
+            if self.sock is None or self.state is State.CONNECTING:
+                break
+            try:
+                count = self.sock.recv_into(scratch)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError as exc:
+                return completions + self._fail(self._clock(), "reading failed", exc)
+            now = self._clock()
+            if not count:
+                closed = ConnectionResetError("end of stream")
+                return completions + self._fail(now, "the server closed the connection", closed)
+            self._arrivals += 1
+            try:
+                self._frames.feed(scratch[:count])
+                while (command := self._frames.take()) is not None:
+                    self._on_command(command, now, completions)
+            except Exception as exc:
+                # Not RemotingCommandException alone: a decoder's own bug must not lose the answers decoded before.
+                what = f"the server sent bytes that are not the protocol ({exc})"
+                return completions + self._fail(now, what, exc, RemotingCommandException)
+            if count < len(scratch):
+                break
+        if self._failure is not None and self.state is not State.CLOSED:
+            completions += self._fail(self._clock(), "writing failed", self._failure)
+        return completions
+
+    def sweep(self, now: float) -> list[Completion]:
+        """Fail what is overdue, and the connection if it is stuck or silent."""
+        if now < self.due or self.state is State.CLOSED:
+            return []
+        completions: list[Completion] = []
+        if self.state is State.CONNECTING:
+            self._dial.step(now)
+            completions = self._after_dial(now)
+        silent: Request | None = None
+        stuck: Request | None = None
+        with self._lock:
+            for request in [waiting for waiting in self._table.values() if waiting.deadline <= now]:
+                del self._table[request.opaque]
+                if not request.started:
+                    self._out.discard(request)
+                elif request.written_at is not None and request.arrivals == self._arrivals:
+                    silent = request
+                connecting = self.state is State.CONNECTING
+                error = overdue(request, self.address, len(self._table), connecting=connecting)
+                completions.append((request, Answer(None, error, request.latency(now))))
+            if self.state is not State.CONNECTING and self._out and now >= self._stuck_at():
+                stuck = self._out.head
+            self.due = self._next_due()
+        if stuck is not None:
+            what = f"the server accepted no byte for {stuck.timeout:g} s"
+            completions += self._fail(now, what, TimeoutError("write stalled"))
+        elif silent is not None:
+            what = f"closed because nothing at all came from the server for {silent.timeout:g} s"
+            completions += self._fail(now, what, TimeoutError("silent connection"))
+        return completions
+
+    def close(self, now: float, what: str, cause: BaseException | None = None) -> list[Completion]:
+        """Fail everything."""
+        return [] if self.state is State.CLOSED else self._fail(now, what, cause)
+
+    def _fire(self, event: Event) -> None:
+        self.state = TRANSITIONS[self.state][event]
+
+    def _write(self) -> list[Request]:
+        """Give the socket one helping (the lock is held); return the requests that are done because written."""
+        assert self.sock is not None
+        try:
+            sent = self.sock.sendmsg(self._out.gather())
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError as exc:
+            self._failure = exc
+            return []
+        now = self._clock()
+        done: list[Request] = []
+        if sent:
+            self._last_progress = now
+        for request in self._out.advance(sent):
+            request.written(now, self._arrivals)
+            if request.flag == FLAG_REQUEST:
+                self.due = min(self.due, request.deadline)
+            elif request.flag == FLAG_ONEWAY and self._table.pop(request.opaque, None) is not None:
+                done.append(request)
+        self._blocked = bool(self._out)
+        if self._blocked:
+            self.due = min(self.due, self._stuck_at())
+        return done
+
+    def _stuck_at(self) -> float:
+        return self._last_progress + self._out.head.timeout
+
+    def _next_due(self) -> float:
+        due = min((request.deadline for request in self._table.values()), default=math.inf)
+        if self.state is State.CONNECTING:
+            return min(due, self._dial.due)
+        return min(due, self._stuck_at()) if self._out else due
+
+    def _after_dial(self, now: float) -> list[Completion]:
+        self.sock = self._dial.sock
+        if self._dial.failed:
+            what = f"can't connect within {self._connect_timeout:g} s ({self._dial.reasons})"
+            return self._fail(now, what, self._dial.failures[-1][1] if self._dial.failures else None)
+        done: list[Request] = []
+        with self._lock:
+            if self._dial.connected:
+                self._fire(Event.CONNECTED)
+                logger.debug("connected to %s", self.address)
+                self._last_progress = now
+                if self._out:
+                    done = self._write()
+            self.due = self._next_due()
+        completions = [(request, Answer(None, None, 0.0)) for request in done]
+        if self._failure is not None:
+            completions += self._fail(now, "writing failed", self._failure)
+        return completions
+
+    def _on_command(self, command: RemotingCommand, now: float, completions: list[Completion]) -> None:
+        if not command.is_response:
+            self._on_request(command)
+            return
+        request = self._table.pop(command.opaque, None)
+        if request is None:
+            logger.debug("%s: nobody waits for opaque %d (code %d)", self.address, command.opaque, command.code)
+            return
+        if command.code == ResponseCode.GO_AWAY:
+            with self._lock:
+                self._fire(Event.GO_AWAY)
+        completions.append((request, Answer(command, None, request.latency(now))))
+
+    def _on_request(self, command: RemotingCommand) -> None:
+        """Refuse what a broker asks of us (spec/remoting.md section 12.3); oneway requests are dropped."""
+        logger.debug("%s: request %d of the server dropped or refused", self.address, command.code)
+        if command.is_oneway:
+            return
+        remark = f"request type {command.code} not supported"
+        code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        answer = Request(code, {}, (), _RESPONSE_TIMEOUT, lambda _: None, flag=FLAG_RESPONSE, remark=remark)
+        answer.encode(command.opaque)
+        with self._lock:
+            waits = bool(self._out)
+            self._out.push(answer)
+            if not waits:
+                self._last_progress = self._clock()
+                self._write()
+
+    def _fail(
+        self,
+        now: float,
+        what: str,
+        cause: BaseException | None,
+        kind: type[RemotingException] = RemotingSendRequestException,
+    ) -> list[Completion]:
+        with self._lock:
+            self._fire(Event.CLOSE)
+            waiting = list(self._table.values())
+            self._table.clear()
+            self._out.clear()
+            self.due = math.inf
+        started = sum(request.started for request in waiting)
+        logger.debug("%s: %s; %d requests sent, %d not", self.address, what, started, len(waiting) - started)
+        errors = broken(waiting, self.address, what, cause, kind)
+        return [
+            (request, Answer(None, error, request.latency(now))) for request, error in zip(waiting, errors, strict=True)
+        ]

@@ -1,0 +1,194 @@
+"""From ``host:port`` to a connected socket, without ever blocking.
+
+Rule 1: every address that the host resolves to gets its try, IPv6 and IPv4, in the resolver's order; each gets an
+        equal share of the time left, so that a silent one can't use up the time of the others.
+Rule 2: a numeric host is resolved on the spot. A name is looked up by a thread of its own, because the system's
+        resolver blocks and the loop serves every other connection meanwhile.
+Rule 3: this file opens sockets and never closes one: it lays the failed ones aside in `abandoned`, for the loop to
+        close once it has stopped watching them.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+Candidate: TypeAlias = "tuple[socket.AddressFamily, Any]"
+
+_IN_PROGRESS: Final = frozenset({0, errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY})
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Split ``host:port`` at its last colon (an IPv6 host may stand in brackets or bare).
+
+    Raises
+    ------
+    ValueError
+        There is no port, or no host.
+    """
+    host, _, port = address.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
+        raise ValueError(f"{address!r} is not an address: host:port is, as in 127.0.0.1:9876 or [::1]:9876")
+    return host, int(port)
+
+
+def resolve(host: str, port: int, flags: int = 0) -> list[Candidate]:
+    """Ask the system's resolver; blocks unless `flags` says AI_NUMERICHOST."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    return list(dict.fromkeys((family, sockaddr) for family, _, _, _, sockaddr in found))
+
+
+class Dial:
+    """One attempt at connecting to one server.
+
+    Parameters
+    ----------
+    address : str
+    deadline : float
+        When the whole attempt is over, on the loop's clock.
+    wake : callable
+        Called by the look-up's thread when it knows the addresses.
+    look_up : callable, default resolve
+        Finds the addresses of a host that is not numeric; may block.
+
+    Attributes
+    ----------
+    sock : socket or None
+        The socket being connected, or connected; the loop watches it for writability.
+    connected, failed : bool
+        At most one of them is true.
+    failures : list of (str, Exception)
+        Which addresses were tried, and why they failed.
+    abandoned : list of socket
+        Failed sockets that wait for being closed.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        deadline: float,
+        wake: Callable[[], None],
+        look_up: Callable[[str, int], list[Candidate]] = resolve,
+    ) -> None:
+        self.address = address
+        self.deadline = deadline
+        self.sock: socket.socket | None = None
+        self.connected = False
+        self.failed = False
+        self.failures: list[tuple[str, Exception]] = []
+        self.abandoned: list[socket.socket] = []
+        self._wake = wake
+        self._look_up = look_up
+        self._candidates: deque[Candidate] | None = None
+        self._looked_up: list[Candidate] | Exception | None = None
+        self._attempt_deadline = math.inf
+        self._trying = ""
+
+    @property
+    def due(self) -> float:
+        """When :meth:`step` must be called at the latest."""
+        return min(self.deadline, self._attempt_deadline)
+
+    @property
+    def reasons(self) -> str:
+        """What was tried and why it failed, for an error's text."""
+        return "; ".join(f"{tried}: {reason}" for tried, reason in self.failures)
+
+    def begin(self, now: float) -> None:
+        """Resolve the host and start with its first address."""
+        try:
+            host, port = parse_address(self.address)
+        except ValueError as exc:
+            self._fail(exc)
+            return
+        try:
+            self._candidates = deque(resolve(host, port, socket.AI_NUMERICHOST))
+        except (OSError, ValueError):
+            name = f"rocketmq-spark-lookup-{host}"
+            threading.Thread(target=self._resolve, args=(host, port), name=name, daemon=True).start()
+        else:
+            self.step(now)
+
+    def _resolve(self, host: str, port: int) -> None:
+        try:
+            self._looked_up = self._look_up(host, port)
+        except (OSError, ValueError) as exc:
+            self._looked_up = exc
+        self._wake()
+
+    def step(self, now: float) -> None:
+        """Do what is due: take the look-up's result, give up a silent address, start with the next one."""
+        if self.connected or self.failed:
+            return
+        if self._candidates is None:
+            if isinstance(self._looked_up, Exception):
+                self._fail(self._looked_up)
+            elif self._looked_up is not None:
+                self._candidates = deque(self._looked_up)
+            elif now >= self.deadline:
+                self._fail(TimeoutError("the name was not resolved in time"))
+        if self._candidates is None:
+            return
+        if self.sock is not None and now >= self._attempt_deadline:
+            self._attempt_failed(TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
+        while self.sock is None and not self.failed:
+            self._try_next(now)
+
+    def on_writable(self, now: float) -> None:
+        """Learn how the connect ended; after a failure go on with the next address."""
+        sock = self.sock
+        if sock is None or self.connected:
+            return
+        error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        try:
+            # A connect to a free port of this host may by chance meet itself (simultaneous open): nobody is there.
+            if not error and sock.getsockname() == sock.getpeername():
+                error = errno.ECONNREFUSED
+        except OSError as exc:
+            error = exc.errno or errno.ENOTCONN
+        if error:
+            self._attempt_failed(OSError(error, os.strerror(error)))
+            self.step(now)
+        else:
+            self.connected = True
+
+    def _try_next(self, now: float) -> None:
+        assert self._candidates is not None
+        left = len(self._candidates)
+        if not left or now >= self.deadline:
+            self.failed = True
+            return
+        family, sockaddr = self._candidates.popleft()
+        host = f"[{sockaddr[0]}]" if family == socket.AF_INET6 else sockaddr[0]
+        self._trying = f"{host}:{sockaddr[1]}"
+        self._attempt_deadline = now + (self.deadline - now) / left
+        try:
+            self.sock = socket.socket(family, socket.SOCK_STREAM)
+            self.sock.setblocking(False)
+            # Small requests must not wait for the acknowledgement of earlier ones.
+            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            error = self.sock.connect_ex(sockaddr)
+        except OSError as exc:
+            self._attempt_failed(exc)
+            return
+        if error not in _IN_PROGRESS:
+            self._attempt_failed(OSError(error, os.strerror(error)))
+
+    def _attempt_failed(self, error: Exception) -> None:
+        self.failures.append((self._trying, error))
+        if self.sock is not None:
+            self.abandoned.append(self.sock)
+            self.sock = None
+        self._attempt_deadline = math.inf
+
+    def _fail(self, error: Exception) -> None:
+        self.failures.append((self.address, error))
+        self.failed = True

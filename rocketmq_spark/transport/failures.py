@@ -1,0 +1,66 @@
+"""The errors of requests that did not get their answer.
+
+Rule 1: the class says what may have become of the request: of which no byte was handed to the socket, that one is
+        certainly not executed (``maybe_stored`` is False); of any other nobody can know.
+Rule 2: each request gets an error of its own, because each may be raised in another thread; the cause is shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rocketmq_spark.errors import (
+    RemotingConnectException,
+    RemotingException,
+    RemotingTimeoutException,
+    RemotingTooMuchRequestException,
+)
+from rocketmq_spark.transport.request import Request
+
+
+def overdue(request: Request, address: str, others: int, *, connecting: bool) -> RemotingException:
+    """Return the error of a request whose time is up on a connection that goes on."""
+    doing = f"{request.name} to {address}"
+    if request.written_at is not None:
+        return RemotingTimeoutException(
+            f"{doing}: no answer within {request.timeout:g} s; {others} other requests wait there"
+        )
+    if request.started:
+        return RemotingTimeoutException(f"{doing}: after {request.timeout:g} s it was not yet wholly written")
+    if connecting:
+        return RemotingConnectException(f"{doing}: not connected within {request.timeout:g} s; it was not sent")
+    return RemotingTooMuchRequestException(
+        f"{doing}: {request.timeout:g} s went by while it queued behind {others} others; it was not sent"
+    )
+
+
+def broken(
+    requests: Sequence[Request], address: str, what: str, cause: BaseException | None, kind: type[RemotingException]
+) -> list[RemotingException]:
+    """Return the errors, in order, of all requests that waited on a connection when it broke.
+
+    Parameters
+    ----------
+    requests : sequence of Request
+    address : str
+    what : str
+        What happened to the connection.
+    cause : exception or None
+    kind : type
+        The class for a request of which bytes were sent.
+    """
+    if cause is not None:
+        # Its frames hold the buffers that were being sent, and whoever keeps the error would keep those.
+        cause.__traceback__ = None
+    started = sum(request.started for request in requests)
+    errors: list[RemotingException] = []
+    for request in requests:
+        doing = f"{request.name} to {address}: {what}"
+        error: RemotingException
+        if request.started:
+            error = kind(f"{doing}; {started} requests waited for answers and may have been executed")
+        else:
+            error = RemotingConnectException(f"{doing}; this request was not sent ({len(requests)} were waiting)")
+        error.__cause__ = cause
+        errors.append(error)
+    return errors

@@ -1,0 +1,293 @@
+"""The one thread that serves all connections of a transport.
+
+Rule 1: nothing is opened and no thread runs before the first request.
+Rule 2: the thread sleeps until a socket is ready, a deadline is due or somebody wakes it; it never polls.
+Rule 3: a bounded helping per socket and turn: one sendmsg, a few reads.
+Rule 4: only this thread changes the selector, closes sockets and calls callbacks, and never under a lock.
+Rule 5: what another process inherited over a fork is refused there: the sockets and the selector are shared with the
+        process that made them, and a single byte or epoll_ctl from the child would spoil the parent's.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import selectors
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from rocketmq_spark.errors import RemotingConnectException, RocketMQError
+from rocketmq_spark.transport.connection import Completion, Connection
+from rocketmq_spark.transport.request import Answer, Request
+from rocketmq_spark.transport.state import State
+from rocketmq_spark.wire.codes import ResponseCode
+
+logger = logging.getLogger("rocketmq_spark.transport")
+
+_RECEIVE_BUFFER: Final = 256 * 1024
+_JOIN_TIMEOUT: Final = 5.0
+
+
+class IoLoop:
+    """Connections by address, and the thread that moves their bytes.
+
+    Parameters
+    ----------
+    clock : callable
+        Seconds, monotonic.
+    connect_timeout : float
+        Seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float], connect_timeout: float) -> None:
+        self._clock = clock
+        self._connect_timeout = connect_timeout
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._by_address: dict[str, Connection] = {}
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._selector: selectors.BaseSelector | None = None
+        self._waker: socket.socket | None = None
+        self._wakee: socket.socket | None = None
+        self._woken = False
+        self._attention: deque[Connection] = deque()
+        # The thread's own: every connection it has adopted (a draining one too), and what it watches of each.
+        self._adopted: dict[Connection, tuple[socket.socket, int] | None] = {}
+        # Until when the thread sleeps: -inf while awake, +inf while it decides. A deadline before it must wake it.
+        self._sleeping_until = -math.inf
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "not started" if self._thread is None else "running"
+        return f"<IoLoop {state}, {list(self._by_address.values())}>"
+
+    @property
+    def in_own_thread(self) -> bool:
+        """The caller is the loop's thread: waiting here for an answer would be waiting for itself."""
+        return self._thread is not None and self._thread.ident == threading.get_ident()
+
+    def check(self) -> None:
+        """Refuse work after close, and in any process but the one that made this transport.
+
+        Raises
+        ------
+        RocketMQError
+        """
+        if os.getpid() != self._pid:
+            raise RocketMQError(
+                f"this transport was made in process {self._pid} and can't be used in process {os.getpid()}: "
+                "make one after the fork"
+            )
+        if self._closed:
+            raise RocketMQError("this transport is closed: make a new one")
+
+    def submit(self, address: str, request: Request) -> None:
+        """Send a request over the connection to `address`, opening it if there is none. From any thread.
+
+        Raises
+        ------
+        RocketMQError
+            Closed, or in another process.
+        """
+        self.check()
+        connection, fresh = self._by_address.get(address), False
+        try:
+            while connection is None or not connection.submit(request):
+                connection, fresh = self._connection(address)
+        finally:
+            # Only now, so that a connect refused at once finds its request waiting; and even if the request could
+            # not be encoded, because others may have joined the connection meanwhile.
+            if fresh and connection is not None:
+                self._attend(connection)
+        if connection.due < self._sleeping_until:
+            self._wake()
+
+    def close(self) -> None:
+        """Fail everything in flight, close every socket, end the thread. Idempotent."""
+        if os.getpid() != self._pid:
+            self._drop_inherited()
+            return
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        if thread is not None and not self.in_own_thread:
+            self._wake()
+            thread.join(_JOIN_TIMEOUT)
+
+    def _drop_inherited(self) -> None:
+        # No lock (its holder may be a thread that exists in the parent only), no unregister, no shutdown: closing
+        # our descriptors leaves the parent's connections as they are.
+        self._closed = True
+        for connection in [*self._adopted, *self._by_address.values()]:
+            if connection.sock is not None:
+                connection.sock.close()
+        self._by_address.clear()
+        for shared in (self._waker, self._wakee, self._selector):
+            if shared is not None:
+                shared.close()
+
+    def _connection(self, address: str) -> tuple[Connection, bool]:
+        with self._lock:
+            self.check()
+            connection = self._by_address.get(address)
+            if connection is not None and connection.state in (State.CONNECTING, State.OPEN):
+                return connection, False
+            if self._thread is None:
+                self._start()
+            connection = Connection(address, self._clock, self._connect_timeout, self._attend)
+            self._by_address[address] = connection
+            return connection, True
+
+    def _start(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._waker, self._wakee = socket.socketpair()
+        self._waker.setblocking(False)
+        self._wakee.setblocking(False)
+        self._selector.register(self._wakee, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="rocketmq-spark-transport", daemon=True)
+        self._thread.start()
+
+    def _attend(self, connection: Connection) -> None:
+        self._attention.append(connection)
+        self._wake()
+
+    def _wake(self) -> None:
+        # One byte until the thread has seen it: a burst of submissions costs one write.
+        if self._woken or self._waker is None:
+            return
+        self._woken = True
+        try:
+            self._waker.send(b"\0")
+        except OSError:
+            # Full (then it wakes anyway), or closed by the thread's end (then nobody needs waking).
+            logger.debug("the loop could not be woken", exc_info=True)
+
+    def _run(self) -> None:
+        assert self._selector is not None
+        scratch = memoryview(bytearray(_RECEIVE_BUFFER))
+        cause: BaseException | None = None
+        try:
+            while not self._closed:
+                self._turn(self._selector, scratch)
+        except BaseException as exc:
+            cause = exc
+            logger.critical("the transport's thread failed; everything in flight fails with it", exc_info=True)
+        finally:
+            self._shut_down(cause)
+
+    def _turn(self, selector: selectors.BaseSelector, scratch: memoryview) -> None:
+        self._sleeping_until = math.inf
+        due = min((connection.due for connection in self._adopted), default=math.inf)
+        self._sleeping_until = due
+        ready = selector.select(None if due == math.inf else max(0.0, due - self._clock()))
+        self._sleeping_until = -math.inf
+        for key, mask in ready:
+            if key.data is None:
+                self._drain_wakes()
+            else:
+                self._serve(key.data, mask, scratch)
+        while self._attention:
+            self._look_at(self._attention.popleft())
+        # After the reading: an answer that came while this thread was held up must still count.
+        now = self._clock()
+        for connection in [overdue for overdue in self._adopted if overdue.due <= now]:
+            self._settle(connection, connection.sweep(now))
+
+    def _drain_wakes(self) -> None:
+        assert self._wakee is not None
+        # Cleared first: who adds work after this line writes a new byte.
+        self._woken = False
+        try:
+            self._wakee.recv(64)
+        except BlockingIOError:
+            logger.debug("woken by nobody")
+
+    def _serve(self, connection: Connection, mask: int, scratch: memoryview) -> None:
+        completions: list[Completion] = []
+        try:
+            if mask & selectors.EVENT_READ:
+                completions = connection.on_readable(scratch)
+            if mask & selectors.EVENT_WRITE and connection.state is not State.CLOSED:
+                completions += connection.on_writable(self._clock())
+        except Exception as exc:
+            # A fault of ours: it costs one connection, not all of them.
+            logger.exception("%r: serving it failed", connection)
+            completions += connection.close(self._clock(), "serving the connection failed", exc)
+        self._settle(connection, completions)
+
+    def _look_at(self, connection: Connection) -> None:
+        if connection in self._adopted:
+            self._settle(connection, connection.on_attention(self._clock()))
+        elif connection.state is State.CONNECTING:
+            self._adopted[connection] = None
+            self._settle(connection, connection.start(self._clock()))
+
+    def _settle(self, connection: Connection, completions: list[Completion]) -> None:
+        """Bring the selector and the tables in line with the connection, then tell who waits."""
+        now = self._clock()
+        if connection.drained:
+            completions += connection.close(now, "drained")
+        if connection.state is State.DRAINING or connection.state is State.CLOSED:
+            with self._lock:
+                if self._by_address.get(connection.address) is connection:
+                    del self._by_address[connection.address]
+        self._watch(connection)
+        for request, answer in completions:
+            self._deliver(connection.address, request, answer, now)
+
+    def _watch(self, connection: Connection) -> None:
+        assert self._selector is not None
+        closed = connection.state is State.CLOSED
+        wanted: tuple[socket.socket, int] | None = None
+        if connection.sock is not None and not closed:
+            mask = selectors.EVENT_WRITE if connection.wants_write else 0
+            if connection.state is not State.CONNECTING:
+                mask |= selectors.EVENT_READ
+            wanted = (connection.sock, mask)
+        watched = self._adopted.get(connection)
+        if wanted != watched:
+            if watched is not None and wanted is not None and watched[0] is wanted[0]:
+                self._selector.modify(wanted[0], wanted[1], connection)
+            else:
+                if watched is not None:
+                    self._selector.unregister(watched[0])
+                if wanted is not None:
+                    self._selector.register(wanted[0], wanted[1], connection)
+            self._adopted[connection] = wanted
+        for sock in connection.abandoned():
+            sock.close()
+        if closed:
+            self._adopted.pop(connection, None)
+            if connection.sock is not None:
+                connection.sock.close()
+                connection.sock = None
+
+    def _deliver(self, address: str, request: Request, answer: Answer, now: float) -> None:
+        """Call the callback; GO_AWAY sends the request again, once, over a new connection (spec 12.4)."""
+        command = answer.command
+        if command is not None and command.code == ResponseCode.GO_AWAY and request.send_again(now):
+            logger.debug("%s: go away; %s is sent again over a new connection", address, request.name)
+            try:
+                self.submit(address, request)
+                return
+            except RocketMQError as exc:
+                error = RemotingConnectException(f"{request.name} to {address}: the server said go away; {exc}")
+                error.__cause__ = exc
+                answer = Answer(None, error, answer.latency)
+        request.finish(answer)
+
+    def _shut_down(self, cause: BaseException | None) -> None:
+        with self._lock:
+            self._closed = True
+            connections = dict.fromkeys([*self._adopted, *self._by_address.values()])
+            self._by_address.clear()
+        for connection in connections:
+            what = "the transport was closed" if cause is None else f"the transport's thread failed ({cause})"
+            self._settle(connection, connection.close(self._clock(), what, cause))
+        for resource in (self._selector, self._waker, self._wakee):
+            if resource is not None:
+                resource.close()

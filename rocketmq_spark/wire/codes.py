@@ -1,0 +1,221 @@
+"""The numbers of the protocol: request codes, response codes, and which error each response code becomes.
+
+Rule 1: one table maps a code to a class; where one code has several causes, a second table looks into the remark.
+Rule 2: the class carries the decision (:mod:`rocketmq_spark.errors`); nobody compares codes to decide on a retry.
+
+Follows spec/remoting.md section 17, ``RequestCode.java``, ``ResponseCode.java``, ``RemotingSysResponseCode.java``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from rocketmq_spark.errors import (
+    BrokerBusyException,
+    BrokerOutcomeUnknownException,
+    BrokerUnavailableException,
+    MQBrokerException,
+    TopicRouteStaleException,
+)
+from rocketmq_spark.message import SendStatus
+
+
+class RequestCode(enum.IntEnum):
+    """What a request asks for (``RequestCode.java``): the codes that a client sends, or a broker sends to a client."""
+
+    SEND_MESSAGE = 10
+    PULL_MESSAGE = 11
+    QUERY_CONSUMER_OFFSET = 14
+    UPDATE_CONSUMER_OFFSET = 15
+    UPDATE_AND_CREATE_TOPIC = 17
+    SEARCH_OFFSET_BY_TIMESTAMP = 29
+    GET_MAX_OFFSET = 30
+    GET_MIN_OFFSET = 31
+    VIEW_MESSAGE_BY_ID = 33
+    HEART_BEAT = 34
+    UNREGISTER_CLIENT = 35
+    CONSUMER_SEND_MSG_BACK = 36
+    END_TRANSACTION = 37
+    GET_CONSUMER_LIST_BY_GROUP = 38
+    CHECK_TRANSACTION_STATE = 39
+    NOTIFY_CONSUMER_IDS_CHANGED = 40
+    LOCK_BATCH_MQ = 41
+    UNLOCK_BATCH_MQ = 42
+    CHECK_CLIENT_CONFIG = 46
+    GET_ROUTEINFO_BY_TOPIC = 105
+    GET_BROKER_CLUSTER_INFO = 106
+    GET_TOPIC_STATS_INFO = 202
+    GET_CONSUMER_CONNECTION_LIST = 203
+    GET_ALL_TOPIC_LIST_FROM_NAMESERVER = 206
+    GET_CONSUME_STATS = 208
+    DELETE_TOPIC_IN_BROKER = 215
+    DELETE_TOPIC_IN_NAMESRV = 216
+    RESET_CONSUMER_CLIENT_OFFSET = 220
+    GET_CONSUMER_STATUS_FROM_CLIENT = 221
+    GET_TOPICS_BY_CLUSTER = 224
+    GET_CONSUMER_RUNNING_INFO = 307
+    CONSUME_MESSAGE_DIRECTLY = 309
+    SEND_MESSAGE_V2 = 310
+    SEND_BATCH_MESSAGE = 320
+    SEND_REPLY_MESSAGE = 324
+    SEND_REPLY_MESSAGE_V2 = 325
+    PUSH_REPLY_MESSAGE_TO_CLIENT = 326
+    GET_TOPIC_CONFIG = 351
+    LITE_PULL_MESSAGE = 361
+    RECALL_MESSAGE = 370
+    AUTH_CREATE_USER = 3001
+    AUTH_CREATE_ACL = 3006
+    POP_MESSAGE = 200050
+
+
+class ResponseCode(enum.IntEnum):
+    """How a request ended (``ResponseCode.java``, ``RemotingSysResponseCode.java``)."""
+
+    SUCCESS = 0
+    SYSTEM_ERROR = 1
+    SYSTEM_BUSY = 2
+    REQUEST_CODE_NOT_SUPPORTED = 3
+    TRANSACTION_FAILED = 4
+    FLUSH_DISK_TIMEOUT = 10
+    SLAVE_NOT_AVAILABLE = 11
+    FLUSH_SLAVE_TIMEOUT = 12
+    MESSAGE_ILLEGAL = 13
+    SERVICE_NOT_AVAILABLE = 14
+    VERSION_NOT_SUPPORTED = 15
+    NO_PERMISSION = 16
+    TOPIC_NOT_EXIST = 17
+    TOPIC_EXIST_ALREADY = 18
+    PULL_NOT_FOUND = 19
+    PULL_RETRY_IMMEDIATELY = 20
+    PULL_OFFSET_MOVED = 21
+    QUERY_NOT_FOUND = 22
+    SUBSCRIPTION_PARSE_FAILED = 23
+    SUBSCRIPTION_NOT_EXIST = 24
+    SUBSCRIPTION_NOT_LATEST = 25
+    SUBSCRIPTION_GROUP_NOT_EXIST = 26
+    FILTER_DATA_NOT_EXIST = 27
+    FILTER_DATA_NOT_LATEST = 28
+    INVALID_PARAMETER = 29
+    NO_BUYER_ID = 204
+    NOT_IN_CURRENT_UNIT = 205
+    FLOW_CONTROL = 215
+    NOT_LEADER_FOR_QUEUE = 501
+    ILLEGAL_OPERATION = 604
+    GO_AWAY = 1500
+    RPC_UNKNOWN = -1000
+    RPC_ADDR_IS_NULL = -1002
+    RPC_SEND_TO_CHANNEL_FAILED = -1004
+    RPC_TIME_OUT = -1006
+
+
+STORED: Final[Mapping[int, SendStatus]] = MappingProxyType({int(status.value): status for status in SendStatus})
+"""Response codes of a send that mean "stored", with the status each one is (spec/remoting.md section 4.2)."""
+
+_CLASSES: Final[Mapping[int, type[MQBrokerException]]] = {
+    # A remark that no table knows: the broker may have failed before or after storing, and Java tries again.
+    ResponseCode.SYSTEM_ERROR: BrokerOutcomeUnknownException,
+    ResponseCode.SYSTEM_BUSY: BrokerBusyException,
+    ResponseCode.FLOW_CONTROL: BrokerBusyException,
+    ResponseCode.SERVICE_NOT_AVAILABLE: BrokerUnavailableException,
+    ResponseCode.GO_AWAY: BrokerUnavailableException,
+    ResponseCode.TOPIC_NOT_EXIST: TopicRouteStaleException,
+    ResponseCode.NOT_LEADER_FOR_QUEUE: TopicRouteStaleException,
+    ResponseCode.RPC_UNKNOWN: BrokerOutcomeUnknownException,
+    ResponseCode.RPC_ADDR_IS_NULL: BrokerOutcomeUnknownException,
+    ResponseCode.RPC_SEND_TO_CHANNEL_FAILED: BrokerOutcomeUnknownException,
+    ResponseCode.RPC_TIME_OUT: BrokerOutcomeUnknownException,
+}
+
+# Looked up by "contains", first match wins: a proxy wraps the remarks of the broker behind it.
+_BY_REMARK: Final[Mapping[int, tuple[tuple[str, type[MQBrokerException]], ...]]] = {
+    ResponseCode.SYSTEM_ERROR: (
+        # 4.x brokers say SYSTEM_ERROR where 5.x say SYSTEM_BUSY.
+        ("broker busy, start flow control", BrokerBusyException),
+        ("timer message is under flow control", BrokerBusyException),
+        ("create mapped file failed", BrokerUnavailableException),
+        ("in-sync replicas not enough", BrokerUnavailableException),
+        ("broker unable to service, until", BrokerUnavailableException),
+        ("name server not ready", BrokerUnavailableException),
+        # A proxy's own remoting client, towards the broker.
+        ("wait response on the channel", BrokerOutcomeUnknownException),
+        ("send request to <", BrokerOutcomeUnknownException),
+        # Requests that are wrong: the same bytes will never be right.
+        ("body size exceeded", MQBrokerException),
+        ("NullPointerException", MQBrokerException),
+        ("BufferUnderflowException", MQBrokerException),
+        ("NumberFormatException", MQBrokerException),
+        ("timerWheelEnable", MQBrokerException),
+        ("unsupported key", MQBrokerException),
+    ),
+    ResponseCode.NO_PERMISSION: (
+        # The permission bits of the broker or topic changed under our route. All else that is NO_PERMISSION (access
+        # control, reserved topics: "Sending message to topic[..] is forbidden.") stays forbidden.
+        ("] sending message is forbidden", TopicRouteStaleException),
+        ("] pulling message is forbidden", TopicRouteStaleException),
+    ),
+    # The topic shrank under our route. Other illegal parameters (topic name, group) stay illegal.
+    ResponseCode.INVALID_PARAMETER: (("request queueId[", TopicRouteStaleException),),
+}
+
+_BUSY: Final = "the broker refused for now and stored nothing; lower maxInFlight or the number of tasks"
+_FORWARDED: Final = "the request was forwarded and its outcome is unknown"
+
+_HINTS: Final[Mapping[int, str]] = {
+    ResponseCode.SYSTEM_ERROR: "the broker's log (broker.log, store.log) has the cause",
+    ResponseCode.SYSTEM_BUSY: _BUSY,
+    ResponseCode.FLOW_CONTROL: _BUSY,
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "this server doesn't know the request; is the address a broker's?",
+    ResponseCode.FLUSH_DISK_TIMEOUT: "stored, but not flushed to disk yet; requireStoreOk=false accepts that",
+    ResponseCode.SLAVE_NOT_AVAILABLE: "stored on the master only; requireStoreOk=false accepts that",
+    ResponseCode.FLUSH_SLAVE_TIMEOUT: "stored, but not on the slave yet; requireStoreOk=false accepts that",
+    ResponseCode.MESSAGE_ILLEGAL: "check body and property sizes, delay properties, and the topic's message.type",
+    ResponseCode.SERVICE_NOT_AVAILABLE: "the broker's disk may be full, or it is shutting down or a slave",
+    ResponseCode.VERSION_NOT_SUPPORTED: "a proxy needs the broker name (n, bname) in every request",
+    ResponseCode.NO_PERMISSION: "check accessKey, secretKey and the user's rights on the topic, and the topic's perm",
+    ResponseCode.TOPIC_NOT_EXIST: "create the topic, or check its name and the nameServer option",
+    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: "create the consumer group, or check the consumerGroup option",
+    ResponseCode.INVALID_PARAMETER: "check the topic's name and number of queues",
+    ResponseCode.NOT_LEADER_FOR_QUEUE: "the queue moved to another broker",
+    ResponseCode.GO_AWAY: "the server is shutting down and did not execute the request",
+    ResponseCode.RPC_UNKNOWN: _FORWARDED,
+    ResponseCode.RPC_ADDR_IS_NULL: _FORWARDED,
+    ResponseCode.RPC_SEND_TO_CHANNEL_FAILED: _FORWARDED,
+    ResponseCode.RPC_TIME_OUT: _FORWARDED,
+}
+
+
+def code_name(code: int) -> str:
+    """Return RocketMQ's name of a response code, ``UNKNOWN`` for one that this client doesn't know."""
+    try:
+        return ResponseCode(code).name
+    except ValueError:
+        return "UNKNOWN"
+
+
+def broker_error(code: int, remark: str, address: str, doing: str) -> MQBrokerException:
+    """Return the error that a server's answer stands for; its class says what may be done next.
+
+    Parameters
+    ----------
+    code : int
+        Response code, anything but SUCCESS.
+    remark : str
+        The server's words; decides the class for SYSTEM_ERROR, NO_PERMISSION and INVALID_PARAMETER.
+    address : str
+        ``host:port`` of the server that answered.
+    doing : str
+        What was asked for and of what, such as ``sending 500 rows to orders/broker-a/3``.
+
+    Returns
+    -------
+    MQBrokerException
+        Or a child of it. Follows spec/remoting.md section 17, column "connector".
+    """
+    by_remark = (error for fragment, error in _BY_REMARK.get(code, ()) if fragment in remark)
+    error = next(by_remark, _CLASSES.get(code, MQBrokerException))
+    hint = _HINTS.get(code, "")
+    text = f"{doing}: {address} answered {code} {code_name(code)}: {remark or '(no remark)'}"
+    return error(f"{text} ({hint})" if hint else text, code, remark, address)

@@ -1,0 +1,312 @@
+"""One request or response: a RemotingCommand to bytes and back.
+
+Rule 1: a client may send either header type and must read both: a server answers in its own.
+Rule 2: the body is never copied here; `encode_head` leaves it out, `decode_command` slices it.
+Rule 3: a command's repr shows no values of ext fields: signatures and tokens travel in them.
+
+Follows spec/remoting.md section 1, ``RemotingCommand.java``, ``RocketMQSerializable.java``.
+"""
+
+# Frame (spec/remoting.md 1.1)            | Binary header, type 1 (1.5)
+#   4 length = 4 + header + body          |   2 code                     4 remark length, remark UTF-8
+#   1 serialize type                      |   1 language                 4 length of the map, then repeated
+#   3 header length (unsigned)            |   2 version                    2 key length, key UTF-8
+#     header                              |   4 opaque                     4 value length, value UTF-8
+#     body                                |   4 flag
+
+from __future__ import annotations
+
+import enum
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rocketmq_spark.errors import MQClientException, RemotingCommandException
+from rocketmq_spark.message import Buffer
+
+FLAG_RESPONSE: Final = 1
+FLAG_ONEWAY: Final = 2
+
+# Ordinal of V5_4_0. Below 401 a name server answers routes in non-standard JSON (spec/remoting.md 1.4).
+VERSION: Final = 493
+
+LANGUAGES: Final = (
+    *("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY"),
+    *("OTHER", "HTTP", "GO", "PHP", "OMS", "RUST", "NODE_JS"),
+)
+_OTHER: Final = LANGUAGES.index("OTHER")
+
+_HEAD: Final = struct.Struct(">iI")
+_HEADER_WORD: Final = struct.Struct(">I")
+_INT16: Final = struct.Struct(">h")
+_INT32: Final = struct.Struct(">i")
+_BINARY_FIXED: Final = struct.Struct(
+    ">"
+    "h"  # code
+    "b"  # language
+    "h"  # version
+    "i"  # opaque
+    "i"  # flag
+)
+
+_MAX_HEADER: Final = 0xFFFFFF
+_MAX_INT32: Final = 2**31 - 1
+_MIN_INT32: Final = -(2**31)
+
+_JSON: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":"))
+
+
+class SerializeType(enum.IntEnum):
+    """How the header of one frame is written (``SerializeType.java``)."""
+
+    JSON = 0
+    ROCKETMQ = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RemotingCommand:
+    """A request or a response, without the frame around it.
+
+    Parameters
+    ----------
+    code : int
+        Request code, or response code when the response bit of `flag` is set.
+    opaque : int
+        Correlation id, int32, chosen by whoever asks.
+    ext_fields : mapping of str to str, default empty
+        The "custom header" of the code, in the order in which it is written.
+    body : bytes or memoryview, default empty
+        On the wire an absent body and an empty one are the same.
+    flag : int, default 0
+        Bit 0 response, bit 1 one-way.
+    remark : str, default ""
+        The server's words.
+    language : str, default "PYTHON"
+        A name of ``LanguageCode.java``.
+    version : int, default 493
+        Ordinal of ``MQVersion.java``.
+    """
+
+    code: int
+    opaque: int
+    ext_fields: Mapping[str, str] = field(default_factory=dict)
+    body: Buffer = b""
+    flag: int = 0
+    remark: str = ""
+    language: str = "PYTHON"
+    version: int = VERSION
+
+    @property
+    def is_response(self) -> bool:
+        """Answers one of our requests; otherwise it is a request of the server."""
+        return bool(self.flag & FLAG_RESPONSE)
+
+    @property
+    def is_oneway(self) -> bool:
+        """Never answered, not even with an error."""
+        return bool(self.flag & FLAG_ONEWAY)
+
+    def __repr__(self) -> str:
+        kind = "response" if self.is_response else "oneway" if self.is_oneway else "request"
+        return (
+            f"<RemotingCommand {kind} code={int(self.code)} opaque={self.opaque} remark={self.remark!r}"
+            f" ext_fields={sorted(self.ext_fields)} body={len(self.body)} bytes>"
+        )
+
+
+def encode_head(
+    command: RemotingCommand, body_length: int, serialize_type: SerializeType = SerializeType.JSON
+) -> bytes:
+    """Encode both length words and the header, so that a body in pieces can follow without being joined.
+
+    Parameters
+    ----------
+    command : RemotingCommand
+        Its own body is ignored.
+    body_length : int
+        Bytes that will follow.
+    serialize_type : SerializeType, default JSON
+
+    Raises
+    ------
+    MQClientException
+        The command doesn't fit the format: a code over 32,767 in a binary header, a header over 16,777,215 bytes, a
+        frame over 2 GiB, a text that isn't Unicode. It never becomes valid by sending it again.
+    """
+    try:
+        header = _encode_json(command) if serialize_type is SerializeType.JSON else _encode_binary(command)
+    except (struct.error, UnicodeEncodeError) as exc:
+        raise MQClientException(
+            f"encoding the {serialize_type.name} header of {command!r}: {exc};"
+            " numbers must fit their fields and texts must be valid Unicode"
+        ) from exc
+    length = 4 + len(header) + body_length
+    if len(header) > _MAX_HEADER or not 0 <= body_length <= _MAX_INT32 - 4 - len(header):
+        raise MQClientException(
+            f"encoding {command!r}: header of {len(header)} bytes (at most {_MAX_HEADER}) and body of {body_length}"
+            f" bytes don't fit one frame (at most {_MAX_INT32} bytes); send less per request"
+        )
+    return _HEAD.pack(length, serialize_type << 24 | len(header)) + header
+
+
+def encode_command(command: RemotingCommand, serialize_type: SerializeType = SerializeType.JSON) -> bytes:
+    """Encode a whole frame, body included (spec/remoting.md 1.1); raises what :func:`encode_head` raises."""
+    return b"".join((encode_head(command, len(command.body), serialize_type), command.body))
+
+
+def decode_command(frame: Buffer) -> RemotingCommand:
+    """Decode one frame.
+
+    Parameters
+    ----------
+    frame : memoryview or bytes
+        All that follows the frame's first length word. The returned body is a slice of it, not a copy.
+
+    Raises
+    ------
+    RemotingCommandException
+        The header is truncated or ill-formed, or lacks a field. The connection it came from can't be trusted further.
+    """
+    view = memoryview(frame)
+    if len(view) < 4:
+        raise RemotingCommandException(f"decoding a frame: {len(view)} bytes where a header length of 4 is needed")
+    (word,) = _HEADER_WORD.unpack_from(view)
+    header_length = word & _MAX_HEADER
+    if header_length > len(view) - 4:
+        raise RemotingCommandException(
+            f"decoding a frame: its header claims {header_length} bytes, only {len(view) - 4} are left"
+        )
+    header, body = view[4 : 4 + header_length], view[4 + header_length :]
+    serialize_type = word >> 24
+    if serialize_type == SerializeType.JSON:
+        return _decode_json(header, body)
+    if serialize_type == SerializeType.ROCKETMQ:
+        return _decode_binary(header, body)
+    raise RemotingCommandException(f"decoding a frame: serialize type {serialize_type}, known are 0 (JSON), 1 (binary)")
+
+
+def _encode_json(command: RemotingCommand) -> bytes:
+    header: dict[str, Any] = {
+        "code": command.code,
+        "language": command.language,
+        "version": command.version,
+        "opaque": command.opaque,
+        "flag": command.flag,
+    }
+    if command.remark:
+        header["remark"] = command.remark
+    if command.ext_fields:
+        header["extFields"] = dict(command.ext_fields)
+    return _JSON.encode(header).encode()
+
+
+def _encode_binary(command: RemotingCommand) -> bytes:
+    language = LANGUAGES.index(command.language) if command.language in LANGUAGES else _OTHER
+    remark = command.remark.encode()
+    pieces: list[bytes] = []
+    for name, value in command.ext_fields.items():
+        # The server would read an empty value as null, and sign "null" (spec/remoting.md 1.5).
+        if value:
+            key, data = name.encode(), value.encode()
+            pieces += (_INT16.pack(len(key)), key, _INT32.pack(len(data)), data)
+    ext = b"".join(pieces)
+    fixed = _BINARY_FIXED.pack(command.code, language, command.version, command.opaque, command.flag)
+    return b"".join((fixed, _INT32.pack(len(remark)), remark, _INT32.pack(len(ext)), ext))
+
+
+def _decode_json(header: memoryview, body: memoryview) -> RemotingCommand:
+    try:
+        fields = json.loads(str(header, "utf-8"))
+    except (ValueError, RecursionError) as exc:
+        raise RemotingCommandException(f"decoding a JSON header of {len(header)} bytes: {exc}") from exc
+    if not isinstance(fields, dict):
+        raise RemotingCommandException(f"decoding a JSON header: {type(fields).__name__} instead of an object")
+    language, remark = fields.get("language"), fields.get("remark")
+    if not isinstance(language, str | None) or not isinstance(remark, str | None):
+        raise RemotingCommandException("decoding a JSON header: fields 'language' and 'remark' must be strings")
+    return RemotingCommand(
+        code=_json_int(fields, "code"),
+        opaque=_json_int(fields, "opaque"),
+        ext_fields=_json_ext_fields(fields.get("extFields")),
+        body=body,
+        flag=_json_int(fields, "flag", 0),
+        remark=remark or "",
+        language=language or LANGUAGES[_OTHER],
+        version=_json_int(fields, "version", 0),
+    )
+
+
+def _json_int(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = fields.get(name, default)
+    if value is None:
+        raise RemotingCommandException(f"decoding a JSON header: field {name!r} is missing")
+    if type(value) is not int or not _MIN_INT32 <= value <= _MAX_INT32:
+        raise RemotingCommandException(f"decoding a JSON header: field {name!r} must be a 32-bit integer")
+    return value
+
+
+def _json_ext_fields(value: object) -> dict[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise RemotingCommandException(f"decoding a JSON header: 'extFields' is a {type(value).__name__}, no object")
+    return {name: _json_text(name, item) for name, item in value.items() if item is not None}
+
+
+def _json_text(name: str, value: object) -> str:
+    if isinstance(value, str):
+        return value
+    # A server may write numbers and booleans bare; the strings are what Java's would be.
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return str(value)
+    raise RemotingCommandException(f"decoding a JSON header: ext field {name!r} is a {type(value).__name__}")
+
+
+def _decode_binary(header: memoryview, body: memoryview) -> RemotingCommand:
+    if len(header) < _BINARY_FIXED.size:
+        raise RemotingCommandException(f"decoding a binary header: {len(header)} bytes, 21 or more are needed")
+    code, language, version, opaque, flag = _BINARY_FIXED.unpack_from(header)
+    remark, at = _binary_text(header, _BINARY_FIXED.size, _INT32, "remark")
+    ext, _ = _binary_slice(header, at, _INT32, "extFields")
+    ext_fields: dict[str, str] = {}
+    at = 0
+    while at < len(ext):
+        key, at = _binary_text(ext, at, _INT16, "ext field name")
+        value, at = _binary_text(ext, at, _INT32, f"ext field {key!r}")
+        # Java reads a zero length as null, and nobody asks for a null.
+        if key and value:
+            ext_fields[key] = value
+    return RemotingCommand(
+        code=code,
+        opaque=opaque,
+        ext_fields=ext_fields,
+        body=body,
+        flag=flag,
+        remark=remark,
+        language=LANGUAGES[language if 0 <= language < len(LANGUAGES) else _OTHER],
+        version=version,
+    )
+
+
+def _binary_slice(data: memoryview, at: int, length: struct.Struct, what: str) -> tuple[memoryview, int]:
+    start = at + length.size
+    if start > len(data):
+        raise RemotingCommandException(f"decoding a binary header: it ends within the length of {what}")
+    (size,) = length.unpack_from(data, at)
+    if not 0 <= size <= len(data) - start:
+        raise RemotingCommandException(
+            f"decoding a binary header: {what} claims {size} bytes, {len(data) - start} are left"
+        )
+    return data[start : start + size], start + size
+
+
+def _binary_text(data: memoryview, at: int, length: struct.Struct, what: str) -> tuple[str, int]:
+    piece, end = _binary_slice(data, at, length, what)
+    try:
+        return str(piece, "utf-8"), end
+    except UnicodeDecodeError as exc:
+        raise RemotingCommandException(f"decoding a binary header: {what} is not UTF-8: {exc}") from exc

@@ -1,0 +1,369 @@
+"""The custom headers of the requests that the connector sends and of the answers it reads, as ext fields.
+
+Rule 1: attributes are the long names in snake_case; on the wire they are camelCase (`SendMessageRequestHeaderV2`:
+        one letter each), in the order of the fields, which is that of the golden frames.
+Rule 2: None and empty text are left out (an empty value breaks signatures in binary headers), booleans are
+        ``true``/``false``, everything on the wire is text.
+Rule 3: `broker_name` has no default where a proxy needs it (spec/remoting.md 2.5); brokers ignore it.
+
+Follows spec/remoting.md sections 3, 4, 12 to 14 and the ``*RequestHeader.java`` / ``*ResponseHeader.java`` classes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from typing import Final
+
+from rocketmq_spark.errors import RemotingCommandException
+
+DEFAULT_REGION: Final = "DefaultRegion"
+
+_INTEGER: Final = re.compile(r"-?[0-9]{1,19}")
+_MAX_LONG: Final = 2**63 - 1
+_MIN_LONG: Final = -(2**63)
+
+# Names that are not simply the attribute's in camelCase.
+_IRREGULAR: Final = {"client_id": "clientID", "broker_name": "bname"}
+
+# (attribute, name on the wire) of each class used so far.
+_WIRE_NAMES: Final[dict[type[_RequestHeader], tuple[tuple[str, str], ...]]] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RequestHeader:
+    """What all request headers share: turning themselves into ext fields, one per dataclass field, in their order."""
+
+    def to_ext_fields(self) -> dict[str, str]:
+        """Return the ext fields in wire order."""
+        ext_fields: dict[str, str] = {}
+        for attribute, name in _wire_names(type(self)):
+            value = getattr(self, attribute)
+            if value is None or value == "":
+                continue
+            ext_fields[name] = ("true" if value else "false") if isinstance(value, bool) else str(value)
+        return ext_fields
+
+
+def _wire_names(header: type[_RequestHeader]) -> tuple[tuple[str, str], ...]:
+    names = _WIRE_NAMES.get(header)
+    if names is None:
+        attributes = [item.name for item in fields(header)]
+        letters = header is SendMessageRequestHeaderV2
+        wire = "abcdefghijklmn" if letters else [_IRREGULAR.get(name) or _camel_case(name) for name in attributes]
+        names = _WIRE_NAMES[header] = tuple(zip(attributes, wire, strict=True))
+    return names
+
+
+def _camel_case(attribute: str) -> str:
+    head, *rest = attribute.split("_")
+    return head + "".join(word.capitalize() for word in rest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendMessageRequestHeaderV2(_RequestHeader):
+    """SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE (``SendMessageRequestHeaderV2.java``, spec/remoting.md 4.1, 6.1).
+
+    Parameters
+    ----------
+    producer_group, topic : str
+    default_topic : str, default "TBW102"
+        Template that a broker creates an unknown topic from.
+    default_topic_queue_nums : int, default 4
+    queue_id : int
+        -1 lets the broker pick.
+    sys_flag : int, default 0
+    born_timestamp : int
+        Epoch milliseconds.
+    flag : int, default 0
+        The user's flag of a single message; ignored for a batch.
+    properties : str or None, default None
+        Property string of a single message; for a batch only ``WAIT`` (6.4 says what anything else does).
+    reconsume_times : int, default 0
+    unit_mode : bool, default False
+    max_reconsume_times : int or None, default None
+    batch : bool, default False
+        The body is batch items. This, not the request code, makes a batch.
+    broker_name : str
+    """
+
+    producer_group: str
+    topic: str
+    default_topic: str = "TBW102"
+    default_topic_queue_nums: int = 4
+    queue_id: int
+    sys_flag: int = 0
+    born_timestamp: int
+    flag: int = 0
+    properties: str | None = None
+    reconsume_times: int = 0
+    unit_mode: bool = False
+    max_reconsume_times: int | None = None
+    batch: bool = False
+    broker_name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetRouteInfoRequestHeader(_RequestHeader):
+    """GET_ROUTEINFO_BY_TOPIC (spec/remoting.md 3).
+
+    Parameters
+    ----------
+    topic : str
+    accept_standard_json_only : bool or None, default None
+        True forces standard JSON; a name server from 4.9.4 on sends it to our version anyway.
+    """
+
+    topic: str
+    accept_standard_json_only: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnregisterClientRequestHeader(_RequestHeader):
+    """UNREGISTER_CLIENT, one group per call (spec/remoting.md 12.2)."""
+
+    client_id: str
+    producer_group: str | None = None
+    consumer_group: str | None = None
+    broker_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetMaxOffsetRequestHeader(_RequestHeader):
+    """GET_MAX_OFFSET: the offset that the next message will get (spec/remoting.md 13.2).
+
+    An unknown topic or queue answers 0, not an error: check against the route.
+    """
+
+    topic: str
+    queue_id: int
+    committed: bool | None = None
+    broker_name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetMinOffsetRequestHeader(_RequestHeader):
+    """GET_MIN_OFFSET: the offset of the oldest message (spec/remoting.md 13.2)."""
+
+    topic: str
+    queue_id: int
+    broker_name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOffsetRequestHeader(_RequestHeader):
+    """SEARCH_OFFSET_BY_TIMESTAMP, by store time (spec/remoting.md 13.2).
+
+    Parameters
+    ----------
+    topic : str
+    queue_id : int
+    timestamp : int
+        Epoch milliseconds.
+    boundary_type : {"lower", "upper"}, default "lower"
+        ``lower``: first offset stored at or after `timestamp`, the max offset if there is none. ``upper``: last offset
+        stored at or before it.
+    broker_name : str
+    """
+
+    topic: str
+    queue_id: int
+    timestamp: int
+    boundary_type: str = "lower"
+    broker_name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullMessageRequestHeader(_RequestHeader):
+    """PULL_MESSAGE and LITE_PULL_MESSAGE (spec/remoting.md 13.1).
+
+    Parameters
+    ----------
+    consumer_group, topic : str
+    queue_id : int
+    queue_offset : int
+        First offset wanted.
+    max_msg_nums : int
+    sys_flag : int, default 4
+        1 commit offset, 2 suspend, 4 subscription in this request (no heart-beat needed), 16 lite pull.
+    commit_offset : int, default 0
+    suspend_timeout_millis : int, default 0
+    subscription : str, default "*"
+    sub_version : int, default 0
+    expression_type : str, default "TAG"
+    broker_name : str or None
+    """
+
+    consumer_group: str
+    topic: str
+    queue_id: int
+    queue_offset: int
+    max_msg_nums: int
+    sys_flag: int = 4
+    commit_offset: int = 0
+    suspend_timeout_millis: int = 0
+    subscription: str = "*"
+    sub_version: int = 0
+    expression_type: str = "TAG"
+    broker_name: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateTopicRequestHeader(_RequestHeader):
+    """UPDATE_AND_CREATE_TOPIC, to every master; overwrites an existing topic (spec/remoting.md 14).
+
+    Parameters
+    ----------
+    topic : str
+    default_topic : str, default "TBW102"
+    read_queue_nums, write_queue_nums : int
+    perm : int, default 6
+        4 read, 2 write, 1 inherit.
+    topic_filter_type : str, default "SINGLE_TAG"
+    topic_sys_flag : int, default 0
+    order : bool, default False
+    attributes : str, default ""
+        Such as ``+message.type=FIFO,+queue.type=BatchCQ``.
+    broker_name : str or None, default None
+        No proxy knows this request.
+    """
+
+    topic: str
+    default_topic: str = "TBW102"
+    read_queue_nums: int
+    write_queue_nums: int
+    perm: int = 6
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_sys_flag: int = 0
+    order: bool = False
+    attributes: str = ""
+    broker_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendMessageResponseHeader:
+    """The answer to a send that stored (codes 0, 10, 11, 12; spec/remoting.md 4.2).
+
+    Parameters
+    ----------
+    msg_id : str
+        Offset message id; one per item, comma-separated, for a batch.
+    queue_id : int
+        The queue really used.
+    queue_offset : int
+        Of the first message.
+    transaction_id, batch_uniq_id, recall_handle : str, default ""
+    region_id : str, default "DefaultRegion"
+    trace_on : bool, default True
+    """
+
+    msg_id: str
+    queue_id: int
+    queue_offset: int
+    transaction_id: str = ""
+    batch_uniq_id: str = ""
+    recall_handle: str = ""
+    region_id: str = DEFAULT_REGION
+    trace_on: bool = True
+
+    @classmethod
+    def from_ext_fields(cls, ext_fields: Mapping[str, str]) -> SendMessageResponseHeader:
+        """Read the ext fields; raises RemotingCommandException naming a field that is missing or no number."""
+        return cls(
+            msg_id=_text(ext_fields, "msgId"),
+            queue_id=_long(ext_fields, "queueId"),
+            queue_offset=_long(ext_fields, "queueOffset"),
+            transaction_id=ext_fields.get("transactionId", ""),
+            batch_uniq_id=ext_fields.get("batchUniqId", ""),
+            recall_handle=ext_fields.get("recallHandle", ""),
+            region_id=ext_fields.get("MSG_REGION") or DEFAULT_REGION,
+            # Exactly "false" (spec/producer.md 8.4): a server that says nothing has not switched tracing off.
+            trace_on=ext_fields.get("TRACE_ON") != "false",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetResponseHeader:
+    """The answer to GET_MAX_OFFSET, GET_MIN_OFFSET and SEARCH_OFFSET_BY_TIMESTAMP (spec/remoting.md 13.2)."""
+
+    offset: int
+
+    @classmethod
+    def from_ext_fields(cls, ext_fields: Mapping[str, str]) -> OffsetResponseHeader:
+        """Read the ext fields; raises RemotingCommandException if the offset is missing or no number."""
+        return cls(offset=_long(ext_fields, "offset"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullMessageResponseHeader:
+    """The answer to a pull, found or not (codes 0, 19, 20, 21; spec/remoting.md 13.1).
+
+    Parameters
+    ----------
+    next_begin_offset, min_offset, max_offset : int
+    suggest_which_broker_id : int, default 0
+        0 is the master.
+    topic_sys_flag, group_sys_flag : int, default 0
+    offset_delta : int, default 0
+        Static topics: to be added to each record's queue offset.
+    """
+
+    next_begin_offset: int
+    min_offset: int
+    max_offset: int
+    suggest_which_broker_id: int = 0
+    topic_sys_flag: int = 0
+    group_sys_flag: int = 0
+    offset_delta: int = 0
+
+    @classmethod
+    def from_ext_fields(cls, ext_fields: Mapping[str, str]) -> PullMessageResponseHeader:
+        """Read the ext fields; raises RemotingCommandException naming a field that is missing or no number."""
+        return cls(
+            next_begin_offset=_long(ext_fields, "nextBeginOffset"),
+            min_offset=_long(ext_fields, "minOffset"),
+            max_offset=_long(ext_fields, "maxOffset"),
+            suggest_which_broker_id=_long(ext_fields, "suggestWhichBrokerId", 0),
+            topic_sys_flag=_long(ext_fields, "topicSysFlag", 0),
+            group_sys_flag=_long(ext_fields, "groupSysFlag", 0),
+            offset_delta=_long(ext_fields, "offsetDelta", 0),
+        )
+
+
+def heart_beat_body(client_id: str, producer_groups: Collection[str]) -> bytes:
+    """Encode the body of HEART_BEAT for a client that only produces (spec/remoting.md 12.1).
+
+    Parameters
+    ----------
+    client_id : str
+        ``ip@instanceName``, unique per process.
+    producer_groups : collection of str
+        Written in sorted order, so that equal clients send equal bytes.
+    """
+    body = {
+        "clientID": client_id,
+        "producerDataSet": [{"groupName": group} for group in sorted(producer_groups)],
+        # Both sets are needed, empty or not.
+        "consumerDataSet": [],
+    }
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _text(ext_fields: Mapping[str, str], name: str) -> str:
+    value = ext_fields.get(name)
+    if value is None:
+        raise RemotingCommandException(
+            f"reading a response header: ext field {name!r} is missing; there are {sorted(ext_fields)}"
+        )
+    return value
+
+
+def _long(ext_fields: Mapping[str, str], name: str, default: int | None = None) -> int:
+    if default is not None and name not in ext_fields:
+        return default
+    text = _text(ext_fields, name)
+    if _INTEGER.fullmatch(text) and _MIN_LONG <= (value := int(text)) <= _MAX_LONG:
+        return value
+    raise RemotingCommandException(f"reading a response header: ext field {name!r} is {text[:40]!r}, not an integer")

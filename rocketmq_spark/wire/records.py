@@ -1,0 +1,375 @@
+"""Messages to bytes and back, one row at a time and plainly: the oracle that the vectorised encoders are held against.
+
+Rule 1: nothing here is fast and everything here is obvious; the write path of a DataFrame never comes through it.
+Rule 2: what is encoded decodes to the same; what another client stored decodes as the Java client reads it.
+Rule 3: bodies stay as they are: compression belongs to the producer and the reader.
+
+Follows spec/remoting.md sections 5, 6, 8 and 9, ``MessageDecoder.java``, ``MessageClientIDSetter.java``.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from rocketmq_spark.errors import MQClientException, RemotingCommandException
+from rocketmq_spark.message import Buffer, Message
+from rocketmq_spark.wire.codes import ResponseCode
+
+# Above 32,767 items a broker acknowledges and then corrupts its queue (spec/remoting.md 6.4).
+MAX_BATCH_ROWS: Final = 32_000
+MAX_BODY: Final = 4 * 1024 * 1024
+MAX_PROPERTIES: Final = 32_767
+
+NAME_VALUE_SEPARATOR: Final = "\x01"
+PROPERTY_SEPARATOR: Final = "\x02"
+
+# MessageConst.STRING_HASH_SET (spec/producer.md 3.3): names that a user's own properties must not have.
+_RESERVED: Final = (
+    "TRACE_ON MSG_REGION KEYS TAGS WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET "
+    "BUYER_ID ORIGIN_MESSAGE_ID TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG RECONSUME_TIME UNIQ_KEY MAX_RECONSUME_TIMES "
+    "CONSUME_START_TIME POP_CK POP_CK_OFFSET 1ST_POP_TIME TRAN_PREPARED_QUEUE_OFFSET DUP_INFO EXTEND_UNIQ_INFO "
+    "INSTANCE_ID CORRELATION_ID REPLY_TO_CLIENT TTL ARRIVE_TIME PUSH_REPLY_TIME CLUSTER MSG_TYPE "
+    "INNER_MULTI_QUEUE_OFFSET TIMER_DELAY_MS TIMER_DELAY_SEC TIMER_DELIVER_MS TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS "
+    "TIMER_ROLL_TIMES TIMER_OUT_MS TIMER_DEL_UNIQKEY TIMER_DELAY_LEVEL __BORNHOST BORN_TIMESTAMP DLQ_ORIGIN_TOPIC "
+    "DLQ_ORIGIN_MESSAGE_ID __CRC32# _SYS_MSG_PRIORITY_ ORIGIN_GROUP __LITE_TOPIC"
+)
+RESERVED_PROPERTIES: Final = frozenset(_RESERVED.split(" "))
+
+# Batch item (spec/remoting.md 6.1): the head, the body, a length, the property string.
+_ITEM_HEAD: Final = struct.Struct(
+    ">"
+    "i"  # total size: 22 + body + properties
+    "i"  # magic, ignored: 0
+    "i"  # body CRC, ignored: 0
+    "i"  # flag
+    "i"  # body length
+)
+_SHORT: Final = struct.Struct(">h")
+_INT: Final = struct.Struct(">i")
+ITEM_OVERHEAD: Final = _ITEM_HEAD.size + _SHORT.size
+
+# Stored record (spec/remoting.md 8): three fixed parts with the two hosts between them, then body, topic, properties.
+_RECORD_HEAD: Final = struct.Struct(
+    ">"
+    "i"  # total size
+    "I"  # magic
+    "I"  # body CRC
+    "i"  # queue id
+    "i"  # flag
+    "q"  # queue offset
+    "q"  # physical offset
+    "i"  # sys flag
+    "q"  # born timestamp
+)
+_LONG: Final = struct.Struct(">q")
+_RECORD_TAIL: Final = struct.Struct(
+    ">"
+    "i"  # reconsume times
+    "q"  # prepared transaction offset
+    "i"  # body length
+)
+_BYTE: Final = struct.Struct(">b")
+
+MESSAGE_MAGIC_V1: Final = 0xDAA320A7
+MESSAGE_MAGIC_V2: Final = 0xDAA320AB
+_TOPIC_LENGTH: Final = {MESSAGE_MAGIC_V1: _BYTE, MESSAGE_MAGIC_V2: _SHORT}
+
+SYS_FLAG_BORN_HOST_V6: Final = 0x10
+SYS_FLAG_STORE_HOST_V6: Final = 0x20
+
+
+def encode_properties(properties: Mapping[str, str]) -> bytes:
+    """Encode a property string: name 0x01 value 0x02 for each entry, in the order given (spec/remoting.md 5).
+
+    Raises
+    ------
+    MQClientException
+        Code 13: a name or value holds 0x01 or 0x02 (there is no escaping) or isn't Unicode, or the whole is over 32,767
+        bytes.
+    """
+    pieces: list[str] = []
+    for name, value in properties.items():
+        for text in (name, value):
+            if NAME_VALUE_SEPARATOR in text or PROPERTY_SEPARATOR in text:
+                raise _illegal(f"property {name!r} holds 0x01 or 0x02, which separate properties; remove them")
+        pieces += (name, NAME_VALUE_SEPARATOR, value, PROPERTY_SEPARATOR)
+    try:
+        data = "".join(pieces).encode()
+    except UnicodeEncodeError as exc:
+        raise _illegal(f"properties {sorted(properties)} hold text that isn't valid Unicode: {exc.reason}") from exc
+    if len(data) > MAX_PROPERTIES:
+        raise _illegal(f"properties are {len(data)} bytes together, at most {MAX_PROPERTIES} fit one message")
+    return data
+
+
+def decode_properties(data: Buffer) -> dict[str, str]:
+    """Decode a property string as ``MessageDecoder.string2messageProperties`` does.
+
+    Entries without 0x01, with an empty name or an empty value are skipped; the last of equal names wins; what isn't
+    UTF-8 becomes U+FFFD.
+    """
+    properties: dict[str, str] = {}
+    for entry in str(data, "utf-8", "replace").split(PROPERTY_SEPARATOR):
+        name, _, value = entry.partition(NAME_VALUE_SEPARATOR)
+        if name and value:
+            properties[name] = value
+    return properties
+
+
+def encode_batch_item(message: Message) -> bytes:
+    """Encode one item of a batch body; the topic isn't in it (spec/remoting.md 6.1).
+
+    Raises
+    ------
+    MQClientException
+        Code 13: the flag isn't an int32, or :func:`encode_properties` refuses the properties.
+    """
+    properties = encode_properties(message.properties)
+    total_size = ITEM_OVERHEAD + len(message.body) + len(properties)
+    try:
+        head = _ITEM_HEAD.pack(total_size, 0, 0, message.flag, len(message.body))
+    except struct.error as exc:
+        raise _illegal(f"flag {message.flag} and body of {len(message.body)} bytes must fit 32 bits: {exc}") from exc
+    return b"".join((head, message.body, _SHORT.pack(len(properties)), properties))
+
+
+def encode_batch(messages: Iterable[Message]) -> bytes:
+    """Encode the body of SEND_BATCH_MESSAGE.
+
+    The limit on the body's size is the broker's ``maxMessageSize``, which the producer knows; it isn't checked here.
+
+    Raises
+    ------
+    MQClientException
+        Code 13: no message, more than 32,000 of them, several topics, or an item that can't be encoded.
+    """
+    batch = list(messages)
+    if not 1 <= len(batch) <= MAX_BATCH_ROWS:
+        raise _illegal(f"a batch of {len(batch)} messages; 1 to {MAX_BATCH_ROWS} are allowed, split it")
+    topics = {message.topic for message in batch}
+    if len(topics) > 1:
+        raise _illegal(f"a batch of messages for {sorted(topics)}; all messages of a batch must have the same topic")
+    return b"".join(encode_batch_item(message) for message in batch)
+
+
+def decode_batch(body: Buffer, topic: str = "") -> list[Message]:
+    """Decode a batch body, which is also the body of a stored inner batch (spec/remoting.md 6.1, 6.5).
+
+    Parameters
+    ----------
+    body : bytes or memoryview
+    topic : str, default ""
+        Given to every message: items carry none.
+
+    Raises
+    ------
+    RemotingCommandException
+        An item reaches beyond the body.
+    """
+    cursor = _Cursor(memoryview(body), "a batch body")
+    messages: list[Message] = []
+    while cursor.left:
+        # Total size, magic and CRC are ignored, as by the broker.
+        _, _, _, flag, body_length = cursor.unpack(_ITEM_HEAD)
+        message_body = bytes(cursor.take(body_length))
+        (properties_length,) = cursor.unpack(_SHORT)
+        messages.append(Message(topic, message_body, flag, decode_properties(cursor.take(properties_length))))
+    return messages
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """One record as a broker stored it (spec/remoting.md 8, ``MessageExt.java``).
+
+    Parameters
+    ----------
+    topic : str
+    queue_id : int
+    queue_offset : int
+        For an inner batch, of its first item.
+    physical_offset : int
+        Commit-log offset.
+    flag, sys_flag : int
+    born_timestamp, store_timestamp : int
+        Epoch milliseconds.
+    born_host, store_host : str
+        ``1.2.3.4:port`` or ``[v6]:port``.
+    reconsume_times : int
+    prepared_transaction_offset : int
+    body_crc : int
+        CRC-32 of the body as stored, top bit cleared. Not verified.
+    body : bytes
+        As stored: compressed if `sys_flag` says so.
+    properties : mapping of str to str
+    """
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    flag: int
+    sys_flag: int
+    born_timestamp: int
+    born_host: str
+    store_timestamp: int
+    store_host: str
+    reconsume_times: int
+    prepared_transaction_offset: int
+    body_crc: int
+    body: bytes
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def offset_msg_id(self) -> str:
+        """The broker's own id: store host and commit-log offset, 32 or 56 hex digits (spec/remoting.md 9.1)."""
+        return (pack_host(self.store_host) + _LONG.pack(self.physical_offset)).hex().upper()
+
+
+def decode_records(body: Buffer) -> list[StoredMessage]:
+    """Decode the body of a pull or of VIEW_MESSAGE_BY_ID.
+
+    Raises
+    ------
+    RemotingCommandException
+        A record is truncated or has an unknown magic. Nothing is skipped: offsets would silently go missing.
+    """
+    cursor = _Cursor(memoryview(body), "stored records")
+    records: list[StoredMessage] = []
+    while cursor.left:
+        start = cursor.at
+        (total_size,) = cursor.unpack(_INT)
+        cursor.at = start
+        record = _Cursor(cursor.take(total_size), f"the stored record at byte {start}")
+        records.append(_decode_record(record))
+    return records
+
+
+def _decode_record(record: _Cursor) -> StoredMessage:
+    (
+        _,
+        magic,
+        body_crc,
+        queue_id,
+        flag,
+        queue_offset,
+        physical_offset,
+        sys_flag,
+        born_timestamp,
+    ) = record.unpack(_RECORD_HEAD)
+    if magic not in _TOPIC_LENGTH:
+        raise record.error(f"magic 0x{magic:08X}, known are 0xDAA320A7 and 0xDAA320AB")
+    born_host = format_host(bytes(record.take(20 if sys_flag & SYS_FLAG_BORN_HOST_V6 else 8)))
+    (store_timestamp,) = record.unpack(_LONG)
+    store_host = format_host(bytes(record.take(20 if sys_flag & SYS_FLAG_STORE_HOST_V6 else 8)))
+    reconsume_times, prepared_transaction_offset, body_length = record.unpack(_RECORD_TAIL)
+    body = bytes(record.take(body_length))
+    (topic_length,) = record.unpack(_TOPIC_LENGTH[magic])
+    topic = str(record.take(topic_length), "utf-8", "replace")
+    (properties_length,) = record.unpack(_SHORT)
+    return StoredMessage(
+        topic=topic,
+        queue_id=queue_id,
+        queue_offset=queue_offset,
+        physical_offset=physical_offset,
+        flag=flag,
+        sys_flag=sys_flag,
+        born_timestamp=born_timestamp,
+        born_host=born_host,
+        store_timestamp=store_timestamp,
+        store_host=store_host,
+        reconsume_times=reconsume_times,
+        prepared_transaction_offset=prepared_transaction_offset,
+        body_crc=body_crc,
+        body=body,
+        properties=decode_properties(record.take(properties_length)),
+    )
+
+
+# A pull's records come from few hosts, and formatting an address costs more than the rest of a record.
+@functools.lru_cache(maxsize=1024)
+def format_host(data: bytes) -> str:
+    """Return ``1.2.3.4:port`` or ``[v6]:port`` of 4 or 16 address bytes and a 4-byte port."""
+    address = ipaddress.ip_address(data[:-4])
+    (port,) = _INT.unpack(data[-4:])
+    return f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"
+
+
+@functools.lru_cache(maxsize=1024)
+def pack_host(host: str) -> bytes:
+    """Return what :func:`format_host` read."""
+    address, _, port = host.rpartition(":")
+    return ipaddress.ip_address(address.strip("[]")).packed + _INT.pack(int(port))
+
+
+def string_hash(text: str) -> int:
+    """Return Java's ``String.hashCode()``: over UTF-16 code units, signed 32 bit."""
+    value = 0
+    units = text.encode("utf-16-be", "surrogatepass")
+    for high, low in zip(units[::2], units[1::2], strict=True):
+        value = (31 * value + (high << 8 | low)) & 0xFFFFFFFF
+    return value - 0x100000000 if value & 0x80000000 else value
+
+
+def unique_id_prefix(ip: bytes, pid: int, loader: int) -> bytes:
+    """Return the part of client message ids that one process keeps: 10 bytes, or 22 on IPv6 (spec/remoting.md 9.2).
+
+    Parameters
+    ----------
+    ip : bytes
+        4 or 16 address bytes of the client.
+    pid : int
+        Its low 16 bits are used.
+    loader : int
+        Any random number per process and task (Java: hash of the class loader); its low 32 bits are used.
+    """
+    if len(ip) not in (4, 16):
+        raise ValueError(f"ip must be 4 or 16 address bytes, got {len(ip)}")
+    return ip + struct.pack(">HI", pid & 0xFFFF, loader & 0xFFFFFFFF)
+
+
+def unique_id(prefix: bytes, sequence: int) -> str:
+    """Return a client message id (``UNIQ_KEY``): upper-case hex of the prefix and 6 bytes of sequence.
+
+    Parameters
+    ----------
+    prefix : bytes
+        From :func:`unique_id_prefix`.
+    sequence : int
+        Counts up by one from ``ms << 16``, ms since the start of the month: a carry moves into the time by itself.
+        Its low 48 bits are used.
+    """
+    return (prefix + (sequence & 0xFFFFFFFFFFFF).to_bytes(6, "big")).hex().upper()
+
+
+class _Cursor:
+    """Reads forward through bytes and refuses to read beyond them."""
+
+    def __init__(self, data: memoryview, what: str) -> None:
+        self._data = data
+        self._what = what
+        self.at = 0
+
+    @property
+    def left(self) -> int:
+        return len(self._data) - self.at
+
+    def take(self, size: int) -> memoryview:
+        if not 0 <= size <= self.left:
+            raise self.error(f"{size} bytes claimed, {self.left} left")
+        self.at += size
+        return self._data[self.at - size : self.at]
+
+    def unpack(self, layout: struct.Struct) -> tuple[int, ...]:
+        return layout.unpack(self.take(layout.size))
+
+    def error(self, reason: str) -> RemotingCommandException:
+        return RemotingCommandException(f"decoding {self._what}, byte {self.at} of {len(self._data)}: {reason}")
+
+
+def _illegal(reason: str) -> MQClientException:
+    return MQClientException(f"encoding a message: {reason}", ResponseCode.MESSAGE_ILLEGAL)

@@ -1,0 +1,126 @@
+"""Route answers: the JSON of a name server to broker and queue facts.
+
+Rule 1: standard JSON is tried first; the repair is for fastjson's unquoted numeric keys only.
+Rule 2: nothing is selected here: read-only queues and brokers without a master are kept, the producer decides.
+
+Follows spec/remoting.md sections 3.1 and 3.2, ``TopicRouteData.java``, ``BrokerData.java``, ``QueueData.java``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final
+
+from rocketmq_spark.errors import RemotingCommandException
+from rocketmq_spark.message import BrokerData, QueueData, TopicRouteData
+
+# A string is consumed whole before a key can match inside it. Its closing quote is optional so that a body cut off
+# within a string costs one scan, not one per quote.
+_STRING_OR_KEY: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|([{,]\s*)(-?[0-9]+)(\s*:)', re.DOTALL)
+
+_BROKER_ID: Final = re.compile(r"[0-9]{1,19}")
+
+
+def loads_lenient(body: bytes) -> Any:
+    """Load JSON that may have numbers as unquoted keys, as fastjson writes ``Map<Long, ..>`` (spec/remoting.md 3.2).
+
+    Raises
+    ------
+    RemotingCommandException
+        It is neither; or it is nested too deeply.
+    """
+    try:
+        text = bytes(body).decode()
+        try:
+            return json.loads(text)
+        except ValueError:
+            return json.loads(_STRING_OR_KEY.sub(_quote_key, text))
+    except (ValueError, RecursionError) as exc:
+        raise RemotingCommandException(
+            f"reading a JSON body of {len(body)} bytes that starts {bytes(body[:60])!r}: {exc}"
+        ) from exc
+
+
+def decode_topic_route(body: bytes) -> TopicRouteData:
+    """Decode the body of a GET_ROUTEINFO_BY_TOPIC answer.
+
+    Returns
+    -------
+    TopicRouteData
+        Broker ids as int; both tuples sorted by broker name; `static_topic` if queue ids are logical ones.
+
+    Raises
+    ------
+    RemotingCommandException
+        Not JSON, or a field is missing or has the wrong type; the text names it.
+    """
+    route = loads_lenient(body)
+    if not isinstance(route, dict):
+        raise _wrong("the route", route, "an object")
+    queue_datas = [_queue_data(item) for item in _objects(route, "queueDatas")]
+    broker_datas = [_broker_data(item) for item in _objects(route, "brokerDatas")]
+    return TopicRouteData(
+        queue_datas=tuple(sorted(queue_datas, key=lambda queue: queue.broker_name)),
+        broker_datas=tuple(sorted(broker_datas, key=lambda broker: broker.broker_name)),
+        order_topic_conf=_string(route, "orderTopicConf", "") or None,
+        static_topic=bool(route.get("topicQueueMappingByBroker")),
+    )
+
+
+def _quote_key(match: re.Match[str]) -> str:
+    before, number, after = match.groups()
+    return match[0] if number is None else f'{before}"{number}"{after}'
+
+
+def _queue_data(item: dict[str, Any]) -> QueueData:
+    return QueueData(
+        broker_name=_string(item, "brokerName"),
+        read_queue_nums=_int(item, "readQueueNums"),
+        write_queue_nums=_int(item, "writeQueueNums"),
+        perm=_int(item, "perm"),
+        topic_sys_flag=_int(item, "topicSysFlag", 0),
+    )
+
+
+def _broker_data(item: dict[str, Any]) -> BrokerData:
+    addrs = item.get("brokerAddrs")
+    if not isinstance(addrs, dict):
+        raise _wrong("brokerAddrs", addrs, "an object")
+    for broker_id in addrs:
+        if not _BROKER_ID.fullmatch(broker_id):
+            raise _wrong("a broker id in brokerAddrs", broker_id, "a number")
+    return BrokerData(
+        broker_name=_string(item, "brokerName"),
+        broker_addrs={int(broker_id): _string(addrs, broker_id) for broker_id in addrs},
+        cluster=_string(item, "cluster", ""),
+    )
+
+
+def _objects(route: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    value = route.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise _wrong(name, value, "a list of objects")
+    return value
+
+
+def _string(item: dict[str, Any], name: str, default: str | None = None) -> str:
+    value = item.get(name)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, str):
+        raise _wrong(name, value, "a string")
+    return value
+
+
+def _int(item: dict[str, Any], name: str, default: int | None = None) -> int:
+    value = item.get(name, default)
+    if type(value) is not int:
+        raise _wrong(name, value, "an integer")
+    return value
+
+
+def _wrong(what: str, value: object, wanted: str) -> RemotingCommandException:
+    return RemotingCommandException(f"reading a topic route: {what} is {str(value)[:60]!r}, {wanted} is needed")

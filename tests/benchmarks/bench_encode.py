@@ -1,0 +1,101 @@
+"""Nanoseconds per row of the Arrow encoder, against the plain row-by-row encoder that it equals byte for byte.
+
+Run: ``python tests/benchmarks/bench_encode.py [rows per RecordBatch]``. Both are measured in turns, in this process;
+medians are printed, and the fastest run beside them: other work on the machine only ever adds to a run.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from rocketmq_spark.arrow.encode_remoting import BatchSettings, RemotingBatcher
+from rocketmq_spark.arrow.unique_id import UniqueIds
+from rocketmq_spark.message import Message, MessageQueue
+from rocketmq_spark.wire.records import encode_batch, unique_id
+
+RUNS = 9
+BATCHES = 10
+QUEUES = [MessageQueue("orders", broker, number) for broker in ("broker-a", "broker-b") for number in range(8)]
+
+
+def columns(rows: int) -> dict[str, pa.Array]:
+    """Return 100-byte bodies with a key and a tag each."""
+    rng = random.Random(7)
+    return {
+        "body": pa.array([rng.randbytes(100) for _ in range(rows)], pa.binary()),
+        "keys": pa.array([f"order-{row:08d}" for row in range(rows)]),
+        "tags": pa.array([("created", "paid", "shipped")[row % 3] for row in range(rows)]),
+    }
+
+
+def new_ids() -> UniqueIds:
+    return UniqueIds(ip=bytes(4), pid=1, wall_clock=time.time, rng=random.Random(1))
+
+
+def with_arrow(batch: pa.RecordBatch) -> int:
+    batcher = RemotingBatcher(
+        BatchSettings(topic="orders"), partition_id=0, queues_of=lambda _: QUEUES, unique_ids=new_ids()
+    )
+    encoded = sum(done.rows for _ in range(BATCHES) for done, _ in batcher.add(batch, 0.0))
+    return encoded + sum(done.rows for done, _ in batcher.flush())
+
+
+def row_by_row(batch: pa.RecordBatch) -> int:
+    ids = new_ids()
+    bodies, keys, tags = (batch.column(name).to_pylist() for name in ("body", "keys", "tags"))
+    messages = []
+    for row, (body, key, tag) in enumerate(zip(bodies, keys, tags, strict=True)):
+        properties = {"KEYS": key, "TAGS": tag, "UNIQ_KEY": unique_id(ids.prefix, row)}
+        messages.append(Message("orders", body, 0, properties))
+    for start in range(0, len(messages), 4000):
+        encode_batch(messages[start : start + 4000])
+    return len(messages)
+
+
+def measure(function: Callable[[pa.RecordBatch], int], batch: pa.RecordBatch) -> float:
+    began = time.perf_counter()
+    rows = function(batch)
+    return (time.perf_counter() - began) / rows * 1e9
+
+
+def main() -> None:
+    rows = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    plain = columns(rows)
+    names = pa.array([name for _ in range(rows) for name in ("region", "source")])
+    values = pa.array([value for row in range(rows) for value in ("eu-west", f"till {row % 50}")])
+    offsets = pa.array(range(0, 2 * rows + 1, 2), pa.int32())
+    cases = {
+        "body, keys, tags": plain,
+        "body only": {"body": plain["body"]},
+        "every third key and tag null": plain
+        | {
+            "keys": pa.array([None if row % 3 == 0 else f"order-{row:08d}" for row in range(rows)]),
+            "tags": pa.array([None if row % 3 == 1 else "created" for row in range(rows)]),
+        },
+        "tags as dictionary": plain | {"tags": plain["tags"].dictionary_encode()},
+        "large_binary, large_string": plain
+        | {"body": plain["body"].cast(pa.large_binary()), "keys": plain["keys"].cast(pa.large_string())},
+        "shardingKey, 16 queues": plain | {"shardingKey": plain["keys"]},
+        "two user properties": plain | {"properties": pa.MapArray.from_arrays(offsets, names, values)},
+    }
+    batches = {name: pa.RecordBatch.from_pydict(case) for name, case in cases.items()}
+    oracle = []
+    for name, batch in batches.items():
+        with_arrow(batch)
+        timings = []
+        for _ in range(RUNS):
+            timings.append(measure(with_arrow, batch))
+            oracle.append(measure(row_by_row, batches["body, keys, tags"]))
+        print(f"{name:32s} {statistics.median(timings):7.0f} ns a row, fastest {min(timings):5.0f}")
+    first = statistics.median(oracle)
+    print(f"{'row by row: body, keys, tags':32s} {first:7.0f} ns a row, fastest {min(oracle):5.0f}")
+
+
+if __name__ == "__main__":
+    main()

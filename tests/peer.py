@@ -1,0 +1,254 @@
+"""A TCP server for tests of the transport: it speaks the protocol as well, or as badly, as a test wants.
+
+`Peer` runs one function per accepted connection in a thread of its own, with a `Session` to talk through::
+
+    def answer_backwards(session):
+        first, second = session.read(), session.read()
+        session.answer(second)
+        session.answer(first)
+
+    with Peer(answer_backwards) as peer:
+        transport.send(request_to(peer.address), ...)
+
+The n-th connection plays the n-th function, the last one plays on. `BrokerPeer` plays `Reply`s like the scripted
+transport does, and keeps what it stored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+
+from rocketmq_spark.errors import MQBrokerException
+from rocketmq_spark.message import Message, MessageQueue, TopicRouteData
+from rocketmq_spark.transport.script import Reply
+from rocketmq_spark.wire.codes import RequestCode, ResponseCode
+from rocketmq_spark.wire.command import RemotingCommand, SerializeType, encode_command
+from rocketmq_spark.wire.framing import FrameBuffer
+from rocketmq_spark.wire.records import decode_batch, decode_properties
+
+# Nothing in a test waits longer than this, seconds.
+PATIENCE = 20.0
+
+
+class Session:
+    """One accepted connection."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.frames = FrameBuffer()
+
+    def read(self) -> RemotingCommand:
+        """Return the client's next command; EOFError when it hangs up."""
+        while (command := self.frames.take()) is None:
+            data = self.sock.recv(1 << 16)
+            if not data:
+                raise EOFError
+            self.frames.feed(data)
+        return command
+
+    def read_bytes(self, count: int) -> None:
+        """Take so many bytes off the socket."""
+        while count:
+            count -= len(self.sock.recv(min(count, 1 << 16)))
+
+    def encoded(
+        self,
+        request: RemotingCommand,
+        code: int = 0,
+        ext_fields: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        remark: str = "",
+        serialize_type: SerializeType = SerializeType.JSON,
+    ) -> bytes:
+        """Return the frame that answers a request."""
+        answer = RemotingCommand(code, request.opaque, ext_fields or {}, body, 1, remark, "JAVA", 513)
+        return encode_command(answer, serialize_type)
+
+    def answer(self, request: RemotingCommand, *args: object, **kwargs: object) -> None:
+        """Answer a request; arguments as for `encoded`."""
+        self.sock.sendall(self.encoded(request, *args, **kwargs))  # type: ignore[arg-type]
+
+    def answer_send(self, request: RemotingCommand, code: int = 0, offset: int = 0) -> None:
+        """Acknowledge a send."""
+        self.answer(request, code, stored_fields(request, offset))
+
+    def serve(self) -> None:
+        """Acknowledge every send until the client hangs up."""
+        while True:
+            self.answer_send(self.read())
+
+    def wait_for_hangup(self) -> None:
+        """Return when the client has closed the connection."""
+        while self.sock.recv(1 << 16):
+            pass
+
+    def reset(self) -> None:
+        """Close with a RST instead of a FIN."""
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        self.sock.close()
+
+
+def stored_fields(request: RemotingCommand, offset: int) -> dict[str, str]:
+    """The ext fields of an acknowledgement."""
+    return {"msgId": f"{offset:032X}", "queueId": request.ext_fields.get("e", "0"), "queueOffset": str(offset)}
+
+
+class Peer:
+    """A listening socket and the functions that its connections play."""
+
+    def __init__(self, *scripts: Callable[[Session], object], host: str = "127.0.0.1", backlog: int = 16) -> None:
+        self.scripts = scripts
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.listener = socket.create_server((host, 0), family=family, backlog=backlog)
+        self.port = self.listener.getsockname()[1]
+        self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        self.sessions: list[Session] = []
+        self.failures: list[BaseException] = []
+        self._threads: list[threading.Thread] = []
+        self._stopped = False
+
+    def __enter__(self) -> Peer:
+        self._spawn(self._accept)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped = True
+        # Closing the listener would not wake accept(); a connection does.
+        with contextlib.suppress(OSError), socket.create_connection(self.listener.getsockname()[:2], PATIENCE):
+            pass
+        for session in self.sessions:
+            with contextlib.suppress(OSError):
+                session.sock.shutdown(socket.SHUT_RDWR)
+        for thread in list(self._threads):
+            thread.join(PATIENCE)
+        self.listener.close()
+        if self.failures:
+            raise self.failures[0]
+
+    def _spawn(self, target: Callable[..., object], *args: object) -> None:
+        thread = threading.Thread(target=target, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            sock, _ = self.listener.accept()
+            if self._stopped:
+                sock.close()
+                return
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            session = Session(sock)
+            script = self.scripts[min(len(self.sessions), len(self.scripts) - 1)]
+            self.sessions.append(session)
+            self._spawn(self._play, script, session)
+
+    def _play(self, script: Callable[[Session], object], session: Session) -> None:
+        try:
+            with session.sock:
+                script(session)
+        except (EOFError, OSError):
+            pass  # the client hung up, as it may
+        except BaseException as exc:
+            self.failures.append(exc)
+
+
+class BrokerPeer(Peer):
+    """A name server and broker in one that plays `Reply`s; errors must be a broker's."""
+
+    def __init__(self, routes: Mapping[str, TopicRouteData] | None = None, *replies: Reply) -> None:
+        super().__init__(self._serve)
+        self.routes = dict(routes or {})
+        self.replies = deque(replies)
+        self.requests: list[RemotingCommand] = []
+        self.stored: dict[MessageQueue, list[Message]] = {}
+
+    def _serve(self, session: Session) -> None:
+        while True:
+            request = session.read()
+            self.requests.append(request)
+            frame = self._answer(session, request)
+            if frame:
+                session.sock.sendall(frame)
+
+    def _answer(self, session: Session, request: RemotingCommand) -> bytes:
+        fields = request.ext_fields
+        if request.code in (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE):
+            return self._answer_send(session, request)
+        if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
+            route = self.routes.get(fields["topic"])
+            if route is None:
+                return session.encoded(request, ResponseCode.TOPIC_NOT_EXIST, remark="No topic route info")
+            return session.encoded(request, body=route_body(route))
+        if request.code in (RequestCode.GET_MAX_OFFSET, RequestCode.GET_MIN_OFFSET):
+            queue = MessageQueue(fields["topic"], fields["bname"], int(fields["queueId"]))
+            end = len(self.stored.get(queue, ())) if request.code == RequestCode.GET_MAX_OFFSET else 0
+            return session.encoded(request, ext_fields={"offset": str(end)})
+        if request.code == RequestCode.UPDATE_AND_CREATE_TOPIC:
+            # A real broker says so with code 0 (spec/remoting.md 1.2).
+            return session.encoded(request, remark="not set any response code")
+        return session.encoded(request)
+
+    def _answer_send(self, session: Session, request: RemotingCommand) -> bytes:
+        reply = self.replies.popleft() if self.replies else Reply()
+        fields = request.ext_fields
+        queue = MessageQueue(fields["b"], fields["n"], int(fields["e"]))
+        kept = self.stored.setdefault(queue, [])
+        offset = len(kept)
+        if reply.stored or (reply.stored is None and reply.error is None and not reply.silent):
+            if fields["m"] == "true":
+                kept += decode_batch(request.body, queue.topic)
+            else:
+                properties = decode_properties(fields.get("i", "").encode())
+                kept.append(Message(queue.topic, bytes(request.body), int(fields["h"]), properties))
+        if reply.silent:
+            return b""
+        if reply.error is not None:
+            assert isinstance(reply.error, MQBrokerException)
+            return session.encoded(request, reply.error.response_code, remark=reply.error.remark)
+        return session.encoded(request, reply.status.value, stored_fields(request, offset))
+
+
+def route_body(route: TopicRouteData) -> bytes:
+    """The JSON of a name server."""
+    body = {
+        "brokerDatas": [
+            {
+                "brokerAddrs": {str(number): address for number, address in broker.broker_addrs.items()},
+                "brokerName": broker.broker_name,
+                "cluster": broker.cluster,
+            }
+            for broker in route.broker_datas
+        ],
+        "queueDatas": [
+            {
+                "brokerName": queue.broker_name,
+                "perm": queue.perm,
+                "readQueueNums": queue.read_queue_nums,
+                "topicSysFlag": queue.topic_sys_flag,
+                "writeQueueNums": queue.write_queue_nums,
+            }
+            for queue in route.queue_datas
+        ],
+    }
+    return json.dumps(body).encode()
+
+
+
+@contextlib.contextmanager
+def full_listener() -> Iterator[socket.socket]:
+    """A listening socket whose queue is full: it leaves further connects without an answer."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        while True:
+            sock = stack.enter_context(socket.socket())
+            sock.setblocking(False)
+            sock.connect_ex(listener.getsockname())
+            if not select.select([], [sock], [], 0.3)[1]:
+                break
+        yield listener

@@ -1,0 +1,141 @@
+"""What a write refuses, before any task where it can, and in whose words."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from rocketmq_spark.spark.report import Metrics
+
+from rocketmq_spark.errors import OptionError
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+BODY = [("b",)]
+
+
+@pytest.fixture
+def silent_server() -> Iterator[str]:
+    """A port that accepts and answers nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"topik": "t"}, r"topik.*topic"),
+        ({"sendMsgTimeOut2": "1"}, r"sendMsgTimeOut2.*sendMsgTimeout"),
+        ({"sendMsgTimeout": "soon"}, r"sendMsgTimeout.*soon"),
+        ({"topic": "no spaces please"}, r"no spaces please"),
+        ({"topic": "x" * 128}, r"127"),
+        ({"topic": "SCHEDULE_TOPIC_XXXX"}, r"SCHEDULE_TOPIC_XXXX"),
+        ({"namesrvAddr": "127.0.0.1:1"}, r"nameServer.*namesrvAddr|namesrvAddr.*nameServer"),
+        ({"accessKey": "k", "secretKey": "hush-hush"}, r"accessKey"),
+        ({"nameServer": "127.0.0.1:1", "sendMsgTimeout": "500"}, r"127\.0\.0\.1:1"),
+    ],
+)
+def test_an_option_is_refused_before_any_task(
+    spark: SparkSession, save: Callable[..., None], options: dict[str, str], text: str
+) -> None:
+    with pytest.raises(PySparkException, match=text) as raised:
+        save(spark.createDataFrame(BODY, "body string"), **options)
+    assert "hush-hush" not in str(raised.value)
+
+
+def test_a_missing_name_server_is_named(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
+    with pytest.raises(PySparkException, match="nameServer"):
+        spark.createDataFrame(BODY, "body string").write.format("rocketmq").mode("append").save("t")
+
+
+def test_a_host_that_answers_nothing_fails_within_its_deadline(
+    spark: SparkSession, save: Callable[..., None], silent_server: str
+) -> None:
+    with pytest.raises(PySparkException, match=silent_server):
+        save(spark.createDataFrame(BODY, "body string"), nameServer=silent_server, sendMsgTimeout="700")
+
+
+@pytest.mark.parametrize(
+    ("schema", "row", "text"),
+    [
+        ("payload string", ("b",), r"body.*to_json\(struct"),
+        ("body int", (1,), r"body.*int"),
+        ("body string, value string", ("b", "v"), r"body.*value"),
+        ("body string, extra string", ("b", "e"), r"extra.*to_json\(struct"),
+        ("body string, Tags string", ("b", "t"), r"Tags.*tags"),
+        ("body string, keys int", ("b", 1), r"keys.*int"),
+    ],
+)
+def test_columns_are_refused_before_any_task(
+    spark: SparkSession, save: Callable[..., None], schema: str, row: tuple[Any, ...], text: str
+) -> None:
+    with pytest.raises(PySparkException, match=text):
+        save(spark.createDataFrame([row], schema))
+
+
+def test_a_frame_without_topic_is_refused(spark: SparkSession, cluster: Any) -> None:
+    writer = spark.createDataFrame(BODY, "body string").write.format("rocketmq").mode("append")
+    with pytest.raises(PySparkException, match="topic"):
+        writer.option("nameServer", cluster.name_server).save()
+
+
+@pytest.mark.parametrize(
+    ("schema", "row", "text"),
+    [
+        ("body string", (None,), r"partition \d+, row 2 .*null"),
+        ("body string", ("",), r"row 2 .*empty"),
+        ("body binary", (bytes(5 * 1024 * 1024),), r"row 2 .*5242880.*4194304"),
+        ("body string, topic string", ("b", "no spaces"), r"row 2 .*no spaces"),
+        ("body string, tags string", ("b", "a|b"), r"row 2 .*tags.*a\|b"),
+        ("body string, keys string, properties map<string,string>", ("b", "key-7", {"KEYS": "x"}), r"key-7.*KEYS"),
+        ("body string, delayTimeLevel int", ("b", 19), r"delayTimeLevel.*19"),
+    ],
+)
+def test_an_invalid_row_fails_with_its_place_and_the_rule(
+    spark: SparkSession, cluster: Any, topic: str, schema: str, row: tuple[Any, ...], text: str
+) -> None:
+    good: list[Any] = ["ok" if "string" in schema.split(",")[0] else b"ok"]
+    good += [topic if name.strip().startswith("topic") else None for name in schema.split(", ")[1:]]
+    frame = spark.createDataFrame([tuple(good), tuple(good), row], schema).coalesce(1)
+    writer = frame.write.format("rocketmq").mode("append").option("nameServer", cluster.name_server)
+    if "topic" not in schema:
+        writer = writer.option("topic", topic)
+    with pytest.raises(PySparkException, match=text):
+        writer.save()
+
+
+@pytest.mark.parametrize("mode", ["overwrite", "ignore"])
+def test_other_modes_are_refused_whichever_way_they_are_said(
+    spark: SparkSession, cluster: Any, topic: str, metrics: Metrics, mode: str
+) -> None:
+    frame = spark.createDataFrame(BODY, "body string")
+    options = {"nameServer": cluster.name_server, "topic": topic}
+    with pytest.raises(OptionError, match=f"{mode}.*append"):
+        frame.write.format("rocketmq").mode(mode).options(**options).save()
+    with pytest.raises(OptionError, match=f"{mode}.*append"):
+        frame.write.mode(mode).format("rocketmq").options(**options).save()
+    with pytest.raises(OptionError, match=f"{mode}.*append"):
+        frame.write.options(**options).save(format="rocketmq", mode=mode)
+
+
+@pytest.mark.parametrize("mode", ["overwrite", "ignore"])
+def test_other_modes_are_refused_without_the_hook(
+    spark: SparkSession, cluster: Any, topic: str, save: Callable[..., None], mode: str
+) -> None:
+    writer = spark.createDataFrame(BODY, "body string").write.format("rocketmq").mode(mode)
+    with pytest.raises(PySparkException, match=r"append|Append"):
+        writer.option("nameServer", cluster.name_server).option("topic", topic).save()
+
+
+def test_other_sources_keep_their_default_mode(spark: SparkSession, metrics: Metrics, tmp_path: Any) -> None:
+    frame = spark.createDataFrame(BODY, "body string")
+    frame.write.parquet(str(tmp_path / "out"))
+    with pytest.raises(PySparkException, match="PATH_ALREADY_EXISTS"):
+        frame.write.parquet(str(tmp_path / "out"))
+    with pytest.raises(PySparkException, match="PATH_ALREADY_EXISTS"):
+        frame.write.format("parquet").save(str(tmp_path / "out"))

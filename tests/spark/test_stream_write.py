@@ -1,0 +1,69 @@
+"""`df.writeStream` to real brokers: stop, restart from the checkpoint, and nothing is missing."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from reading import read_topic
+from rocketmq_spark.spark.report import Metrics
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+
+def start(spark: SparkSession, name_server: str, topic: str, checkpoint: Path) -> StreamingQuery:
+    rates = spark.readStream.format("rate").option("rowsPerSecond", 2000).option("numPartitions", 2).load()
+    return (
+        rates.selectExpr("cast(value as string) as body", "concat('k', value) as keys")
+        .writeStream.format("rocketmq")
+        .option("nameServer", name_server)
+        .option("topic", topic)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(processingTime="500 milliseconds")
+        .start()
+    )
+
+
+def run_until(query: StreamingQuery, batches: int) -> int:
+    """Wait for so many more micro-batches with rows, stop the query, and return the rows it reports."""
+    deadline = time.monotonic() + 120
+    while sum(progress.numInputRows > 0 for progress in query.recentProgress) < batches:
+        assert query.exception() is None
+        assert time.monotonic() < deadline, query.status
+        time.sleep(0.1)
+    rows = sum(progress.numInputRows for progress in query.recentProgress)
+    query.stop()
+    return rows
+
+
+def test_a_query_that_is_stopped_and_restarted_sends_every_row(
+    spark: SparkSession, cluster: Any, topic: str, metrics: Metrics, tmp_path: Path
+) -> None:
+    sent = sum(run_until(start(spark, cluster.name_server, topic, tmp_path), 3) for _ in range(2))
+    bodies = [int(message.body) for message in read_topic(cluster.name_server, topic, sent)]
+    # The rate source counts on from its checkpoint: no number may be missing up to the highest one.
+    assert set(bodies) >= set(range(sent))
+    assert set(bodies) == set(range(max(bodies) + 1))
+    reported = sum(facts["rows"] for facts in metrics.to_dict().values())
+    assert reported >= sent
+
+
+def test_available_now_sends_what_there_is_once(
+    spark: SparkSession, cluster: Any, topic: str, metrics: Metrics, tmp_path: Path
+) -> None:
+    spark.range(1000).selectExpr("cast(id as string) as body").write.parquet(str(tmp_path / "in"))
+    query = (
+        spark.readStream.schema("body string").parquet(str(tmp_path / "in"))
+        .writeStream.format("rocketmq")
+        .option("nameServer", cluster.name_server)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(topic)
+    )  # fmt: skip
+    assert query.awaitTermination(120)
+    assert query.exception() is None
+    assert sorted(int(message.body) for message in read_topic(cluster.name_server, topic, 1000)) == list(range(1000))

@@ -1,0 +1,185 @@
+"""Hypothesis strategies for the values that travel through the package, and plain encoders of what servers send.
+
+The encoders here are written apart from the package's own code, so that a decoder never meets its own mistakes.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+
+from rocketmq_spark.message import BrokerData, Message, QueueData, TopicRouteData
+from rocketmq_spark.wire.command import LANGUAGES, RemotingCommand
+from rocketmq_spark.wire.records import StoredMessage
+
+int16s = st.integers(-(2**15), 2**15 - 1)
+int32s = st.integers(-(2**31), 2**31 - 1)
+int64s = st.integers(-(2**63), 2**63 - 1)
+
+topics = st.text("%|abcXYZ019_-", min_size=1, max_size=127)
+broker_names = st.text("abcXYZ019-_", min_size=1, max_size=12)
+addresses = st.builds("10.0.{}.{}:{}".format, st.integers(0, 255), st.integers(1, 254), st.integers(1, 65535))
+
+# Anything Unicode but the two separators of a property string.
+property_texts = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), min_size=1, max_size=20)
+properties = st.dictionaries(property_texts, property_texts, max_size=5)
+
+ext_fields = st.dictionaries(st.text(min_size=1, max_size=12), st.text(min_size=1, max_size=30), max_size=6)
+
+
+@st.composite
+def commands(draw: st.DrawFn, codes: st.SearchStrategy[int] = int16s) -> RemotingCommand:
+    """Requests and responses that both header types can carry."""
+    return RemotingCommand(
+        code=draw(codes),
+        opaque=draw(int32s),
+        ext_fields=draw(ext_fields),
+        body=draw(st.binary(max_size=200)),
+        flag=draw(st.integers(0, 3)),
+        remark=draw(st.text(max_size=20)),
+        language=draw(st.sampled_from(LANGUAGES)),
+        version=draw(st.integers(0, 2**15 - 1)),
+    )
+
+
+@st.composite
+def messages(draw: st.DrawFn, topic: st.SearchStrategy[str] = topics) -> Message:
+    """Messages with any body (empty too), flag and properties."""
+    return Message(draw(topic), draw(st.binary(max_size=100)), draw(int32s), draw(properties))
+
+
+@st.composite
+def batches(draw: st.DrawFn, max_size: int = 8) -> list[Message]:
+    """One to `max_size` messages of one topic."""
+    topic = st.just(draw(topics))
+    return draw(st.lists(messages(topic), min_size=1, max_size=max_size))
+
+
+@st.composite
+def routes(draw: st.DrawFn) -> TopicRouteData:
+    """Route tables as the package gives them: sorted by broker name, which is unique."""
+    names = sorted(draw(st.sets(broker_names, max_size=4)))
+    counts, perms = st.integers(0, 64), st.integers(0, 15)
+    addrs = st.dictionaries(st.integers(0, 5), addresses, max_size=3)
+    return TopicRouteData(
+        queue_datas=tuple(QueueData(name, draw(counts), draw(counts), draw(perms), draw(counts)) for name in names),
+        broker_datas=tuple(BrokerData(name, draw(addrs), draw(broker_names)) for name in names),
+        order_topic_conf=draw(st.none() | st.just("broker-a:4;broker-b:4")),
+        static_topic=draw(st.booleans()),
+    )
+
+
+@st.composite
+def hosts(draw: st.DrawFn, ip: st.SearchStrategy[Any]) -> str:
+    """``address:port`` as the package writes it."""
+    address, port = draw(ip), draw(st.integers(0, 65535))
+    return f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"
+
+
+@st.composite
+def stored_messages(draw: st.DrawFn) -> StoredMessage:
+    """Records of either magic and all mixes of address families."""
+    born_v6, store_v6 = draw(st.booleans()), draw(st.booleans())
+    body = draw(st.binary(max_size=60))
+    return StoredMessage(
+        topic=draw(topics | st.text("%RETRYabc", min_size=128, max_size=255)),
+        queue_id=draw(int32s),
+        queue_offset=draw(int64s),
+        physical_offset=draw(int64s),
+        flag=draw(int32s),
+        sys_flag=draw(st.integers(0, 0x7FF)) & ~0x30 | (0x10 if born_v6 else 0) | (0x20 if store_v6 else 0),
+        born_timestamp=draw(int64s),
+        born_host=draw(hosts(st.ip_addresses(v=6 if born_v6 else 4))),
+        store_timestamp=draw(int64s),
+        store_host=draw(hosts(st.ip_addresses(v=6 if store_v6 else 4))),
+        reconsume_times=draw(int32s),
+        prepared_transaction_offset=draw(int64s),
+        body_crc=zlib.crc32(body) & 0x7FFFFFFF,
+        body=body,
+        properties=draw(properties),
+    )
+
+
+@st.composite
+def chunkings(draw: st.DrawFn, data: bytes, max_cuts: int = 12) -> list[bytes]:
+    """`data` cut into pieces, some of them perhaps empty."""
+    cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=max_cuts)))
+    return [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+
+
+def encode_stored_record(message: StoredMessage) -> bytes:
+    """Encode a record as a broker stores it (spec/remoting.md section 8); the topic's length chooses the magic."""
+    topic = message.topic.encode()
+    text = "".join(f"{name}\x01{value}\x02" for name, value in message.properties.items()).encode()
+    long_topic = len(topic) > 127
+    pieces = [
+        struct.pack(">I", 0xDAA320AB if long_topic else 0xDAA320A7),
+        struct.pack(">IiiqqiQ", message.body_crc, message.queue_id, message.flag, message.queue_offset,
+                    message.physical_offset, message.sys_flag, message.born_timestamp % 2**64),
+        _host(message.born_host),
+        struct.pack(">q", message.store_timestamp),
+        _host(message.store_host),
+        struct.pack(">iqi", message.reconsume_times, message.prepared_transaction_offset, len(message.body)),
+        message.body,
+        struct.pack(">H" if long_topic else ">B", len(topic)),
+        topic,
+        struct.pack(">H", len(text)),
+        text,
+    ]  # fmt: skip
+    record = b"".join(pieces)
+    return struct.pack(">i", 4 + len(record)) + record
+
+
+def _host(host: str) -> bytes:
+    address, _, port = host.rpartition(":")
+    return ipaddress.ip_address(address.strip("[]")).packed + struct.pack(">i", int(port))
+
+
+def encode_route(route: TopicRouteData, *, standard: bool = True) -> bytes:
+    """Encode a route as a name server answers it; unless `standard`, with numeric keys unquoted as fastjson does."""
+    body: dict[str, Any] = {
+        "brokerDatas": [
+            {
+                "brokerAddrs": dict(broker.broker_addrs),
+                "brokerName": broker.broker_name,
+                "cluster": broker.cluster,
+                "enableActingMaster": False,
+            }
+            for broker in route.broker_datas
+        ],
+        "filterServerTable": {},
+        "queueDatas": [
+            {
+                "brokerName": queue.broker_name,
+                "perm": queue.perm,
+                "readQueueNums": queue.read_queue_nums,
+                "topicSysFlag": queue.topic_sys_flag,
+                "writeQueueNums": queue.write_queue_nums,
+            }
+            for queue in route.queue_datas
+        ],
+    }
+    if route.order_topic_conf is not None:
+        body["orderTopicConf"] = route.order_topic_conf
+    if route.static_topic:
+        body["topicQueueMappingByBroker"] = {"broker-a": {"currIdMap": {0: 0, 1: 1}, "totalQueues": 2}}
+    return fastjson(body, quote_numbers=standard).encode()
+
+
+def fastjson(value: object, *, quote_numbers: bool = False) -> str:
+    """Write JSON as fastjson does: int keys of a mapping are not quoted unless `quote_numbers` says so."""
+    if isinstance(value, Mapping):
+        items = []
+        for key, item in value.items():
+            name = str(key) if isinstance(key, int) and not quote_numbers else json.dumps(str(key), ensure_ascii=False)
+            items.append(f"{name}:{fastjson(item, quote_numbers=quote_numbers)}")
+        return "{" + ",".join(items) + "}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "[" + ",".join(fastjson(item, quote_numbers=quote_numbers) for item in value) + "]"
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,336 @@
+"""What becomes of batches: the pipeline on a handed-in clock, against a scripted cluster."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocketmq_spark.errors import DeliveryError, RemotingConnectException, RemotingTimeoutException, RocketMQError
+from rocketmq_spark.message import (
+    EncodedBatch,
+    Message,
+    MessageQueue,
+    SendOutcome,
+    SendRequest,
+    SendStatus,
+    TopicRouteData,
+)
+from rocketmq_spark.metrics import Recorder
+from rocketmq_spark.options import SinkOptions
+from rocketmq_spark.producer.fault import LatencyFaultTolerance, LatencyLadder
+from rocketmq_spark.producer.pipeline import Delivery, SendPipeline
+from rocketmq_spark.producer.route_cache import TopicPublishInfo, publish_info_of
+from rocketmq_spark.producer.selector import RoundRobinSelector
+from rocketmq_spark.transport.script import ManualClock, Reply, route
+from rocketmq_spark.transport.scripted import ScriptedTransport
+from rocketmq_spark.wire.records import encode_batch
+
+
+class Rig:
+    """A pipeline whose attempts go to a scripted transport; time passes only in `run`."""
+
+    def __init__(self, cluster: TopicRouteData, seed: int = 1, **options: Any) -> None:
+        self.clock = ManualClock(100.0)
+        self.transport = ScriptedTransport({"T": cluster}, clock=self.clock)
+        self.infos: dict[str, TopicPublishInfo] = {"T": publish_info_of("T", cluster)}
+        self.refreshed: list[str] = []
+        self.recorder = Recorder("w", -1, 0, epoch_offset=0.0)
+        sink = SinkOptions(name_server=("ns:1",), **options)
+        self.faults = LatencyFaultTolerance(
+            LatencyLadder(sink.latency_max, sink.not_available_duration), enabled=sink.send_latency_fault_enable
+        )
+        rng = random.Random(seed)
+        self.pipeline = SendPipeline(
+            sink,
+            self.faults,
+            self.recorder,
+            publish_info=self.infos.get,
+            refresh_route=self.refreshed.append,
+            selector_of=lambda _topic: RoundRobinSelector(self.faults, rng),
+            rng=rng,
+        )
+        self.outcomes: list[tuple[Delivery, SendOutcome]] = []
+
+    def offer(
+        self, batches: int = 1, *, rows: int = 1, bound: MessageQueue | None = None, single: bool = False
+    ) -> None:
+        body = b"x" if single else encode_batch([Message("T", b"x")] * rows)
+        for _ in range(batches):
+            self.pipeline.offer(EncodedBatch("T", (body,), rows, len(body), batch=not single), bound)
+
+    def step(self) -> None:
+        """Start what may start now."""
+        for dispatch in self.pipeline.dispatches(self.clock.now):
+            request = SendRequest(dispatch.delivery.batch, dispatch.queue, dispatch.address, "g", "TBW102", 4, 0)
+            self.transport.send(request, dispatch.timeout, self._taker(dispatch.delivery))
+
+    def _taker(self, delivery: Delivery) -> Callable[[SendOutcome], None]:
+        return lambda outcome: self.outcomes.append((delivery, outcome))
+
+    def run(self, until: float = 1e6) -> None:
+        """Let time pass until everything is stored, or has failed."""
+        for _ in range(100_000):
+            self.step()
+            if self.pipeline.is_empty or (self.pipeline.failure and not self.pipeline.in_flight):
+                return
+            wakeup = self.pipeline.next_wakeup(self.clock.now)
+            due = min(self.transport.next_due, wakeup if wakeup is not None else float("inf"))
+            assert due < until, f"{self.pipeline!r} would wait for ever"
+            self.transport.advance(max(0.0, due - self.clock.now))
+            for delivery, outcome in self.outcomes:
+                self.pipeline.complete(delivery, outcome, self.clock.now)
+            self.outcomes.clear()
+        raise AssertionError(f"{self.pipeline!r} does not end")
+
+    @property
+    def brokers(self) -> list[str]:
+        return [request.queue.broker_name for request in self.transport.requests]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        from rocketmq_spark.metrics import WriteSummary, merge_into
+
+        summary = WriteSummary()
+        merge_into(summary, self.recorder.snapshot())
+        return summary.to_dict()
+
+
+def refused() -> Reply:
+    return Reply(error=RemotingConnectException("refused"))
+
+
+def test_every_batch_is_stored_and_counted_with_its_queue_and_offset() -> None:
+    rig = Rig(route({"a": 2, "b": 2}))
+    rig.offer(20, rows=5)
+    rig.run()
+    facts = rig.facts
+    assert rig.pipeline.pending_bytes == 0
+    assert sum(broker["rows"] for broker in facts.values()) == 100
+    assert sum(len(messages) for messages in rig.transport.stored.values()) == 100
+    assert Counter(rig.brokers) == {"a": 10, "b": 10}
+
+
+def test_a_failure_goes_to_another_broker_at_once_with_the_same_bytes() -> None:
+    rig = Rig(route({"a": 4, "b": 4}))
+    rig.transport.always["a"] = refused()
+    rig.offer(10)
+    started = rig.clock.now
+    rig.run()
+    assert rig.pipeline.failure is None
+    assert rig.clock.now == started
+    assert sum(facts["rows"] for facts in rig.facts.values()) == 10
+    assert rig.facts["a"]["retries_by_reason"] == {"RemotingConnectException": rig.brokers.count("a")}
+    assert rig.refreshed
+
+
+def test_a_broker_that_refuses_connections_is_left_to_rest_and_not_hammered() -> None:
+    rig = Rig(route({"a": 4, "b": 4}))
+    rig.transport.always["a"] = refused()
+    rig.transport.always["b"] = Reply(delay=0.01)
+    rig.offer(400)
+    rig.run()
+    assert sum(facts["rows"] for facts in rig.facts.values()) == 400
+    assert rig.brokers.count("a") < 20
+
+
+def test_flow_control_tries_the_same_queue_after_a_wait_and_isolates_nobody() -> None:
+    rig = Rig(route({"a": 4, "b": 4}), send_latency_fault_enable=True)
+    rig.transport.play("a", *[Reply.code(2, "[TIMEOUT_CLEAN_QUEUE]broker busy")] * 3)
+    rig.transport.play("b", *[Reply.code(2, "[TIMEOUT_CLEAN_QUEUE]broker busy")] * 3)
+    rig.offer(1)
+    rig.run()
+    assert len({request.queue for request in rig.transport.requests}) == 1
+    assert len(rig.transport.requests) == 4
+    assert rig.clock.now > 100.0
+    assert all(rig.faults.is_available(broker, rig.clock.now) for broker in "ab")
+
+
+def test_constant_flow_control_ends_at_the_delivery_timeout_and_says_so() -> None:
+    rig = Rig(route({"a": 1}), delivery_timeout_ms=5000)
+    rig.transport.always["a"] = Reply.code(2, "[TIMEOUT_CLEAN_QUEUE]broker busy")
+    rig.offer(3, rows=7)
+    rig.run()
+    assert isinstance(rig.pipeline.failure, DeliveryError)
+    assert "deliveryTimeoutMs=5000" in str(rig.pipeline.failure)
+    assert "broker busy" in str(rig.pipeline.failure)
+    assert rig.clock.now <= 105.0
+    assert rig.pipeline.unfinished().not_sent == 21
+    assert rig.pipeline.unfinished().unknown == 0
+
+
+def test_rows_bound_to_a_queue_wait_for_it_and_go_nowhere_else() -> None:
+    rig, queue = Rig(route({"a": 2, "b": 2})), MessageQueue("T", "a", 1)
+    rig.transport.play("a", *[refused()] * 6)
+    rig.offer(3, bound=queue)
+    rig.run()
+    assert {request.queue for request in rig.transport.requests} == {queue}
+    assert len(rig.transport.requests) > 3
+    assert [len(messages) for messages in rig.transport.stored.values()] == [3]
+
+
+def test_bound_rows_of_a_broker_that_is_gone_fail_at_the_delivery_timeout_naming_the_queue() -> None:
+    rig, queue = Rig(route({"a": 2, "b": 2}), delivery_timeout_ms=4000), MessageQueue("T", "c", 0)
+    rig.offer(1, bound=queue)
+    rig.run()
+    assert "T/c/0" in str(rig.pipeline.failure)
+    assert rig.refreshed
+    assert 104.0 <= rig.clock.now < 105.0
+
+
+def test_bound_rows_do_not_hold_up_others() -> None:
+    rig, queue = Rig(route({"a": 2, "b": 2}), delivery_timeout_ms=4000), MessageQueue("T", "c", 0)
+    rig.offer(5, bound=queue)
+    rig.offer(50)
+    rig.run()
+    assert sum(facts["rows"] for facts in rig.facts.values()) == 50
+
+
+def test_stored_but_not_safe_is_sent_so_often_and_then_named() -> None:
+    rig = Rig(route({"a": 1}), retry_times_when_send_failed=2)
+    rig.transport.always["a"] = Reply(SendStatus.SLAVE_NOT_AVAILABLE)
+    rig.offer(1, rows=9)
+    rig.run()
+    assert len(rig.transport.requests) == 3
+    text = str(rig.pipeline.failure)
+    assert "broker a" in text
+    assert "SLAVE_NOT_AVAILABLE" in text
+    assert "requireStoreOk" in text
+    assert rig.pipeline.unfinished().unknown == 9
+    assert rig.facts["a"]["failures_by_code"] == {"SLAVE_NOT_AVAILABLE": 1}
+
+
+def test_what_a_broker_refuses_for_good_fails_at_once() -> None:
+    rig = Rig(route({"a": 1, "b": 1}))
+    rig.transport.always.update(a=Reply.code(13, "the message is illegal"), b=Reply.code(13, "the message is illegal"))
+    rig.offer(1)
+    rig.run()
+    assert len(rig.transport.requests) == 1
+    assert "the message is illegal" in str(rig.pipeline.failure)
+    assert isinstance(rig.pipeline.failure.__cause__, RocketMQError)
+
+
+def test_nothing_is_sent_after_a_failure_but_what_was_in_flight_still_counts() -> None:
+    rig = Rig(route({"a": 8}))
+    rig.transport.play("a", Reply.code(13, "the message is illegal"), Reply(delay=1.0))
+    rig.offer(10, rows=2)
+    rig.run()
+    assert len(rig.transport.requests) == 2
+    assert rig.facts["a"]["rows"] == 2
+    assert rig.pipeline.unfinished().not_sent == 18
+
+
+def test_a_timeout_halves_the_window_and_the_rows_count_as_unknown_until_they_are_stored() -> None:
+    rig = Rig(route({"a": 1}), delivery_timeout_ms=10_000)
+    rig.transport.always["a"] = Reply(silent=True)
+    rig.offer(2, rows=3)
+    rig.run()
+    assert "no answer" in str(rig.pipeline.failure) or isinstance(
+        rig.pipeline.failure.__cause__, RemotingTimeoutException
+    )
+    assert rig.pipeline.unfinished().unknown == 6
+    assert rig.clock.now <= 110.0 + 0.1
+
+
+def test_a_paused_broker_holds_up_only_what_is_in_flight_to_it() -> None:
+    rig = Rig(route({"a": 4, "b": 4}))
+    rig.transport.always["a"] = Reply(silent=True)
+    rig.transport.always["b"] = Reply(delay=0.01)
+    rig.offer(200)
+    while rig.facts.get("b", {"rows": 0})["rows"] < 198:
+        assert rig.clock.now < 104.0
+        rig.step()
+        rig.transport.advance(0.01)
+        for delivery, outcome in rig.outcomes:
+            rig.pipeline.complete(delivery, outcome, rig.clock.now)
+        rig.outcomes.clear()
+    rig.run()
+    assert sum(facts["rows"] for facts in rig.facts.values()) == 200
+
+
+def test_a_slow_broker_is_isolated_only_with_the_fault_strategy() -> None:
+    for enabled, expected in [(True, True), (False, False)]:
+        rig = Rig(route({"a": 4, "b": 4}), send_latency_fault_enable=enabled)
+        rig.transport.always["a"] = Reply(delay=0.6)
+        rig.transport.always["b"] = Reply(delay=0.01)
+        rig.offer(1000)
+        rig.run()
+        assert (rig.brokers.count("a") <= 2) is expected
+        assert (rig.facts["a"]["isolated_times"] > 0) is expected
+
+
+def test_a_topic_that_loses_its_queues_waits_for_a_new_route() -> None:
+    rig = Rig(route({"a": 1}))
+    rig.infos["T"] = publish_info_of("T", route({"a": 1}, perm=4))
+    rig.offer(1)
+    for _ in range(5):
+        rig.step()
+        wakeup = rig.pipeline.next_wakeup(rig.clock.now)
+        assert wakeup is not None
+        rig.transport.advance(wakeup - rig.clock.now)
+    assert rig.refreshed
+    assert rig.transport.requests == []
+    rig.infos["T"] = publish_info_of("T", route({"b": 1}))
+    rig.run()
+    assert rig.brokers == ["b"]
+
+
+def test_singles_share_the_window_eight_to_a_batch() -> None:
+    rig = Rig(route({"a": 1}), max_in_flight=2)
+    rig.transport.always["a"] = Reply(delay=1.0)
+    rig.offer(40, single=True)
+    rig.step()
+    assert rig.pipeline.in_flight == 16
+    rig.run()
+    assert rig.facts["a"]["rows"] == 40
+
+
+def test_lines_take_turns_when_one_slot_is_free_at_a_time() -> None:
+    rig = Rig(route({"a": 4}), max_in_flight=1)
+    rig.transport.always["a"] = Reply(delay=0.1)
+    for queue_id in range(4):
+        rig.offer(3, bound=MessageQueue("T", "a", queue_id))
+    rig.run()
+    assert [request.queue.queue_id for request in rig.transport.requests] == [0, 1, 2, 3] * 3
+
+
+REPLIES = st.one_of(
+    st.just(Reply()),
+    st.just(Reply(delay=0.7)),
+    st.just(Reply(silent=True)),
+    st.just(Reply(silent=True, stored=True)),
+    st.just(refused()),
+    st.sampled_from([1, 2, 14, 17, 215]).map(lambda code: Reply.code(code, "scripted")),
+    st.sampled_from(list(SendStatus)).map(lambda status: Reply(status)),
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.dictionaries(st.sampled_from("abc"), st.lists(REPLIES, max_size=12), min_size=1),
+    st.integers(0, 2**32),
+    st.booleans(),
+)
+def test_no_row_is_ever_lost_whatever_the_brokers_do(
+    script: dict[str, list[Reply]], seed: int, fault_enable: bool
+) -> None:
+    rig = Rig(route(dict.fromkeys(script, 2)), seed, send_latency_fault_enable=fault_enable)
+    for broker, replies in script.items():
+        rig.transport.play(broker, *replies)
+    queue = MessageQueue("T", min(script), 1)
+    rig.offer(6)
+    rig.offer(3, bound=queue)
+    rig.offer(6, single=True)
+    rig.run()
+    stored = sum(facts["rows"] for facts in rig.facts.values())
+    unfinished = rig.pipeline.unfinished()
+    assert stored + unfinished.not_sent + unfinished.unknown == 15
+    if rig.pipeline.failure is None:
+        assert (stored, rig.pipeline.pending_bytes) == (15, 0)
+    else:
+        # Only a batch that is stored but not safe may give up within the delivery timeout.
+        assert "it is not safe there yet" in str(rig.pipeline.failure)

@@ -1,0 +1,380 @@
+"""What each kind of trouble does to the requests that wait, and to the connection."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.errors import (
+    BrokerUnavailableException,
+    RemotingCommandException,
+    RemotingConnectException,
+    RemotingSendRequestException,
+    RemotingTimeoutException,
+    RemotingTooMuchRequestException,
+)
+from rocketmq_spark.message import SendRequest, SendStatus
+from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.wire.codes import RequestCode
+from rocketmq_spark.wire.command import RemotingCommand
+from tests.peer import PATIENCE, Peer, Session, full_listener
+
+RequestTo = Callable[..., SendRequest]
+
+# What times out in a test times out after this, seconds; what must not time out waits PATIENCE.
+SOON = 0.2
+
+
+def kinds(outcomes: Any) -> list[type | SendStatus]:
+    return [outcome.status or type(outcome.error) for outcome in outcomes]
+
+
+def refused_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return "127.0.0.1:%d" % listener.getsockname()[1]
+
+
+def test_a_refused_connection_fails_at_once_and_says_that_nothing_was_sent(
+    transport: RemotingTransport, request_to: RequestTo, outcomes: Any
+) -> None:
+    address = refused_address()
+    transport.send(request_to(address), PATIENCE, outcomes)
+    [outcome] = outcomes.wait(1)
+    assert isinstance(outcome.error, RemotingConnectException)
+    assert outcome.error.maybe_stored is False
+    assert outcome.latency_ms == 0.0
+    assert f"SEND_MESSAGE_V2 to {address}: can't connect" in str(outcome.error)
+    assert isinstance(outcome.error.__cause__, ConnectionRefusedError)
+
+
+def test_the_next_request_dials_again(transport: RemotingTransport, request_to: RequestTo, outcomes: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as placeholder:
+        port = placeholder.getsockname()[1]
+    transport.send(request_to(f"127.0.0.1:{port}"), PATIENCE, outcomes)
+    outcomes.wait(1)
+    with Peer(Session.serve) as peer:
+        transport.send(request_to(peer.address), PATIENCE, outcomes)
+        outcomes.wait(2)
+    assert kinds(outcomes) == [RemotingConnectException, SendStatus.SEND_OK]
+
+
+def test_all_that_queue_up_for_a_silent_address_fail_together(
+    make_transport: Callable[..., RemotingTransport], request_to: RequestTo, outcomes: Any
+) -> None:
+    transport = make_transport(connect_timeout=SOON)
+    with full_listener() as listener:
+        address = "127.0.0.1:%d" % listener.getsockname()[1]
+        for _ in range(3):
+            transport.send(request_to(address), PATIENCE, outcomes)
+        outcomes.wait(3)
+    assert kinds(outcomes) == [RemotingConnectException] * 3
+    assert "can't connect within 0.2 s" in str(outcomes[0].error)
+    assert "(3 were waiting)" in str(outcomes[0].error)
+    assert outcomes[0].error is not outcomes[1].error
+
+
+def test_a_blocking_call_waits_for_a_connect_no_longer_than_it_was_told(transport: RemotingTransport) -> None:
+    with full_listener() as listener:
+        address = "127.0.0.1:%d" % listener.getsockname()[1]
+        with pytest.raises(RemotingConnectException, match=r"not connected within 0\.2 s; it was not sent"):
+            transport.invoke(address, RequestCode.HEART_BEAT, {}, b"", SOON)
+
+
+@pytest.mark.parametrize("address", ["broker-without-port", "127.0.0.1:99999", "..:9876", "host\0name:9876"])
+def test_an_address_that_is_none_is_a_failed_connect(
+    transport: RemotingTransport, request_to: RequestTo, outcomes: Any, address: str
+) -> None:
+    transport.send(request_to(address), PATIENCE, outcomes)
+    assert kinds(outcomes.wait(1)) == [RemotingConnectException]
+
+
+def test_a_name_is_resolved_and_all_its_addresses_are_tried(
+    transport: RemotingTransport, request_to: RequestTo, outcomes: Any
+) -> None:
+    with Peer(Session.serve) as peer:
+        transport.send(request_to(f"localhost:{peer.port}"), PATIENCE, outcomes)
+        assert kinds(outcomes.wait(1)) == [SendStatus.SEND_OK]
+
+
+def test_ipv6_addresses_work(transport: RemotingTransport, request_to: RequestTo, outcomes: Any) -> None:
+    try:
+        peer = Peer(Session.serve, host="::1")
+    except OSError:
+        pytest.skip("this host has no IPv6 loopback")
+    with peer:
+        transport.send(request_to(peer.address), PATIENCE, outcomes)
+        assert kinds(outcomes.wait(1)) == [SendStatus.SEND_OK]
+
+
+@pytest.mark.parametrize("how", ["close", "reset"])
+def test_a_lost_connection_fails_all_that_wait_on_it_at_once(
+    transport: RemotingTransport, request_to: RequestTo, outcomes: Any, how: str
+) -> None:
+    def hang_up(session: Session) -> None:
+        requests = [session.read() for _ in range(4)]
+        session.answer_send(requests[2])
+        if how == "reset":
+            # After the answer has been read, or the reset would take it away.
+            outcomes.wait(1)
+            session.reset()
+
+    with Peer(hang_up) as peer:
+        for _ in range(4):
+            transport.send(request_to(peer.address), PATIENCE, outcomes)
+        outcomes.wait(4)
+    assert kinds(outcomes) == [SendStatus.SEND_OK] + [RemotingSendRequestException] * 3
+    error = outcomes[1].error
+    assert error.maybe_stored is True
+    assert peer.address in str(error)
+    assert "3 requests waited" in str(error)
+    assert isinstance(error.__cause__, ConnectionError)
+
+
+def test_a_connection_that_the_server_closed_while_idle_is_made_anew(
+    transport: RemotingTransport, request_to: RequestTo, outcomes: Any
+) -> None:
+    def once(session: Session) -> None:
+        session.answer_send(session.read())
+
+    with Peer(once) as peer:
+        for count in range(1, 4):
+            transport.send(request_to(peer.address), PATIENCE, outcomes)
+            outcomes.wait(count)
+            # The hang-up itself must be seen first: a request written before would be lost with the connection.
+            wait_until(lambda: peer.address not in repr(transport))
+    assert kinds(outcomes) == [SendStatus.SEND_OK] * 3
+    assert len(peer.sessions) >= 3
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    tick = threading.Event()
+    for _ in range(2000):
+        if condition():
+            return
+        tick.wait(0.01)
+    raise AssertionError("it did not come about")
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"\xff\xff\xff\xff",
+        b"\0\0\0\x08\0\0\0\x04{]}{",
+        b"\0\0\0\x04\x05\0\0\0",
+    ],
+)
+def test_bytes_that_are_not_the_protocol_close_the_connection(
+    transport: RemotingTransport, request_to: RequestTo, outcomes: Any, garbage: bytes
+) -> None:
+    def gibberish(session: Session) -> None:
+        first, _ = session.read(), session.read()
+        session.sock.sendall(session.encoded(first, ext_fields={"msgId": "", "queueId": "0", "queueOffset": "0"}))
+        session.sock.sendall(garbage)
+        session.wait_for_hangup()
+
+    with Peer(gibberish, Session.serve) as peer:
+        transport.send(request_to(peer.address), PATIENCE, outcomes)
+        transport.send(request_to(peer.address), PATIENCE, outcomes)
+        outcomes.wait(2)
+        transport.send(request_to(peer.address), PATIENCE, outcomes)
+        outcomes.wait(3)
+    assert kinds(outcomes) == [SendStatus.SEND_OK, RemotingCommandException, SendStatus.SEND_OK]
+    assert isinstance(outcomes[1].error.__cause__, RemotingCommandException)
+    assert outcomes[1].error.maybe_stored is True
+
+
+def test_an_acknowledgement_without_its_fields_is_not_taken_for_one(
+    transport: RemotingTransport, request_to: RequestTo, outcomes: Any
+) -> None:
+    def terse(session: Session) -> None:
+        session.answer(session.read())
+
+    with Peer(terse) as peer:
+        transport.send(request_to(peer.address), PATIENCE, outcomes)
+        outcomes.wait(1)
+    assert kinds(outcomes) == [RemotingCommandException]
+    assert "msgId" in str(outcomes[0].error)
+
+
+def test_a_silent_connection_is_closed_with_all_that_wait_on_it(
+    transport: RemotingTransport, request_to: RequestTo, outcomes: Any
+) -> None:
+    with Peer(Session.wait_for_hangup, Session.serve) as peer:
+        transport.send(request_to(peer.address, b"impatient"), SOON, outcomes)
+        transport.send(request_to(peer.address, b"patient"), PATIENCE, outcomes)
+        outcomes.wait(2)
+        transport.send(request_to(peer.address), PATIENCE, outcomes)
+        outcomes.wait(3)
+        assert len(peer.sessions) == 2
+    assert kinds(outcomes) == [RemotingTimeoutException, RemotingSendRequestException, SendStatus.SEND_OK]
+    assert "nothing at all came from the server for 0.2 s" in str(outcomes[1].error)
+    assert outcomes[0].latency_ms >= 200.0
+
+
+def test_a_timeout_keeps_a_connection_on_which_other_answers_arrive(
+    transport: RemotingTransport, request_to: RequestTo, collected: Any
+) -> None:
+    late, impatient, others = threading.Event(), collected(), collected()
+
+    def slow(session: Session) -> None:
+        first, second = session.read(), session.read()
+        session.answer_send(second)
+        late.wait(PATIENCE)
+        session.answer_send(first)
+        session.serve()
+
+    with Peer(slow) as peer:
+        transport.send(request_to(peer.address), SOON, impatient)
+        transport.send(request_to(peer.address), PATIENCE, others)
+        others.wait(1)
+        impatient.wait(1)
+        late.set()
+        transport.send(request_to(peer.address), PATIENCE, others)
+        others.wait(2)
+        assert len(peer.sessions) == 1
+    assert kinds(impatient) == [RemotingTimeoutException]
+    assert kinds(others) == [SendStatus.SEND_OK, SendStatus.SEND_OK]
+
+
+def test_a_socket_that_accepts_no_byte_is_given_up(
+    transport: RemotingTransport, request_to: RequestTo, collected: Any
+) -> None:
+    over, started, queued = threading.Event(), collected(), collected()
+
+    def deaf(_session: Session) -> None:
+        over.wait(PATIENCE)
+
+    with Peer(deaf) as peer:
+        transport.send(request_to(peer.address, bytes(16_000_000)), SOON, started)
+        transport.send(request_to(peer.address), PATIENCE, queued)
+        started.wait(1)
+        queued.wait(1)
+        over.set()
+    assert kinds(started) == [RemotingSendRequestException]
+    assert "accepted no byte for 0.2 s" in str(started[0].error)
+    assert started[0].latency_ms == 0.0
+    assert kinds(queued) == [RemotingConnectException]
+    assert "this request was not sent" in str(queued[0].error)
+    assert queued[0].error.maybe_stored is False
+
+
+def test_a_blocking_call_behind_a_stuck_request_knows_that_it_was_not_sent(
+    transport: RemotingTransport, request_to: RequestTo, outcomes: Any
+) -> None:
+    over = threading.Event()
+
+    def deaf(_session: Session) -> None:
+        over.wait(PATIENCE)
+
+    with Peer(deaf) as peer:
+        transport.send(request_to(peer.address, bytes(16_000_000)), PATIENCE, outcomes)
+        with pytest.raises(RemotingTooMuchRequestException, match="it was not sent"):
+            transport.invoke(peer.address, RequestCode.HEART_BEAT, {}, b"", SOON)
+        over.set()
+        outcomes.wait(1)
+
+
+def test_a_connection_that_is_being_written_does_not_starve_another(
+    transport: RemotingTransport, request_to: RequestTo, collected: Any
+) -> None:
+    over, stuck, served = threading.Event(), collected(), collected()
+
+    def deaf(session: Session) -> None:
+        over.wait(PATIENCE)
+        session.serve()
+
+    with Peer(deaf) as slow, Peer(Session.serve) as quick:
+        for _ in range(3):
+            transport.send(request_to(slow.address, bytes(12_000_000)), PATIENCE, stuck)
+        for count in range(1, 51):
+            transport.send(request_to(quick.address), PATIENCE, served)
+            served.wait(count)
+        assert kinds(served) == [SendStatus.SEND_OK] * 50
+        assert len(stuck) == 0
+        over.set()
+        assert kinds(stuck.wait(3)) == [SendStatus.SEND_OK] * 3
+
+
+def test_a_server_that_says_go_away_gets_the_request_again_over_a_new_connection(
+    transport: RemotingTransport, request_to: RequestTo, collected: Any
+) -> None:
+    served: list[RemotingCommand] = []
+    sent_away, stays = collected(), collected()
+
+    def leaving(session: Session) -> None:
+        first, second = session.read(), session.read()
+        session.answer(first, 1500, remark="please go away")
+        sent_away.wait(1)
+        # What was accepted before still gets its answer over the old connection.
+        session.answer_send(second)
+        session.wait_for_hangup()
+
+    def new(session: Session) -> None:
+        served.append(session.read())
+        session.answer_send(served[0], offset=3)
+        session.wait_for_hangup()
+
+    with Peer(leaving, new) as peer:
+        transport.send(request_to(peer.address, b"again"), PATIENCE, sent_away)
+        transport.send(request_to(peer.address, b"once"), PATIENCE, stays)
+        assert kinds(sent_away.wait(1)) == [SendStatus.SEND_OK]
+        assert kinds(stays.wait(1)) == [SendStatus.SEND_OK]
+    assert sent_away[0].queue_offset == 3
+    assert [bytes(command.body) for command in served] == [b"again"]
+
+
+def test_a_second_go_away_is_the_answer(transport: RemotingTransport, request_to: RequestTo, outcomes: Any) -> None:
+    def leaving(session: Session) -> None:
+        session.answer(session.read(), 1500, remark="please go away")
+        session.wait_for_hangup()
+
+    with Peer(leaving) as peer:
+        transport.send(request_to(peer.address), PATIENCE, outcomes)
+        outcomes.wait(1)
+        assert len(peer.sessions) == 2
+    assert kinds(outcomes) == [BrokerUnavailableException]
+    assert outcomes[0].error.response_code == 1500
+
+
+def test_every_send_has_exactly_one_outcome_whatever_the_server_does(
+    transport: RemotingTransport, request_to: RequestTo, collected: Any
+) -> None:
+    dice = random.Random(3)
+
+    def moody(session: Session) -> None:
+        for _ in range(dice.randrange(1, 30)):
+            request = session.read()
+            if dice.random() < 0.8:
+                session.answer_send(request)
+        if dice.random() < 0.3:
+            session.sock.sendall(dice.randbytes(20))
+        elif dice.random() < 0.5:
+            session.reset()
+
+    bodies = (b"small", bytes(300_000))
+    with Peer(moody) as peer:
+        collectors = [[collected() for _ in range(150)] for _ in range(3)]
+
+        def work(mine: list[Any]) -> None:
+            for number, collector in enumerate(mine):
+                transport.send(request_to(peer.address, bodies[number % 2]), SOON, collector)
+                if number % 7 == 0:
+                    collector.wait(1)
+
+        threads = [threading.Thread(target=work, args=(mine,)) for mine in collectors]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60.0)
+        for mine in collectors:
+            for collector in mine:
+                collector.wait(1)
+        transport.close()
+    assert {len(collector) for mine in collectors for collector in mine} == {1}
+    assert {bool(one[0].status) for mine in collectors for one in mine} == {True, False}

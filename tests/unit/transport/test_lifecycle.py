@@ -1,0 +1,207 @@
+"""A transport's beginning and end: its thread, its process, its callbacks, what it holds."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.errors import RemotingConnectException, RemotingSendRequestException, RemotingTimeoutException
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.message import SendOutcome, SendRequest, SendStatus
+from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.wire.codes import RequestCode
+from tests.peer import PATIENCE, Peer, Session
+
+RequestTo = Callable[..., SendRequest]
+
+
+def transport_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("rocketmq-spark")]
+
+
+def test_nothing_runs_before_the_first_request_nor_after_close(request_to: RequestTo, outcomes: Any) -> None:
+    before = len(transport_threads())
+    transport = RemotingTransport(["127.0.0.1:9876"])
+    assert len(transport_threads()) == before
+    assert "not started" in repr(transport)
+    with Peer(Session.serve) as peer:
+        transport.send(request_to(peer.address), PATIENCE, outcomes)
+        outcomes.wait(1)
+        assert len(transport_threads()) == before + 1
+        transport.close()
+    assert len(transport_threads()) == before
+    assert "closed" in repr(transport)
+
+
+def test_repr_shows_servers_connections_and_counts(
+    make_transport: Callable[..., RemotingTransport], request_to: RequestTo, outcomes: Any
+) -> None:
+    transport = make_transport("ns1:9876", "ns2:9876")
+    with Peer(Session.wait_for_hangup) as peer:
+        transport.send(request_to(peer.address), PATIENCE, outcomes)
+        transport.invoke_oneway(peer.address, RequestCode.HEART_BEAT, {}, b"", PATIENCE)
+        assert repr(transport) == (
+            "<RemotingTransport name_servers=ns1:9876;ns2:9876 "
+            f"<IoLoop running, [<Connection {peer.address} OPEN, 1 in flight, 0 unsent>]>>"
+        )
+
+
+def test_close_fails_what_is_in_flight_and_may_be_called_again(
+    transport: RemotingTransport, request_to: RequestTo, outcomes: Any
+) -> None:
+    with Peer(Session.wait_for_hangup) as peer:
+        for _ in range(3):
+            transport.send(request_to(peer.address), PATIENCE, outcomes)
+        transport.invoke_oneway(peer.address, RequestCode.HEART_BEAT, {}, b"", PATIENCE)
+        transport.close()
+        transport.close()
+    assert [type(outcome.error) for outcome in outcomes] == [RemotingSendRequestException] * 3
+    assert "the transport was closed" in str(outcomes[0].error)
+
+
+def test_a_closed_transport_refuses(transport: RemotingTransport, request_to: RequestTo, outcomes: Any) -> None:
+    transport.close()
+    with pytest.raises(RocketMQError, match="closed: make a new one"):
+        transport.send(request_to("127.0.0.1:1"), PATIENCE, outcomes)
+    with pytest.raises(RocketMQError, match="closed: make a new one"):
+        transport.heart_beat("127.0.0.1:1", "client", ["pg"], PATIENCE)
+    assert outcomes == []
+
+
+def test_outcomes_come_on_the_transports_own_thread(
+    transport: RemotingTransport, request_to: RequestTo, outcomes: Any
+) -> None:
+    with Peer(Session.serve) as peer:
+        transport.send(request_to(peer.address), PATIENCE, outcomes)
+        transport.send(request_to("127.0.0.1:1"), PATIENCE, outcomes)
+        outcomes.wait(2)
+    assert {thread.name for thread in outcomes.threads} == {"rocketmq-spark-transport"}
+
+
+def test_a_callback_that_raises_is_logged_and_hurts_nobody(
+    transport: RemotingTransport, request_to: RequestTo, outcomes: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def raising(_outcome: SendOutcome) -> None:
+        raise ZeroDivisionError("in the callback")
+
+    with Peer(Session.serve) as peer, caplog.at_level(logging.ERROR, "rocketmq_spark.transport"):
+        transport.send(request_to(peer.address), PATIENCE, raising)
+        transport.send(request_to(peer.address), PATIENCE, outcomes)
+        outcomes.wait(1)
+    assert outcomes[0].status is SendStatus.SEND_OK
+    [record] = caplog.records
+    assert "the callback of SEND_MESSAGE_V2" in record.getMessage()
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ZeroDivisionError
+
+
+def test_a_callback_may_send_again(transport: RemotingTransport, request_to: RequestTo, outcomes: Any) -> None:
+    def hang_up(session: Session) -> None:
+        session.read()
+
+    with Peer(hang_up, Session.serve) as peer:
+
+        def again(outcome: SendOutcome) -> None:
+            assert outcome.error is not None
+            transport.send(request_to(peer.address), PATIENCE, outcomes)
+
+        transport.send(request_to(peer.address), PATIENCE, again)
+        outcomes.wait(1)
+    assert outcomes[0].status is SendStatus.SEND_OK
+
+
+def test_a_callback_may_close_but_not_wait(
+    transport: RemotingTransport, request_to: RequestTo, collected: Any
+) -> None:
+    errors = collected()
+    with Peer(Session.serve) as peer:
+
+        def blocking(_outcome: SendOutcome) -> None:
+            try:
+                transport.heart_beat(peer.address, "client", ["pg"], PATIENCE)
+            except RocketMQError as exc:
+                errors(exc)
+            transport.close()
+
+        transport.send(request_to(peer.address), PATIENCE, blocking)
+        errors.wait(1)
+    assert "would wait for its own thread" in str(errors[0])
+    with pytest.raises(RocketMQError, match="closed"):
+        transport.heart_beat("127.0.0.1:1", "client", ["pg"], PATIENCE)
+
+
+def test_a_transport_cant_be_pickled(transport: RemotingTransport) -> None:
+    with pytest.raises(TypeError, match="pickle its options"):
+        pickle.dumps(transport)
+
+
+def test_no_body_is_held_after_its_outcome(
+    transport: RemotingTransport, request_to: RequestTo, outcomes: Any
+) -> None:
+    answered, lost = bytes(100_001), bytes(100_002)
+    before = sys.getrefcount(answered), sys.getrefcount(lost)
+
+    def one_of_two(session: Session) -> None:
+        session.answer_send(session.read())
+        session.read()
+
+    with Peer(one_of_two) as peer:
+        transport.send(request_to(peer.address, answered), PATIENCE, outcomes)
+        outcomes.wait(1)
+        transport.send(request_to(peer.address, lost), PATIENCE, outcomes)
+        outcomes.wait(2)
+        # A turn of the loop later its local names are gone too; the outcomes, and the error in one, are kept.
+        with pytest.raises(RemotingConnectException):
+            transport.invoke("127.0.0.1:1", RequestCode.HEART_BEAT, {}, b"", PATIENCE)
+        after = sys.getrefcount(answered), sys.getrefcount(lost)
+    assert outcomes[1].error is not None
+    assert after == before
+
+
+def test_a_blocking_call_ends_even_if_the_clock_stands_still(make_transport: Callable[..., RemotingTransport]) -> None:
+    transport = make_transport(clock=lambda: 0.0)
+    with Peer(Session.wait_for_hangup) as peer, pytest.raises(RemotingTimeoutException, match="did not end it within"):
+        transport.invoke(peer.address, RequestCode.HEART_BEAT, {}, b"", 0.01)
+
+
+def test_a_forked_child_is_refused_and_leaves_the_parents_connection_alone() -> None:
+    # In a process of its own: this one has threads, and forking it would be another experiment.
+    script = """
+        import os, sys
+        from rocketmq_spark.errors import RocketMQError
+        from rocketmq_spark.transport.remoting import RemotingTransport
+        from tests.peer import Peer, Session
+
+        with Peer(Session.serve) as peer:
+            transport = RemotingTransport([])
+            transport.heart_beat(peer.address, "client", ["pg"], 20.0)
+            child = os.fork()
+            if child == 0:
+                try:
+                    transport.heart_beat(peer.address, "client", ["pg"], 20.0)
+                except RocketMQError as exc:
+                    refused = f"made in process {os.getppid()} and can't be used in process {os.getpid()}" in str(exc)
+                    transport.close()
+                    os._exit(0 if refused else 3)
+                os._exit(4)
+            print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            transport.heart_beat(peer.address, "client", ["pg"], 20.0)
+            transport.close()
+            print("sessions", len(peer.sessions))
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("child 0\nsessions 1\n", "")

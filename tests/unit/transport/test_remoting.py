@@ -1,0 +1,249 @@
+"""What the seam's methods put on the wire, and what they make of the answers."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.errors import (
+    BrokerBusyException,
+    MQBrokerException,
+    MQClientException,
+    OptionError,
+    RemotingConnectException,
+    RemotingTimeoutException,
+    TopicRouteStaleException,
+)
+from rocketmq_spark.message import MessageQueue, SendOutcome, SendRequest, SendStatus
+from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.transport.script import Reply, route
+from rocketmq_spark.wire.codes import RequestCode
+from rocketmq_spark.wire.command import RemotingCommand
+from tests.peer import PATIENCE, BrokerPeer, Peer, Session, full_listener
+
+MakeTransport = Callable[..., RemotingTransport]
+ROUTE = route({"broker-a": 4})
+
+
+class Fixed(random.Random):
+    """Starts with the first name server."""
+
+    def randrange(self, *_: Any, **__: Any) -> int:
+        return 0
+
+
+def send(transport: RemotingTransport, request: SendRequest, outcomes: Any) -> SendOutcome:
+    transport.send(request, PATIENCE, outcomes)
+    outcome: SendOutcome = outcomes.wait(1)[0]
+    return outcome
+
+
+def test_a_single_message_goes_as_send_message_v2(transport: RemotingTransport, request_to: Any, outcomes: Any) -> None:
+    with BrokerPeer() as peer:
+        request = request_to(peer.address, (b"he", b"", b"llo"), properties="KEYS\x01k\x02", flag=7, sys_flag=1)
+        send(transport, request, outcomes)
+        [command] = peer.requests
+    assert command.code == RequestCode.SEND_MESSAGE_V2
+    assert bytes(command.body) == b"hello"
+    assert (command.language, command.version) == ("PYTHON", 493)
+    assert command.ext_fields == {
+        "a": "pg",
+        "b": "orders",
+        "c": "TBW102",
+        "d": "4",
+        "e": "0",
+        "f": "1",
+        "g": "1700000000000",
+        "h": "7",
+        "i": "KEYS\x01k\x02",
+        "j": "0",
+        "k": "false",
+        "m": "false",
+        "n": "broker-a",
+    }
+
+
+def test_a_batch_goes_as_send_batch_message_with_m_true(
+    transport: RemotingTransport, batch_to: Any, outcomes: Any
+) -> None:
+    with BrokerPeer() as peer:
+        outcome = send(transport, batch_to(peer.address, b"one", b"two", properties="WAIT\x01false\x02"), outcomes)
+        [command] = peer.requests
+        kept = peer.stored[MessageQueue("orders", "broker-a", 0)]
+    assert command.code == RequestCode.SEND_BATCH_MESSAGE
+    assert (command.ext_fields["m"], command.ext_fields["i"]) == ("true", "WAIT\x01false\x02")
+    assert [message.body for message in kept] == [b"one", b"two"]
+    assert outcome.status is SendStatus.SEND_OK
+
+
+def test_an_acknowledgement_becomes_an_outcome_with_all_it_says(
+    transport: RemotingTransport, request_to: Any, outcomes: Any
+) -> None:
+    fields = {
+        "msgId": "7F00",
+        "queueId": "3",
+        "queueOffset": "41",
+        "transactionId": "T1",
+        "MSG_REGION": "eu",
+        "TRACE_ON": "false",
+    }
+
+    def other_queue(session: Session) -> None:
+        session.answer(session.read(), 10, fields)
+
+    with Peer(other_queue) as peer:
+        outcome = send(transport, request_to(peer.address, queue=MessageQueue("orders", "broker-a", -1)), outcomes)
+    assert outcome == SendOutcome(
+        queue=MessageQueue("orders", "broker-a", 3),
+        status=SendStatus.FLUSH_DISK_TIMEOUT,
+        error=None,
+        latency_ms=outcome.latency_ms,
+        queue_offset=41,
+        offset_msg_id="7F00",
+        transaction_id="T1",
+        region_id="eu",
+        trace_on=False,
+    )
+    assert outcome.latency_ms > 0
+
+
+def test_a_refusal_names_rows_queue_broker_code_and_remark(
+    transport: RemotingTransport, batch_to: Any, outcomes: Any
+) -> None:
+    with BrokerPeer(None, Reply.code(2, "[OVERLOAD]system busy")) as peer:
+        outcome = send(transport, batch_to(peer.address, b"one", b"two"), outcomes)
+        expected = f"sending 2 rows to orders/broker-a/0: {peer.address} answered 2 SYSTEM_BUSY: [OVERLOAD]system busy"
+    assert isinstance(outcome.error, BrokerBusyException)
+    assert str(outcome.error).startswith(expected)
+
+
+def test_heart_beat_unregister_offsets_and_topics(transport: RemotingTransport) -> None:
+    queue = MessageQueue("orders", "broker-a", 2)
+    with BrokerPeer() as peer:
+        transport.heart_beat(peer.address, "10.0.0.1@spec", ["pg"], PATIENCE)
+        transport.unregister_client(peer.address, "10.0.0.1@spec", "pg", PATIENCE)
+        assert transport.max_offset(queue, peer.address, PATIENCE) == 0
+        assert transport.min_offset(queue, peer.address, PATIENCE) == 0
+        transport.create_topic(peer.address, "orders", 8, 6, PATIENCE)
+        sent = [(command.code, command.ext_fields) for command in peer.requests]
+        beat = bytes(peer.requests[0].body)
+    assert beat == b'{"clientID":"10.0.0.1@spec","producerDataSet":[{"groupName":"pg"}],"consumerDataSet":[]}'
+    assert sent == [
+        (34, {}),
+        (35, {"clientID": "10.0.0.1@spec", "producerGroup": "pg"}),
+        (30, {"topic": "orders", "queueId": "2", "bname": "broker-a"}),
+        (31, {"topic": "orders", "queueId": "2", "bname": "broker-a"}),
+        (17, sent[4][1]),
+    ]
+    assert {"topic": "orders", "readQueueNums": "8", "writeQueueNums": "8", "perm": "6"}.items() <= sent[4][1].items()
+
+
+def test_a_blocking_call_raises_what_the_server_answered(transport: RemotingTransport) -> None:
+    def refuse(session: Session) -> None:
+        session.answer(session.read(), 16, remark="not yours")
+
+    with Peer(refuse) as peer, pytest.raises(MQBrokerException, match="16 NO_PERMISSION: not yours") as raised:
+        transport.create_topic(peer.address, "orders", 8, 6, PATIENCE)
+    assert raised.value.broker_addr == peer.address
+
+
+def test_a_route_comes_from_the_first_name_server_that_answers_and_it_is_kept(make_transport: MakeTransport) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as placeholder:
+        dead = "127.0.0.1:%d" % placeholder.getsockname()[1]
+    with BrokerPeer({"orders": ROUTE}) as good, BrokerPeer({"orders": ROUTE}) as spare:
+        transport = make_transport(dead, good.address, spare.address, random=Fixed())
+        for _ in range(3):
+            assert transport.query_route("orders", PATIENCE) == ROUTE
+        assert (len(good.requests), len(spare.requests)) == (3, 0)
+
+
+def test_a_silent_name_server_leaves_time_for_the_next(make_transport: MakeTransport) -> None:
+    with full_listener() as silent, BrokerPeer({"orders": ROUTE}) as good:
+        transport = make_transport("127.0.0.1:%d" % silent.getsockname()[1], good.address, random=Fixed())
+        assert transport.query_route("orders", 1.0) == ROUTE
+
+
+def test_name_servers_that_all_fail_are_all_named_with_their_reasons(make_transport: MakeTransport) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as placeholder:
+        dead = "127.0.0.1:%d" % placeholder.getsockname()[1]
+    with Peer(Session.wait_for_hangup) as mute:
+        transport = make_transport(mute.address, dead, random=Fixed())
+        with pytest.raises(RemotingConnectException) as raised:
+            transport.query_route("orders", 0.4)
+    text = str(raised.value)
+    assert "no name server gave the route of topic orders within 0.4 s" in text
+    assert f"{mute.address}: GET_ROUTEINFO_BY_TOPIC to {mute.address}: no answer within" in text
+    assert f"{dead}: GET_ROUTEINFO_BY_TOPIC to {dead}: can't connect" in text
+    assert isinstance(raised.value.__cause__, RemotingConnectException)
+
+
+def test_without_time_no_name_server_is_asked(make_transport: MakeTransport) -> None:
+    with BrokerPeer({"orders": ROUTE}) as good:
+        with pytest.raises(RemotingTimeoutException, match="not asked, no time was left"):
+            make_transport(good.address).query_route("orders", 0.0)
+        assert good.requests == []
+
+
+def test_an_unknown_topic_is_an_answer_and_not_asked_elsewhere(make_transport: MakeTransport) -> None:
+    with BrokerPeer() as one, BrokerPeer({"orders": ROUTE}) as other:
+        transport = make_transport(one.address, other.address, random=Fixed())
+        with pytest.raises(TopicRouteStaleException, match="looking up the route of topic orders") as raised:
+            transport.query_route("orders", PATIENCE)
+        assert other.requests == []
+    assert raised.value.response_code == 17
+
+
+def test_a_route_that_is_no_route_is_asked_of_the_next_name_server(make_transport: MakeTransport) -> None:
+    def nonsense(session: Session) -> None:
+        session.answer(session.read(), body=b"<html>")
+
+    with Peer(nonsense) as odd, BrokerPeer({"orders": ROUTE}) as good:
+        transport = make_transport(odd.address, good.address, random=Fixed())
+        assert transport.query_route("orders", PATIENCE) == ROUTE
+        assert transport.query_route("orders", PATIENCE) == ROUTE
+        assert len(odd.sessions) == 1
+
+
+def test_no_name_server_at_all_is_javas_error_10004(transport: RemotingTransport) -> None:
+    with pytest.raises(MQClientException, match="no name server is set") as raised:
+        transport.query_route("orders", PATIENCE)
+    assert raised.value.response_code == 10004
+
+
+def test_a_name_server_that_is_no_address_is_an_option_error() -> None:
+    with pytest.raises(OptionError, match="nameServer: 'somewhere' is not an address"):
+        RemotingTransport(["127.0.0.1:9876", "somewhere"])
+
+
+def test_name_servers_are_started_with_at_random() -> None:
+    servers = [f"ns{number}:9876" for number in range(5)]
+    starts = {RemotingTransport(servers, random=random.Random(seed))._good for seed in range(50)}
+    assert starts == {0, 1, 2, 3, 4}
+
+
+def test_a_frame_beyond_16_mib_is_refused_before_it_can_close_the_connection(
+    transport: RemotingTransport, request_to: Any, outcomes: Any
+) -> None:
+    with BrokerPeer() as peer:
+        with pytest.raises(MQClientException, match="send less at once"):
+            transport.send(request_to(peer.address, bytes(16_777_216)), PATIENCE, outcomes)
+        assert send(transport, request_to(peer.address), outcomes).status is SendStatus.SEND_OK
+    assert len(outcomes) == 1
+
+
+def test_the_lower_face_gives_the_answer_whatever_its_code(transport: RemotingTransport, outcomes: Any) -> None:
+    def answer(session: Session) -> None:
+        for code in (3, 22):
+            session.answer(session.read(), code, remark="so be it")
+
+    with Peer(answer) as peer:
+        command = transport.invoke(peer.address, 9999, {"x": "y"}, b"", PATIENCE)
+        transport.invoke_async(peer.address, RequestCode.QUERY_CONSUMER_OFFSET, {}, b"", PATIENCE, outcomes)
+        [later] = outcomes.wait(1)
+    assert (command.code, command.remark) == (3, "so be it")
+    assert isinstance(later.command, RemotingCommand)
+    assert (later.command.code, later.error) == (22, None)
