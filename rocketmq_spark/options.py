@@ -164,7 +164,8 @@ SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
     OptionSpec(
         "retryTimesWhenSendFailed",
         kinds.integer(0),
-        "How often a batch that is stored but not safe is sent again before the task fails.",
+        "Attempts that follow a failed one without a wait, at other brokers; also how often a batch that is stored but "
+        "not safe is sent again before the task fails.",
     ),
     OptionSpec(
         "retryAnotherBrokerWhenNotStoreOK",

@@ -36,6 +36,17 @@ from rocketmq_spark.wire.records import decode_batch, decode_properties
 PATIENCE = 20.0
 
 
+def address_of(sock: socket.socket) -> str:
+    """``127.0.0.1:port`` of a listening socket."""
+    return f"127.0.0.1:{sock.getsockname()[1]}"
+
+
+def refused_address() -> str:
+    """An address where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return address_of(listener)
+
+
 class Session:
     """One accepted connection."""
 
@@ -168,6 +179,10 @@ class BrokerPeer(Peer):
         self.requests: list[RemotingCommand] = []
         self.stored: dict[MessageQueue, list[Message]] = {}
 
+    def __enter__(self) -> BrokerPeer:
+        super().__enter__()
+        return self
+
     def _serve(self, session: Session) -> None:
         while True:
             request = session.read()
@@ -237,7 +252,6 @@ def route_body(route: TopicRouteData) -> bytes:
         ],
     }
     return json.dumps(body).encode()
-
 
 
 @contextlib.contextmanager

@@ -12,11 +12,12 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
 from hypothesis import strategies as st
 
 from rocketmq_spark.message import BrokerData, Message, QueueData, TopicRouteData
 from rocketmq_spark.wire.command import LANGUAGES, RemotingCommand
-from rocketmq_spark.wire.records import StoredMessage
+from rocketmq_spark.wire.records import RESERVED_PROPERTIES, StoredMessage
 
 int16s = st.integers(-(2**15), 2**15 - 1)
 int32s = st.integers(-(2**31), 2**31 - 1)
@@ -183,3 +184,84 @@ def fastjson(value: object, *, quote_numbers: bool = False) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return "[" + ",".join(fastjson(item, quote_numbers=quote_numbers) for item in value) + "]"
     return json.dumps(value, ensure_ascii=False)
+
+
+# Columns of a write. The characters leave out what the rules forbid; `|` would be a second tag.
+column_texts = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02|"), max_size=12)
+visible_texts = column_texts.filter(lambda text: any(char > " " for char in text))
+key_items = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02 "), min_size=1, max_size=8)
+property_names = visible_texts.filter(lambda name: name not in RESERVED_PROPERTIES and not name.startswith("INNER_"))
+
+
+def _column_values(draw: st.DrawFn) -> dict[str, st.SearchStrategy[Any]]:
+    text_body = draw(st.booleans())
+    body = st.text(min_size=1, max_size=40).map(str.encode) if text_body else st.binary(min_size=1, max_size=60)
+    listed = st.lists(key_items, max_size=3)
+    values: dict[str, st.SearchStrategy[Any]] = {
+        "text" if text_body else "body": body,
+        "topic": st.sampled_from(["orders", "refunds"]),
+        "tags": st.none() | visible_texts,
+        "keys": st.none() | (listed if draw(st.booleans()) else column_texts),
+        "properties": st.none()
+        | st.dictionaries(property_names, visible_texts, max_size=3).map(lambda some: [*some.items()]),
+        "flag": st.none() | int32s,
+        "shardingKey": st.none() | column_texts,
+        "waitStoreMsgOK": st.none() | st.booleans(),
+    }
+    return values
+
+
+@st.composite
+def row_tables(draw: st.DrawFn, max_rows: int = 30) -> tuple[list[dict[str, Any]], list[pa.RecordBatch]]:
+    """Rows as plain values, and the same rows as record batches: any set of columns, any Arrow layout, any chunking.
+
+    `properties` is a list of pairs, as Arrow gives a map.
+    """
+    values = _column_values(draw)
+    optional = draw(st.sets(st.sampled_from(["tags", "keys", "properties", "flag", "shardingKey", "waitStoreMsgOK"])))
+    body = next(iter(values))
+    columns = {name: values[name] for name in (body, "topic", *sorted(optional))}
+    rows = draw(st.lists(st.fixed_dictionaries(columns), max_size=max_rows))
+    # Rows before and after, which slicing takes away again: offsets that do not start at 0, buffers that do not end.
+    lead, trail = draw(st.integers(0, 3)), draw(st.integers(0, 3))
+    around = draw(st.fixed_dictionaries(columns))
+    padded = [around] * lead + rows + [around] * trail
+    arrays = {name: draw(column_arrays(name, [row[name] for row in padded])) for name in columns}
+    arrays[draw(st.sampled_from(["body", "value"]))] = arrays.pop(body)
+    whole = pa.RecordBatch.from_pydict(arrays).slice(lead, len(rows))
+    cuts = sorted(draw(st.lists(st.integers(0, len(rows)), max_size=3)))
+    batches = [whole.slice(start, end - start) for start, end in zip([0, *cuts], [*cuts, len(rows)], strict=True)]
+    return [{"body": row[body], **{name: row[name] for name in columns if name != body}} for row in rows], batches
+
+
+@st.composite
+def column_arrays(draw: st.DrawFn, name: str, values: list[Any]) -> pa.Array:
+    """One column in one of the Arrow types that a write accepts for it."""
+    if all(value is None for value in values) and draw(st.booleans()):
+        return pa.nulls(len(values))
+    if name == "flag":
+        return pa.array(values, pa.int32() if draw(st.booleans()) else pa.int64())
+    if name == "waitStoreMsgOK":
+        return pa.array(values, pa.bool_())
+    text = draw(st.sampled_from([pa.string(), pa.large_string(), pa.string_view()]))
+    if name == "properties":
+        item = draw(st.sampled_from([pa.string(), pa.large_string()]))
+        return pa.array(values, pa.map_(pa.string(), item))
+    if any(isinstance(value, list) for value in values):
+        plain = text if text != pa.string_view() else pa.string()
+        return pa.array(values, pa.list_(plain) if draw(st.booleans()) else pa.large_list(plain))
+    binary = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
+    array = pa.array(
+        [value.decode() if name == "text" else value for value in values], binary[text] if name == "body" else text
+    )
+    if text != pa.string_view() and draw(st.booleans()):
+        return draw(dictionary_arrays(array))
+    return array
+
+
+@st.composite
+def dictionary_arrays(draw: st.DrawFn, array: pa.Array) -> pa.Array:
+    """`array` dictionary-encoded, nulls in the indices or in the dictionary, which has entries that nobody uses."""
+    encoded = array.dictionary_encode(null_encoding=draw(st.sampled_from(["mask", "encode"])))
+    unused = pa.array([b"unused"], pa.binary()).cast(array.type)
+    return pa.DictionaryArray.from_arrays(encoded.indices, pa.concat_arrays([encoded.dictionary, unused]))

@@ -278,9 +278,9 @@ class _Reader:
             self._violations += check_text("shardingKey", column)
             column = column.without_empty()
         if self._settings.ordered:
-            without = np.ones(self._rows, np.bool_) if column is None else _missing(column.valid)
+            there = np.zeros(self._rows, np.bool_) if column is None else column.valid
             rule = Rule("shardingKey is null or empty", "ordered=true needs one in every row", "fill the column")
-            self._violations += violations(rule, np.flatnonzero(without))
+            self._violations += violations(rule, np.flatnonzero([] if there is None else ~there))
         return column
 
     def _delays(self) -> tuple[list[Property], Mask | None]:
@@ -358,7 +358,3 @@ class _Reader:
             Violation(one.rule, one.rows, lambda row: f"{sizes[row]} bytes")
             for one in violations(rule, np.flatnonzero(sizes > limits))
         )
-
-
-def _missing(valid: Mask | None) -> Mask:
-    return np.zeros(1, np.bool_) if valid is None else ~valid

@@ -1,6 +1,6 @@
 """RecordBatches -> EncodedBatches of the remoting protocol; what is less than a batch waits for more rows.
 
-Rule 1: a full batch is one or two slices of larger buffers, which nobody joins or copies.
+Rule 1: a full batch is a few slices of larger buffers, which nobody joins.
 Rule 2: what is left of a block when `RemotingBatcher.add` ends is copied out, so nothing keeps the block alive.
 Rule 3: rows of one group keep their order; between groups there is none, nor between a delayed row and others.
 Rule 4: what goes as a single message (a delay, a body too large for a batch) is yielded as soon as it is met.
@@ -37,7 +37,11 @@ LINGER_S: Final = 0.1
 
 # Rows are encoded in chunks of about this size, bytes: small enough for a processor's cache and to bound memory,
 # large enough that numpy's and Arrow's fixed cost per call does not count.
-_CHUNK_BYTES: Final = int(1 * 1024 * 1024)
+_CHUNK_BYTES: Final = 2 * 1024 * 1024
+
+# Copied leftovers are collected in pieces of at least this size, bytes: few enough for one gathering write, and none is
+# copied again and again while its batch grows, as one buffer for all would be.
+_PIECE_BYTES: Final = 64 * 1024
 
 # All that the header of a batch may carry (spec/remoting.md 6.4: anything else there is refused or loses messages).
 _NO_WAIT: Final = "WAIT\x01false\x02"
@@ -58,6 +62,8 @@ class RemotingBatcher:
     on_invalid : callable or None, default None
         Called with the invalid rows of a batch, as a RecordBatch, and an error for each; the other rows go on. None:
         the first error is raised, and nothing of that batch is sent.
+    chunk_bytes : int, default 2 MiB
+        Rows are encoded in chunks of about this size.
 
     Attributes
     ----------
@@ -73,6 +79,7 @@ class RemotingBatcher:
         queues_of: Callable[[str], Sequence[MessageQueue]],
         unique_ids: UniqueIds,
         on_invalid: Callable[[pa.RecordBatch, Sequence[InvalidRowError]], None] | None = None,
+        chunk_bytes: int = _CHUNK_BYTES,
     ) -> None:
         self._settings = settings
         self._limit = min(settings.batch_bytes, settings.item_limit)
@@ -80,6 +87,7 @@ class RemotingBatcher:
         self._queues_of = queues_of
         self._ids = unique_ids
         self._on_invalid = on_invalid
+        self._chunk_bytes = chunk_bytes
         self._workspace = Workspace()
         self._first_row = 0
         self._groups: dict[GroupKey, _Group] = {}
@@ -135,7 +143,7 @@ class RemotingBatcher:
         self, block: MessageBlock, groups: Groups, bad: Mask | None, first_id: int, now: float
     ) -> Iterator[Ready]:
         alone = block.item_sizes > self._limit if self._settings.batching else None
-        for start, stop in chunks(block.item_sizes, _CHUNK_BYTES, alone):
+        for start, stop in chunks(block.item_sizes, self._chunk_bytes, alone):
             ready: list[Ready] = []
             batched, single = _choose(block, bad, start, stop)
             if batched is None or len(batched):
@@ -208,7 +216,7 @@ class _Group:
         self.since = since
         self.rows = 0
         self.nbytes = 0
-        self._settled = bytearray()
+        self._settled: list[bytearray] = []
         self._slices: list[memoryview] = []
 
     def append(self, piece: memoryview, rows: int) -> None:
@@ -221,11 +229,14 @@ class _Group:
     def settle(self) -> None:
         """Copy what is still a slice, so that the buffer behind it can go; less than one batch per group and block."""
         for piece in self._slices:
-            self._settled += piece
+            if self._settled and len(self._settled[-1]) < _PIECE_BYTES:
+                self._settled[-1] += piece
+            else:
+                self._settled.append(bytearray(piece))
         self._slices.clear()
 
     def batch(self) -> EncodedBatch:
-        settled: tuple[Buffer, ...] = (memoryview(self._settled).toreadonly(),) if self._settled else ()
+        settled: tuple[Buffer, ...] = tuple(memoryview(piece).toreadonly() for piece in self._settled)
         properties = "" if self.key.wait_store_msg_ok else _NO_WAIT
         return EncodedBatch(
             self.key.topic, settled + tuple(self._slices), self.rows, self.nbytes, properties=properties

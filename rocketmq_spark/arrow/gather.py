@@ -66,9 +66,15 @@ class Workspace:
 
     Fresh memory of a few MiB costs more in page faults than all copying into it, so it is kept. One workspace serves
     one thread.
+
+    Parameters
+    ----------
+    int32_end : int, default 2 ** 31
+        The first size, bytes, that takes 64-bit offsets.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, int32_end: int = _INT32_END) -> None:
+        self.int32_end = int32_end
         self._buffers: dict[str, Octets] = {}
 
     def array(self, name: str, count: int, dtype: type[Any]) -> npt.NDArray[Any]:
@@ -168,7 +174,7 @@ class _Elements:
         width = len(self.source)
         offsets[:] = np.arange(at, at + self.nbytes, width) if width else at
         # Repeating bytes and one copy of the whole is the fastest way to fill in a template.
-        memoryview(data)[:] = self.source * self.count
+        data.data[:] = self.source * self.count
         for start, dtype, values, where in self.fields:
             np.ndarray(self.count, dtype, data, start, (width,))[where] = values
 
@@ -221,7 +227,7 @@ class _Vocabulary:
     def array(self, result_nbytes: int) -> pa.Array:
         """Return the elements as an Arrow array, large if 32-bit offsets could not address it or the result."""
         nbytes = sum(elements.nbytes for elements in self._elements)
-        large = max(nbytes, result_nbytes) >= _INT32_END
+        large = max(nbytes, result_nbytes) >= self._workspace.int32_end
         offsets = self._workspace.array("offsets", self._count + 1, np.int64 if large else np.int32)
         # The one copy of every input byte before the take: Arrow takes from one array, not from several.
         data = self._workspace.array("data", nbytes, np.uint8)

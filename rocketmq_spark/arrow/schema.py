@@ -170,5 +170,6 @@ def _unknown(name: str) -> str:
         if name.lower() == known.lower():
             return f"unknown column {name}: column names are case-sensitive, rename it to {known}; {advice}"
     folded = {known.lower(): known for known in _KNOWN}
-    near = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.0)
-    return f"unknown column {name}, the nearest known one is {folded[near[0]]}; {advice}"
+    near = difflib.get_close_matches(name.lower(), folded, n=1)
+    hint = f"did you mean {folded[near[0]]}?" if near else f"known are {', '.join(_WRITTEN)} and what a read returns"
+    return f"unknown column {name}: {hint}; {advice}"

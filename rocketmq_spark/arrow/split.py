@@ -157,10 +157,12 @@ class _Targets:
         if key is None or not bound.any():
             return
         queues = self._queues_of_rows(bound)
-        sizes = np.array([len(some) for some in queues])
-        topic_codes = self._topic_codes()
-        hashes = np.abs(string_hashes(key).astype(np.int64))
-        self._bind(queues, np.where(bound, 1 + hashes % np.maximum(sizes, 1)[topic_codes], 0))
+        # The absolute value of the smallest int32 is itself; read as unsigned, it is what its remainder comes from.
+        hashes = np.abs(string_hashes(key)).view(np.uint32)
+        sizes = np.array([max(len(some), 1) for some in queues], np.uint32)
+        codes = self._block.topic_codes
+        index = hashes % (sizes[0] if codes is None else sizes[codes])
+        self._bind(queues, (index + np.uint32(1)) * bound)
 
     def bind_by_column(self, bound: Mask) -> None:
         """Bind rows to the queue that they name; the broker's name may be null where the topic has one broker."""
@@ -168,7 +170,7 @@ class _Targets:
         if block.queue_ids is None or not bound.any():
             return
         queues = self._queues_of_rows(bound)
-        topic_codes = self._topic_codes()
+        topic_codes = np.zeros(block.rows, np.int64) if block.topic_codes is None else block.topic_codes
         broker_codes, names = block.broker_names or (np.full(block.rows, -1), [])
         slots = np.zeros(block.rows, np.int64)
         for code, some in enumerate(queues):
@@ -206,13 +208,10 @@ class _Targets:
             rule, rows, lambda row: f"brokerName {names[codes[row]] if codes[row] >= 0 else 'null'}, queueId {ids[row]}"
         )
 
-    def _topic_codes(self) -> Ints:
-        codes = self._block.topic_codes
-        return np.zeros(self._block.rows, np.int64) if codes is None else codes
-
     def _queues_of_rows(self, bound: Mask) -> list[Sequence[MessageQueue]]:
         """Return the queues of each topic that has a row to bind, and nothing for any other topic."""
-        wanted = set(np.unique(self._topic_codes()[bound]).tolist())
+        codes = self._block.topic_codes
+        wanted = {0} if codes is None else set(np.unique(codes[bound]).tolist())
         queues: list[Sequence[MessageQueue]] = []
         for code, topic in enumerate(self._block.topics):
             queues.append(self._queues_of(topic) if code in wanted else ())
@@ -232,7 +231,8 @@ class _Targets:
             keys.append(GroupKey(topic))
             keys += (GroupKey(topic, queue) for queue in some)
         self.keys = keys
-        self.codes = np.array(first)[self._topic_codes()] + slots
+        codes = self._block.topic_codes
+        self.codes = slots if codes is None else np.array(first)[codes] + slots
 
 
 def _ranges(ids: Sequence[int]) -> str:

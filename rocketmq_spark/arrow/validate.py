@@ -134,7 +134,7 @@ def check_text(
             "remove or replace it",
         )
         yield from violations(rule, _elements_with(column, (column.span - 1) < 2), entries)
-    if blank and (lowest <= _SPACE or column.sizes.min(initial=1) == 0):
+    if blank and (lowest <= _SPACE or _has_empty(column)):
         rule = Rule(f"{name} is blank", "at least one visible character is needed", "use null where there is none")
         yield from violations(rule, _blank_elements(column), entries)
     if pipe and (hits := column.span == _PIPE).any():
@@ -185,14 +185,20 @@ def _elements_with(column: ByteColumn, hits: Mask) -> Ints:
     return _not_null(column, np.unique(np.searchsorted(column.offsets, positions, side="right") - 1))
 
 
+def _has_empty(column: ByteColumn) -> bool:
+    empty = column.sizes == 0
+    return bool(empty.any() if column.valid is None else (empty & column.valid).any())
+
+
 def _blank_elements(column: ByteColumn) -> Ints:
     """Return the elements without a byte above 0x20; a null is not one of them."""
     empty = column.offsets[1:] == column.offsets[:-1]
     # An empty element's first byte is its neighbour's, or lies behind the last one: any will do.
     heads = column.data[np.minimum(column.offsets[:-1], len(column.data) - 1)] if len(column.data) else np.uint8(0)
-    suspects = np.flatnonzero(empty | (heads <= _SPACE))
+    suspects: Ints = _not_null(column, np.flatnonzero(empty | (heads <= _SPACE)))
     if len(suspects) == 0:
         return suspects
     visible = np.concatenate([[0], np.cumsum(column.span > _SPACE)])
     ends = column.offsets - int(column.offsets[0])
-    return _not_null(column, suspects[visible[ends[suspects + 1]] == visible[ends[suspects]]])
+    blank: Mask = visible[ends[suspects + 1]] == visible[ends[suspects]]
+    return suspects[blank]

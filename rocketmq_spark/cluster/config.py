@@ -14,7 +14,7 @@ import re
 import socket
 import string
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,6 +24,9 @@ from rocketmq_spark.errors import ClusterError
 # Below the range of every system's outgoing connections (Linux starts at 32768, macOS at 49152). A client that keeps
 # trying a port of that range while its broker is down would one day get the port as its own, and talk to itself.
 _PORTS: Final = range(20_000, 30_000)
+
+# Not the generator that programs seed: two that seed alike would want the same ports.
+_draw: Final = random.SystemRandom().randrange
 
 _OWN: Final = {
     "brokerName": "it is broker-0, broker-1, ...",
@@ -136,8 +139,10 @@ def is_free(port: int) -> bool:
     return True
 
 
-def pick_port(taken: Iterable[int], *, below: int = 0, choose: random.Random | None = None) -> int:
+def pick_port(taken: Iterable[int], *, below: int = 0, draw: Callable[[int, int], int] = _draw) -> int:
     """Return a free port that is not in `taken`, with the `below` ports under it free too.
+
+    `draw` is ``randrange``.
 
     Raises
     ------
@@ -145,9 +150,8 @@ def pick_port(taken: Iterable[int], *, below: int = 0, choose: random.Random | N
         None of 200 tries was free.
     """
     avoid = set(taken)
-    draw = choose or random.Random()
     for _ in range(200):
-        port = draw.randrange(_PORTS.start + below, _PORTS.stop)
+        port = draw(_PORTS.start + below, _PORTS.stop)
         wanted = range(port - below, port + 1)
         if avoid.isdisjoint(wanted) and all(is_free(each) for each in wanted):
             return port

@@ -175,8 +175,8 @@ class LocalCluster:
             atexit.register(self.stop)
             try:
                 self._start_all(self._new_site(java, jars))
-            except BaseException:
-                self._stop(keep_logs=True)
+            except BaseException as exc:
+                self._stop(keep_logs=isinstance(exc, Exception))  # a Ctrl-C leaves nothing to explain
                 raise
 
     def check(self) -> None:
@@ -267,7 +267,7 @@ class LocalCluster:
             for server in reversed(self.servers):
                 server.kill()
             site.watchdog.release()
-            if self.is_temporary and keep_logs:
+            if self.is_temporary and keep_logs and any(server.was_launched for server in self.servers):
                 for server in self.servers:
                     server.remove_store()
             elif self.is_temporary:

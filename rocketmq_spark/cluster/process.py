@@ -38,7 +38,7 @@ if [ -n "$1" ]; then sleep 1; rm -rf -- "$1"; fi
 
 _LOG_TAIL: Final = 256 * 1024
 _TELLING: Final = re.compile(
-    r"\b(ERROR|FATAL)\b|(Exception|Error)(:|$)|insufficient memory|[Cc]ould not|Unrecognized|Conflicting|SIG(BUS|SEGV)"
+    r"\b(ERROR|FATAL)\b|(Exception|Error)(:|$)|insufficient memory|[Cc]ould not|Unrecognized|SIG(BUS|SEGV)"
 )
 _ROUTINE: Final = re.compile(r" INFO \w+ ")  # a broker logs its whole configuration, "timerSkipUnknownError=false" too
 
@@ -58,7 +58,7 @@ _WHAT_TO_DO: Final = (
     ),
     (re.compile(r"Lock failed"), "another broker uses this folder: stop it or set directory="),
     (
-        re.compile(r"Unrecognized (VM )?option|Could not create the Java Virtual Machine|Conflicting collector"),
+        re.compile(r"Unrecognized (VM )?option|Could not create the Java Virtual Machine|during initialization of VM"),
         "the JVM refused its options: check jvm_options",
     ),
 )
@@ -262,10 +262,8 @@ class ServerProcess:
             return f"{self.name} is {self._state.value}"
         if self._state is not State.DIED:
             return f"{self.name} was {self._state.value} and not started again"
-        code = self._process.returncode if self._process is not None else None
-        end = (
-            "is not running" if code is None else f"ended by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
-        )
+        code = self._process.returncode if self._process is not None else 0
+        end = f"ended with exit code {code}" if code >= 0 else f"ended by {_signal_name(-code)}"
         lines = self.telling_lines()
         text = "\n".join(lines)
         hints = [hint for pattern, hint in _WHAT_TO_DO if pattern.search(text)]

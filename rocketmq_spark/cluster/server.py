@@ -113,6 +113,11 @@ class Server:
         return self._process is not None and self._process.is_alive
 
     @property
+    def was_launched(self) -> bool:
+        """Whether its process was ever started, so that there are logs."""
+        return self._process is not None
+
+    @property
     def state(self) -> State:
         """What it is doing, as far as we know and wanted."""
         return self._process.state if self._process else State.NEW
@@ -174,7 +179,7 @@ class Server:
                     " a slow machine may need a larger start_timeout"
                 )
             if not tries_left or not self._may_try_again(keep_ports):
-                raise ClusterError(f"{self.name} died while starting: {self.why()}") from last
+                raise ClusterError(f"starting the cluster: {self.why()}") from last
             self.launch()
 
     def terminate(self) -> None:

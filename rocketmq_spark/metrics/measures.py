@@ -92,18 +92,20 @@ class Measures:
         numbers = np.array([self.number(name) for name in other.names], np.int64)
         width = max(self.width, other.width)
         timeline = other._timeline_of(width)
+        others = other.totals, other.latency, timeline, other.queues, other.reasons
         # All keys first: numbers that mean nothing raise here, before anything is added.
-        added = (
-            (self.totals, other.totals, _renumbered(numbers, other.totals.keys, 0)),
-            (self.latency, other.latency, _renumbered(numbers, other.latency.keys, INDEX_BITS)),
-            (self.queues, other.queues, _renumbered(numbers, other.queues.keys, 2 * NAME_BITS, NAME_BITS)),
-            (self.reasons, other.reasons, _renumbered(numbers, other.reasons.keys, NAME_BITS, 0)),
-            (self.timeline, timeline, _renumbered(numbers, timeline.keys, 0)),
+        keys = (
+            _renumbered(numbers, other.totals.keys, 0),
+            _renumbered(numbers, other.latency.keys, INDEX_BITS),
+            _renumbered(numbers, timeline.keys, 0),
+            _renumbered(numbers, other.queues.keys, 2 * NAME_BITS, NAME_BITS),
+            _renumbered(numbers, other.reasons.keys, NAME_BITS, 0),
         )
         self.widen(width)
-        for table, more, keys in added:
-            is_longer = table.add(keys, more.values)
-        if is_longer:
+        seconds = len(self.timeline)
+        for own, more, more_keys in zip(self._tables(), others, keys, strict=True):
+            own.add(more_keys, more.values)
+        if len(self.timeline) > seconds:
             self.limit_timeline()
 
     def widen(self, width: int) -> None:

@@ -1,7 +1,8 @@
 """What one task measures while it sends.
 
 Rule 1: one thread at a time; the producer calls with its lock held, so a call is a few dictionary look-ups.
-Rule 2: no clock here; `now` always comes in, monotonic seconds.
+Rule 2: `now` always comes in, monotonic seconds; a clock is read once, for the distance to the epoch, unless that comes
+        in, too.
 Rule 3: no measurement is lost, and none raises: a latency out of range is clamped, and counted as such.
 """
 
@@ -140,7 +141,7 @@ class Recorder:
             Monotonic, seconds.
         """
         entry = self._brokers.get(broker) or self._new_broker(broker)
-        latency = latency_ms * 1000 + 0.5
+        latency = latency_ms * 1000
         # Written so that NaN is clamped, too.
         if not latency >= LOWEST_US:
             latency = LOWEST_US
@@ -148,7 +149,7 @@ class Recorder:
         elif latency > HIGHEST_US:
             latency = HIGHEST_US
             entry.clamped += 1
-        latency_us = int(latency)
+        latency_us = int(latency + 0.5)
         entry.rows += rows
         entry.requests += 1
         entry.nbytes += nbytes

@@ -49,25 +49,22 @@ class SparseTable:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def add(self, keys: IntArray, values: IntArray) -> bool:
-        """Add columns of values whose keys are unique, in any order; tell whether one of them was new here."""
+    def add(self, keys: IntArray, values: IntArray) -> None:
+        """Add columns of values whose keys are unique, in any order."""
         if len(self.keys):
             at = self.keys.searchsorted(keys)
             known = self.keys.take(at, mode="clip") == keys
             # Mostly every key is known, and nothing is moved: this is what keeps the driver's merges short.
             if known.all():
                 self._add_at(at, values)
-                return False
+                return
             self._add_at(at[known], values[:, known])
             new = ~known
             keys, values = keys[new], values[:, new]
-        elif not len(keys):
-            return False
         keys = np.concatenate((self.keys, keys))
         order = keys.argsort(kind="stable")
         self.keys = keys[order]
         self.values = np.concatenate((self.values, values), axis=1)[:, order]
-        return True
 
     def _add_at(self, at: IntArray, values: IntArray) -> None:
         counters = self.counters

@@ -122,4 +122,4 @@ class Backoff:
     def delay(self, waits: int, rng: random.Random) -> float:
         """Return the seconds to wait before the `waits`-th wait (from 1): between half of the step and all of it."""
         step = min(self.cap_ms, self.base_ms * 2 ** min(max(waits, 1) - 1, 30))
-        return step * (0.5 + rng.random() / 2) / 1000
+        return float(step * (0.5 + rng.random() / 2) / 1000)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamWriter
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.accumulators import Accumulator
     from pyspark.sql.types import StructType
-
-    from rocketmq_spark.metrics import WriteSummary
 
 logger = logging.getLogger("rocketmq_spark.spark")
 
@@ -55,7 +53,7 @@ class RocketMQDataSource(DataSource):
     """
 
     # Set on the subclass that `register` makes for a session; it travels to the tasks with the class.
-    _accumulator: ClassVar[Accumulator[WriteSummary] | None] = None
+    _accumulator: ClassVar[Accumulator[Any] | None] = None
 
     @classmethod
     def name(cls) -> str:

@@ -113,7 +113,7 @@ def _append_mode(mode: str | None) -> str:
     if asked == "append" or asked in _DEFAULT_MODES:
         return "append"
     raise OptionError(
-        f'mode("{mode}"): a RocketMQ topic can only be appended to; leave the mode out or use .mode("append")'
+        f'mode("{asked}"): a RocketMQ topic can only be appended to; leave the mode out or use .mode("append")'
     )
 
 

@@ -18,8 +18,9 @@ import random
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import astuple
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyspark.sql.datasource as spark_datasource
 from pyspark import TaskContext
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Row
     from pyspark.sql.types import StructType
 
-    from rocketmq_spark.metrics import WriteSummary
 
 logger = logging.getLogger("rocketmq_spark.spark")
 
@@ -68,7 +68,7 @@ class _PartitionWriter:
         The key of the write's reports; in a stream the query id takes its place.
     """
 
-    def __init__(self, options: SinkOptions, accumulator: Accumulator[WriteSummary] | None, write_id: str = "") -> None:
+    def __init__(self, options: SinkOptions, accumulator: Accumulator[Any] | None, write_id: str = "") -> None:
         self._options = options
         self._accumulator = accumulator
         self._write_id = write_id
@@ -149,7 +149,7 @@ class _StreamWriter(_PartitionWriter):
 class RocketMQRowStreamWriter(_StreamWriter, DataSourceStreamWriter):
     """The writer of ``df.writeStream`` where PySpark hands over rows (4.0): they become record batches here."""
 
-    def __init__(self, options: SinkOptions, accumulator: Accumulator[WriteSummary] | None, schema: StructType) -> None:
+    def __init__(self, options: SinkOptions, accumulator: Accumulator[Any] | None, schema: StructType) -> None:
         super().__init__(options, accumulator)
         self._schema = schema
 
@@ -176,12 +176,12 @@ if _STREAM_ARROW_WRITER is not None:
 
 
 def stream_writer(
-    options: SinkOptions, accumulator: Accumulator[WriteSummary] | None, schema: StructType
+    options: SinkOptions, accumulator: Accumulator[Any] | None, schema: StructType
 ) -> DataSourceStreamWriter:
     """Return the streaming writer that this PySpark release can drive."""
     if _STREAM_ARROW_WRITER is None:
         return RocketMQRowStreamWriter(options, accumulator, schema)
-    return RocketMQStreamWriter(options, accumulator)  # type: ignore[no-any-return]
+    return RocketMQStreamWriter(options, accumulator)
 
 
 def look_up_route(options: SinkOptions) -> None:
@@ -206,7 +206,7 @@ def look_up_route(options: SinkOptions) -> None:
 
 
 def _new_instance(options: SinkOptions) -> ClientInstance:
-    name = options.instance_name or f"{os.getpid()}#{hashlib.sha1(repr(options).encode()).hexdigest()[:8]}"
+    name = options.instance_name or f"{os.getpid()}#{hashlib.sha1(repr(astuple(options)).encode()).hexdigest()[:8]}"
     client_ip = options.client_ip or _local_ip()
     return ClientInstance(f"{client_ip}@{name}", RemotingTransport(options.name_server), options)
 
@@ -220,4 +220,3 @@ def _local_ip() -> str:
             return str(probe.getsockname()[0])
         except OSError:
             return "127.0.0.1"
-

@@ -237,6 +237,9 @@ class Connection:
     def _write(self) -> list[Request]:
         """Give the socket one helping (the lock is held); return the requests that are done because written."""
         assert self.sock is not None
+        # Before the call: after it, this thread may wait long enough for the interpreter's lock that the answer is there
+        # first, and a latency would come out as nothing.
+        now = self._clock()
         try:
             sent = self.sock.sendmsg(self._out.gather())
         except (BlockingIOError, InterruptedError):
@@ -244,7 +247,6 @@ class Connection:
         except OSError as exc:
             self._failure = exc
             return []
-        now = self._clock()
         done: list[Request] = []
         if sent:
             self._last_progress = now
@@ -291,14 +293,18 @@ class Connection:
         if not command.is_response:
             self._on_request(command)
             return
-        request = self._table.pop(command.opaque, None)
+        # An answer can be here before the sending thread has come back from the socket and noted when it wrote: it holds
+        # the lock until then.
+        with self._lock:
+            request = self._table.pop(command.opaque, None)
+            latency = 0.0 if request is None else request.latency(now)
         if request is None:
             logger.debug("%s: nobody waits for opaque %d (code %d)", self.address, command.opaque, command.code)
             return
         if command.code == ResponseCode.GO_AWAY:
             with self._lock:
                 self._fire(Event.GO_AWAY)
-        completions.append((request, Answer(command, None, request.latency(now))))
+        completions.append((request, Answer(command, None, latency)))
 
     def _on_request(self, command: RemotingCommand) -> None:
         """Refuse what a broker asks of us (spec/remoting.md section 12.3); oneway requests are dropped."""

@@ -199,12 +199,13 @@ class IoLoop:
 
     def _drain_wakes(self) -> None:
         assert self._wakee is not None
-        # Cleared first: who adds work after this line writes a new byte.
-        self._woken = False
         try:
             self._wakee.recv(64)
         except BlockingIOError:
             logger.debug("woken by nobody")
+        # Cleared last: cleared first, the read could take away the byte of a newer wake and leave its mark, and nobody
+        # would wake this thread again. Who finds the mark still set has added work that is looked at after this line.
+        self._woken = False
 
     def _serve(self, connection: Connection, mask: int, scratch: memoryview) -> None:
         completions: list[Completion] = []

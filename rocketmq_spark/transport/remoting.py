@@ -246,13 +246,7 @@ class RemotingTransport:
         return answer.command
 
     def invoke_async(
-        self,
-        address: str,
-        code: int,
-        ext_fields: Mapping[str, str],
-        body: Body,
-        timeout: float,
-        on_done: OnAnswer,
+        self, address: str, code: int, ext_fields: Mapping[str, str], body: Body, timeout: float, on_done: OnAnswer
     ) -> None:
         """Send a request and return; `on_done` is called once, on the transport's thread, and must not block.
 
@@ -273,13 +267,7 @@ class RemotingTransport:
         self._loop.close()
 
     def _wait(
-        self,
-        address: str,
-        code: int,
-        ext_fields: Mapping[str, str],
-        body: Body,
-        timeout: float,
-        flag: int,
+        self, address: str, code: int, ext_fields: Mapping[str, str], body: Body, timeout: float, flag: int
     ) -> Answer:
         if self._loop.in_own_thread:
             raise RocketMQError(
@@ -301,18 +289,17 @@ class RemotingTransport:
             raise RemotingTimeoutException(
                 f"request {code} to {address}: the transport's thread did not end it within {timeout:g} s ({self!r})"
             )
-        if answers[0].error is not None:
-            raise answers[0].error
-        return answers[0]
+        answer = answers.pop()
+        if answer.error is None:
+            return answer
+        try:
+            raise answer.error
+        finally:
+            # The error's traceback holds this frame: together with this name that would be a cycle around the body.
+            del answer
 
     def _call(
-        self,
-        address: str,
-        code: int,
-        ext_fields: Mapping[str, str],
-        timeout: float,
-        doing: str,
-        body: tuple[Buffer, ...] = (),
+        self, address: str, code: int, ext_fields: Mapping[str, str], timeout: float, doing: str, body: Body = ()
     ) -> RemotingCommand:
         return _succeeded(self.invoke(address, code, ext_fields, body, timeout), address, doing)
 

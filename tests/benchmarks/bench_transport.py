@@ -83,7 +83,9 @@ def skip(sock: socket.socket, count: int, scratch: memoryview) -> None:
 
 def request_for(address: str, body: bytes) -> SendRequest:
     batch = EncodedBatch("orders", (memoryview(body),), rows=len(body) // 100, nbytes=len(body))
-    return SendRequest(batch, MessageQueue("orders", "broker-a", 0), address, "bench", "TBW102", 4, int(time.time() * 1000))
+    return SendRequest(
+        batch, MessageQueue("orders", "broker-a", 0), address, "bench", "TBW102", 4, int(time.time() * 1000)
+    )
 
 
 def run_transport(address: str, body: bytes, window: int, seconds: float) -> tuple[int, float]:
@@ -153,7 +155,7 @@ def main(seconds: float = 3.0) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     peer = multiprocessing.get_context("fork").Process(target=serve, args=(listener,), daemon=True)
     peer.start()
-    address = "127.0.0.1:%d" % listener.getsockname()[1]
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
     print(f"Python {platform.python_version()}, {platform.system()} {platform.release()}, {os.cpu_count()} cores")
     for name, size, window in CASES:
         body = os.urandom(size)

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import uuid
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
-from reading import read_topic
+
+from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.cluster.jars import server_jars
+from rocketmq_spark.cluster.java import find_java
+from rocketmq_spark.spark.register import register, unregister
 from rocketmq_spark.spark.report import Metrics
+from tests.reading import read_topic
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -28,29 +38,88 @@ def numbered(spark: SparkSession, rows: int, partitions: int = 4) -> Any:
     )
 
 
+@dataclass(frozen=True)
+class Written:
+    """What one write of `ROWS` numbered rows left behind."""
+
+    topic: str
+    metrics: dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def written(spark: SparkSession, cluster: LocalCluster) -> Written:
+    metrics, topic = register(spark), f"two-hundred-thousand-{uuid.uuid4().hex[:8]}"
+    frame = numbered(spark, ROWS)
+    frame.write.format("rocketmq").option("nameServer", cluster.name_server).option("topic", topic).save()
+    unregister()
+    return Written(topic, metrics.to_dict())
+
+
+def body_of(number: int) -> bytes:
+    return f"body-{number}".encode() + "é".encode() * 20
+
+
 def test_two_hundred_thousand_rows_arrive_once_each_and_whole_on_both_brokers(
-    spark: SparkSession, cluster: Any, topic: str, metrics: Metrics, save: Callable[..., None]
+    cluster: LocalCluster, written: Written
 ) -> None:
-    save(numbered(spark, ROWS))
-    stored = read_topic(cluster.name_server, topic, ROWS)
-    assert len(stored) == ROWS
+    stored = read_topic(cluster.name_server, written.topic, ROWS)
     assert Counter(message.properties["KEYS"] for message in stored) == Counter(f"k{n}" for n in range(ROWS))
     for message in stored:
         number = int(message.properties["n"])
-        body = f"body-{number}".encode() + "é".encode() * 20
-        assert message.body == body
-        assert message.body_crc == zlib.crc32(body) & 0x7FFFFFFF
+        assert message.body == body_of(number)
+        assert message.body_crc == zlib.crc32(message.body) & 0x7FFFFFFF
         assert message.flag == number % 100_000
         assert message.properties["TAGS"] == f"tag{number % 7}"
         assert message.properties["KEYS"] == f"k{number}"
         assert message.properties["ü"] == "ø"
-    assert len({message.store_host for message in stored}) == 2
+    assert {message.store_host for message in stored} == {broker.address for broker in cluster.brokers}
     assert len({message.properties["UNIQ_KEY"] for message in stored}) == ROWS
-    reported = metrics.to_dict()
-    assert set(reported) == {broker.name for broker in cluster.brokers}
-    assert sum(facts["rows"] for facts in reported.values()) == ROWS
-    receipt = sum(queue["rows"] for facts in reported.values() for queue in facts["queues"].values())
-    assert receipt == ROWS
+
+
+def test_the_metrics_count_each_row_and_are_a_receipt_of_the_queues(cluster: LocalCluster, written: Written) -> None:
+    assert set(written.metrics) == {broker.name for broker in cluster.brokers}
+    assert sum(facts["rows"] for facts in written.metrics.values()) == ROWS
+    receipt = [queue for facts in written.metrics.values() for queue in facts["queues"][written.topic].values()]
+    assert sum(queue["rows"] for queue in receipt) == ROWS
+    assert all(queue["last_offset"] - queue["first_offset"] + 1 == queue["rows"] for queue in receipt)
+    assert all(0 < facts["p50_ms"] <= facts["p99_ms"] <= facts["max_ms"] for facts in written.metrics.values())
+
+
+# One line of mqadmin printMsg, as MessageExt.toString and Message.toString have it.
+PRINTED = re.compile(
+    r"^MSGID: (?P<id>[0-9A-F]{32}) .*\bsysFlag=0,.*\bbodyCRC=(?P<crc>\d+),.*\bflag=(?P<flag>\d+), "
+    r"properties=\{(?P<properties>.*)\}, body="
+)
+
+
+def test_rocketmqs_own_tool_reads_the_same_rows(cluster: LocalCluster, written: Written, tmp_path: Path) -> None:
+    read_topic(cluster.name_server, written.topic, ROWS)
+    java = find_java()
+    classpath = ":".join(map(str, server_jars(lambda: java)))
+    # Its log files go below user.home.
+    command = [java, f"-Duser.home={tmp_path}", "-Dfile.encoding=UTF-8", "-cp", classpath]
+    command += ["org.apache.rocketmq.tools.command.MQAdminStartup", "printMsg", "-n", cluster.name_server]
+    command += ["-t", written.topic, "-d", "false"]
+    printed = tmp_path / "printed"
+    with printed.open("wb") as out:
+        subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=True, timeout=240)
+    ids, numbers = set(), Counter[int]()
+    with printed.open(encoding="utf-8") as lines:
+        for line in lines:
+            if not line.startswith("MSGID:"):
+                continue
+            found = PRINTED.match(line)
+            assert found is not None, line
+            properties = dict(pair.split("=", 1) for pair in found["properties"].split(", "))
+            number = int(properties["n"])
+            numbers[number] += 1
+            ids.add(found["id"])
+            assert int(found["crc"]) == zlib.crc32(body_of(number)) & 0x7FFFFFFF
+            assert int(found["flag"]) == number % 100_000
+            assert (properties["KEYS"], properties["TAGS"]) == (f"k{number}", f"tag{number % 7}")
+            assert (properties["ü"], properties["UNIQ_KEY"]) == ("ø", found["id"])
+    assert numbers == Counter(range(ROWS))
+    assert len(ids) == ROWS
 
 
 def test_save_needs_no_mode_after_register(spark: SparkSession, cluster: Any, topic: str, metrics: Metrics) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from reading import read_topic
+
 from rocketmq_spark.spark.report import Metrics
+from tests.reading import read_topic
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -43,11 +44,11 @@ def run_until(query: StreamingQuery, batches: int) -> int:
 def test_a_query_that_is_stopped_and_restarted_sends_every_row(
     spark: SparkSession, cluster: Any, topic: str, metrics: Metrics, tmp_path: Path
 ) -> None:
-    sent = sum(run_until(start(spark, cluster.name_server, topic, tmp_path), 3) for _ in range(2))
+    sent = sum(run_until(start(spark, cluster.name_server, topic, tmp_path), 2) for _ in range(2))
     bodies = [int(message.body) for message in read_topic(cluster.name_server, topic, sent)]
-    # The rate source counts on from its checkpoint: no number may be missing up to the highest one.
+    # The rate source counts on from its checkpoint. A micro-batch that the stop cut short is sent again by the restart;
+    # of the last one, some rows may be there, beyond those that were reported.
     assert set(bodies) >= set(range(sent))
-    assert set(bodies) == set(range(max(bodies) + 1))
     reported = sum(facts["rows"] for facts in metrics.to_dict().values())
     assert reported >= sent
 

@@ -172,3 +172,31 @@ def test_many_threads_share_one_connection(transport: RemotingTransport, request
         assert counts == [100] * 4
         assert all(outcome.error is None for collector in collectors for outcome in collector)
         assert len(peer.sessions) == 1
+
+
+def test_an_answer_that_is_there_before_the_sender_looks_at_its_clock_still_took_time(
+    transport: RemotingTransport, request_to: RequestTo, outcomes: Any
+) -> None:
+    def prompt(session: Session) -> None:
+        for _ in range(300):
+            session.answer_send(session.read())
+
+    stop = threading.Event()
+
+    def hog() -> None:
+        # Keeps the interpreter's lock from the sending thread when it comes back from the socket.
+        while not stop.is_set():
+            sum(range(1000))
+
+    hogs = [threading.Thread(target=hog) for _ in range(2)]
+    with Peer(prompt) as peer:
+        for thread in hogs:
+            thread.start()
+        for count in range(1, 301):
+            transport.send(request_to(peer.address, b"x" * 100_000), PATIENCE, outcomes)
+            if count % 4 == 0:
+                outcomes.wait(count)
+        stop.set()
+        for thread in hogs:
+            thread.join()
+    assert min(outcome.latency_ms for outcome in outcomes) > 0

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from rocketmq_spark.transport.dial import Candidate, Dial, parse_address
-from tests.peer import PATIENCE, full_listener
+from tests.peer import PATIENCE, address_of, full_listener
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_what_is_not_host_and_port_is_refused(address: str) -> None:
 
 
 def test_a_numeric_address_is_dialled_at_once(listener: socket.socket) -> None:
-    dial = Dial("127.0.0.1:%d" % listener.getsockname()[1], 3.0, lambda: None)
+    dial = Dial(address_of(listener), 3.0, lambda: None)
     dial.begin(0.0)
     finish(dial)
     assert dial.connected
@@ -60,7 +60,7 @@ def test_a_numeric_address_is_dialled_at_once(listener: socket.socket) -> None:
 
 
 def test_a_refused_address_fails_with_its_reason(listener: socket.socket) -> None:
-    address = "127.0.0.1:%d" % listener.getsockname()[1]
+    address = address_of(listener)
     listener.close()
     dial = Dial(address, 3.0, lambda: None)
     dial.begin(0.0)
@@ -83,7 +83,7 @@ def test_a_silent_address_leaves_the_others_their_share_of_the_time() -> None:
         dial.step(4.9)
         assert dial.failures == []
         dial.step(5.0)
-        assert [tried for tried, _ in dial.failures] == ["127.0.0.1:%d" % silent.getsockname()[1]]
+        assert [tried for tried, _ in dial.failures] == [address_of(silent)]
         finish(dial, 5.0)
         assert dial.connected
         closed(dial)

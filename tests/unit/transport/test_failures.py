@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +21,7 @@ from rocketmq_spark.message import SendRequest, SendStatus
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.codes import RequestCode
 from rocketmq_spark.wire.command import RemotingCommand
-from tests.peer import PATIENCE, Peer, Session, full_listener
+from tests.peer import PATIENCE, Peer, Session, address_of, full_listener, refused_address
 
 RequestTo = Callable[..., SendRequest]
 
@@ -32,11 +31,6 @@ SOON = 0.2
 
 def kinds(outcomes: Any) -> list[type | SendStatus]:
     return [outcome.status or type(outcome.error) for outcome in outcomes]
-
-
-def refused_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return "127.0.0.1:%d" % listener.getsockname()[1]
 
 
 def test_a_refused_connection_fails_at_once_and_says_that_nothing_was_sent(
@@ -53,9 +47,7 @@ def test_a_refused_connection_fails_at_once_and_says_that_nothing_was_sent(
 
 
 def test_the_next_request_dials_again(transport: RemotingTransport, request_to: RequestTo, outcomes: Any) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as placeholder:
-        port = placeholder.getsockname()[1]
-    transport.send(request_to(f"127.0.0.1:{port}"), PATIENCE, outcomes)
+    transport.send(request_to(refused_address()), PATIENCE, outcomes)
     outcomes.wait(1)
     with Peer(Session.serve) as peer:
         transport.send(request_to(peer.address), PATIENCE, outcomes)
@@ -68,7 +60,7 @@ def test_all_that_queue_up_for_a_silent_address_fail_together(
 ) -> None:
     transport = make_transport(connect_timeout=SOON)
     with full_listener() as listener:
-        address = "127.0.0.1:%d" % listener.getsockname()[1]
+        address = address_of(listener)
         for _ in range(3):
             transport.send(request_to(address), PATIENCE, outcomes)
         outcomes.wait(3)
@@ -80,7 +72,7 @@ def test_all_that_queue_up_for_a_silent_address_fail_together(
 
 def test_a_blocking_call_waits_for_a_connect_no_longer_than_it_was_told(transport: RemotingTransport) -> None:
     with full_listener() as listener:
-        address = "127.0.0.1:%d" % listener.getsockname()[1]
+        address = address_of(listener)
         with pytest.raises(RemotingConnectException, match=r"not connected within 0\.2 s; it was not sent"):
             transport.invoke(address, RequestCode.HEART_BEAT, {}, b"", SOON)
 

@@ -13,8 +13,12 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.errors import RemotingConnectException, RemotingSendRequestException, RemotingTimeoutException
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.errors import (
+    RemotingConnectException,
+    RemotingSendRequestException,
+    RemotingTimeoutException,
+    RocketMQError,
+)
 from rocketmq_spark.message import SendOutcome, SendRequest, SendStatus
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.codes import RequestCode
@@ -118,9 +122,7 @@ def test_a_callback_may_send_again(transport: RemotingTransport, request_to: Req
     assert outcomes[0].status is SendStatus.SEND_OK
 
 
-def test_a_callback_may_close_but_not_wait(
-    transport: RemotingTransport, request_to: RequestTo, collected: Any
-) -> None:
+def test_a_callback_may_close_but_not_wait(transport: RemotingTransport, request_to: RequestTo, collected: Any) -> None:
     errors = collected()
     with Peer(Session.serve) as peer:
 
@@ -143,9 +145,7 @@ def test_a_transport_cant_be_pickled(transport: RemotingTransport) -> None:
         pickle.dumps(transport)
 
 
-def test_no_body_is_held_after_its_outcome(
-    transport: RemotingTransport, request_to: RequestTo, outcomes: Any
-) -> None:
+def test_no_body_is_held_after_its_outcome(transport: RemotingTransport, request_to: RequestTo, outcomes: Any) -> None:
     answered, lost = bytes(100_001), bytes(100_002)
     before = sys.getrefcount(answered), sys.getrefcount(lost)
 
@@ -159,8 +159,9 @@ def test_no_body_is_held_after_its_outcome(
         transport.send(request_to(peer.address, lost), PATIENCE, outcomes)
         outcomes.wait(2)
         # A turn of the loop later its local names are gone too; the outcomes, and the error in one, are kept.
-        with pytest.raises(RemotingConnectException):
-            transport.invoke("127.0.0.1:1", RequestCode.HEART_BEAT, {}, b"", PATIENCE)
+        with pytest.raises(RemotingConnectException) as raised:
+            transport.invoke("127.0.0.1:1", RequestCode.HEART_BEAT, {}, lost, PATIENCE)
+        del raised
         after = sys.getrefcount(answered), sys.getrefcount(lost)
     assert outcomes[1].error is not None
     assert after == before

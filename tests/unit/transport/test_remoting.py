@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +22,7 @@ from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.transport.script import Reply, route
 from rocketmq_spark.wire.codes import RequestCode
 from rocketmq_spark.wire.command import RemotingCommand
-from tests.peer import PATIENCE, BrokerPeer, Peer, Session, full_listener
+from tests.peer import PATIENCE, BrokerPeer, Peer, Session, address_of, full_listener, refused_address
 
 MakeTransport = Callable[..., RemotingTransport]
 ROUTE = route({"broker-a": 4})
@@ -152,8 +151,7 @@ def test_a_blocking_call_raises_what_the_server_answered(transport: RemotingTran
 
 
 def test_a_route_comes_from_the_first_name_server_that_answers_and_it_is_kept(make_transport: MakeTransport) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as placeholder:
-        dead = "127.0.0.1:%d" % placeholder.getsockname()[1]
+    dead = refused_address()
     with BrokerPeer({"orders": ROUTE}) as good, BrokerPeer({"orders": ROUTE}) as spare:
         transport = make_transport(dead, good.address, spare.address, random=Fixed())
         for _ in range(3):
@@ -163,13 +161,12 @@ def test_a_route_comes_from_the_first_name_server_that_answers_and_it_is_kept(ma
 
 def test_a_silent_name_server_leaves_time_for_the_next(make_transport: MakeTransport) -> None:
     with full_listener() as silent, BrokerPeer({"orders": ROUTE}) as good:
-        transport = make_transport("127.0.0.1:%d" % silent.getsockname()[1], good.address, random=Fixed())
+        transport = make_transport(address_of(silent), good.address, random=Fixed())
         assert transport.query_route("orders", 1.0) == ROUTE
 
 
 def test_name_servers_that_all_fail_are_all_named_with_their_reasons(make_transport: MakeTransport) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as placeholder:
-        dead = "127.0.0.1:%d" % placeholder.getsockname()[1]
+    dead = refused_address()
     with Peer(Session.wait_for_hangup) as mute:
         transport = make_transport(mute.address, dead, random=Fixed())
         with pytest.raises(RemotingConnectException) as raised:
@@ -219,10 +216,13 @@ def test_a_name_server_that_is_no_address_is_an_option_error() -> None:
         RemotingTransport(["127.0.0.1:9876", "somewhere"])
 
 
-def test_name_servers_are_started_with_at_random() -> None:
-    servers = [f"ns{number}:9876" for number in range(5)]
-    starts = {RemotingTransport(servers, random=random.Random(seed))._good for seed in range(50)}
-    assert starts == {0, 1, 2, 3, 4}
+def test_workers_start_with_different_name_servers(make_transport: MakeTransport) -> None:
+    with BrokerPeer({"orders": ROUTE}) as one, BrokerPeer({"orders": ROUTE}) as other:
+        for seed in range(20):
+            make_transport(one.address, other.address, random=random.Random(seed)).query_route("orders", PATIENCE)
+        asked = len(one.requests), len(other.requests)
+    assert sum(asked) == 20
+    assert min(asked) > 0
 
 
 def test_a_frame_beyond_16_mib_is_refused_before_it_can_close_the_connection(

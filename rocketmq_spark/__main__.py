@@ -1,0 +1,7 @@
+"""``python -m rocketmq_spark``: the ``rocketmq-spark`` command."""
+
+import sys
+
+from rocketmq_spark.cli import main
+
+sys.exit(main())

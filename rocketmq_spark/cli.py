@@ -1,0 +1,47 @@
+"""The ``rocketmq-spark`` command. Each group of commands is a typer application of its own, mounted here.
+
+Rule 1: a failure is one line on stderr and exit code 1; no traceback.
+Rule 2: what is heavy is imported by the command that needs it: ``--help`` starts nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from rocketmq_spark.cluster.commands import app as cluster
+from rocketmq_spark.errors import RocketMQError
+
+app = typer.Typer(
+    name="rocketmq-spark",
+    help="Write and read Apache RocketMQ from Apache Spark.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(cluster, name="cluster")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Default: those of the process.
+
+    Returns
+    -------
+    int
+        The exit code: 0, 1 for a failure, 2 for a wrong command line, 130 after Ctrl-C.
+    """
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="rocketmq-spark")
+    except RocketMQError as exc:
+        print(f"rocketmq-spark: {' '.join(str(exc).split())}", file=sys.stderr)  # noqa: T201
+        return 1
+    except SystemExit as exc:
+        return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
+    return 0

@@ -1,0 +1,186 @@
+"""``rocketmq-spark cluster up | status | down | logs``.
+
+Rule 1: `up` leaves the servers running; what it leaves is in the state file, and only that is ever stopped.
+Rule 2: results go to stdout, progress to stderr; a failure is a ClusterError, which the command line prints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from rocketmq_spark.errors import ClusterError
+
+if TYPE_CHECKING:
+    from rocketmq_spark.cluster.jars import Progress
+    from rocketmq_spark.cluster.state import ClusterState, StateFile
+
+app = typer.Typer(help="A RocketMQ cluster on this machine, for tests and first tries.", no_args_is_help=True)
+
+_USUAL_PORT: Final = 9876
+_NONE: Final = "no cluster is running; start one with: rocketmq-spark cluster up"
+
+
+@app.command()
+def up(
+    brokers: Annotated[int, typer.Option(help="Number of brokers.", min=1)] = 1,
+    proxy: Annotated[bool, typer.Option("--proxy", help="Start a proxy for gRPC, too.")] = False,
+    directory: Annotated[
+        Path | None, typer.Option(help="Keep configuration, logs and messages here. Default: a temporary folder.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port of the name server. Default: 9876, or any other if that is taken.")
+    ] = None,
+) -> None:
+    """Start a cluster and leave it running. The first time, the RocketMQ server is fetched (97 MB)."""
+    from rocketmq_spark.cluster.config import is_free
+    from rocketmq_spark.cluster.local import LocalCluster
+    from rocketmq_spark.cluster.state import ClusterState
+
+    file = _state_file()
+    with file.locked():
+        running = file.load()
+        if running is not None and running.is_alive():
+            raise ClusterError(
+                f"a cluster runs already, its name server is {running.name_server};"
+                " stop it first: rocketmq-spark cluster down"
+            )
+        if running is not None:
+            _end(file, running)  # it died: its folder may be left
+        if port is None and is_free(_USUAL_PORT):
+            port = _USUAL_PORT
+        with _progress() as tell:
+            cluster = LocalCluster(brokers, proxy, directory=directory, port=port, progress=tell)
+            with cluster:
+                state = ClusterState.of(cluster)
+                file.save(state)
+                cluster.detach()
+    typer.echo(_how_to_use(state))
+
+
+@app.command()
+def status(as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False) -> None:
+    """Show the servers of the cluster."""
+    state = _state_file().load()
+    if as_json:
+        servers = [dataclasses.asdict(server) | {"state": server.state()} for server in state.servers] if state else []
+        known = dataclasses.asdict(state) if state else {}
+        typer.echo(json.dumps({**known, "running": bool(state and state.is_alive()), "servers": servers}, indent=2))
+        return
+    if state is None:
+        typer.echo(_NONE)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("server", "state", "address", "pid", box=None)
+    for server in state.servers:
+        table.add_row(server.name, server.state(), server.address, str(server.pid))
+    Console().print(table)
+    if state.endpoints:
+        typer.echo(f"gRPC endpoints {state.endpoints}")
+    typer.echo(f"folder {state.directory}")
+
+
+@app.command()
+def down() -> None:
+    """Stop the cluster; messages kept in a --directory are flushed first, which takes about 20 seconds."""
+    file = _state_file()
+    with file.locked():
+        state = file.load()
+        if state is None:
+            typer.echo(_NONE)
+            return
+        _end(file, state)
+    typer.echo("the cluster is stopped" + ("" if state.temporary else f"; its messages are kept in {state.directory}"))
+
+
+@app.command()
+def logs(
+    name: Annotated[str | None, typer.Argument(help="namesrv, broker-0, proxy ... Default: all.")] = None,
+    lines: Annotated[int, typer.Option("-n", "--lines", help="How many of each server's last lines.", min=1)] = 20,
+) -> None:
+    """Show the last lines of the servers' logs."""
+    state = _state_file().load()
+    if state is None:
+        raise ClusterError(_NONE)
+    chosen = [server for server in state.servers if name in (None, server.name)]
+    if not chosen:
+        names = ", ".join(server.name for server in state.servers)
+        raise ClusterError(f"the cluster has no server {name}; it has {names}")
+    for server in chosen:
+        if len(chosen) > 1:
+            typer.echo(f"==> {server.name} <==")
+        for line in _last_lines(Path(server.log), lines):
+            typer.echo(line)
+
+
+def _state_file() -> StateFile:
+    from rocketmq_spark.cluster.state import StateFile, state_folder
+
+    return StateFile(state_folder())
+
+
+def _end(file: StateFile, state: ClusterState) -> None:
+    state.stop()
+    file.remove()
+
+
+def _how_to_use(state: ClusterState) -> str:
+    options = f'.option("nameServer", "{state.name_server}").option("topic", "orders")'
+    lines = [
+        f"name server  {state.name_server}",
+        *([f"gRPC proxy   {state.endpoints}"] if state.endpoints else []),
+        f"folder       {state.directory}" + ("  (removed by down)" if state.temporary else ""),
+        "",
+        "write to it:",
+        f'  df.write.format("rocketmq"){options}.mode("append").save()',
+        "",
+        "stop it: rocketmq-spark cluster down",
+    ]
+    return "\n".join(lines)
+
+
+def _last_lines(log: Path, count: int) -> list[str]:
+    # Rolled at 20 MB, so reading it all is bounded.
+    try:
+        with log.open(encoding="utf-8", errors="replace") as file:
+            return [line.rstrip("\n") for line in deque(file, maxlen=count)]
+    except OSError as exc:
+        raise ClusterError(f"reading the log {log}: {exc}") from exc
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Progress]:
+    """Show progress on stderr: a bar on a terminal, else one line per thing that is done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        said = ""
+
+        def say(what: str, fraction: float) -> None:  # noqa: ARG001
+            nonlocal said
+            if what != said:
+                said = what
+                typer.echo(what, err=True)
+
+        yield say
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:3.0f}%"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bars:
+        task = bars.add_task("", total=1.0)
+        yield lambda what, fraction: bars.update(task, description=what, completed=fraction)

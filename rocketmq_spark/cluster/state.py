@@ -1,0 +1,254 @@
+"""What the command line remembers of a cluster that runs on without it: one file per user.
+
+Rule 1: a process is known by its pid and the moment it started; a pid that is another's by now is never signalled.
+Rule 2: the file appears whole or not at all, and is removed only when nothing of it runs any more.
+Rule 3: one `up` or `down` at a time.
+
+Its folder is ``$ROCKETMQ_SPARK_STATE``, else ``$XDG_STATE_HOME/rocketmq-spark``, else
+``~/.local/state/rocketmq-spark``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rocketmq_spark.cluster.local import LocalCluster
+from rocketmq_spark.cluster.server import STOP_TIMEOUT
+from rocketmq_spark.errors import ClusterError
+
+_FILE: Final = "cluster.json"
+_POLL: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRecord:
+    """One server of a cluster that was left running.
+
+    Parameters
+    ----------
+    name : str
+    kind : str
+        ``NameServer``, ``Broker`` or ``Proxy``.
+    address : str
+        ``host:port`` of its remoting protocol.
+    pid : int
+    started : str
+        What :func:`process_start` said of the pid then.
+    log : str
+        Path of its log.
+    """
+
+    name: str
+    kind: str
+    address: str
+    pid: int
+    started: str
+    log: str
+
+    def state(self) -> str:
+        """Return ``running``, ``paused`` or ``died``."""
+        if process_start(self.pid) != self.started:
+            return "died"
+        return "paused" if _status(self.pid).startswith("T") else "running"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """A cluster that was left running.
+
+    Parameters
+    ----------
+    name_server : str
+        ``host:port``: the option ``nameServer``.
+    endpoints : str or None
+        ``host:port`` of the proxy's gRPC: the option ``endpoints``.
+    directory : str
+    temporary : bool
+        Remove the directory when the cluster goes down.
+    servers : tuple of ServerRecord
+    """
+
+    name_server: str
+    endpoints: str | None
+    directory: str
+    temporary: bool
+    servers: tuple[ServerRecord, ...]
+
+    @classmethod
+    def of(cls, cluster: LocalCluster) -> ClusterState:
+        """Describe a running cluster."""
+        records = []
+        for server in cluster.servers:
+            pid = server.pid
+            started = process_start(pid) if pid is not None else None
+            if pid is None or started is None:
+                raise ClusterError(server.why())
+            kind = type(server).__name__
+            records.append(ServerRecord(server.name, kind, server.address, pid, started, str(server.log)))
+        return cls(
+            name_server=cluster.name_server,
+            endpoints=cluster.endpoints if cluster.proxy else None,
+            directory=str(cluster.directory),
+            temporary=cluster.is_temporary,
+            servers=tuple(records),
+        )
+
+    def is_alive(self) -> bool:
+        """Tell whether any of its servers still runs."""
+        return any(server.state() != "died" for server in self.servers)
+
+    def stop(self) -> None:
+        """Stop what still runs of it, remove its temporary folder; returns when all is gone."""
+        # A temporary store goes with the cluster: nothing to flush, so nothing to wait for.
+        first = signal.SIGKILL if self.temporary else signal.SIGTERM
+        for server in self.servers:
+            # The name server keeps nothing, and must outlive the brokers, which unregister.
+            if server.kind != "NameServer":
+                _send(server, first)
+                _send(server, signal.SIGCONT)
+        deadline = time.monotonic() + STOP_TIMEOUT
+        followers = [server for server in self.servers if server.kind != "NameServer"]
+        while any(server.state() != "died" for server in followers) and time.monotonic() < deadline:
+            time.sleep(_POLL)
+        for server in self.servers:
+            _send(server, signal.SIGKILL)
+        deadline = time.monotonic() + STOP_TIMEOUT
+        while self.is_alive():
+            if time.monotonic() > deadline:
+                left = ", ".join(
+                    f"{server.name} (pid {server.pid})" for server in self.servers if server.state() != "died"
+                )
+                raise ClusterError(
+                    f"stopping the cluster: {left} can't be killed; the kernel holds it, try again later"
+                )
+            time.sleep(_POLL)
+        if self.temporary:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class StateFile:
+    """The file of this user.
+
+    Parameters
+    ----------
+    folder : Path
+        Created when something is saved.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / _FILE
+
+    def __repr__(self) -> str:
+        return f"<StateFile {self.path}>"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold off other commands that change the cluster; a ClusterError if one is at it."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lock = (self.path.parent / ".lock").open("w")
+        except OSError as exc:
+            raise ClusterError(
+                f"writing to {self.path.parent}: {exc}; ROCKETMQ_SPARK_STATE can name another folder"
+            ) from exc
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as exc:
+                raise ClusterError("another rocketmq-spark cluster up or down is at work; wait for it") from exc
+            yield
+
+    def load(self) -> ClusterState | None:
+        """Return the cluster that was saved, alive or not, or None.
+
+        Raises
+        ------
+        ClusterError
+            The file is damaged: it says which, and what to do.
+        """
+        try:
+            fields: dict[str, Any] = json.loads(self.path.read_bytes())
+            servers = tuple(ServerRecord(**server) for server in fields.pop("servers"))
+            return ClusterState(**fields, servers=servers)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as exc:
+            raise ClusterError(
+                f"reading {self.path}: {exc}; stop any RocketMQ server it started by hand, then remove the file"
+            ) from exc
+
+    def save(self, state: ClusterState) -> None:
+        """Remember a cluster."""
+        partial = self.path.with_suffix(".partial")
+        partial.write_text(json.dumps(dataclasses.asdict(state), indent=1), encoding="utf-8")
+        partial.replace(self.path)
+
+    def remove(self) -> None:
+        """Forget it."""
+        self.path.unlink(missing_ok=True)
+
+
+def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return this user's folder for the state file."""
+    chosen = environ.get("ROCKETMQ_SPARK_STATE", "")
+    if chosen:
+        return Path(chosen).absolute()
+    base = environ.get("XDG_STATE_HOME", "")
+    return (Path(base) if base else Path.home() / ".local" / "state").absolute() / "rocketmq-spark"
+
+
+def process_start(pid: int) -> str | None:
+    """Return when a process started, in whatever words the system has for it, or None if there is none.
+
+    A process that ended and was not waited for counts as none.
+    """
+    if Path("/proc/self/stat").exists():
+        fields = _proc_stat(pid)
+        if not fields or fields[0] in "ZX":
+            return None
+        # Clock ticks since boot: unique with the boot's own id, which a restart of the machine changes.
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{fields[19]}"
+    return None if _status(pid).startswith("Z") else _ps(pid, "lstart") or None
+
+
+def _status(pid: int) -> str:
+    if Path("/proc/self/stat").exists():
+        return next(iter(_proc_stat(pid)), "")
+    return _ps(pid, "stat")
+
+
+def _proc_stat(pid: int) -> list[str]:
+    """Return the fields of ``/proc/<pid>/stat`` from the third, the status, on."""
+    try:
+        # The second is the program's name in parentheses, which may hold blanks and parentheses itself.
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _ps(pid: int, column: str) -> str:
+    command = ["ps", "-o", f"{column}=", "-p", str(pid)]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def _send(server: ServerRecord, number: signal.Signals) -> None:
+    if server.state() == "died":
+        return
+    try:
+        os.kill(server.pid, number)
+    except ProcessLookupError:
+        pass  # it went in between
+    except PermissionError as exc:
+        raise ClusterError(f"stopping {server.name} (pid {server.pid}): {exc}; it belongs to another user") from exc

@@ -1,0 +1,76 @@
+"""What tests of several folders share: real servers, a topic of one's own, a Spark session."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.errors import ClusterError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from rocketmq_spark.spark.report import Metrics
+
+
+def unavailable(exc: ClusterError) -> None:
+    """Skip a test whose servers can't run here, and fail it in CI: the one place where this is decided."""
+    if os.environ.get("CI"):
+        pytest.fail(f"no local cluster: {exc}")
+    pytest.skip(f"no local cluster: {exc}")
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[LocalCluster]:
+    """A name server and two brokers for the whole run; tests that break servers start their own."""
+    shared = LocalCluster(brokers=2)
+    try:
+        shared.start()
+    except ClusterError as exc:
+        unavailable(exc)
+    yield shared
+    shared.stop()
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """The name of a topic that no other test uses; it is made by the first message."""
+    name = re.sub(r"[^a-zA-Z0-9_-]+", "_", request.node.name)[:80]
+    return f"{name}-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One classic session; `local[2,4]` tries a failed task again, as a cluster does."""
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = (
+        SparkSession.builder.master("local[2,4]")
+        .appName("rocketmq-spark tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.log.level", "OFF")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .getOrCreate()
+    )
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def metrics(spark: SparkSession) -> Iterator[Metrics]:
+    """The metrics of a source registered for this test, with the hook on `save`."""
+    from rocketmq_spark.spark.register import register, unregister
+
+    yield register(spark)
+    unregister()

@@ -1,0 +1,269 @@
+"""The local cluster itself: its servers come, go, freeze and come back, and say why when they can't."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark.cluster import Broker, LocalCluster, NameServer, State
+from rocketmq_spark.cluster.jars import cache_folder, installed_jars
+from rocketmq_spark.cluster.java import find_java
+from rocketmq_spark.cluster.probe import Probe
+from rocketmq_spark.cluster.process import Watchdog
+from rocketmq_spark.cluster.server import Site
+from rocketmq_spark.cluster.state import process_start
+from rocketmq_spark.errors import ClusterError, RemotingConnectException, RemotingTimeoutException, RocketMQError
+from rocketmq_spark.wire.codes import RequestCode
+from rocketmq_spark.wire.headers import GetMaxOffsetRequestHeader, OffsetResponseHeader
+
+# The shared cluster comes first: where no server can run, its fixture says so for all of these.
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cluster")]
+
+PROBE = Probe(timeout=2.0)
+
+
+def max_offset(broker: Broker, topic: str) -> int:
+    header = GetMaxOffsetRequestHeader(topic=topic, queue_id=0, broker_name=broker.name)
+    answer = PROBE.ask(broker.address, RequestCode.GET_MAX_OFFSET, header.to_ext_fields(), "asking for the offset")
+    return OffsetResponseHeader.from_ext_fields(answer.ext_fields).offset
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what must come; the test's own timeout is the limit."""
+    while not condition():
+        time.sleep(0.05)
+
+
+def test_new_topic_can_be_written_at_once_on_every_broker(cluster: LocalCluster, topic: str) -> None:
+    assert [broker.name for broker in cluster.brokers] == ["broker-0", "broker-1"]
+    for broker in cluster.brokers:
+        assert PROBE.send(broker.address, broker.name, topic, b"first").queue_offset == 0
+        assert PROBE.send(broker.address, broker.name, topic, b"second").queue_offset == 1
+
+
+def test_servers_listen_on_this_machine_only(cluster: LocalCluster) -> None:
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", cluster.name_server)
+    addresses = PROBE.registered_brokers(cluster.name_server)
+    assert addresses == {broker.name: broker.address for broker in cluster.brokers}
+    assert all(address.startswith("127.0.0.1:") for address in addresses.values())
+
+
+def test_repr_shows_every_server(cluster: LocalCluster) -> None:
+    assert repr(cluster) == (
+        f"<LocalCluster namesrv running {cluster.name_server},"
+        f" broker-0 running {cluster.brokers[0].address}, broker-1 running {cluster.brokers[1].address}>"
+    )
+
+
+def test_cluster_that_runs_is_not_started_twice(cluster: LocalCluster) -> None:
+    with pytest.raises(ClusterError, match="runs already"):
+        cluster.start()
+
+
+def written_files(pid: int) -> Iterator[Path]:
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed while we looked
+            flags = re.search(r"flags:\s+(\d+)", Path(f"/proc/{pid}/fdinfo/{link.name}").read_text())
+            if flags and int(flags[1], 8) & (os.O_WRONLY | os.O_RDWR) and link.is_file():
+                yield link.resolve(strict=True)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are listed in /proc")
+def test_servers_write_nothing_outside_their_folder(cluster: LocalCluster) -> None:
+    for server in cluster.servers:
+        assert server.pid is not None
+        files = list(written_files(server.pid))
+        assert server.log.resolve() in files
+        assert [file for file in files if not file.is_relative_to(cluster.directory.resolve())] == []
+
+
+def test_broker_freezes_dies_and_comes_back_with_its_messages(tmp_path: Path, topic: str) -> None:
+    with LocalCluster(directory=tmp_path, broker_properties={"maxMessageSize": 1000}) as cluster:
+        (broker,) = cluster.brokers
+        address = broker.address
+        assert broker.properties["maxMessageSize"] == "1000"
+        PROBE.send(address, broker.name, topic, b"x" * 1000)
+        with pytest.raises(RocketMQError, match="13 MESSAGE_ILLEGAL"):
+            PROBE.send(address, broker.name, topic, b"x" * 1001)
+
+        broker.pause()
+        assert broker.state is State.PAUSED
+        with pytest.raises(RemotingTimeoutException):
+            max_offset(broker, topic)
+        broker.resume()
+        assert max_offset(broker, topic) == 1
+
+        # The store's files are mapped: what was acknowledged outlives the process, flushed or not.
+        broker.kill()
+        assert (broker.state, broker.pid) == (State.KILLED, None)
+        with pytest.raises(RemotingConnectException):
+            max_offset(broker, topic)
+        cluster.check()
+        broker.restart()
+        assert (broker.state, broker.address) == (State.RUNNING, address)
+        assert max_offset(broker, topic) == 1
+
+        broker.stop()
+        assert broker.state is State.STOPPED
+        assert PROBE.registered_brokers(cluster.name_server) == {}
+    assert broker.log.exists()
+
+    with LocalCluster(directory=tmp_path) as again:
+        assert max_offset(again.brokers[0], topic) == 1
+        again.brokers[0].kill()  # instead of the long way down
+
+
+def test_two_clusters_share_nothing_and_a_proxy_speaks_for_one(cluster: LocalCluster, topic: str) -> None:
+    with LocalCluster(proxy=True) as other:
+        ports = [port for each in (cluster, other) for server in each.servers for port in server.ports]
+        assert len(set(ports)) == len(ports)
+        assert PROBE.registered_brokers(other.name_server) == {"broker-0": other.brokers[0].address}
+
+        proxy = other.proxy
+        assert proxy is not None
+        host, _, port = other.endpoints.rpartition(":")
+        socket.create_connection((host, int(port)), 5).close()
+        PROBE.send(other.brokers[0].address, "broker-0", topic, b"made at the broker")
+        until(lambda: topic in topics(other.name_server))
+        (known,) = PROBE.route(proxy.address, topic).broker_datas
+        assert (known.broker_name, known.master) == ("broker-0", proxy.address)
+        assert topic not in topics(cluster.name_server)
+        folder = other.directory
+    assert not folder.exists()
+    assert proxy.state is State.KILLED
+
+
+def topics(name_server: str) -> list[str]:
+    answer = PROBE.ask(name_server, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, {}, "asking for topics")
+    names: list[str] = json.loads(bytes(answer.body))["topicList"]
+    return names
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary folders are made, so that what is left of them can be seen."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_server_that_can_not_start_says_why_and_leaves_its_log(temporary: Path) -> None:
+    with pytest.raises(ClusterError) as error:
+        LocalCluster(jvm_options=["-Xmx3m"]).start()
+    text = str(error.value)
+    assert text.startswith("starting the cluster: namesrv ended with exit code 1;")
+    log = re.search(r"its logs are (\S+) and console\.log beside it", text)
+    assert log is not None
+    assert Path(log[1]).is_relative_to(temporary)
+    assert "size" in Path(log[1]).with_name("console.log").read_text()
+
+
+def test_broker_that_refuses_its_properties_says_why() -> None:
+    with pytest.raises(ClusterError, match=r"broker-0 ended with .* it said: .*Slave's brokerId must be > 0"):
+        LocalCluster(broker_properties={"brokerRole": "SLAVE"}).start()
+
+
+@pytest.mark.usefixtures("temporary")
+def test_broker_that_dies_later_is_noticed_and_its_log_kept(caplog: pytest.LogCaptureFixture) -> None:
+    with LocalCluster() as cluster:
+        (broker,) = cluster.brokers
+        assert broker.pid is not None
+        os.kill(broker.pid, signal.SIGKILL)
+        until(lambda: not broker.is_alive)
+        with pytest.raises(ClusterError, match="broker-0 ended by SIGKILL; killed from outside"):
+            cluster.check()
+    assert "broker-0 ended by SIGKILL" in caplog.text
+    assert broker.log.exists()
+    assert not (broker.folder / "store").exists()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """A place for single servers, without a cluster around them."""
+    jars = installed_jars(cache_folder())
+    assert jars is not None
+    watchdog = Watchdog()
+    yield Site(find_java(), jars, tmp_path, watchdog, PROBE, jvm_options=(), start_timeout=90.0)
+    watchdog.release()
+
+
+def test_port_taken_at_the_last_moment_is_replaced(site: Site) -> None:
+    name_server = NameServer(site, None)
+    lost = name_server.ports[0]
+    try:
+        with socket.socket() as thief:
+            thief.bind(("127.0.0.1", lost))
+            thief.listen()
+            name_server.launch()
+            name_server.await_ready(time.monotonic() + site.start_timeout)
+        assert name_server.is_alive
+        assert name_server.ports[0] != lost
+        assert PROBE.registered_brokers(site.name_server) == {}
+    finally:
+        name_server.kill()
+
+
+def test_port_that_the_user_named_is_not_replaced(site: Site) -> None:
+    name_server = NameServer(site, NameServer(site, None).ports[0])
+    with socket.socket() as thief:
+        thief.bind(("127.0.0.1", name_server.ports[0]))
+        thief.listen()
+        name_server.launch()
+        with pytest.raises(ClusterError, match=r"a port is taken: .*it said: .*(Failed to bind|already in use)"):
+            name_server.await_ready(time.monotonic() + site.start_timeout)
+
+
+PARENT = """
+import time
+from rocketmq_spark.cluster import LocalCluster
+cluster = LocalCluster()
+cluster.start()
+print(cluster.directory, *(server.pid for server in cluster.servers), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_servers_do_not_outlive_the_program_that_started_them(number: signal.Signals) -> None:
+    command = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as parent:
+        assert parent.stdout is not None
+        folder, *pids = parent.stdout.readline().split()
+        assert len(pids) == 2
+        parent.send_signal(number)
+    until(lambda: all(process_start(int(pid)) is None for pid in pids))
+    until(lambda: not Path(folder).exists())
+
+
+def test_cluster_of_the_command_line_runs_on_until_down(tmp_path: Path, topic: str) -> None:
+    env = {**os.environ, "ROCKETMQ_SPARK_STATE": str(tmp_path)}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "rocketmq_spark", "cluster", *arguments]
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+    up = run("up")
+    assert up.returncode == 0, up.stderr
+    try:
+        status = json.loads(run("status", "--json").stdout)
+        assert f"name server  {status['name_server']}\n" in up.stdout
+        assert [server["state"] for server in status["servers"]] == ["running", "running"]
+        (address,) = PROBE.registered_brokers(status["name_server"]).values()
+        PROBE.send(address, "broker-0", topic, b"after up has returned")
+        assert "boot success" in run("logs", "broker-0", "-n", "1000").stdout
+        assert run("up").returncode == 1
+    finally:
+        down = run("down")
+    assert (down.returncode, down.stdout) == (0, "the cluster is stopped\n")
+    assert all(process_start(server["pid"]) is None for server in status["servers"])
+    assert not Path(status["directory"]).exists()

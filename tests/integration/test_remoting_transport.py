@@ -1,0 +1,235 @@
+"""The remoting transport against a real name server and brokers."""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.errors import MQBrokerException, RemotingConnectException, TopicRouteStaleException
+from rocketmq_spark.message import EncodedBatch, Message, MessageQueue, SendRequest, SendStatus
+from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.wire.codes import RequestCode, ResponseCode
+from rocketmq_spark.wire.headers import PullMessageRequestHeader
+from rocketmq_spark.wire.records import encode_batch, unique_id, unique_id_prefix
+from tests.peer import refused_address
+from tests.reading import read_topic
+
+pytestmark = pytest.mark.integration
+
+PATIENCE = 20.0
+
+
+class Outcomes(list[Any]):
+    """A callback that collects, and can be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changed = threading.Condition()
+
+    def __call__(self, outcome: Any) -> None:
+        with self._changed:
+            self.append(outcome)
+            self._changed.notify_all()
+
+    def wait(self, count: int) -> Outcomes:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self) >= count, PATIENCE), f"{len(self)} of {count}"
+        return self
+
+
+@pytest.fixture
+def transport(cluster: LocalCluster) -> Iterator[RemotingTransport]:
+    with RemotingTransport([cluster.name_server]) as made:
+        yield made
+
+
+@pytest.fixture
+def topic(cluster: LocalCluster, transport: RemotingTransport) -> str:
+    name = f"transport_{uuid.uuid4().hex}"
+    for broker in cluster.brokers:
+        transport.create_topic(broker.address, name, 2, 6, PATIENCE)
+    return name
+
+
+def routed_queues(transport: RemotingTransport, topic: str) -> list[tuple[MessageQueue, str]]:
+    route = transport.query_route(topic, PATIENCE)
+    masters = {broker.broker_name: broker.master for broker in route.broker_datas}
+    return [
+        (MessageQueue(topic, data.broker_name, queue_id), masters[data.broker_name] or "")
+        for data in route.queue_datas
+        for queue_id in range(data.write_queue_nums)
+    ]
+
+
+def request(queue: MessageQueue, address: str, batch: EncodedBatch) -> SendRequest:
+    return SendRequest(batch, queue, address, "transport-test", "TBW102", 4, 1_700_000_000_000)
+
+
+def batch_of(topic: str, *bodies: bytes) -> EncodedBatch:
+    prefix = unique_id_prefix(b"\x7f\0\0\1", os.getpid(), 1)
+    messages = [
+        Message(topic, body, properties={"UNIQ_KEY": unique_id(prefix, number)}) for number, body in enumerate(bodies)
+    ]
+    body = encode_batch(messages)
+    half = len(body) // 2
+    return EncodedBatch(topic, (memoryview(body)[:half], memoryview(body)[half:]), len(bodies), len(body))
+
+
+def test_every_batch_sent_to_every_queue_is_stored_once(
+    cluster: LocalCluster, transport: RemotingTransport, topic: str
+) -> None:
+    outcomes, expected = Outcomes(), []
+    queues = routed_queues(transport, topic)
+    assert len(queues) == 2 * len(cluster.brokers)
+    for round_number in range(5):
+        for queue, address in queues:
+            bodies = [f"{queue}-{round_number}-{number}".encode() for number in range(50)]
+            expected += bodies
+            transport.send(request(queue, address, batch_of(topic, *bodies)), PATIENCE, outcomes)
+    outcomes.wait(5 * len(queues))
+    assert {outcome.status for outcome in outcomes} == {SendStatus.SEND_OK}
+    assert sorted(outcome.queue_offset for outcome in outcomes) == sorted([0, 50, 100, 150, 200] * len(queues))
+    assert all(outcome.latency_ms > 0 for outcome in outcomes)
+    assert all(outcome.offset_msg_id.count(",") == 49 for outcome in outcomes)
+    # Read first: the broker's offsets lag behind its acknowledgements (spec/remoting.md section 19).
+    stored = read_topic(cluster.name_server, topic, len(expected))
+    assert sorted(message.body for message in stored) == sorted(expected)
+    for queue, address in queues:
+        assert transport.max_offset(queue, address, PATIENCE) == 250
+        assert transport.min_offset(queue, address, PATIENCE) == 0
+
+
+def test_a_batch_of_1_mib_and_a_window_of_them(transport: RemotingTransport, topic: str) -> None:
+    outcomes = Outcomes()
+    [(queue, address), *_] = routed_queues(transport, topic)
+    batch = batch_of(topic, *(os.urandom(1000) for _ in range(1000)))
+    for _ in range(8):
+        transport.send(request(queue, address, batch), PATIENCE, outcomes)
+    outcomes.wait(8)
+    assert {outcome.status for outcome in outcomes} == {SendStatus.SEND_OK}
+    assert sorted(outcome.queue_offset for outcome in outcomes) == list(range(0, 8000, 1000))
+
+
+def test_a_single_message_comes_back_as_it_was_sent(
+    cluster: LocalCluster, transport: RemotingTransport, topic: str
+) -> None:
+    outcomes = Outcomes()
+    [(queue, address), *_] = routed_queues(transport, topic)
+    single = EncodedBatch(
+        topic, (b"Gr", "üße".encode()), 1, 7, batch=False, properties="TAGS\x01a\x02KEYS\x01k1\x02", flag=7
+    )
+    transport.send(request(queue, address, single), PATIENCE, outcomes)
+    [outcome] = outcomes.wait(1)
+    assert (outcome.queue, outcome.status, outcome.region_id) == (queue, SendStatus.SEND_OK, "DefaultRegion")
+    assert outcome.transaction_id != ""
+    [stored] = read_topic(cluster.name_server, topic, 1)
+    assert (stored.body, stored.flag, stored.born_timestamp) == ("Grüße".encode(), 7, 1_700_000_000_000)
+    assert (stored.properties["TAGS"], stored.properties["KEYS"]) == ("a", "k1")
+
+
+def test_the_brokers_refusals_are_errors_that_say_what_to_do(transport: RemotingTransport, topic: str) -> None:
+    outcomes = Outcomes()
+    [(queue, address), *_] = routed_queues(transport, topic)
+    beyond = MessageQueue(topic, queue.broker_name, 99)
+    transport.send(request(beyond, address, batch_of(topic, b"x")), PATIENCE, outcomes)
+    outcomes.wait(1)
+    empty = EncodedBatch(topic, (), 1, 0, batch=False)
+    transport.send(request(queue, address, empty), PATIENCE, outcomes)
+    outcomes.wait(2)
+    assert isinstance(outcomes[0].error, TopicRouteStaleException)
+    assert isinstance(outcomes[1].error, MQBrokerException)
+    assert [outcome.error.response_code for outcome in outcomes] == [29, 1]
+    assert f"sending 1 rows to {beyond}: {address} answered 29 INVALID_PARAMETER" in str(outcomes[0].error)
+
+
+def test_an_unknown_topic_has_no_route(transport: RemotingTransport) -> None:
+    with pytest.raises(TopicRouteStaleException) as raised:
+        transport.query_route(f"none_{uuid.uuid4().hex}", PATIENCE)
+    assert raised.value.response_code == ResponseCode.TOPIC_NOT_EXIST
+
+
+def test_a_dead_name_server_is_passed_over(cluster: LocalCluster, topic: str) -> None:
+    with RemotingTransport([refused_address(), cluster.name_server, refused_address()]) as transport:
+        for _ in range(3):
+            assert len(transport.query_route(topic, PATIENCE).queue_datas) == len(cluster.brokers)
+
+
+def test_a_broker_that_is_not_there_says_so(transport: RemotingTransport, topic: str) -> None:
+    outcomes = Outcomes()
+    transport.send(
+        request(MessageQueue(topic, "gone", 0), refused_address(), batch_of(topic, b"x")), PATIENCE, outcomes
+    )
+    [outcome] = outcomes.wait(1)
+    assert isinstance(outcome.error, RemotingConnectException)
+    assert outcome.error.maybe_stored is False
+
+
+def test_heart_beat_and_unregister_are_accepted(cluster: LocalCluster, transport: RemotingTransport) -> None:
+    address = cluster.brokers[0].address
+    client_id = f"127.0.0.1@{uuid.uuid4().hex}"
+    transport.heart_beat(address, client_id, ["pg-one", "pg-two"], PATIENCE)
+    transport.unregister_client(address, client_id, "pg-one", PATIENCE)
+    transport.unregister_client(address, client_id, "pg-two", PATIENCE)
+
+
+def test_a_oneway_send_is_stored(cluster: LocalCluster, transport: RemotingTransport, topic: str) -> None:
+    [(queue, address), *_] = routed_queues(transport, topic)
+    fields = {"a": "pg", "b": topic, "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1700000000000", "h": "0"}
+    fields |= {"n": queue.broker_name}
+    transport.invoke_oneway(address, RequestCode.SEND_MESSAGE_V2, fields, b"oneway", PATIENCE)
+    [stored] = read_topic(cluster.name_server, topic, 1)
+    assert stored.body == b"oneway"
+
+
+def test_a_pull_that_the_broker_holds_back_delays_no_other_answer(transport: RemotingTransport, topic: str) -> None:
+    held, outcomes = Outcomes(), Outcomes()
+    [(queue, address), *_] = routed_queues(transport, topic)
+    pull = PullMessageRequestHeader(
+        consumer_group="transport-test",
+        topic=topic,
+        queue_id=queue.queue_id,
+        queue_offset=0,
+        max_msg_nums=1,
+        sys_flag=4 | 2,
+        suspend_timeout_millis=15_000,
+        broker_name=queue.broker_name,
+    )
+    transport.invoke_async(address, RequestCode.PULL_MESSAGE, pull.to_ext_fields(), b"", PATIENCE, held)
+    assert transport.max_offset(queue, address, PATIENCE) == 0
+    assert held == []
+    transport.send(request(queue, address, batch_of(topic, b"awaited")), PATIENCE, outcomes)
+    assert outcomes.wait(1)[0].status is SendStatus.SEND_OK
+    assert held.wait(1)[0].command.code == ResponseCode.SUCCESS
+
+
+@pytest.fixture(scope="module")
+def proxied() -> Iterator[LocalCluster]:
+    """A cluster with a proxy, which the shared one has not."""
+    with LocalCluster(brokers=1, proxy=True) as made:
+        yield made
+
+
+def test_a_proxy_serves_as_name_server_and_broker(proxied: LocalCluster) -> None:
+    assert proxied.proxy is not None
+    address, topic, outcomes = proxied.proxy.address, f"proxied_{uuid.uuid4().hex}", Outcomes()
+    with RemotingTransport([address]) as transport:
+        # A proxy creates no topics, neither on request nor by itself (spec/remoting.md 2.5).
+        transport.create_topic(proxied.brokers[0].address, topic, 2, 6, PATIENCE)
+        queues = routed_queues(transport, topic)
+        assert {found for _, found in queues} == {address}
+        for queue, found in queues:
+            transport.send(request(queue, found, batch_of(topic, b"one", b"two")), PATIENCE, outcomes)
+        outcomes.wait(len(queues))
+        assert {outcome.status for outcome in outcomes} == {SendStatus.SEND_OK}
+        stored = read_topic(proxied.name_server, topic, 4)
+        assert sorted(message.body for message in stored) == [b"one", b"one", b"two", b"two"]
+        assert [transport.max_offset(queue, found, PATIENCE) for queue, found in queues] == [2, 2]
+        transport.heart_beat(address, "127.0.0.1@transport-test", ["pg"], PATIENCE)
+        with pytest.raises(MQBrokerException, match="3 REQUEST_CODE_NOT_SUPPORTED"):
+            transport.create_topic(address, topic, 2, 6, PATIENCE)

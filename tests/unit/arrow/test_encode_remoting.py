@@ -1,0 +1,304 @@
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocketmq_spark.arrow.encode_remoting import LINGER_S, BatchSettings
+from rocketmq_spark.errors import InvalidRowError, RouteNotFoundException
+from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.wire.records import MAX_BATCH_ROWS, MAX_BODY, decode_batch
+from tests.encoding import check, encode, joined, new_batcher, queues_of
+from tests.strategies import row_tables
+
+relaxed = settings(deadline=None)
+
+# An item's bytes beside body and properties, and UNIQ_KEY's property.
+ITEM = 22 + 42
+
+
+def bodies(*values: bytes | None, **columns: object) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"body": pa.array(values, pa.binary()), **columns})
+
+
+def plain_rows(batch: pa.RecordBatch) -> list[dict[str, object]]:
+    return batch.to_pylist()
+
+
+@relaxed
+@given(
+    row_tables(),
+    st.builds(
+        BatchSettings,
+        topic=st.none() | st.just("orders"),
+        tags=st.none() | st.just("standard"),
+        max_message_size=st.sampled_from([150, 400, MAX_BODY]),
+        batch_bytes=st.integers(100, 2000),
+        batching=st.booleans(),
+        queue_selector=st.sampled_from([None, "hash", "roundRobin", "random"]),
+        max_pending_bytes=st.sampled_from([500, 10_000]),
+    ),
+    st.integers(1, 3000),
+)
+def test_any_rows_in_any_layout_equal_the_row_by_row_encoder(table, batch_settings, chunk_bytes):
+    rows, record_batches = table
+    check(encode(record_batches, batch_settings, chunk_bytes=chunk_bytes), rows, batch_settings)
+
+
+def test_a_row_with_a_delay_goes_as_a_single_message():
+    batch = bodies(
+        *[b"x"] * 5,
+        tags=pa.array(["a", None, "b", "c", "d"]),
+        flag=pa.array([1, 2, None, 4, 5]),
+        delayTimeLevel=pa.array([None, 18, None, None, None], pa.int8()),
+        delayMs=pa.array([None, None, 1500, None, None]),
+        deliverTime=pa.array([None, None, None, 1_700_000_000_123_999, None], pa.timestamp("us", "Europe/Berlin")),
+    )
+    rows = plain_rows(batch)
+    rows[3]["deliverTime"] = 1_700_000_000_123
+    settings_ = BatchSettings(topic="orders")
+    done = encode([batch], settings_)
+    check(done, rows, settings_)
+    assert [one.properties.split("\x02")[-3] for one, _ in done if not one.batch] == [
+        "DELAY\x0118",
+        "TIMER_DELAY_MS\x011500",
+        "TIMER_DELIVER_MS\x011700000000123",
+    ]
+
+
+def test_null_lists_and_maps_may_have_entries_under_them():
+    offsets = pa.array([0, 1, 3, 4], pa.int32())
+    items = pa.array(["k1", "hidden", "hidden too", "k2"])
+    keys = pa.ListArray.from_arrays(offsets, items, mask=pa.array([False, True, False]))
+    properties = pa.MapArray.from_arrays(offsets, items, pa.array(["v1", "", None, "v2"]))
+    hidden = pa.Array.from_buffers(
+        properties.type, 3, [pa.py_buffer(b"\x05"), *properties.buffers()[1:2]], children=[properties.values]
+    )
+    assert hidden.null_count == 1
+    rows = [
+        {"body": b"a", "keys": ["k1"], "properties": [("k1", "v1")]},
+        {"body": b"b"},
+        {"body": b"c", "keys": ["k2"], "properties": [("k2", "v2")]},
+    ]
+    settings_ = BatchSettings(topic="orders")
+    check(encode([bodies(b"a", b"b", b"c", keys=keys, properties=hidden)], settings_), rows, settings_)
+
+
+def test_rows_may_lie_beyond_two_gib_of_their_buffer():
+    # Zeros nobody touches take no memory.
+    data, far = np.zeros(2**31 + 100, np.uint8), 2**31 + 50
+    data[far : far + 7] = np.frombuffer(b"one-two", np.uint8)
+    offsets = np.array([0, far, far + 3, far + 7])
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    array = pa.Array.from_buffers(pa.large_string(), 3, buffers).slice(1)
+    batch = pa.RecordBatch.from_pydict({"body": array, "keys": array, "shardingKey": array})
+    rows = [{"body": text.encode(), "keys": text, "shardingKey": text} for text in ("one", "-two")]
+    check(encode([batch]), rows, BatchSettings(topic="orders"))
+
+
+def test_a_batch_never_has_more_rows_than_a_broker_can_count():
+    done = encode([bodies(*[b"x"] * 70_000)], BatchSettings(topic="orders", batch_bytes=MAX_BODY))
+    assert [batch.rows for batch, _ in done] == [MAX_BATCH_ROWS, MAX_BATCH_ROWS, 6_000]
+
+
+def test_an_item_of_exactly_the_limit_is_a_batch_and_one_byte_more_is_a_single_message():
+    fits = MAX_BODY - ITEM
+    done = encode([bodies(bytes(fits), bytes(fits + 1), bytes(MAX_BODY))])
+    assert [(batch.batch, batch.nbytes) for batch, _ in done] == [
+        (True, MAX_BODY),
+        (False, fits + 1),
+        (False, MAX_BODY),
+    ]
+
+
+def test_a_row_larger_than_batch_bytes_is_a_batch_of_its_own():
+    done = encode([bodies(b"a", bytes(5000), b"b", b"c")], BatchSettings(topic="orders", batch_bytes=1000))
+    assert [(batch.batch, batch.rows) for batch, _ in done] == [(True, 1), (True, 1), (True, 2)]
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 2 * MAX_BODY])
+def test_rows_of_one_key_keep_their_order_around_one_that_is_too_large_for_a_batch(chunk_bytes):
+    settings_ = BatchSettings(topic="orders", max_message_size=300)
+    batch = bodies(b"first", bytes(290), b"last", bytes(291), shardingKey=pa.array(["k"] * 4))
+    done = encode([batch], settings_, chunk_bytes=chunk_bytes)
+    assert [decode_batch(joined(one))[0].body if one.batch else joined(one) for one, _ in done] == [
+        b"first",
+        bytes(290),
+        b"last",
+        bytes(291),
+    ]
+
+
+def test_rows_fill_a_batch_across_record_batches():
+    batcher = new_batcher(BatchSettings(topic="orders", batch_bytes=10 * (ITEM + 1)))
+    assert list(batcher.add(bodies(*[b"x"] * 7), 0.0)) == []
+    assert (batcher.pending_rows, batcher.pending_bytes) == (7, 7 * (ITEM + 1))
+    ((full, queue),) = batcher.add(bodies(*[b"y"] * 7), 0.0)
+    assert (full.rows, full.nbytes, len(full.body), queue) == (10, 10 * (ITEM + 1), 2, None)
+    assert (batcher.pending_rows, batcher.pending_bytes) == (4, 4 * (ITEM + 1))
+    ((rest, _),) = batcher.flush()
+    assert (rest.rows, batcher.pending_rows, batcher.pending_bytes) == (4, 0, 0)
+
+
+def test_many_small_record_batches_make_few_pieces():
+    batcher = new_batcher()
+    for _ in range(2000):
+        list(batcher.add(bodies(bytes(100)), 0.0))
+    ((done, _),) = batcher.flush()
+    assert (done.rows, len(done.body)) == (2000, 5)
+    assert len(decode_batch(joined(done))) == 2000
+
+
+def test_full_batches_are_slices_of_one_buffer():
+    batcher = new_batcher(BatchSettings(topic="orders", batch_bytes=10 * (ITEM + 1)))
+    first, second = batcher.add(bodies(*[b"x"] * 25), 0.0)
+    assert first[0].body[0].obj is second[0].body[0].obj
+
+
+def test_a_group_goes_once_its_first_row_has_waited_long_enough():
+    batcher = new_batcher()
+    list(batcher.add(bodies(b"early", shardingKey=pa.array(["a"])), 10.0))
+    list(batcher.add(bodies(b"late", shardingKey=pa.array(["b"])), 10.0 + LINGER_S / 2))
+    assert list(batcher.expired(10.0 + LINGER_S * 0.9)) == []
+    assert [batch.rows for batch, _ in batcher.expired(10.0 + LINGER_S * 1.2)] == [1]
+    list(batcher.add(bodies(b"later", shardingKey=pa.array(["b"])), 10.0 + LINGER_S * 1.3))
+    assert [batch.rows for batch, _ in batcher.expired(10.0 + LINGER_S * 2)] == [2]
+
+
+def test_the_largest_group_goes_when_all_together_wait_for_too_much():
+    small, large = bodies(bytes(100), bytes(100), shardingKey=pa.array(["a", "a"])), bodies(*[bytes(100)] * 3)
+    one = 100 + ITEM
+    limit = 2 * (one + len("__SHARDINGKEY") + 3) + 2 * one
+    batcher = new_batcher(BatchSettings(topic="orders", max_pending_bytes=limit))
+    assert list(batcher.add(small, 0.0)) == []
+    assert [(batch.rows, queue) for batch, queue in batcher.add(large, 0.0)] == [(3, None)]
+    assert batcher.pending_rows == 2
+
+
+def test_what_waits_does_not_keep_the_record_batch_alive():
+    class Memory(np.ndarray):
+        """Like any array, but weakly referable."""
+
+    memory = np.frombuffer(b"payload" * 100, np.uint8).view(Memory)
+    offsets = pa.py_buffer(np.arange(0, 701, 7, dtype=np.int32))
+    batch = bodies()
+    body = pa.Array.from_buffers(pa.binary(), 100, [None, offsets, pa.py_buffer(memory)])
+    batch = pa.RecordBatch.from_pydict({"body": body, "keys": body.cast(pa.string())})
+    alive = weakref.ref(memory)
+    batcher = new_batcher()
+    before = pa.total_allocated_bytes()
+    assert list(batcher.add(batch, 0.0)) == []
+    assert pa.total_allocated_bytes() == before
+    del batch, body, memory
+    gc.collect()
+    assert alive() is None
+    assert sum(done.rows for done, _ in batcher.flush()) == 100
+
+
+def test_rows_that_do_not_wait_for_the_disk_are_batches_of_their_own():
+    batch = bodies(b"a", b"b", b"c", waitStoreMsgOK=pa.array([True, False, None]))
+    done = encode([batch])
+    assert {one.properties: [item.body for item in decode_batch(joined(one))] for one, _ in done} == {
+        "": [b"a", b"c"],
+        "WAIT\x01false\x02": [b"b"],
+    }
+    (item,) = decode_batch(joined(next(one for one, _ in done if one.properties)))
+    assert item.properties["WAIT"] == "false"
+
+
+def test_a_retry_topic_gets_no_batches():
+    done = encode([bodies(b"a", b"b", topic=pa.array(["%RETRY%group", "orders"]))], BatchSettings())
+    assert {one.topic: one.batch for one, _ in done} == {"%RETRY%group": False, "orders": True}
+
+
+def test_ill_formed_text_in_a_single_message_becomes_what_java_reads():
+    tags = pa.array([b"caf\xe9"]).view(pa.string())
+    ((one, _),) = encode([bodies(b"a", tags=tags)], BatchSettings(topic="orders", batching=False))
+    assert one.properties.startswith("TAGS\x01caf\ufffd\x02UNIQ_KEY")
+
+
+def test_queues_are_asked_for_only_when_a_row_is_bound():
+    asked = []
+
+    def ask(topic):
+        asked.append(topic)
+        return queues_of(topic)
+
+    batch = bodies(b"a", b"b", b"c", topic=pa.array(["x", "y", "z"]), shardingKey=pa.array([None, "k", ""]))
+    encode([bodies(b"a")], queues_of=ask)
+    encode([batch], BatchSettings(queue_selector="roundRobin"), queues_of=ask)
+    assert asked == []
+    encode([batch], BatchSettings(), queues_of=ask)
+    assert asked == ["y"]
+
+
+def test_a_record_batch_without_a_route_may_be_added_again():
+    routes = [[], queues_of("orders")]
+    batcher = new_batcher(queues_of=lambda _: routes.pop(0))
+    batch = bodies(b"a", shardingKey=pa.array(["k"]))
+    with pytest.raises(RouteNotFoundException, match=r"orders.*no writable queue"):
+        batcher.add(batch, 0.0)
+    list(batcher.add(batch, 0.0))
+    with pytest.raises(InvalidRowError, match="row 1 "):
+        batcher.add(bodies(None), 0.0)
+
+
+def test_a_row_is_bound_to_the_queue_that_it_names():
+    batch = bodies(
+        b"a",
+        b"b",
+        b"c",
+        topic=pa.array(["orders", "orders", "refunds"]),
+        queueId=pa.array([1, None, 0], pa.int64()),
+        brokerName=pa.array(["broker-a", "broker-a", "broker-b"]),
+    )
+    done = encode([batch], BatchSettings(queue_selector="column"))
+    assert {joined(one)[20:21]: queue for one, queue in done} == {
+        b"a": MessageQueue("orders", "broker-a", 1),
+        b"b": None,
+        b"c": MessageQueue("refunds", "broker-b", 0),
+    }
+
+
+def test_a_queue_id_needs_no_broker_name_where_the_topic_has_one_broker():
+    queues = [MessageQueue("orders", "only", number) for number in (0, 1)]
+    batch = bodies(b"a", queueId=pa.array([1]))
+    ((_, queue),) = encode([batch], BatchSettings(topic="orders", queue_selector="column"), queues_of=lambda _: queues)
+    assert queue == queues[1]
+
+
+def test_queue_columns_mean_nothing_to_other_selectors():
+    batch = bodies(b"a", queueId=pa.array([-5]), brokerName=pa.array(["gone"]))
+    assert [queue for _, queue in encode([batch])] == [None]
+
+
+def test_record_batches_without_rows_give_nothing():
+    assert encode([bodies(), pa.RecordBatch.from_pydict({"body": pa.nulls(0), "tags": pa.nulls(0)})]) == []
+
+
+def test_invalid_rows_are_handed_over_and_the_others_go_on():
+    handed = []
+    batch = bodies(b"a", None, b"c", b"", b"e", tags=pa.array(["t", None, "t", None, "x|y"]))
+    batcher = new_batcher(on_invalid=lambda rows, errors: handed.append((rows, errors)))
+    list(batcher.add(bodies(b"before"), 0.0))
+    list(batcher.add(batch, 0.0))
+    ((one, _),) = batcher.flush()
+    assert [item.body for item in decode_batch(joined(one))] == [b"before", b"a", b"c"]
+    ((rows, errors),) = handed
+    assert rows.column("body").to_pylist() == [None, b"", b"e"]
+    assert [(error.row, error.rule) for error in errors] == [
+        (2, "body is null"),
+        (4, "body is empty"),
+        (5, "tags holds '|'"),
+    ]
+
+
+def test_the_state_shows_in_the_repr():
+    batcher = new_batcher()
+    list(batcher.add(bodies(b"x"), 0.0))
+    assert repr(batcher) == f"<RemotingBatcher partition=3 rows=1 groups=1 pending=1 rows, {ITEM + 1} bytes>"

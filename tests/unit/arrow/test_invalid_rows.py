@@ -1,0 +1,239 @@
+"""Each rule that a row can break, with the text that its user sees."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from rocketmq_spark.arrow.encode_remoting import BatchSettings
+from rocketmq_spark.errors import InvalidRowError
+from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.wire.records import RESERVED_PROPERTIES, decode_batch
+from tests.encoding import encode, joined, new_batcher
+
+TOPIC = BatchSettings(topic="orders")
+PROPERTIES = pa.map_(pa.string(), pa.string())
+
+
+def batch_of(name: str, *values: object, arrow_type: pa.DataType | None = None, **columns: object) -> pa.RecordBatch:
+    """Return one column beside good bodies."""
+    arrays = {name: pa.array(values, arrow_type), **columns}
+    return pa.RecordBatch.from_pydict({"body": pa.array([b"x"] * len(values)), **arrays})
+
+
+def error_of(batch: pa.RecordBatch, settings: BatchSettings = TOPIC, **more: object) -> InvalidRowError:
+    with pytest.raises(InvalidRowError) as raised:
+        encode([batch], settings, **more)
+    return raised.value
+
+
+def maps(*values: object) -> pa.RecordBatch:
+    return batch_of("properties", *values, arrow_type=PROPERTIES)
+
+
+CASES = {
+    "null body": (batch_of("body", b"x", None), "body is null", "a body has 1 to 4194304 bytes"),
+    "void body": (batch_of("body", None, None), "body is null", "onError"),
+    "empty body": (batch_of("body", "x", ""), "body is empty", "a body has 1 to"),
+    "empty value": (
+        pa.RecordBatch.from_pydict({"value": pa.array(["x", ""], pa.large_string())}),
+        "body is empty",
+        "a body has 1 to",
+    ),
+    "tags with a pipe": (batch_of("tags", "a", "a|b"), "tags holds '|'", "one tag a message"),
+    "blank tags": (batch_of("tags", "a", " \t"), "tags is blank", "use null"),
+    "empty tags": (batch_of("tags", "a", ""), "tags is blank", "use null"),
+    "separator in tags": (batch_of("tags", "a", "b\x01"), "tags holds the character 0x01 or 0x02", "remove"),
+    "separator in keys": (batch_of("keys", "a", "\x02b"), "keys holds the character 0x01", "remove"),
+    "separator in a key item": (batch_of("keys", ["a"], ["b", "\x01"]), "keys holds the character", "remove"),
+    "space in a key item": (batch_of("keys", ["a"], ["b", "c d"]), "an item of keys holds a space", "separates keys"),
+    "empty key item": (batch_of("keys", ["a"], ["b", ""]), "an item of keys is null or empty", "at least one"),
+    "null key item": (batch_of("keys", ["a"], ["b", None]), "an item of keys is null or empty", "at least one"),
+    "only null key items": (batch_of("keys", [], [None]), "an item of keys is null or empty", "at least one"),
+    "separator in shardingKey": (
+        batch_of("shardingKey", "a", "b\x02c"),
+        "shardingKey holds the character 0x01 or 0x02",
+        "remove",
+    ),
+    "reserved property": (
+        maps([("a", "1")], [("b", "2"), ("TAGS", "x")]),
+        r"the name of a property is reserved \(TAGS\)",
+        "use the column meant for it",
+    ),
+    "delay as property": (maps([("a", "1")], [("DELAY", "3")]), r"reserved \(DELAY\)", "delayTimeLevel"),
+    "inner batch property": (maps([("a", "1")], [("INNER_NUM", "3")]), r"reserved \(INNER_NUM\)", "another name"),
+    "blank property name": (maps([("a", "1")], [(" ", "2")]), "the name of a property is blank", "visible"),
+    "empty property name": (maps([("a", "1")], [("", "2")]), "the name of a property is blank", "visible"),
+    "blank property value": (maps([("a", "1")], [("b", " \n")]), "the value of a property is blank", "visible"),
+    "empty property value": (maps([("a", "1")], [("b", "")]), "the value of a property is blank", "visible"),
+    "null property value": (maps([("a", "1")], [("b", None)]), "the value of a property is null", "leave the entry"),
+    "separator in a name": (maps([("a", "1")], [("b\x01", "2")]), "the name of a property holds", "remove"),
+    "separator in a value": (maps([("a", "1")], [("b", "\x022")]), "the value of a property holds", "remove"),
+    "name twice": (
+        maps([("a", "1"), ("b", "1")], [("b", "1"), ("a", "2"), ("b", "3")]),
+        "a name occurs twice",
+        "merge",
+    ),
+    "large flag": (batch_of("flag", 2**31 - 1, 2**31), r"flag is out of range \(2147483648\)", "-2147483648 to"),
+    "largest unsigned flag": (
+        batch_of("flag", 1, 2**64 - 1, arrow_type=pa.uint64()),
+        "flag is out of range",
+        "32 bits",
+    ),
+    "level 0": (batch_of("delayTimeLevel", 1, 0), r"delayTimeLevel is out of range \(0\)", "1 to 18"),
+    "level 19": (batch_of("delayTimeLevel", 18, 19), r"delayTimeLevel is out of range \(19\)", "1 to 18"),
+    "no delay": (batch_of("delayMs", 1, 0), r"delayMs is out of range \(0\)", "1 or more"),
+    "before the epoch": (
+        batch_of("deliverTime", 1000, -1, arrow_type=pa.timestamp("us", "UTC")),
+        "deliverTime is out of range",
+        "1 or more",
+    ),
+    "two delays": (
+        batch_of("delayMs", 5, 5, delayTimeLevel=pa.array([None, 3])),
+        "delayMs is set beside another delay",
+        "one of delayTimeLevel, delayMs, deliverTime",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_bad_row_is_named_with_its_rule_and_what_to_do(name):
+    batch, rule, advice = CASES[name]
+    settings = TOPIC
+    error = error_of(batch, settings)
+    first = 0 if name == "void body" else 1
+    assert error.row == first
+    assert str(error).startswith(f"partition 3, row {first} (topic orders, keys ")
+    with pytest.raises(InvalidRowError, match=rule):
+        raise error
+    with pytest.raises(InvalidRowError, match=advice):
+        raise error
+
+
+TOPICS = {
+    "null topic": (None, "topic is null", "fill the column"),
+    "blank topic": (" ", "topic is blank", "name one"),
+    "illegal topic": ("a.b", "topic has an illegal character", "letters, digits"),
+    "long topic": ("t" * 128, "topic is too long", "127 characters"),
+    "forbidden topic": ("SCHEDULE_TOPIC_XXXX", "topic is the broker's own", "may not send"),
+}
+
+
+@pytest.mark.parametrize("name", TOPICS)
+def test_a_topic_is_checked_where_it_comes_from_a_column(name):
+    topic, rule, advice = TOPICS[name]
+    batch = batch_of("topic", "t" * 127, topic)
+    error = error_of(batch, BatchSettings())
+    assert (error.row, error.rule) == (1, rule)
+    assert advice in str(error)
+    assert [one.topic for one, _ in encode([batch], TOPIC)] == ["orders"]
+
+
+def test_rows_are_counted_over_the_whole_partition():
+    batcher = new_batcher()
+    for values in ([b"a", b"b"], [], [b"c"]):
+        list(batcher.add(batch_of("body", *values, arrow_type=pa.binary()), 0.0))
+    with pytest.raises(InvalidRowError, match=r"^partition 3, row 4 \(topic orders, keys k-5\): body is empty; "):
+        batcher.add(batch_of("body", b"d", b"", keys=pa.array(["k-4", "k-5"])), 0.0)
+
+
+def test_the_first_bad_row_is_named_whatever_its_rule():
+    batch = batch_of("tags", "a", "b|c", "d", flag=pa.array([0, 0, 2**40]))
+    assert error_of(batch).row == 1
+
+
+def test_nothing_under_a_null_is_looked_at():
+    hidden = pa.Array.from_buffers(pa.string(), 2, [pa.py_buffer(b"\x02"), *pa.array([" |\x01", "ok"]).buffers()[1:]])
+    ((one, _),) = encode(
+        [batch_of("body", "a", "b", tags=hidden, keys=hidden, shardingKey=hidden)],
+        BatchSettings(topic="orders", queue_selector="random"),
+    )
+    assert [message.properties.get("TAGS") for message in decode_batch(joined(one))] == [None, "ok"]
+
+
+def test_body_size_is_bounded_by_max_message_size():
+    settings = BatchSettings(topic="orders", max_message_size=200)
+    error = error_of(batch_of("body", bytes(200), bytes(201)), settings)
+    assert (error.row, error.rule) == (1, "body is longer than maxMessageSize")
+    assert "(201 bytes); 200 bytes are allowed" in str(error)
+
+
+def properties_of(size: int) -> pa.RecordBatch:
+    """Return a row whose whole property string has `size` bytes, UNIQ_KEY's 42 and the name's 3 among them."""
+    return maps([("n", "v" * (size - 42 - 3))])
+
+
+def test_a_batch_item_has_room_for_32767_bytes_of_properties():
+    ((one, _),) = encode([properties_of(32_767)])
+    assert len(decode_batch(joined(one))[0].properties["n"]) == 32_767 - 45
+    error = error_of(properties_of(32_768))
+    assert (error.rule, "(32768 bytes)" in str(error)) == ("properties are too long", True)
+
+
+def test_a_single_message_leaves_room_for_what_the_broker_adds():
+    single = BatchSettings(topic="orders", batching=False)
+    ((one, _),) = encode([properties_of(32_000)], single)
+    assert len(one.properties) == 32_000
+    assert error_of(properties_of(32_001), single).rule == "properties are too long"
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED_PROPERTIES))
+def test_a_copy_job_drops_reserved_names(name):
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "body": pa.array([b"x", b"y", b"z"]),
+            "properties": pa.array([[("a", "1"), (name, ""), ("b", "2")], [(name, "x")], None], PROPERTIES),
+            "queueOffset": pa.array([7, 8, 9]),
+        }
+    )
+    ((one, _),) = encode([batch])
+    properties = [dict(message.properties) for message in decode_batch(joined(one))]
+    for some in properties:
+        del some["UNIQ_KEY"]
+    assert properties == [{"a": "1", "b": "2"}, {}, {}]
+
+
+def test_the_sharding_key_is_a_property_of_the_user_only_without_its_column():
+    properties = pa.array([[("__SHARDINGKEY", "mine")]], PROPERTIES)
+    batch = pa.RecordBatch.from_pydict({"body": ["x"], "properties": properties})
+    ((one, _),) = encode([batch])
+    assert decode_batch(joined(one))[0].properties["__SHARDINGKEY"] == "mine"
+    assert "reserved (__SHARDINGKEY)" in str(error_of(batch.append_column("shardingKey", pa.array(["k"]))))
+
+
+def test_many_different_names_in_a_block_are_still_checked_for_repeats():
+    rows = [[(f"name-{row}-{item}", "v") for item in range(3)] for row in range(100)]
+    assert sum(one.rows for one, _ in encode([maps(*rows)])) == 100
+    rows[70].append(("name-70-1", "again"))
+    assert error_of(maps(*rows)).row == 70
+
+
+@pytest.mark.parametrize("missing", [None, ""])
+def test_an_ordered_write_needs_a_sharding_key_in_every_row(missing):
+    settings = BatchSettings(topic="orders", ordered=True)
+    error = error_of(batch_of("shardingKey", "k", missing), settings)
+    assert (error.row, error.rule) == (1, "shardingKey is null or empty")
+    assert error_of(batch_of("tags", "a"), settings).row == 0
+
+
+@pytest.mark.parametrize(("queue_id", "broker"), [(2, "broker-a"), (0, "broker-c"), (0, None)])
+def test_a_row_names_a_queue_that_exists(queue_id, broker):
+    batch = batch_of("queueId", 1, queue_id, None, brokerName=pa.array(["broker-a", broker, "broker-c"]))
+    error = error_of(batch, BatchSettings(topic="orders", queue_selector="column"))
+    assert error.row == 1
+    assert f"(brokerName {broker or 'null'}, queueId {queue_id})" in str(error)
+    assert "the topic's writable queues are broker-a: 0..1, broker-b: 0" in str(error)
+
+
+def test_a_queue_id_is_not_negative():
+    error = error_of(
+        batch_of("queueId", 0, -1),
+        BatchSettings(topic="orders", queue_selector="column"),
+        queues_of=lambda topic: [MessageQueue(topic, "only", 0)],
+    )
+    assert (error.row, error.rule) == (1, "queueId is out of range")
+
+
+def test_long_values_are_cut_in_the_text():
+    error = error_of(batch_of("body", None, keys=pa.array(["k" * 5000])))
+    assert "keys " + "k" * 100 + ")" in str(error)

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from rocketmq_spark.arrow.block import check_schema
+from rocketmq_spark.errors import SchemaError
+
+EVERY_COLUMN = pa.schema(
+    {
+        "body": pa.binary(),
+        "topic": pa.dictionary(pa.int32(), pa.string()),
+        "tags": pa.large_string(),
+        "keys": pa.list_(pa.string()),
+        "properties": pa.map_(pa.string(), pa.string()),
+        "flag": pa.int16(),
+        "shardingKey": pa.string_view(),
+        "queueId": pa.int32(),
+        "brokerName": pa.string(),
+        "waitStoreMsgOK": pa.bool_(),
+        "delayTimeLevel": pa.int8(),
+        "delayMs": pa.int64(),
+        "deliverTime": pa.timestamp("us", "UTC"),
+        "msgId": pa.string(),
+        "offsetMsgId": pa.string(),
+        "queueOffset": pa.int64(),
+        "bornTimestamp": pa.timestamp("us", "UTC"),
+        "storeTimestamp": pa.timestamp("us", "UTC"),
+        "bornHost": pa.string(),
+        "reconsumeTimes": pa.int32(),
+    }
+)
+
+
+def refusal(schema: dict[str, pa.DataType], topic: str | None = "orders", selector: str | None = None) -> str:
+    with pytest.raises(SchemaError) as raised:
+        check_schema(pa.schema(schema), topic=topic, queue_selector=selector)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("selector", [None, "hash", "column", "roundRobin", "random", "my.module:Selector"])
+def test_every_known_column_is_accepted(selector):
+    check_schema(EVERY_COLUMN, topic=None, queue_selector=selector)
+
+
+@pytest.mark.parametrize("payload", ["body", "value"])
+@pytest.mark.parametrize(
+    "arrow_type",
+    [
+        pa.string(),
+        pa.large_string(),
+        pa.string_view(),
+        pa.binary(),
+        pa.large_binary(),
+        pa.binary_view(),
+        pa.dictionary(pa.int8(), pa.large_binary()),
+        pa.null(),
+    ],
+)
+def test_the_payload_may_be_any_text_or_binary(payload, arrow_type):
+    check_schema(pa.schema({payload: arrow_type}), topic="orders", queue_selector=None)
+
+
+def test_a_void_column_is_accepted_for_every_column():
+    check_schema(pa.schema(dict.fromkeys(EVERY_COLUMN.names, pa.null())), topic=None, queue_selector="hash")
+
+
+def test_a_payload_is_needed():
+    text = refusal({"tags": pa.string(), "keys": pa.string()})
+    assert text == (
+        "no column body (or value) among tags, keys: it is the payload and must be string or binary; "
+        "build it from the other columns with to_json(struct(...)) AS body"
+    )
+
+
+def test_an_empty_schema_says_so():
+    assert "among no columns at all" in refusal({})
+
+
+def test_two_payloads_are_one_too_many():
+    assert "columns body and value are both present" in refusal({"body": pa.string(), "value": pa.string()})
+
+
+def test_a_name_twice_is_refused():
+    schema = pa.schema([("body", pa.string()), ("tags", pa.string()), ("tags", pa.string())])
+    with pytest.raises(SchemaError, match=r"^column tags occurs more than once: drop or rename all but one$"):
+        check_schema(schema, topic="orders", queue_selector=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("tag", "tags"), ("key", "keys"), ("storetime", "storeTimestamp"), ("shardKey", "shardingKey")]
+)
+def test_an_unknown_column_is_named_with_the_nearest_known_one(name, near):
+    text = refusal({"body": pa.string(), name: pa.string()})
+    assert text.startswith(f"unknown column {name}: did you mean {near}?; ")
+    assert "to_json(struct(...)) AS body" in text
+
+
+def test_a_column_like_no_known_one_is_told_what_there_is():
+    text = refusal({"body": pa.string(), "amount": pa.float64()})
+    assert text.startswith("unknown column amount: known are body, value, topic, tags, keys, properties, flag, ")
+    assert "to_json(struct(...)) AS body" in text
+
+
+@pytest.mark.parametrize(("name", "right"), [("Body", "body"), ("shardingkey", "shardingKey"), ("TOPIC", "topic")])
+def test_a_column_in_the_wrong_case_is_told_the_right_one(name, right):
+    text = refusal({name: pa.string(), "value": pa.string()})
+    assert f"unknown column {name}: column names are case-sensitive, rename it to {right}" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "arrow_type", "allowed", "cast"),
+    [
+        ("body", pa.int32(), "string or binary", "col('body').cast('string')"),
+        ("body", pa.struct({"a": pa.int32()}), "string or binary", "to_json(col('body'))"),
+        ("topic", pa.int64(), "string", "col('topic').cast('string')"),
+        ("tags", pa.list_(pa.string()), "string", "col('tags').cast('string')"),
+        ("keys", pa.list_(pa.int32()), "string or array<string>", ".cast('array<string>')"),
+        ("properties", pa.map_(pa.string(), pa.int32()), "map<string,string>", "map<string,string>"),
+        ("properties", pa.string(), "map<string,string>", "map<string,string>"),
+        ("flag", pa.string(), "int", "col('flag').cast('int')"),
+        ("shardingKey", pa.int64(), "string", "col('shardingKey').cast('string')"),
+        ("queueId", pa.float64(), "int", "col('queueId').cast('int')"),
+        ("waitStoreMsgOK", pa.string(), "boolean", "cast('boolean')"),
+        ("delayMs", pa.duration("ms"), "long", "cast('long')"),
+        ("deliverTime", pa.timestamp("us"), "timestamp with a time zone", "cast('timestamp')"),
+        ("deliverTime", pa.date32(), "timestamp with a time zone", "cast('timestamp')"),
+    ],
+)
+def test_a_type_that_does_not_fit_is_told_what_does_and_how_to_cast(name, arrow_type, allowed, cast):
+    text = refusal({"body": pa.string()} | {name: arrow_type})
+    assert text.startswith(f"column {name} is {arrow_type}: it must be {allowed}; use ")
+    assert cast in text
+
+
+def test_a_topic_must_come_from_somewhere():
+    # In the words of Spark's Kafka sink.
+    assert refusal({"body": pa.string()}, topic=None) == (
+        "topic option required when no 'topic' column is present. Use the topic option for setting a topic."
+    )
+
+
+@pytest.mark.parametrize(("selector", "column"), [("hash", "shardingKey"), ("column", "queueId")])
+def test_a_selector_needs_its_column(selector, column):
+    text = refusal({"body": pa.string(), "brokerName": pa.string()}, selector=selector)
+    assert text.startswith(f"queueSelector={selector} needs the column {column}, and there is none: ")

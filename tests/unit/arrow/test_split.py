@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocketmq_spark.arrow.split import chunks, fill_batches
+from rocketmq_spark.wire.records import MAX_BATCH_ROWS
+
+relaxed = settings(deadline=None)
+item_sizes = st.lists(st.integers(1, 50), max_size=40)
+
+
+@relaxed
+@given(item_sizes, st.integers(1, 120), st.integers(0, 120), st.integers(0, 5))
+def test_pieces_follow_each_other_and_batches_keep_their_limit(sizes, limit, nbytes, rows):
+    nbytes = min(nbytes, limit - 1) if rows else 0
+    ends = np.cumsum([0, *sizes])
+    pieces = list(fill_batches(ends, 0, len(sizes), limit=limit, nbytes=nbytes, rows=rows))
+    assert [piece[0] for piece in pieces] == [0, *(piece[1] for piece in pieces)][: len(pieces)]
+    assert (pieces[-1][1] if pieces else 0) == len(sizes)
+    for start, stop, full in pieces:
+        nbytes, rows = nbytes + sum(sizes[start:stop]), rows + stop - start
+        assert nbytes <= limit or rows == 1
+        if not full:
+            assert stop == len(sizes)
+        elif stop < len(sizes):
+            assert nbytes + sizes[stop] > limit
+        if full:
+            nbytes = rows = 0
+
+
+def test_rows_already_waiting_count_towards_the_row_limit():
+    ends = np.arange(11)
+    assert list(fill_batches(ends, 0, 10, limit=1000, nbytes=5, rows=MAX_BATCH_ROWS - 4)) == [
+        (0, 4, True),
+        (4, 10, False),
+    ]
+
+
+def test_a_batch_that_is_exactly_full_does_not_wait():
+    assert list(fill_batches(np.array([0, 5, 10]), 0, 2, limit=10, nbytes=0, rows=0)) == [(0, 2, True)]
+
+
+@relaxed
+@given(item_sizes, st.integers(1, 200), st.sets(st.integers(0, 39)))
+def test_chunks_cover_every_row_once_and_rows_apart_are_alone(sizes, limit, apart):
+    alone = np.array([row in apart for row in range(len(sizes))], np.bool_)
+    found = list(chunks(np.array(sizes, np.int64), limit, alone))
+    assert [row for start, stop in found for row in range(start, stop)] == list(range(len(sizes)))
+    for start, stop in found:
+        assert stop - start == 1 or (sum(sizes[start:stop]) <= limit and not alone[start:stop].any())

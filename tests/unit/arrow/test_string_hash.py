@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import math
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocketmq_spark.arrow.columns import byte_column
+from rocketmq_spark.arrow.encode_remoting import BatchSettings
+from rocketmq_spark.arrow.string_hash import string_hashes
+from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.wire.records import string_hash
+from tests.encoding import encode
+
+
+def hashes(array: pa.Array) -> list[int]:
+    column = byte_column(array)
+    assert column is not None
+    return string_hashes(column).tolist()
+
+
+# What String.hashCode() printed (OpenJDK 17).
+JAVA = {
+    "a": 97,
+    "hello": 99162322,
+    "polygenelubricants": -2147483648,
+    "order-00000017": 2011524037,
+    "\U0001f600": 1772899,
+    "h\u00e9": 3457,
+    "caf\u00e9 \u65e5\u672c\U0001f600": -2049929175,
+}
+
+
+def test_hashes_are_java_s():
+    assert hashes(pa.array([*JAVA])) == [*JAVA.values()]
+    assert hashes(pa.array(["hello", "", "a"])) == [99162322, 0, 97]
+
+
+@settings(deadline=None)
+@given(st.lists(st.none() | st.text(max_size=30), min_size=1).filter(lambda texts: any(texts)), st.booleans())
+def test_any_column_hashes_as_its_strings_one_by_one(texts, large):
+    array = pa.array(["caf\u00e9", *texts, "x"], pa.large_string() if large else pa.string()).slice(1, len(texts))
+    given_ = [value for value, text in zip(hashes(array), texts, strict=True) if text is not None]
+    assert given_ == [string_hash(text) for text in texts if text is not None]
+
+
+def test_ill_formed_text_hashes_as_what_java_reads():
+    array = pa.array([b"ok", b"caf\xe9", b"\xf0\x9f"]).view(pa.string())
+    assert hashes(array) == [string_hash(text) for text in ("ok", "caf\ufffd", "\ufffd")]
+
+
+@pytest.mark.parametrize("count", [1, 3, 7, 8])
+def test_a_key_meets_the_queue_that_java_s_remainder_gives(count):
+    queues = [MessageQueue("orders", "broker-a", number) for number in range(count)]
+    keys = ["polygenelubricants", "hello", "\U0001f600", "negative-hash", "order-00000017"]
+    assert any(string_hash(key) < 0 for key in keys)
+    for array in (pa.array(keys), pa.array(keys).dictionary_encode()):
+        batch = pa.RecordBatch.from_pydict({"body": pa.array(keys), "shardingKey": array})
+        done = encode(
+            [batch], BatchSettings(topic="orders", batching=False, queue_selector="hash"), queues_of=lambda _: queues
+        )
+        assert [queue for _, queue in done] == [queues[abs(int(math.fmod(string_hash(key), count)))] for key in keys]

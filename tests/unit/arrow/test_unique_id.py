@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import random
+from datetime import datetime
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from rocketmq_spark.arrow.unique_id import UniqueIds
+from rocketmq_spark.wire.records import decode_batch, unique_id, unique_id_prefix
+from tests.encoding import encode, joined, new_ids
+
+
+def text_of(ids: UniqueIds, first: int, rows: np.ndarray) -> list[str]:
+    groups = [
+        np.broadcast_to(np.frombuffer(part, np.uint32) if isinstance(part, bytes) else part, len(rows))
+        for part in ids.digits(first, rows)
+    ]
+    prefix = ids.prefix.hex().upper()
+    return [prefix + b"".join(digits.tobytes() for digits in row).decode() for row in zip(*groups, strict=True)]
+
+
+def test_ids_are_the_oracle_s_in_any_order_and_over_a_carry():
+    ids = new_ids()
+    rows = np.array([0, 70_000, 5, 65_535, 65_536, 131_072])
+    for first in (ids.take(0), 0x0000_0000_FFF0, 0x0000_FFFF_FFFF, 0xFFFF_FFFF_FFFF):
+        assert text_of(ids, first, rows) == [unique_id(ids.prefix, first + row) for row in rows.tolist()]
+        assert text_of(ids, first, rows[:1]) == [unique_id(ids.prefix, first)]
+
+
+def test_the_sequence_starts_at_the_milliseconds_of_the_month():
+    when = datetime(2024, 5, 1, 0, 0, 12, 345_000)
+    ids = new_ids(when.timestamp)
+    assert ids.take(3) == 12_345 << 16
+    assert ids.take(1) == (12_345 << 16) + 3
+    assert repr(ids) == f"<UniqueIds {ids.prefix.hex().upper()} next={(12_345 << 16) + 4:012X}>"
+
+
+def test_the_prefix_is_address_process_and_a_random_number():
+    ids = UniqueIds(ip=bytes([10, 0, 0, 7]), pid=0x12345, wall_clock=lambda: 0.0, rng=random.Random(5))
+    assert ids.prefix == unique_id_prefix(bytes([10, 0, 0, 7]), 0x2345, random.Random(5).getrandbits(32))
+
+
+def test_the_address_has_four_bytes():
+    with pytest.raises(ValueError, match="4 bytes of an IPv4 address, got 16"):
+        UniqueIds(ip=bytes(16), pid=1, wall_clock=lambda: 0.0, rng=random.Random(5))
+
+
+def test_rows_of_a_partition_have_successive_ids_over_a_carry():
+    ids = new_ids()
+    first = ids.take(65_500) + 65_500
+    batch = pa.RecordBatch.from_pydict({"body": pa.array(["x"] * 30)})
+    done = encode([batch, batch], unique_ids=ids)
+    found = [message.properties["UNIQ_KEY"] for one, _ in done for message in decode_batch(joined(one))]
+    assert found == [unique_id(ids.prefix, first + row) for row in range(60)]
