@@ -6,6 +6,7 @@ Rule 2: what is heavy is imported by the command that needs it: ``--help`` start
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -22,6 +23,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(cluster, name="cluster")
+
+
+@app.command()
+def demo() -> None:
+    """Write 336,776 flights to a name server and two brokers of its own, and count what they store."""
+    from rich.console import Console
+
+    from rocketmq_spark.demo import run
+
+    # Ended from outside, it still stops what it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    run(Console())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -64,15 +64,24 @@ def as_messages(flights: DataFrame) -> DataFrame:
 
 
 @contextlib.contextmanager
-def local_spark(name: str) -> Iterator[SparkSession]:
-    """Start a quiet Spark session on two cores whose Python workers run this interpreter, and stop it afterwards."""
+def local_spark(name: str, folder: Path) -> Iterator[SparkSession]:
+    """Start a quiet Spark session on two cores whose Python workers run this interpreter, and stop it afterwards.
+
+    Parameters
+    ----------
+    name : str
+    folder : pathlib.Path
+        For the configuration of its log.
+    """
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master("local[2]").appName(name)
     spark = (
         builder.config("spark.ui.enabled", "false")
         .config("spark.log.level", "ERROR")
+        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={_log4j_file(folder).as_uri()}")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.driver.bindAddress", "127.0.0.1")
@@ -83,6 +92,18 @@ def local_spark(name: str) -> Iterator[SparkSession]:
         yield spark
     finally:
         spark.stop()
+
+
+def _log4j_file(folder: Path) -> Path:
+    """Say before Spark starts that only its errors are wanted; ``spark.log.level`` comes too late for its greetings."""
+    path = folder / "log4j2.properties"
+    path.write_text(
+        "rootLogger.level = error\nrootLogger.appenderRef.stderr.ref = stderr\n"
+        "appender.stderr.type = Console\nappender.stderr.name = stderr\nappender.stderr.target = SYSTEM_ERR\n"
+        "appender.stderr.layout.type = PatternLayout\nappender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n\n",
+        encoding="utf-8",
+    )
+    return path
 
 
 def stored_messages(name_server: str, topic: str, expected: int) -> int:
@@ -108,13 +129,17 @@ def run(console: Console) -> None:
         The brokers hold another number of messages than there are rows.
     """
     from rocketmq_spark.cluster import LocalCluster
+    from rocketmq_spark.cluster.commands import progress_on_stderr
     from rocketmq_spark.spark.register import register
 
-    with LocalCluster(brokers=2) as cluster:
+    with contextlib.ExitStack() as stack:
+        with progress_on_stderr() as tell:
+            cluster = stack.enter_context(LocalCluster(brokers=2, progress=tell))
         console.print(f"[bold]cluster[/]  name server {cluster.name_server}, {len(cluster.brokers)} brokers")
-        with tempfile.TemporaryDirectory(prefix="rocketmq-spark-demo-") as folder, local_spark("demo") as spark:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rocketmq-spark-demo-")))
+        with local_spark("demo", folder) as spark:
             metrics = register(spark)
-            messages = as_messages(flights(spark, Path(folder))).repartition(2)
+            messages = as_messages(flights(spark, folder)).repartition(2)
             rows = messages.count()
             console.print(f"[bold]rows[/]     {rows:,} flights")
             started = time.perf_counter()

@@ -56,7 +56,7 @@ def up(
             _end(file, running)  # it died: its folder may be left
         if port is None and is_free(_USUAL_PORT):
             port = _USUAL_PORT
-        with _progress() as tell:
+        with progress_on_stderr() as tell:
             cluster = LocalCluster(brokers, proxy, directory=directory, port=port, progress=tell)
             with cluster:
                 state = ClusterState.of(cluster)
@@ -158,7 +158,7 @@ def _last_lines(log: Path, count: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Progress]:
+def progress_on_stderr() -> Iterator[Progress]:
     """Show progress on stderr: a bar on a terminal, else one line per thing that is done."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn

@@ -171,6 +171,8 @@ class SendPipeline:
 
     def next_wakeup(self, now: float) -> float | None:
         """Return when `dispatches` may have something to yield without an outcome coming first (seconds)."""
+        if self.failure is not None:
+            return None
         times = [self._waiting[0][0]] if self._waiting else []
         if self._ready:
             times += [window.rest_until for window in self._windows.values() if window.rest_until > now]
@@ -219,14 +221,13 @@ class SendPipeline:
 
     def unfinished(self) -> Unfinished:
         """Count the rows without an acknowledgement."""
-        waiting = [delivery for _, _, delivery in self._waiting]
-        lines = [delivery for line in self._ready.values() for delivery in line]
-        rest = waiting + lines
-        unknown = [delivery for delivery in rest if delivery.maybe_stored] + list(self._in_flight)
+        open_ones = {delivery for _, _, delivery in self._waiting} | self._in_flight
+        open_ones.update(delivery for line in self._ready.values() for delivery in line)
         if self._failed is not None:
-            (unknown if self._failed.maybe_stored else rest).append(self._failed)
+            open_ones.add(self._failed)
+        unknown = {delivery for delivery in open_ones if delivery.maybe_stored or delivery in self._in_flight}
         return Unfinished(
-            not_sent=sum(delivery.batch.rows for delivery in rest if not delivery.maybe_stored),
+            not_sent=sum(delivery.batch.rows for delivery in open_ones - unknown),
             unknown=sum(delivery.batch.rows for delivery in unknown),
         )
 

@@ -237,7 +237,7 @@ class Connection:
     def _write(self) -> list[Request]:
         """Give the socket one helping (the lock is held); return the requests that are done because written."""
         assert self.sock is not None
-        # Before the call: after it, this thread may wait long enough for the interpreter's lock that the answer is there
+        # Before the call: after it, this thread may wait so long for the interpreter's lock that the answer is there
         # first, and a latency would come out as nothing.
         now = self._clock()
         try:
@@ -293,8 +293,8 @@ class Connection:
         if not command.is_response:
             self._on_request(command)
             return
-        # An answer can be here before the sending thread has come back from the socket and noted when it wrote: it holds
-        # the lock until then.
+        # An answer can be here before the sending thread has come back from the socket and noted when it wrote: that
+        # thread holds the lock until then.
         with self._lock:
             request = self._table.pop(command.opaque, None)
             latency = 0.0 if request is None else request.latency(now)

@@ -168,6 +168,7 @@ def test_server_that_can_not_start_says_why_and_leaves_its_log(temporary: Path) 
     assert "size" in Path(log[1]).with_name("console.log").read_text()
 
 
+@pytest.mark.usefixtures("temporary")
 def test_broker_that_refuses_its_properties_says_why() -> None:
     with pytest.raises(ClusterError, match=r"broker-0 ended with .* it said: .*Slave's brokerId must be > 0"):
         LocalCluster(broker_properties={"brokerRole": "SLAVE"}).start()

@@ -180,6 +180,7 @@ def test_bound_rows_of_a_broker_that_is_gone_fail_at_the_delivery_timeout_naming
     assert "T/c/0" in str(rig.pipeline.failure)
     assert rig.refreshed
     assert 104.0 <= rig.clock.now < 105.0
+    assert rig.pipeline.unfinished().not_sent == 1
 
 
 def test_bound_rows_do_not_hold_up_others() -> None:
@@ -222,6 +223,16 @@ def test_nothing_is_sent_after_a_failure_but_what_was_in_flight_still_counts() -
     assert len(rig.transport.requests) == 2
     assert rig.facts["a"]["rows"] == 2
     assert rig.pipeline.unfinished().not_sent == 18
+
+
+def test_after_a_failure_only_outcomes_wake_it() -> None:
+    rig = Rig(route({"a": 1}))
+    rig.transport.play("a", Reply.code(2, "busy"), Reply.code(13, "the message is illegal", delay=0.5))
+    rig.offer(4)
+    rig.run()
+    rig.transport.advance(60.0)
+    assert rig.pipeline.failure is not None
+    assert rig.pipeline.next_wakeup(rig.clock.now) is None
 
 
 def test_a_timeout_halves_the_window_and_the_rows_count_as_unknown_until_they_are_stored() -> None:
