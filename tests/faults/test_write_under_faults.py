@@ -65,12 +65,12 @@ def two_brokers() -> Iterator[LocalCluster]:
 def test_a_broker_that_is_killed_in_mid_write_loses_no_row(
     spark: SparkSession, two_brokers: LocalCluster, topic: str, metrics: Metrics
 ) -> None:
-    rows, victim = 300_000, two_brokers.brokers[0]
+    rows, victim = 150_000, two_brokers.brokers[0]
     # The topic is made first, so that the kill falls into the write and not into its creation.
     write(numbered(spark, 10, 10), two_brokers.name_server, topic)
     metrics.reset()
     killer = when_stored(two_brokers.name_server, topic, 20_000, victim.kill)
-    write(numbered(spark, rows, 200), two_brokers.name_server, topic)
+    write(numbered(spark, rows, 400), two_brokers.name_server, topic)
     killer.join(60)
     assert not victim.is_alive
     retries = metrics.to_dict()[victim.name]["retries"]
@@ -81,7 +81,7 @@ def test_a_broker_that_is_killed_in_mid_write_loses_no_row(
 
 
 def test_constant_flow_control_loses_no_row(spark: SparkSession, topic: str, metrics: Metrics) -> None:
-    rows = 150_000
+    rows = 100_000
     with LocalCluster(brokers=2, broker_properties=[{"waitTimeMillsInSendQueue": 5}, {}]) as cluster:
         write(numbered(spark, rows, 100), cluster.name_server, topic)
         found = keys(cluster.name_server, topic, rows)
@@ -92,7 +92,7 @@ def test_constant_flow_control_loses_no_row(spark: SparkSession, topic: str, met
 def test_a_slow_link_causes_no_storm_of_repeats(
     spark: SparkSession, cluster: Any, topic: str, metrics: Metrics
 ) -> None:
-    rows, ten_megabit = 60_000, 10_000_000 / 8
+    rows, ten_megabit = 40_000, 10_000_000 / 8
     with slow_cluster(cluster.name_server, [broker.address for broker in cluster.brokers], ten_megabit) as name_server:
         write(numbered(spark, rows, 300), name_server, topic)
     found = keys(cluster.name_server, topic, rows)

@@ -21,6 +21,7 @@ from rocketmq_spark.cluster.jars import server_jars
 from rocketmq_spark.cluster.java import find_java
 from rocketmq_spark.spark.register import register, unregister
 from rocketmq_spark.spark.report import Metrics
+from rocketmq_spark.transport.remoting import RemotingTransport
 from tests.reading import read_topic
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
@@ -169,8 +170,9 @@ def test_a_sharding_key_keeps_its_rows_on_one_queue(
 def test_rows_named_for_a_queue_go_there(
     spark: SparkSession, cluster: Any, topic: str, save: Callable[..., None]
 ) -> None:
-    save(spark.createDataFrame([("warm up",)], "body string"))
-    read_topic(cluster.name_server, topic, 1)
+    with RemotingTransport([cluster.name_server]) as transport:
+        for broker in cluster.brokers:
+            transport.create_topic(broker.address, topic, 4, 6, 5.0)
     broker = cluster.brokers[1]
     frame = spark.range(0, 100, 1, 2).select(
         F.col("id").cast("string").alias("body"),
@@ -178,7 +180,7 @@ def test_rows_named_for_a_queue_go_there(
         F.lit(broker.name).alias("brokerName"),
     )
     save(frame, queueSelector="column")
-    stored = [message for message in read_topic(cluster.name_server, topic, 101) if message.body != b"warm up"]
+    stored = read_topic(cluster.name_server, topic, 100)
     assert {(message.store_host, message.queue_id, int(message.body) % 2) for message in stored} == {
         (broker.address, 1, 0),
         (broker.address, 2, 1),
