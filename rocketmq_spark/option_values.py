@@ -18,20 +18,6 @@ MIB: Final = 1024 * 1024
 # Binary multiples as in Spark's own sizes (JavaUtils.byteStringAs).
 _SIZE_SUFFIXES: Final = {"": 1, "b": 1, "k": 1024, "kb": 1024, "m": MIB, "mb": MIB, "g": 1024 * MIB, "gb": 1024 * MIB}
 
-# spec/producer.md section 3.5; the first six are the brokers' of 4.7.1 and newer, the others of 5.5.0.
-FORBIDDEN_TOPICS: Final = frozenset(
-    {
-        "SCHEDULE_TOPIC_XXXX",
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-        "SELF_TEST_TOPIC",
-        "OFFSET_MOVED_EVENT",
-        "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC",
-        "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC",
-    }
-)
-
 
 @dataclass(frozen=True, slots=True)
 class ValueKind:

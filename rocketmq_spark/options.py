@@ -20,7 +20,8 @@ from typing import Any, Final
 
 import rocketmq_spark.option_values as kinds
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.option_values import ADDRESSES, BOOLEAN, FORBIDDEN_TOPICS, INT_MAX, MIB, ValueKind
+from rocketmq_spark.message import FORBIDDEN_TOPICS
+from rocketmq_spark.option_values import ADDRESSES, BOOLEAN, INT_MAX, MIB, ValueKind
 
 # What Spark puts among a sink's options on its own account: tried on 4.3 (path, checkpointLocation, queryName), the
 # reserved table properties are the constants of TableCatalog.java.

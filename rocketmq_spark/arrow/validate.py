@@ -19,20 +19,8 @@ from typing import Final
 import numpy as np
 
 from rocketmq_spark.arrow.columns import ByteColumn, Ints, ListColumn, Mask
+from rocketmq_spark.message import FORBIDDEN_TOPICS
 
-# Validators.java, isNotAllowedSendTopic; the last two are 5.5.0's.
-FORBIDDEN_TOPICS: Final = frozenset(
-    {
-        "SCHEDULE_TOPIC_XXXX",
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-        "SELF_TEST_TOPIC",
-        "OFFSET_MOVED_EVENT",
-        "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC",
-        "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC",
-    }
-)
 MAX_TOPIC_LENGTH: Final = 127
 _TOPIC: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
