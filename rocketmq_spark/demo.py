@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -80,7 +82,7 @@ def local_spark(name: str, folder: Path) -> Iterator[SparkSession]:
     builder = SparkSession.builder.master("local[2]").appName(name)
     spark = (
         builder.config("spark.ui.enabled", "false")
-        .config("spark.log.level", "ERROR")
+        .config("spark.log.level", "OFF")
         .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={_log4j_file(folder).as_uri()}")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.session.timeZone", "UTC")
@@ -88,17 +90,28 @@ def local_spark(name: str, folder: Path) -> Iterator[SparkSession]:
         .config("spark.driver.host", "127.0.0.1")
         .getOrCreate()
     )
+    # PySpark's own handler talks to the JVM in the middle of another call to it, and drowns Ctrl-C in a traceback.
+    signal.signal(signal.SIGINT, _interrupt)
     try:
         yield spark
     finally:
         spark.stop()
 
 
+def _interrupt(_signal: int, _frame: object) -> None:
+    # py4j would log the interrupted call as an error, traceback and all.
+    logging.disable()
+    raise KeyboardInterrupt
+
+
 def _log4j_file(folder: Path) -> Path:
-    """Say before Spark starts that only its errors are wanted; ``spark.log.level`` comes too late for its greetings."""
+    """Say before Spark starts that its log is not wanted; ``spark.log.level`` comes too late for its greetings.
+
+    What fails a job reaches the caller as an exception; tasks that are cut off by Ctrl-C would fill the screen.
+    """
     path = folder / "log4j2.properties"
     path.write_text(
-        "rootLogger.level = error\nrootLogger.appenderRef.stderr.ref = stderr\n"
+        "rootLogger.level = off\nrootLogger.appenderRef.stderr.ref = stderr\n"
         "appender.stderr.type = Console\nappender.stderr.name = stderr\nappender.stderr.target = SYSTEM_ERR\n"
         "appender.stderr.layout.type = PatternLayout\nappender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n\n",
         encoding="utf-8",
@@ -128,6 +141,8 @@ def run(console: Console) -> None:
     DeliveryError
         The brokers hold another number of messages than there are rows.
     """
+    from pyspark.errors import PySparkException
+
     from rocketmq_spark.cluster import LocalCluster
     from rocketmq_spark.cluster.commands import progress_on_stderr
     from rocketmq_spark.spark.register import register
@@ -143,7 +158,13 @@ def run(console: Console) -> None:
             rows = messages.count()
             console.print(f"[bold]rows[/]     {rows:,} flights")
             started = time.perf_counter()
-            messages.write.format("rocketmq").option("nameServer", cluster.name_server).option("topic", TOPIC).save()
+            try:
+                messages.write.format("rocketmq").option("nameServer", cluster.name_server).option(
+                    "topic", TOPIC
+                ).save()
+            except PySparkException as exc:
+                # A traceback of a worker's process; its last line is our own error.
+                raise DeliveryError(str(exc).strip().splitlines()[-1]) from exc
             console.print(f"[bold]written[/]  topic {TOPIC}, {time.perf_counter() - started:.1f} s")
             metrics.show()
             stored = stored_messages(cluster.name_server, TOPIC, rows)
