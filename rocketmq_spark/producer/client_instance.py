@@ -117,8 +117,9 @@ class ClientInstance:
         """Begin the schedules, on a thread of their own. Idempotent."""
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"rocketmq-client-{self.client_id}", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=f"rocketmq-client-{self.client_id}", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def unregister(self, producer_group: str) -> None:
         """Count a producer of that group out."""
@@ -196,10 +197,18 @@ class ClientInstance:
             return False
         return True
 
+    def _run_due_or_log(self, now: float) -> float:
+        try:
+            return self.run_due(now)
+        except Exception:
+            # A bug of ours must not end the schedules for as long as the worker lives.
+            logger.exception("the schedules of %s failed; they go on in %g s", self.client_id, API_TIMEOUT)
+            return now + API_TIMEOUT
+
     def _run(self) -> None:
         while not self._closed:
             now = self._clock()
-            due = self.run_due(now)
+            due = self._run_due_or_log(now)
             if self.idle_for(now) >= self._idle_seconds and _instances.discard(self):
                 self.close()
                 return
@@ -227,8 +236,8 @@ class _Instances:
             instance = self._by_key.get(key)
             if instance is None or instance.closed:
                 instance = self._by_key[key] = make()
-            instance.register(group)
             instance.start()
+            instance.register(group)
             return instance
 
     def discard(self, instance: ClientInstance) -> bool:

@@ -248,40 +248,48 @@ class SendPipeline:
         return window
 
     def _dispatch(self, delivery: Delivery, now: float) -> Dispatch | None:
-        if delivery.first_tried_at is None:
-            delivery.first_tried_at = now
         info = self._publish_info(delivery.batch.topic)
-        queue = self._queue_for(delivery, info, now) if info is not None else None
-        if info is None or queue is None:
+        if info is None or not self._has_queue(delivery, info):
+            self._refresh_route(delivery.batch.topic)
+            self._begin(delivery, now)
             if self._expired(delivery, now):
                 self._fail_without_queue(delivery)
             return None
         if self._expired(delivery, now):
             self._fail(delivery, f"gave up after deliveryTimeoutMs={self._options.delivery_timeout_ms}")
             return None
+        queue = self._choose(delivery, info, now)
+        if queue is None:
+            # Waiting for room in our own windows is nobody's fault: its time does not count before a first try.
+            return None
+        self._begin(delivery, now)
         self._window(queue.broker_name).start(delivery.cost)
         delivery.queue = queue
         delivery.sent_at = now
         self._in_flight.add(delivery)
-        left = delivery.first_tried_at + self._options.delivery_timeout_ms / 1000 - now
+        left = (delivery.first_tried_at or now) + self._options.delivery_timeout_ms / 1000 - now
         per_attempt = self._options.send_msg_timeout / 1000 + delivery.batch.nbytes / _MIB
         return Dispatch(delivery, queue, info.addresses[queue.broker_name], min(per_attempt, left))
 
-    def _queue_for(self, delivery: Delivery, info: TopicPublishInfo, now: float) -> MessageQueue | None:
+    def _has_queue(self, delivery: Delivery, info: TopicPublishInfo) -> bool:
+        """Tell whether a queue exists that the delivery may go to, with room in its broker's window or without."""
+        wanted = delivery.wanted_queue
+        if wanted is None or (wanted in info.queue_set and wanted.broker_name in info.addresses):
+            return info.ok
+        # Only rows bound by a key wait for a queue that is gone; others look for another one.
+        delivery.same_queue = False
+        self._refresh_route(info.topic)
+        return delivery.bound is None and info.ok
+
+    def _choose(self, delivery: Delivery, info: TopicPublishInfo, now: float) -> MessageQueue | None:
+        """Return the queue to send to now, or None while no window has room."""
+
         def admits(broker_name: str) -> bool:
             return broker_name in info.addresses and self._window(broker_name).admits(delivery.cost, now)
 
         wanted = delivery.wanted_queue
         if wanted is not None:
-            if wanted not in info.queues or wanted.broker_name not in info.addresses:
-                self._refresh_route(info.topic)
-                # Only rows bound by a key wait for a queue that is gone; others look for another one.
-                delivery.same_queue = False
-                return None if delivery.bound else self._queue_for(delivery, info, now)
             return wanted if admits(wanted.broker_name) else None
-        if not info.ok:
-            self._refresh_route(info.topic)
-            return None
         selector = self._selectors.get(info.topic)
         if selector is None:
             selector = self._selectors[info.topic] = self._selector_of(info.topic)
@@ -316,9 +324,14 @@ class SendPipeline:
         if away_ms:
             self._recorder.record_isolation(broker, away_ms, now)
 
+    @staticmethod
+    def _begin(delivery: Delivery, now: float) -> None:
+        if delivery.first_tried_at is None:
+            delivery.first_tried_at = now
+
     def _expired(self, delivery: Delivery, at: float) -> bool:
-        assert delivery.first_tried_at is not None
-        return at >= delivery.first_tried_at + self._options.delivery_timeout_ms / 1000
+        began = delivery.first_tried_at
+        return began is not None and at >= began + self._options.delivery_timeout_ms / 1000
 
     def _fail_without_queue(self, delivery: Delivery) -> None:
         wanted = delivery.wanted_queue

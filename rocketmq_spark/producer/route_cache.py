@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from rocketmq_spark.errors import (
     MQBrokerException,
@@ -57,6 +57,10 @@ class TopicPublishInfo:
     route: TopicRouteData
     order_topic: bool = False
     template: bool = False
+    queue_set: frozenset[MessageQueue] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "queue_set", frozenset(self.queues))
 
     @property
     def ok(self) -> bool:
@@ -139,6 +143,7 @@ class RouteCache:
         self._default_topic_queue_nums = default_topic_queue_nums
         self._infos: dict[str, TopicPublishInfo] = {}
         self._wanted: dict[str, None] = {}
+        self._once_ok: set[str] = set()
         self._lock = threading.Lock()
 
     @property
@@ -149,6 +154,10 @@ class RouteCache:
     def cached(self, topic: str) -> TopicPublishInfo | None:
         """Return what is known of a topic, without asking anybody."""
         return self._infos.get(topic)
+
+    def was_ok(self, topic: str) -> bool:
+        """Tell whether the topic has ever had a queue to send to."""
+        return topic in self._once_ok
 
     def topics(self) -> tuple[str, ...]:
         """Return every topic ever looked up: what the periodic refresh goes through."""
@@ -209,6 +218,8 @@ class RouteCache:
             if known is not None and info.template and not known.template:
                 return False
             self._infos[topic] = info
+            if info.ok:
+                self._once_ok.add(topic)
         finally:
             self._lock.release()
         logger.debug("route of %s: %d queues on %s", topic, len(info.queues), ", ".join(info.addresses))

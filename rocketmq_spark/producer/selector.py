@@ -1,7 +1,7 @@
 """Which queue a batch goes to that may go to any.
 
 Rule 1: the index walks on by one with every queue looked at, from a random start (``ThreadLocalIndex.java``).
-Rule 2: the broker that failed last is left alone while another one may take the batch.
+Rule 2: the broker that failed last is left alone while another one may take the batch just now.
 Rule 3: with the fault strategy on, brokers in isolation come after those that are not: available first, then
         reachable, then any (``MQFaultStrategy.selectOneMessageQueue``; spec/producer.md section 5.4).
 Rule 4: a broker whose window is full is passed over, and waited for only when no broker's window is open.
@@ -65,14 +65,16 @@ class RoundRobinSelector:
     ) -> MessageQueue | None:
         """Return the next queue by rules 1 to 4."""
         names = {queue.broker_name for queue in queues}
-        others = names - {last_broker_name} or names
-        open_brokers = {name for name in others if admits(name)}
+        open_brokers = {name for name in names if admits(name)}
+        preferred = names - {last_broker_name} or names
+        available = names
         if self._faults.enabled:
-            available = {name for name in others if self._faults.is_available(name, now)}
-            reachable = {name for name in others if self._faults.is_reachable(name)}
+            available = {name for name in names if self._faults.is_available(name, now)}
+            reachable = {name for name in preferred if self._faults.is_reachable(name)}
             # A full window on an available broker is worth waiting for: an isolated one would be slower.
-            open_brokers &= available or reachable or others
-        return self._next_on(queues, open_brokers) if open_brokers else None
+            preferred = preferred & available or reachable or preferred
+        chosen = open_brokers & preferred or open_brokers & available & {last_broker_name}
+        return self._next_on(queues, chosen) if chosen else None
 
     def _next_on(self, queues: Sequence[MessageQueue], brokers: set[str]) -> MessageQueue:
         for _ in queues:
@@ -104,6 +106,4 @@ class RandomSelector:
         """Return any queue whose broker admits a request, another broker than the one that failed if there is one."""
         candidates = [queue for queue in queues if admits(queue.broker_name)]
         others = [queue for queue in candidates if queue.broker_name != last_broker_name]
-        if not others and len({queue.broker_name for queue in queues}) > 1:
-            return None
         return self._rng.choice(others or candidates) if candidates else None

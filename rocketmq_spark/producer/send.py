@@ -139,6 +139,7 @@ class Producer(Generic[RowsT]):
         self._batcher = batcher
         try:
             for rows in self._read(batches):
+                self._start()
                 for batch, queue in batcher.add(rows, self._clock()):
                     self._offer(batch, queue)
             for batch, queue in batcher.flush():
@@ -170,11 +171,14 @@ class Producer(Generic[RowsT]):
             self._raise_failure()
             yield rows
 
+    def _start(self) -> None:
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="rocketmq-producer", daemon=True)
+            thread.start()
+            self._thread = thread
+
     def _offer(self, batch: EncodedBatch, queue: MessageQueue | None) -> None:
         self._find_route(batch.topic)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="rocketmq-producer", daemon=True)
-            self._thread.start()
         with self._changed:
             self._changed.wait_for(lambda: self._has_room(batch) or self._failed)
             self._raise_failure()
@@ -210,9 +214,10 @@ class Producer(Generic[RowsT]):
             raise self._pipeline.failure
 
     def _account(self) -> str:
-        unfinished = self._pipeline.unfinished()
-        not_sent = unfinished.not_sent + (self._batcher.pending_rows if self._batcher else 0)
-        stored = "; ".join(self._recorder.lines()) or "none"
+        with self._lock:
+            unfinished = self._pipeline.unfinished()
+            not_sent = unfinished.not_sent + (self._batcher.pending_rows if self._batcher else 0)
+            stored = "; ".join(self._recorder.lines()) or "none"
         return (
             f"Rows of this task stored: {stored}. Read but not sent: {not_sent}; outcome unknown: {unfinished.unknown} "
             "(sent, perhaps stored). Rows sent again by a retry of the task may be stored twice"
@@ -232,7 +237,7 @@ class Producer(Generic[RowsT]):
                 return routes.find(topic, min(short, API_TIMEOUT * len(self._options.name_server)))
             except RouteNotFoundException as exc:
                 # What once had a route is waited for; a wrong address or a wrong topic is not (design.md section 2).
-                lost = info is not None or (exc.unreachable and not routes.is_empty)
+                lost = routes.was_ok(topic) or (exc.unreachable and not routes.is_empty)
                 patience = self._options.delivery_timeout_ms / 1000 if lost else short
                 waits += 1
                 pause = self._pipeline.backoff.delay(waits, self._rng)

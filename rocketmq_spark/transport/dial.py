@@ -10,6 +10,7 @@ Rule 3: this file opens sockets and never closes one: it lays the failed ones as
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -187,7 +188,9 @@ class Dial:
             # fixed one would end autotuning, which a long fat link needs, at net.core.wmem_max (208 KiB by default).
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if _NOTSENT_LOWAT is not None:
-                self.sock.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, _MOST_NOT_SENT)
+                # A kernel or sandbox without it costs precision, not the connection.
+                with contextlib.suppress(OSError):
+                    self.sock.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, _MOST_NOT_SENT)
             error = self.sock.connect_ex(sockaddr)
         except OSError as exc:
             self._attempt_failed(exc)

@@ -290,6 +290,43 @@ def test_a_topic_that_loses_its_queues_waits_for_a_new_route() -> None:
     assert rig.brokers == ["b"]
 
 
+def test_a_topic_whose_route_nobody_knows_yet_is_asked_for_and_then_sent_to() -> None:
+    rig = Rig(route({"a": 1}))
+    info = rig.infos.pop("T")
+    rig.offer(1)
+    rig.step()
+    assert rig.refreshed == ["T"]
+    rig.infos["T"] = info
+    rig.run()
+    assert rig.facts["a"]["rows"] == 1
+
+
+def test_a_batch_that_waits_for_a_frozen_broker_does_not_hold_up_those_behind_it() -> None:
+    rig = Rig(route({"a": 4, "b": 4}), delivery_timeout_ms=600_000)
+    rig.transport.always.update(a=Reply(delay=0.005), b=Reply(silent=True))
+    rig.transport.play("a", *([Reply(delay=0.005)] * 20 + [Reply.code(14, "service not available", 0.005)]) * 10)
+    rig.offer(1000)
+    started = rig.clock.now
+    while rig.facts.get("a", {"rows": 0})["rows"] < 990:
+        rig.step()
+        rig.transport.advance(0.005)
+        for delivery, outcome in rig.outcomes:
+            rig.pipeline.complete(delivery, outcome, rig.clock.now)
+        rig.outcomes.clear()
+        assert rig.clock.now < started + 20
+    assert rig.pipeline.failure is None
+
+
+def test_waiting_for_room_in_our_own_window_does_not_count_against_the_delivery_timeout() -> None:
+    rig = Rig(route({"a": 64}), max_in_flight=1, delivery_timeout_ms=3000)
+    rig.transport.always["a"] = Reply(delay=0.2)
+    for queue_id in range(64):
+        rig.offer(1, bound=MessageQueue("T", "a", queue_id))
+    rig.run()
+    assert rig.pipeline.failure is None
+    assert rig.facts["a"]["rows"] == len(rig.transport.requests) == 64
+
+
 def test_singles_share_the_window_eight_to_a_batch() -> None:
     rig = Rig(route({"a": 1}), max_in_flight=2)
     rig.transport.always["a"] = Reply(delay=1.0)
