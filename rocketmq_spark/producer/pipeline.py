@@ -30,6 +30,9 @@ from rocketmq_spark.producer.window import BATCH_COST, SINGLE_COST, Window
 
 _MIB = 1024 * 1024
 
+# Beyond the deadline of every attempt, seconds.
+_GRACE = 30.0
+
 
 @dataclass(slots=True, eq=False)
 class Delivery:
@@ -213,6 +216,18 @@ class SendPipeline:
             self._fail(delivery, f"gave up after deliveryTimeoutMs={self._options.delivery_timeout_ms}")
             return
         self._wait(delivery, now + wait)
+
+    def check_overdue(self, now: float) -> None:
+        """Fail if an attempt has had no outcome for so long that none will come.
+
+        A transport ends every attempt; this is for the one that breaks that promise: the write then fails, and says
+        that rows are unknown, where it would hang.
+        """
+        longest = self._options.delivery_timeout_ms / 1000 + _GRACE
+        for delivery in self._in_flight:
+            if now - delivery.sent_at > longest:
+                self._fail(delivery, f"the transport gave no outcome within {longest:g} s")
+                return
 
     def stop(self) -> None:
         """Send nothing more; outcomes of what is in flight still count."""

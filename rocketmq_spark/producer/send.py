@@ -285,6 +285,8 @@ class Producer(Generic[RowsT]):
             event = None
         with self._changed:
             now = self._clock()
+            if event is None:
+                self._pipeline.check_overdue(now)
             while event is not None:
                 self._pipeline.complete(*event, now)
                 event = None if self._events.empty() else self._events.get()

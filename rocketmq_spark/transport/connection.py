@@ -212,7 +212,7 @@ class Connection:
                 if not request.started:
                     self._out.discard(request)
                 elif request.written_at is not None and request.arrivals == self._arrivals:
-                    silent = request
+                    silent = request if request.timeout >= self._longest_timeout() else silent
                 connecting = self.state is State.CONNECTING
                 error = overdue(request, self.address, len(self._table), connecting=connecting)
                 completions.append((request, Answer(None, error, request.latency(now))))
@@ -220,7 +220,7 @@ class Connection:
                 stuck = self._out.head
             self.due = self._next_due()
         if stuck is not None:
-            what = f"the server accepted no byte for {stuck.timeout:g} s"
+            what = f"the server accepted no byte for {now - self._last_progress:.1f} s"
             completions += self._fail(now, what, TimeoutError("write stalled"))
         elif silent is not None:
             what = f"closed because nothing at all came from the server for {silent.timeout:g} s"
@@ -263,6 +263,10 @@ class Connection:
 
     def _stuck_at(self) -> float:
         return self._last_progress + self._out.head.timeout
+
+    def _longest_timeout(self) -> float:
+        """Return the patience of the most patient request: a heart-beat's must not end a send's."""
+        return max((request.timeout for request in self._table.values()), default=0.0)
 
     def _next_due(self) -> float:
         due = min((request.deadline for request in self._table.values()), default=math.inf)

@@ -17,7 +17,7 @@ import selectors
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from rocketmq_spark.errors import RemotingConnectException, RocketMQError
@@ -148,8 +148,9 @@ class IoLoop:
         self._waker.setblocking(False)
         self._wakee.setblocking(False)
         self._selector.register(self._wakee, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._run, name="rocketmq-spark-transport", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="rocketmq-spark-transport", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def _attend(self, connection: Connection) -> None:
         self._attention.append(connection)
@@ -195,7 +196,7 @@ class IoLoop:
         # After the reading: an answer that came while this thread was held up must still count.
         now = self._clock()
         for connection in [overdue for overdue in self._adopted if overdue.due <= now]:
-            self._settle(connection, connection.sweep(now))
+            self._sweep(connection, now)
 
     def _drain_wakes(self) -> None:
         assert self._wakee is not None
@@ -208,24 +209,37 @@ class IoLoop:
         self._woken = False
 
     def _serve(self, connection: Connection, mask: int, scratch: memoryview) -> None:
+        def work() -> Iterator[list[Completion]]:
+            if mask & selectors.EVENT_READ:
+                yield connection.on_readable(scratch)
+            if mask & selectors.EVENT_WRITE and connection.state is not State.CLOSED:
+                yield connection.on_writable(self._clock())
+
+        self._guarded(connection, work())
+
+    def _look_at(self, connection: Connection) -> None:
+        def work() -> Iterator[list[Completion]]:
+            if connection in self._adopted:
+                yield connection.on_attention(self._clock())
+            elif connection.state is State.CONNECTING:
+                self._adopted[connection] = None
+                yield connection.start(self._clock())
+
+        self._guarded(connection, work())
+
+    def _sweep(self, connection: Connection, now: float) -> None:
+        self._guarded(connection, (connection.sweep(now) for _ in range(1)))
+
+    def _guarded(self, connection: Connection, work: Iterator[list[Completion]]) -> None:
+        """Do some work for one connection: a fault of ours costs that connection, not all of them."""
         completions: list[Completion] = []
         try:
-            if mask & selectors.EVENT_READ:
-                completions = connection.on_readable(scratch)
-            if mask & selectors.EVENT_WRITE and connection.state is not State.CLOSED:
-                completions += connection.on_writable(self._clock())
+            for done in work:
+                completions += done
         except Exception as exc:
-            # A fault of ours: it costs one connection, not all of them.
             logger.exception("%r: serving it failed", connection)
             completions += connection.close(self._clock(), "serving the connection failed", exc)
         self._settle(connection, completions)
-
-    def _look_at(self, connection: Connection) -> None:
-        if connection in self._adopted:
-            self._settle(connection, connection.on_attention(self._clock()))
-        elif connection.state is State.CONNECTING:
-            self._adopted[connection] = None
-            self._settle(connection, connection.start(self._clock()))
 
     def _settle(self, connection: Connection, completions: list[Completion]) -> None:
         """Bring the selector and the tables in line with the connection, then tell who waits."""
@@ -236,9 +250,12 @@ class IoLoop:
             with self._lock:
                 if self._by_address.get(connection.address) is connection:
                     del self._by_address[connection.address]
-        self._watch(connection)
-        for request, answer in completions:
-            self._deliver(connection.address, request, answer, now)
+        try:
+            self._watch(connection)
+        finally:
+            # Whatever becomes of the selector: these have left the tables, nobody else would tell.
+            for request, answer in completions:
+                self._deliver(connection.address, request, answer, now)
 
     def _watch(self, connection: Connection) -> None:
         assert self._selector is not None

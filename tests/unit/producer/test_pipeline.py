@@ -225,6 +225,17 @@ def test_nothing_is_sent_after_a_failure_but_what_was_in_flight_still_counts() -
     assert rig.pipeline.unfinished().not_sent == 18
 
 
+def test_an_outcome_that_never_comes_fails_the_write_instead_of_hanging_it() -> None:
+    rig = Rig(route({"a": 1}), delivery_timeout_ms=3000)
+    rig.offer(1, rows=4)
+    list(rig.pipeline.dispatches(rig.clock.now))
+    rig.pipeline.check_overdue(rig.clock.now + 32)
+    assert rig.pipeline.failure is None
+    rig.pipeline.check_overdue(rig.clock.now + 34)
+    assert "no outcome" in str(rig.pipeline.failure)
+    assert rig.pipeline.unfinished().unknown == 4
+
+
 def test_after_a_failure_only_outcomes_wake_it() -> None:
     rig = Rig(route({"a": 1}))
     rig.transport.play("a", Reply.code(2, "busy"), Reply.code(13, "the message is illegal", delay=0.5))
