@@ -30,6 +30,9 @@ from rocketmq_spark.producer.window import BATCH_COST, SINGLE_COST, Window
 
 _MIB = 1024 * 1024
 
+# What a waiting single message takes beside its bytes: measured, the objects around it.
+_SINGLE_OVERHEAD = 512
+
 # Beyond the deadline of every attempt, seconds.
 _GRACE = 30.0
 
@@ -146,7 +149,7 @@ class SendPipeline:
 
     def offer(self, batch: EncodedBatch, queue: MessageQueue | None) -> None:
         """Take a batch over; `queue` is the only one it may go to, None means any."""
-        self.pending_bytes += batch.nbytes
+        self.pending_bytes += _weight(batch)
         self._make_ready(Delivery(batch, queue))
 
     def dispatches(self, now: float) -> Iterator[Dispatch]:
@@ -190,7 +193,7 @@ class SendPipeline:
         verdict = self._policy.decide(outcome, delivery.attempts, bound=delivery.bound is not None)
         self._note(delivery, outcome, now)
         if verdict is Verdict.STORED:
-            self.pending_bytes -= delivery.batch.nbytes
+            self.pending_bytes -= _weight(delivery.batch)
             self._recorder.record_success(
                 broker, delivery.batch.rows, delivery.batch.nbytes, outcome.latency_ms, outcome.queue,
                 outcome.queue_offset, now,
@@ -376,6 +379,11 @@ class SendPipeline:
     def __repr__(self) -> str:
         ready = sum(map(len, self._ready.values()))
         return f"<SendPipeline ready={ready} in_flight={len(self._in_flight)} waiting={len(self._waiting)}>"
+
+
+def _weight(batch: EncodedBatch) -> int:
+    """Return the memory that a batch takes up while it waits, bytes: a single message is more object than body."""
+    return batch.nbytes if batch.batch else batch.nbytes + len(batch.properties) + _SINGLE_OVERHEAD
 
 
 def _reason(outcome: SendOutcome) -> str:

@@ -29,7 +29,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
 from rocketmq_spark.errors import TopicRouteStaleException
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
-from rocketmq_spark.producer.client_instance import API_TIMEOUT, ClientInstance, acquire_instance
+from rocketmq_spark.producer.client_instance import ClientInstance, acquire_instance
 from rocketmq_spark.producer.send import Producer
 from rocketmq_spark.spark.report import CommitMessage, log_summary
 from rocketmq_spark.transport.remoting import RemotingTransport
@@ -198,7 +198,8 @@ def look_up_route(options: SinkOptions) -> None:
             Producer(options, instance, Recorder("", -1, 0)).publish_queues(options.topic)
         else:
             # Topics come with the rows; that a name server answers at all is what can be known now.
-            instance.transport.query_route(options.create_topic_key, API_TIMEOUT)
+            patience = options.send_msg_timeout * len(options.name_server) / 1000
+            instance.transport.query_route(options.create_topic_key, patience)
     except TopicRouteStaleException:
         logger.debug("the name server answers, and has no topic %s", options.create_topic_key)
     finally:

@@ -348,6 +348,14 @@ def test_singles_share_the_window_eight_to_a_batch() -> None:
     assert rig.facts["a"]["rows"] == 40
 
 
+def test_a_single_message_weighs_more_than_its_body() -> None:
+    rig = Rig(route({"a": 1}))
+    rig.offer(10, single=True)
+    assert rig.pipeline.pending_bytes > 10 * 500
+    rig.run()
+    assert rig.pipeline.pending_bytes == 0
+
+
 def test_lines_take_turns_when_one_slot_is_free_at_a_time() -> None:
     rig = Rig(route({"a": 4}), max_in_flight=1)
     rig.transport.always["a"] = Reply(delay=0.1)
