@@ -69,6 +69,8 @@ class RemotingBatcher:
     ----------
     pending_bytes, pending_rows : int
         What waits in batches that are not full.
+    taken_rows : int
+        Every row ever handed to `add`, those of a batch that was refused included.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class RemotingBatcher:
         self._groups: dict[GroupKey, _Group] = {}
         self.pending_bytes = 0
         self.pending_rows = 0
+        self.taken_rows = 0
 
     def __repr__(self) -> str:
         return (
@@ -119,6 +122,7 @@ class RemotingBatcher:
         RouteNotFoundException
             The topic of a bound row has no queue; the batch is not taken and may be added again.
         """
+        self.taken_rows += batch.num_rows
         block = MessageBlock.of(batch, self._settings)
         groups = group_rows(block, self._settings.queue_selector, self._queues_of)
         bad = block.bad_rows(groups.violations)

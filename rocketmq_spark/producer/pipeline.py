@@ -135,6 +135,7 @@ class SendPipeline:
         self._in_flight: set[Delivery] = set()
         self._failed: Delivery | None = None
         self.pending_bytes = 0
+        self.stored_rows = 0
         self.failure: RocketMQError | None = None
 
     @property
@@ -194,6 +195,7 @@ class SendPipeline:
         self._note(delivery, outcome, now)
         if verdict is Verdict.STORED:
             self.pending_bytes -= _weight(delivery.batch)
+            self.stored_rows += delivery.batch.rows
             self._recorder.record_success(
                 broker, delivery.batch.rows, delivery.batch.nbytes, outcome.latency_ms, outcome.queue,
                 outcome.queue_offset, now,

@@ -45,6 +45,7 @@ class Batcher(Protocol[RowsT]):
 
     pending_bytes: int
     pending_rows: int
+    taken_rows: int
 
     def add(self, rows: RowsT, now: float) -> Iterator[tuple[EncodedBatch, MessageQueue | None]]:
         """Take rows in, and yield the batches that are full."""
@@ -216,7 +217,8 @@ class Producer(Generic[RowsT]):
     def _account(self) -> str:
         with self._lock:
             unfinished = self._pipeline.unfinished()
-            not_sent = unfinished.not_sent + (self._batcher.pending_rows if self._batcher else 0)
+            taken = self._batcher.taken_rows if self._batcher else 0
+            not_sent = taken - self._pipeline.stored_rows - unfinished.unknown
             stored = "; ".join(self._recorder.lines()) or "none"
         return (
             f"Rows of this task stored: {stored}. Read but not sent: {not_sent}; outcome unknown: {unfinished.unknown} "
