@@ -66,12 +66,24 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """One attempt to make now."""
+    """One attempt to make now.
+
+    Parameters
+    ----------
+    delivery : Delivery
+    queue : MessageQueue
+    address : str
+    timeout : float
+        ``sendMsgTimeout`` and its share for the size, seconds from the last byte written.
+    within : float
+        What is left of ``deliveryTimeoutMs``, seconds from now.
+    """
 
     delivery: Delivery
     queue: MessageQueue
     address: str
     timeout: float
+    within: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +301,7 @@ class SendPipeline:
         self._in_flight.add(delivery)
         left = (delivery.first_tried_at or now) + self._options.delivery_timeout_ms / 1000 - now
         per_attempt = self._options.send_msg_timeout / 1000 + delivery.batch.nbytes / _MIB
-        return Dispatch(delivery, queue, info.addresses[queue.broker_name], min(per_attempt, left))
+        return Dispatch(delivery, queue, info.addresses[queue.broker_name], per_attempt, left)
 
     def _has_queue(self, delivery: Delivery, info: TopicPublishInfo) -> bool:
         """Tell whether a queue exists that the delivery may go to, with room in its broker's window or without."""

@@ -265,7 +265,9 @@ class Producer(Generic[RowsT]):
             int(self._wall_clock() * 1000),
         )
         put = self._events.put
-        self._instance.transport.send(request, dispatch.timeout, lambda outcome: put((delivery, outcome)))
+        self._instance.transport.send(
+            request, dispatch.timeout, lambda outcome: put((delivery, outcome)), within=dispatch.within
+        )
 
     def _run(self) -> None:
         try:

@@ -7,6 +7,7 @@ Rule 3: nothing is opened before the first request, and nothing live is ever pic
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from typing import Protocol, TypeAlias
 
@@ -33,12 +34,13 @@ class Transport(Protocol):
         """
         ...
 
-    def send(self, request: SendRequest, timeout: float, on_outcome: OnOutcome) -> None:
+    def send(self, request: SendRequest, timeout: float, on_outcome: OnOutcome, *, within: float = math.inf) -> None:
         """Start one attempt and return at once.
 
         `on_outcome` is called exactly once, on the transport's own thread (never inside this call), and must neither
         block nor raise. `timeout` counts from the moment the request's last byte was handed to the socket; a
-        connection that accepts no byte for as long fails everything that is waiting on it.
+        connection that accepts no byte for as long fails everything that is waiting on it. `within` bounds the whole
+        attempt, from this call on: connecting, waiting behind others, writing, and the answer.
         """
         ...
 

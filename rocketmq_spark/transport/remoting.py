@@ -10,6 +10,7 @@ Follows MQClientAPIImpl.java and NettyRemotingClient.java.
 
 from __future__ import annotations
 
+import math
 import random as random_module
 import threading
 import time
@@ -110,7 +111,7 @@ class RemotingTransport:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def send(self, request: SendRequest, timeout: float, on_outcome: OnOutcome) -> None:
+    def send(self, request: SendRequest, timeout: float, on_outcome: OnOutcome, *, within: float = math.inf) -> None:
         """Start one attempt (SEND_MESSAGE_V2, or SEND_BATCH_MESSAGE); see :class:`.base.Transport`.
 
         Raises
@@ -140,7 +141,10 @@ class RemotingTransport:
         def on_answer(answer: Answer) -> None:
             on_outcome(_outcome(queue, rows, address, answer))
 
-        self.invoke_async(address, code, header.to_ext_fields(), batch.body, timeout, on_answer)
+        expires = self._clock() + within
+        self._loop.submit(
+            address, Request(code, header.to_ext_fields(), batch.body, timeout, on_answer, expires=expires)
+        )
 
     def query_route(self, topic: str, timeout: float) -> TopicRouteData:
         """Ask the name servers for a topic's route; see :class:`.base.Transport`.

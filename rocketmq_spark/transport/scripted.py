@@ -185,8 +185,9 @@ class ScriptedTransport:
             raise broker_error(ResponseCode.TOPIC_NOT_EXIST, f"No topic route info for {topic}", "scripted", doing)
         return found
 
-    def send(self, request: SendRequest, timeout: float, on_outcome: OnOutcome) -> None:
+    def send(self, request: SendRequest, timeout: float, on_outcome: OnOutcome, *, within: float = math.inf) -> None:
         """Play the broker's next reply; see :class:`.base.Transport`."""
+        timeout = min(timeout, within)
         with self._changed:
             self._check()
             reply = self._next_reply(request)

@@ -67,7 +67,7 @@ class Rig:
         """Start what may start now."""
         for dispatch in self.pipeline.dispatches(self.clock.now):
             request = SendRequest(dispatch.delivery.batch, dispatch.queue, dispatch.address, "g", "TBW102", 4, 0)
-            self.transport.send(request, dispatch.timeout, self._taker(dispatch.delivery))
+            self.transport.send(request, dispatch.timeout, self._taker(dispatch.delivery), within=dispatch.within)
 
     def _taker(self, delivery: Delivery) -> Callable[[SendOutcome], None]:
         return lambda outcome: self.outcomes.append((delivery, outcome))

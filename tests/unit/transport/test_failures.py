@@ -13,6 +13,7 @@ from rocketmq_spark.errors import (
     BrokerUnavailableException,
     RemotingCommandException,
     RemotingConnectException,
+    RemotingException,
     RemotingSendRequestException,
     RemotingTimeoutException,
     RemotingTooMuchRequestException,
@@ -375,3 +376,20 @@ def test_every_send_has_exactly_one_outcome_whatever_the_server_does(
         transport.close()
     assert {len(collector) for mine in collectors for collector in mine} == {1}
     assert {bool(one[0].status) for mine in collectors for one in mine} == {True, False}
+
+
+def test_an_attempt_that_is_being_written_ends_within_its_bound(
+    transport: RemotingTransport, request_to: RequestTo, outcomes: Any
+) -> None:
+    over = threading.Event()
+
+    def slow_reader(session: Session) -> None:
+        while not over.is_set() and session.sock.recv(1000):
+            over.wait(0.01)
+
+    with Peer(slow_reader) as peer:
+        transport.send(request_to(peer.address, bytes(16_000_000)), PATIENCE, outcomes, within=3 * SOON)
+        outcomes.wait(1)
+        over.set()
+    assert isinstance(outcomes[0].error, RemotingException)
+    assert outcomes[0].error.retriable
