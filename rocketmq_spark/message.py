@@ -18,9 +18,7 @@ Buffer: TypeAlias = "bytes | memoryview"
 
 MASTER_ID: Final = 0
 
-PERM_READ: Final = 4
 PERM_WRITE: Final = 2
-PERM_INHERIT: Final = 1
 
 # Validators.isNotAllowedSendTopic; the last two are 5.5.0's (spec/producer.md section 3.5).
 FORBIDDEN_TOPICS: Final = frozenset(

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,7 +69,7 @@ class Site:
         return [str(self.java), *memory, *_EVERY_JVM, *own, *self.jvm_options, main, *arguments]
 
 
-class Server:
+class Server(ABC):
     """One server of a local cluster, and its process.
 
     Attributes
@@ -88,14 +89,14 @@ class Server:
         return f"<{type(self).__name__} {self.name} {self.state.value} {self.address} pid={self.pid}>"
 
     @property
+    @abstractmethod
     def address(self) -> str:
         """``host:port`` of its remoting protocol."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def ports(self) -> tuple[int, ...]:
         """Every port it listens on."""
-        raise NotImplementedError
 
     @property
     def log(self) -> Path:
@@ -202,17 +203,17 @@ class Server:
         for folder in ("store", "tmp"):
             shutil.rmtree(self.folder / folder, ignore_errors=True)
 
+    @abstractmethod
     def _configure(self) -> list[str]:
         """Write what it reads at start; return its command line."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _ask(self) -> None:
         """Raise a RocketMQError unless it is ready."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _choose_ports(self) -> bool:
         """Choose free ports where the user named none; tell whether any was chosen."""
-        raise NotImplementedError
 
     def _may_try_again(self, keep_ports: bool) -> bool:
         assert self._process is not None

@@ -12,7 +12,6 @@ sections 5.3, 5.4, 5.6).
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -119,8 +118,3 @@ class LatencyFaultTolerance:
 
     def __repr__(self) -> str:
         return f"<LatencyFaultTolerance enabled={self.enabled} brokers={len(self._items)}>"
-
-
-def ladder_of(latency_max: Sequence[int], not_available_duration: Sequence[int]) -> LatencyLadder:
-    """Return the ladder of two equally long option values (``latencyMax``, ``notAvailableDuration``)."""
-    return LatencyLadder(tuple(latency_max), tuple(not_available_duration))

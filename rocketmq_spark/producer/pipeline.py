@@ -49,7 +49,6 @@ class Delivery:
     last_broker_name: str | None = None
     first_tried_at: float | None = None
     sent_at: float = 0.0
-    not_before: float = 0.0
     maybe_stored: bool = False
     last_error: RocketMQError | None = None
 
@@ -230,7 +229,7 @@ class SendPipeline:
             wait = self.backoff.delay(delivery.attempts.waits, self._rng)
         if self._expired(delivery, now + wait):
             self._recorder.record_failure(broker, reason, now)
-            self._fail(delivery, f"gave up after deliveryTimeoutMs={self._options.delivery_timeout_ms}")
+            self._fail_expired(delivery)
             return
         self._wait(delivery, now + wait)
 
@@ -288,7 +287,7 @@ class SendPipeline:
                 self._fail_without_queue(delivery)
             return None
         if self._expired(delivery, now):
-            self._fail(delivery, f"gave up after deliveryTimeoutMs={self._options.delivery_timeout_ms}")
+            self._fail_expired(delivery)
             return None
         queue = self._choose(delivery, info, now)
         if queue is None:
@@ -310,7 +309,6 @@ class SendPipeline:
             return info.ok
         # Only rows bound by a key wait for a queue that is gone; others look for another one.
         delivery.same_queue = False
-        self._refresh_route(info.topic)
         return delivery.bound is None and info.ok
 
     def _choose(self, delivery: Delivery, info: TopicPublishInfo, now: float) -> MessageQueue | None:
@@ -364,6 +362,9 @@ class SendPipeline:
     def _expired(self, delivery: Delivery, at: float) -> bool:
         began = delivery.first_tried_at
         return began is not None and at >= began + self._options.delivery_timeout_ms / 1000
+
+    def _fail_expired(self, delivery: Delivery) -> None:
+        self._fail(delivery, f"gave up after deliveryTimeoutMs={self._options.delivery_timeout_ms}")
 
     def _fail_without_queue(self, delivery: Delivery) -> None:
         wanted = delivery.wanted_queue

@@ -44,7 +44,6 @@ class Batcher(Protocol[RowsT]):
     """Turns rows into encoded batches; both encoders fit it. Pairs are (batch, its only queue or None for any)."""
 
     pending_bytes: int
-    pending_rows: int
     taken_rows: int
 
     def add(self, rows: RowsT, now: float) -> Iterator[tuple[EncodedBatch, MessageQueue | None]]:
@@ -148,8 +147,7 @@ class Producer(Generic[RowsT]):
             self._drain()
         except RocketMQError as exc:
             self._settle()
-            exc_type = type(exc)
-            if exc_type is DeliveryError:
+            if type(exc) is DeliveryError:
                 raise DeliveryError(f"{exc}. {self._account()}") from exc.__cause__
             exc.args = (f"{exc}. {self._account()}", *exc.args[1:])
             raise
