@@ -1,6 +1,7 @@
 """RecordBatches -> EncodedBatches of the remoting protocol; what is less than a batch waits for more rows.
 
-Rule 1: a full batch is a few slices of larger buffers, which nobody joins.
+Rule 1: a full batch is a few slices of larger buffers, which nobody joins; where groups share a chunk, each copies
+        its part out, or a small batch that waits would keep a whole chunk alive.
 Rule 2: what is left of a block when `RemotingBatcher.add` ends is copied out, so nothing keeps the block alive.
 Rule 3: rows of one group keep their order; between groups there is none, nor between a delayed row and others.
 Rule 4: what goes as a single message (a delay, a body too large for a batch) is yielded as soon as it is met.
@@ -176,6 +177,8 @@ class RemotingBatcher:
                     group = self._groups[key] = _Group(key, now)
                 piece = data[int(ends[first]) : int(ends[last])]
                 group.append(piece, last - first)
+                if len(runs) > 1:
+                    group.settle()
                 self.pending_bytes += len(piece)
                 self.pending_rows += last - first
                 if full:

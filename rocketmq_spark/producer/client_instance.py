@@ -104,8 +104,8 @@ class ClientInstance:
 
     @property
     def closed(self) -> bool:
-        """True from the moment it begins to close."""
-        return self._closed
+        """True from the moment it begins to close, or its transport has broken down: make a new one."""
+        return self._closed or self.transport.closed
 
     def register(self, producer_group: str) -> None:
         """Count a producer of that group in; heart-beats name the group from now on."""

@@ -14,75 +14,24 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rocketmq_spark.errors import DeliveryError, RocketMQError
 from rocketmq_spark.message import EncodedBatch, MessageQueue, SendOutcome
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
+from rocketmq_spark.producer.delivery import Delivery, Dispatch, Lines, batch_weight
 from rocketmq_spark.producer.fault import LatencyFaultTolerance
-from rocketmq_spark.producer.retry import Attempts, Backoff, RetryPolicy, Verdict
+from rocketmq_spark.producer.retry import Backoff, RetryPolicy, Verdict
 from rocketmq_spark.producer.route_cache import TopicPublishInfo
 from rocketmq_spark.producer.selector import QueueSelector
-from rocketmq_spark.producer.window import BATCH_COST, SINGLE_COST, Window
+from rocketmq_spark.producer.window import Window
 
 _MIB = 1024 * 1024
 
-# What a waiting single message takes beside its bytes: measured, the objects around it.
-_SINGLE_OVERHEAD = 512
-
 # Beyond the deadline of every attempt, seconds.
 _GRACE = 30.0
-
-
-@dataclass(slots=True, eq=False)
-class Delivery:
-    """One batch on its way."""
-
-    batch: EncodedBatch
-    bound: MessageQueue | None
-    attempts: Attempts = field(default_factory=Attempts)
-    queue: MessageQueue | None = None
-    same_queue: bool = False
-    last_broker_name: str | None = None
-    first_tried_at: float | None = None
-    sent_at: float = 0.0
-    maybe_stored: bool = False
-    last_error: RocketMQError | None = None
-
-    @property
-    def cost(self) -> float:
-        """What it takes up of a window, in batches."""
-        return BATCH_COST if self.batch.batch else SINGLE_COST
-
-    @property
-    def wanted_queue(self) -> MessageQueue | None:
-        """The one queue that this delivery waits for, or None if any will do."""
-        return self.bound or (self.queue if self.same_queue else None)
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatch:
-    """One attempt to make now.
-
-    Parameters
-    ----------
-    delivery : Delivery
-    queue : MessageQueue
-    address : str
-    timeout : float
-        ``sendMsgTimeout`` and its share for the size, seconds from the last byte written.
-    within : float
-        What is left of ``deliveryTimeoutMs``, seconds from now.
-    """
-
-    delivery: Delivery
-    queue: MessageQueue
-    address: str
-    timeout: float
-    within: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +88,7 @@ class SendPipeline:
         self.backoff = Backoff(options.retry_backoff_ms, options.retry_backoff_max_ms)
         self._windows: dict[str, Window] = {}
         self._selectors: dict[str, QueueSelector] = {}
-        # Deliveries that may start, first come first served: by topic where any queue will do, else by queue.
-        self._ready: dict[str | MessageQueue, deque[Delivery]] = {}
+        self._ready = Lines()
         self._waiting: list[tuple[float, int, Delivery]] = []
         self._sequence = 0
         self._in_flight: set[Delivery] = set()
@@ -161,31 +109,16 @@ class SendPipeline:
 
     def offer(self, batch: EncodedBatch, queue: MessageQueue | None) -> None:
         """Take a batch over; `queue` is the only one it may go to, None means any."""
-        self.pending_bytes += _weight(batch)
-        self._make_ready(Delivery(batch, queue))
+        self.pending_bytes += batch_weight(batch)
+        self._ready.add(Delivery(batch, queue))
 
     def dispatches(self, now: float) -> Iterator[Dispatch]:
         """Yield the attempts to make now; each counts as in flight from then on."""
         if self.failure is not None:
             return
         while self._waiting and self._waiting[0][0] <= now:
-            self._make_ready(heapq.heappop(self._waiting)[2])
-        # One from each line in turn. A line that was served goes to the end, one that had to wait stays in front:
-        # with one slot free at a time, none starves.
-        served = True
-        while served:
-            served = False
-            for key in tuple(self._ready):
-                line = self._ready[key]
-                dispatch = self._dispatch(line[0], now) if self.failure is None else None
-                if dispatch is None:
-                    continue
-                served = True
-                line.popleft()
-                del self._ready[key]
-                if line:
-                    self._ready[key] = line
-                yield dispatch
+            self._ready.add(heapq.heappop(self._waiting)[2])
+        yield from self._ready.take(lambda delivery: self._dispatch(delivery, now) if self.failure is None else None)
 
     def next_wakeup(self, now: float) -> float | None:
         """Return when `dispatches` may have something to yield without an outcome coming first (seconds)."""
@@ -205,7 +138,7 @@ class SendPipeline:
         verdict = self._policy.decide(outcome, delivery.attempts, bound=delivery.bound is not None)
         self._note(delivery, outcome, now)
         if verdict is Verdict.STORED:
-            self.pending_bytes -= _weight(delivery.batch)
+            self.pending_bytes -= delivery.weight
             self.stored_rows += delivery.batch.rows
             self._recorder.record_success(
                 broker, delivery.batch.rows, delivery.batch.nbytes, outcome.latency_ms, outcome.queue,
@@ -253,7 +186,7 @@ class SendPipeline:
     def unfinished(self) -> Unfinished:
         """Count the rows without an acknowledgement."""
         open_ones = {delivery for _, _, delivery in self._waiting} | self._in_flight
-        open_ones.update(delivery for line in self._ready.values() for delivery in line)
+        open_ones.update(self._ready)
         if self._failed is not None:
             open_ones.add(self._failed)
         unknown = {delivery for delivery in open_ones if delivery.maybe_stored or delivery in self._in_flight}
@@ -265,12 +198,6 @@ class SendPipeline:
     def _wait(self, delivery: Delivery, until: float) -> None:
         self._sequence += 1
         heapq.heappush(self._waiting, (until, self._sequence, delivery))
-
-    def _make_ready(self, delivery: Delivery) -> None:
-        key = delivery.wanted_queue or delivery.batch.topic
-        line = self._ready.setdefault(key, deque())
-        # What was sent before goes ahead of what was not: it is older, and its deadline is running.
-        (line.append if delivery.first_tried_at is None else line.appendleft)(delivery)
 
     def _window(self, broker_name: str) -> Window:
         window = self._windows.get(broker_name)
@@ -323,7 +250,7 @@ class SendPipeline:
         selector = self._selectors.get(info.topic)
         if selector is None:
             selector = self._selectors[info.topic] = self._selector_of(info.topic)
-        return selector.select(info.queues, delivery.last_broker_name, admits, now)
+        return selector.select(info, delivery.last_broker_name, admits, now)
 
     def _note(self, delivery: Delivery, outcome: SendOutcome, now: float) -> None:
         """Tell the window, the fault table and the route cache what an outcome says of the broker."""
@@ -392,13 +319,7 @@ class SendPipeline:
         self.failure.__cause__ = error
 
     def __repr__(self) -> str:
-        ready = sum(map(len, self._ready.values()))
-        return f"<SendPipeline ready={ready} in_flight={len(self._in_flight)} waiting={len(self._waiting)}>"
-
-
-def _weight(batch: EncodedBatch) -> int:
-    """Return the memory that a batch takes up while it waits, bytes: a single message is more object than body."""
-    return batch.nbytes if batch.batch else batch.nbytes + len(batch.properties) + _SINGLE_OVERHEAD
+        return f"<SendPipeline ready={len(self._ready)} in_flight={len(self._in_flight)} waiting={len(self._waiting)}>"
 
 
 def _reason(outcome: SendOutcome) -> str:

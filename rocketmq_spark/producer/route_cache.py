@@ -58,9 +58,11 @@ class TopicPublishInfo:
     order_topic: bool = False
     template: bool = False
     queue_set: frozenset[MessageQueue] = field(init=False, repr=False, compare=False)
+    broker_names: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "queue_set", frozenset(self.queues))
+        object.__setattr__(self, "broker_names", frozenset(queue.broker_name for queue in self.queues))
 
     @property
     def ok(self) -> bool:

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.producer.fault import LatencyFaultTolerance
+from rocketmq_spark.producer.route_cache import TopicPublishInfo
 
 Admits = Callable[[str], bool]
 
@@ -28,14 +29,14 @@ class QueueSelector(Protocol):
     """Picks a queue for rows that are bound to none."""
 
     def select(
-        self, queues: Sequence[MessageQueue], last_broker_name: str | None, admits: Admits, now: float
+        self, info: TopicPublishInfo, last_broker_name: str | None, admits: Admits, now: float
     ) -> MessageQueue | None:
         """Return a queue, or None while no broker that may be used admits a request.
 
         Parameters
         ----------
-        queues : sequence of MessageQueue
-            Not empty.
+        info : TopicPublishInfo
+            With at least one queue.
         last_broker_name : str or None
             The broker that failed this batch last.
         admits : callable
@@ -61,22 +62,22 @@ class RoundRobinSelector:
         self._index = rng.randrange(_INDEX_MASK)
 
     def select(
-        self, queues: Sequence[MessageQueue], last_broker_name: str | None, admits: Admits, now: float
+        self, info: TopicPublishInfo, last_broker_name: str | None, admits: Admits, now: float
     ) -> MessageQueue | None:
         """Return the next queue by rules 1 to 4."""
-        names = {queue.broker_name for queue in queues}
-        open_brokers = {name for name in names if admits(name)}
-        preferred = names - {last_broker_name} or names
-        available = names
+        names = info.broker_names
+        open_brokers = frozenset(filter(admits, names))
+        preferred: frozenset[str] = names - {last_broker_name} or names
+        available: frozenset[str] = names
         if self._faults.enabled:
-            available = {name for name in names if self._faults.is_available(name, now)}
-            reachable = {name for name in preferred if self._faults.is_reachable(name)}
+            available = frozenset(name for name in names if self._faults.is_available(name, now))
+            reachable = frozenset(name for name in preferred if self._faults.is_reachable(name))
             # A full window on an available broker is worth waiting for: an isolated one would be slower.
             preferred = preferred & available or reachable or preferred
         chosen = open_brokers & preferred or open_brokers & available & {last_broker_name}
-        return self._next_on(queues, chosen) if chosen else None
+        return self._next_on(info.queues, chosen) if chosen else None
 
-    def _next_on(self, queues: Sequence[MessageQueue], brokers: set[str]) -> MessageQueue:
+    def _next_on(self, queues: Sequence[MessageQueue], brokers: frozenset[str]) -> MessageQueue:
         for _ in queues:
             self._index = (self._index + 1) & _INDEX_MASK
             queue = queues[self._index % len(queues)]
@@ -98,12 +99,12 @@ class RandomSelector:
 
     def select(
         self,
-        queues: Sequence[MessageQueue],
+        info: TopicPublishInfo,
         last_broker_name: str | None,
         admits: Admits,
         now: float,  # noqa: ARG002 - the protocol's face
     ) -> MessageQueue | None:
         """Return any queue whose broker admits a request, another broker than the one that failed if there is one."""
-        candidates = [queue for queue in queues if admits(queue.broker_name)]
+        candidates = [queue for queue in info.queues if admits(queue.broker_name)]
         others = [queue for queue in candidates if queue.broker_name != last_broker_name]
         return self._rng.choice(others or candidates) if candidates else None

@@ -27,7 +27,8 @@ from rocketmq_spark.message import EncodedBatch, MessageQueue, SendOutcome, Send
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.client_instance import API_TIMEOUT, ClientInstance
-from rocketmq_spark.producer.pipeline import Delivery, Dispatch, SendPipeline
+from rocketmq_spark.producer.delivery import Delivery, Dispatch, batch_weight
+from rocketmq_spark.producer.pipeline import SendPipeline
 from rocketmq_spark.producer.route_cache import TopicPublishInfo
 from rocketmq_spark.producer.selector import QueueSelector, RandomSelector, RoundRobinSelector
 
@@ -135,7 +136,11 @@ class Producer(Generic[RowsT]):
             Some rows could not be stored; the text says how many, where and why.
         InvalidRowError
             A row that no broker could store; rows before it may be stored.
+        RocketMQError
+            This producer has written before.
         """
+        if self._batcher is not None:
+            raise RocketMQError("a Producer writes once: make another one, it shares the client instance")
         self._batcher = batcher
         try:
             for rows in self._read(batches):
@@ -187,7 +192,7 @@ class Producer(Generic[RowsT]):
     def _has_room(self, batch: EncodedBatch) -> bool:
         pending = self._pipeline.pending_bytes
         grouped = self._batcher.pending_bytes if self._batcher else 0
-        return not pending or pending + grouped + batch.nbytes <= self._options.max_in_flight_bytes
+        return not pending or pending + grouped + batch_weight(batch) <= self._options.max_in_flight_bytes
 
     def _drain(self) -> None:
         with self._changed:

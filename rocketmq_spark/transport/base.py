@@ -24,6 +24,11 @@ class Transport(Protocol):
     on the way, an ``MQBrokerException`` (or a child of it) for an error code that a server answered.
     """
 
+    @property
+    def closed(self) -> bool:
+        """True once it takes no more requests: closed by its owner, or broken down. It never opens again."""
+        ...
+
     def query_route(self, topic: str, timeout: float) -> TopicRouteData:
         """Ask the name servers (one after the other, at most `timeout` seconds in all) for a topic's route.
 

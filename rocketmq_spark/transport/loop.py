@@ -50,6 +50,7 @@ class IoLoop:
         self._lock = threading.Lock()
         self._by_address: dict[str, Connection] = {}
         self._closed = False
+        self._cause: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._selector: selectors.BaseSelector | None = None
         self._waker: socket.socket | None = None
@@ -64,6 +65,11 @@ class IoLoop:
     def __repr__(self) -> str:
         state = "closed" if self._closed else "not started" if self._thread is None else "running"
         return f"<IoLoop {state}, {list(self._by_address.values())}>"
+
+    @property
+    def closed(self) -> bool:
+        """No request is taken any more: it was closed, or its thread has failed."""
+        return self._closed
 
     @property
     def in_own_thread(self) -> bool:
@@ -83,7 +89,8 @@ class IoLoop:
                 "make one after the fork"
             )
         if self._closed:
-            raise RocketMQError("this transport is closed: make a new one")
+            why = "is closed" if self._cause is None else f"failed ({self._cause!r})"
+            raise RocketMQError(f"this transport {why}: make a new one") from self._cause
 
     def submit(self, address: str, request: Request) -> None:
         """Send a request over the connection to `address`, opening it if there is none. From any thread.
@@ -126,9 +133,7 @@ class IoLoop:
             if connection.sock is not None:
                 connection.sock.close()
         self._by_address.clear()
-        for shared in (self._waker, self._wakee, self._selector):
-            if shared is not None:
-                shared.close()
+        self._release()
 
     def _connection(self, address: str) -> tuple[Connection, bool]:
         with self._lock:
@@ -149,7 +154,13 @@ class IoLoop:
         self._wakee.setblocking(False)
         self._selector.register(self._wakee, selectors.EVENT_READ)
         thread = threading.Thread(target=self._run, name="rocketmq-spark-transport", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as exc:
+            self._release()
+            raise RocketMQError(
+                f"starting the transport's thread: {exc}; raise the process limits (ulimit -u, the container's pids)"
+            ) from exc
         self._thread = thread
 
     def _attend(self, connection: Connection) -> None:
@@ -300,12 +311,16 @@ class IoLoop:
 
     def _shut_down(self, cause: BaseException | None) -> None:
         with self._lock:
+            self._cause = cause
             self._closed = True
             connections = dict.fromkeys([*self._adopted, *self._by_address.values()])
             self._by_address.clear()
         for connection in connections:
-            what = "the transport was closed" if cause is None else f"the transport's thread failed ({cause})"
+            what = "the transport was closed" if cause is None else f"the transport's thread failed ({cause!r})"
             self._settle(connection, connection.close(self._clock(), what, cause))
+        self._release()
+
+    def _release(self) -> None:
         for resource in (self._selector, self._waker, self._wakee):
             if resource is not None:
                 resource.close()

@@ -111,6 +111,11 @@ class RemotingTransport:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def closed(self) -> bool:
+        """True after `close`, or when the thread behind it has failed."""
+        return self._loop.closed
+
     def send(self, request: SendRequest, timeout: float, on_outcome: OnOutcome, *, within: float = math.inf) -> None:
         """Start one attempt (SEND_MESSAGE_V2, or SEND_BATCH_MESSAGE); see :class:`.base.Transport`.
 

@@ -125,6 +125,11 @@ class ScriptedTransport:
         self.close()
 
     @property
+    def closed(self) -> bool:
+        """True after `close`."""
+        return self._closed
+
+    @property
     def in_flight(self) -> int:
         """How many sends wait for their outcome."""
         return len(self._due)

@@ -160,6 +160,16 @@ def test_full_batches_are_slices_of_one_buffer():
     assert first[0].body[0].obj is second[0].body[0].obj
 
 
+def test_groups_that_share_a_chunk_keep_no_more_memory_alive_than_they_hold():
+    rows, per_key = 4000, 100
+    keys = pa.array([str(row % (rows // per_key)) for row in range(rows)])
+    batcher = new_batcher(BatchSettings(topic="orders", batch_bytes=20_000))
+    full = [batch for batch, _ in batcher.add(bodies(*[bytes(200)] * rows, shardingKey=keys), 0.0)]
+    buffers = {id(piece.obj): len(piece.obj) for batch in full for piece in batch.body}
+    assert full
+    assert sum(buffers.values()) == sum(batch.nbytes for batch in full)
+
+
 def test_a_group_goes_once_its_first_row_has_waited_long_enough():
     batcher = new_batcher()
     list(batcher.add(bodies(b"early", shardingKey=pa.array(["a"])), 10.0))

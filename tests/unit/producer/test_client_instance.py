@@ -52,6 +52,16 @@ def test_an_instance_that_closed_is_not_handed_out_again() -> None:
         close_instances()
 
 
+def test_an_instance_whose_transport_broke_down_is_not_handed_out_again() -> None:
+    try:
+        instance, transport = instance_of()
+        assert acquire_instance("k", "g", lambda: instance) is instance
+        transport.close()
+        assert acquire_instance("k", "g", lambda: instance_of()[0]) is not instance
+    finally:
+        close_instances()
+
+
 def test_an_instance_that_another_process_made_is_not_handed_out() -> None:
     try:
         acquire_instance("k", "g", lambda: instance_of()[0])

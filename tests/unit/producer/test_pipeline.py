@@ -22,8 +22,9 @@ from rocketmq_spark.message import (
 )
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
+from rocketmq_spark.producer.delivery import Delivery
 from rocketmq_spark.producer.fault import LatencyFaultTolerance, LatencyLadder
-from rocketmq_spark.producer.pipeline import Delivery, SendPipeline
+from rocketmq_spark.producer.pipeline import SendPipeline
 from rocketmq_spark.producer.route_cache import TopicPublishInfo, publish_info_of
 from rocketmq_spark.producer.selector import RoundRobinSelector
 from rocketmq_spark.transport.script import ManualClock, Reply, route

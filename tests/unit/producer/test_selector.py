@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.producer.fault import LatencyFaultTolerance, LatencyLadder
+from rocketmq_spark.producer.route_cache import TopicPublishInfo, publish_info_of
 from rocketmq_spark.producer.selector import RandomSelector, RoundRobinSelector
+from rocketmq_spark.transport.script import route
 
 LADDER = LatencyLadder((50, 550), (0, 30_000))
 
 
-def queues(*brokers: str, nums: int = 4) -> tuple[MessageQueue, ...]:
-    return tuple(MessageQueue("T", broker, queue_id) for broker in brokers for queue_id in range(nums))
+def queues(*brokers: str, nums: int = 4) -> TopicPublishInfo:
+    return publish_info_of("T", route(dict.fromkeys(brokers, nums)))
 
 
 def selector(faults: LatencyFaultTolerance | None = None, seed: int = 1) -> RoundRobinSelector:
@@ -30,8 +31,8 @@ def always(_broker: str) -> bool:
 
 def test_55_without_a_failure_a_round_visits_each_queue_once() -> None:
     chosen, all_queues = selector(), queues("a", "b", "c")
-    picked = [chosen.select(all_queues, None, always, 0.0) for _ in all_queues]
-    assert sorted(picked) == sorted(all_queues)
+    picked = [chosen.select(all_queues, None, always, 0.0) for _ in all_queues.queues]
+    assert sorted(picked) == sorted(all_queues.queues)
 
 
 def test_56_two_selectors_start_at_different_queues() -> None:
@@ -46,7 +47,7 @@ def test_57_the_broker_that_failed_is_avoided_while_there_is_another() -> None:
 
 
 def test_58_a_queue_is_still_returned_when_all_are_on_the_broker_that_failed() -> None:
-    assert selector().select(queues("a"), "a", always, 0.0) in queues("a")
+    assert selector().select(queues("a"), "a", always, 0.0) in queues("a").queues
 
 
 def test_59_the_index_wraps_without_going_negative() -> None:
@@ -91,7 +92,7 @@ def test_an_isolated_broker_is_not_taken_because_the_available_one_is_full() -> 
 def test_random_reaches_every_queue_and_only_those_that_admit() -> None:
     chosen, all_queues = RandomSelector(random.Random(7)), queues("a", "b")
     counts = Counter(chosen.select(all_queues, None, always, 0.0) for _ in range(400))
-    assert set(counts) == set(all_queues)
+    assert set(counts) == all_queues.queue_set
     assert {chosen.select(all_queues, None, "b".__eq__, 0.0).broker_name for _ in range(50)} == {"b"}  # type: ignore[union-attr]
 
 

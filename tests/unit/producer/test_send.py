@@ -13,6 +13,7 @@ from rocketmq_spark.errors import (
     InvalidRowError,
     MQClientException,
     RemotingConnectException,
+    RocketMQError,
     RouteNotFoundException,
 )
 from rocketmq_spark.message import EncodedBatch, Message, MessageQueue
@@ -93,6 +94,13 @@ def test_write_returns_when_every_row_is_stored(rig: Rig) -> None:
     rig.producer.write(numbers(1000), RowBatcher())
     assert sorted(map(int, rig.stored())) == list(range(1000))
     assert not [thread for thread in threading.enumerate() if thread.name == "rocketmq-producer"]
+
+
+def test_a_second_write_is_refused(rig: Rig) -> None:
+    rig.producer.write(numbers(25), RowBatcher())
+    with pytest.raises(RocketMQError, match="writes once: make another one"):
+        rig.producer.write(numbers(25), RowBatcher())
+    assert len(rig.stored()) == 25
 
 
 def test_nothing_is_asked_and_no_thread_starts_without_rows(rig: Rig) -> None:

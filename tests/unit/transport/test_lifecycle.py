@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -165,6 +166,32 @@ def test_no_body_is_held_after_its_outcome(transport: RemotingTransport, request
         after = sys.getrefcount(answered), sys.getrefcount(lost)
     assert outcomes[1].error is not None
     assert after == before
+
+
+def test_a_transport_whose_thread_fails_tells_everybody_why_and_is_closed(
+    make_transport: Callable[..., RemotingTransport], request_to: RequestTo, outcomes: Any, caplog: Any
+) -> None:
+    broken = threading.Event()
+
+    def clock() -> float:
+        if broken.is_set() and threading.current_thread() in transport_threads():
+            broken.clear()
+            raise MemoryError("out of memory")
+        return time.monotonic()
+
+    transport = make_transport(clock=clock)
+    with Peer(Session.wait_for_hangup) as peer:
+        transport.send(request_to(peer.address), PATIENCE, outcomes)
+        transport.invoke_oneway(peer.address, RequestCode.HEART_BEAT, {}, b"", PATIENCE)
+        assert not transport.closed
+        broken.set()
+        with pytest.raises(RocketMQError, match="out of memory"):
+            transport.heart_beat(peer.address, "client", ["pg"], PATIENCE)
+    assert transport.closed
+    assert "out of memory" in str(outcomes.wait(1)[0].error)
+    with pytest.raises(RocketMQError, match=r"failed \(MemoryError\('out of memory'\)\): make a new one"):
+        transport.send(request_to("127.0.0.1:1"), PATIENCE, outcomes)
+    assert "the transport's thread failed" in caplog.text
 
 
 def test_a_blocking_call_ends_even_if_the_clock_stands_still(make_transport: Callable[..., RemotingTransport]) -> None:

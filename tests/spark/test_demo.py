@@ -1,0 +1,63 @@
+"""The demo as a user runs it: from a shell, ended by Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+# Stuck is what fails these tests, not slow.
+PATIENCE = 120
+
+
+def processes() -> dict[int, int]:
+    """Return every process that is not a zombie, and its parent."""
+    table = subprocess.run(["ps", "-eo", "pid=,ppid=,stat="], capture_output=True, text=True, check=True).stdout
+    rows = (line.split() for line in table.splitlines())
+    return {int(pid): int(parent) for pid, parent, state in rows if not state.startswith("Z")}
+
+
+def descendants(of: int) -> set[int]:
+    """Return all processes below one."""
+    parents, found = processes(), {of}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {of}
+
+
+def wait_until_gone(pids: set[int]) -> set[int]:
+    """Return which of these processes are left after a while: none, one hopes."""
+    deadline = time.monotonic() + PATIENCE
+    while (left := pids & processes().keys()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
+
+
+def test_ctrl_c_in_the_middle_of_the_write_ends_everything_without_a_traceback(cluster: object) -> None:
+    # The shared cluster is only here so that a machine that can't run one skips this too.
+    command = [sys.executable, "-m", "rocketmq_spark", "demo"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
+    ) as demo:
+        assert demo.stdout is not None
+        output = ""
+        for line in demo.stdout:
+            output += line
+            if line.startswith("rows"):
+                break
+        started = descendants(demo.pid)
+        # As a terminal does: to every process of the foreground group.
+        os.killpg(demo.pid, signal.SIGINT)
+        output += demo.communicate(timeout=PATIENCE)[0]
+    assert "336,776 flights" in output
+    # Two brokers, a name server, Spark's own JVM.
+    assert len(started) >= 4, output
+    assert (demo.returncode, "Traceback" in output, "stored" in output) == (130, False, False), output
+    assert wait_until_gone(started) == set()

@@ -1,0 +1,158 @@
+"""One task, recorded and packed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rocketmq_spark.metrics.measures import MAX_SECONDS
+from tests.recordings import recorder, success, summary_of
+
+
+def test_to_dict_of_one_task() -> None:
+    recording = recorder()
+    success(recording, "a", rows=10, latency_ms=2, offset=100, queue_id=1, nbytes=1000)
+    success(recording, "a", rows=5, latency_ms=4, offset=50, queue_id=1, nbytes=500)
+    success(recording, "a", rows=1, latency_ms=4, offset=-1, topic="u", nbytes=1)
+    recording.record_retry("a", "BrokerBusyException 2", 0.5)
+    recording.record_retry("a", "BrokerBusyException 2", 0.6)
+    recording.record_retry("b", "FLUSH_DISK_TIMEOUT", 0.7)
+    recording.record_failure("b", "MQBrokerException 13", 0.8)
+    assert summary_of([recording.snapshot()]).to_dict() == {
+        "a": {
+            "rows": 16,
+            "requests": 3,
+            "bytes": 1501,
+            "retries": 2,
+            "failures": 0,
+            "p50_ms": 4.015,
+            "p90_ms": 4.015,
+            "p99_ms": 4.015,
+            "max_ms": 4.015,
+            "retries_by_reason": {"BrokerBusyException 2": 2},
+            "failures_by_code": {},
+            "queues": {
+                "t": {"1": {"rows": 15, "first_offset": 50, "last_offset": 109}},
+                "u": {"0": {"rows": 1, "first_offset": None, "last_offset": None}},
+            },
+            "isolated_times": 0,
+            "isolated_ms": 0.0,
+        },
+        "b": {
+            "rows": 0,
+            "requests": 0,
+            "bytes": 0,
+            "retries": 1,
+            "failures": 1,
+            "p50_ms": None,
+            "p90_ms": None,
+            "p99_ms": None,
+            "max_ms": None,
+            "retries_by_reason": {"FLUSH_DISK_TIMEOUT": 1},
+            "failures_by_code": {"MQBrokerException 13": 1},
+            "queues": {},
+            "isolated_times": 0,
+            "isolated_ms": 0.0,
+        },
+    }
+
+
+def test_to_dict_is_json() -> None:
+    recording = recorder()
+    success(recording)
+    found = summary_of([recording.snapshot()]).to_dict()
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_nothing_recorded_is_nothing_shown() -> None:
+    summary = summary_of([recorder().snapshot()])
+    assert (summary.to_dict(), summary.timeline(), summary.reports) == ({}, [], 1)
+    assert summary.latencies("nobody").get_total_count() == 0
+
+
+def test_seconds_count_from_the_epoch() -> None:
+    recording = recorder(epoch=1_700_000_000)
+    success(recording, "b", rows=3, latency_ms=2, now=10.9)
+    recording.record_retry("a", "busy", 10.95)
+    success(recording, "a", rows=4, latency_ms=8, now=11.0)
+    success(recording, "a", rows=5, latency_ms=4, now=11.5)
+    row = {"width_s": 1, "retries": 0, "isolated": False}
+    assert summary_of([recording.snapshot()]).timeline() == [
+        {**row, "second": 1_700_000_010, "broker": "b", "rows": 3, "requests": 1, "max_ms": 2.0},
+        {**row, "second": 1_700_000_010, "broker": "a", "rows": 0, "requests": 0, "max_ms": 0.0, "retries": 1},
+        {**row, "second": 1_700_000_011, "broker": "a", "rows": 9, "requests": 2, "max_ms": 8.0},
+    ]
+
+
+def test_an_isolation_counts_as_long_as_the_task_lived() -> None:
+    recording = recorder()
+    recording.record_isolation("a", 600_000, 1.5)
+    success(recording, "b", now=4.25)
+    summary = summary_of([recording.snapshot()])
+    numbers = summary.to_dict()["a"]
+    assert (numbers["isolated_times"], numbers["isolated_ms"]) == (1, 2750.0)
+    assert [row["second"] for row in summary.timeline() if row["isolated"]] == [1, 2, 3, 4]
+    assert {row["broker"] for row in summary.timeline() if row["isolated"]} == {"a"}
+
+
+def test_an_isolation_that_is_prolonged_counts_once() -> None:
+    recording = recorder()
+    recording.record_isolation("a", 1_000, 1.0)
+    recording.record_isolation("a", 500, 1.5)
+    recording.record_isolation("a", 1_000, 5.0)
+    success(recording, "b", now=10.0)
+    numbers = summary_of([recording.snapshot()]).to_dict()["a"]
+    assert (numbers["isolated_times"], numbers["isolated_ms"]) == (2, 2500.0)
+
+
+def test_a_snapshot_leaves_the_recorder_as_it_was() -> None:
+    recording = recorder()
+    success(recording, rows=1)
+    first = recording.snapshot()
+    assert recording.snapshot() == first
+    success(recording, rows=2)
+    assert summary_of([recording.snapshot()]).to_dict()["a"]["rows"] == 3
+
+
+def test_lines_tell_rows_and_latencies_of_the_brokers_that_stored() -> None:
+    recording = recorder()
+    success(recording, "b", rows=7, latency_ms=2)
+    success(recording, "a", rows=5, latency_ms=2)
+    recording.record_retry("c", "lost", 1.0)
+    assert recording.lines() == [
+        "a 5 rows in 1 requests (p50 2.0 ms, p99 2.0 ms, max 2.0 ms)",
+        "b 7 rows in 1 requests (p50 2.0 ms, p99 2.0 ms, max 2.0 ms)",
+    ]
+
+
+def test_repr_of_a_recorder_tells_place_and_counts() -> None:
+    recording = recorder("w", 3, 7)
+    success(recording, rows=5)
+    assert repr(recording) == "<Recorder write=w batch=3 partition=7 brokers=1 rows=5 requests=1>"
+
+
+@pytest.mark.parametrize(("seconds", "width"), [(599, 1), (600, 1), (601, 2), (1200, 2), (1201, 4), (3000, 8)])
+def test_a_long_task_has_a_coarser_time_line_with_the_same_totals(seconds: int, width: int) -> None:
+    recording = recorder()
+    for second in range(seconds):
+        success(recording, "ab"[second % 2], rows=second, latency_ms=1 + second, now=second)
+    summary = summary_of([recording.snapshot()])
+    timeline = summary.timeline()
+    assert {row["width_s"] for row in timeline} == {width}
+    assert len({row["second"] for row in timeline}) <= MAX_SECONDS
+    assert sum(row["rows"] for row in timeline) == sum(range(seconds))
+    assert sum(row["requests"] for row in timeline) == seconds
+    assert max(row["max_ms"] for row in timeline) == seconds
+    assert sum(numbers["rows"] for numbers in summary.to_dict().values()) == sum(range(seconds))
+
+
+def test_a_merge_coarsens_a_copy_of_what_it_reads() -> None:
+    long, short = recorder("long"), recorder("short")
+    for second in range(2_000):
+        success(long, now=second)
+    success(short, now=1)
+    success(short, now=2)
+    summary = summary_of([short.snapshot(), long.snapshot()])
+    assert {row["width_s"] for row in summary.timeline()} == {4}
+    assert [row["second"] for row in summary.timeline("short")] == [1, 2]

@@ -1,0 +1,106 @@
+"""Many tasks, merged in any order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocketmq_spark.metrics import Measures, PartitionReport, WriteSummary, merge_into
+from tests.recordings import recorder, reports, success, summary_of
+
+
+def everything(summary: WriteSummary) -> tuple[Any, ...]:
+    timeline = sorted(summary.timeline(), key=lambda row: (row["second"], row["broker"]))
+    return summary.to_dict(), timeline, summary.reports, summary.dropped_reports
+
+
+@given(st.lists(reports(), max_size=5), st.randoms(use_true_random=False))
+@settings(max_examples=40, deadline=None)
+def test_merging_in_any_order_gives_the_same(found: list[PartitionReport], random: Any) -> None:
+    shuffled = list(found)
+    random.shuffle(shuffled)
+    assert everything(summary_of(shuffled)) == everything(summary_of(found))
+
+
+@given(st.lists(reports(), max_size=5))
+@settings(max_examples=40, deadline=None)
+def test_folding_older_writes_away_loses_nothing(found: list[PartitionReport]) -> None:
+    assert everything(summary_of(found, keep=1)) == everything(summary_of(found))
+
+
+@given(st.lists(reports(), min_size=2, max_size=4))
+@settings(max_examples=40, deadline=None)
+def test_merging_merged_measures_gives_the_same(found: list[PartitionReport]) -> None:
+    def merged(parts: Sequence[Measures]) -> Measures:
+        result = Measures()
+        for part in parts:
+            result.merge(part)
+        return result
+
+    parts = [Measures.unpack(report.packed) for report in found]
+    nested = merged([parts[0], merged(parts[1:])])
+    through_bytes = Measures.unpack(nested.pack())
+    direct = merged(parts)
+    assert through_bytes.broker_totals() == nested.broker_totals() == direct.broker_totals()
+    assert through_bytes.width == direct.width
+    for broker in direct.broker_totals():
+        assert through_bytes.latencies(broker)[0].tolist() == direct.latencies(broker)[0].tolist()
+        assert through_bytes.latencies(broker)[1].tolist() == direct.latencies(broker)[1].tolist()
+
+
+def test_time_lines_of_many_short_tasks_coarsen_alike_in_any_order() -> None:
+    found = []
+    for start in (0, 250, 500, 5_000):
+        recording = recorder()
+        for second in range(start, start + 250):
+            success(recording, rows=second, now=second)
+        found.append(recording.snapshot())
+    expected = everything(summary_of(found))
+    assert {row["width_s"] for row in expected[1]} == {2}
+    for order in itertools.permutations(found):
+        assert everything(summary_of(order)) == expected
+
+
+def test_receipts_span_all_tasks() -> None:
+    found = []
+    for offset in (40, 10, 90):
+        recording = recorder()
+        success(recording, rows=5, offset=offset)
+        found.append(recording.snapshot())
+    assert summary_of(found).to_dict()["a"]["queues"] == {
+        "t": {"0": {"rows": 15, "first_offset": 10, "last_offset": 94}}
+    }
+
+
+def test_two_writes_stay_apart() -> None:
+    found = []
+    for write_id, batch_id, rows in (("q1", 0, 1), ("q2", 0, 10), ("q1", 1, 100)):
+        recording = recorder(write_id, batch_id)
+        success(recording, rows=rows)
+        found.append(recording.snapshot())
+    summary = summary_of(found)
+    assert summary.keys() == [("q1", 0), ("q2", 0), ("q1", 1)]
+    rows_of = {write_id: summary.to_dict(write_id)["a"]["rows"] for write_id in ("q1", "q2", None)}
+    assert rows_of == {"q1": 101, "q2": 10, None: 111}
+    assert summary.to_dict("q3") == {}
+
+
+def test_only_the_newest_writes_are_kept_apart() -> None:
+    summary = WriteSummary(keep=3)
+    for batch_id in range(10):
+        recording = recorder("q", batch_id)
+        success(recording, rows=1)
+        merge_into(summary, recording.snapshot())
+    assert summary.keys() == [("q", 7), ("q", 8), ("q", 9)]
+    assert summary.to_dict()["a"]["rows"] == 10
+    assert summary.to_dict("q")["a"]["rows"] == 3
+
+
+def test_reset_begins_from_zero() -> None:
+    summary = summary_of([recorder().snapshot(), "nonsense"])
+    summary.reset()
+    assert (summary.to_dict(), summary.keys(), summary.reports, summary.dropped_reports) == ({}, [], 0, 0)
