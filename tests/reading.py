@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 
 from rocketmq_spark.message import MessageQueue
@@ -13,30 +14,45 @@ from rocketmq_spark.wire.headers import PullMessageRequestHeader, PullMessageRes
 from rocketmq_spark.wire.records import StoredMessage, decode_records
 
 
-def read_topic(name_server: str, topic: str, expected: int = 0, *, within: float = 20.0) -> list[StoredMessage]:
-    """Return every message of a topic, once at least `expected` of them are visible or `within` seconds are over."""
+def read_topic(
+    name_server: str,
+    topic: str,
+    expected: int = 0,
+    *,
+    key: Callable[[StoredMessage], Hashable] = id,
+    within: float = 20.0,
+) -> list[StoredMessage]:
+    """Return every message of a topic, once `expected` different ones are visible or `within` seconds are over.
+
+    A broker builds its queues in the background: what it has acknowledged shows up a little later, in the order of its
+    storing. Where rows may repeat, `key` tells which are the same.
+    """
     transport = RemotingTransport([name_server])
     try:
         info = publish_info_of(topic, transport.query_route(topic, 5.0))
+        found: dict[MessageQueue, list[StoredMessage]] = {queue: [] for queue in info.queues}
         deadline = time.monotonic() + within
-        while True:
-            ends = {queue: transport.max_offset(queue, info.addresses[queue.broker_name], 5.0) for queue in info.queues}
-            if sum(ends.values()) >= expected or time.monotonic() > deadline:
-                break
-            time.sleep(0.1)
 
-        def read(queue: MessageQueue) -> list[StoredMessage]:
-            return _read_queue(transport, info.addresses[queue.broker_name], queue, ends[queue])
+        def read_on(queue: MessageQueue) -> None:
+            address = info.addresses[queue.broker_name]
+            end = transport.max_offset(queue, address, 5.0)
+            found[queue] += _read_queue(transport, address, queue, len(found[queue]), end)
 
         with ThreadPoolExecutor(8) as pool:
-            return [message for messages in pool.map(read, info.queues) for message in messages]
+            while True:
+                list(pool.map(read_on, info.queues))
+                messages = [message for queue in info.queues for message in found[queue]]
+                if len(set(map(key, messages))) >= expected or time.monotonic() > deadline:
+                    return messages
+                time.sleep(0.1)
     finally:
         transport.close()
 
 
-def _read_queue(transport: RemotingTransport, address: str, queue: MessageQueue, end: int) -> list[StoredMessage]:
+def _read_queue(
+    transport: RemotingTransport, address: str, queue: MessageQueue, offset: int, end: int
+) -> list[StoredMessage]:
     messages: list[StoredMessage] = []
-    offset = 0
     while offset < end:
         header = PullMessageRequestHeader(
             consumer_group="test-reader",

@@ -34,7 +34,8 @@ def write(frame: DataFrame, name_server: str, topic: str, **options: Any) -> Non
 
 
 def keys(name_server: str, topic: str, rows: int) -> Counter[str]:
-    return Counter(message.properties["KEYS"] for message in read_topic(name_server, topic, rows))
+    messages = read_topic(name_server, topic, rows, key=lambda message: message.properties["KEYS"])
+    return Counter(message.properties["KEYS"] for message in messages)
 
 
 def when_stored(name_server: str, topic: str, messages: int, then: Callable[[], None]) -> threading.Thread:
