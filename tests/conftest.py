@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
+import threading
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.cluster.jars import server_jars
+from rocketmq_spark.cluster.java import find_java
 from rocketmq_spark.errors import ClusterError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from rocketmq_spark.spark.report import Metrics
+
+TESTS = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run what needs no server first, and fetch the server's jars meanwhile."""
+    items.sort(key=lambda item: not item.path.is_relative_to(TESTS / "unit"))
+    if any(item.get_closest_marker("integration") for item in items):
+        threading.Thread(target=fetch_jars, name="fetch-jars", daemon=True).start()
+
+
+def fetch_jars() -> None:
+    # What is wrong is said by the test that needs them.
+    with contextlib.suppress(ClusterError):
+        server_jars(find_java)
 
 
 def unavailable(exc: ClusterError) -> None:
