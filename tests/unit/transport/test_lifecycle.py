@@ -185,8 +185,9 @@ def test_a_transport_whose_thread_fails_tells_everybody_why_and_is_closed(
         transport.invoke_oneway(peer.address, RequestCode.HEART_BEAT, {}, b"", PATIENCE)
         assert not transport.closed
         broken.set()
+        # A new address: the thread must get up for it.
         with pytest.raises(RocketMQError, match="out of memory"):
-            transport.heart_beat(peer.address, "client", ["pg"], PATIENCE)
+            transport.heart_beat("127.0.0.1:1", "client", ["pg"], PATIENCE)
     assert transport.closed
     assert "out of memory" in str(outcomes.wait(1)[0].error)
     with pytest.raises(RocketMQError, match=r"failed \(MemoryError\('out of memory'\)\): make a new one"):
