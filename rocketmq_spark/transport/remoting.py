@@ -10,6 +10,7 @@ Follows MQClientAPIImpl.java and NettyRemotingClient.java.
 
 from __future__ import annotations
 
+import logging
 import math
 import random as random_module
 import threading
@@ -21,29 +22,43 @@ from typing import Final, NoReturn, TypeAlias
 from rocketmq_spark.errors import (
     MQClientException,
     OptionError,
+    RemotingCommandException,
     RemotingException,
+    RemotingSendRequestException,
     RemotingTimeoutException,
     RocketMQError,
 )
 from rocketmq_spark.message import Buffer, MessageQueue, SendOutcome, SendRequest, TopicRouteData
-from rocketmq_spark.transport.base import OnOutcome
+from rocketmq_spark.message_ext import MessageExt
+from rocketmq_spark.transaction import EndTransaction, TransactionCheck
+from rocketmq_spark.transport.base import OnCheckTransaction, OnOutcome
 from rocketmq_spark.transport.dial import parse_address
 from rocketmq_spark.transport.loop import IoLoop
+from rocketmq_spark.transport.permits import Permits
 from rocketmq_spark.transport.request import FLAG_REQUEST, Answer, OnAnswer, Request
 from rocketmq_spark.wire.codes import STORED, RequestCode, ResponseCode, broker_error
 from rocketmq_spark.wire.command import FLAG_ONEWAY, RemotingCommand
 from rocketmq_spark.wire.headers import (
+    CheckTransactionStateRequestHeader,
     CreateTopicRequestHeader,
+    EarliestMsgStoreTimeResponseHeader,
+    EndTransactionRequestHeader,
+    GetEarliestMsgStoreTimeRequestHeader,
     GetMaxOffsetRequestHeader,
     GetMinOffsetRequestHeader,
     GetRouteInfoRequestHeader,
     OffsetResponseHeader,
+    SearchOffsetRequestHeader,
     SendMessageRequestHeaderV2,
     SendMessageResponseHeader,
     UnregisterClientRequestHeader,
+    ViewMessageRequestHeader,
     heart_beat_body,
 )
+from rocketmq_spark.wire.records import decode_records
 from rocketmq_spark.wire.route import decode_topic_route
+
+logger = logging.getLogger("rocketmq_spark.transport")
 
 Body: TypeAlias = "Buffer | tuple[Buffer, ...]"
 
@@ -67,11 +82,20 @@ class RemotingTransport:
         Picks the name server to start with.
     clock : callable, default time.monotonic
         Seconds.
+    client_async_semaphore_value, client_oneway_semaphore_value : int, default 65535
+        How many requests may be under way whose callers do not wait for the answer (sends), and how many oneway ones.
+        An asynchronous one beyond the limit ends at once with a ``RemotingTooMuchRequestException``; a oneway one waits
+        within its timeout. Calls that wait for their answer need no permit, as in 4.x.
+
+    Attributes
+    ----------
+    on_check_transaction : callable or None
+        See :class:`.base.Transport`.
 
     Raises
     ------
     OptionError
-        A name server that is not ``host:port``.
+        A name server that is not ``host:port``, a limit below 1.
 
     Notes
     -----
@@ -86,6 +110,8 @@ class RemotingTransport:
         connect_timeout: float = 3.0,
         random: random_module.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
+        client_async_semaphore_value: int = 65_535,
+        client_oneway_semaphore_value: int = 65_535,
     ) -> None:
         for address in name_servers:
             try:
@@ -94,7 +120,10 @@ class RemotingTransport:
                 raise OptionError(f"nameServer: {exc}") from exc
         self.name_servers = tuple(dict.fromkeys(name_servers))
         self._clock = clock
-        self._loop = IoLoop(clock, connect_timeout)
+        self._async_permits = Permits(client_async_semaphore_value, "clientAsyncSemaphoreValue")
+        self._oneway_permits = Permits(client_oneway_semaphore_value, "clientOnewaySemaphoreValue")
+        self._loop = IoLoop(clock, connect_timeout, self._on_request)
+        self.on_check_transaction: OnCheckTransaction | None = None
         # Where the next route request starts: at random first, so that many workers spread over the servers; then it
         # stays with the one that answered.
         self._good = (random or random_module.Random()).randrange(len(self.name_servers)) if self.name_servers else 0
@@ -126,30 +155,30 @@ class RemotingTransport:
         RocketMQError
             This transport is closed, or was made in another process; `on_outcome` is not called then.
         """
-        batch, queue = request.batch, request.queue
-        header = SendMessageRequestHeaderV2(
-            producer_group=request.producer_group,
-            topic=batch.topic,
-            default_topic=request.default_topic,
-            default_topic_queue_nums=request.default_topic_queue_nums,
-            queue_id=queue.queue_id,
-            sys_flag=batch.sys_flag,
-            born_timestamp=request.born_timestamp,
-            flag=batch.flag,
-            properties=batch.properties or None,
-            batch=batch.batch,
-            broker_name=queue.broker_name,
-        )
-        code = RequestCode.SEND_BATCH_MESSAGE if batch.batch else RequestCode.SEND_MESSAGE_V2
-        rows, address = batch.rows, request.address
+        queue, rows, address = request.queue, request.batch.rows, request.address
 
         def on_answer(answer: Answer) -> None:
             on_outcome(_outcome(queue, rows, address, answer))
 
+        code, ext_fields = _head_of(request)
         expires = self._clock() + within
-        self._loop.submit(
-            address, Request(code, header.to_ext_fields(), batch.body, timeout, on_answer, expires=expires)
-        )
+        self._start(address, Request(code, ext_fields, request.batch.body, timeout, on_answer, expires=expires))
+
+    def send_oneway(self, request: SendRequest, timeout: float) -> None:
+        """Send without an acknowledgement; see :class:`.base.Transport`.
+
+        Raises
+        ------
+        MQClientException
+            The frame would be longer than 16 MiB.
+        RemotingConnectException, RemotingTooMuchRequestException, RemotingTimeoutException
+            No connection, no permit, or not written within `timeout`.
+        """
+        code, ext_fields = _head_of(request)
+        try:
+            self.invoke_oneway(request.address, code, ext_fields, request.batch.body, timeout)
+        except (RemotingSendRequestException, RemotingCommandException) as exc:
+            logger.warning("oneway send of %d rows to %s: %s", request.batch.rows, request.queue, exc)
 
     def query_route(self, topic: str, timeout: float) -> TopicRouteData:
         """Ask the name servers for a topic's route; see :class:`.base.Transport`.
@@ -218,13 +247,77 @@ class RemotingTransport:
         header = GetMinOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, broker_name=queue.broker_name)
         return self._offset(queue, address, RequestCode.GET_MIN_OFFSET, header.to_ext_fields(), timeout)
 
-    def create_topic(self, address: str, topic: str, queue_nums: int, perm: int, timeout: float) -> None:
+    def search_offset(self, queue: MessageQueue, timestamp_ms: int, address: str, timeout: float) -> int:
+        """Return the first offset stored at or after a time (SEARCH_OFFSET_BY_TIMESTAMP); 0 for an empty queue."""
+        header = SearchOffsetRequestHeader(
+            topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms, broker_name=queue.broker_name
+        )
+        return self._offset(queue, address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header.to_ext_fields(), timeout)
+
+    def earliest_msg_store_time(self, queue: MessageQueue, address: str, timeout: float) -> int:
+        """Return when the queue's oldest message was stored (GET_EARLIEST_MSG_STORETIME); not over a proxy."""
+        header = GetEarliestMsgStoreTimeRequestHeader(
+            topic=queue.topic, queue_id=queue.queue_id, broker_name=queue.broker_name
+        )
+        code = RequestCode.GET_EARLIEST_MSG_STORETIME
+        command = self._call(address, code, header.to_ext_fields(), timeout, f"{code.name} of {queue}")
+        return EarliestMsgStoreTimeResponseHeader.from_ext_fields(command.ext_fields).timestamp
+
+    def view_message(self, address: str, physical_offset: int, timeout: float, *, topic: str = "") -> MessageExt:
+        """Return the message at a commit-log offset (VIEW_MESSAGE_BY_ID); see :class:`.base.Transport`."""
+        header = ViewMessageRequestHeader(offset=physical_offset, topic=topic or None)
+        doing = f"viewing the message at commit-log offset {physical_offset}"
+        command = self._call(address, RequestCode.VIEW_MESSAGE_BY_ID, header.to_ext_fields(), timeout, doing)
+        try:
+            records = decode_records(command.body)
+        except RemotingCommandException as exc:
+            raise MQClientException(f"{doing}: {address} has no message that begins there ({exc})") from exc
+        # A broker answers with whatever bytes are there (spec/remoting.md section 13.3).
+        if [record.physical_offset for record in records] != [physical_offset]:
+            raise MQClientException(f"{doing}: {address} has no message that begins there")
+        return records[0]
+
+    def create_topic(
+        self,
+        address: str,
+        topic: str,
+        queue_nums: int,
+        perm: int,
+        timeout: float,
+        *,
+        read_queue_nums: int | None = None,
+        topic_sys_flag: int = 0,
+        order: bool = False,
+        attributes: str = "",
+    ) -> None:
         """Create or overwrite a topic on one broker (UPDATE_AND_CREATE_TOPIC); not over a proxy."""
         header = CreateTopicRequestHeader(
-            topic=topic, read_queue_nums=queue_nums, write_queue_nums=queue_nums, perm=perm
+            topic=topic,
+            read_queue_nums=queue_nums if read_queue_nums is None else read_queue_nums,
+            write_queue_nums=queue_nums,
+            perm=perm,
+            topic_sys_flag=topic_sys_flag,
+            order=order,
+            attributes=attributes,
         )
         doing = f"creating topic {topic}"
         self._call(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext_fields(), timeout, doing)
+
+    def end_transaction(self, address: str, request: EndTransaction, timeout: float) -> None:
+        """Commit or roll back a half message (END_TRANSACTION, oneway); see :class:`.base.Transport`."""
+        header = EndTransactionRequestHeader(
+            topic=request.topic,
+            producer_group=request.producer_group,
+            tran_state_table_offset=request.tran_state_table_offset,
+            commit_log_offset=request.commit_log_offset,
+            commit_or_rollback=request.commit_or_rollback,
+            from_transaction_check=request.from_transaction_check,
+            msg_id=request.msg_id,
+            transaction_id=request.transaction_id,
+            broker_name=request.broker_name,
+        )
+        code, ext_fields = RequestCode.END_TRANSACTION, header.to_ext_fields()
+        self._wait(address, code, ext_fields, (), timeout, FLAG_ONEWAY, request.remark)
 
     def invoke(
         self, address: str, code: int, ext_fields: Mapping[str, str], body: Body, timeout: float
@@ -259,9 +352,9 @@ class RemotingTransport:
     ) -> None:
         """Send a request and return; `on_done` is called once, on the transport's thread, and must not block.
 
-        `timeout` counts from the last byte written, as in :meth:`send`.
+        `timeout` counts from the last byte written, as in :meth:`send`, and it takes a permit, as that does.
         """
-        self._loop.submit(address, Request(code, ext_fields, _pieces(body), timeout, on_done))
+        self._start(address, Request(code, ext_fields, _pieces(body), timeout, on_done))
 
     def invoke_oneway(self, address: str, code: int, ext_fields: Mapping[str, str], body: Body, timeout: float) -> None:
         """Send a request that the server never answers; return when the socket has taken its last byte.
@@ -275,14 +368,35 @@ class RemotingTransport:
         """Close every connection and end the thread; what is in flight fails. Idempotent."""
         self._loop.close()
 
+    def _start(self, address: str, request: Request) -> None:
+        """Submit a request whose caller does not wait, if there is a permit for it."""
+        self._loop.check()
+        request.permit = self._async_permits.take()
+        if request.permit is None:
+            self._loop.refuse(request, self._async_permits.exhausted(f"{request.name} to {address}"))
+            return
+        try:
+            self._loop.submit(address, request)
+        except BaseException:
+            request.permit.release()
+            raise
+
     def _wait(
-        self, address: str, code: int, ext_fields: Mapping[str, str], body: Body, timeout: float, flag: int
+        self,
+        address: str,
+        code: int,
+        ext_fields: Mapping[str, str],
+        body: Body,
+        timeout: float,
+        flag: int,
+        remark: str = "",
     ) -> Answer:
         if self._loop.in_own_thread:
             raise RocketMQError(
                 f"request {code} to {address}: a blocking call in a callback would wait for its own thread; "
                 "use invoke_async there, or another thread"
             )
+        self._loop.check()
         done = threading.Event()
         answers: list[Answer] = []
 
@@ -291,9 +405,17 @@ class RemotingTransport:
             done.set()
 
         expires = self._clock() + timeout
-        self._loop.submit(
-            address, Request(code, ext_fields, _pieces(body), timeout, on_answer, expires=expires, flag=flag)
+        request = Request(
+            code, ext_fields, _pieces(body), timeout, on_answer, expires=expires, flag=flag, remark=remark
         )
+        if flag == FLAG_ONEWAY:
+            request.permit = self._oneway_permits.acquire(timeout, f"{request.name} to {address}")
+        try:
+            self._loop.submit(address, request)
+        except BaseException:
+            if request.permit is not None:
+                request.permit.release()
+            raise
         if not done.wait(timeout + _GRACE):
             raise RemotingTimeoutException(
                 f"request {code} to {address}: the transport's thread did not end it within {timeout:g} s ({self!r})"
@@ -317,6 +439,62 @@ class RemotingTransport:
     ) -> int:
         command = self._call(address, code, ext_fields, timeout, f"{code.name} of {queue}")
         return OffsetResponseHeader.from_ext_fields(command.ext_fields).offset
+
+    def _on_request(self, address: str, command: RemotingCommand) -> bool:
+        """Hand a check of a transaction to who answers it; on the loop's thread. Other requests are not ours."""
+        on_check = self.on_check_transaction
+        if command.code != RequestCode.CHECK_TRANSACTION_STATE or on_check is None:
+            return False
+        try:
+            on_check(_transaction_check(address, command))
+        except Exception:
+            # What a broker sends, or a handler does, must not cost the connection and all that waits on it.
+            logger.exception("%s: a check of a transaction was not taken; the broker will ask again", address)
+        return True
+
+
+def _head_of(request: SendRequest) -> tuple[RequestCode, dict[str, str]]:
+    """Return the code and ext fields of a send (spec/producer.md sections 7.7 and 8.1)."""
+    batch, queue = request.batch, request.queue
+    header = SendMessageRequestHeaderV2(
+        producer_group=request.producer_group,
+        topic=batch.topic,
+        default_topic=request.default_topic,
+        default_topic_queue_nums=request.default_topic_queue_nums,
+        queue_id=queue.queue_id,
+        sys_flag=batch.sys_flag,
+        born_timestamp=request.born_timestamp,
+        flag=batch.flag,
+        properties=batch.properties or None,
+        reconsume_times=request.reconsume_times,
+        unit_mode=request.unit_mode,
+        max_reconsume_times=request.max_reconsume_times,
+        batch=batch.batch,
+        broker_name=queue.broker_name,
+    )
+    if request.reply:
+        code = RequestCode.SEND_REPLY_MESSAGE_V2
+    else:
+        code = RequestCode.SEND_BATCH_MESSAGE if batch.batch else RequestCode.SEND_MESSAGE_V2
+    return code, header.to_ext_fields()
+
+
+def _transaction_check(address: str, command: RemotingCommand) -> TransactionCheck:
+    """Read CHECK_TRANSACTION_STATE (spec/remoting.md section 11.3)."""
+    header = CheckTransactionStateRequestHeader.from_ext_fields(command.ext_fields)
+    records = decode_records(command.body)
+    if len(records) != 1:
+        raise RemotingCommandException(f"a check of a transaction from {address} holds {len(records)} messages, not 1")
+    return TransactionCheck(
+        address=address,
+        message=records[0],
+        tran_state_table_offset=header.tran_state_table_offset,
+        commit_log_offset=header.commit_log_offset,
+        msg_id=header.msg_id,
+        transaction_id=header.transaction_id,
+        offset_msg_id=header.offset_msg_id,
+        broker_name=header.broker_name,
+    )
 
 
 def _pieces(body: Body) -> tuple[Buffer, ...]:
@@ -353,4 +531,6 @@ def _outcome(queue: MessageQueue, rows: int, address: str, answer: Answer) -> Se
         transaction_id=header.transaction_id,
         region_id=header.region_id,
         trace_on=header.trace_on,
+        batch_uniq_id=header.batch_uniq_id,
+        recall_handle=header.recall_handle,
     )

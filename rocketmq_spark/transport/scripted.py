@@ -22,7 +22,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from rocketmq_spark.errors import RemotingSendRequestException, RemotingTimeoutException, RocketMQError
+from rocketmq_spark.errors import (
+    MQBrokerException,
+    RemotingSendRequestException,
+    RemotingTimeoutException,
+    RocketMQError,
+)
 from rocketmq_spark.message import (
     MASTER_ID,
     BrokerData,
@@ -33,10 +38,12 @@ from rocketmq_spark.message import (
     SendRequest,
     TopicRouteData,
 )
-from rocketmq_spark.transport.base import OnOutcome
+from rocketmq_spark.message_ext import MessageExt
+from rocketmq_spark.transaction import EndTransaction, TransactionCheck
+from rocketmq_spark.transport.base import OnCheckTransaction, OnOutcome
 from rocketmq_spark.transport.script import ManualClock, Reply, route
+from rocketmq_spark.transport.scripted_store import ScriptedStore
 from rocketmq_spark.wire.codes import ResponseCode, broker_error
-from rocketmq_spark.wire.records import decode_batch, decode_properties
 
 __all__ = ["ManualClock", "Reply", "ScriptedTransport", "route"]
 
@@ -65,11 +72,15 @@ class ScriptedTransport:
     always : dict of str to Reply
         By broker name, what happens once its script is used up.
     requests : list of SendRequest
-        Every send, in order.
+        Every send that waits for an outcome, in order.
+    oneways : list of SendRequest
+        Every oneway send, in order.
     calls : list of tuple
         Every other call, in order: its name and its arguments but the timeout.
     stored : dict of MessageQueue to list of Message
-        What the brokers keep.
+        What the brokers keep. A half message is in `RMQ_SYS_TRANS_HALF_TOPIC` until it is committed.
+    on_check_transaction : callable or None
+        See :class:`.base.Transport`; called by :meth:`check_transaction`.
 
     Examples
     --------
@@ -102,8 +113,11 @@ class ScriptedTransport:
         self.routes = dict(routes)
         self.always: dict[str, Reply] = {}
         self.requests: list[SendRequest] = []
+        self.oneways: list[SendRequest] = []
         self.calls: list[tuple[Any, ...]] = []
-        self.stored: dict[MessageQueue, list[Message]] = {}
+        self.on_check_transaction: OnCheckTransaction | None = None
+        self._store = ScriptedStore()
+        self.stored: dict[MessageQueue, list[Message]] = self._store.queues
         self._script = {broker: deque(replies) for broker, replies in (script or {}).items()}
         self._failures: dict[str, deque[RocketMQError]] = {}
         self._clock = clock or (time.monotonic if threaded else ManualClock())
@@ -205,6 +219,25 @@ class ScriptedTransport:
                 self._thread.start()
             self._changed.notify_all()
 
+    def send_oneway(self, request: SendRequest, timeout: float) -> None:
+        """Play the broker's next reply as far as a oneway sender learns of it; see :class:`.base.Transport`.
+
+        A broker's refusal stays unknown, a connection that broke while writing is logged; other errors are raised.
+        Only a reply without an error stores (or with ``stored=True``); delay and silence make no difference.
+        """
+        with self._changed:
+            self._check()
+            reply = self._next_reply(request)
+            self.oneways.append(request)
+            if reply.stored if reply.stored is not None else reply.error is None:
+                self._store.keep(request, self._clock())
+        if isinstance(reply.error, RemotingSendRequestException):
+            logger.warning("oneway send to %s: %s", request.queue, reply.error)
+        elif reply.error is not None and not isinstance(reply.error, MQBrokerException):
+            raise reply.error
+        if timeout <= 0:
+            raise RemotingTimeoutException(f"oneway send to {request.queue}: no time left")
+
     def heart_beat(self, address: str, client_id: str, producer_groups: Collection[str], timeout: float) -> None:
         """Record the call."""
         self._record(timeout, "heart_beat", address, client_id, tuple(producer_groups))
@@ -223,14 +256,63 @@ class ScriptedTransport:
         self._record(timeout, "min_offset", queue, address)
         return 0
 
-    def create_topic(self, address: str, topic: str, queue_nums: int, perm: int, timeout: float) -> None:
+    def search_offset(self, queue: MessageQueue, timestamp_ms: int, address: str, timeout: float) -> int:
+        """Return the first offset stored at or after a time of the transport's clock, in milliseconds."""
+        self._record(timeout, "search_offset", queue, timestamp_ms, address)
+        return self._store.search(queue, timestamp_ms)
+
+    def earliest_msg_store_time(self, queue: MessageQueue, address: str, timeout: float) -> int:
+        """Return when the queue's first message was stored, by the transport's clock; -1 for an empty queue."""
+        self._record(timeout, "earliest_msg_store_time", queue, address)
+        return self._store.earliest(queue)
+
+    def view_message(self, address: str, physical_offset: int, timeout: float, *, topic: str = "") -> MessageExt:
+        """Return the message at a commit-log offset, which is that of all brokers together."""
+        self._record(timeout, "view_message", address, physical_offset, topic)
+        message = self._store.view(physical_offset)
+        if message is None:
+            remark = f"can not find message by the offset, {physical_offset}"
+            raise broker_error(ResponseCode.SYSTEM_ERROR, remark, address, "viewing a message")
+        return message
+
+    def end_transaction(self, address: str, request: EndTransaction, timeout: float) -> None:
+        """Record the call; a commit puts the message into its queue."""
+        self._record(timeout, "end_transaction", address, request)
+        with self._changed:
+            self._store.end_transaction(request, self._clock())
+
+    def check_transaction(self, address: str, physical_offset: int) -> TransactionCheck:
+        """Let a broker ask back for the half message at a commit-log offset; return what it asked.
+
+        The handler is called in the calling thread; without one nobody hears the question.
+        """
+        with self._changed:
+            check = self._store.check(address, physical_offset, self._clock())
+        if self.on_check_transaction is not None:
+            self.on_check_transaction(check)
+        return check
+
+    def create_topic(
+        self,
+        address: str,
+        topic: str,
+        queue_nums: int,
+        perm: int,
+        timeout: float,
+        *,
+        read_queue_nums: int | None = None,
+        topic_sys_flag: int = 0,
+        order: bool = False,
+        attributes: str = "",
+    ) -> None:
         """Add the broker at `address` to the topic's route; its name is the address up to the colon."""
-        self._record(timeout, "create_topic", address, topic, queue_nums, perm)
+        reads = queue_nums if read_queue_nums is None else read_queue_nums
+        self._record(timeout, "create_topic", address, topic, queue_nums, perm, reads, topic_sys_flag, order, attributes)
         name = address.rpartition(":")[0]
         old = self.routes.get(topic, TopicRouteData((), ()))
         queues = [queue for queue in old.queue_datas if queue.broker_name != name]
         brokers = [broker for broker in old.broker_datas if broker.broker_name != name]
-        queues.append(QueueData(name, queue_nums, queue_nums, perm))
+        queues.append(QueueData(name, reads, queue_nums, perm, topic_sys_flag))
         brokers.append(BrokerData(name, {MASTER_ID: address}))
         self.routes[topic] = replace(
             old,
@@ -272,23 +354,13 @@ class ScriptedTransport:
     def _outcome(self, request: SendRequest, reply: Reply, timeout: float, wait: float) -> SendOutcome:
         queue, late = request.queue, reply.silent or reply.delay > timeout
         kept = reply.stored if reply.stored is not None else reply.error is None and not reply.silent
-        offset = self._store(request) if kept else -1
+        offset, ids = self._store.keep(request, self._clock()) if kept else (-1, "")
         error = reply.error
         if late:
             error = RemotingTimeoutException(f"sending to {queue}: no answer within {timeout:g} s")
         if error is not None:
             return SendOutcome(queue, None, error, wait * 1000.0)
-        return SendOutcome(queue, reply.status, None, wait * 1000.0, queue_offset=offset)
-
-    def _store(self, request: SendRequest) -> int:
-        batch, kept = request.batch, self.stored.setdefault(request.queue, [])
-        offset, body = len(kept), b"".join(batch.body)
-        if batch.batch:
-            kept += decode_batch(body, batch.topic)
-        else:
-            properties = decode_properties(batch.properties.encode())
-            kept.append(Message(batch.topic, body, batch.flag, properties))
-        return offset
+        return SendOutcome(queue, reply.status, None, wait * 1000.0, queue_offset=offset, offset_msg_id=ids)
 
     def _deliver_one(self, now: float, before: float) -> bool:
         with self._changed:

@@ -176,6 +176,56 @@ class SearchOffsetRequestHeader(_RequestHeader):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GetEarliestMsgStoreTimeRequestHeader(_RequestHeader):
+    """GET_EARLIEST_MSG_STORETIME (``GetEarliestMsgStoretimeRequestHeader.java``)."""
+
+    topic: str
+    queue_id: int
+    broker_name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewMessageRequestHeader(_RequestHeader):
+    """VIEW_MESSAGE_BY_ID, by commit-log offset (spec/remoting.md 13.3).
+
+    Parameters
+    ----------
+    offset : int
+    topic : str or None, default None
+        Looked at by access control only, which refuses the request without it.
+    """
+
+    offset: int
+    topic: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndTransactionRequestHeader(_RequestHeader):
+    """END_TRANSACTION (spec/remoting.md 11.2).
+
+    Parameters
+    ----------
+    topic, producer_group : str
+    tran_state_table_offset, commit_log_offset : int
+    commit_or_rollback : {0, 8, 12}
+    from_transaction_check : bool, default False
+    msg_id : str
+    transaction_id : str, default ""
+    broker_name : str
+    """
+
+    topic: str
+    producer_group: str
+    tran_state_table_offset: int
+    commit_log_offset: int
+    commit_or_rollback: int
+    from_transaction_check: bool = False
+    msg_id: str
+    transaction_id: str = ""
+    broker_name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PullMessageRequestHeader(_RequestHeader):
     """PULL_MESSAGE and LITE_PULL_MESSAGE (spec/remoting.md 13.1).
 
@@ -297,6 +347,49 @@ class OffsetResponseHeader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EarliestMsgStoreTimeResponseHeader:
+    """The answer to GET_EARLIEST_MSG_STORETIME: epoch milliseconds."""
+
+    timestamp: int
+
+    @classmethod
+    def from_ext_fields(cls, ext_fields: Mapping[str, str]) -> EarliestMsgStoreTimeResponseHeader:
+        """Read the ext fields; raises RemotingCommandException if the time is missing or no number."""
+        return cls(timestamp=_long(ext_fields, "timestamp"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckTransactionStateRequestHeader:
+    """What a broker sends with CHECK_TRANSACTION_STATE (spec/remoting.md 11.3).
+
+    Parameters
+    ----------
+    tran_state_table_offset, commit_log_offset : int
+        What the answer must carry.
+    msg_id, transaction_id, offset_msg_id, broker_name : str, default ""
+    """
+
+    tran_state_table_offset: int
+    commit_log_offset: int
+    msg_id: str = ""
+    transaction_id: str = ""
+    offset_msg_id: str = ""
+    broker_name: str = ""
+
+    @classmethod
+    def from_ext_fields(cls, ext_fields: Mapping[str, str]) -> CheckTransactionStateRequestHeader:
+        """Read the ext fields; raises RemotingCommandException naming an offset that is missing or no number."""
+        return cls(
+            tran_state_table_offset=_long(ext_fields, "tranStateTableOffset"),
+            commit_log_offset=_long(ext_fields, "commitLogOffset"),
+            msg_id=ext_fields.get("msgId", ""),
+            transaction_id=ext_fields.get("transactionId", ""),
+            offset_msg_id=ext_fields.get("offsetMsgId", ""),
+            broker_name=ext_fields.get("bname", ""),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PullMessageResponseHeader:
     """The answer to a pull, found or not (codes 0, 19, 20, 21; spec/remoting.md 13.1).
 
@@ -355,7 +448,7 @@ def _text(ext_fields: Mapping[str, str], name: str) -> str:
     value = ext_fields.get(name)
     if value is None:
         raise RemotingCommandException(
-            f"reading a response header: ext field {name!r} is missing; there are {sorted(ext_fields)}"
+            f"reading a header: ext field {name!r} is missing; there are {sorted(ext_fields)}"
         )
     return value
 
@@ -366,4 +459,4 @@ def _long(ext_fields: Mapping[str, str], name: str, default: int | None = None) 
     text = _text(ext_fields, name)
     if _INTEGER.fullmatch(text) and _MIN_LONG <= (value := int(text)) <= _MAX_LONG:
         return value
-    raise RemotingCommandException(f"reading a response header: ext field {name!r} is {text[:40]!r}, not an integer")
+    raise RemotingCommandException(f"reading a header: ext field {name!r} is {text[:40]!r}, not an integer")

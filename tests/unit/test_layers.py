@@ -16,6 +16,8 @@ NUMBERS = {
     "rocketmq_spark": 9,
     "rocketmq_spark.errors": 0,
     "rocketmq_spark.message": 0,
+    "rocketmq_spark.message_ext": 0.25,
+    "rocketmq_spark.transaction": 0.5,
     "rocketmq_spark.option_values": 0.5,
     "rocketmq_spark.options": 1,
     "rocketmq_spark.metrics": 1,

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.errors import MQClientException, RemotingCommandException
 from rocketmq_spark.message import Message
+from rocketmq_spark.message_ext import MessageExt
 from rocketmq_spark.wire.codes import ResponseCode
 from rocketmq_spark.wire.records import (
     ITEM_OVERHEAD,
     MAX_BATCH_ROWS,
     MAX_PROPERTIES,
     RESERVED_PROPERTIES,
-    StoredMessage,
     decode_batch,
     decode_properties,
     decode_records,
@@ -171,18 +171,13 @@ def test_records_are_read_as_java_wrote_them(vector: dict[str, Any]) -> None:
     assert record.offset_msg_id == vector["offset_msg_id"]
 
 
-def test_offset_message_id_vector() -> None:
-    record = StoredMessage("T", 0, 0, 36_800_285, 0, 0, 0, "127.0.0.1:1", 0, "127.0.0.1:20911", 0, 0, 0, b"")
-    assert record.offset_msg_id == "7F000001000051AF000000000231871D"
-
-
 @given(st.lists(stored_messages(), max_size=4))
-def test_records_of_both_magics_and_address_families_decode(messages: list[StoredMessage]) -> None:
+def test_records_of_both_magics_and_address_families_decode(messages: list[MessageExt]) -> None:
     assert decode_records(memoryview(b"".join(map(encode_stored_record, messages)))) == messages
 
 
 @given(st.lists(stored_messages(), min_size=1, max_size=3), st.data())
-def test_truncated_records_are_refused_whole(messages: list[StoredMessage], data: st.DataObject) -> None:
+def test_truncated_records_are_refused_whole(messages: list[MessageExt], data: st.DataObject) -> None:
     records = [encode_stored_record(message) for message in messages]
     body = b"".join(records)
     boundaries = [len(b"".join(records[:count])) for count in range(len(records) + 1)]
@@ -192,7 +187,7 @@ def test_truncated_records_are_refused_whole(messages: list[StoredMessage], data
 
 
 @given(stored_messages(), st.data())
-def test_record_whose_size_is_too_small_is_refused(message: StoredMessage, data: st.DataObject) -> None:
+def test_record_whose_size_is_too_small_is_refused(message: MessageExt, data: st.DataObject) -> None:
     record = encode_stored_record(message)
     size = data.draw(st.integers(-(2**31), len(record) - 1))
     with pytest.raises(RemotingCommandException, match="stored record"):
