@@ -1,0 +1,1 @@
+"""The producer for plain Python: what a Java program gets from ``DefaultMQProducer``."""

@@ -1,0 +1,145 @@
+"""The properties of a producer in plain Python: the Java producer's, under their own names in snake_case.
+
+Rule 1: one meaning and one check for each property, whether a DataFrame's option or a keyword here: a keyword's value
+        is written as text and goes through the same table.
+Rule 2: every value is checked when the producer is made; the group alone is checked when it starts, as in Java.
+
+Follows spec/producer.md section 2.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import rocketmq_spark.option_values as kinds
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.option_values import BOOLEAN, INT_MAX, MIB
+from rocketmq_spark.options import SINK_OPTIONS
+
+# retryResponseCodes of 5.x (spec/producer.md section 2).
+RETRY_RESPONSE_CODES: Final = frozenset({17, 14, 1, 2, 16, 204, 205, 1500})
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ProducerOptions:
+    """The properties of one producer, parsed. Times are milliseconds, sizes bytes."""
+
+    name_server: tuple[str, ...] = ()
+    instance_name: str = "DEFAULT"
+    client_ip: str | None = None
+    unit_name: str | None = None
+    unit_mode: bool = False
+    namespace: str | None = None
+    create_topic_key: str = "TBW102"
+    default_topic_queue_nums: int = 4
+    send_msg_timeout: int = 3000
+    send_msg_max_timeout_per_request: int = -1
+    compress_msg_body_over_howmuch: int = 4096
+    compress_type: str = "ZLIB"
+    compress_level: int = 5
+    retry_times_when_send_failed: int = 2
+    retry_times_when_send_async_failed: int = 2
+    retry_another_broker_when_not_store_ok: bool = False
+    retry_response_codes: tuple[int, ...] = tuple(sorted(RETRY_RESPONSE_CODES))
+    max_message_size: int = 4 * MIB
+    topics: tuple[str, ...] = ()
+    send_latency_fault_enable: bool = False
+    fault_preset: str = "v4"
+    latency_max: tuple[int, ...] | None = None
+    not_available_duration: tuple[int, ...] | None = None
+    start_detector_enable: bool = False
+    detect_timeout: int = 200
+    detect_interval: int = 2000
+    enable_backpressure_for_async_mode: bool = False
+    back_pressure_for_async_send_num: int = 10_000
+    back_pressure_for_async_send_size: int = 100 * MIB
+    vip_channel_enabled: bool = False
+    poll_name_server_interval: int = 30_000
+    heartbeat_broker_interval: int = 30_000
+    mq_client_api_timeout: int = 3000
+    client_oneway_semaphore_value: int = 65_535
+    client_async_semaphore_value: int = 65_535
+    client_callback_executor_threads: int = 0
+    enable_trace: bool = False
+    trace_topic: str = "RMQ_SYS_TRACE_TOPIC"
+    trace_msg_batch_num: int = 10
+    access_key: str | None = None
+    secret_key: str | None = None
+    security_token: str | None = None
+    use_tls: bool = False
+    tls_ca_file: str | None = None
+
+    def __repr__(self) -> str:
+        shown = (
+            f"{name}={'<redacted>' if name in _SECRETS and getattr(self, name) is not None else repr(getattr(self, name))}"
+            for name in _PROPERTIES
+        )
+        return f"ProducerOptions({', '.join(shown)})"
+
+
+_NUMBER: Final = kinds.integer(1)
+_SET_OF_CODES: Final = kinds.ladder(strictly=True)
+
+# What only a producer in plain Python has; all else is an option of a write, too.
+_OWN: Final = {
+    "retry_response_codes": kinds.ValueKind("integers", "ascending broker codes", _SET_OF_CODES.parse),
+    "enable_backpressure_for_async_mode": BOOLEAN,
+    "back_pressure_for_async_send_num": _NUMBER,
+    "back_pressure_for_async_send_size": kinds.size(1, INT_MAX),
+    "mq_client_api_timeout": kinds.integer(1, unit="ms"),
+    "client_callback_executor_threads": kinds.integer(0),
+    "trace_msg_batch_num": _NUMBER,
+}
+_SHARED: Final = {spec.field: spec for spec in SINK_OPTIONS}
+_SECRETS: Final = frozenset(spec.field for spec in SINK_OPTIONS if spec.secret)
+_PROPERTIES: Final = tuple(field.name for field in fields(ProducerOptions))
+
+
+def producer_options(properties: Mapping[str, Any], environ: Mapping[str, str]) -> ProducerOptions:
+    """Return the properties of a producer.
+
+    Parameters
+    ----------
+    properties : mapping of str to value
+        By field name; None is as if it were not there; several values as a list or tuple.
+    environ : mapping of str to str
+        ``NAMESRV_ADDR`` stands in for the name servers.
+
+    Raises
+    ------
+    OptionError
+        A property is unknown or malformed, or two contradict each other.
+    """
+    values = {name: _checked(name, value) for name, value in properties.items() if value is not None}
+    if "name_server" not in values and environ.get("NAMESRV_ADDR", "").strip():
+        values["name_server"] = _checked("name_server", environ["NAMESRV_ADDR"])
+    parsed = ProducerOptions(**values)
+    if (parsed.access_key is None) != (parsed.secret_key is None):
+        raise OptionError("access_key and secret_key sign requests together: give both or neither")
+    return parsed
+
+
+def _checked(name: str, value: Any) -> Any:
+    if name not in _PROPERTIES:
+        near = difflib.get_close_matches(name, _PROPERTIES, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"the properties of a producer are {', '.join(_PROPERTIES)}"
+        raise OptionError(f"unknown property {name!r}: {hint}")
+    if name == "topics":
+        return (value,) if isinstance(value, str) else tuple(value)
+    kind = _OWN.get(name) or _SHARED[name].kind
+    try:
+        return kind.parse(_text(value))
+    except ValueError:
+        pass
+    # Outside the except block: the parser's own error, which may quote the value, does not become the context.
+    shown = "has a value (not shown: it is secret) that" if name in _SECRETS else f"is {value!r}, which"
+    raise OptionError(f"property {name} {shown} is not allowed: allowed is {kind.allowed}")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, (tuple, list, set, frozenset)) else str(value)
