@@ -199,6 +199,14 @@ class InvalidRowError(RocketMQError, ValueError):
         return str(self.args[0])
 
 
+class ReservedPropertyError(RocketMQError, ValueError):
+    """A user property has a name that RocketMQ uses itself."""
+
+
+class CompressionError(RocketMQError, ValueError):
+    """A body that can't be compressed, or can't be read back: damaged, cut off, or too large once unpacked."""
+
+
 class DeliveryError(RocketMQError):
     """A write that can't get every row acknowledged; says per broker what is stored, not sent and unknown."""
 

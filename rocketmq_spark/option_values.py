@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rocketmq_spark.names import is_legal
+
 INT_MAX: Final = 2_147_483_647
 MIB: Final = 1024 * 1024
 
@@ -108,7 +110,7 @@ def name(longest: int, refused: Iterable[str]) -> ValueKind:
     taken = frozenset(refused)
 
     def parse(text: str) -> str:
-        if len(text) > longest or not re.fullmatch(r"[%|a-zA-Z0-9_-]+", text) or text in taken:
+        if len(text) > longest or not is_legal(text) or text in taken:
             raise ValueError
         return text
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import rocketmq_spark.option_values as kinds
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.message import FORBIDDEN_TOPICS
+from rocketmq_spark.names import DEFAULT_PRODUCER_GROUP, FORBIDDEN_TOPICS, MAX_GROUP_LENGTH, MAX_TOPIC_LENGTH
 from rocketmq_spark.option_values import ADDRESSES, BOOLEAN, INT_MAX, MIB, ValueKind
 
 # What Spark puts among a sink's options on its own account: tried on 4.3 (path, checkpointLocation, queryName), the
@@ -119,7 +119,7 @@ class SinkOptions:
         return redacted_repr(self, SINK_OPTIONS)
 
 
-_TOPIC: Final = kinds.name(127, FORBIDDEN_TOPICS)
+_TOPIC: Final = kinds.name(MAX_TOPIC_LENGTH, FORBIDDEN_TOPICS)
 # A shorter interval would be a load of its own on name servers and brokers.
 _INTERVAL: Final = kinds.integer(100, unit="ms")
 _MILLISECONDS: Final = kinds.integer(1, unit="ms")
@@ -142,7 +142,11 @@ SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
         kinds.text("one tag that is not blank, without | and without the control characters 1 and 2", "[|\x01\x02]"),
         "Tag of the rows whose column `tags` is absent or null.",
     ),
-    OptionSpec("producerGroup", kinds.name(120, {"DEFAULT_PRODUCER"}), "Group under which brokers know the producers."),
+    OptionSpec(
+        "producerGroup",
+        kinds.name(MAX_GROUP_LENGTH, {DEFAULT_PRODUCER_GROUP}),
+        "Group under which brokers know the producers.",
+    ),
     OptionSpec(
         "instanceName",
         kinds.text("a text that is not blank", "[\x00-\x1f]"),

@@ -73,9 +73,10 @@ class ProducerOptions:
     tls_ca_file: str | None = None
 
     def __repr__(self) -> str:
+        values = {name: getattr(self, name) for name in _PROPERTIES}
         shown = (
-            f"{name}={'<redacted>' if name in _SECRETS and getattr(self, name) is not None else repr(getattr(self, name))}"
-            for name in _PROPERTIES
+            f"{name}={'<redacted>' if name in _SECRETS and value is not None else repr(value)}"
+            for name, value in values.items()
         )
         return f"ProducerOptions({', '.join(shown)})"
 

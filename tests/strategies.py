@@ -16,9 +16,9 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from rocketmq_spark.message import BrokerData, Message, QueueData, TopicRouteData
+from rocketmq_spark.message_const import RESERVED_PROPERTIES
 from rocketmq_spark.message_ext import MessageExt
 from rocketmq_spark.wire.command import LANGUAGES, RemotingCommand
-from rocketmq_spark.wire.records import RESERVED_PROPERTIES
 
 int16s = st.integers(-(2**15), 2**15 - 1)
 int32s = st.integers(-(2**31), 2**31 - 1)

@@ -30,7 +30,7 @@ from rocketmq_spark.arrow.columns import (
     int_column,
     list_column,
 )
-from rocketmq_spark.arrow.properties import SHARDING_KEY, Property, join_keys, reserved_names, user_properties
+from rocketmq_spark.arrow.properties import Property, join_keys, reserved_names, user_properties
 from rocketmq_spark.arrow.schema import DELAY_COLUMNS, READ_COLUMNS, check_schema
 from rocketmq_spark.arrow.settings import BatchSettings
 from rocketmq_spark.arrow.unique_id import UniqueIds
@@ -46,6 +46,7 @@ from rocketmq_spark.arrow.validate import (
     violations,
 )
 from rocketmq_spark.errors import InvalidRowError
+from rocketmq_spark.message_const import SHARDING_KEY
 from rocketmq_spark.wire.records import ITEM_OVERHEAD, MAX_PROPERTIES
 
 __all__ = ["BatchSettings", "MessageBlock", "Property", "check_schema"]

@@ -17,9 +17,7 @@ import pyarrow.compute as pc
 from rocketmq_spark.arrow.columns import ByteColumn, Ints, ListColumn, Mask
 from rocketmq_spark.arrow.gather import Choice, Frame, Part, assemble
 from rocketmq_spark.arrow.validate import Rule, Violation, check_text, violations
-from rocketmq_spark.wire.records import RESERVED_PROPERTIES
-
-SHARDING_KEY: Final = "__SHARDINGKEY"
+from rocketmq_spark.message_const import RESERVED_PROPERTIES, SHARDING_KEY
 
 # Java leaves these to the user, but the broker refuses or misreads a message that has them (spec/remoting.md 19.5).
 _INNER: Final = frozenset({"INNER_NUM", "INNER_BASE", "INNER_MULTI_DISPATCH"})

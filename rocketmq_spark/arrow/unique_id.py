@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from datetime import datetime
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from rocketmq_spark.arrow.columns import Ints
+from rocketmq_spark.unique_id import milliseconds_of_month
 from rocketmq_spark.wire.records import unique_id_prefix
 
 # "0000" to "FFFF", each read as one 32-bit number: a group of four hex digits is one look-up and one store.
@@ -42,9 +42,7 @@ class UniqueIds:
         if len(ip) != 4:
             raise ValueError(f"ip must be the 4 bytes of an IPv4 address, got {len(ip)}")
         self.prefix = unique_id_prefix(ip, pid, rng.getrandbits(32))
-        now = wall_clock()
-        month = datetime.fromtimestamp(now).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-        self._next = int((now - month.timestamp()) * 1000) << 16
+        self._next = milliseconds_of_month(wall_clock()) << 16
 
     def __repr__(self) -> str:
         return f"<UniqueIds {self.prefix.hex().upper()} next={self._next:012X}>"

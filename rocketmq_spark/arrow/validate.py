@@ -11,7 +11,6 @@ spec/remoting.md 5 and 16 that keep a row from corrupting its neighbours.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -19,10 +18,7 @@ from typing import Final
 import numpy as np
 
 from rocketmq_spark.arrow.columns import ByteColumn, Ints, ListColumn, Mask
-from rocketmq_spark.message import FORBIDDEN_TOPICS
-
-MAX_TOPIC_LENGTH: Final = 127
-_TOPIC: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+from rocketmq_spark.names import FORBIDDEN_TOPICS, MAX_TOPIC_LENGTH, is_blank, is_legal, java_length
 
 _SPACE: Final = 0x20
 _PIPE: Final = ord("|")
@@ -48,13 +44,11 @@ class Violation:
 
 def topic_rule(topic: str) -> Rule | None:
     """Return the rule that `topic` breaks as the target of a message, None if it keeps them all."""
-    # Which characters count as blank differs between Java and Python, but a topic of any of them is illegal anyway.
-    if not topic.strip():
+    if is_blank(topic):
         return TOPIC_BLANK
-    # Java counts UTF-16 units: a topic that holds characters for which that differs is illegal, too.
-    if len(topic) > MAX_TOPIC_LENGTH:
+    if java_length(topic) > MAX_TOPIC_LENGTH:
         return TOPIC_TOO_LONG
-    if _TOPIC.fullmatch(topic) is None:
+    if not is_legal(topic):
         return TOPIC_ILLEGAL
     return TOPIC_FORBIDDEN if topic in FORBIDDEN_TOPICS else None
 

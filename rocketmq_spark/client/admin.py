@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import replace
 
-from rocketmq_spark.errors import MQClientException
+from rocketmq_spark.errors import MQClientException, RocketMQError
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.message_ext import MessageExt, decode_message_id
 from rocketmq_spark.names import is_system_topic
@@ -23,8 +23,9 @@ _READ_WRITE = 6
 class MQAdmin(ABC):
     """What a running client can be asked; topics and queues are given and returned without the namespace.
 
-    Every method raises ``MQClientException`` outside of the running state, ``RouteNotFoundException`` for a topic that no
-    name server knows, a ``RemotingException`` where a server can't be asked, and ``MQBrokerException`` where one refuses.
+    Every method raises ``MQClientException`` outside of the running state, ``RouteNotFoundException`` for a topic that
+    no name server knows, a ``RemotingException`` where a server can't be asked, ``MQBrokerException`` where one
+    refuses.
     """
 
     @abstractmethod
@@ -54,7 +55,7 @@ class MQAdmin(ABC):
         Parameters
         ----------
         key : str
-            An existing topic, whose brokers get the new one; ``TBW102`` is on every broker that creates topics by itself.
+            An existing topic, whose brokers get the new one; ``TBW102`` is on every broker that creates topics itself.
         new_topic : str
         queue_num : int
             Read and write queues on each broker.
@@ -77,7 +78,7 @@ class MQAdmin(ABC):
         for name, address in sorted(masters.items()):
             try:
                 instance.transport.create_topic(address, topic, queue_num, perm, self._api_timeout)
-            except Exception as exc:
+            except RocketMQError as exc:
                 failed[name] = exc
         if failed or not masters:
             reasons = "; ".join(f"{name}: {exc}" for name, exc in failed.items()) or f"no broker has topic {key}"
@@ -125,6 +126,4 @@ class MQAdmin(ABC):
 
     def _located(self, queue: MessageQueue) -> tuple[MessageQueue, str]:
         wrapped = replace(queue, topic=wrap(self._namespace, queue.topic))
-        return wrapped, broker_address(self._running().routes, wrapped, "asking for offsets of")
-
-
+        return wrapped, broker_address(self._running().routes, wrapped)

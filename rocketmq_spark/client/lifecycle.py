@@ -83,7 +83,7 @@ class Lifecycle:
             raise MQClientException(f"{who} is in state {self.state.value}: {_ADVICE[self.state]}")
         if os.getpid() != self._pid:
             raise MQClientException(
-                f"{who} was made in process {self._pid}, this is its fork {os.getpid()}: make a producer of its own here"
+                f"{who} was made in process {self._pid}, this is its fork {os.getpid()}: make another one here"
             )
 
     @property

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
@@ -89,6 +90,8 @@ class Sending:
         self._async_executor = async_executor
         self._callback_executor = callback_executor
         self._clock = clock
+        self._under_way = 0
+        self._changed = threading.Condition()
         self._selector = ThreadLocalSelector(instance.faults, rng)
         self._api_timeout = options.mq_client_api_timeout / 1000
         self._loop = SendLoop(
@@ -140,6 +143,8 @@ class Sending:
         """Send, and return a future at once; with back pressure, once there is room for `nbytes`."""
         budget = Budget(seconds, self._clock)
         future: Future[SendResult] = Future()
+        with self._changed:
+            self._under_way += 1
         admission: Admission | None = None
         try:
             if self.back_pressure is not None:
@@ -159,6 +164,18 @@ class Sending:
                 self._complete(future, None, None, refused)
         return future
 
+    def drain(self, seconds: float) -> bool:
+        """Wait until no asynchronous send is under way; False if some are after so many seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._under_way, seconds)
+
+    def _ended(self, admission: Admission | None) -> None:
+        if admission is not None:
+            admission.release()
+        with self._changed:
+            self._under_way -= 1
+            self._changed.notify_all()
+
     def _begin_async(
         self,
         pack: Callable[[], Outgoing],
@@ -171,8 +188,7 @@ class Sending:
             self._complete(future, admission, result, error)
 
         if not future.set_running_or_notify_cancel():
-            if admission is not None:
-                admission.release()
+            self._ended(admission)
             return
         try:
             budget.require("sending asynchronously, after waiting for a thread")
@@ -247,7 +263,9 @@ class Sending:
         try:
             info = self._route(outgoing.message.topic, budget)
         except RouteNotFoundException as exc:
-            raise MQClientException(str(exc), exc.response_code if exc.response_code == _NO_NAME_SERVER else -1) from exc
+            raise MQClientException(
+                str(exc), exc.response_code if exc.response_code == _NO_NAME_SERVER else -1
+            ) from exc
         queues = [replace(queue, topic=outgoing.topic) for queue in info.queues]
         try:
             chosen = target.selector(queues, replace(outgoing.message, topic=outgoing.topic), target.arg)
@@ -264,8 +282,7 @@ class Sending:
         result: SendResult | None,
         error: Exception | None,
     ) -> None:
-        if admission is not None:
-            admission.release()
+        self._ended(admission)
 
         def tell() -> None:
             if error is not None:

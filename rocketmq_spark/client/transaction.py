@@ -5,8 +5,8 @@ Rule 2: what a local transaction raises, or None, means "not known yet": the bro
 Rule 3: an end that could not be sent is logged, and never sent twice: a second commit would deliver the message again
         (spec/remoting.md section 11.2). The broker asks back.
 
-Follows ``DefaultMQProducerImpl.sendMessageInTransaction``, ``endTransaction``, ``checkTransactionState`` (spec/producer.md
-section 12).
+Follows ``DefaultMQProducerImpl.sendMessageInTransaction``, ``endTransaction``, ``checkTransactionState``
+(spec/producer.md section 12).
 """
 
 from __future__ import annotations
@@ -133,9 +133,7 @@ class Transactions:
         plain = message.without_properties(DELAY, *timers)
         return plain.with_properties({TRAN_MSG: "true", PGROUP: self.producer_group})
 
-    def _end(
-        self, half: Message, result: SendResult, state: LocalTransactionState, failure: Exception | None
-    ) -> None:
+    def _end(self, half: Message, result: SendResult, state: LocalTransactionState, failure: Exception | None) -> None:
         queue = replace(result.message_queue, topic=wrap(self.namespace, result.message_queue.topic))
         address = self.kernel.address_of(queue)
         _, commit_log_offset = decode_message_id(result.offset_msg_id or result.msg_id)

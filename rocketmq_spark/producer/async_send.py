@@ -2,12 +2,13 @@
 
 Rule 1: a broker's error code ends it; only what the transport reports is tried again, up to
         ``retryTimesWhenSendAsyncFailed``, while time is left.
-Rule 2: a retry goes to another broker where the queue was our choice, and to the same one where it was the caller's; the
-        request stays as it was first made, queue id and born timestamp included.
+Rule 2: a retry goes to another broker where the queue was our choice, and to the same one where it was the caller's;
+        the request stays as it was first made, queue id and born timestamp included.
 Rule 3: the outcome is told exactly once, whatever raises on the way.
 Rule 4: this runs on the transport's thread: it never waits.
 
-Follows ``MQClientAPIImpl.sendMessageAsync`` and ``onExceptionImpl`` (spec/producer.md sections 9.3, 9.4, 16.2, 16.3, 16.12).
+Follows ``MQClientAPIImpl.sendMessageAsync`` and ``onExceptionImpl`` (spec/producer.md sections 9.3, 9.4, 16.2, 16.3,
+16.12).
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from dataclasses import dataclass, replace
 
 from rocketmq_spark.errors import (
     MQBrokerException,
-    MQClientException,
     RemotingConnectException,
     RemotingTooMuchRequestException,
     RocketMQError,
 )
-from rocketmq_spark.message import MessageQueue, SendOutcome, SendResult
+from rocketmq_spark.message import MessageQueue, SendOutcome
 from rocketmq_spark.producer.budget import Budget
 from rocketmq_spark.producer.fault_preset import FaultSite
 from rocketmq_spark.producer.hooks import Hooks
 from rocketmq_spark.producer.kernel import Kernel, Prepared, as_client_error
+from rocketmq_spark.send_result import SendResult
 from rocketmq_spark.transport.base import Transport
 
 logger = logging.getLogger("rocketmq_spark.producer")
@@ -109,7 +110,9 @@ class AsyncSend:
         except RemotingTooMuchRequestException as exc:
             self._finish(None, exc)
         except RocketMQError as exc:
-            self._rules.update_fault(FaultSite.ASYNC_NOT_SUBMITTED, self._broker_name, self._rules.clock() - self._began)
+            self._rules.update_fault(
+                FaultSite.ASYNC_NOT_SUBMITTED, self._broker_name, self._rules.clock() - self._began
+            )
             self._retry_or_fail(exc, exc)
 
     def _on_outcome(self, outcome: SendOutcome) -> None:
@@ -132,16 +135,14 @@ class AsyncSend:
             self._finish(None, shown)
             return
         queue = self._reselect(self._broker_name) if self._reselect is not None else None
-        try:
-            if queue is not None:
-                self._address = self._rules.kernel.known_address(queue.broker_name)
-                self._broker_name = queue.broker_name
-        except MQClientException as exc:
-            # An address that nobody knows counts as an attempt that found nobody there (16.2).
-            lost = RemotingConnectException(str(exc))
-            lost.__cause__ = exc
-            self._retry_or_fail(lost, as_client_error(lost))
-            return
+        if queue is not None:
+            address = self._rules.kernel.known_address(queue.broker_name)
+            if address is None:
+                # An address that nobody knows counts as an attempt that found nobody there (16.2).
+                lost = RemotingConnectException(f"sending to {queue}: no master of {queue.broker_name} is known")
+                self._retry_or_fail(lost, as_client_error(lost))
+                return
+            self._address, self._broker_name = address, queue.broker_name
         logger.debug("%s: trying again at %s", error, self._address)
         self.start()
 

@@ -4,7 +4,8 @@ Rule 1: first come, first served: who asks for much is not overtaken for ever by
 Rule 2: what was acquired is released once, bytes before messages, and before the caller hears of the outcome.
 Rule 3: lowering a limit below what is in use leaves that alone: nobody gets in until enough has come back.
 
-Follows ``DefaultMQProducerImpl.BackpressureSendCallBack`` and ``SemaphoreReleaseOnlyOnce`` (spec/producer.md section 9.2).
+Follows ``DefaultMQProducerImpl.BackpressureSendCallBack`` and ``SemaphoreReleaseOnlyOnce`` (spec/producer.md section
+9.2).
 """
 
 from __future__ import annotations

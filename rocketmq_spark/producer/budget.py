@@ -4,7 +4,8 @@ Rule 1: a budget is counted from the moment it is made, on a handed-in clock; it
         gone: with exactly nothing left an attempt is still made, as in Java.
 Rule 2: who asks for time that is not there gets ``RemotingTooMuchRequestException``, and nothing was sent.
 
-Follows the ``timeout < cost`` checks of ``DefaultMQProducerImpl.java`` (spec/producer.md sections 6, 7.8, 8.2, 9.1, 11).
+Follows the ``timeout < cost`` checks of ``DefaultMQProducerImpl.java`` (spec/producer.md sections 6, 7.8, 8.2, 9.1,
+11).
 """
 
 from __future__ import annotations

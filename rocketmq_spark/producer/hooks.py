@@ -6,7 +6,8 @@ Rule 3: "after" is called once for each "before", with the result or with the ex
         asynchronous sends call it twice).
 Rule 4: hooks run in the order of their registration.
 
-Follows ``SendMessageHook.java``, ``CheckForbiddenHook.java``, ``EndTransactionHook.java`` (spec/producer.md section 7, 12).
+Follows ``SendMessageHook.java``, ``CheckForbiddenHook.java``, ``EndTransactionHook.java`` (spec/producer.md section
+7, 12).
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from rocketmq_spark.message import LocalTransactionState, Message, MessageQueue, SendResult
+from rocketmq_spark.message import Message, MessageQueue
+from rocketmq_spark.send_result import LocalTransactionState, SendResult
 
 logger = logging.getLogger("rocketmq_spark.producer")
 

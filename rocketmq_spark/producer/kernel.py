@@ -4,7 +4,8 @@ Rule 1: no choice of a queue and no retry here.
 Rule 2: nothing is sent once the attempt's time is over, and no hook has seen it then.
 Rule 3: an observer sees every attempt that passed the check-forbidden hooks, before and after.
 
-Follows ``DefaultMQProducerImpl.sendKernelImpl`` and ``MQClientAPIImpl.processSendResponse`` (spec/producer.md sections 7, 8).
+Follows ``DefaultMQProducerImpl.sendKernelImpl`` and ``MQClientAPIImpl.processSendResponse`` (spec/producer.md
+sections 7, 8).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from rocketmq_spark.errors import (
     RemotingTimeoutException,
     RocketMQError,
 )
-from rocketmq_spark.message import MessageQueue, SendOutcome, SendRequest, SendResult
+from rocketmq_spark.message import MessageQueue, SendOutcome, SendRequest
 from rocketmq_spark.producer.budget import Budget
 from rocketmq_spark.producer.client_instance import API_TIMEOUT, ClientInstance
 from rocketmq_spark.producer.hooks import (
@@ -32,6 +33,8 @@ from rocketmq_spark.producer.hooks import (
     message_type_of,
 )
 from rocketmq_spark.producer.outgoing import Outgoing
+from rocketmq_spark.producer.route_cache import RouteCache
+from rocketmq_spark.send_result import SendResult
 
 # A transport ends every request by itself; this much later it has broken its promise, seconds.
 _GRACE: Final = 10.0
@@ -187,24 +190,12 @@ class Kernel:
         return Prepared(outgoing, request, context)
 
     def address_of(self, queue: MessageQueue) -> str:
-        """Return ``host:port`` of the master of the queue's broker, looking the topic's route up if it isn't known.
+        """Return ``host:port`` of the master of the queue's broker; see `broker_address`."""
+        return broker_address(self._instance.routes, queue)
 
-        Raises
-        ------
-        MQClientException
-            The broker has no master just now, or nobody knows it.
-        """
-        routes = self._instance.routes
-        address = routes.broker_addrs().get(queue.broker_name)
-        if address is None:
-            routes.find(queue.topic, API_TIMEOUT)
-            address = routes.broker_addrs().get(queue.broker_name)
-        if address is None:
-            raise MQClientException(
-                f"sending to {queue}: no master of broker {queue.broker_name} is known; known are "
-                f"{', '.join(sorted(routes.broker_addrs())) or 'none'}"
-            )
-        return address
+    def known_address(self, broker_name: str) -> str | None:
+        """Return ``host:port`` of a broker's master as far as it is cached; asks nobody."""
+        return self._instance.routes.broker_addrs().get(broker_name)
 
     def result_of(self, prepared: Prepared, outcome: SendOutcome) -> SendResult:
         """Return what an answer says, or raise what came instead (spec/producer.md section 8.4)."""
@@ -237,6 +228,26 @@ class Kernel:
         if not done.wait(left + _GRACE):
             raise RemotingTimeoutException(f"{_doing(prepared)}: the transport gave no outcome within {left:g} s")
         return outcomes.pop()
+
+
+def broker_address(routes: RouteCache, queue: MessageQueue) -> str:
+    """Return ``host:port`` of the master of a queue's broker, looking the topic's route up if it isn't known.
+
+    Raises
+    ------
+    MQClientException
+        The broker has no master just now, or nobody knows it.
+    """
+    address = routes.broker_addrs().get(queue.broker_name)
+    if address is None:
+        routes.find(queue.topic, API_TIMEOUT)
+        address = routes.broker_addrs().get(queue.broker_name)
+    if address is None:
+        raise MQClientException(
+            f"looking for the broker of queue {queue}: no master of {queue.broker_name} is known; known are "
+            f"{', '.join(sorted(routes.broker_addrs())) or 'none'}"
+        )
+    return address
 
 
 def _doing(prepared: Prepared) -> str:

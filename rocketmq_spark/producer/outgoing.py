@@ -5,7 +5,8 @@ Rule 1: the caller's message is never touched: topic, body and properties of the
 Rule 2: everything wrong with a message is said here, before any network use, and is never retried.
 Rule 3: a batch is never compressed.
 
-Follows ``DefaultMQProducerImpl.sendKernelImpl`` steps 4 to 7, ``MessageBatch.java`` (spec/producer.md sections 3, 7, 16).
+Follows ``DefaultMQProducerImpl.sendKernelImpl`` steps 4 to 7, ``MessageBatch.java`` (spec/producer.md sections 3, 7,
+16).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Rule 1: one budget for all of it, route look-up and retries included; no pause between attempts.
 Rule 2: an attempt leaves out the broker that failed just before it, and no other.
-Rule 3: an answer that says "stored, but not safe" is a result; with ``retryAnotherBrokerWhenNotStoreOK`` another broker is
-        tried, and the last such result wins over a later failure.
+Rule 3: an answer that says "stored, but not safe" is a result; with ``retryAnotherBrokerWhenNotStoreOK`` another
+        broker is tried, and the last such result wins over a later failure.
 Rule 4: no transport here: `attempt` is handed in, and makes one attempt or raises.
 
 Follows ``DefaultMQProducerImpl.sendDefaultImpl`` (spec/producer.md section 6).
@@ -23,8 +23,9 @@ from rocketmq_spark.errors import (
     RemotingTimeoutException,
     RemotingTooMuchRequestException,
 )
-from rocketmq_spark.message import MessageQueue, SendResult, SendStatus
+from rocketmq_spark.message import MessageQueue, SendStatus
 from rocketmq_spark.producer.budget import Budget
+from rocketmq_spark.send_result import SendResult
 
 # ClientErrorCode.java
 _CONNECT_BROKER: Final = 10001
@@ -117,8 +118,8 @@ class SendLoop:
 def _out_of_time(topic: str, budget: Budget, brokers: list[str]) -> RemotingTooMuchRequestException:
     tried = f"; tried {', '.join(brokers)}" if brokers else ""
     return RemotingTooMuchRequestException(
-        f"sending to topic {topic}: {budget.seconds * 1000:.0f} ms were given, {budget.spent * 1000:.0f} ms are over{tried}; "
-        "raise sendMsgTimeout, or set sendMsgMaxTimeoutPerRequest so that a retry fits into it"
+        f"sending to topic {topic}: {budget.seconds * 1000:.0f} ms were given, {budget.spent * 1000:.0f} ms are over"
+        f"{tried}; raise sendMsgTimeout, or set sendMsgMaxTimeoutPerRequest so that a retry fits into it"
     )
 
 

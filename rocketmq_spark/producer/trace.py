@@ -1,7 +1,7 @@
 """Message trace: a record of each message sent, gathered and sent to the trace topic on the side.
 
-Rule 1: tracing never holds up or fails a send: what does not fit the queue is dropped and counted, what can't be sent is
-        logged.
+Rule 1: tracing never holds up or fails a send: what does not fit the queue is dropped and counted, what can't be sent
+        is logged.
 Rule 2: only answered sends leave a record, and none to the trace topic itself does.
 Rule 3: no transport here: a sender is handed in, with a producer of its own behind it.
 

@@ -307,7 +307,9 @@ class ScriptedTransport:
     ) -> None:
         """Add the broker at `address` to the topic's route; its name is the address up to the colon."""
         reads = queue_nums if read_queue_nums is None else read_queue_nums
-        self._record(timeout, "create_topic", address, topic, queue_nums, perm, reads, topic_sys_flag, order, attributes)
+        self._record(
+            timeout, "create_topic", address, topic, queue_nums, perm, reads, topic_sys_flag, order, attributes
+        )
         name = address.rpartition(":")[0]
         old = self.routes.get(topic, TopicRouteData((), ()))
         queues = [queue for queue in old.queue_datas if queue.broker_name != name]

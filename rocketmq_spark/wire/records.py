@@ -15,6 +15,7 @@ from typing import Final
 
 from rocketmq_spark.errors import MQClientException, RemotingCommandException
 from rocketmq_spark.message import Buffer, Message
+from rocketmq_spark.message_const import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
 from rocketmq_spark.message_ext import MessageExt, format_host
 from rocketmq_spark.wire.codes import ResponseCode
 
@@ -22,21 +23,6 @@ from rocketmq_spark.wire.codes import ResponseCode
 MAX_BATCH_ROWS: Final = 32_000
 MAX_BODY: Final = 4 * 1024 * 1024
 MAX_PROPERTIES: Final = 32_767
-
-NAME_VALUE_SEPARATOR: Final = "\x01"
-PROPERTY_SEPARATOR: Final = "\x02"
-
-# MessageConst.STRING_HASH_SET (spec/producer.md 3.3): names that a user's own properties must not have.
-_RESERVED: Final = (
-    "TRACE_ON MSG_REGION KEYS TAGS WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET "
-    "BUYER_ID ORIGIN_MESSAGE_ID TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG RECONSUME_TIME UNIQ_KEY MAX_RECONSUME_TIMES "
-    "CONSUME_START_TIME POP_CK POP_CK_OFFSET 1ST_POP_TIME TRAN_PREPARED_QUEUE_OFFSET DUP_INFO EXTEND_UNIQ_INFO "
-    "INSTANCE_ID CORRELATION_ID REPLY_TO_CLIENT TTL ARRIVE_TIME PUSH_REPLY_TIME CLUSTER MSG_TYPE "
-    "INNER_MULTI_QUEUE_OFFSET TIMER_DELAY_MS TIMER_DELAY_SEC TIMER_DELIVER_MS TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS "
-    "TIMER_ROLL_TIMES TIMER_OUT_MS TIMER_DEL_UNIQKEY TIMER_DELAY_LEVEL __BORNHOST BORN_TIMESTAMP DLQ_ORIGIN_TOPIC "
-    "DLQ_ORIGIN_MESSAGE_ID __CRC32# _SYS_MSG_PRIORITY_ ORIGIN_GROUP __LITE_TOPIC"
-)
-RESERVED_PROPERTIES: Final = frozenset(_RESERVED.split(" "))
 
 # Batch item (spec/remoting.md 6.1): the head, the body, a length, the property string.
 _ITEM_HEAD: Final = struct.Struct(
@@ -81,8 +67,10 @@ SYS_FLAG_BORN_HOST_V6: Final = 0x10
 SYS_FLAG_STORE_HOST_V6: Final = 0x20
 
 
-def encode_properties(properties: Mapping[str, str]) -> bytes:
+def encode_properties(properties: Mapping[str, str | None]) -> bytes:
     """Encode a property string: name 0x01 value 0x02 for each entry, in the order given (spec/remoting.md 5).
+
+    An entry whose value is None is left out, as in Java.
 
     Raises
     ------
@@ -92,6 +80,8 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
     """
     pieces: list[str] = []
     for name, value in properties.items():
+        if value is None:
+            continue
         for text in (name, value):
             if NAME_VALUE_SEPARATOR in text or PROPERTY_SEPARATOR in text:
                 raise _illegal(f"property {name!r} holds 0x01 or 0x02, which separate properties; remove them")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.message import FORBIDDEN_TOPICS
+from rocketmq_spark.names import FORBIDDEN_TOPICS
 from rocketmq_spark.option_values import ValueKind, text
 from rocketmq_spark.options import (
     SINK_OPTIONS,

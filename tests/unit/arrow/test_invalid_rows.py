@@ -8,7 +8,8 @@ import pytest
 from rocketmq_spark.arrow.encode_remoting import BatchSettings
 from rocketmq_spark.errors import InvalidRowError
 from rocketmq_spark.message import MessageQueue
-from rocketmq_spark.wire.records import RESERVED_PROPERTIES, decode_batch
+from rocketmq_spark.message_const import RESERVED_PROPERTIES
+from rocketmq_spark.wire.records import decode_batch
 from tests.encoding import encode, joined, new_batcher
 
 TOPIC = BatchSettings(topic="orders")

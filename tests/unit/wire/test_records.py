@@ -16,7 +16,6 @@ from rocketmq_spark.wire.records import (
     ITEM_OVERHEAD,
     MAX_BATCH_ROWS,
     MAX_PROPERTIES,
-    RESERVED_PROPERTIES,
     decode_batch,
     decode_properties,
     decode_records,
@@ -34,14 +33,19 @@ JAVA = load("java_codecs.json")
 
 
 @given(properties)
-def test_properties_round_trip_in_order(values: dict[str, str]) -> None:
+def test_29_properties_round_trip_in_order(values: dict[str, str]) -> None:
     decoded = decode_properties(encode_properties(values))
     assert list(decoded.items()) == list(values.items())
 
 
 @given(properties)
-def test_property_string_is_name_0x01_value_0x02(values: dict[str, str]) -> None:
+def test_29_property_string_is_name_0x01_value_0x02(values: dict[str, str]) -> None:
     assert encode_properties(values).decode() == "".join(f"{name}\x01{value}\x02" for name, value in values.items())
+
+
+def test_29_a_property_without_a_value_is_left_out() -> None:
+    assert encode_properties({"a": None, "b": "2", "c": None}) == b"b\x012\x02"
+    assert encode_properties({}) == encode_properties({"a": None}) == b""
 
 
 @pytest.mark.parametrize("vector", JAVA["properties"], ids=lambda vector: vector["hex"] or "empty")
@@ -66,7 +70,7 @@ def test_separators_inside_properties_are_refused(
     assert caught.value.response_code == ResponseCode.MESSAGE_ILLEGAL
 
 
-def test_properties_up_to_32767_bytes_are_accepted() -> None:
+def test_30_properties_up_to_32767_bytes_are_accepted() -> None:
     assert len(encode_properties({"k": "ä" * 16_382})) == MAX_PROPERTIES
     with pytest.raises(MQClientException, match="32768 bytes") as caught:
         encode_properties({"kk": "ä" * 16_382})
@@ -263,9 +267,3 @@ def test_unique_id_sequence_wraps_at_48_bits() -> None:
 def test_unique_id_prefix_needs_an_address(size: int) -> None:
     with pytest.raises(ValueError, match=f"got {size}"):
         unique_id_prefix(bytes(size), 1, 1)
-
-
-def test_reserved_properties_are_those_of_5_5_0() -> None:
-    assert len(RESERVED_PROPERTIES) == 54
-    assert {"KEYS", "TAGS", "1ST_POP_TIME", "__CRC32#", "__LITE_TOPIC"} <= RESERVED_PROPERTIES
-    assert not {"__SHARDINGKEY", "INNER_NUM", "SPARK_ROW_ID", ""} & RESERVED_PROPERTIES

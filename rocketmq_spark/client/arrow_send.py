@@ -1,0 +1,105 @@
+"""Arrow tables to RocketMQ without Spark: the path of a partition task, on the producer's own client instance.
+
+Rule 1: the columns, checks, batches and retries are those of a DataFrame's write; nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, replace
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from rocketmq_spark.arrow.encode_remoting import RemotingBatcher
+from rocketmq_spark.arrow.schema import check_schema
+from rocketmq_spark.arrow.settings import BatchSettings
+from rocketmq_spark.arrow.unique_id import UniqueIds
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
+from rocketmq_spark.options import SINK_OPTIONS, SinkOptions, parse_sink_options
+from rocketmq_spark.producer.client_instance import ClientInstance
+from rocketmq_spark.producer.send import Producer as BatchSender
+from rocketmq_spark.producer_options import ProducerOptions
+from rocketmq_spark.transport.local_address import local_ip
+
+ArrowData: TypeAlias = "pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch]"
+
+
+def sink_options(producer: ProducerOptions, group: str, topic: str | None, options: Mapping[str, str]) -> SinkOptions:
+    """Return the options of a write with the properties of a producer, and those given for this write.
+
+    Raises
+    ------
+    OptionError
+        An option is unknown or malformed, or says what the producer has settled already.
+    """
+    settled = {field.name for field in fields(ProducerOptions)} | {"producer_group"}
+    own = {name.lower() for spec in SINK_OPTIONS if spec.field in settled for name in spec.names}
+    taken = sorted(name for name in options if name.lower() in own)
+    if taken:
+        raise OptionError(f"options {', '.join(taken)} belong to the producer: give them to Producer(...) instead")
+    given = {**options, "nameServer": ";".join(producer.name_server)}
+    if topic is not None:
+        given["topic"] = topic
+    parsed = parse_sink_options(given, {})
+    shared = {field.name for field in fields(SinkOptions)} & settled - {"producer_group", "instance_name"}
+    return replace(parsed, producer_group=group, **{name: getattr(producer, name) for name in shared})
+
+
+def send_arrow(
+    data: ArrowData,
+    topic: str | None,
+    options: Mapping[str, str],
+    producer: ProducerOptions,
+    group: str,
+    instance: ClientInstance,
+) -> WriteSummary:
+    """Send every row; see :meth:`rocketmq_spark.Producer.send_arrow`."""
+    parsed = sink_options(producer, group, topic, options)
+    batches = _checked(_batches(data), parsed)
+    recorder = Recorder(uuid.uuid4().hex, -1, 0)
+    sender: BatchSender[pa.RecordBatch] = BatchSender(parsed, instance, recorder)
+    batcher = RemotingBatcher(
+        BatchSettings(
+            topic=parsed.topic,
+            tags=parsed.tags,
+            max_message_size=parsed.max_message_size,
+            batch_bytes=parsed.batch_bytes,
+            batching=parsed.batching,
+            queue_selector=parsed.queue_selector,
+            max_pending_bytes=parsed.max_in_flight_bytes // 2,
+        ),
+        partition_id=0,
+        queues_of=sender.publish_queues,
+        unique_ids=UniqueIds(
+            ip=socket.inet_aton(local_ip()), pid=os.getpid(), wall_clock=time.time, rng=random.SystemRandom()
+        ),
+    )
+    sender.write(batches, batcher)
+    summary = WriteSummary()
+    merge_into(summary, recorder.snapshot())
+    return summary
+
+
+def _batches(data: ArrowData) -> Iterator[pa.RecordBatch]:
+    if isinstance(data, pa.RecordBatch):
+        return iter((data,))
+    if isinstance(data, pa.Table):
+        return iter(data.to_batches())
+    return iter(data)
+
+
+def _checked(batches: Iterator[pa.RecordBatch], options: SinkOptions) -> Iterator[pa.RecordBatch]:
+    schema: pa.Schema | None = None
+    for batch in batches:
+        if schema is None or batch.schema != schema:
+            schema = batch.schema
+            check_schema(schema, topic=options.topic, queue_selector=options.queue_selector)
+        if batch.num_rows:
+            yield batch

@@ -1,0 +1,203 @@
+"""Bodies, compressed and back, in the formats that every RocketMQ client reads.
+
+Rule 1: what is made here is read by the Java client, and the other way round. So LZ4 is a frame of independent blocks:
+        lz4-java reads no others, and pyarrow's own frames link theirs.
+Rule 2: the type of a compressed body is in its sysFlag and nowhere else; type 0 is the ZLIB of old clients.
+Rule 3: nobody trusts a body: what unpacks to more than a limit, ends too early or isn't the format is an error.
+
+Follows spec/remoting.md section 7, ``CompressionType.java``, ``Compressor.java`` and the LZ4 frame format.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+import zlib
+from typing import Final
+
+from rocketmq_spark.errors import CompressionError
+from rocketmq_spark.message import Buffer
+
+COMPRESSED_FLAG: Final = 0x1
+_TYPE_MASK: Final = 0x700
+
+DEFAULT_LEVEL: Final = 5
+"""``compressLevel`` of the Java producer; LZ4 has no levels."""
+
+MAX_DECOMPRESSED: Final = 64 * 1024 * 1024
+"""What a body may unpack to unless the caller says otherwise, bytes: 16 times the brokers' default maxMessageSize."""
+
+# One piece of what is unpacked at a time, so that a bomb goes off after the limit and not in memory.
+_CHUNK: Final = 1024 * 1024
+
+# LZ4 frame head: magic; FLG: version 1, independent blocks, no checksums, no content size; BD: the largest block; the
+# second byte of the xxHash-32 of FLG and BD. The smallest block size that holds the body is taken: readers allocate it.
+_LZ4_MAGIC: Final = 0x184D2204
+_LZ4_FLG: Final = 0x60
+_LZ4_HEAD: Final = struct.Struct("<IBBB")
+_LZ4_BLOCKS: Final = (
+    (64 * 1024, 0x40, 0x82),
+    (256 * 1024, 0x50, 0xFB),
+    (1024 * 1024, 0x60, 0x51),
+    (4 * 1024 * 1024, 0x70, 0x73),
+)
+_LZ4_SIZE: Final = struct.Struct("<I")
+_LZ4_STORED: Final = 0x80000000
+_LZ4_END: Final = _LZ4_SIZE.pack(0)
+
+
+class CompressionType(enum.Enum):
+    """How a body is compressed; the value is the type bits of the sysFlag."""
+
+    LZ4 = 0x100
+    ZSTD = 0x200
+    ZLIB = 0x300
+
+    @property
+    def sys_flag(self) -> int:
+        """The bits that say "compressed, in this way"."""
+        return COMPRESSED_FLAG | self.value
+
+    @classmethod
+    def parse(cls, text: str) -> CompressionType:
+        """Return the type of that name, in any case.
+
+        Raises
+        ------
+        ValueError
+            There is none of that name.
+        """
+        try:
+            return cls[text.strip().upper()]
+        except KeyError:
+            raise ValueError(f"compression type {text!r}: allowed are {', '.join(cls.__members__)}") from None
+
+    @classmethod
+    def of_sys_flag(cls, sys_flag: int) -> CompressionType | None:
+        """Return how a body with that sysFlag is compressed, None if it isn't.
+
+        Raises
+        ------
+        CompressionError
+            The type bits are none that a client of today writes.
+        """
+        if not sys_flag & COMPRESSED_FLAG:
+            return None
+        bits = sys_flag & _TYPE_MASK
+        if bits == 0:
+            return cls.ZLIB
+        try:
+            return cls(bits)
+        except ValueError:
+            raise CompressionError(
+                f"sysFlag 0x{sys_flag:X} says compression type {bits >> 8}: known are 0 and 3 (ZLIB), 1 (LZ4), 2 (ZSTD)"
+            ) from None
+
+
+def compress(body: Buffer, kind: CompressionType, level: int = DEFAULT_LEVEL) -> bytes:
+    """Return `body` compressed; it may come out longer than it was.
+
+    Parameters
+    ----------
+    body : bytes or memoryview
+    kind : CompressionType
+    level : int, default 5
+        ZLIB: 0 to 9; ZSTD: 1 to 22, beyond that the nearest; LZ4 has none and ignores it, as in Java.
+
+    Raises
+    ------
+    CompressionError
+        The level doesn't exist, or this pyarrow was built without the codec.
+    """
+    try:
+        if kind is CompressionType.ZLIB:
+            return zlib.compress(body, level)
+        if kind is CompressionType.LZ4:
+            return _lz4_frame(memoryview(body))
+        import pyarrow as pa
+
+        return bytes(pa.Codec("zstd", compression_level=level).compress(body, asbytes=True))
+    except (zlib.error, OSError, ValueError, NotImplementedError) as exc:
+        raise CompressionError(
+            f"compressing a body of {len(body)} bytes with {kind.name}, level {level}: {exc}"
+        ) from exc
+
+
+def decompress(body: Buffer, sys_flag: int, *, limit: int = MAX_DECOMPRESSED) -> bytes:
+    """Return a body as its sender had it.
+
+    Parameters
+    ----------
+    body : bytes or memoryview
+        As stored.
+    sys_flag : int
+        Says whether and how it is compressed; a body that isn't comes back as it is.
+    limit : int, default 64 MiB
+        Bytes that a compressed body may unpack to.
+
+    Raises
+    ------
+    CompressionError
+        The body is not what its sysFlag says, is cut off, or unpacks to more than `limit`.
+    """
+    kind = CompressionType.of_sys_flag(sys_flag)
+    if kind is None:
+        return bytes(body)
+    try:
+        if kind is CompressionType.ZLIB:
+            return _inflated(body, limit)
+        return _unpacked(body, kind.name.lower(), limit)
+    except (zlib.error, OSError, NotImplementedError, _NotWhole) as exc:
+        raise CompressionError(f"decompressing a body of {len(body)} bytes with {kind.name}: {exc}") from exc
+
+
+class _NotWhole(Exception):
+    pass
+
+
+def _lz4_frame(body: memoryview) -> bytes:
+    import pyarrow as pa
+
+    codec = pa.Codec("lz4_raw")
+    size, descriptor, checksum = next((row for row in _LZ4_BLOCKS if len(body) <= row[0]), _LZ4_BLOCKS[-1])
+    pieces: list[Buffer] = [_LZ4_HEAD.pack(_LZ4_MAGIC, _LZ4_FLG, descriptor, checksum)]
+    for start in range(0, len(body), size):
+        block = body[start : start + size]
+        packed = codec.compress(block, asbytes=True)
+        if len(packed) < len(block):
+            pieces += (_LZ4_SIZE.pack(len(packed)), packed)
+        else:
+            pieces += (_LZ4_SIZE.pack(len(block) | _LZ4_STORED), block)
+    pieces.append(_LZ4_END)
+    return b"".join(pieces)
+
+
+def _inflated(body: Buffer, limit: int) -> bytes:
+    # Java's InflaterInputStream, too, stops at the end of the stream and leaves what follows.
+    stream = zlib.decompressobj()
+    data = stream.decompress(body, limit + 1)
+    if len(data) > limit:
+        raise _too_large(limit)
+    if not stream.eof:
+        raise _NotWhole("the stream is cut off")
+    return data
+
+
+def _unpacked(body: Buffer, codec: str, limit: int) -> bytes:
+    import pyarrow as pa
+
+    if not body:
+        raise _NotWhole("there is nothing to unpack")
+    pieces: list[bytes] = []
+    size = 0
+    with pa.CompressedInputStream(pa.BufferReader(body), codec) as stream:
+        while piece := stream.read(_CHUNK):
+            pieces.append(piece)
+            size += len(piece)
+            if size > limit:
+                raise _too_large(limit)
+    return b"".join(pieces)
+
+
+def _too_large(limit: int) -> _NotWhole:
+    return _NotWhole(f"it unpacks to more than {limit} bytes, the limit here")

@@ -1,0 +1,93 @@
+"""The names of a message's properties, and what a name and a value may be.
+
+Rule 1: what RocketMQ itself writes into a message is no user property; the reserved test comes before all others.
+Rule 2: a property string has no escaping, so nothing that holds one of its two separators is ever a property.
+Rule 3: "blank" is Java's ``String.trim``: nothing but characters up to U+0020.
+
+Follows ``MessageConst.java`` and ``Message.putUserProperty`` (spec/producer.md sections 3.2 to 3.4).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rocketmq_spark.errors import ReservedPropertyError
+
+NAME_VALUE_SEPARATOR: Final = "\x01"
+PROPERTY_SEPARATOR: Final = "\x02"
+
+TAGS: Final = "TAGS"
+KEYS: Final = "KEYS"
+WAIT: Final = "WAIT"
+DELAY: Final = "DELAY"
+UNIQ_KEY: Final = "UNIQ_KEY"
+TIMER_DELAY_SEC: Final = "TIMER_DELAY_SEC"
+TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
+TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
+SHARDING_KEY: Final = "__SHARDINGKEY"
+START_DELIVER_TIME: Final = "__STARTDELIVERTIME"
+INSTANCE_ID: Final = "INSTANCE_ID"
+BUYER_ID: Final = "BUYER_ID"
+RECONSUME_TIME: Final = "RECONSUME_TIME"
+MAX_RECONSUME_TIMES: Final = "MAX_RECONSUME_TIMES"
+TRAN_MSG: Final = "TRAN_MSG"
+PGROUP: Final = "PGROUP"
+TRANSACTION_ID: Final = "__transactionId__"
+CHECK_IMMUNITY_TIME_IN_SECONDS: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+MSG_TYPE: Final = "MSG_TYPE"
+CORRELATION_ID: Final = "CORRELATION_ID"
+REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
+TTL: Final = "TTL"
+INNER_MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"
+
+# MessageConst.STRING_HASH_SET of 5.5.0.
+_RESERVED: Final = (
+    "TRACE_ON MSG_REGION KEYS TAGS WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET "
+    "BUYER_ID ORIGIN_MESSAGE_ID TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG RECONSUME_TIME UNIQ_KEY MAX_RECONSUME_TIMES "
+    "CONSUME_START_TIME POP_CK POP_CK_OFFSET 1ST_POP_TIME TRAN_PREPARED_QUEUE_OFFSET DUP_INFO EXTEND_UNIQ_INFO "
+    "INSTANCE_ID CORRELATION_ID REPLY_TO_CLIENT TTL ARRIVE_TIME PUSH_REPLY_TIME CLUSTER MSG_TYPE "
+    "INNER_MULTI_QUEUE_OFFSET TIMER_DELAY_MS TIMER_DELAY_SEC TIMER_DELIVER_MS TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS "
+    "TIMER_ROLL_TIMES TIMER_OUT_MS TIMER_DEL_UNIQKEY TIMER_DELAY_LEVEL __BORNHOST BORN_TIMESTAMP DLQ_ORIGIN_TOPIC "
+    "DLQ_ORIGIN_MESSAGE_ID __CRC32# _SYS_MSG_PRIORITY_ ORIGIN_GROUP __LITE_TOPIC"
+)
+RESERVED_PROPERTIES: Final = frozenset(_RESERVED.split(" "))
+
+_UP_TO_SPACE: Final = "".join(map(chr, range(0x21)))
+
+
+def check_user_property(name: str | None, value: str | None) -> None:
+    """Refuse what can't be a property of the user's own.
+
+    Raises
+    ------
+    ReservedPropertyError
+        RocketMQ itself uses the name.
+    ValueError
+        Name or value is None or blank, or holds 0x01 or 0x02.
+    TypeError
+        Name or value is not a str.
+    """
+    if name in RESERVED_PROPERTIES:
+        raise ReservedPropertyError(
+            f"user property {name!r}: RocketMQ uses this name itself; choose another one, or the argument made for it"
+        )
+    for what, text in (("name", name), ("value", value)):
+        if text is None or (isinstance(text, str) and not text.strip(_UP_TO_SPACE)):
+            raise ValueError(f"user property {name!r}: its {what} is {text!r}; leave out a property without a {what}")
+        check_property_text(f"user property {name!r}: its {what}", text)
+
+
+def check_property_text(what: str, text: str) -> None:
+    """Refuse a text that would not come back from a property string as it was.
+
+    Raises
+    ------
+    ValueError
+        It holds 0x01 or 0x02.
+    TypeError
+        It is not a str.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"{what} must be a str, got {type(text).__name__}; convert it first")
+    if NAME_VALUE_SEPARATOR in text or PROPERTY_SEPARATOR in text:
+        raise ValueError(f"{what} holds 0x01 or 0x02, which separate properties; remove them")

@@ -1,0 +1,151 @@
+"""Batches of the public producer (spec/producer.md section 17, lines 30 and 35 to 39)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from rocketmq_spark.errors import MQClientException
+from rocketmq_spark.message import Message
+from rocketmq_spark.producer.message_batch import MessageBatch, encode_message_batch
+from rocketmq_spark.wire.records import MAX_BATCH_ROWS, decode_batch, decode_properties, encode_properties
+
+LIMIT = 4 * 1024 * 1024
+
+
+def ids() -> Callable[[], str]:
+    numbers = itertools.count(1)
+    return lambda: f"ID{next(numbers)}"
+
+
+def encode(*messages: Message, limit: int = LIMIT, namespace: str | None = None) -> MessageBatch:
+    return encode_message_batch(messages, max_message_size=limit, next_id=ids(), namespace=namespace)
+
+
+def refusal(*messages: Message) -> MQClientException:
+    with pytest.raises(MQClientException, match="making a batch of messages") as caught:
+        encode(*messages)
+    assert caught.value.response_code == -1
+    return caught.value
+
+
+GOOD = Message.of("orders", b"body")
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (Message.of("others", b"body"), "is for topic 'others', message 0 for 'orders'"),
+        (Message.of("orders", b"body", wait_store_msg_ok=False), "differ in waitStoreMsgOK"),
+        (Message.of("orders", b"body", delay_time_level=1), "message 1 has a delay"),
+        (Message.of("orders", b"body", delay_ms=1), "message 1 has a delay"),
+        (Message.of("orders", b"body", delay_sec=1), "message 1 has a delay"),
+        (Message.of("orders", b"body", deliver_ms=1), "message 1 has a delay"),
+        (Message.of("%RETRY%group", b"body"), "retry topic '%RETRY%group'"),
+        (None, "message 1 is None"),
+        (Message("orders", b""), "its body is empty"),
+        (Message("orders", b"body", 2**31), "must fit 32 bits"),
+        (Message("orders", b"body", 0, {"a": "x\x02"}), "0x01 or 0x02"),
+    ],
+)
+def test_35_what_a_batch_can_not_have_is_refused_with_its_cause(bad: Message, reason: str) -> None:
+    error = refusal(GOOD, bad)
+    assert reason in str(error)
+    assert isinstance(error.__cause__, MQClientException)
+    assert error.__cause__.response_code == 13
+
+
+def test_35_an_empty_batch_is_refused() -> None:
+    assert "there is none" in str(refusal())
+
+
+def test_35_a_malformed_delay_is_refused_with_its_cause() -> None:
+    assert isinstance(refusal(Message("orders", b"body", 0, {"DELAY": "soon"})).__cause__, ValueError)
+
+
+def test_35_the_checks_of_the_batch_come_before_those_of_a_message() -> None:
+    assert "has a delay" in str(refusal(Message("a.b", b""), Message.of("orders", b"body", delay_ms=1)))
+
+
+def test_35_a_forbidden_topic_keeps_its_code_in_the_cause() -> None:
+    cause = refusal(Message.of("SELF_TEST_TOPIC", b"body")).__cause__
+    assert isinstance(cause, MQClientException)
+    assert cause.response_code == -1
+
+
+def test_36_members_are_laid_out_one_after_the_other() -> None:
+    batch = encode(Message("orders", b"one", 5, {"UNIQ_KEY": "U"}), Message("orders", b"three", -1, {"UNIQ_KEY": "V"}))
+    body = (
+        "00000024 00000000 00000000 00000005 00000003 6f6e65     000b 554e49515f4b4559 01 55 02"
+        "00000026 00000000 00000000 ffffffff 00000005 7468726565 000b 554e49515f4b4559 01 56 02"
+    )
+    assert (bytes.fromhex(body),) == batch.encoded.body
+    assert batch.encoded.nbytes == (22 + 3 + 11) + (22 + 5 + 11)
+    assert batch.encoded.rows == 2
+
+
+def test_36_every_member_gets_an_id_unless_it_has_one() -> None:
+    own = GOOD.with_properties({"UNIQ_KEY": "own"})
+    batch = encode(GOOD, own, GOOD)
+    assert batch.member_ids == ("ID1", "own", "ID2")
+    members = decode_batch(batch.encoded.body[0], "orders")
+    assert [member.unique_id for member in members] == ["ID1", "own", "ID2"]
+    assert GOOD.unique_id is None
+
+
+@pytest.mark.parametrize(("waits", "text"), [(True, "true"), (False, "false")])
+def test_36_the_batch_itself_carries_wait_and_an_id(waits: bool, text: str) -> None:
+    batch = encode(Message.of("orders", b"body", wait_store_msg_ok=waits))
+    assert f"WAIT\x01{text}\x02UNIQ_KEY\x01ID2\x02" == batch.encoded.properties
+    assert batch.unique_id == "ID2"
+
+
+def test_37_a_body_larger_than_the_limit_is_code_13() -> None:
+    members = [Message("orders", bytes(50), 0, {"UNIQ_KEY": "U"})] * 3
+    size = 3 * (22 + 50 + 11)
+    assert size == encode(*members, limit=size).encoded.nbytes
+    with pytest.raises(MQClientException, match=f"has {size} bytes, maxMessageSize allows {size - 1}") as caught:
+        encode(*members, limit=size - 1)
+    assert caught.value.response_code == 13
+
+
+def test_38_a_batch_is_never_compressed() -> None:
+    batch = encode(*[Message.of("orders", bytes(100_000))] * 3)
+    assert (batch.encoded.batch, batch.encoded.sys_flag) == (True, 0)
+    assert batch.encoded.nbytes > 300_000
+
+
+def test_39_the_result_s_id_is_that_of_the_members_or_of_the_batch() -> None:
+    batch = encode(GOOD, GOOD)
+    assert batch.msg_id("") == "ID1,ID2"
+    assert batch.msg_id("ID3") == "ID3"
+
+
+def test_a_namespace_wraps_the_topic_and_is_named() -> None:
+    batch = encode(GOOD, namespace="NS")
+    assert batch.encoded.topic == "NS%orders"
+    assert decode_properties(batch.encoded.properties.encode())["INSTANCE_ID"] == "NS"
+    assert "INSTANCE_ID" not in decode_properties(encode(GOOD, namespace=" ").encoded.properties.encode())
+
+
+def test_a_topic_too_long_with_its_namespace_is_refused() -> None:
+    assert encode(Message.of("t" * 124, b"body"), namespace="NS").encoded.topic
+    with pytest.raises(MQClientException, match="has 128 characters"):
+        encode(Message.of("t" * 125, b"body"), namespace="NS")
+
+
+def test_more_messages_than_a_broker_survives_are_refused() -> None:
+    # Java sends them, and the broker damages its queue.
+    assert f"1 to {MAX_BATCH_ROWS} are allowed" in str(refusal(*[GOOD] * (MAX_BATCH_ROWS + 1)))
+
+
+def test_30_properties_over_32767_bytes_are_refused() -> None:
+    # Java sends them, and the broker answers with an error that names no cause.
+    message = Message("orders", b"body", 0, {"n": "v" * 32_764})
+    assert len(encode_properties(message.properties)) == 32_767
+    with pytest.raises(MQClientException, match="32768 bytes together, at most 32767") as caught:
+        encode_properties(message.with_properties({"n": "v" * 32_765}).properties)
+    assert caught.value.response_code == 13
+    assert "at most 32767" in str(refusal(message))
