@@ -19,13 +19,13 @@ from typing import Final
 from rocketmq_spark.compression import CompressionType, compress
 from rocketmq_spark.errors import CompressionError, MQClientException
 from rocketmq_spark.message import EncodedBatch, Message
-from rocketmq_spark.message_const import INSTANCE_ID, MAX_RECONSUME_TIMES, RECONSUME_TIME, TRAN_MSG, UNIQ_KEY, WAIT
+from rocketmq_spark.message_const import INSTANCE_ID, MAX_RECONSUME_TIMES, RECONSUME_TIME, TRAN_MSG, UNIQ_KEY
 from rocketmq_spark.names import RETRY_PREFIX
 from rocketmq_spark.producer.message_batch import encode_message_batch
 from rocketmq_spark.producer.namespace import unwrap, wrap
 from rocketmq_spark.producer.validators import check_message
 from rocketmq_spark.wire.codes import ResponseCode
-from rocketmq_spark.wire.records import encode_properties
+from rocketmq_spark.wire.records import decode_properties, encode_properties
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -122,10 +122,7 @@ class Packing:
         return Outgoing(wire, unwrap(wire.topic, self.namespace), encoded, unique_id, times or 0, most)
 
     def pack_batch(self, messages: Iterable[Message]) -> Outgoing:
-        """Return several messages of one topic as one request; the batch's own id is what a broker may answer.
-
-        The header names no id: on a topic with a batch consume queue, that would quietly store the batch as one message
-        (spec/remoting.md 6.5, design.md section 3).
+        """Return several messages of one topic as one request (spec/producer.md section 3.8).
 
         Raises
         ------
@@ -136,8 +133,7 @@ class Packing:
             messages, max_message_size=self.max_message_size, next_id=self.next_id, namespace=self.namespace
         )
         encoded = batch.encoded
-        properties = {} if batch.wait_store_msg_ok else {WAIT: "false"}
-        encoded = replace(encoded, properties=encode_properties(properties).decode("utf-8"))
+        properties = decode_properties(encoded.properties.encode())
         message = Message(encoded.topic, b"".join(encoded.body), properties=properties)
         return Outgoing(message, unwrap(encoded.topic, self.namespace), encoded, batch.msg_id(""))
 

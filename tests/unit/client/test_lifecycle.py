@@ -1,0 +1,230 @@
+"""Start and shutdown (spec/producer.md section 17, lines 1 to 9, 15, 16)."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from rocketmq_spark.client.lifecycle import ServiceState
+from rocketmq_spark.client.producer import Producer
+from rocketmq_spark.errors import MQClientException, OptionError
+from rocketmq_spark.message import Message, MessageQueue
+from rocketmq_spark.transport.scripted import ScriptedTransport
+
+Make = Callable[..., Producer]
+MESSAGE = Message.of("T", b"x")
+
+
+def client_id(producer: Producer) -> str:
+    assert producer._service is not None
+    return producer._service.client_id
+
+
+def test_1_start_makes_it_run_and_a_send_before_names_the_state(make_producer: Make) -> None:
+    producer = make_producer()
+    assert producer.state is ServiceState.CREATE_JUST
+    with pytest.raises(MQClientException, match=r"producer pg is in state CREATE_JUST: call start\(\) first") as caught:
+        producer.send(MESSAGE)
+    assert caught.value.response_code == -1
+    producer.start()
+    assert producer.state is ServiceState.RUNNING
+    producer.send(MESSAGE)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda producer: producer.send_async(MESSAGE),
+        lambda producer: producer.send_oneway(MESSAGE),
+        lambda producer: producer.send_batch([MESSAGE]),
+        lambda producer: producer.send_in_transaction(MESSAGE),
+        lambda producer: producer.create_topic("TBW102", "new", 4),
+        lambda producer: producer.fetch_publish_message_queues("T"),
+        lambda producer: producer.max_offset(MessageQueue("T", "a", 0)),
+    ],
+)
+def test_1_every_call_needs_a_running_producer(make_producer: Make, call: Callable[[Producer], object]) -> None:
+    producer = make_producer()
+    with pytest.raises(MQClientException, match="CREATE_JUST"):
+        call(producer)
+    producer.start()
+    producer.shutdown()
+    with pytest.raises(MQClientException, match="SHUTDOWN_ALREADY"):
+        call(producer)
+
+
+def test_2_a_second_start_is_refused_and_names_the_state(producer: Producer) -> None:
+    with pytest.raises(MQClientException, match="can't start in state RUNNING"):
+        producer.start()
+    assert producer.state is ServiceState.RUNNING
+
+
+def test_3_an_invalid_group_leaves_a_failed_start_that_nothing_leads_out_of(make_producer: Make) -> None:
+    producer = make_producer("not a group")
+    with pytest.raises(MQClientException, match="not a group"):
+        producer.start()
+    assert producer.state is ServiceState.START_FAILED
+    with pytest.raises(MQClientException, match="can't start in state START_FAILED"):
+        producer.start()
+    producer.shutdown()
+    assert producer.state is ServiceState.START_FAILED
+
+
+def test_4_a_group_that_is_taken_is_refused_and_may_start_after_renaming(make_producer: Make) -> None:
+    first, second = make_producer(instance_name="shared"), make_producer(instance_name="shared")
+    first.start()
+    with pytest.raises(MQClientException, match="group pg: client .*@shared has one already"):
+        second.start()
+    assert second.state is ServiceState.CREATE_JUST
+    second.producer_group = "another"
+    second.start()
+    assert second.state is ServiceState.RUNNING
+
+
+@pytest.mark.parametrize("group", ["DEFAULT_PRODUCER", "", "  ", "a b", "g" * 121, "gruß"])
+def test_5_groups_that_are_refused(make_producer: Make, group: str) -> None:
+    producer = make_producer(group)
+    with pytest.raises(MQClientException) as caught:
+        producer.start()
+    assert caught.value.response_code == -1
+
+
+@pytest.mark.parametrize("group", ["g" * 120, "%RETRY%g", "a|b-c_D9"])
+def test_5_groups_that_are_accepted(make_producer: Make, group: str) -> None:
+    make_producer(group).start()
+
+
+def test_6_and_7_the_default_instance_name_is_made_of_pid_and_time_and_an_own_one_is_kept(make_producer: Make) -> None:
+    defaults = [make_producer(instance_name=None), make_producer(instance_name=None)]
+    named = make_producer(instance_name="mine", client_ip="1.2.3.4")
+    for producer in (*defaults, named):
+        producer.start()
+    assert client_id(named) == "1.2.3.4@mine"
+    names = [client_id(producer).partition("@")[2] for producer in defaults]
+    assert all(re.fullmatch(rf"{os.getpid()}#[0-9]+", name) for name in names)
+    assert names[0] != names[1]
+
+
+def test_8_a_unit_name_is_the_third_part_of_the_client_id(make_producer: Make) -> None:
+    producer = make_producer(client_ip="1.2.3.4", instance_name="i", unit_name="cell")
+    producer.start()
+    assert client_id(producer) == "1.2.3.4@i@cell"
+
+
+def test_9_producers_of_one_client_id_share_an_instance_until_the_last_one_goes(
+    make_producer: Make, transport: ScriptedTransport
+) -> None:
+    first, second = make_producer("g1", instance_name="both"), make_producer("g2", instance_name="both")
+    first.start()
+    second.start()
+    assert first._running() is second._running()
+    instance = first._running()
+    first.shutdown()
+    assert not instance.closed
+    second.send(MESSAGE)
+    second.shutdown()
+    assert instance.closed
+    assert transport.closed
+
+
+def test_15_a_second_shutdown_is_harmless_and_a_start_afterwards_refused(producer: Producer) -> None:
+    producer.shutdown()
+    producer.shutdown()
+    assert producer.state is ServiceState.SHUTDOWN_ALREADY
+    with pytest.raises(MQClientException, match="can't start in state SHUTDOWN_ALREADY: make a new producer"):
+        producer.start()
+
+
+def test_15_a_shutdown_before_the_start_changes_nothing(make_producer: Make) -> None:
+    producer = make_producer()
+    producer.shutdown()
+    assert producer.state is ServiceState.CREATE_JUST
+    producer.start()
+
+
+def test_16_topics_given_are_looked_up_at_the_start_and_a_missing_one_is_only_logged(
+    make_producer: Make, transport: ScriptedTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    producer = make_producer(topics=["T", "missing"])
+    producer.start()
+    assert [call[1] for call in transport.calls if call[0] == "query_route"] == ["T", "missing", "TBW102"]
+    assert "looking up topic missing at the start" in caplog.text
+    assert producer.state is ServiceState.RUNNING
+
+
+def test_nothing_is_opened_before_the_first_send(make_producer: Make, transport: ScriptedTransport) -> None:
+    make_producer().start()
+    assert transport.requests == transport.calls == []
+
+
+def test_a_with_statement_starts_and_ends_it(make_producer: Make) -> None:
+    with make_producer() as producer:
+        assert producer.state is ServiceState.RUNNING
+        producer.send_async(MESSAGE)
+    assert producer.state is ServiceState.SHUTDOWN_ALREADY
+
+
+def test_a_shutdown_waits_for_what_is_under_way_and_leaves_no_thread(
+    make_producer: Make, transport: ScriptedTransport
+) -> None:
+    from rocketmq_spark.transport.script import Reply
+
+    before = set(threading.enumerate())
+    producer = make_producer()
+    producer.start()
+    transport.always = {"a": Reply(delay=0.2), "b": Reply(delay=0.2)}
+    futures = [producer.send_async(MESSAGE) for _ in range(5)]
+    producer.shutdown()
+    assert [future.result(0).queue_offset >= 0 for future in futures] == [True] * 5
+    left = {thread for thread in set(threading.enumerate()) - before if not thread.name.startswith("rocketmq-client")}
+    assert not left
+
+
+def test_a_forked_child_is_refused_and_leaves_the_parents_producer_alone(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    producer.send(MESSAGE)
+    child = os.fork()
+    if child == 0:
+        try:
+            producer.send(MESSAGE)
+        except MQClientException as exc:
+            refused = f"its fork {os.getpid()}" in str(exc)
+            producer.shutdown()
+            os._exit(0 if refused else 3)
+        os._exit(4)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    producer.send(MESSAGE)
+    assert len(transport.requests) == 2
+
+
+def test_a_producer_can_not_be_pickled(producer: Producer) -> None:
+    with pytest.raises(TypeError, match="holds connections and can't be pickled"):
+        pickle.dumps(producer)
+
+
+@pytest.mark.parametrize(
+    ("properties", "text"),
+    [
+        ({"send_msg_timout": 1}, "unknown property 'send_msg_timout': did you mean send_msg_timeout"),
+        ({"send_msg_timeout": 0}, "property send_msg_timeout is 0, which is not allowed"),
+        ({"compress_type": "gzip"}, "property compress_type is 'gzip'"),
+        ({"secret_key": "s3cret"}, "access_key and secret_key sign requests together"),
+        ({"name_server": "nowhere"}, "property name_server is 'nowhere'"),
+    ],
+)
+def test_a_property_that_is_wrong_is_said_when_it_is_made(make_producer: Make, properties: object, text: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(text)) as caught:
+        make_producer(**properties)  # type: ignore[arg-type]
+    assert "s3cret" not in str(caught.value)
+
+
+def test_secrets_are_in_no_repr(make_producer: Make) -> None:
+    producer = make_producer(access_key="ak", secret_key="s3cret", security_token="t0ken")
+    assert "s3cret" not in repr(producer) + repr(producer.options)
+    assert "t0ken" not in repr(producer) + repr(producer.options)

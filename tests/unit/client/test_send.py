@@ -1,0 +1,327 @@
+"""Synchronous, oneway and batch sends (spec/producer.md section 17, lines 31, 34, 39, 52, 53, 75, 88 to 100, 108, 115 to 118)."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.client.producer import Producer
+from rocketmq_spark.errors import (
+    MQBrokerException,
+    MQClientException,
+    RemotingConnectException,
+    RemotingTimeoutException,
+    RemotingTooMuchRequestException,
+)
+from rocketmq_spark.message import Message, MessageQueue, SendStatus
+from rocketmq_spark.transport.script import Reply, route
+from rocketmq_spark.transport.scripted import ScriptedTransport
+
+Make = Callable[..., Producer]
+MESSAGE = Message.of("T", b"x", tags="t", keys=["k1", "k2"])
+
+
+def stored(transport: ScriptedTransport) -> list[Message]:
+    return [message for messages in transport.stored.values() for message in messages]
+
+
+def both(transport: ScriptedTransport, *replies: Reply) -> None:
+    for broker in ("a", "b"):
+        transport.play(broker, *replies)
+
+
+def test_a_message_arrives_and_the_result_says_where(producer: Producer, transport: ScriptedTransport) -> None:
+    result = producer.send(MESSAGE)
+    [message] = stored(transport)
+    assert (message.body, message.tags, message.keys) == (b"x", "t", "k1 k2")
+    assert (result.status, result.msg_id) == (SendStatus.SEND_OK, message.unique_id)
+    assert result.message_queue in transport.stored
+    assert (result.queue_offset, result.region_id, result.trace_on) == (0, "DefaultRegion", True)
+
+
+def test_31_the_unique_id_is_drawn_once_and_the_same_on_every_attempt(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    both(transport, Reply(error=RemotingConnectException("down")))
+    result = producer.send(MESSAGE)
+    properties = {request.batch.properties for request in transport.requests}
+    assert (len(transport.requests), len(properties)) == (3, 1)
+    assert f"UNIQ_KEY\x01{result.msg_id}\x02" in properties.pop()
+    assert len(result.msg_id) == 32
+
+
+@pytest.mark.parametrize("namespace", [None, "space"])
+@pytest.mark.parametrize("succeeds", [True, False])
+def test_34_and_92_the_callers_message_is_as_it_was_after_success_and_failure(
+    make_producer: Make, transport: ScriptedTransport, namespace: str | None, succeeds: bool
+) -> None:
+    transport.routes["space%T"] = transport.routes["T"]
+    producer = make_producer(namespace=namespace)
+    producer.start()
+    message = Message.of("T", b"y" * 5000, tags="t")
+    before = (message.topic, message.body, dict(message.properties))
+    if succeeds:
+        result = producer.send(message)
+        assert result.message_queue.topic == "T"
+    else:
+        both(transport, *[Reply.code(13, "illegal")] * 3)
+        with pytest.raises(MQBrokerException):
+            producer.send(message)
+    assert (message.topic, message.body, dict(message.properties)) == before
+    sent = transport.requests[0]
+    assert sent.batch.topic == ("space%T" if namespace else "T")
+    assert zlib.decompress(sent.batch.body[0]) == message.body
+    assert ("INSTANCE_ID\x01space\x02" in sent.batch.properties) is bool(namespace)
+
+
+def test_a_namespace_is_part_of_group_queue_and_selectors_see_none(
+    make_producer: Make, transport: ScriptedTransport
+) -> None:
+    transport.routes["space%T"] = transport.routes["T"]
+    producer = make_producer(namespace="space")
+    producer.start()
+    seen: list[Any] = []
+
+    def last(queues: Any, message: Message, arg: object) -> MessageQueue:
+        seen.append((queues[-1].topic, message.topic, arg))
+        return queues[-1]
+
+    assert producer.send(MESSAGE, selector=last, arg=7).message_queue == MessageQueue("T", "b", 1)
+    assert producer.send(MESSAGE, MessageQueue("T", "a", 1)).message_queue == MessageQueue("T", "a", 1)
+    assert seen == [("T", "T", 7)]
+    assert {request.producer_group for request in transport.requests} == {"space%pg"}
+    assert {queue.topic for queue in transport.stored} == {"space%T"}
+    assert [queue.topic for queue in producer.fetch_publish_message_queues("T")] == ["T"] * 4
+
+
+def test_39_a_batch_results_in_the_ids_of_its_members(producer: Producer, transport: ScriptedTransport) -> None:
+    result = producer.send_batch([Message.of("T", f"{number}".encode()) for number in range(3)])
+    messages = stored(transport)
+    assert [message.body for message in messages] == [b"0", b"1", b"2"]
+    assert result.msg_id == ",".join(str(message.unique_id) for message in messages)
+    assert transport.requests[0].batch.batch
+
+
+def test_35_members_that_do_not_go_together_are_refused_with_the_cause(producer: Producer) -> None:
+    with pytest.raises(MQClientException, match="message 1 is for topic 'U'") as caught:
+        producer.send_batch([MESSAGE, Message.of("U", b"y")])
+    assert (caught.value.response_code, type(caught.value.__cause__)) == (-1, MQClientException)
+
+
+def test_52_no_name_server_is_10004_and_no_route_10005(make_producer: Make, transport: ScriptedTransport) -> None:
+    nowhere = make_producer(name_server=None)
+    nowhere.start()
+    with pytest.raises(MQClientException, match="list of name servers is empty") as caught:
+        nowhere.send(MESSAGE)
+    assert caught.value.response_code == 10004
+    assert transport.calls == []
+    producer = make_producer()
+    producer.start()
+    with pytest.raises(MQClientException, match="topic U") as caught:
+        producer.send(Message.of("U", b"x"))
+    assert caught.value.response_code == 10005
+
+
+def test_53_a_name_server_that_can_not_be_asked_is_10005_with_the_cause(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    lost = RemotingConnectException("name server down")
+    transport.fail("query_route", lost)
+    with pytest.raises(MQClientException, match="name server down") as caught:
+        producer.send(MESSAGE)
+    assert (caught.value.response_code, caught.value.__cause__) == (10005, lost)
+
+
+def test_75_what_an_attempt_says_of_a_broker_reaches_the_fault_table(
+    make_producer: Make, transport: ScriptedTransport
+) -> None:
+    producer = make_producer(send_latency_fault_enable=True)
+    producer.start()
+    transport.always["a"] = Reply(error=RemotingConnectException("down"))
+    for _ in range(4):
+        producer.send(MESSAGE)
+    faults = producer._running().faults
+    assert not faults.is_available("a", 0.0)
+    assert faults.is_available("b", 0.0)
+    assert sum(request.queue.broker_name == "a" for request in transport.requests) == 1
+
+
+def test_a_queue_of_the_callers_tells_the_fault_table_nothing(make_producer: Make, transport: ScriptedTransport) -> None:
+    producer = make_producer(send_latency_fault_enable=True)
+    producer.start()
+    transport.play("a", Reply(error=RemotingConnectException("down")))
+    with pytest.raises(RemotingConnectException):
+        producer.send(MESSAGE, MessageQueue("T", "a", 0))
+    assert producer._running().faults.is_available("a", 0.0)
+
+
+def test_88_a_broker_that_nobody_knows_is_looked_up_once_and_then_an_error(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    with pytest.raises(MQClientException, match="no master of gone is known; known are a, b") as caught:
+        producer.send(MESSAGE, MessageQueue("T", "gone", 0))
+    assert caught.value.response_code == -1
+    assert [call[0] for call in transport.calls] == ["query_route"]
+
+
+@pytest.mark.parametrize(("enabled", "port"), [(True, "10909"), (False, "10911")])
+def test_89_the_vip_channel_is_two_ports_below_and_off_by_default(
+    make_producer: Make, transport: ScriptedTransport, enabled: bool, port: str
+) -> None:
+    producer = make_producer(**({"vip_channel_enabled": True} if enabled else {}))
+    producer.start()
+    producer.send(MESSAGE)
+    assert transport.requests[0].address.endswith(f":{port}")
+
+
+def test_90_a_body_of_the_threshold_is_compressed_and_one_byte_less_is_not(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    for size in (4095, 4096):
+        producer.send(Message.of("T", b"z" * size))
+    plain, packed = transport.requests
+    assert (plain.batch.sys_flag, plain.batch.body[0]) == (0, b"z" * 4095)
+    assert (packed.batch.sys_flag, zlib.decompress(packed.batch.body[0])) == (0x301, b"z" * 4096)
+
+
+@pytest.mark.parametrize(("name", "flag"), [("ZLIB", 0x301), ("lz4", 0x101), ("Zstd", 0x201), ("NONE", 0)])
+def test_91_the_sys_flag_says_how_a_body_is_compressed(
+    make_producer: Make, transport: ScriptedTransport, name: str, flag: int
+) -> None:
+    producer = make_producer(compress_type=name)
+    producer.start()
+    producer.send(Message.of("T", b"z" * 9000))
+    producer.send(Message.of("T", b"z").with_properties({"TRAN_MSG": "true"}))
+    assert [request.batch.sys_flag for request in transport.requests] == [flag, 4]
+
+
+def test_97_a_retry_topics_counters_go_into_the_header_on_every_attempt(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    transport.routes["%RETRY%G"] = transport.routes["T"]
+    both(transport, Reply(error=RemotingConnectException("down")))
+    counters = {"RECONSUME_TIME": "3", "MAX_RECONSUME_TIMES": "16"}
+    producer.send(Message.of("%RETRY%G", b"x").with_properties(counters))
+    # Java's second attempt finds neither; ours reads them once per send (spec/producer.md 16.7).
+    assert [(request.reconsume_times, request.max_reconsume_times) for request in transport.requests] == [(3, 16)] * 3
+    producer.send(MESSAGE.with_properties(counters))
+    assert (transport.requests[-1].reconsume_times, transport.requests[-1].max_reconsume_times) == (0, None)
+
+
+def test_98_a_time_that_is_over_before_sending_is_too_much(producer: Producer, transport: ScriptedTransport) -> None:
+    producer.send(MESSAGE)
+    with pytest.raises(RemotingTooMuchRequestException, match="are over"):
+        producer.send(MESSAGE, timeout_ms=-1)
+    with pytest.raises(RemotingTooMuchRequestException, match="are over before it was sent"):
+        producer.send(MESSAGE, MessageQueue("T", "a", 0), timeout_ms=-1)
+    assert len(transport.requests) == 1
+
+
+def test_99_a_broker_error_has_code_remark_and_address(producer: Producer, transport: ScriptedTransport) -> None:
+    both(transport, Reply.code(13, "the message is illegal"))
+    with pytest.raises(MQBrokerException) as caught:
+        producer.send(MESSAGE)
+    error = caught.value
+    assert (error.response_code, error.remark) == (13, "the message is illegal")
+    assert error.broker_addr == transport.requests[0].address
+
+
+def test_100_the_queue_of_a_result_is_the_one_that_the_broker_answered(
+    make_producer: Make, transport: ScriptedTransport
+) -> None:
+    result = make_started(make_producer).send(MESSAGE, MessageQueue("T", "b", 1))
+    assert result.message_queue == MessageQueue("T", "b", 1)
+
+
+def make_started(make_producer: Make, **properties: Any) -> Producer:
+    producer = make_producer(**properties)
+    producer.start()
+    return producer
+
+
+def test_a_timeout_with_the_whole_budget_is_not_retried(make_producer: Make, transport: ScriptedTransport) -> None:
+    transport.always = {"a": Reply(silent=True), "b": Reply(silent=True)}
+    with pytest.raises(RemotingTooMuchRequestException):
+        make_started(make_producer, send_msg_timeout=50).send(MESSAGE)
+    assert len(transport.requests) == 1
+    with pytest.raises(MQClientException) as caught:
+        make_started(make_producer, send_msg_timeout=50, retry_times_when_send_failed=0).send(MESSAGE)
+    assert (caught.value.response_code, type(caught.value.__cause__)) == (10002, RemotingTimeoutException)
+
+
+def test_108_a_oneway_message_goes_once_and_a_lost_connection_is_10001(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    producer.send_oneway(MESSAGE)
+    assert [message.body for message in stored(transport)] == [b"x"]
+    transport.fail("send_oneway", RemotingConnectException("down"))
+    with pytest.raises(MQClientException, match="failed 1 times") as caught:
+        producer.send_oneway(MESSAGE)
+    assert caught.value.response_code == 10001
+
+
+def test_115_an_explicit_queue_gets_one_attempt_and_what_happens_is_raised_as_it_is(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    transport.play("a", Reply(error=RemotingConnectException("down")))
+    with pytest.raises(RemotingConnectException, match="down"):
+        producer.send(MESSAGE, MessageQueue("T", "a", 1))
+    assert [request.queue for request in transport.requests] == [MessageQueue("T", "a", 1)]
+
+
+def test_115_a_queue_of_another_topic_is_refused(producer: Producer, transport: ScriptedTransport) -> None:
+    with pytest.raises(MQClientException, match="the message's topic is T, the queue must be one of it"):
+        producer.send(MESSAGE, MessageQueue("U", "a", 0))
+    assert transport.requests == []
+
+
+def test_117_a_selector_that_finds_none_makes_the_send_fail(producer: Producer, transport: ScriptedTransport) -> None:
+    # Java's SelectMessageQueueByMachineRoom does so always; ours is a real one.
+    with pytest.raises(MQClientException, match="the queue selector returned None, not a queue"):
+        producer.send(MESSAGE, selector=lambda _queues, _message, _arg: None)
+    assert transport.requests == []
+
+
+def test_118_a_selectors_exception_is_the_cause(producer: Producer) -> None:
+    def broken(_queues: object, _message: object, arg: object) -> MessageQueue:
+        raise KeyError(arg)
+
+    with pytest.raises(MQClientException, match=r"the queue selector raised KeyError\('arg'\)") as caught:
+        producer.send(MESSAGE, selector=broken, arg="arg")
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_118_without_a_route_a_selectors_send_is_minus_one(producer: Producer) -> None:
+    with pytest.raises(MQClientException) as caught:
+        producer.send(Message.of("U", b"x"), selector=lambda queues, _message, _arg: queues[0])
+    assert caught.value.response_code == -1
+
+
+@pytest.mark.parametrize(
+    ("message", "code"), [(Message("T", b""), 13), (Message("no spaces", b"x"), -1), (None, 13), (Message("", b"x"), -1)]
+)
+def test_an_invalid_message_is_refused_before_anybody_is_asked(
+    producer: Producer, transport: ScriptedTransport, message: Any, code: int
+) -> None:
+    with pytest.raises(MQClientException) as caught:
+        producer.send(message)
+    assert (caught.value.response_code, transport.calls, transport.requests) == (code, [], [])
+
+
+def test_many_threads_may_send_through_one_producer(producer: Producer, transport: ScriptedTransport) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda number: producer.send(Message.of("T", f"{number}".encode())), range(200)))
+    assert sorted(int(message.body) for message in stored(transport)) == list(range(200))
+    assert len({result.msg_id for result in results}) == 200
+    assert [call[0] for call in transport.calls].count("query_route") <= 8
+
+
+def test_a_static_topic_list_of_queues_is_fetched_anew(producer: Producer, transport: ScriptedTransport) -> None:
+    assert len(producer.fetch_publish_message_queues("T")) == 4
+    transport.routes["T"] = route({"a": 1})
+    assert producer.fetch_publish_message_queues("T") == [MessageQueue("T", "a", 0)]

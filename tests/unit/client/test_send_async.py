@@ -1,0 +1,190 @@
+"""Asynchronous sends (spec/producer.md section 17, lines 101 to 107)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.client.producer import Producer
+from rocketmq_spark.errors import (
+    MQBrokerException,
+    MQClientException,
+    RemotingConnectException,
+    RemotingTimeoutException,
+    RemotingTooMuchRequestException,
+)
+from rocketmq_spark.message import Message, MessageQueue
+from rocketmq_spark.send_result import SendResult
+from rocketmq_spark.transport.script import Reply
+from rocketmq_spark.transport.scripted import ScriptedTransport
+
+Make = Callable[..., Producer]
+MESSAGE = Message.of("T", b"x")
+PATIENCE = 20
+
+
+def started(make_producer: Make, **properties: Any) -> Producer:
+    producer = make_producer(**properties)
+    producer.start()
+    return producer
+
+
+def test_101_an_asynchronous_send_returns_at_once_and_calls_back_exactly_once(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    transport.always = {"a": Reply(delay=0.1), "b": Reply(delay=0.1)}
+    calls: list[Future[SendResult]] = []
+    future = producer.send_async(MESSAGE, callback=calls.append)
+    assert not future.done()
+    assert future.result(PATIENCE).queue_offset == 0
+    producer.shutdown()
+    assert calls == [future]
+
+
+def test_callbacks_run_on_threads_of_the_callback_executor(producer: Producer) -> None:
+    names: list[str] = []
+    done = threading.Event()
+
+    def note(_future: Future[SendResult]) -> None:
+        names.append(threading.current_thread().name)
+        done.set()
+
+    producer.send_async(MESSAGE, callback=note)
+    assert done.wait(PATIENCE)
+    assert names[0].startswith(("ClientCallbackExecutor", "MainThread"))
+
+
+@pytest.mark.parametrize(
+    ("message", "code"), [(Message("T", b""), 13), (Message.of("U", b"x"), 10005), (Message("no spaces", b"x"), -1)]
+)
+def test_102_what_is_wrong_with_message_or_route_reaches_the_future(
+    producer: Producer, message: Message, code: int
+) -> None:
+    error = producer.send_async(message).exception(PATIENCE)
+    assert isinstance(error, MQClientException)
+    assert error.response_code == code
+
+
+def test_103_a_transport_failure_is_tried_on_another_broker(producer: Producer, transport: ScriptedTransport) -> None:
+    transport.always["a"] = Reply(error=RemotingConnectException("down"))
+    for _ in range(6):
+        assert producer.send_async(MESSAGE).result(PATIENCE).message_queue.broker_name == "b"
+    retried = [request for request in transport.requests if request.address == "a:10911"]
+    assert 1 <= len(retried) <= 6
+
+
+def test_103_as_often_as_retry_times_when_send_async_failed_says(
+    make_producer: Make, transport: ScriptedTransport
+) -> None:
+    lost = RemotingConnectException("down")
+    transport.always = {"a": Reply(error=lost), "b": Reply(error=lost)}
+    producer = started(make_producer, retry_times_when_send_async_failed=3, retry_times_when_send_failed=9)
+    error = producer.send_async(MESSAGE).exception(PATIENCE)
+    assert isinstance(error, MQClientException)
+    assert (error.response_code, error.__cause__, len(transport.requests)) == (-1, lost, 4)
+    brokers = [request.address[0] for request in transport.requests]
+    assert all(before != after for before, after in zip(brokers, brokers[1:], strict=False))
+
+
+def test_103_a_queue_of_the_callers_is_tried_again_at_the_same_broker(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    transport.play("a", Reply(error=RemotingConnectException("down")))
+    result = producer.send_async(MESSAGE, MessageQueue("T", "a", 1)).result(PATIENCE)
+    assert result.message_queue == MessageQueue("T", "a", 1)
+    assert [request.address for request in transport.requests] == ["a:10911"] * 2
+
+
+def test_104_a_brokers_error_code_ends_it(producer: Producer, transport: ScriptedTransport) -> None:
+    transport.always = {"a": Reply.code(2, "busy"), "b": Reply.code(2, "busy")}
+    error = producer.send_async(MESSAGE).exception(PATIENCE)
+    assert isinstance(error, MQBrokerException)
+    assert (error.response_code, len(transport.requests)) == (2, 1)
+
+
+def test_105_retries_stop_when_the_shared_time_is_over(make_producer: Make, transport: ScriptedTransport) -> None:
+    transport.always = {"a": Reply(silent=True), "b": Reply(silent=True)}
+    producer = started(make_producer, retry_times_when_send_async_failed=50)
+    error = producer.send_async(MESSAGE, timeout_ms=60).exception(PATIENCE)
+    assert isinstance(error, MQClientException)
+    assert isinstance(error.__cause__, RemotingTimeoutException)
+    assert len(transport.requests) == 1
+
+
+def test_a_retry_keeps_queue_id_and_born_timestamp_of_the_first_choice(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    lost = Reply(error=RemotingConnectException("down"))
+    transport.play("a", lost)
+    transport.play("b", lost)
+    producer.send_async(MESSAGE).result(PATIENCE)
+    first, *others = transport.requests
+    assert others
+    assert {(request.queue.queue_id, request.born_timestamp) for request in others} == {
+        (first.queue.queue_id, first.born_timestamp)
+    }
+
+
+def test_106_a_callback_that_raises_is_logged_and_hurts_nobody(
+    producer: Producer, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_future: Future[SendResult]) -> None:
+        raise ZeroDivisionError("in a callback")
+
+    future = producer.send_async(MESSAGE, callback=broken)
+    assert future.result(PATIENCE)
+    assert producer.send_async(MESSAGE).result(PATIENCE)
+    producer.shutdown()
+    assert "in a callback" in caplog.text
+
+
+def test_107_with_back_pressure_one_too_many_is_too_much_and_permits_come_back(
+    make_producer: Make, transport: ScriptedTransport
+) -> None:
+    producer = started(
+        make_producer, enable_backpressure_for_async_mode=True, back_pressure_for_async_send_num=1, send_msg_timeout=5000
+    )
+    assert producer._service is not None
+    limits = producer._service.sending.back_pressure
+    assert limits is not None
+    assert limits.messages.available == 10
+    transport.always = {"a": Reply(delay=0.3), "b": Reply(delay=0.3)}
+    under_way = [producer.send_async(MESSAGE) for _ in range(10)]
+    refused = producer.send_async(MESSAGE, timeout_ms=20).exception(PATIENCE)
+    assert isinstance(refused, RemotingTooMuchRequestException)
+    transport.always = {"a": Reply.code(13, "illegal"), "b": Reply.code(13, "illegal")}
+    assert all(future.result(PATIENCE) for future in under_way)
+    assert isinstance(producer.send_async(MESSAGE).exception(PATIENCE), MQBrokerException)
+    assert isinstance(producer.send_async(Message("T", b"")).exception(PATIENCE), MQClientException)
+    assert (limits.messages.available, limits.nbytes.available) == (10, 1024 * 1024 * 100)
+
+
+def test_a_future_that_is_cancelled_before_it_began_sends_nothing(
+    make_producer: Make, transport: ScriptedTransport
+) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    gate = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(gate.wait, PATIENCE)
+        producer = started(make_producer, async_sender_executor=pool)
+        future = producer.send_async(MESSAGE)
+        assert future.cancel()
+        gate.set()
+    producer.shutdown()
+    assert transport.requests == []
+
+
+def test_an_executor_that_is_shut_down_fails_the_future(make_producer: Make) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    pool = ThreadPoolExecutor(1)
+    pool.shutdown()
+    producer = started(make_producer, async_sender_executor=pool)
+    error = producer.send_async(MESSAGE).exception(PATIENCE)
+    assert isinstance(error, MQClientException)
+    assert "the executor refused it" in str(error)
