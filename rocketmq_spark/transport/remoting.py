@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import Final, NoReturn, TypeAlias
 
 from rocketmq_spark.errors import (
+    BrokerOutcomeUnknownException,
     MQClientException,
     OptionError,
     RemotingCommandException,
@@ -265,14 +266,14 @@ class RemotingTransport:
 
     def view_message(self, address: str, physical_offset: int, timeout: float, *, topic: str = "") -> MessageExt:
         """Return the message at a commit-log offset (VIEW_MESSAGE_BY_ID); see :class:`.base.Transport`."""
+        code = RequestCode.VIEW_MESSAGE_BY_ID
         header = ViewMessageRequestHeader(offset=physical_offset, topic=topic or None)
         doing = f"viewing the message at commit-log offset {physical_offset}"
-        command = self._call(address, RequestCode.VIEW_MESSAGE_BY_ID, header.to_ext_fields(), timeout, doing)
         try:
-            records = decode_records(command.body)
-        except RemotingCommandException as exc:
+            records = decode_records(self._call(address, code, header.to_ext_fields(), timeout, doing).body)
+        except (BrokerOutcomeUnknownException, RemotingCommandException) as exc:
+            # SYSTEM_ERROR, with one of several remarks, or bytes from the middle of a record (spec/remoting.md 13.3).
             raise MQClientException(f"{doing}: {address} has no message that begins there ({exc})") from exc
-        # A broker answers with whatever bytes are there (spec/remoting.md section 13.3).
         if [record.physical_offset for record in records] != [physical_offset]:
             raise MQClientException(f"{doing}: {address} has no message that begins there")
         return records[0]

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from rocketmq_spark.errors import (
     MQBrokerException,
+    MQClientException,
     RemotingSendRequestException,
     RemotingTimeoutException,
     RocketMQError,
@@ -271,8 +272,7 @@ class ScriptedTransport:
         self._record(timeout, "view_message", address, physical_offset, topic)
         message = self._store.view(physical_offset)
         if message is None:
-            remark = f"can not find message by the offset, {physical_offset}"
-            raise broker_error(ResponseCode.SYSTEM_ERROR, remark, address, "viewing a message")
+            raise MQClientException(f"viewing the message at commit-log offset {physical_offset}: {address} has none")
         return message
 
     def end_transaction(self, address: str, request: EndTransaction, timeout: float) -> None:
@@ -307,7 +307,9 @@ class ScriptedTransport:
     ) -> None:
         """Add the broker at `address` to the topic's route; its name is the address up to the colon."""
         reads = queue_nums if read_queue_nums is None else read_queue_nums
-        self._record(timeout, "create_topic", address, topic, queue_nums, perm, reads, topic_sys_flag, order, attributes)
+        self._record(
+            timeout, "create_topic", address, topic, queue_nums, perm, reads, topic_sys_flag, order, attributes
+        )
         name = address.rpartition(":")[0]
         old = self.routes.get(topic, TopicRouteData((), ()))
         queues = [queue for queue in old.queue_datas if queue.broker_name != name]
