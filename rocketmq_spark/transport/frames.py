@@ -16,13 +16,9 @@ from rocketmq_spark.transaction import EndTransaction, TransactionCheck
 from rocketmq_spark.transport.request import Answer
 from rocketmq_spark.wire.codes import STORED, RequestCode, ResponseCode, broker_error
 from rocketmq_spark.wire.command import RemotingCommand
-from rocketmq_spark.wire.headers import (
-    CheckTransactionStateRequestHeader,
-    EndTransactionRequestHeader,
-    SendMessageRequestHeaderV2,
-    SendMessageResponseHeader,
-)
+from rocketmq_spark.wire.headers import EndTransactionRequestHeader, SendMessageRequestHeaderV2
 from rocketmq_spark.wire.records import decode_records
+from rocketmq_spark.wire.response_headers import CheckTransactionStateRequestHeader, SendMessageResponseHeader
 
 
 def head_of(request: SendRequest) -> tuple[RequestCode, dict[str, str]]:

@@ -44,18 +44,17 @@ from rocketmq_spark.wire.codes import RequestCode
 from rocketmq_spark.wire.command import RemotingCommand
 from rocketmq_spark.wire.headers import (
     CreateTopicRequestHeader,
-    EarliestMsgStoreTimeResponseHeader,
     GetEarliestMsgStoreTimeRequestHeader,
     GetMaxOffsetRequestHeader,
     GetMinOffsetRequestHeader,
     GetRouteInfoRequestHeader,
-    OffsetResponseHeader,
     SearchOffsetRequestHeader,
     UnregisterClientRequestHeader,
     ViewMessageRequestHeader,
     heart_beat_body,
 )
 from rocketmq_spark.wire.records import decode_records
+from rocketmq_spark.wire.response_headers import EarliestMsgStoreTimeResponseHeader, OffsetResponseHeader
 from rocketmq_spark.wire.route import decode_topic_route
 
 logger = logging.getLogger("rocketmq_spark.transport")

@@ -125,7 +125,7 @@ def test_a_single_message_keeps_its_flag_and_properties(
 
 
 @pytest.mark.parametrize("status", SendStatus)
-def test_every_status_of_a_stored_batch_is_a_status(
+def test_99_every_status_of_a_stored_batch_is_a_status(
     cluster: Cluster, batch_to: Callable[..., SendRequest], outcomes: Any, status: SendStatus
 ) -> None:
     cluster.play(Reply(status))
@@ -144,7 +144,7 @@ def test_every_status_of_a_stored_batch_is_a_status(
         (13, "the message is illegal", MQBrokerException),
     ],
 )
-def test_a_refusal_is_the_error_of_its_code(
+def test_99_a_refusal_is_the_error_of_its_code(
     cluster: Cluster,
     batch_to: Callable[..., SendRequest],
     outcomes: Any,
@@ -241,7 +241,7 @@ def test_a_oneway_send_is_stored_without_an_outcome(cluster: Cluster, batch_to: 
     assert [message.body for message in cluster.stored[QUEUE]] == [b"one", b"two"]
 
 
-def test_a_oneway_sender_learns_of_no_refusal(cluster: Cluster, batch_to: Callable[..., SendRequest]) -> None:
+def test_108_a_oneway_sender_learns_of_no_refusal(cluster: Cluster, batch_to: Callable[..., SendRequest]) -> None:
     cluster.play(Reply.code(13, "the message is illegal"))
     cluster.transport.send_oneway(batch_to(cluster.address, b"one"), PATIENCE)
     assert cluster.transport.max_offset(QUEUE, cluster.address, PATIENCE) == 0
