@@ -11,8 +11,9 @@ from rocketmq_spark.message_ext import MessageExt
 from rocketmq_spark.producer.route_cache import publish_info_of
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.codes import RequestCode, ResponseCode
-from rocketmq_spark.wire.headers import PullMessageRequestHeader, PullMessageResponseHeader
+from rocketmq_spark.wire.headers import PullMessageRequestHeader
 from rocketmq_spark.wire.records import decode_records
+from rocketmq_spark.wire.response_headers import PullMessageResponseHeader
 
 
 def read_topic(

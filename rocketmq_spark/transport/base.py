@@ -94,7 +94,7 @@ class Transport(Protocol):
         ...
 
     def earliest_msg_store_time(self, queue: MessageQueue, address: str, timeout: float) -> int:
-        """Return when the queue's oldest message was stored, epoch milliseconds; -1 for an empty queue.
+        """Return when the queue's oldest message was stored, epoch milliseconds; -1 if there is none.
 
         GET_EARLIEST_MSG_STORETIME.
         """
@@ -114,7 +114,7 @@ class Transport(Protocol):
 
         Raises
         ------
-        MQClientException, MQBrokerException
+        MQClientException
             No message begins there.
         """
         ...

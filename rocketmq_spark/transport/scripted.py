@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from rocketmq_spark.errors import (
     MQBrokerException,
+    MQClientException,
     RemotingSendRequestException,
     RemotingTimeoutException,
     RocketMQError,
@@ -271,8 +272,7 @@ class ScriptedTransport:
         self._record(timeout, "view_message", address, physical_offset, topic)
         message = self._store.view(physical_offset)
         if message is None:
-            remark = f"can not find message by the offset, {physical_offset}"
-            raise broker_error(ResponseCode.SYSTEM_ERROR, remark, address, "viewing a message")
+            raise MQClientException(f"viewing the message at commit-log offset {physical_offset}: {address} has none")
         return message
 
     def end_transaction(self, address: str, request: EndTransaction, timeout: float) -> None:
