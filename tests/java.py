@@ -105,16 +105,16 @@ class Java:
         name_server: str,
         requests: Iterable[Mapping[str, Any]],
         *,
-        compress_type: str | None = None,
         namespace: str | None = None,
     ) -> list[Line]:
         """Send with a Java producer and return its results.
 
-        Each request has ``messages`` (see `line_of`) and may have ``batch`` (true), ``hashKey`` (a text) or
-        ``transaction`` (the name of a LocalTransactionState). Each result has ``status``, ``msgId``, ``offsetMsgId``,
-        ``topic``, ``brokerName``, ``queueId``, ``queueOffset``, ``transactionId``, ``regionId`` and ``traceOn``.
+        Each request has ``messages`` (see `line_of`) and may have ``compressType``, and one of ``batch`` (true),
+        ``hashKey`` (a text) and ``transaction`` (the name of a LocalTransactionState). Each result has ``status``,
+        ``msgId``, ``offsetMsgId``, ``topic``, ``brokerName``, ``queueId``, ``queueOffset``, ``transactionId``,
+        ``regionId`` and ``traceOn``.
         """
-        config = {"nameServer": name_server, "compressType": compress_type, "namespace": namespace}
+        config = {"nameServer": name_server, "namespace": namespace}
         return self.run("Sender", [config, *requests])
 
 

@@ -26,12 +26,12 @@ import org.apache.rocketmq.remoting.protocol.NamespaceUtil;
 
 /** What needs no server, computed by RocketMQ's own classes. Each request names what to do. */
 public final class Codecs {
-    public static void main(String[] files) throws Exception {
-        try (Lines lines = new Lines(files)) {
+    public static void main(String[] files) {
+        Lines.serve(files, lines -> {
             for (JSONObject request = lines.next(); request != null; request = lines.next()) {
                 lines.answer(answer(request));
             }
-        }
+        });
     }
 
     private static Map<String, Object> answer(JSONObject request) throws Exception {

@@ -14,11 +14,28 @@ import java.util.Base64;
 import java.util.Map;
 
 /** One JSON object a line: requests from one file, answers into another; standard output is left to libraries. */
-final class Lines implements AutoCloseable {
+final class Lines {
     private final BufferedReader requests;
     private final BufferedWriter answers;
 
-    Lines(String[] files) throws IOException {
+    interface Program {
+        void run(Lines lines) throws Exception;
+    }
+
+    /** Runs a program and ends the JVM. A client's own shutdown takes seconds, and its threads outlive an error. */
+    static void serve(String[] files, Program program) {
+        int code = 0;
+        try {
+            program.run(new Lines(files));
+        } catch (Throwable failed) {
+            failed.printStackTrace();
+            System.err.flush();
+            code = 1;
+        }
+        Runtime.getRuntime().halt(code);
+    }
+
+    private Lines(String[] files) throws IOException {
         // An answer may hold half of a surrogate pair, which is no UTF-8: escapes carry it.
         requests = new BufferedReader(new InputStreamReader(
             Files.newInputStream(Paths.get(files[0])), StandardCharsets.US_ASCII));
@@ -45,11 +62,5 @@ final class Lines implements AutoCloseable {
 
     static String base64(byte[] data) {
         return data == null ? null : Base64.getEncoder().encodeToString(data);
-    }
-
-    @Override
-    public void close() throws IOException {
-        answers.close();
-        requests.close();
     }
 }

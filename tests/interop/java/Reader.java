@@ -13,8 +13,8 @@ import org.apache.rocketmq.common.message.MessageQueue;
 /** Reads a topic from its first message on, until enough are seen or time is over, and answers each message. */
 @SuppressWarnings("deprecation")
 public final class Reader {
-    public static void main(String[] files) throws Exception {
-        try (Lines lines = new Lines(files)) {
+    public static void main(String[] files) {
+        Lines.serve(files, lines -> {
             JSONObject request = lines.next();
             DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("interop-reader");
             consumer.setNamesrvAddr(request.getString("nameServer"));
@@ -22,12 +22,8 @@ public final class Reader {
                 consumer.setNamespace(request.getString("namespace"));
             }
             consumer.start();
-            try {
-                read(lines, request, consumer);
-            } finally {
-                consumer.shutdown();
-            }
-        }
+            read(lines, request, consumer);
+        });
     }
 
     private static void read(Lines lines, JSONObject request, DefaultMQPullConsumer consumer) throws Exception {

@@ -17,18 +17,14 @@ import org.apache.rocketmq.common.message.MessageExt;
 
 /** Sends what it is asked to, and answers each SendResult. The first request configures the producer. */
 public final class Sender {
-    public static void main(String[] files) throws Exception {
-        try (Lines lines = new Lines(files)) {
+    public static void main(String[] files) {
+        Lines.serve(files, lines -> {
             DefaultMQProducer producer = producer(lines.next());
             producer.start();
-            try {
-                for (JSONObject request = lines.next(); request != null; request = lines.next()) {
-                    lines.answer(describe(send(producer, request)));
-                }
-            } finally {
-                producer.shutdown();
+            for (JSONObject request = lines.next(); request != null; request = lines.next()) {
+                lines.answer(describe(send(producer, request)));
             }
-        }
+        });
     }
 
     private static DefaultMQProducer producer(JSONObject config) {
@@ -37,9 +33,6 @@ public final class Sender {
         producer.setSendMsgTimeout(10_000);
         if (config.getString("namespace") != null) {
             producer.setNamespace(config.getString("namespace"));
-        }
-        if (config.getString("compressType") != null) {
-            producer.setCompressType(CompressionType.of(config.getString("compressType")));
         }
         producer.setTransactionListener(new TransactionListener() {
             @Override
@@ -60,6 +53,9 @@ public final class Sender {
         List<Message> messages = new ArrayList<>();
         for (int at = 0; at < given.size(); at++) {
             messages.add(message(given.getJSONObject(at)));
+        }
+        if (request.getString("compressType") != null) {
+            producer.setCompressType(CompressionType.of(request.getString("compressType")));
         }
         if (request.getBooleanValue("batch")) {
             return producer.send(messages);
