@@ -10,7 +10,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
@@ -18,6 +18,7 @@ from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.cluster.jars import server_jars
 from rocketmq_spark.cluster.java import find_java
 from rocketmq_spark.errors import ClusterError
+from tests.java import Java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +41,7 @@ def fetch_jars() -> None:
         server_jars(find_java)
 
 
-def unavailable(exc: ClusterError) -> None:
+def unavailable(exc: ClusterError) -> NoReturn:
     """Skip a test whose servers can't run here, and fail it in CI: the one place where this is decided."""
     if os.environ.get("CI"):
         pytest.fail(f"no local cluster: {exc}")
@@ -57,6 +58,15 @@ def cluster() -> Iterator[LocalCluster]:
         unavailable(exc)
     yield shared
     shared.stop()
+
+
+@pytest.fixture(scope="session")
+def java(tmp_path_factory: pytest.TempPathFactory) -> Java:
+    """The official Java client and codecs, for comparison."""
+    try:
+        return Java(tmp_path_factory.mktemp("java"))
+    except ClusterError as exc:
+        unavailable(exc)
 
 
 @pytest.fixture

@@ -1,0 +1,81 @@
+import com.alibaba.fastjson2.JSONObject;
+import java.util.HashMap;
+import java.util.LinkedHashMap;
+import java.util.Map;
+import java.util.Set;
+import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
+import org.apache.rocketmq.client.consumer.PullResult;
+import org.apache.rocketmq.client.consumer.PullStatus;
+import org.apache.rocketmq.client.exception.MQClientException;
+import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageQueue;
+
+/** Reads a topic from its first message on, until enough are seen or time is over, and answers each message. */
+@SuppressWarnings("deprecation")
+public final class Reader {
+    public static void main(String[] files) {
+        Lines.serve(files, lines -> {
+            JSONObject request = lines.next();
+            DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("interop-reader");
+            consumer.setNamesrvAddr(request.getString("nameServer"));
+            if (request.getString("namespace") != null) {
+                consumer.setNamespace(request.getString("namespace"));
+            }
+            consumer.start();
+            read(lines, request, consumer);
+        });
+    }
+
+    private static void read(Lines lines, JSONObject request, DefaultMQPullConsumer consumer) throws Exception {
+        String topic = request.getString("topic");
+        long deadline = System.currentTimeMillis() + request.getLongValue("withinMs");
+        Map<MessageQueue, Long> offsets = new HashMap<>();
+        int wanted = request.getIntValue("count");
+        int seen = 0;
+        while (seen < wanted && System.currentTimeMillis() < deadline) {
+            boolean found = false;
+            for (MessageQueue queue : queues(consumer, topic)) {
+                long offset = offsets.containsKey(queue) ? offsets.get(queue) : consumer.minOffset(queue);
+                PullResult result = consumer.pull(queue, request.getString("tags"), offset, 32);
+                offsets.put(queue, result.getNextBeginOffset());
+                if (result.getPullStatus() == PullStatus.FOUND) {
+                    found = true;
+                    for (MessageExt message : result.getMsgFoundList()) {
+                        lines.answer(describe(message));
+                        seen++;
+                    }
+                }
+            }
+            if (!found) {
+                Thread.sleep(100);
+            }
+        }
+    }
+
+    /** No queues while the topic isn't known yet. */
+    private static Set<MessageQueue> queues(DefaultMQPullConsumer consumer, String topic) {
+        try {
+            return consumer.fetchSubscribeMessageQueues(topic);
+        } catch (MQClientException unknown) {
+            return Set.of();
+        }
+    }
+
+    private static Map<String, Object> describe(MessageExt message) {
+        Map<String, Object> found = new LinkedHashMap<>();
+        found.put("topic", message.getTopic());
+        found.put("body", Lines.base64(message.getBody()));
+        found.put("properties", message.getProperties());
+        found.put("flag", message.getFlag());
+        found.put("sysFlag", message.getSysFlag());
+        found.put("brokerName", message.getBrokerName());
+        found.put("queueId", message.getQueueId());
+        found.put("queueOffset", message.getQueueOffset());
+        found.put("commitLogOffset", message.getCommitLogOffset());
+        found.put("msgId", message.getMsgId());
+        found.put("bornTimestamp", message.getBornTimestamp());
+        found.put("storeTimestamp", message.getStoreTimestamp());
+        found.put("reconsumeTimes", message.getReconsumeTimes());
+        return found;
+    }
+}

@@ -1,0 +1,97 @@
+import com.alibaba.fastjson2.JSONArray;
+import com.alibaba.fastjson2.JSONObject;
+import java.util.ArrayList;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.LocalTransactionState;
+import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.client.producer.TransactionListener;
+import org.apache.rocketmq.client.producer.TransactionMQProducer;
+import org.apache.rocketmq.client.producer.selector.SelectMessageQueueByHash;
+import org.apache.rocketmq.common.compression.CompressionType;
+import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageAccessor;
+import org.apache.rocketmq.common.message.MessageExt;
+
+/** Sends what it is asked to, and answers each SendResult. The first request configures the producer. */
+public final class Sender {
+    public static void main(String[] files) {
+        Lines.serve(files, lines -> {
+            DefaultMQProducer producer = producer(lines.next());
+            producer.start();
+            for (JSONObject request = lines.next(); request != null; request = lines.next()) {
+                lines.answer(describe(send(producer, request)));
+            }
+        });
+    }
+
+    private static DefaultMQProducer producer(JSONObject config) {
+        TransactionMQProducer producer = new TransactionMQProducer("interop-sender");
+        producer.setNamesrvAddr(config.getString("nameServer"));
+        producer.setSendMsgTimeout(10_000);
+        if (config.getString("namespace") != null) {
+            producer.setNamespace(config.getString("namespace"));
+        }
+        producer.setTransactionListener(new TransactionListener() {
+            @Override
+            public LocalTransactionState executeLocalTransaction(Message message, Object state) {
+                return (LocalTransactionState) state;
+            }
+
+            @Override
+            public LocalTransactionState checkLocalTransaction(MessageExt message) {
+                return LocalTransactionState.UNKNOW;
+            }
+        });
+        return producer;
+    }
+
+    private static SendResult send(DefaultMQProducer producer, JSONObject request) throws Exception {
+        JSONArray given = request.getJSONArray("messages");
+        List<Message> messages = new ArrayList<>();
+        for (int at = 0; at < given.size(); at++) {
+            messages.add(message(given.getJSONObject(at)));
+        }
+        if (request.getString("compressType") != null) {
+            producer.setCompressType(CompressionType.of(request.getString("compressType")));
+        }
+        if (request.getBooleanValue("batch")) {
+            return producer.send(messages);
+        }
+        if (request.getString("hashKey") != null) {
+            return producer.send(messages.get(0), new SelectMessageQueueByHash(), request.getString("hashKey"));
+        }
+        if (request.getString("transaction") != null) {
+            return producer.sendMessageInTransaction(
+                messages.get(0), LocalTransactionState.valueOf(request.getString("transaction")));
+        }
+        return producer.send(messages.get(0));
+    }
+
+    private static Message message(JSONObject given) {
+        Message message = new Message(given.getString("topic"), Lines.bytes(given, "body"));
+        message.setFlag(given.getIntValue("flag"));
+        JSONObject properties = given.getJSONObject("properties");
+        if (properties != null) {
+            properties.forEach((name, value) -> MessageAccessor.putProperty(message, name, (String) value));
+        }
+        return message;
+    }
+
+    private static Map<String, Object> describe(SendResult result) {
+        Map<String, Object> found = new LinkedHashMap<>();
+        found.put("status", result.getSendStatus().name());
+        found.put("msgId", result.getMsgId());
+        found.put("offsetMsgId", result.getOffsetMsgId());
+        found.put("topic", result.getMessageQueue().getTopic());
+        found.put("brokerName", result.getMessageQueue().getBrokerName());
+        found.put("queueId", result.getMessageQueue().getQueueId());
+        found.put("queueOffset", result.getQueueOffset());
+        found.put("transactionId", result.getTransactionId());
+        found.put("regionId", result.getRegionId());
+        found.put("traceOn", result.isTraceOn());
+        return found;
+    }
+}

@@ -1,0 +1,155 @@
+"""What we send and a Java consumer reads, and what a Java producer sends and we read, on a real broker."""
+
+from __future__ import annotations
+
+import random
+import time
+from concurrent.futures import Future
+
+import pytest
+
+from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.compression import CompressionType, compress, decompress
+from rocketmq_spark.message import EncodedBatch, Message, MessageQueue, SendOutcome, SendRequest, SendStatus
+from rocketmq_spark.producer.message_batch import encode_message_batch
+from rocketmq_spark.producer.namespace import wrap
+from rocketmq_spark.producer.route_cache import publish_info_of
+from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.unique_id import UniqueIdGenerator
+from rocketmq_spark.wire.records import encode_properties, string_hash
+from tests.java import Java, line_of
+from tests.reading import read_topic
+
+pytestmark = pytest.mark.integration
+
+PATIENCE = 20.0
+IDS = UniqueIdGenerator(bytes([127, 0, 0, 1]))
+LARGE = b" ".join(random.Random(5).choices([b"queue", b"topic", b"broker", b"a message of many words"], k=60_000))
+
+
+def make_topic(cluster: LocalCluster, topic: str) -> tuple[MessageQueue, ...]:
+    """Make a topic of two queues a broker, and return its queues in the order in which Java selects from them."""
+    with RemotingTransport([cluster.name_server]) as transport:
+        for broker in cluster.brokers:
+            transport.create_topic(broker.address, topic, 2, 6, PATIENCE)
+        return publish_info_of(topic, transport.query_route(topic, PATIENCE)).queues
+
+
+def send(cluster: LocalCluster, *batches: EncodedBatch) -> list[SendOutcome]:
+    """Send each to the first queue of its topic."""
+    found = []
+    with RemotingTransport([cluster.name_server]) as transport:
+        for batch in batches:
+            info = publish_info_of(batch.topic, transport.query_route(batch.topic, PATIENCE))
+            queue = info.queues[0]
+            now = int(time.time() * 1000)
+            request = SendRequest(batch, queue, info.addresses[queue.broker_name], "interop", "TBW102", 4, now)
+            answer: Future[SendOutcome] = Future()
+            transport.send(request, PATIENCE, answer.set_result)
+            found.append(answer.result(PATIENCE))
+    assert {SendStatus.SEND_OK} == {outcome.status for outcome in found}
+    return found
+
+
+def single(message: Message, kind: CompressionType | None = None) -> EncodedBatch:
+    body = compress(message.body, kind) if kind else message.body
+    return EncodedBatch(
+        message.topic,
+        (body,),
+        1,
+        len(body),
+        batch=False,
+        properties=encode_properties(message.properties).decode(),
+        flag=message.flag,
+        sys_flag=kind.sys_flag if kind else 0,
+    )
+
+
+def test_a_java_consumer_unpacks_what_we_compressed(java: Java, cluster: LocalCluster, topic: str) -> None:
+    make_topic(cluster, topic)
+    sent = [
+        (Message.of(topic, body, tags=kind.name, properties={"size": str(len(body))}), kind)
+        for kind in CompressionType
+        for body in (LARGE[:4096], LARGE[: 64 * 1024 + 1], LARGE)
+    ]
+    send(cluster, *(single(message, kind) for message, kind in sent))
+    found = java.read_topic(cluster.name_server, topic, len(sent))
+    assert [message.body for message, _ in sent] == [one["body"] for one in found]
+    assert [kind.name for _, kind in sent] == [one["properties"]["TAGS"] for one in found]
+
+
+def test_a_java_consumer_reads_our_batch_and_filters_by_its_tags(java: Java, cluster: LocalCluster, topic: str) -> None:
+    make_topic(cluster, topic)
+    members = [
+        Message.of(
+            topic, b"%d" % number, tags="even" if number % 2 == 0 else "odd", keys=["k", str(number)], flag=-number
+        )
+        for number in range(100)
+    ]
+    batch = encode_message_batch(members, max_message_size=4 * 1024 * 1024, next_id=IDS.next_id)
+    [outcome] = send(cluster, batch.encoded)
+    found = java.read_topic(cluster.name_server, topic, 50, tags="odd")
+    odd = members[1::2]
+    assert [member.body for member in odd] == [one["body"] for one in found]
+    assert [member.flag for member in odd] == [one["flag"] for one in found]
+    assert [member.keys for member in odd] == [one["properties"]["KEYS"] for one in found]
+    assert list(batch.member_ids[1::2]) == [one["msgId"] for one in found]
+    assert [outcome.queue_offset + number for number in range(1, 100, 2)] == [one["queueOffset"] for one in found]
+
+
+def test_a_java_consumer_of_a_namespace_reads_what_we_wrapped(java: Java, cluster: LocalCluster, topic: str) -> None:
+    wrapped = wrap("MQ_INST_1_interop", topic)
+    make_topic(cluster, wrapped)
+    send(cluster, single(Message.of(wrapped, b"body", properties={"INSTANCE": "1"})))
+    [found] = java.read_topic(cluster.name_server, topic, 1, namespace="MQ_INST_1_interop")
+    assert (topic, b"body") == (found["topic"], found["body"])
+
+
+def test_a_java_producer_s_result_is_read_back_and_its_keys_meet_our_queues(
+    java: Java, cluster: LocalCluster, topic: str
+) -> None:
+    queues = make_topic(cluster, topic)
+    keys = ["", "polygenelubricants", "order-17", "\U0001f600", "h\u00e9", "negative-hash"]
+    requests = [
+        {"messages": [line_of(topic, key.encode() or b"empty", {"__SHARDINGKEY": key} if key else {})], "hashKey": key}
+        for key in keys
+    ]
+    results = java.send(cluster.name_server, requests)
+    assert {"SEND_OK"} == {result["status"] for result in results}
+    chosen = [queues[abs(string_hash(key)) % len(queues)] for key in keys]
+    assert chosen == [MessageQueue(one["topic"], one["brokerName"], one["queueId"]) for one in results]
+    stored = {message.properties["UNIQ_KEY"]: message for message in read_topic(cluster.name_server, topic, len(keys))}
+    assert {one["msgId"] for one in results} == set(stored)
+    for key, result in zip(keys, results, strict=True):
+        message = stored[result["msgId"]]
+        assert (key.encode() or b"empty") == message.body
+        assert result["offsetMsgId"] == message.offset_msg_id
+        assert result["queueOffset"] == message.queue_offset
+
+
+def test_we_unpack_what_a_java_producer_compressed(java: Java, cluster: LocalCluster, topic: str) -> None:
+    make_topic(cluster, topic)
+    sent = [(kind, body) for kind in CompressionType for body in (LARGE, b"x" * 4096)]
+    requests = [
+        {"messages": [line_of(topic, body, {"TAGS": kind.name})], "compressType": kind.name} for kind, body in sent
+    ]
+    java.send(cluster.name_server, requests)
+    stored = read_topic(cluster.name_server, topic, len(sent))
+    for message in stored:
+        assert CompressionType.of_sys_flag(message.sys_flag) is CompressionType.parse(message.properties["TAGS"])
+    unpacked = [(message.properties["TAGS"], decompress(message.body, message.sys_flag)) for message in stored]
+    assert sorted((kind.name, body) for kind, body in sent) == sorted(unpacked)
+
+
+def test_a_java_producer_s_transaction_becomes_visible_when_committed(
+    java: Java, cluster: LocalCluster, topic: str
+) -> None:
+    make_topic(cluster, topic)
+    states = ["COMMIT_MESSAGE", "ROLLBACK_MESSAGE", "COMMIT_MESSAGE"]
+    requests = [
+        {"messages": [line_of(topic, b"%d" % number)], "transaction": state} for number, state in enumerate(states)
+    ]
+    results = java.send(cluster.name_server, requests)
+    assert [one["msgId"] for one in results] == [one["transactionId"] for one in results]
+    stored = read_topic(cluster.name_server, topic, 2)
+    assert sorted(message.body for message in stored) == [b"0", b"2"]
