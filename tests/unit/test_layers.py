@@ -16,6 +16,7 @@ NUMBERS = {
     "rocketmq_spark": 9,
     "rocketmq_spark.errors": 0,
     "rocketmq_spark.message": 0,
+    "rocketmq_spark.java_hash": 0,
     "rocketmq_spark.option_values": 0.5,
     "rocketmq_spark.options": 1,
     "rocketmq_spark.metrics": 1,
