@@ -230,15 +230,6 @@ def _decode_record(record: _Cursor) -> MessageExt:
     )
 
 
-def string_hash(text: str) -> int:
-    """Return Java's ``String.hashCode()``: over UTF-16 code units, signed 32 bit."""
-    value = 0
-    units = text.encode("utf-16-be", "surrogatepass")
-    for high, low in zip(units[::2], units[1::2], strict=True):
-        value = (31 * value + (high << 8 | low)) & 0xFFFFFFFF
-    return value - 0x100000000 if value & 0x80000000 else value
-
-
 def unique_id_prefix(ip: bytes, pid: int, loader: int) -> bytes:
     """Return the part of client message ids that one process keeps: 10 bytes, or 22 on IPv6 (spec/remoting.md 9.2).
 

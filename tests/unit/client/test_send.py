@@ -149,7 +149,9 @@ def test_75_what_an_attempt_says_of_a_broker_reaches_the_fault_table(
     assert sum(request.queue.broker_name == "a" for request in transport.requests) == 1
 
 
-def test_a_queue_of_the_callers_tells_the_fault_table_nothing(make_producer: Make, transport: ScriptedTransport) -> None:
+def test_a_queue_of_the_callers_tells_the_fault_table_nothing(
+    make_producer: Make, transport: ScriptedTransport
+) -> None:
     producer = make_producer(send_latency_fault_enable=True)
     producer.start()
     transport.play("a", Reply(error=RemotingConnectException("down")))
@@ -301,7 +303,8 @@ def test_118_without_a_route_a_selectors_send_is_minus_one(producer: Producer) -
 
 
 @pytest.mark.parametrize(
-    ("message", "code"), [(Message("T", b""), 13), (Message("no spaces", b"x"), -1), (None, 13), (Message("", b"x"), -1)]
+    ("message", "code"),
+    [(Message("T", b""), 13), (Message("no spaces", b"x"), -1), (None, 13), (Message("", b"x"), -1)],
 )
 def test_an_invalid_message_is_refused_before_anybody_is_asked(
     producer: Producer, transport: ScriptedTransport, message: Any, code: int

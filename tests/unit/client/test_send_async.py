@@ -146,7 +146,10 @@ def test_107_with_back_pressure_one_too_many_is_too_much_and_permits_come_back(
     make_producer: Make, transport: ScriptedTransport
 ) -> None:
     producer = started(
-        make_producer, enable_backpressure_for_async_mode=True, back_pressure_for_async_send_num=1, send_msg_timeout=5000
+        make_producer,
+        enable_backpressure_for_async_mode=True,
+        back_pressure_for_async_send_num=1,
+        send_msg_timeout=5000,
     )
     assert producer._service is not None
     limits = producer._service.sending.back_pressure

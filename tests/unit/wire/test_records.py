@@ -22,7 +22,6 @@ from rocketmq_spark.wire.records import (
     encode_batch,
     encode_batch_item,
     encode_properties,
-    string_hash,
     unique_id,
     unique_id_prefix,
 )
@@ -223,22 +222,6 @@ def test_any_bytes_are_records_or_refused(data: bytes) -> None:
     except RemotingCommandException:
         return
     assert data == b"" or records
-
-
-@pytest.mark.parametrize("vector", JAVA["string_hash"], ids=lambda vector: vector["utf16_hex"] or "empty")
-def test_string_hash_is_javas(vector: dict[str, Any]) -> None:
-    # "surrogatepass": Java's strings may hold lone surrogates.
-    text = bytes.fromhex(vector["utf16_hex"]).decode("utf-16-be", "surrogatepass")
-    assert string_hash(text) == vector["hash"]
-
-
-@given(st.text(st.characters(codec=None), max_size=30))
-def test_string_hash_is_javas_formula_over_utf_16_units(text: str) -> None:
-    units = struct.unpack(
-        f">{len(text.encode('utf-16-be', 'surrogatepass')) // 2}H", text.encode("utf-16-be", "surrogatepass")
-    )
-    value = sum(unit * 31**power for power, unit in enumerate(reversed(units)))
-    assert string_hash(text) == (value + 2**31) % 2**32 - 2**31
 
 
 def test_unique_id_is_address_pid_loader_and_sequence() -> None:
