@@ -219,16 +219,19 @@ def test_a_silent_connection_is_closed_with_all_that_wait_on_it(
 def test_111_a_blocking_call_that_is_not_answered_times_out_and_leaves_nothing_behind(
     transport: RemotingTransport,
 ) -> None:
+    over = threading.Event()
+
     def evasive(session: Session) -> None:
         session.read()
         # So that the connection is not silent, and stays.
-        session.sock.sendall(encode_command(RemotingCommand(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, 0, flag=2)))
-        session.wait_for_hangup()
+        while not over.wait(SOON / 4):
+            session.sock.sendall(encode_command(RemotingCommand(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, 0, flag=2)))
 
     with Peer(evasive) as peer:
         with pytest.raises(RemotingTimeoutException, match=r"no answer within 0\.2 s"):
             transport.invoke(peer.address, RequestCode.HEART_BEAT, {}, b"", SOON)
         assert f"<Connection {peer.address} OPEN, 0 in flight, 0 unsent>" in repr(transport)
+        over.set()
 
 
 @pytest.mark.parametrize("how", ["close", "reset"])
