@@ -27,8 +27,9 @@ DEFAULT_LEVEL: Final = 5
 MAX_DECOMPRESSED: Final = 64 * 1024 * 1024
 """What a body may unpack to unless the caller says otherwise, bytes: 16 times the brokers' default maxMessageSize."""
 
-# One piece of what is unpacked at a time, so that a bomb goes off after the limit and not in memory.
-_CHUNK: Final = 1024 * 1024
+# Unpacked piece by piece, so that a bomb meets the limit before it fills the memory. Each piece's memory is taken
+# beforehand: 1 MiB made small LZ4 bodies ten times slower.
+_CHUNK: Final = 64 * 1024
 
 # LZ4 frame head: magic; FLG: version 1, independent blocks, no checksums, no content size; BD: the largest block; the
 # second byte of the xxHash-32 of FLG and BD. The smallest block size that holds the body is taken: readers allocate it.
