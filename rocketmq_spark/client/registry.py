@@ -89,8 +89,7 @@ class Registry:
                 member.groups.pop(producer_group, None)
                 if client_id is not None and not member.groups:
                     del self._members[client_id]
-        instance.unregister(producer_group)
-        instance.say_goodbye(producer_group)
+        instance.forget(producer_group)
         if not instance.users:
             instance.close()
 

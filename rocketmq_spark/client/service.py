@@ -195,8 +195,8 @@ class ProducerService:
         options = self._options
         transport = self._parts.transport or RemotingTransport(
             options.name_server,
-            oneway_permits=options.client_oneway_semaphore_value,
-            async_permits=options.client_async_semaphore_value,
+            client_oneway_semaphore_value=options.client_oneway_semaphore_value,
+            client_async_semaphore_value=options.client_async_semaphore_value,
         )
         return ClientInstance(self.client_id, transport, options, idle_seconds=math.inf)
 

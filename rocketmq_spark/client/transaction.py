@@ -31,7 +31,7 @@ from rocketmq_spark.message_const import (
     UNIQ_KEY,
 )
 from rocketmq_spark.message_ext import MessageExt, decode_message_id
-from rocketmq_spark.producer.client_instance import API_TIMEOUT
+from rocketmq_spark.producer.heart_beat import API_TIMEOUT
 from rocketmq_spark.producer.hooks import EndTransactionContext, Hooks
 from rocketmq_spark.producer.kernel import Kernel
 from rocketmq_spark.producer.namespace import unwrap, wrap

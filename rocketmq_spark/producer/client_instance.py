@@ -24,7 +24,7 @@ from typing import Final
 
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.message import MessageQueue
-from rocketmq_spark.options import SinkOptions
+from rocketmq_spark.producer.client_config import ClientConfig
 from rocketmq_spark.producer.detector import PERIOD, FaultDetector
 from rocketmq_spark.producer.fault_strategy import FaultStrategy
 from rocketmq_spark.producer.heart_beat import API_TIMEOUT, HeartBeats
@@ -57,7 +57,7 @@ class ClientInstance:
     client_id : str
         ``ip@instanceName``.
     transport : Transport
-    options : SinkOptions
+    options : ClientConfig
         Route, schedule and fault settings.
     clock : callable, default time.monotonic
         Seconds.
@@ -69,7 +69,7 @@ class ClientInstance:
         self,
         client_id: str,
         transport: Transport,
-        options: SinkOptions,
+        options: ClientConfig,
         *,
         clock: Callable[[], float] = time.monotonic,
         idle_seconds: float = IDLE_SECONDS,

@@ -8,7 +8,7 @@ Follows ``MQFaultStrategy.java`` (spec/producer.md section 5).
 
 from __future__ import annotations
 
-from rocketmq_spark.options import SinkOptions
+from rocketmq_spark.producer.client_config import ClientConfig
 from rocketmq_spark.producer.fault import LatencyFaultTolerance
 from rocketmq_spark.producer.fault_preset import PRESETS, FaultPreset, FaultSite, preset_of, without_faults
 
@@ -38,7 +38,7 @@ class FaultStrategy:
         self._preset = preset
 
     @classmethod
-    def of_options(cls, options: SinkOptions) -> FaultStrategy:
+    def of_options(cls, options: ClientConfig) -> FaultStrategy:
         """Return the strategy that a set of options asks for."""
         return cls(
             preset_of(options.fault_preset, options.latency_max, options.not_available_duration),

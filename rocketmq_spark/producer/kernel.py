@@ -24,7 +24,8 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.message import MessageQueue, SendOutcome, SendRequest
 from rocketmq_spark.producer.budget import Budget
-from rocketmq_spark.producer.client_instance import API_TIMEOUT, ClientInstance
+from rocketmq_spark.producer.client_instance import ClientInstance
+from rocketmq_spark.producer.heart_beat import API_TIMEOUT
 from rocketmq_spark.producer.hooks import (
     CheckForbiddenContext,
     CommunicationMode,
@@ -195,7 +196,7 @@ class Kernel:
 
     def known_address(self, broker_name: str) -> str | None:
         """Return ``host:port`` of a broker's master as far as it is cached; asks nobody."""
-        return self._instance.routes.broker_addrs().get(broker_name)
+        return self._instance.routes.masters().get(broker_name)
 
     def result_of(self, prepared: Prepared, outcome: SendOutcome) -> SendResult:
         """Return what an answer says, or raise what came instead (spec/producer.md section 8.4)."""
@@ -238,14 +239,14 @@ def broker_address(routes: RouteCache, queue: MessageQueue) -> str:
     MQClientException
         The broker has no master just now, or nobody knows it.
     """
-    address = routes.broker_addrs().get(queue.broker_name)
+    address = routes.masters().get(queue.broker_name)
     if address is None:
         routes.find(queue.topic, API_TIMEOUT)
-        address = routes.broker_addrs().get(queue.broker_name)
+        address = routes.masters().get(queue.broker_name)
     if address is None:
         raise MQClientException(
             f"looking for the broker of queue {queue}: no master of {queue.broker_name} is known; known are "
-            f"{', '.join(sorted(routes.broker_addrs())) or 'none'}"
+            f"{', '.join(sorted(routes.masters())) or 'none'}"
         )
     return address
 

@@ -34,7 +34,7 @@ _MAX_BATCH: Final = 20
 _MAX_QUEUE: Final = 2048
 _STARTED: Final = "trace.started_ms"
 
-SendTrace = Callable[[Message], None]
+SendTrace = Callable[[Message], object]
 
 
 @dataclass(frozen=True, slots=True)

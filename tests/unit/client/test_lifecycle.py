@@ -78,7 +78,7 @@ def test_3_an_invalid_group_leaves_a_failed_start_that_nothing_leads_out_of(make
 def test_4_a_group_that_is_taken_is_refused_and_may_start_after_renaming(make_producer: Make) -> None:
     first, second = make_producer(instance_name="shared"), make_producer(instance_name="shared")
     first.start()
-    with pytest.raises(MQClientException, match="group pg: client .*@shared has one already"):
+    with pytest.raises(MQClientException, match=r"group pg: client .*@shared has one already"):
         second.start()
     assert second.state is ServiceState.CREATE_JUST
     second.producer_group = "another"

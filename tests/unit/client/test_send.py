@@ -1,4 +1,4 @@
-"""Synchronous, oneway and batch sends (spec/producer.md section 17, lines 31, 34, 39, 52, 53, 75, 88 to 100, 108, 115 to 118)."""
+"""Synchronous, oneway and batch sends (spec/producer.md section 17, lines 31 to 39, 52, 53, 75, 88 to 118)."""
 
 from __future__ import annotations
 

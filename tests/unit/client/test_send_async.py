@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -87,7 +88,7 @@ def test_103_as_often_as_retry_times_when_send_async_failed_says(
     assert isinstance(error, MQClientException)
     assert (error.response_code, error.__cause__, len(transport.requests)) == (-1, lost, 4)
     brokers = [request.address[0] for request in transport.requests]
-    assert all(before != after for before, after in zip(brokers, brokers[1:], strict=False))
+    assert all(before != after for before, after in itertools.pairwise(brokers))
 
 
 def test_103_a_queue_of_the_callers_is_tried_again_at_the_same_broker(
