@@ -299,6 +299,13 @@ class SendRequest:
     default_topic_queue_nums : int
     born_timestamp : int
         Wall clock, epoch milliseconds.
+    unit_mode : bool, default False
+    reconsume_times : int, default 0
+        Of a message to a retry topic.
+    max_reconsume_times : int or None, default None
+        Of a message to a retry topic; None: the header does not say.
+    reply : bool, default False
+        The message answers another one (SEND_REPLY_MESSAGE_V2); remoting only.
     """
 
     batch: EncodedBatch
@@ -308,6 +315,10 @@ class SendRequest:
     default_topic: str
     default_topic_queue_nums: int
     born_timestamp: int
+    unit_mode: bool = False
+    reconsume_times: int = 0
+    max_reconsume_times: int | None = None
+    reply: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,6 +339,10 @@ class SendOutcome:
         The broker's own message ids, comma-separated for a batch.
     transaction_id, region_id : str, default ""
     trace_on : bool, default True
+    batch_uniq_id : str, default ""
+        The one id of an inner batch.
+    recall_handle : str, default ""
+        What a timer message can be recalled with.
     """
 
     queue: MessageQueue
@@ -339,6 +354,8 @@ class SendOutcome:
     transaction_id: str = ""
     region_id: str = ""
     trace_on: bool = True
+    batch_uniq_id: str = ""
+    recall_handle: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,16 +21,25 @@ import json
 import select
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
 from rocketmq_spark.errors import MQBrokerException
-from rocketmq_spark.message import Message, MessageQueue, TopicRouteData
+from rocketmq_spark.message import EncodedBatch, Message, MessageQueue, SendRequest, TopicRouteData
+from rocketmq_spark.transaction import EndTransaction, TransactionCheck
 from rocketmq_spark.transport.script import Reply
+from rocketmq_spark.transport.scripted_store import HALF_TOPIC, ScriptedStore
 from rocketmq_spark.wire.codes import RequestCode, ResponseCode
 from rocketmq_spark.wire.command import RemotingCommand, SerializeType, encode_command
 from rocketmq_spark.wire.framing import FrameBuffer
-from rocketmq_spark.wire.records import decode_batch, decode_properties
+
+_ABOUT_A_QUEUE = (
+    RequestCode.GET_MAX_OFFSET,
+    RequestCode.GET_MIN_OFFSET,
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+    RequestCode.GET_EARLIEST_MSG_STORETIME,
+)
 
 # Nothing in a test waits longer than this, seconds.
 PATIENCE = 20.0
@@ -177,7 +186,8 @@ class BrokerPeer(Peer):
         self.routes = dict(routes or {})
         self.replies = deque(replies)
         self.requests: list[RemotingCommand] = []
-        self.stored: dict[MessageQueue, list[Message]] = {}
+        self.store = ScriptedStore()
+        self.stored: dict[MessageQueue, list[Message]] = self.store.queues
 
     def __enter__(self) -> BrokerPeer:
         super().__enter__()
@@ -188,7 +198,7 @@ class BrokerPeer(Peer):
             request = session.read()
             self.requests.append(request)
             frame = self._answer(session, request)
-            if frame:
+            if frame and not request.is_oneway:
                 session.sock.sendall(frame)
 
     def _answer(self, session: Session, request: RemotingCommand) -> bytes:
@@ -200,10 +210,12 @@ class BrokerPeer(Peer):
             if route is None:
                 return session.encoded(request, ResponseCode.TOPIC_NOT_EXIST, remark="No topic route info")
             return session.encoded(request, body=route_body(route))
-        if request.code in (RequestCode.GET_MAX_OFFSET, RequestCode.GET_MIN_OFFSET):
-            queue = MessageQueue(fields["topic"], fields["bname"], int(fields["queueId"]))
-            end = len(self.stored.get(queue, ())) if request.code == RequestCode.GET_MAX_OFFSET else 0
-            return session.encoded(request, ext_fields={"offset": str(end)})
+        if request.code in _ABOUT_A_QUEUE:
+            return session.encoded(request, ext_fields=self._of_queue(request))
+        if request.code == RequestCode.VIEW_MESSAGE_BY_ID:
+            return self._answer_view(session, request)
+        if request.code == RequestCode.END_TRANSACTION:
+            self.store.end_transaction(end_of(request), time.time())
         if request.code == RequestCode.UPDATE_AND_CREATE_TOPIC:
             # A real broker says so with code 0 (spec/remoting.md 1.2).
             return session.encoded(request, remark="not set any response code")
@@ -213,20 +225,80 @@ class BrokerPeer(Peer):
         reply = self.replies.popleft() if self.replies else Reply()
         fields = request.ext_fields
         queue = MessageQueue(fields["b"], fields["n"], int(fields["e"]))
-        kept = self.stored.setdefault(queue, [])
-        offset = len(kept)
+        offset, ids = 0, ""
         if reply.stored or (reply.stored is None and reply.error is None and not reply.silent):
-            if fields["m"] == "true":
-                kept += decode_batch(request.body, queue.topic)
-            else:
-                properties = decode_properties(fields.get("i", "").encode())
-                kept.append(Message(queue.topic, bytes(request.body), int(fields["h"]), properties))
+            body, properties = bytes(request.body), fields.get("i", "")
+            batch = EncodedBatch(
+                *(queue.topic, (body,), 1, len(body)),
+                fields["m"] == "true",
+                properties,
+                int(fields["h"]),
+                int(fields["f"]),
+            )
+            sent = SendRequest(batch, queue, self.address, fields["a"], fields["c"], int(fields["d"]), int(fields["g"]))
+            offset, ids = self.store.keep(sent, time.time())
         if reply.silent:
             return b""
         if reply.error is not None:
             assert isinstance(reply.error, MQBrokerException)
             return session.encoded(request, reply.error.response_code, remark=reply.error.remark)
-        return session.encoded(request, reply.status.value, stored_fields(request, offset))
+        return session.encoded(request, reply.status.value, stored_fields(request, offset) | {"msgId": ids})
+
+    def _of_queue(self, request: RemotingCommand) -> dict[str, str]:
+        fields = request.ext_fields
+        queue = MessageQueue(fields["topic"], fields["bname"], int(fields["queueId"]))
+        if request.code == RequestCode.GET_EARLIEST_MSG_STORETIME:
+            return {"timestamp": str(self.store.earliest(queue))}
+        if request.code == RequestCode.SEARCH_OFFSET_BY_TIMESTAMP:
+            return {"offset": str(self.store.search(queue, int(fields["timestamp"])))}
+        return {"offset": str(len(self.stored.get(queue, ())) if request.code == RequestCode.GET_MAX_OFFSET else 0)}
+
+    def _answer_view(self, session: Session, request: RemotingCommand) -> bytes:
+        from tests.strategies import encode_stored_record
+
+        message = self.store.view(int(request.ext_fields["offset"]))
+        if message is None:
+            return session.encoded(request, ResponseCode.SYSTEM_ERROR, remark="can not find message by the offset")
+        return session.encoded(request, body=encode_stored_record(message))
+
+    def check_transaction(self, physical_offset: int) -> TransactionCheck:
+        """Ask the first client back for the half message at a commit-log offset; return what it was asked."""
+        from tests.strategies import encode_stored_record
+
+        check = self.store.check(self.address, physical_offset, time.time())
+        self.sessions[0].sock.sendall(encode_command(check_request(check, encode_stored_record(check.message))))
+        return check
+
+
+def check_request(check: TransactionCheck, body: bytes) -> RemotingCommand:
+    """CHECK_TRANSACTION_STATE as a broker sends it; the header's topic is the half topic."""
+    fields = {
+        "bname": check.broker_name,
+        "topic": HALF_TOPIC,
+        "msgId": check.msg_id,
+        "transactionId": check.transaction_id,
+        "offsetMsgId": check.offset_msg_id,
+        "commitLogOffset": str(check.commit_log_offset),
+        "tranStateTableOffset": str(check.tran_state_table_offset),
+    }
+    return RemotingCommand(RequestCode.CHECK_TRANSACTION_STATE, 0, fields, body, 2, "", "JAVA", 513)
+
+
+def end_of(request: RemotingCommand) -> EndTransaction:
+    """What an END_TRANSACTION says."""
+    fields = request.ext_fields
+    return EndTransaction(
+        topic=fields["topic"],
+        producer_group=fields["producerGroup"],
+        tran_state_table_offset=int(fields["tranStateTableOffset"]),
+        commit_log_offset=int(fields["commitLogOffset"]),
+        commit_or_rollback=int(fields["commitOrRollback"]),
+        msg_id=fields["msgId"],
+        transaction_id=fields["transactionId"],
+        broker_name=fields["bname"],
+        from_transaction_check=fields["fromTransactionCheck"] == "true",
+        remark=request.remark,
+    )
 
 
 def route_body(route: TopicRouteData) -> bytes:

@@ -7,11 +7,13 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 
 from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.message_ext import MessageExt
 from rocketmq_spark.producer.route_cache import publish_info_of
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.codes import RequestCode, ResponseCode
-from rocketmq_spark.wire.headers import PullMessageRequestHeader, PullMessageResponseHeader
-from rocketmq_spark.wire.records import StoredMessage, decode_records
+from rocketmq_spark.wire.headers import PullMessageRequestHeader
+from rocketmq_spark.wire.records import decode_records
+from rocketmq_spark.wire.response_headers import PullMessageResponseHeader
 
 
 def read_topic(
@@ -19,9 +21,9 @@ def read_topic(
     topic: str,
     expected: int = 0,
     *,
-    key: Callable[[StoredMessage], Hashable] = id,
+    key: Callable[[MessageExt], Hashable] = id,
     within: float = 20.0,
-) -> list[StoredMessage]:
+) -> list[MessageExt]:
     """Return every message of a topic, once `expected` different ones are visible or `within` seconds are over.
 
     A broker builds its queues in the background: what it has acknowledged shows up a little later, in the order of its
@@ -30,7 +32,7 @@ def read_topic(
     transport = RemotingTransport([name_server])
     try:
         info = publish_info_of(topic, transport.query_route(topic, 5.0))
-        found: dict[MessageQueue, list[StoredMessage]] = {queue: [] for queue in info.queues}
+        found: dict[MessageQueue, list[MessageExt]] = {queue: [] for queue in info.queues}
         deadline = time.monotonic() + within
 
         def read_on(queue: MessageQueue) -> None:
@@ -51,8 +53,8 @@ def read_topic(
 
 def _read_queue(
     transport: RemotingTransport, address: str, queue: MessageQueue, offset: int, end: int
-) -> list[StoredMessage]:
-    messages: list[StoredMessage] = []
+) -> list[MessageExt]:
+    messages: list[MessageExt] = []
     while offset < end:
         header = PullMessageRequestHeader(
             consumer_group="test-reader",

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.message import BrokerData, Message, QueueData, TopicRouteData
 from rocketmq_spark.message_const import RESERVED_PROPERTIES
+from rocketmq_spark.message_ext import MessageExt
 from rocketmq_spark.wire.command import LANGUAGES, RemotingCommand
-from rocketmq_spark.wire.records import StoredMessage
 
 int16s = st.integers(-(2**15), 2**15 - 1)
 int32s = st.integers(-(2**31), 2**31 - 1)
@@ -85,11 +85,11 @@ def hosts(draw: st.DrawFn, ip: st.SearchStrategy[Any]) -> str:
 
 
 @st.composite
-def stored_messages(draw: st.DrawFn) -> StoredMessage:
+def stored_messages(draw: st.DrawFn) -> MessageExt:
     """Records of either magic and all mixes of address families."""
     born_v6, store_v6 = draw(st.booleans()), draw(st.booleans())
     body = draw(st.binary(max_size=60))
-    return StoredMessage(
+    return MessageExt(
         topic=draw(topics | st.text("%RETRYabc", min_size=128, max_size=255)),
         queue_id=draw(int32s),
         queue_offset=draw(int64s),
@@ -115,7 +115,7 @@ def chunkings(draw: st.DrawFn, data: bytes, max_cuts: int = 12) -> list[bytes]:
     return [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
 
 
-def encode_stored_record(message: StoredMessage) -> bytes:
+def encode_stored_record(message: MessageExt) -> bytes:
     """Encode a record as a broker stores it (spec/remoting.md section 8); the topic's length chooses the magic."""
     topic = message.topic.encode()
     text = "".join(f"{name}\x01{value}\x02" for name, value in message.properties.items()).encode()

@@ -20,11 +20,8 @@ from rocketmq_spark.message import TopicRouteData
 from rocketmq_spark.wire.codes import STORED, RequestCode, ResponseCode, broker_error
 from rocketmq_spark.wire.command import RemotingCommand, encode_command
 from rocketmq_spark.wire.framing import FrameBuffer
-from rocketmq_spark.wire.headers import (
-    GetRouteInfoRequestHeader,
-    SendMessageRequestHeaderV2,
-    SendMessageResponseHeader,
-)
+from rocketmq_spark.wire.headers import GetRouteInfoRequestHeader, SendMessageRequestHeaderV2
+from rocketmq_spark.wire.response_headers import SendMessageResponseHeader
 from rocketmq_spark.wire.route import decode_topic_route, loads_lenient
 
 _TIMEOUT: Final = 3.0

@@ -12,8 +12,11 @@ from collections.abc import Callable, Collection
 from typing import Protocol, TypeAlias
 
 from rocketmq_spark.message import MessageQueue, SendOutcome, SendRequest, TopicRouteData
+from rocketmq_spark.message_ext import MessageExt
+from rocketmq_spark.transaction import EndTransaction, TransactionCheck
 
 OnOutcome: TypeAlias = Callable[[SendOutcome], None]
+OnCheckTransaction: TypeAlias = Callable[[TransactionCheck], None]
 
 
 class Transport(Protocol):
@@ -22,7 +25,15 @@ class Transport(Protocol):
     All timeouts are seconds. Blocking calls raise a :class:`~rocketmq_spark.errors.RocketMQError`:
     ``RemotingConnectException``, ``RemotingSendRequestException``, ``RemotingTimeoutException`` for what happened
     on the way, an ``MQBrokerException`` (or a child of it) for an error code that a server answered.
+
+    Attributes
+    ----------
+    on_check_transaction : callable or None
+        Called with every check of a transaction that a broker sends, on the transport's own thread: it must not block,
+        and hand over to a thread of its own what takes time. None: checks are dropped, and the broker asks again later.
     """
+
+    on_check_transaction: OnCheckTransaction | None
 
     @property
     def closed(self) -> bool:
@@ -45,7 +56,17 @@ class Transport(Protocol):
         `on_outcome` is called exactly once, on the transport's own thread (never inside this call), and must neither
         block nor raise. `timeout` counts from the moment the request's last byte was handed to the socket; a
         connection that accepts no byte for as long fails everything that is waiting on it. `within` bounds the whole
-        attempt, from this call on: connecting, waiting behind others, writing, and the answer.
+        attempt, from this call on: connecting, waiting behind others, writing, and the answer. Where too many sends are
+        under way already, the outcome is a ``RemotingTooMuchRequestException``.
+        """
+        ...
+
+    def send_oneway(self, request: SendRequest, timeout: float) -> None:
+        """Send without an acknowledgement, and return when the socket has taken the last byte.
+
+        Nothing is known of what becomes of it then: a broker does not answer, not even with an error. A connection that
+        breaks while the request is being written is logged and not raised (Java; spec/producer.md section 10.5). What
+        certainly was not sent raises: no connection (as 4.x does), too many oneway requests under way, no time left.
         """
         ...
 
@@ -65,8 +86,76 @@ class Transport(Protocol):
         """Return the offset of the oldest message still in the queue (GET_MIN_OFFSET)."""
         ...
 
-    def create_topic(self, address: str, topic: str, queue_nums: int, perm: int, timeout: float) -> None:
-        """Create or overwrite a topic on one broker (UPDATE_AND_CREATE_TOPIC)."""
+    def search_offset(self, queue: MessageQueue, timestamp_ms: int, address: str, timeout: float) -> int:
+        """Return the first offset that was stored at `timestamp_ms` (epoch) or later; past the end, the max offset.
+
+        SEARCH_OFFSET_BY_TIMESTAMP.
+        """
+        ...
+
+    def earliest_msg_store_time(self, queue: MessageQueue, address: str, timeout: float) -> int:
+        """Return when the queue's oldest message was stored, epoch milliseconds; -1 if there is none.
+
+        GET_EARLIEST_MSG_STORETIME.
+        """
+        ...
+
+    def view_message(self, address: str, physical_offset: int, timeout: float, *, topic: str = "") -> MessageExt:
+        """Return what a broker stored at a commit-log offset (VIEW_MESSAGE_BY_ID); its body as it was stored.
+
+        Parameters
+        ----------
+        address : str
+        physical_offset : int
+            From :func:`~rocketmq_spark.message_ext.decode_message_id`.
+        timeout : float
+        topic : str, default ""
+            A broker with access control wants to know it.
+
+        Raises
+        ------
+        MQClientException
+            No message begins there.
+        """
+        ...
+
+    def create_topic(
+        self,
+        address: str,
+        topic: str,
+        queue_nums: int,
+        perm: int,
+        timeout: float,
+        *,
+        read_queue_nums: int | None = None,
+        topic_sys_flag: int = 0,
+        order: bool = False,
+        attributes: str = "",
+    ) -> None:
+        """Create or overwrite a topic on one broker (UPDATE_AND_CREATE_TOPIC).
+
+        Parameters
+        ----------
+        address, topic : str
+        queue_nums : int
+            To write to; to read from as many, unless `read_queue_nums` says otherwise.
+        perm : int
+            4 read, 2 write, 1 inherit.
+        timeout : float
+        read_queue_nums : int, optional
+        topic_sys_flag : int, default 0
+        order : bool, default False
+        attributes : str, default ""
+            Such as ``+message.type=FIFO``.
+        """
+        ...
+
+    def end_transaction(self, address: str, request: EndTransaction, timeout: float) -> None:
+        """Commit or roll back a half message (END_TRANSACTION), oneway: return when it is written.
+
+        Never to be repeated: a broker delivers a second commit's message again (spec/remoting.md section 11.2). If it
+        got lost the broker asks back.
+        """
         ...
 
     def close(self) -> None:

@@ -3,7 +3,8 @@
 Rule 1: many requests are in flight; an answer finds its request by opaque alone, in any order.
 Rule 2: whoever takes a request out of the table owns its outcome: so each has exactly one.
 Rule 3: every method but :meth:`Connection.submit` belongs to the loop's thread. They decide, and *return* what ended;
-        the loop calls the callbacks, watches the socket and closes it.
+        the loop calls the callbacks, watches the socket and closes it. Only what a server asks of us is handed on from
+        here, to `on_request`, which neither blocks nor raises.
 Rule 4: the lock guards the state and the out queue, and is never held while a callback runs.
 Rule 5: no retry here. A connection that breaks fails all that waits on it, saying of each whether it was sent.
 
@@ -37,6 +38,8 @@ logger = logging.getLogger("rocketmq_spark.transport")
 
 Completion: TypeAlias = "tuple[Request, Answer]"
 
+# Given the address and the request of a server; True if it was taken, False if nobody wants it.
+OnRequest: TypeAlias = Callable[[str, RemotingCommand], bool]
 
 # How often one socket is read before the others get their turn.
 _READS_PER_EVENT: Final = 8
@@ -57,6 +60,9 @@ class Connection:
         For the look-up of the name and all its addresses together.
     attend : callable
         Tells the loop, from any thread, that it should look at this connection.
+    on_request : callable
+        Given the address and what the server asks of us (spec/remoting.md section 12.3), on the loop's thread; returns
+        False for what it does not know, which is then refused.
 
     Attributes
     ----------
@@ -72,6 +78,7 @@ class Connection:
         clock: Callable[[], float],
         connect_timeout: float,
         attend: Callable[[Connection], None],
+        on_request: OnRequest,
     ) -> None:
         self.address = address
         self.state = State.CONNECTING
@@ -80,6 +87,7 @@ class Connection:
         self._clock = clock
         self._connect_timeout = connect_timeout
         self._attend = attend
+        self._on_server_request = on_request
         self._dial = Dial(address, self.due, lambda: attend(self))
         self._lock = threading.Lock()
         self._table: dict[int, Request] = {}
@@ -311,7 +319,9 @@ class Connection:
         completions.append((request, Answer(command, None, latency)))
 
     def _on_request(self, command: RemotingCommand) -> None:
-        """Refuse what a broker asks of us (spec/remoting.md section 12.3); oneway requests are dropped."""
+        """Hand on what a broker asks of us; what nobody wants is refused, or dropped if it was oneway."""
+        if self._on_server_request(self.address, command):
+            return
         logger.debug("%s: request %d of the server dropped or refused", self.address, command.code)
         if command.is_oneway:
             return

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from rocketmq_spark.errors import RemotingConnectException, RocketMQError
-from rocketmq_spark.transport.connection import Completion, Connection
+from rocketmq_spark.transport.connection import Completion, Connection, OnRequest
 from rocketmq_spark.transport.request import Answer, Request
 from rocketmq_spark.transport.state import State
 from rocketmq_spark.wire.codes import ResponseCode
@@ -41,11 +41,14 @@ class IoLoop:
         Seconds, monotonic.
     connect_timeout : float
         Seconds.
+    on_request : callable
+        Given what servers ask of us; see :class:`.connection.Connection`.
     """
 
-    def __init__(self, clock: Callable[[], float], connect_timeout: float) -> None:
+    def __init__(self, clock: Callable[[], float], connect_timeout: float, on_request: OnRequest) -> None:
         self._clock = clock
         self._connect_timeout = connect_timeout
+        self._on_request = on_request
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._by_address: dict[str, Connection] = {}
@@ -57,6 +60,7 @@ class IoLoop:
         self._wakee: socket.socket | None = None
         self._woken = False
         self._attention: deque[Connection] = deque()
+        self._refused: deque[Completion] = deque()
         # The thread's own: every connection it has adopted (a draining one too), and what it watches of each.
         self._adopted: dict[Connection, tuple[socket.socket, int] | None] = {}
         # Until when the thread sleeps: -inf while awake, +inf while it decides. A deadline before it must wake it.
@@ -113,6 +117,23 @@ class IoLoop:
         if connection.due < self._sleeping_until:
             self._wake()
 
+    def refuse(self, request: Request, error: RocketMQError) -> None:
+        """End a request that was not submitted, on the thread on which all of them end. From any thread.
+
+        Raises
+        ------
+        RocketMQError
+            Closed, or in another process.
+        """
+        # Before the lock, too: in a forked child its holder may not exist.
+        self.check()
+        with self._lock:
+            self.check()
+            if self._thread is None:
+                self._start()
+            self._refused.append((request, Answer(None, error, 0.0)))
+        self._wake()
+
     def close(self) -> None:
         """Fail everything in flight, close every socket, end the thread. Idempotent."""
         if os.getpid() != self._pid:
@@ -143,7 +164,7 @@ class IoLoop:
                 return connection, False
             if self._thread is None:
                 self._start()
-            connection = Connection(address, self._clock, self._connect_timeout, self._attend)
+            connection = Connection(address, self._clock, self._connect_timeout, self._attend, self._on_request)
             self._by_address[address] = connection
             return connection, True
 
@@ -204,10 +225,17 @@ class IoLoop:
                 self._serve(key.data, mask, scratch)
         while self._attention:
             self._look_at(self._attention.popleft())
+        self._finish_refused()
         # After the reading: an answer that came while this thread was held up must still count.
         now = self._clock()
         for connection in [overdue for overdue in self._adopted if overdue.due <= now]:
             self._sweep(connection, now)
+
+    def _finish_refused(self) -> None:
+        # Those that are there now: a callback that tries again at once must not keep this thread here.
+        for _ in range(len(self._refused)):
+            request, answer = self._refused.popleft()
+            request.finish(answer)
 
     def _drain_wakes(self) -> None:
         assert self._wakee is not None
@@ -318,6 +346,7 @@ class IoLoop:
         for connection in connections:
             what = "the transport was closed" if cause is None else f"the transport's thread failed ({cause!r})"
             self._settle(connection, connection.close(self._clock(), what, cause))
+        self._finish_refused()
         self._release()
 
     def _release(self) -> None:

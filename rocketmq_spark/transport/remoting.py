@@ -1,60 +1,69 @@
 """The remoting protocol over TCP: one connection per name server and broker, many requests in flight on each.
 
-Rule 1: this file turns what the seam asks for into frames, and answers into outcomes; sockets are the loop's affair.
-Rule 2: an answer is judged by its code alone (spec/remoting.md section 1.2), by the tables of ``wire.codes``.
-Rule 3: no retry of a send. Only two things are tried twice: a route at the next name server (as 4.x, spec/producer.md
+Rule 1: this file turns what the seam asks for into requests, and answers into outcomes; sockets are the loop's affair.
+Rule 2: no retry of a send. Only two things are tried twice: a route at the next name server (as 4.x, spec/producer.md
         10.7), and a request that a server refused with GO_AWAY, which it then has not executed.
 
-Follows MQClientAPIImpl.java and NettyRemotingClient.java.
+Follows MQClientAPIImpl.java.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import random as random_module
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
-from typing import Final, NoReturn, TypeAlias
+from typing import Final, NoReturn
 
 from rocketmq_spark.errors import (
+    BrokerOutcomeUnknownException,
     MQClientException,
     OptionError,
+    RemotingCommandException,
     RemotingException,
+    RemotingSendRequestException,
     RemotingTimeoutException,
-    RocketMQError,
 )
-from rocketmq_spark.message import Buffer, MessageQueue, SendOutcome, SendRequest, TopicRouteData
-from rocketmq_spark.transport.base import OnOutcome
+from rocketmq_spark.message import MessageQueue, SendRequest, TopicRouteData
+from rocketmq_spark.message_ext import MessageExt
+from rocketmq_spark.transaction import EndTransaction
+from rocketmq_spark.transport.base import OnCheckTransaction, OnOutcome
+from rocketmq_spark.transport.client import Body, RemotingClient
 from rocketmq_spark.transport.dial import parse_address
+from rocketmq_spark.transport.frames import (
+    end_transaction_fields,
+    head_of,
+    outcome_of,
+    succeeded,
+    transaction_check_of,
+)
 from rocketmq_spark.transport.loop import IoLoop
-from rocketmq_spark.transport.request import FLAG_REQUEST, Answer, OnAnswer, Request
-from rocketmq_spark.wire.codes import STORED, RequestCode, ResponseCode, broker_error
-from rocketmq_spark.wire.command import FLAG_ONEWAY, RemotingCommand
+from rocketmq_spark.transport.request import Answer, Request
+from rocketmq_spark.wire.codes import RequestCode
+from rocketmq_spark.wire.command import RemotingCommand
 from rocketmq_spark.wire.headers import (
     CreateTopicRequestHeader,
+    GetEarliestMsgStoreTimeRequestHeader,
     GetMaxOffsetRequestHeader,
     GetMinOffsetRequestHeader,
     GetRouteInfoRequestHeader,
-    OffsetResponseHeader,
-    SendMessageRequestHeaderV2,
-    SendMessageResponseHeader,
+    SearchOffsetRequestHeader,
     UnregisterClientRequestHeader,
+    ViewMessageRequestHeader,
     heart_beat_body,
 )
+from rocketmq_spark.wire.records import decode_records
+from rocketmq_spark.wire.response_headers import EarliestMsgStoreTimeResponseHeader, OffsetResponseHeader
 from rocketmq_spark.wire.route import decode_topic_route
 
-Body: TypeAlias = "Buffer | tuple[Buffer, ...]"
+logger = logging.getLogger("rocketmq_spark.transport")
 
 # ClientErrorCode.NO_NAME_SERVER_EXCEPTION.
 _NO_NAME_SERVER: Final = 10004
 
-# The loop ends every call in time; this much longer a caller waits before it concludes that the loop is gone, seconds.
-_GRACE: Final = 1.0
 
-
-class RemotingTransport:
+class RemotingTransport(RemotingClient):
     """Implements :class:`~rocketmq_spark.transport.base.Transport` over the remoting protocol (4.x and 5.x).
 
     Parameters
@@ -67,11 +76,20 @@ class RemotingTransport:
         Picks the name server to start with.
     clock : callable, default time.monotonic
         Seconds.
+    client_async_semaphore_value, client_oneway_semaphore_value : int, default 65535
+        How many requests may be under way whose callers do not wait for the answer (sends), and how many oneway ones.
+        An asynchronous one beyond the limit ends at once with a ``RemotingTooMuchRequestException``; a oneway one waits
+        within its timeout. Calls that wait for their answer need no permit, as in 4.x.
+
+    Attributes
+    ----------
+    on_check_transaction : callable or None
+        See :class:`.base.Transport`.
 
     Raises
     ------
     OptionError
-        A name server that is not ``host:port``.
+        A name server that is not ``host:port``, a limit below 1.
 
     Notes
     -----
@@ -86,6 +104,8 @@ class RemotingTransport:
         connect_timeout: float = 3.0,
         random: random_module.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
+        client_async_semaphore_value: int = 65_535,
+        client_oneway_semaphore_value: int = 65_535,
     ) -> None:
         for address in name_servers:
             try:
@@ -93,8 +113,9 @@ class RemotingTransport:
             except ValueError as exc:
                 raise OptionError(f"nameServer: {exc}") from exc
         self.name_servers = tuple(dict.fromkeys(name_servers))
-        self._clock = clock
-        self._loop = IoLoop(clock, connect_timeout)
+        loop = IoLoop(clock, connect_timeout, self._on_request)
+        super().__init__(loop, clock, client_async_semaphore_value, client_oneway_semaphore_value)
+        self.on_check_transaction: OnCheckTransaction | None = None
         # Where the next route request starts: at random first, so that many workers spread over the servers; then it
         # stays with the one that answered.
         self._good = (random or random_module.Random()).randrange(len(self.name_servers)) if self.name_servers else 0
@@ -111,11 +132,6 @@ class RemotingTransport:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def closed(self) -> bool:
-        """True after `close`, or when the thread behind it has failed."""
-        return self._loop.closed
-
     def send(self, request: SendRequest, timeout: float, on_outcome: OnOutcome, *, within: float = math.inf) -> None:
         """Start one attempt (SEND_MESSAGE_V2, or SEND_BATCH_MESSAGE); see :class:`.base.Transport`.
 
@@ -126,30 +142,30 @@ class RemotingTransport:
         RocketMQError
             This transport is closed, or was made in another process; `on_outcome` is not called then.
         """
-        batch, queue = request.batch, request.queue
-        header = SendMessageRequestHeaderV2(
-            producer_group=request.producer_group,
-            topic=batch.topic,
-            default_topic=request.default_topic,
-            default_topic_queue_nums=request.default_topic_queue_nums,
-            queue_id=queue.queue_id,
-            sys_flag=batch.sys_flag,
-            born_timestamp=request.born_timestamp,
-            flag=batch.flag,
-            properties=batch.properties or None,
-            batch=batch.batch,
-            broker_name=queue.broker_name,
-        )
-        code = RequestCode.SEND_BATCH_MESSAGE if batch.batch else RequestCode.SEND_MESSAGE_V2
-        rows, address = batch.rows, request.address
+        queue, rows, address = request.queue, request.batch.rows, request.address
 
         def on_answer(answer: Answer) -> None:
-            on_outcome(_outcome(queue, rows, address, answer))
+            on_outcome(outcome_of(queue, rows, address, answer))
 
+        code, ext_fields = head_of(request)
         expires = self._clock() + within
-        self._loop.submit(
-            address, Request(code, header.to_ext_fields(), batch.body, timeout, on_answer, expires=expires)
-        )
+        self._start(address, Request(code, ext_fields, request.batch.body, timeout, on_answer, expires=expires))
+
+    def send_oneway(self, request: SendRequest, timeout: float) -> None:
+        """Send without an acknowledgement; see :class:`.base.Transport`.
+
+        Raises
+        ------
+        MQClientException
+            The frame would be longer than 16 MiB.
+        RemotingConnectException, RemotingTooMuchRequestException, RemotingTimeoutException
+            No connection, no permit, or not written within `timeout`.
+        """
+        code, ext_fields = head_of(request)
+        try:
+            self.invoke_oneway(request.address, code, ext_fields, request.batch.body, timeout)
+        except (RemotingSendRequestException, RemotingCommandException) as exc:
+            logger.warning("oneway send of %d rows to %s: %s", request.batch.rows, request.queue, exc)
 
     def query_route(self, topic: str, timeout: float) -> TopicRouteData:
         """Ask the name servers for a topic's route; see :class:`.base.Transport`.
@@ -185,7 +201,7 @@ class RemotingTransport:
             try:
                 command = self.invoke(servers[index], RequestCode.GET_ROUTEINFO_BY_TOPIC, header, (), share)
                 self._good = index
-                _succeeded(command, servers[index], f"looking up the route of topic {topic}")
+                succeeded(command, servers[index], f"looking up the route of topic {topic}")
                 return decode_topic_route(bytes(command.body))
             except RemotingException as exc:
                 failures.append(f"{servers[index]}: {exc}")
@@ -218,99 +234,75 @@ class RemotingTransport:
         header = GetMinOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, broker_name=queue.broker_name)
         return self._offset(queue, address, RequestCode.GET_MIN_OFFSET, header.to_ext_fields(), timeout)
 
-    def create_topic(self, address: str, topic: str, queue_nums: int, perm: int, timeout: float) -> None:
+    def search_offset(self, queue: MessageQueue, timestamp_ms: int, address: str, timeout: float) -> int:
+        """Return the first offset stored at or after a time (SEARCH_OFFSET_BY_TIMESTAMP); 0 for an empty queue."""
+        header = SearchOffsetRequestHeader(
+            topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms, broker_name=queue.broker_name
+        )
+        return self._offset(queue, address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header.to_ext_fields(), timeout)
+
+    def earliest_msg_store_time(self, queue: MessageQueue, address: str, timeout: float) -> int:
+        """Return when the queue's oldest message was stored (GET_EARLIEST_MSG_STORETIME); not over a proxy."""
+        header = GetEarliestMsgStoreTimeRequestHeader(
+            topic=queue.topic, queue_id=queue.queue_id, broker_name=queue.broker_name
+        )
+        code = RequestCode.GET_EARLIEST_MSG_STORETIME
+        command = self._call(address, code, header.to_ext_fields(), timeout, f"{code.name} of {queue}")
+        return EarliestMsgStoreTimeResponseHeader.from_ext_fields(command.ext_fields).timestamp
+
+    def view_message(self, address: str, physical_offset: int, timeout: float, *, topic: str = "") -> MessageExt:
+        """Return the message at a commit-log offset (VIEW_MESSAGE_BY_ID); see :class:`.base.Transport`."""
+        code = RequestCode.VIEW_MESSAGE_BY_ID
+        header = ViewMessageRequestHeader(offset=physical_offset, topic=topic or None)
+        doing = f"viewing the message at commit-log offset {physical_offset}"
+        try:
+            records = decode_records(self._call(address, code, header.to_ext_fields(), timeout, doing).body)
+        except (BrokerOutcomeUnknownException, RemotingCommandException) as exc:
+            # SYSTEM_ERROR, with one of several remarks, or bytes from the middle of a record (spec/remoting.md 13.3).
+            raise MQClientException(f"{doing}: {address} has no message that begins there ({exc})") from exc
+        if [record.physical_offset for record in records] != [physical_offset]:
+            raise MQClientException(f"{doing}: {address} has no message that begins there")
+        return records[0]
+
+    def create_topic(
+        self,
+        address: str,
+        topic: str,
+        queue_nums: int,
+        perm: int,
+        timeout: float,
+        *,
+        read_queue_nums: int | None = None,
+        topic_sys_flag: int = 0,
+        order: bool = False,
+        attributes: str = "",
+    ) -> None:
         """Create or overwrite a topic on one broker (UPDATE_AND_CREATE_TOPIC); not over a proxy."""
         header = CreateTopicRequestHeader(
-            topic=topic, read_queue_nums=queue_nums, write_queue_nums=queue_nums, perm=perm
+            topic=topic,
+            read_queue_nums=queue_nums if read_queue_nums is None else read_queue_nums,
+            write_queue_nums=queue_nums,
+            perm=perm,
+            topic_sys_flag=topic_sys_flag,
+            order=order,
+            attributes=attributes,
         )
         doing = f"creating topic {topic}"
         self._call(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext_fields(), timeout, doing)
 
-    def invoke(
-        self, address: str, code: int, ext_fields: Mapping[str, str], body: Body, timeout: float
-    ) -> RemotingCommand:
-        """Send a request and wait for its answer, whatever its code.
+    def end_transaction(self, address: str, request: EndTransaction, timeout: float) -> None:
+        """Commit or roll back a half message (END_TRANSACTION, oneway); see :class:`.base.Transport`.
 
-        Parameters
-        ----------
-        address : str
-            ``host:port``.
-        code : int
-        ext_fields : mapping of str to str
-        body : buffer, or tuple of buffers
-        timeout : float
-            Seconds in all: connecting, writing and the answer.
-
-        Raises
-        ------
-        RemotingConnectException, RemotingTooMuchRequestException
-            Nothing was sent.
-        RemotingSendRequestException, RemotingTimeoutException, RemotingCommandException
-            It may have been executed.
-        RocketMQError
-            Closed, in another process, or called from a callback (which runs on the thread it would wait for).
+        Over a 5.5.0 proxy only the answer to a check has any effect: a proxy that was sent the half message over
+        remoting does not know it, and says nothing. Such a message ends when the broker asks back.
         """
-        answer = self._wait(address, code, ext_fields, body, timeout, FLAG_REQUEST)
-        assert answer.command is not None
-        return answer.command
-
-    def invoke_async(
-        self, address: str, code: int, ext_fields: Mapping[str, str], body: Body, timeout: float, on_done: OnAnswer
-    ) -> None:
-        """Send a request and return; `on_done` is called once, on the transport's thread, and must not block.
-
-        `timeout` counts from the last byte written, as in :meth:`send`.
-        """
-        self._loop.submit(address, Request(code, ext_fields, _pieces(body), timeout, on_done))
-
-    def invoke_oneway(self, address: str, code: int, ext_fields: Mapping[str, str], body: Body, timeout: float) -> None:
-        """Send a request that the server never answers; return when the socket has taken its last byte.
-
-        Raises what :meth:`invoke` raises. Java 5.x only logs a failed oneway; ours follows 4.x and says so
-        (spec/producer.md section 10.5).
-        """
-        self._wait(address, code, ext_fields, body, timeout, FLAG_ONEWAY)
-
-    def close(self) -> None:
-        """Close every connection and end the thread; what is in flight fails. Idempotent."""
-        self._loop.close()
-
-    def _wait(
-        self, address: str, code: int, ext_fields: Mapping[str, str], body: Body, timeout: float, flag: int
-    ) -> Answer:
-        if self._loop.in_own_thread:
-            raise RocketMQError(
-                f"request {code} to {address}: a blocking call in a callback would wait for its own thread; "
-                "use invoke_async there, or another thread"
-            )
-        done = threading.Event()
-        answers: list[Answer] = []
-
-        def on_answer(answer: Answer) -> None:
-            answers.append(answer)
-            done.set()
-
-        expires = self._clock() + timeout
-        self._loop.submit(
-            address, Request(code, ext_fields, _pieces(body), timeout, on_answer, expires=expires, flag=flag)
-        )
-        if not done.wait(timeout + _GRACE):
-            raise RemotingTimeoutException(
-                f"request {code} to {address}: the transport's thread did not end it within {timeout:g} s ({self!r})"
-            )
-        answer = answers.pop()
-        if answer.error is None:
-            return answer
-        try:
-            raise answer.error
-        finally:
-            # The error's traceback holds this frame: together with this name that would be a cycle around the body.
-            del answer
+        fields = end_transaction_fields(request)
+        self.invoke_oneway(address, RequestCode.END_TRANSACTION, fields, (), timeout, request.remark)
 
     def _call(
         self, address: str, code: int, ext_fields: Mapping[str, str], timeout: float, doing: str, body: Body = ()
     ) -> RemotingCommand:
-        return _succeeded(self.invoke(address, code, ext_fields, body, timeout), address, doing)
+        return succeeded(self.invoke(address, code, ext_fields, body, timeout), address, doing)
 
     def _offset(
         self, queue: MessageQueue, address: str, code: RequestCode, ext_fields: Mapping[str, str], timeout: float
@@ -318,39 +310,14 @@ class RemotingTransport:
         command = self._call(address, code, ext_fields, timeout, f"{code.name} of {queue}")
         return OffsetResponseHeader.from_ext_fields(command.ext_fields).offset
 
-
-def _pieces(body: Body) -> tuple[Buffer, ...]:
-    return body if isinstance(body, tuple) else (body,)
-
-
-def _succeeded(command: RemotingCommand, address: str, doing: str) -> RemotingCommand:
-    if command.code != ResponseCode.SUCCESS:
-        raise broker_error(command.code, command.remark, address, doing)
-    return command
-
-
-def _outcome(queue: MessageQueue, rows: int, address: str, answer: Answer) -> SendOutcome:
-    """Turn the answer to a send into its outcome (spec/producer.md sections 8.3 and 8.4)."""
-    latency_ms = answer.latency * 1000.0
-    command = answer.command
-    if command is None:
-        return SendOutcome(queue, None, answer.error, latency_ms)
-    status = STORED.get(command.code)
-    if status is None:
-        doing = f"sending {rows} rows to {queue}"
-        return SendOutcome(queue, None, broker_error(command.code, command.remark, address, doing), latency_ms)
-    try:
-        header = SendMessageResponseHeader.from_ext_fields(command.ext_fields)
-    except RocketMQError as exc:
-        return SendOutcome(queue, None, exc, latency_ms)
-    return SendOutcome(
-        queue=queue if header.queue_id == queue.queue_id else replace(queue, queue_id=header.queue_id),
-        status=status,
-        error=None,
-        latency_ms=latency_ms,
-        queue_offset=header.queue_offset,
-        offset_msg_id=header.msg_id,
-        transaction_id=header.transaction_id,
-        region_id=header.region_id,
-        trace_on=header.trace_on,
-    )
+    def _on_request(self, address: str, command: RemotingCommand) -> bool:
+        """Hand a check of a transaction to who answers it; on the loop's thread. Other requests are not ours."""
+        on_check = self.on_check_transaction
+        if command.code != RequestCode.CHECK_TRANSACTION_STATE or on_check is None:
+            return False
+        try:
+            on_check(transaction_check_of(address, command))
+        except Exception:
+            # What a broker sends, or a handler does, must not cost the connection and all that waits on it.
+            logger.exception("%s: a check of a transaction was not taken; the broker will ask again", address)
+        return True

@@ -17,6 +17,7 @@ from typing import Final, TypeAlias
 
 from rocketmq_spark.errors import MQClientException, RocketMQError
 from rocketmq_spark.message import Buffer
+from rocketmq_spark.transport.permits import Permit
 from rocketmq_spark.wire.codes import RequestCode
 from rocketmq_spark.wire.command import RemotingCommand, encode_head
 
@@ -77,6 +78,11 @@ class Request:
     flag : int, default FLAG_REQUEST
         `FLAG_ONEWAY` and `FLAG_RESPONSE` (ours, to a request of the broker's) expect no answer: written is done.
     remark : str, default ""
+
+    Attributes
+    ----------
+    permit : Permit or None
+        Goes back when the request ends.
     """
 
     __slots__ = (
@@ -90,6 +96,7 @@ class Request:
         "next_piece",
         "on_answer",
         "opaque",
+        "permit",
         "pieces",
         "remark",
         "resent",
@@ -122,6 +129,7 @@ class Request:
         # Counted here and not taken from the caller: a wrong length would shift every later frame of the connection.
         self.nbytes = sum(map(len, body))
         self.resent = False
+        self.permit: Permit | None = None
         self.opaque = 0
         self._forget_progress()
 
@@ -185,7 +193,12 @@ class Request:
         return True
 
     def finish(self, answer: Answer) -> None:
-        """Tell the caller; what the callback raises is logged here, for there is nobody else to tell."""
+        """Give the permit back and tell the caller; what the callback raises is logged here, nobody else could be told.
+
+        The permit first (Java: last), so that a callback that sends again does not wait for its own.
+        """
+        if self.permit is not None:
+            self.permit.release()
         try:
             self.on_answer(answer)
         except Exception:

@@ -18,25 +18,15 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
-from rocketmq_spark.errors import RemotingSendRequestException, RemotingTimeoutException, RocketMQError
-from rocketmq_spark.message import (
-    MASTER_ID,
-    BrokerData,
-    Message,
-    MessageQueue,
-    QueueData,
-    SendOutcome,
-    SendRequest,
-    TopicRouteData,
-)
+from rocketmq_spark.errors import MQBrokerException, RemotingSendRequestException, RemotingTimeoutException
+from rocketmq_spark.message import SendOutcome, SendRequest, TopicRouteData
 from rocketmq_spark.transport.base import OnOutcome
 from rocketmq_spark.transport.script import ManualClock, Reply, route
-from rocketmq_spark.wire.codes import ResponseCode, broker_error
-from rocketmq_spark.wire.records import decode_batch, decode_properties
+from rocketmq_spark.transport.scripted_calls import ScriptedCalls
 
 __all__ = ["ManualClock", "Reply", "ScriptedTransport", "route"]
 
@@ -45,7 +35,7 @@ logger = logging.getLogger("rocketmq_spark.transport")
 _JOIN_TIMEOUT: Final = 5.0
 
 
-class ScriptedTransport:
+class ScriptedTransport(ScriptedCalls):
     """Implements :class:`~rocketmq_spark.transport.base.Transport` in memory.
 
     Parameters
@@ -65,11 +55,15 @@ class ScriptedTransport:
     always : dict of str to Reply
         By broker name, what happens once its script is used up.
     requests : list of SendRequest
-        Every send, in order.
+        Every send that waits for an outcome, in order.
+    oneways : list of SendRequest
+        Every oneway send, in order.
     calls : list of tuple
         Every other call, in order: its name and its arguments but the timeout.
     stored : dict of MessageQueue to list of Message
-        What the brokers keep.
+        What the brokers keep. A half message is in `RMQ_SYS_TRANS_HALF_TOPIC` until it is committed.
+    on_check_transaction : callable or None
+        See :class:`.base.Transport`; called by :meth:`check_transaction`.
 
     Examples
     --------
@@ -99,20 +93,15 @@ class ScriptedTransport:
         clock: Callable[[], float] | None = None,
         threaded: bool = False,
     ) -> None:
-        self.routes = dict(routes)
+        super().__init__(routes, clock or (time.monotonic if threaded else ManualClock()))
         self.always: dict[str, Reply] = {}
         self.requests: list[SendRequest] = []
-        self.calls: list[tuple[Any, ...]] = []
-        self.stored: dict[MessageQueue, list[Message]] = {}
+        self.oneways: list[SendRequest] = []
         self._script = {broker: deque(replies) for broker, replies in (script or {}).items()}
-        self._failures: dict[str, deque[RocketMQError]] = {}
-        self._clock = clock or (time.monotonic if threaded else ManualClock())
         self._threaded = threaded
         self._thread: threading.Thread | None = None
-        self._changed = threading.Condition()
         self._numbers = itertools.count()
         self._due: list[tuple[float, int, SendOutcome, OnOutcome]] = []
-        self._closed = False
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "threaded" if self._threaded else "by hand"
@@ -145,11 +134,6 @@ class ScriptedTransport:
         with self._changed:
             self._script.setdefault(broker_name, deque()).extend(replies)
 
-    def fail(self, call: str, *errors: RocketMQError) -> None:
-        """Let the next calls of a blocking method (such as ``"query_route"``) fail, one with each error."""
-        with self._changed:
-            self._failures.setdefault(call, deque()).extend(errors)
-
     def deliver(self) -> int:
         """Deliver what is due now and was sent before this call; return how many outcomes that were."""
         with self._changed:
@@ -181,15 +165,6 @@ class ScriptedTransport:
             self._changed.notify_all()
         return count
 
-    def query_route(self, topic: str, timeout: float) -> TopicRouteData:
-        """Return the route of `routes`; an unknown topic is code 17, as from a name server."""
-        self._record(timeout, "query_route", topic)
-        found = self.routes.get(topic)
-        if found is None:
-            doing = f"looking up the route of topic {topic}"
-            raise broker_error(ResponseCode.TOPIC_NOT_EXIST, f"No topic route info for {topic}", "scripted", doing)
-        return found
-
     def send(self, request: SendRequest, timeout: float, on_outcome: OnOutcome, *, within: float = math.inf) -> None:
         """Play the broker's next reply; see :class:`.base.Transport`."""
         timeout = min(timeout, within)
@@ -205,38 +180,24 @@ class ScriptedTransport:
                 self._thread.start()
             self._changed.notify_all()
 
-    def heart_beat(self, address: str, client_id: str, producer_groups: Collection[str], timeout: float) -> None:
-        """Record the call."""
-        self._record(timeout, "heart_beat", address, client_id, tuple(producer_groups))
+    def send_oneway(self, request: SendRequest, timeout: float) -> None:
+        """Play the broker's next reply as far as a oneway sender learns of it; see :class:`.base.Transport`.
 
-    def unregister_client(self, address: str, client_id: str, producer_group: str, timeout: float) -> None:
-        """Record the call."""
-        self._record(timeout, "unregister_client", address, client_id, producer_group)
-
-    def max_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
-        """Return how many messages `stored` has for the queue."""
-        self._record(timeout, "max_offset", queue, address)
-        return len(self.stored.get(queue, ()))
-
-    def min_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
-        """Return 0: nothing stored here ever expires."""
-        self._record(timeout, "min_offset", queue, address)
-        return 0
-
-    def create_topic(self, address: str, topic: str, queue_nums: int, perm: int, timeout: float) -> None:
-        """Add the broker at `address` to the topic's route; its name is the address up to the colon."""
-        self._record(timeout, "create_topic", address, topic, queue_nums, perm)
-        name = address.rpartition(":")[0]
-        old = self.routes.get(topic, TopicRouteData((), ()))
-        queues = [queue for queue in old.queue_datas if queue.broker_name != name]
-        brokers = [broker for broker in old.broker_datas if broker.broker_name != name]
-        queues.append(QueueData(name, queue_nums, queue_nums, perm))
-        brokers.append(BrokerData(name, {MASTER_ID: address}))
-        self.routes[topic] = replace(
-            old,
-            queue_datas=tuple(sorted(queues, key=lambda queue: queue.broker_name)),
-            broker_datas=tuple(sorted(brokers, key=lambda broker: broker.broker_name)),
-        )
+        A broker's refusal stays unknown, a connection that broke while writing is logged; other errors are raised.
+        Only a reply without an error stores (or with ``stored=True``); delay and silence make no difference.
+        """
+        with self._changed:
+            self._check()
+            reply = self._next_reply(request)
+            self.oneways.append(request)
+            if reply.stored if reply.stored is not None else reply.error is None:
+                self._store.keep(request, self._clock())
+        if isinstance(reply.error, RemotingSendRequestException):
+            logger.warning("oneway send to %s: %s", request.queue, reply.error)
+        elif reply.error is not None and not isinstance(reply.error, MQBrokerException):
+            raise reply.error
+        if timeout <= 0:
+            raise RemotingTimeoutException(f"oneway send to {request.queue}: no time left")
 
     def close(self) -> None:
         """Fail what is in flight with ``RemotingSendRequestException``. Idempotent."""
@@ -249,20 +210,6 @@ class ScriptedTransport:
         elif thread is not threading.current_thread():
             thread.join(_JOIN_TIMEOUT)
 
-    def _check(self) -> None:
-        if self._closed:
-            raise RocketMQError("this transport is closed: make a new one")
-
-    def _record(self, timeout: float, name: str, *arguments: Any) -> None:
-        with self._changed:
-            self._check()
-            self.calls.append((name, *arguments))
-            errors = self._failures.get(name)
-            if errors:
-                raise errors.popleft()
-        if timeout <= 0:
-            raise RemotingTimeoutException(f"{name}: no time left")
-
     def _next_reply(self, request: SendRequest) -> Reply:
         broker = request.queue.broker_name
         script = self._script.get(broker)
@@ -272,23 +219,13 @@ class ScriptedTransport:
     def _outcome(self, request: SendRequest, reply: Reply, timeout: float, wait: float) -> SendOutcome:
         queue, late = request.queue, reply.silent or reply.delay > timeout
         kept = reply.stored if reply.stored is not None else reply.error is None and not reply.silent
-        offset = self._store(request) if kept else -1
+        offset, ids = self._store.keep(request, self._clock()) if kept else (-1, "")
         error = reply.error
         if late:
             error = RemotingTimeoutException(f"sending to {queue}: no answer within {timeout:g} s")
         if error is not None:
             return SendOutcome(queue, None, error, wait * 1000.0)
-        return SendOutcome(queue, reply.status, None, wait * 1000.0, queue_offset=offset)
-
-    def _store(self, request: SendRequest) -> int:
-        batch, kept = request.batch, self.stored.setdefault(request.queue, [])
-        offset, body = len(kept), b"".join(batch.body)
-        if batch.batch:
-            kept += decode_batch(body, batch.topic)
-        else:
-            properties = decode_properties(batch.properties.encode())
-            kept.append(Message(batch.topic, body, batch.flag, properties))
-        return offset
+        return SendOutcome(queue, reply.status, None, wait * 1000.0, queue_offset=offset, offset_msg_id=ids)
 
     def _deliver_one(self, now: float, before: float) -> bool:
         with self._changed:

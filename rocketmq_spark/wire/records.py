@@ -9,16 +9,14 @@ Follows spec/remoting.md sections 5, 6, 8 and 9, ``MessageDecoder.java``, ``Mess
 
 from __future__ import annotations
 
-import functools
-import ipaddress
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
 from rocketmq_spark.errors import MQClientException, RemotingCommandException
 from rocketmq_spark.message import Buffer, Message
 from rocketmq_spark.message_const import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
+from rocketmq_spark.message_ext import MessageExt, format_host
 from rocketmq_spark.wire.codes import ResponseCode
 
 # Above 32,767 items a broker acknowledges and then corrupts its queue (spec/remoting.md 6.4).
@@ -172,55 +170,7 @@ def decode_batch(body: Buffer, topic: str = "") -> list[Message]:
     return messages
 
 
-@dataclass(frozen=True, slots=True)
-class StoredMessage:
-    """One record as a broker stored it (spec/remoting.md 8, ``MessageExt.java``).
-
-    Parameters
-    ----------
-    topic : str
-    queue_id : int
-    queue_offset : int
-        For an inner batch, of its first item.
-    physical_offset : int
-        Commit-log offset.
-    flag, sys_flag : int
-    born_timestamp, store_timestamp : int
-        Epoch milliseconds.
-    born_host, store_host : str
-        ``1.2.3.4:port`` or ``[v6]:port``.
-    reconsume_times : int
-    prepared_transaction_offset : int
-    body_crc : int
-        CRC-32 of the body as stored, top bit cleared. Not verified.
-    body : bytes
-        As stored: compressed if `sys_flag` says so.
-    properties : mapping of str to str
-    """
-
-    topic: str
-    queue_id: int
-    queue_offset: int
-    physical_offset: int
-    flag: int
-    sys_flag: int
-    born_timestamp: int
-    born_host: str
-    store_timestamp: int
-    store_host: str
-    reconsume_times: int
-    prepared_transaction_offset: int
-    body_crc: int
-    body: bytes
-    properties: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def offset_msg_id(self) -> str:
-        """The broker's own id: store host and commit-log offset, 32 or 56 hex digits (spec/remoting.md 9.1)."""
-        return (pack_host(self.store_host) + _LONG.pack(self.physical_offset)).hex().upper()
-
-
-def decode_records(body: Buffer) -> list[StoredMessage]:
+def decode_records(body: Buffer) -> list[MessageExt]:
     """Decode the body of a pull or of VIEW_MESSAGE_BY_ID.
 
     Raises
@@ -229,7 +179,7 @@ def decode_records(body: Buffer) -> list[StoredMessage]:
         A record is truncated or has an unknown magic. Nothing is skipped: offsets would silently go missing.
     """
     cursor = _Cursor(memoryview(body), "stored records")
-    records: list[StoredMessage] = []
+    records: list[MessageExt] = []
     while cursor.left:
         start = cursor.at
         (total_size,) = cursor.unpack(_INT)
@@ -239,7 +189,7 @@ def decode_records(body: Buffer) -> list[StoredMessage]:
     return records
 
 
-def _decode_record(record: _Cursor) -> StoredMessage:
+def _decode_record(record: _Cursor) -> MessageExt:
     (
         _,
         magic,
@@ -261,7 +211,7 @@ def _decode_record(record: _Cursor) -> StoredMessage:
     (topic_length,) = record.unpack(_TOPIC_LENGTH[magic])
     topic = str(record.take(topic_length), "utf-8", "replace")
     (properties_length,) = record.unpack(_SHORT)
-    return StoredMessage(
+    return MessageExt(
         topic=topic,
         queue_id=queue_id,
         queue_offset=queue_offset,
@@ -278,31 +228,6 @@ def _decode_record(record: _Cursor) -> StoredMessage:
         body=body,
         properties=decode_properties(record.take(properties_length)),
     )
-
-
-# A pull's records come from few hosts, and formatting an address costs more than the rest of a record.
-@functools.lru_cache(maxsize=1024)
-def format_host(data: bytes) -> str:
-    """Return ``1.2.3.4:port`` or ``[v6]:port`` of 4 or 16 address bytes and a 4-byte port."""
-    address = ipaddress.ip_address(data[:-4])
-    (port,) = _INT.unpack(data[-4:])
-    return f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"
-
-
-@functools.lru_cache(maxsize=1024)
-def pack_host(host: str) -> bytes:
-    """Return what :func:`format_host` read."""
-    address, _, port = host.rpartition(":")
-    return ipaddress.ip_address(address.strip("[]")).packed + _INT.pack(int(port))
-
-
-def string_hash(text: str) -> int:
-    """Return Java's ``String.hashCode()``: over UTF-16 code units, signed 32 bit."""
-    value = 0
-    units = text.encode("utf-16-be", "surrogatepass")
-    for high, low in zip(units[::2], units[1::2], strict=True):
-        value = (31 * value + (high << 8 | low)) & 0xFFFFFFFF
-    return value - 0x100000000 if value & 0x80000000 else value
 
 
 def unique_id_prefix(ip: bytes, pid: int, loader: int) -> bytes:

@@ -25,7 +25,8 @@ from rocketmq_spark.cluster.server import Site
 from rocketmq_spark.cluster.state import process_start
 from rocketmq_spark.errors import ClusterError, RemotingConnectException, RemotingTimeoutException, RocketMQError
 from rocketmq_spark.wire.codes import RequestCode
-from rocketmq_spark.wire.headers import GetMaxOffsetRequestHeader, OffsetResponseHeader
+from rocketmq_spark.wire.headers import GetMaxOffsetRequestHeader
+from rocketmq_spark.wire.response_headers import OffsetResponseHeader
 
 # The shared cluster comes first: where no server can run, its fixture says so for all of these.
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cluster")]

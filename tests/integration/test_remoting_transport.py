@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -11,8 +12,14 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.cluster import LocalCluster
-from rocketmq_spark.errors import MQBrokerException, RemotingConnectException, TopicRouteStaleException
+from rocketmq_spark.errors import (
+    MQBrokerException,
+    MQClientException,
+    RemotingConnectException,
+    TopicRouteStaleException,
+)
 from rocketmq_spark.message import EncodedBatch, Message, MessageQueue, SendRequest, SendStatus
+from rocketmq_spark.message_ext import decode_message_id
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.codes import RequestCode, ResponseCode
 from rocketmq_spark.wire.headers import PullMessageRequestHeader
@@ -180,11 +187,59 @@ def test_heart_beat_and_unregister_are_accepted(cluster: LocalCluster, transport
 
 def test_a_oneway_send_is_stored(cluster: LocalCluster, transport: RemotingTransport, topic: str) -> None:
     [(queue, address), *_] = routed_queues(transport, topic)
-    fields = {"a": "pg", "b": topic, "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1700000000000", "h": "0"}
-    fields |= {"n": queue.broker_name}
-    transport.invoke_oneway(address, RequestCode.SEND_MESSAGE_V2, fields, b"oneway", PATIENCE)
-    [stored] = read_topic(cluster.name_server, topic, 1)
-    assert stored.body == b"oneway"
+    for number in range(20):
+        transport.send_oneway(request(queue, address, batch_of(topic, b"%d-a" % number, b"%d-b" % number)), PATIENCE)
+    stored = read_topic(cluster.name_server, topic, 40)
+    assert sorted(message.body for message in stored) == sorted(
+        b"%d-%b" % (number, letter) for number in range(20) for letter in (b"a", b"b")
+    )
+
+
+def test_offsets_by_time_and_views_agree_with_what_was_stored(
+    cluster: LocalCluster, transport: RemotingTransport, topic: str
+) -> None:
+    [(queue, address), (other, other_address), *_] = routed_queues(transport, topic)
+    assert transport.earliest_msg_store_time(queue, address, PATIENCE) == -1
+    assert transport.search_offset(queue, 0, address, PATIENCE) == 0
+    outcomes = Outcomes()
+    for number in range(3):
+        transport.send(request(queue, address, batch_of(topic, b"%d-a" % number, b"%d-b" % number)), PATIENCE, outcomes)
+        outcomes.wait(number + 1)
+        # So that each is stored in a millisecond of its own.
+        time.sleep(0.005)
+    stored = read_topic(cluster.name_server, topic, 6)
+    assert [message.queue_offset for message in stored] == list(range(6))
+    ids = ",".join(outcome.offset_msg_id for outcome in outcomes).split(",")
+    assert [message.offset_msg_id for message in stored] == ids
+    for message, message_id in zip(stored, ids, strict=True):
+        _, physical_offset = decode_message_id(message_id)
+        assert transport.view_message(address, physical_offset, PATIENCE) == message
+    assert transport.earliest_msg_store_time(queue, address, PATIENCE) == stored[0].store_timestamp
+    times = [message.store_timestamp for message in stored]
+    for wanted in (0, *times, times[-1] + 1):
+        first = sum(stored_at < wanted for stored_at in times)
+        assert transport.search_offset(queue, wanted, address, PATIENCE) == first
+    assert transport.search_offset(other, times[0], other_address, PATIENCE) == 0
+
+
+def test_a_view_of_no_message_is_an_error_that_no_retry_mends(transport: RemotingTransport, topic: str) -> None:
+    outcomes = Outcomes()
+    [(queue, address), *_] = routed_queues(transport, topic)
+    transport.send(request(queue, address, batch_of(topic, b"x")), PATIENCE, outcomes)
+    _, physical_offset = decode_message_id(outcomes.wait(1)[0].offset_msg_id)
+    for wrong in (physical_offset + 4, 10**15, -1):
+        with pytest.raises(MQClientException, match="has no message that begins there") as raised:
+            transport.view_message(address, wrong, PATIENCE)
+        assert raised.value.retriable is False
+
+
+def test_a_topic_may_have_more_queues_to_read_than_to_write(
+    cluster: LocalCluster, transport: RemotingTransport
+) -> None:
+    name = f"transport_{uuid.uuid4().hex}"
+    transport.create_topic(cluster.brokers[0].address, name, 2, 6, PATIENCE, read_queue_nums=5)
+    [data] = transport.query_route(name, PATIENCE).queue_datas
+    assert (data.write_queue_nums, data.read_queue_nums, data.perm) == (2, 5, 6)
 
 
 def test_a_pull_that_the_broker_holds_back_delays_no_other_answer(transport: RemotingTransport, topic: str) -> None:

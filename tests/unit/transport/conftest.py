@@ -60,8 +60,7 @@ def request_to() -> Callable[..., SendRequest]:
             flag=changes.pop("flag", 0),
             sys_flag=changes.pop("sys_flag", 0),
         )
-        assert not changes
-        return SendRequest(batch, queue, address, "pg", "TBW102", 4, 1_700_000_000_000)
+        return SendRequest(batch, queue, address, "pg", "TBW102", 4, 1_700_000_000_000, **changes)
 
     return make
 

@@ -19,7 +19,9 @@ from tests.peer import PATIENCE, Peer, Session, stored_fields
 RequestTo = Callable[..., SendRequest]
 
 
-def test_answers_come_back_in_any_order(transport: RemotingTransport, request_to: RequestTo, collected: Any) -> None:
+def test_110_answers_come_back_in_any_order(
+    transport: RemotingTransport, request_to: RequestTo, collected: Any
+) -> None:
     def backwards(session: Session) -> None:
         requests = [session.read() for _ in range(20)]
         for request in random.Random(1).sample(requests, len(requests)):
@@ -86,7 +88,7 @@ def test_both_header_types_are_understood_on_one_connection(transport: RemotingT
     assert [answer.ext_fields["offset"] for answer in answers] == ["7", "7", "7"]
 
 
-def test_an_answer_that_nobody_waits_for_is_dropped(transport: RemotingTransport) -> None:
+def test_110_an_answer_that_nobody_waits_for_is_dropped(transport: RemotingTransport) -> None:
     def confused(session: Session) -> None:
         request = session.read()
         session.sock.sendall(encode_command(RemotingCommand(0, request.opaque + 1000, flag=1)))
@@ -139,6 +141,25 @@ def test_a_oneway_request_returns_when_written(transport: RemotingTransport) -> 
     assert [(command.flag, bytes(command.body)) for command in received] == [(2, b"first"), (2, b"second")]
 
 
+def test_105_the_same_request_sent_again_has_a_new_opaque(
+    transport: RemotingTransport, request_to: RequestTo, outcomes: Any
+) -> None:
+    opaques: list[int] = []
+
+    def note(session: Session) -> None:
+        for _ in range(3):
+            request = session.read()
+            opaques.append(request.opaque)
+            session.answer_send(request)
+
+    with Peer(note) as peer:
+        request = request_to(peer.address)
+        for count in (1, 2, 3):
+            transport.send(request, PATIENCE, outcomes)
+            outcomes.wait(count)
+    assert len(set(opaques)) == 3
+
+
 @pytest.mark.parametrize(
     ("last", "in_flight", "expected"),
     [
@@ -154,7 +175,9 @@ def test_opaques_wrap_as_javas_int_and_leave_out_those_in_flight(
     assert next_opaque(last, in_flight) == expected
 
 
-def test_many_threads_share_one_connection(transport: RemotingTransport, request_to: RequestTo, collected: Any) -> None:
+def test_113_many_threads_share_one_connection(
+    transport: RemotingTransport, request_to: RequestTo, collected: Any
+) -> None:
     with Peer(Session.serve) as peer:
         collectors = [collected() for _ in range(4)]
 

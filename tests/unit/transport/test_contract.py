@@ -16,12 +16,15 @@ from rocketmq_spark.errors import (
     BrokerBusyException,
     BrokerUnavailableException,
     MQBrokerException,
+    MQClientException,
     RemotingSendRequestException,
     RemotingTimeoutException,
     RocketMQError,
     TopicRouteStaleException,
 )
 from rocketmq_spark.message import MASTER_ID, BrokerData, Message, MessageQueue, SendRequest, SendStatus, TopicRouteData
+from rocketmq_spark.message_ext import decode_message_id
+from rocketmq_spark.transaction import EndTransaction, TransactionCheck
 from rocketmq_spark.transport.base import Transport
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.transport.script import Reply, route
@@ -41,12 +44,14 @@ class Cluster:
         address: str,
         play: Callable[[Reply], None],
         stored: dict[MessageQueue, list[Message]],
+        check_transaction: Callable[[int], TransactionCheck],
         advance: Callable[[float], object] = lambda _: None,
     ) -> None:
         self.transport = transport
         self.address = address
         self.play = play
         self.stored = stored
+        self.check_transaction = check_transaction
         self.advance = advance
 
 
@@ -58,7 +63,13 @@ def route_to(address: str) -> TopicRouteData:
 def scripted(*, threaded: bool) -> Iterator[Cluster]:
     address = "broker-a:10911"
     with ScriptedTransport({"orders": route_to(address)}, threaded=threaded) as transport:
-        cluster = Cluster(transport, address, lambda reply: transport.play("broker-a", reply), transport.stored)
+        cluster = Cluster(
+            transport,
+            address,
+            lambda reply: transport.play("broker-a", reply),
+            transport.stored,
+            lambda physical_offset: transport.check_transaction(address, physical_offset),
+        )
         if not threaded:
             cluster.advance = transport.advance
         yield cluster
@@ -67,7 +78,7 @@ def scripted(*, threaded: bool) -> Iterator[Cluster]:
 def remoting() -> Iterator[Cluster]:
     with BrokerPeer() as peer, RemotingTransport([peer.address]) as transport:
         peer.routes["orders"] = route_to(peer.address)
-        yield Cluster(transport, peer.address, peer.replies.append, peer.stored)
+        yield Cluster(transport, peer.address, peer.replies.append, peer.stored, peer.check_transaction)
 
 
 TRANSPORTS = {
@@ -114,7 +125,7 @@ def test_a_single_message_keeps_its_flag_and_properties(
 
 
 @pytest.mark.parametrize("status", SendStatus)
-def test_every_status_of_a_stored_batch_is_a_status(
+def test_99_every_status_of_a_stored_batch_is_a_status(
     cluster: Cluster, batch_to: Callable[..., SendRequest], outcomes: Any, status: SendStatus
 ) -> None:
     cluster.play(Reply(status))
@@ -133,7 +144,7 @@ def test_every_status_of_a_stored_batch_is_a_status(
         (13, "the message is illegal", MQBrokerException),
     ],
 )
-def test_a_refusal_is_the_error_of_its_code(
+def test_99_a_refusal_is_the_error_of_its_code(
     cluster: Cluster,
     batch_to: Callable[..., SendRequest],
     outcomes: Any,
@@ -199,6 +210,74 @@ def test_a_known_topic_has_a_route_and_an_unknown_one_code_17(cluster: Cluster) 
         cluster.transport.query_route("unknown", PATIENCE)
     assert raised.value.response_code == 17
     assert raised.value.refresh_route is True
+
+
+def test_a_stored_message_can_be_viewed_and_found_by_its_time(
+    cluster: Cluster, batch_to: Callable[..., SendRequest], request_to: Callable[..., SendRequest], outcomes: Any
+) -> None:
+    transport, address = cluster.transport, cluster.address
+    assert transport.earliest_msg_store_time(QUEUE, address, PATIENCE) == -1
+    transport.send(batch_to(address, b"one", b"two"), PATIENCE, outcomes)
+    transport.send(request_to(address, b"three", properties="KEYS\x01k\x02", flag=9), PATIENCE, outcomes)
+    wait(cluster, outcomes, 2)
+    assert outcomes[0].offset_msg_id.count(",") == 1
+    _, physical_offset = decode_message_id(outcomes[1].offset_msg_id)
+    viewed = transport.view_message(address, physical_offset, PATIENCE, topic="orders")
+    assert (viewed.topic, viewed.body, viewed.flag, viewed.properties) == ("orders", b"three", 9, {"KEYS": "k"})
+    assert (viewed.queue_id, viewed.queue_offset, viewed.offset_msg_id) == (0, 2, outcomes[1].offset_msg_id)
+    assert viewed.born_timestamp == 1_700_000_000_000
+    earliest = transport.earliest_msg_store_time(QUEUE, address, PATIENCE)
+    assert earliest <= viewed.store_timestamp
+    assert transport.search_offset(QUEUE, earliest, address, PATIENCE) == 0
+    assert transport.search_offset(QUEUE, viewed.store_timestamp + 1, address, PATIENCE) == 3
+    with pytest.raises(MQClientException, match="commit-log offset 4711"):
+        transport.view_message(address, 4711, PATIENCE)
+
+
+def test_a_oneway_send_is_stored_without_an_outcome(cluster: Cluster, batch_to: Callable[..., SendRequest]) -> None:
+    cluster.transport.send_oneway(batch_to(cluster.address, b"one", b"two"), PATIENCE)
+    # An answer on the same connection: so the oneway request before it has been served.
+    assert cluster.transport.max_offset(QUEUE, cluster.address, PATIENCE) == 2
+    assert [message.body for message in cluster.stored[QUEUE]] == [b"one", b"two"]
+
+
+def test_108_a_oneway_sender_learns_of_no_refusal(cluster: Cluster, batch_to: Callable[..., SendRequest]) -> None:
+    cluster.play(Reply.code(13, "the message is illegal"))
+    cluster.transport.send_oneway(batch_to(cluster.address, b"one"), PATIENCE)
+    assert cluster.transport.max_offset(QUEUE, cluster.address, PATIENCE) == 0
+
+
+def test_a_half_message_is_checked_and_the_answer_carries_the_checks_offsets(
+    cluster: Cluster, request_to: Callable[..., SendRequest], outcomes: Any, collected: Any
+) -> None:
+    checks = collected()
+    cluster.transport.on_check_transaction = checks
+    properties = "UNIQ_KEY\x01U1\x02TRAN_MSG\x01true\x02PGROUP\x01pg\x02"
+    cluster.transport.send(request_to(cluster.address, b"half", properties=properties, sys_flag=4), PATIENCE, outcomes)
+    [outcome] = wait(cluster, outcomes, 1)
+    assert cluster.stored.get(QUEUE, []) == []
+    _, physical_offset = decode_message_id(outcome.offset_msg_id)
+    asked = cluster.check_transaction(physical_offset)
+    [check] = checks.wait(1)
+    assert check == asked
+    assert (check.address, check.producer_group, check.unique_id) == (cluster.address, "pg", "U1")
+    assert (check.message.topic, check.message.body) == ("orders", b"half")
+    assert check.commit_log_offset != physical_offset
+    assert check.answer(8, "found it") == EndTransaction(
+        topic="orders",
+        producer_group="pg",
+        tran_state_table_offset=check.tran_state_table_offset,
+        commit_log_offset=check.commit_log_offset,
+        commit_or_rollback=8,
+        msg_id="U1",
+        transaction_id="U1",
+        broker_name="broker-a",
+        from_transaction_check=True,
+        remark="found it",
+    )
+    cluster.transport.end_transaction(check.address, check.answer(8), PATIENCE)
+    assert cluster.transport.max_offset(QUEUE, cluster.address, PATIENCE) == 1
+    assert [message.body for message in cluster.stored[QUEUE]] == [b"half"]
 
 
 def test_the_blocking_calls_return_when_the_broker_agrees(cluster: Cluster) -> None:

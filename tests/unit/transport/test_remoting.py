@@ -23,6 +23,7 @@ from rocketmq_spark.transport.script import Reply, route
 from rocketmq_spark.wire.codes import RequestCode
 from rocketmq_spark.wire.command import RemotingCommand
 from tests.peer import PATIENCE, BrokerPeer, Peer, Session, address_of, full_listener, refused_address
+from tests.strategies import encode_stored_record
 
 MakeTransport = Callable[..., RemotingTransport]
 ROUTE = route({"broker-a": 4})
@@ -41,7 +42,9 @@ def send(transport: RemotingTransport, request: SendRequest, outcomes: Any) -> S
     return outcome
 
 
-def test_a_single_message_goes_as_send_message_v2(transport: RemotingTransport, request_to: Any, outcomes: Any) -> None:
+def test_96_a_single_message_goes_as_send_message_v2(
+    transport: RemotingTransport, request_to: Any, outcomes: Any
+) -> None:
     with BrokerPeer() as peer:
         request = request_to(peer.address, (b"he", b"", b"llo"), properties="KEYS\x01k\x02", flag=7, sys_flag=1)
         send(transport, request, outcomes)
@@ -66,7 +69,34 @@ def test_a_single_message_goes_as_send_message_v2(transport: RemotingTransport, 
     }
 
 
-def test_a_batch_goes_as_send_batch_message_with_m_true(
+def test_97_reconsume_times_go_to_j_and_l_and_unit_mode_to_k(
+    transport: RemotingTransport, request_to: Any, outcomes: Any
+) -> None:
+    with BrokerPeer() as peer:
+        queue = MessageQueue("%RETRY%cg", "broker-a", 0)
+        changes = {"reconsume_times": 3, "max_reconsume_times": 16, "unit_mode": True}
+        send(transport, request_to(peer.address, queue=queue, **changes), outcomes)
+        [command] = peer.requests
+    assert [command.ext_fields[name] for name in "bjkl"] == ["%RETRY%cg", "3", "true", "16"]
+
+
+def test_a_reply_goes_as_send_reply_message_v2(transport: RemotingTransport, request_to: Any, outcomes: Any) -> None:
+    codes: list[int] = []
+
+    def note(session: Session) -> None:
+        for _ in range(2):
+            request = session.read()
+            codes.append(request.code)
+            session.answer_send(request)
+
+    with Peer(note) as peer:
+        for count in (1, 2):
+            transport.send(request_to(peer.address, reply=count == 1), PATIENCE, outcomes)
+            outcomes.wait(count)
+    assert codes == [RequestCode.SEND_REPLY_MESSAGE_V2, RequestCode.SEND_MESSAGE_V2]
+
+
+def test_96_a_batch_goes_as_send_batch_message_with_m_true(
     transport: RemotingTransport, batch_to: Any, outcomes: Any
 ) -> None:
     with BrokerPeer() as peer:
@@ -79,7 +109,7 @@ def test_a_batch_goes_as_send_batch_message_with_m_true(
     assert outcome.status is SendStatus.SEND_OK
 
 
-def test_an_acknowledgement_becomes_an_outcome_with_all_it_says(
+def test_100_an_acknowledgement_becomes_an_outcome_with_all_it_says(
     transport: RemotingTransport, request_to: Any, outcomes: Any
 ) -> None:
     fields = {
@@ -89,6 +119,8 @@ def test_an_acknowledgement_becomes_an_outcome_with_all_it_says(
         "transactionId": "T1",
         "MSG_REGION": "eu",
         "TRACE_ON": "false",
+        "batchUniqId": "B1",
+        "recallHandle": "djEg",
     }
 
     def other_queue(session: Session) -> None:
@@ -106,11 +138,25 @@ def test_an_acknowledgement_becomes_an_outcome_with_all_it_says(
         transaction_id="T1",
         region_id="eu",
         trace_on=False,
+        batch_uniq_id="B1",
+        recall_handle="djEg",
     )
     assert outcome.latency_ms > 0
 
 
-def test_a_refusal_names_rows_queue_broker_code_and_remark(
+def test_100_what_an_acknowledgement_leaves_out_has_its_default(
+    transport: RemotingTransport, request_to: Any, outcomes: Any
+) -> None:
+    def terse(session: Session) -> None:
+        session.answer(session.read(), 0, {"msgId": "7F00", "queueId": "0", "queueOffset": "0", "MSG_REGION": ""})
+
+    with Peer(terse) as peer:
+        outcome = send(transport, request_to(peer.address), outcomes)
+    assert (outcome.region_id, outcome.trace_on) == ("DefaultRegion", True)
+    assert (outcome.transaction_id, outcome.batch_uniq_id, outcome.recall_handle) == ("", "", "")
+
+
+def test_99_a_refusal_names_rows_queue_broker_code_and_remark(
     transport: RemotingTransport, batch_to: Any, outcomes: Any
 ) -> None:
     with BrokerPeer(None, Reply.code(2, "[OVERLOAD]system busy")) as peer:
@@ -128,17 +174,83 @@ def test_heart_beat_unregister_offsets_and_topics(transport: RemotingTransport) 
         assert transport.max_offset(queue, peer.address, PATIENCE) == 0
         assert transport.min_offset(queue, peer.address, PATIENCE) == 0
         transport.create_topic(peer.address, "orders", 8, 6, PATIENCE)
+        transport.search_offset(queue, 1_700_000_000_000, peer.address, PATIENCE)
+        transport.earliest_msg_store_time(queue, peer.address, PATIENCE)
+        transport.create_topic(
+            *(peer.address, "orders", 8, 4, PATIENCE),
+            read_queue_nums=16,
+            topic_sys_flag=1,
+            order=True,
+            attributes="+message.type=FIFO",
+        )
         sent = [(command.code, command.ext_fields) for command in peer.requests]
         beat = bytes(peer.requests[0].body)
+    created = {
+        "topic": "orders",
+        "defaultTopic": "TBW102",
+        "readQueueNums": "8",
+        "writeQueueNums": "8",
+        "perm": "6",
+        "topicFilterType": "SINGLE_TAG",
+        "topicSysFlag": "0",
+        "order": "false",
+    }
+    changed = {
+        "readQueueNums": "16",
+        "perm": "4",
+        "topicSysFlag": "1",
+        "order": "true",
+        "attributes": "+message.type=FIFO",
+    }
     assert beat == b'{"clientID":"10.0.0.1@spec","producerDataSet":[{"groupName":"pg"}],"consumerDataSet":[]}'
     assert sent == [
         (34, {}),
         (35, {"clientID": "10.0.0.1@spec", "producerGroup": "pg"}),
         (30, {"topic": "orders", "queueId": "2", "bname": "broker-a"}),
         (31, {"topic": "orders", "queueId": "2", "bname": "broker-a"}),
-        (17, sent[4][1]),
+        (17, created),
+        (
+            29,
+            {
+                "topic": "orders",
+                "queueId": "2",
+                "timestamp": "1700000000000",
+                "boundaryType": "lower",
+                "bname": "broker-a",
+            },
+        ),
+        (32, {"topic": "orders", "queueId": "2", "bname": "broker-a"}),
+        (17, created | changed),
     ]
-    assert {"topic": "orders", "readQueueNums": "8", "writeQueueNums": "8", "perm": "6"}.items() <= sent[4][1].items()
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_view_of_what_is_no_message_says_where(transport: RemotingTransport, code: int) -> None:
+    # From the middle of a record a broker answers with its bytes, or with whatever went wrong there.
+    def garbage(session: Session) -> None:
+        session.answer(session.read(), code, body=b"\0\0\0\x05x", remark="java.lang.IllegalArgumentException")
+        session.wait_for_hangup()
+
+    with Peer(garbage) as peer, pytest.raises(MQClientException) as raised:
+        transport.view_message(peer.address, 219, PATIENCE)
+    text = f"viewing the message at commit-log offset 219: {peer.address} has no message that begins there"
+    assert str(raised.value).startswith(text)
+    assert raised.value.retriable is False
+
+
+def test_a_view_that_shows_another_message_is_refused(
+    transport: RemotingTransport, request_to: Any, outcomes: Any
+) -> None:
+    with BrokerPeer() as peer:
+        send(transport, request_to(peer.address), outcomes)
+        message = peer.store.view(0)
+        assert message is not None
+
+    def another(session: Session) -> None:
+        session.answer(session.read(), body=encode_stored_record(message))
+
+    with Peer(another) as peer, pytest.raises(MQClientException, match="no message that begins there"):
+        transport.view_message(peer.address, 219, PATIENCE)
 
 
 def test_a_blocking_call_raises_what_the_server_answered(transport: RemotingTransport) -> None:

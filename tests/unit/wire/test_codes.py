@@ -19,7 +19,7 @@ STALE = TopicRouteStaleException
 UNKNOWN = BrokerOutcomeUnknownException
 
 
-def test_stored_codes_are_the_four_that_acknowledge() -> None:
+def test_99_stored_codes_are_the_four_that_acknowledge() -> None:
     assert STORED == {
         0: SendStatus.SEND_OK,
         10: SendStatus.FLUSH_DISK_TIMEOUT,

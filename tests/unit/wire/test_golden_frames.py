@@ -9,15 +9,17 @@ from rocketmq_spark.wire.codes import RequestCode
 from rocketmq_spark.wire.command import RemotingCommand, SerializeType, decode_command, encode_command, encode_head
 from rocketmq_spark.wire.headers import (
     GetRouteInfoRequestHeader,
-    OffsetResponseHeader,
     PullMessageRequestHeader,
-    PullMessageResponseHeader,
     SendMessageRequestHeaderV2,
-    SendMessageResponseHeader,
     UnregisterClientRequestHeader,
     heart_beat_body,
 )
 from rocketmq_spark.wire.records import decode_batch, decode_records, encode_batch, encode_properties
+from rocketmq_spark.wire.response_headers import (
+    OffsetResponseHeader,
+    PullMessageResponseHeader,
+    SendMessageResponseHeader,
+)
 from rocketmq_spark.wire.route import decode_topic_route
 from tests.vectors import load
 

@@ -9,17 +9,24 @@ import pytest
 from rocketmq_spark.errors import RemotingCommandException
 from rocketmq_spark.wire.headers import (
     CreateTopicRequestHeader,
+    EndTransactionRequestHeader,
+    GetEarliestMsgStoreTimeRequestHeader,
     GetMaxOffsetRequestHeader,
     GetMinOffsetRequestHeader,
     GetRouteInfoRequestHeader,
-    OffsetResponseHeader,
     PullMessageRequestHeader,
-    PullMessageResponseHeader,
     SearchOffsetRequestHeader,
     SendMessageRequestHeaderV2,
-    SendMessageResponseHeader,
     UnregisterClientRequestHeader,
+    ViewMessageRequestHeader,
     heart_beat_body,
+)
+from rocketmq_spark.wire.response_headers import (
+    CheckTransactionStateRequestHeader,
+    EarliestMsgStoreTimeResponseHeader,
+    OffsetResponseHeader,
+    PullMessageResponseHeader,
+    SendMessageResponseHeader,
 )
 
 
@@ -69,6 +76,44 @@ from rocketmq_spark.wire.headers import (
             "topic=T queueId=3 timestamp=0 boundaryType=lower bname=b",
         ),
         (
+            GetEarliestMsgStoreTimeRequestHeader(topic="T", queue_id=3, broker_name="b"),
+            "topic=T queueId=3 bname=b",
+        ),
+        (ViewMessageRequestHeader(offset=0), "offset=0"),
+        (ViewMessageRequestHeader(offset=7, topic="T"), "offset=7 topic=T"),
+        (
+            EndTransactionRequestHeader(
+                topic="T",
+                producer_group="pg",
+                tran_state_table_offset=5,
+                commit_log_offset=36804876,
+                commit_or_rollback=8,
+                from_transaction_check=True,
+                msg_id="U",
+                transaction_id="X",
+                broker_name="b",
+            ),
+            (
+                "topic=T producerGroup=pg tranStateTableOffset=5 commitLogOffset=36804876 commitOrRollback=8"
+                " fromTransactionCheck=true msgId=U transactionId=X bname=b"
+            ),
+        ),
+        (
+            EndTransactionRequestHeader(
+                topic="T",
+                producer_group="pg",
+                tran_state_table_offset=0,
+                commit_log_offset=0,
+                commit_or_rollback=0,
+                msg_id="U",
+                broker_name="",
+            ),
+            (
+                "topic=T producerGroup=pg tranStateTableOffset=0 commitLogOffset=0 commitOrRollback=0"
+                " fromTransactionCheck=false msgId=U"
+            ),
+        ),
+        (
             PullMessageRequestHeader(
                 consumer_group="cg", topic="T", queue_id=1, queue_offset=2, max_msg_nums=32, broker_name="b"
             ),
@@ -94,12 +139,12 @@ from rocketmq_spark.wire.headers import (
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_request_header_is_text_in_wire_order(header: Any, ext_fields: str) -> None:
+def test_96_request_header_is_text_in_wire_order(header: Any, ext_fields: str) -> None:
     assert " ".join(f"{name}={value}" for name, value in header.to_ext_fields().items()) == ext_fields
 
 
 @pytest.mark.parametrize("properties", [None, ""])
-def test_absent_and_empty_values_are_left_out(properties: str | None) -> None:
+def test_96_absent_and_empty_values_are_left_out(properties: str | None) -> None:
     header = SendMessageRequestHeaderV2(
         producer_group="pg", topic="T", queue_id=0, born_timestamp=0, properties=properties, broker_name="b"
     )
@@ -139,7 +184,7 @@ def test_send_response_with_every_field() -> None:
         ({"MSG_REGION": "r", "TRACE_ON": "false"}, "r", False),
     ],
 )
-def test_region_and_trace_of_a_send_response(extra: Mapping[str, str], region_id: str, trace_on: bool) -> None:
+def test_100_region_and_trace_of_a_send_response(extra: Mapping[str, str], region_id: str, trace_on: bool) -> None:
     header = SendMessageResponseHeader.from_ext_fields({**STORED, **extra})
     assert (header.region_id, header.trace_on) == (region_id, trace_on)
 
@@ -167,6 +212,8 @@ RESPONSES = [
     (SendMessageResponseHeader, STORED),
     (PullMessageResponseHeader, PULLED),
     (OffsetResponseHeader, {"offset": "0"}),
+    (EarliestMsgStoreTimeResponseHeader, {"timestamp": "0"}),
+    (CheckTransactionStateRequestHeader, {"commitLogOffset": "0", "tranStateTableOffset": "0"}),
 ]
 REQUIRED = [(header, fields, name) for header, fields in RESPONSES for name in fields]
 
@@ -185,6 +232,36 @@ def test_ill_formed_number_of_a_response_is_named(text: str) -> None:
         OffsetResponseHeader.from_ext_fields({"offset": text})
     with pytest.raises(RemotingCommandException, match="'offsetDelta'"):
         PullMessageResponseHeader.from_ext_fields({**PULLED, "offsetDelta": text})
+
+
+def test_check_of_a_transaction_with_every_field() -> None:
+    # As a 5.5.0 broker sends it; its topic is the half topic and of no use.
+    fields = {
+        "bname": "broker-a",
+        "topic": "RMQ_SYS_TRANS_HALF_TOPIC",
+        "msgId": "U",
+        "transactionId": "X",
+        "offsetMsgId": "7F",
+        "commitLogOffset": "36804876",
+        "tranStateTableOffset": "5",
+    }
+    assert CheckTransactionStateRequestHeader.from_ext_fields(fields) == CheckTransactionStateRequestHeader(
+        tran_state_table_offset=5,
+        commit_log_offset=36804876,
+        msg_id="U",
+        transaction_id="X",
+        offset_msg_id="7F",
+        broker_name="broker-a",
+    )
+
+
+def test_check_of_a_transaction_from_a_proxy_has_no_broker_name() -> None:
+    fields = {"commitLogOffset": "1", "tranStateTableOffset": "0", "msgId": "U", "transactionId": "U"}
+    assert CheckTransactionStateRequestHeader.from_ext_fields(fields).broker_name == ""
+
+
+def test_earliest_store_time_may_be_none() -> None:
+    assert EarliestMsgStoreTimeResponseHeader.from_ext_fields({"timestamp": "-1"}).timestamp == -1
 
 
 def test_offsets_may_be_negative() -> None:

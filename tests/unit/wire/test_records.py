@@ -10,19 +10,18 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.errors import MQClientException, RemotingCommandException
 from rocketmq_spark.message import Message
+from rocketmq_spark.message_ext import MessageExt
 from rocketmq_spark.wire.codes import ResponseCode
 from rocketmq_spark.wire.records import (
     ITEM_OVERHEAD,
     MAX_BATCH_ROWS,
     MAX_PROPERTIES,
-    StoredMessage,
     decode_batch,
     decode_properties,
     decode_records,
     encode_batch,
     encode_batch_item,
     encode_properties,
-    string_hash,
     unique_id,
     unique_id_prefix,
 )
@@ -175,18 +174,13 @@ def test_records_are_read_as_java_wrote_them(vector: dict[str, Any]) -> None:
     assert record.offset_msg_id == vector["offset_msg_id"]
 
 
-def test_offset_message_id_vector() -> None:
-    record = StoredMessage("T", 0, 0, 36_800_285, 0, 0, 0, "127.0.0.1:1", 0, "127.0.0.1:20911", 0, 0, 0, b"")
-    assert record.offset_msg_id == "7F000001000051AF000000000231871D"
-
-
 @given(st.lists(stored_messages(), max_size=4))
-def test_records_of_both_magics_and_address_families_decode(messages: list[StoredMessage]) -> None:
+def test_records_of_both_magics_and_address_families_decode(messages: list[MessageExt]) -> None:
     assert decode_records(memoryview(b"".join(map(encode_stored_record, messages)))) == messages
 
 
 @given(st.lists(stored_messages(), min_size=1, max_size=3), st.data())
-def test_truncated_records_are_refused_whole(messages: list[StoredMessage], data: st.DataObject) -> None:
+def test_truncated_records_are_refused_whole(messages: list[MessageExt], data: st.DataObject) -> None:
     records = [encode_stored_record(message) for message in messages]
     body = b"".join(records)
     boundaries = [len(b"".join(records[:count])) for count in range(len(records) + 1)]
@@ -196,7 +190,7 @@ def test_truncated_records_are_refused_whole(messages: list[StoredMessage], data
 
 
 @given(stored_messages(), st.data())
-def test_record_whose_size_is_too_small_is_refused(message: StoredMessage, data: st.DataObject) -> None:
+def test_record_whose_size_is_too_small_is_refused(message: MessageExt, data: st.DataObject) -> None:
     record = encode_stored_record(message)
     size = data.draw(st.integers(-(2**31), len(record) - 1))
     with pytest.raises(RemotingCommandException, match="stored record"):
@@ -228,22 +222,6 @@ def test_any_bytes_are_records_or_refused(data: bytes) -> None:
     except RemotingCommandException:
         return
     assert data == b"" or records
-
-
-@pytest.mark.parametrize("vector", JAVA["string_hash"], ids=lambda vector: vector["utf16_hex"] or "empty")
-def test_string_hash_is_javas(vector: dict[str, Any]) -> None:
-    # "surrogatepass": Java's strings may hold lone surrogates.
-    text = bytes.fromhex(vector["utf16_hex"]).decode("utf-16-be", "surrogatepass")
-    assert string_hash(text) == vector["hash"]
-
-
-@given(st.text(st.characters(codec=None), max_size=30))
-def test_string_hash_is_javas_formula_over_utf_16_units(text: str) -> None:
-    units = struct.unpack(
-        f">{len(text.encode('utf-16-be', 'surrogatepass')) // 2}H", text.encode("utf-16-be", "surrogatepass")
-    )
-    value = sum(unit * 31**power for power, unit in enumerate(reversed(units)))
-    assert string_hash(text) == (value + 2**31) % 2**32 - 2**31
 
 
 def test_unique_id_is_address_pid_loader_and_sequence() -> None:

@@ -1,0 +1,145 @@
+"""What scripted brokers keep: messages by queue, and by commit-log offset over all of them.
+
+Rule 1: a half message lies in the half topic's queue, and in its own once it is committed (spec/remoting.md 11).
+Rule 2: offsets, times and ids are as a broker gives them; times are of the clock that comes in, the host is invented.
+Rule 3: nothing ever expires.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Final
+
+from rocketmq_spark.message import Message, MessageQueue, SendRequest
+from rocketmq_spark.message_ext import MessageExt, encode_message_id
+from rocketmq_spark.transaction import TRANSACTION_COMMIT_TYPE, EndTransaction, TransactionCheck
+from rocketmq_spark.wire.records import decode_batch, decode_properties
+
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+
+_STORE_HOST: Final = "127.0.0.1:10911"
+_BORN_HOST: Final = "127.0.0.1:50000"
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One position of the commit log: where the message lies, and where it was meant for."""
+
+    message: Message
+    stored_in: MessageQueue
+    meant_for: MessageQueue
+    queue_offset: int
+    sys_flag: int
+    born_timestamp: int
+    store_timestamp: int
+
+
+class ScriptedStore:
+    """Messages that were acknowledged, or stored although they were not.
+
+    Attributes
+    ----------
+    queues : dict of MessageQueue to list of Message
+        What consumers would see, and the half topic's queues.
+    """
+
+    def __init__(self) -> None:
+        self.queues: dict[MessageQueue, list[Message]] = {}
+        self._log: list[_Entry] = []
+
+    def keep(self, request: SendRequest, now: float) -> tuple[int, str]:
+        """Store a request's messages; return the first one's queue offset and the ids, comma-separated."""
+        batch, queue = request.batch, request.queue
+        body = b"".join(batch.body)
+        if batch.batch:
+            messages = decode_batch(body, batch.topic)
+        else:
+            messages = [Message(batch.topic, body, batch.flag, decode_properties(batch.properties.encode()))]
+        half = not batch.batch and messages[0].properties.get("TRAN_MSG") == "true"
+        stored_in = MessageQueue(HALF_TOPIC, queue.broker_name, 0) if half else queue
+        first, store_timestamp = len(self._log), int(now * 1000)
+        offset = len(self.queues.get(stored_in, ()))
+        for message in messages:
+            self._append(message, stored_in, queue, batch.sys_flag, request.born_timestamp, store_timestamp)
+        return offset, ",".join(encode_message_id(_STORE_HOST, at) for at in range(first, len(self._log)))
+
+    def view(self, physical_offset: int) -> MessageExt | None:
+        """Return what lies at a commit-log offset, under the topic and queue it is meant for."""
+        if not 0 <= physical_offset < len(self._log):
+            return None
+        entry = self._log[physical_offset]
+        message = entry.message
+        return MessageExt(
+            topic=message.topic,
+            body=message.body,
+            flag=message.flag,
+            properties=message.properties,
+            queue_id=entry.meant_for.queue_id,
+            queue_offset=entry.queue_offset,
+            physical_offset=physical_offset,
+            sys_flag=entry.sys_flag,
+            born_timestamp=entry.born_timestamp,
+            born_host=_BORN_HOST,
+            store_timestamp=entry.store_timestamp,
+            store_host=_STORE_HOST,
+            reconsume_times=0,
+            prepared_transaction_offset=0,
+            body_crc=zlib.crc32(message.body) & 0x7FFFFFFF,
+        )
+
+    def search(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """Return the first offset stored at or after a time, or the end."""
+        times = (entry.store_timestamp for entry in self._log if entry.stored_in == queue)
+        return sum(stored < timestamp_ms for stored in times)
+
+    def earliest(self, queue: MessageQueue) -> int:
+        """Return when the queue's first message was stored; -1 if there is none."""
+        return next((entry.store_timestamp for entry in self._log if entry.stored_in == queue), -1)
+
+    def end_transaction(self, request: EndTransaction, now: float) -> None:
+        """Make a committed half message visible; every time anew, as a broker does."""
+        if request.commit_or_rollback == TRANSACTION_COMMIT_TYPE and request.commit_log_offset < len(self._log):
+            half = self._log[request.commit_log_offset]
+            self._append(
+                half.message, half.meant_for, half.meant_for, half.sys_flag, half.born_timestamp, int(now * 1000)
+            )
+
+    def check(self, address: str, physical_offset: int, now: float) -> TransactionCheck:
+        """Write a half message again, as a broker does before it asks back, and return what it asks.
+
+        Raises
+        ------
+        IndexError
+            Nothing is stored there.
+        """
+        half = self._log[physical_offset]
+        again = len(self._log)
+        self._append(half.message, half.stored_in, half.meant_for, half.sys_flag, half.born_timestamp, int(now * 1000))
+        message = self.view(again)
+        assert message is not None
+        unique_id = message.properties.get("UNIQ_KEY", "")
+        return TransactionCheck(
+            address=address,
+            message=message,
+            tran_state_table_offset=message.queue_offset,
+            commit_log_offset=again,
+            msg_id=unique_id,
+            transaction_id=unique_id,
+            offset_msg_id=message.offset_msg_id,
+            broker_name=half.meant_for.broker_name,
+        )
+
+    def _append(
+        self,
+        message: Message,
+        stored_in: MessageQueue,
+        meant_for: MessageQueue,
+        sys_flag: int,
+        born_timestamp: int,
+        store_timestamp: int,
+    ) -> None:
+        kept = self.queues.setdefault(stored_in, [])
+        entry = _Entry(message, stored_in, meant_for, len(kept), sys_flag, born_timestamp, store_timestamp)
+        kept.append(message)
+        self._log.append(entry)

@@ -1,0 +1,189 @@
+"""Half messages, their ends and the broker's checks, against a real broker that asks back soon, and its proxy."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import queue as queues
+import time
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.errors import ClusterError
+from rocketmq_spark.message import EncodedBatch, MessageQueue, SendOutcome, SendRequest, SendStatus
+from rocketmq_spark.message_ext import decode_message_id
+from rocketmq_spark.transaction import (
+    TRANSACTION_COMMIT_TYPE,
+    TRANSACTION_NOT_TYPE,
+    TRANSACTION_ROLLBACK_TYPE,
+    EndTransaction,
+    TransactionCheck,
+)
+from rocketmq_spark.transport.base import Transport
+from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.wire.records import encode_properties, unique_id, unique_id_prefix
+from tests.conftest import unavailable
+from tests.reading import read_topic
+
+pytestmark = pytest.mark.integration
+
+PATIENCE = 20.0
+# A proxy tells its brokers of a new producer group every 20 s; before that nobody is asked back.
+CHECK_PATIENCE = 60.0
+
+# A broker notes in batches which half messages have ended, and asks back for those that it has not noted: so the note
+# must come before the first check (it does with the defaults, 3 s and 6 s).
+ASKS_BACK_SOON = {
+    "transactionCheckInterval": 500,
+    "transactionTimeOut": 3000,
+    "transactionOpBatchInterval": 200,
+    "transactionCheckMax": 1000,
+}
+
+_SEQUENCE = itertools.count(int(time.time()) << 16)
+_PREFIX = unique_id_prefix(b"\x7f\0\0\1", os.getpid(), 7)
+
+
+@pytest.fixture(scope="module")
+def asking() -> Iterator[LocalCluster]:
+    made = LocalCluster(brokers=1, proxy=True, broker_properties=ASKS_BACK_SOON)
+    try:
+        made.start()
+    except ClusterError as exc:
+        unavailable(exc)
+    yield made
+    made.stop()
+
+
+class Transactional:
+    """A producer of half messages for one topic, as bare as can be."""
+
+    def __init__(self, transport: Transport, address: str, topic: str) -> None:
+        self.transport = transport
+        self.address = address
+        self.queue = MessageQueue(topic, "broker-0", 0)
+        self.group = f"pg-{topic}"
+        self.checks: queues.Queue[TransactionCheck] = queues.Queue()
+        transport.on_check_transaction = self.checks.put
+        self.beat()
+
+    def beat(self) -> None:
+        self.transport.heart_beat(self.address, f"127.0.0.1@{self.group}", [self.group], PATIENCE)
+
+    def send_half(self, body: bytes) -> EndTransaction:
+        """Send one; return how it would be ended, still undecided."""
+        key = unique_id(_PREFIX, next(_SEQUENCE))
+        properties = encode_properties({"UNIQ_KEY": key, "TRAN_MSG": "true", "PGROUP": self.group, "KEYS": "k1"})
+        batch = EncodedBatch(
+            self.queue.topic, (body,), 1, len(body), batch=False, properties=properties.decode(), sys_flag=4
+        )
+        outcomes: queues.Queue[SendOutcome] = queues.Queue()
+        request = SendRequest(batch, self.queue, self.address, self.group, "TBW102", 4, int(time.time() * 1000))
+        self.transport.send(request, PATIENCE, outcomes.put)
+        outcome = outcomes.get(timeout=PATIENCE)
+        assert outcome.status is SendStatus.SEND_OK
+        assert outcome.transaction_id == key
+        return EndTransaction(
+            topic=self.queue.topic,
+            producer_group=self.group,
+            tran_state_table_offset=outcome.queue_offset,
+            commit_log_offset=decode_message_id(outcome.offset_msg_id)[1],
+            commit_or_rollback=TRANSACTION_NOT_TYPE,
+            msg_id=key,
+            transaction_id=outcome.transaction_id,
+            broker_name=self.queue.broker_name,
+        )
+
+    def end(self, half: EndTransaction, commit_or_rollback: int, remark: str = "") -> None:
+        ended = EndTransaction(
+            topic=half.topic,
+            producer_group=half.producer_group,
+            tran_state_table_offset=half.tran_state_table_offset,
+            commit_log_offset=half.commit_log_offset,
+            commit_or_rollback=commit_or_rollback,
+            msg_id=half.msg_id,
+            transaction_id=half.transaction_id,
+            broker_name=half.broker_name,
+            remark=remark,
+        )
+        self.transport.end_transaction(self.address, ended, PATIENCE)
+
+    def next_check(self) -> TransactionCheck:
+        deadline = time.monotonic() + CHECK_PATIENCE
+        while True:
+            try:
+                return self.checks.get(timeout=5.0)
+            except queues.Empty:
+                assert time.monotonic() < deadline, "the broker did not ask back"
+                self.beat()
+
+
+def topic_of(asking: LocalCluster, transport: RemotingTransport) -> str:
+    name = f"tx_{uuid.uuid4().hex}"
+    # A proxy takes half messages for topics of this type only.
+    address = asking.brokers[0].address
+    transport.create_topic(address, name, 1, 6, PATIENCE, attributes="+message.type=TRANSACTION")
+    return name
+
+
+def test_119_a_committed_half_message_becomes_visible_and_a_rolled_back_one_never_does(asking: LocalCluster) -> None:
+    with RemotingTransport([asking.name_server]) as transport:
+        topic = topic_of(asking, transport)
+        producer = Transactional(transport, asking.brokers[0].address, topic)
+        producer.end(producer.send_half(b"rolled back"), TRANSACTION_ROLLBACK_TYPE, "the account is closed")
+        producer.end(producer.send_half(b"committed"), TRANSACTION_COMMIT_TYPE)
+        unanswered = producer.send_half(b"unanswered")
+        # The check of the younger one: by then the broker has been through the older ones too.
+        check = producer.next_check()
+        assert (check.message.body, check.msg_id) == (b"unanswered", unanswered.msg_id)
+        [stored] = read_topic(asking.name_server, topic, 1)
+        assert (stored.body, stored.queue_id, stored.properties["KEYS"]) == (b"committed", 0, "k1")
+        assert stored.sys_flag & 0xC == TRANSACTION_COMMIT_TYPE
+
+
+def test_120_an_unknown_half_message_is_asked_back_for_and_the_answer_decides(asking: LocalCluster) -> None:
+    with RemotingTransport([asking.name_server]) as transport:
+        address = asking.brokers[0].address
+        topic = topic_of(asking, transport)
+        producer = Transactional(transport, address, topic)
+        halves = {body: producer.send_half(body) for body in (b"to commit", b"to roll back", b"undecided")}
+        for half in halves.values():
+            producer.end(half, TRANSACTION_NOT_TYPE, "don't know yet")
+        answers = {b"to commit": TRANSACTION_COMMIT_TYPE, b"to roll back": TRANSACTION_ROLLBACK_TYPE}
+        checks: dict[bytes, TransactionCheck] = {}
+        asked = 0
+        while len(checks) < 3 or asked < 3:
+            check = producer.next_check()
+            asked += check.message.body == b"undecided"
+            if check.message.body not in checks and check.message.body in answers:
+                answer = check.answer(answers[check.message.body])
+                transport.end_transaction(check.address, answer, PATIENCE)
+            checks.setdefault(check.message.body, check)
+        for body, check in checks.items():
+            half = halves[body]
+            assert (check.address, check.broker_name, check.producer_group) == (address, "broker-0", producer.group)
+            assert (check.message.topic, check.message.body) == (topic, body)
+            assert check.msg_id == check.transaction_id == check.unique_id == half.msg_id
+            # Written again before it asked: an answer with the half message's own offsets would be refused.
+            assert check.commit_log_offset > half.commit_log_offset
+            assert check.tran_state_table_offset > half.tran_state_table_offset
+        assert [message.body for message in read_topic(asking.name_server, topic, 1)] == [b"to commit"]
+
+
+def test_120_a_proxy_passes_checks_on_and_only_their_answers_count(asking: LocalCluster) -> None:
+    assert asking.proxy is not None
+    with RemotingTransport([asking.proxy.address]) as transport:
+        topic = topic_of(asking, transport)
+        producer = Transactional(transport, asking.proxy.address, topic)
+        half = producer.send_half(b"half")
+        # Answered with success and without effect: a 5.5.0 proxy knows only half messages that came over gRPC.
+        producer.end(half, TRANSACTION_COMMIT_TYPE)
+        check = producer.next_check()
+        assert (check.address, check.broker_name, check.offset_msg_id) == (asking.proxy.address, "", "")
+        assert (check.message.topic, check.message.body, check.unique_id) == (topic, b"half", half.msg_id)
+        assert read_topic(asking.name_server, topic) == []
+        transport.end_transaction(check.address, check.answer(TRANSACTION_COMMIT_TYPE), PATIENCE)
+        assert [message.body for message in read_topic(asking.name_server, topic, 1)] == [b"half"]

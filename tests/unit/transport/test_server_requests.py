@@ -1,0 +1,173 @@
+"""What a broker asks of its client: checks of transactions, and whatever else (spec/remoting.md section 12.3)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.message_ext import MessageExt
+from rocketmq_spark.transaction import TransactionCheck
+from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.wire.codes import RequestCode, ResponseCode
+from rocketmq_spark.wire.command import RemotingCommand, encode_command
+from tests.peer import PATIENCE, Peer, Session, check_request
+from tests.strategies import encode_stored_record
+
+HALF = MessageExt(
+    topic="orders",
+    body=b"half",
+    properties={"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": "U1"},
+    queue_id=3,
+    queue_offset=5,
+    physical_offset=36_804_876,
+    sys_flag=0,
+    born_timestamp=1_700_000_000_000,
+    born_host="127.0.0.1:50000",
+    store_timestamp=1_700_000_000_001,
+    store_host="127.0.0.1:10911",
+    reconsume_times=0,
+    prepared_transaction_offset=0,
+    body_crc=0,
+)
+CHECK = TransactionCheck(
+    address="",
+    message=HALF,
+    tran_state_table_offset=5,
+    commit_log_offset=36_804_876,
+    msg_id="U1",
+    transaction_id="U1",
+    offset_msg_id=HALF.offset_msg_id,
+    broker_name="broker-a",
+)
+RECORD = encode_stored_record(HALF)
+
+
+def asks(*commands: RemotingCommand) -> Callable[[Session], None]:
+    """Ask between a request and its answer."""
+
+    def script(session: Session) -> None:
+        request = session.read()
+        for command in commands:
+            session.sock.sendall(encode_command(command))
+        session.answer(request)
+        session.serve()
+
+    return script
+
+
+def test_a_check_reaches_the_handler_on_the_transports_thread(transport: RemotingTransport, collected: Any) -> None:
+    checks = collected()
+    transport.on_check_transaction = checks
+    with Peer(asks(check_request(CHECK, RECORD))) as peer:
+        transport.heart_beat(peer.address, "client", ["pg"], PATIENCE)
+        assert checks.wait(1) == [replace(CHECK, address=peer.address)]
+    assert [thread.name for thread in checks.threads] == ["rocketmq-spark-transport"]
+
+
+def test_a_check_without_a_handler_is_dropped(transport: RemotingTransport) -> None:
+    with Peer(asks(check_request(CHECK, RECORD))) as peer:
+        transport.heart_beat(peer.address, "client", ["pg"], PATIENCE)
+        transport.heart_beat(peer.address, "client", ["pg"], PATIENCE)
+        assert len(peer.sessions) == 1
+
+
+@pytest.mark.parametrize("body", [b"", b"\0\0\0\x05x", RECORD[:-1], RECORD + RECORD, b"\xff" * 200])
+def test_a_check_whose_body_is_no_message_is_logged_and_costs_nothing_else(
+    transport: RemotingTransport, collected: Any, caplog: pytest.LogCaptureFixture, body: bytes
+) -> None:
+    checks = collected()
+    transport.on_check_transaction = checks
+    pushed = (check_request(CHECK, body), check_request(CHECK, RECORD))
+    with Peer(asks(*pushed)) as peer, caplog.at_level(logging.ERROR, "rocketmq_spark.transport"):
+        transport.heart_beat(peer.address, "client", ["pg"], PATIENCE)
+        checks.wait(1)
+        assert len(peer.sessions) == 1
+    assert len(checks) == 1
+    [record] = caplog.records
+    assert record.getMessage() == f"{peer.address}: a check of a transaction was not taken; the broker will ask again"
+
+
+@pytest.mark.parametrize("name", ["commitLogOffset", "tranStateTableOffset"])
+def test_a_check_without_its_offsets_is_logged_and_costs_nothing_else(
+    transport: RemotingTransport, collected: Any, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    checks = collected()
+    transport.on_check_transaction = checks
+    whole = check_request(CHECK, RECORD)
+    fields = {key: value for key, value in whole.ext_fields.items() if key != name}
+    pushed = (replace(whole, ext_fields=fields), whole)
+    with Peer(asks(*pushed)) as peer, caplog.at_level(logging.ERROR, "rocketmq_spark.transport"):
+        transport.heart_beat(peer.address, "client", ["pg"], PATIENCE)
+        checks.wait(1)
+    [record] = caplog.records
+    assert record.exc_info is not None
+    assert name in str(record.exc_info[1])
+
+
+def test_a_handler_that_raises_is_logged_and_costs_nothing_else(
+    transport: RemotingTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    def raising(_check: TransactionCheck) -> None:
+        raise ZeroDivisionError("in the handler")
+
+    transport.on_check_transaction = raising
+    with Peer(asks(check_request(CHECK, RECORD))) as peer, caplog.at_level(logging.ERROR, "rocketmq_spark.transport"):
+        transport.heart_beat(peer.address, "client", ["pg"], PATIENCE)
+        transport.heart_beat(peer.address, "client", ["pg"], PATIENCE)
+        assert len(peer.sessions) == 1
+    [record] = caplog.records
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ZeroDivisionError
+
+
+def test_a_handler_may_hand_over_to_a_thread_that_answers(transport: RemotingTransport, collected: Any) -> None:
+    answers = collected()
+
+    def script(session: Session) -> None:
+        request = session.read()
+        session.sock.sendall(encode_command(check_request(CHECK, RECORD)))
+        session.answer(request)
+        answers(session.read())
+        session.wait_for_hangup()
+
+    def answer(check: TransactionCheck) -> None:
+        transport.end_transaction(check.address, check.answer(8), PATIENCE)
+
+    transport.on_check_transaction = lambda check: threading.Thread(target=answer, args=(check,)).start()
+    with Peer(script) as peer:
+        transport.heart_beat(peer.address, "client", ["pg"], PATIENCE)
+        [command] = answers.wait(1)
+    assert (command.code, command.flag) == (RequestCode.END_TRANSACTION, 2)
+    # The message's own topic, not the half topic of the check's header.
+    assert command.ext_fields == {
+        "topic": "orders",
+        "producerGroup": "pg",
+        "tranStateTableOffset": "5",
+        "commitLogOffset": "36804876",
+        "commitOrRollback": "8",
+        "fromTransactionCheck": "true",
+        "msgId": "U1",
+        "transactionId": "U1",
+        "bname": "broker-a",
+    }
+
+
+def test_other_requests_are_refused_with_a_handler_too(transport: RemotingTransport, collected: Any) -> None:
+    refusals = collected()
+    transport.on_check_transaction = collected()
+
+    def script(session: Session) -> None:
+        request = session.read()
+        session.sock.sendall(encode_command(RemotingCommand(RequestCode.GET_CONSUMER_RUNNING_INFO, 7)))
+        refusals(session.read())
+        session.answer(request)
+
+    with Peer(script) as peer:
+        transport.heart_beat(peer.address, "client", ["pg"], PATIENCE)
+    [refusal] = refusals
+    assert (refusal.code, refusal.opaque, refusal.flag) == (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, 7, 1)
