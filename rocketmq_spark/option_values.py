@@ -129,6 +129,18 @@ def text(allowed: str, refused: str) -> ValueKind:
     return ValueKind("text", allowed, parse)
 
 
+def words(allowed: str, pattern: str) -> ValueKind:
+    """Return the kind of a list of words, separated by commas, each of which the pattern fits whole."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        found = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+        if not all(re.fullmatch(pattern, word) for word in found):
+            raise ValueError
+        return found
+
+    return ValueKind("words", allowed, parse)
+
+
 def ladder(*, strictly: bool) -> ValueKind:
     """Return the kind of a list of ascending milliseconds, as the latency ladder is written."""
 

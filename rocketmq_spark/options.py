@@ -101,11 +101,16 @@ class SinkOptions:
     retry_another_broker_when_not_store_ok: bool = False
     max_message_size: int = 4 * MIB
     send_latency_fault_enable: bool = False
-    latency_max: tuple[int, ...] = (50, 100, 550, 1000, 2000, 3000, 15000)
-    not_available_duration: tuple[int, ...] = (0, 0, 30000, 60000, 120000, 180000, 600000)
+    fault_preset: str = "v4"
+    latency_max: tuple[int, ...] | None = None
+    not_available_duration: tuple[int, ...] | None = None
+    start_detector_enable: bool = False
+    detect_timeout: int = 200
+    detect_interval: int = 2000
     poll_name_server_interval: int = 30000
     heartbeat_broker_interval: int = 30000
     queue_selector: str | None = None
+    machine_room: tuple[str, ...] = ()
     batching: bool = True
     batch_bytes: int = MIB
     max_in_flight: int = 8
@@ -179,18 +184,45 @@ SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
     ),
     OptionSpec("maxMessageSize", kinds.size(1, 4 * MIB), "Longest body of one message."),
     OptionSpec("sendLatencyFaultEnable", BOOLEAN, "Avoid slow and failing brokers for a while."),
-    OptionSpec("latencyMax", kinds.ladder(strictly=True), "Latencies at which a broker is avoided, ascending."),
+    OptionSpec(
+        "faultPreset",
+        kinds.choice("v4", "v5", "legacy"),
+        "Rules by which brokers are avoided: those of RocketMQ 5 with the durations of 4.x (`v4`) or of 5.x (`v5`), or "
+        "those of 4.x (`legacy`: one fast answer ends an isolation).",
+    ),
+    OptionSpec(
+        "latencyMax",
+        kinds.ladder(strictly=True),
+        "Latencies at which a broker is avoided, ascending; by default those of `faultPreset`.",
+    ),
     OptionSpec(
         "notAvailableDuration",
         kinds.ladder(strictly=False),
-        "How long a broker is avoided, for each step of latencyMax.",
+        "How long a broker is avoided, for each step of latencyMax; by default as in `faultPreset`.",
     ),
+    OptionSpec(
+        "startDetectorEnable",
+        BOOLEAN,
+        "Ask brokers that could not be reached, in the background, whether they can be reached again; not with "
+        "faultPreset=legacy, which does not tell such brokers from slow ones.",
+    ),
+    OptionSpec("detectTimeout", _MILLISECONDS, "How long the detector waits for a broker's answer."),
+    OptionSpec("detectInterval", _INTERVAL, "Shortest time between two questions of the detector to one broker."),
     OptionSpec("pollNameServerInterval", _INTERVAL, "Time between two refreshes of the routes."),
     OptionSpec("heartbeatBrokerInterval", _INTERVAL, "Time between two heartbeats to the brokers."),
     OptionSpec(
         "queueSelector",
-        kinds.choice("roundRobin", "hash", "random", "column"),
+        kinds.choice("roundRobin", "hash", "random", "machineRoom", "column"),
         "How rows find their queue; by default rows with a `shardingKey` by its hash, others round robin.",
+    ),
+    OptionSpec(
+        "machineRoom",
+        kinds.words(
+            "one or more names separated by commas, each of letters, digits and . _ - (such as idc1)",
+            r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?",
+        ),
+        "Rooms whose brokers come first with queueSelector=machineRoom: those with the room as a part of their name, "
+        "as idc1 in idc1-broker-a. While none there is any good, others are taken.",
     ),
     OptionSpec("batching", BOOLEAN, "Send many rows in one request."),
     OptionSpec("batchBytes", kinds.size(1024, 4 * MIB), "Size at which a batch is sent."),
@@ -241,16 +273,35 @@ def parse_sink_options(options: Mapping[str, str], environ: Mapping[str, str]) -
             "INSERT INTO t WITH ('nameServer'='host:9876') SELECT ..."
         )
     parsed = SinkOptions(**values)
-    if len(parsed.latency_max) != len(parsed.not_available_duration):
+    _check_faults(parsed)
+    if bool(parsed.machine_room) != (parsed.queue_selector == "machineRoom"):
         raise OptionError(
-            f"latencyMax has {len(parsed.latency_max)} steps and notAvailableDuration has "
-            f"{len(parsed.not_available_duration)}: every step of the one needs its own in the other"
+            f"queueSelector is {parsed.queue_selector or 'not set'} and machineRoom is "
+            f"{','.join(parsed.machine_room) or 'not set'}: queueSelector=machineRoom and the option machineRoom need "
+            "each other"
         )
     for smaller, larger in _NOT_ABOVE:
         low, high = getattr(parsed, _FIELDS[smaller]), getattr(parsed, _FIELDS[larger])
         if low > high:
             raise OptionError(f"{smaller}={low} is more than {larger}={high}: lower the one or raise the other")
     return parsed
+
+
+def _check_faults(options: SinkOptions) -> None:
+    latency_steps, duration_steps = (
+        _PRESET_STEPS if steps is None else len(steps)
+        for steps in (options.latency_max, options.not_available_duration)
+    )
+    if latency_steps != duration_steps:
+        raise OptionError(
+            f"latencyMax has {latency_steps} steps and notAvailableDuration has {duration_steps} (a faultPreset's own "
+            f"have {_PRESET_STEPS}): every step of the one needs its own in the other"
+        )
+    if options.start_detector_enable and options.fault_preset == "legacy":
+        raise OptionError(
+            "startDetectorEnable=true and faultPreset=legacy contradict each other: the rules of 4.x do not tell "
+            "brokers that can't be reached from slow ones; choose v4 or v5, or leave the detector off"
+        )
 
 
 def parse_values(table: Sequence[OptionSpec], options: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, Any]:
@@ -317,7 +368,7 @@ def _shown_default(value: Any) -> str:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return ",".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
 
 
 def _is_sparks(key: str) -> bool:
@@ -345,6 +396,8 @@ def _parse_one(spec: OptionSpec, text: str, name: str) -> Any:
     raise OptionError(f"option {name} {shown} is not allowed: allowed is {spec.kind.allowed}")
 
 
+# Steps of each preset's ladder: a test holds it equal to the presets of the producer, which is above this file.
+_PRESET_STEPS: Final = 7
 _FIELDS: Final = {spec.name: spec.field for spec in SINK_OPTIONS}
 _NOT_ABOVE: Final = (
     ("retryBackoffMs", "retryBackoffMaxMs"),

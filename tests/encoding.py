@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from rocketmq_spark.arrow.encode_remoting import BatchSettings, RemotingBatcher
 from rocketmq_spark.arrow.unique_id import UniqueIds
+from rocketmq_spark.java_hash import queue_index, string_hash
 from rocketmq_spark.message import EncodedBatch, Message, MessageQueue
 from rocketmq_spark.wire.records import (
     MAX_BATCH_ROWS,
@@ -19,7 +20,6 @@ from rocketmq_spark.wire.records import (
     encode_batch,
     encode_batch_item,
     encode_properties,
-    string_hash,
     unique_id,
 )
 
@@ -90,9 +90,7 @@ def expected(rows: Sequence[Mapping[str, Any]], settings: BatchSettings) -> dict
         queue = None
         if row.get("shardingKey") and settings.queue_selector in (None, "hash"):
             queues = queues_of(message.topic)
-            value = string_hash(row["shardingKey"])
-            # Java's remainder has the sign of the dividend.
-            queue = queues[abs(value) % len(queues)]
+            queue = queues[queue_index(string_hash(row["shardingKey"]), len(queues))]
         group = groups[message.topic, queue, row.get("waitStoreMsgOK") is not False]
         item = encode_batch_item(message)
         delayed = any(row.get(name) is not None for name in ("delayTimeLevel", "delayMs", "deliverTime"))

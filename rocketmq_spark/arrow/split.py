@@ -22,6 +22,7 @@ from rocketmq_spark.arrow.columns import Ints, Mask
 from rocketmq_spark.arrow.string_hash import string_hashes
 from rocketmq_spark.arrow.validate import Rule, Violation
 from rocketmq_spark.errors import RouteNotFoundException
+from rocketmq_spark.java_hash import queue_index
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.wire.records import MAX_BATCH_ROWS
 
@@ -152,17 +153,15 @@ class _Targets:
         self.violations: list[Violation] = []
 
     def bind_by_hash(self, bound: Mask) -> None:
-        """Bind rows as ``Math.abs(key.hashCode() % queues)`` does: the remainder has the sign of the hash."""
+        """Bind rows to the queue that Java's hash of their key means."""
         key = self._block.sharding_key
         if key is None or not bound.any():
             return
         queues = self._queues_of_rows(bound)
-        # The absolute value of the smallest int32 is itself; read as unsigned, it is what its remainder comes from.
-        hashes = np.abs(string_hashes(key)).view(np.uint32)
-        sizes = np.array([max(len(some), 1) for some in queues], np.uint32)
+        sizes = np.array([max(len(some), 1) for some in queues])
         codes = self._block.topic_codes
-        index = hashes % (sizes[0] if codes is None else sizes[codes])
-        self._bind(queues, (index + np.uint32(1)) * bound)
+        index = queue_index(string_hashes(key).astype(np.int64), sizes if codes is None else sizes[codes])
+        self._bind(queues, (index + 1) * bound)
 
     def bind_by_column(self, bound: Mask) -> None:
         """Bind rows to the queue that they name; the broker's name may be null where the topic has one broker."""

@@ -5,6 +5,8 @@ Rule 1: one instance per key in a process, counted by its users; the last one go
 Rule 2: nothing survives a fork: what another process made is forgotten, its sockets never touched.
 Rule 3: schedules never raise; what fails is logged and tried again at its next time.
 Rule 4: the schedule is a function of `now` (`run_due`); the thread around it only waits.
+Rule 5: the fault detector has a thread of its own: probes of brokers that don't answer take their whole timeout, and
+        must hold up neither heart-beats nor routes.
 
 Follows ``MQClientManager.java`` and ``MQClientInstance.java`` (spec/producer.md sections 1.3 to 1.6); the idle time is
 the connector's own (design.md section 2).
@@ -21,17 +23,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.options import SinkOptions
-from rocketmq_spark.producer.fault import LatencyFaultTolerance, LatencyLadder
+from rocketmq_spark.producer.detector import PERIOD, FaultDetector
+from rocketmq_spark.producer.fault_strategy import FaultStrategy
+from rocketmq_spark.producer.heart_beat import API_TIMEOUT, HeartBeats
 from rocketmq_spark.producer.route_cache import RouteCache
+from rocketmq_spark.producer.worker import Worker
 from rocketmq_spark.transport.base import Transport
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
 IDLE_SECONDS: Final = 60.0
-
-# Route, heart-beat and unregister requests (mqClientApiTimeout), seconds.
-API_TIMEOUT: Final = 3.0
 
 _FIRST_HEART_BEAT: Final = 1.0
 _REFRESH_GAP: Final = 1.0
@@ -43,6 +46,7 @@ class _Schedule:
 
     routes: float
     heart_beat: float
+    detection: float
 
 
 class ClientInstance:
@@ -54,7 +58,7 @@ class ClientInstance:
         ``ip@instanceName``.
     transport : Transport
     options : SinkOptions
-        Route and schedule settings, and the latency ladder.
+        Route, schedule and fault settings.
     clock : callable, default time.monotonic
         Seconds.
     idle_seconds : float, default 60
@@ -76,26 +80,33 @@ class ClientInstance:
             transport.query_route,
             create_topic_key=options.create_topic_key,
             default_topic_queue_nums=options.default_topic_queue_nums,
+            on_change=self._wake,
         )
-        self.faults = LatencyFaultTolerance(
-            LatencyLadder(options.latency_max, options.not_available_duration),
-            enabled=options.send_latency_fault_enable,
-        )
+        self.faults = FaultStrategy.of_options(options)
         self.pid = os.getpid()
         self._poll_interval = options.poll_name_server_interval / 1000
         self._heart_beat_interval = options.heartbeat_broker_interval / 1000
+        self._detect_timeout = options.detect_timeout / 1000
         self._clock = clock
         self._idle_seconds = idle_seconds
+        self._heart_beats = HeartBeats(client_id, transport, self.routes)
+        self._detector = FaultDetector(
+            self.faults.table,
+            master_of=lambda broker_name: self.routes.masters().get(broker_name),
+            topics=self.routes.topics,
+            probe=self._probe,
+            interval=options.detect_interval / 1000,
+        )
         self._groups: dict[str, int] = {}
-        self._registered: set[tuple[str, str]] = set()
         self._refresh_wanted: set[str] = set()
         self._refreshed_at: dict[str, float] = {}
-        self._schedule = _Schedule(clock() + self._poll_interval, clock() + _FIRST_HEART_BEAT)
+        now = clock()
+        self._schedule = _Schedule(now + self._poll_interval, now + _FIRST_HEART_BEAT, now + PERIOD)
         self._lock = threading.Lock()
-        self._wake = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._worker = Worker(f"rocketmq-client-{client_id}", self._run_due_or_end, clock)
+        self._detecting = Worker(f"rocketmq-detector-{client_id}", self.detect_due, clock)
         self._closed = False
-        self._idle_since: float | None = clock()
+        self._idle_since: float | None = now
 
     @property
     def users(self) -> int:
@@ -114,25 +125,38 @@ class ClientInstance:
             self._idle_since = None
 
     def start(self) -> None:
-        """Begin the schedules, on a thread of their own. Idempotent."""
-        with self._lock:
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name=f"rocketmq-client-{self.client_id}", daemon=True)
-                thread.start()
-                self._thread = thread
+        """Begin the schedules, on threads of their own. Idempotent."""
+        self._worker.start()
+        if self.faults.detector_enabled:
+            self._detecting.start()
 
     def unregister(self, producer_group: str) -> None:
-        """Count a producer of that group out."""
+        """Count a producer of that group out; brokers still hear of the group while the instance stays warm."""
         with self._lock:
             self._groups[producer_group] -= 1
             if not self.users:
                 self._idle_since = self._clock()
 
+    def forget(self, producer_group: str) -> None:
+        """Count every producer of a group out, and tell every address of every broker that it is gone.
+
+        Does not raise; each address may take `API_TIMEOUT`.
+        """
+        with self._lock:
+            self._groups.pop(producer_group, None)
+            if not self.users and self._idle_since is None:
+                self._idle_since = self._clock()
+        self._heart_beats.unregister(producer_group)
+
+    def heart_beat(self) -> bool:
+        """Send heart-beats to all masters now; False if others are just being sent."""
+        return self._heart_beats.to_all(tuple(self._groups))
+
     def refresh_route(self, topic: str) -> None:
         """Have a topic's route looked up in the background, at most once a second."""
         if topic not in self._refresh_wanted:
             self._refresh_wanted.add(topic)
-            self._wake.set()
+            self._wake()
 
     def idle_for(self, now: float) -> float:
         """Return for how long no producer has used this instance, seconds; 0 while one does."""
@@ -150,25 +174,35 @@ class ClientInstance:
                 self._refresh(topic, now)
         if now >= self._schedule.heart_beat:
             self._schedule.heart_beat = now + self._heart_beat_interval
-            self._heart_beat()
+            self.routes.clean_offline_brokers()
+            self.heart_beat()
+        else:
+            self._heart_beats.to_new(tuple(self._groups))
         due = [self._schedule.routes, self._schedule.heart_beat]
         due += [self._refreshed_at.get(topic, now) + _REFRESH_GAP for topic in tuple(self._refresh_wanted)]
         return min(due)
 
+    def detect_due(self, now: float) -> float:
+        """Run the fault detector if its time has come, and return when it comes next (seconds)."""
+        if now >= self._schedule.detection:
+            self._schedule.detection = self._detector.run_due(now)
+        return self._schedule.detection
+
     def close(self) -> None:
-        """Tell the brokers, close the connections, end the thread. Idempotent."""
+        """Tell the brokers, close the connections, end the threads. Idempotent."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        self._wake.set()
+        self._worker.stop()
+        self._detecting.stop()
         if os.getpid() == self.pid:
-            for address, group in sorted(self._registered):
-                self._tell(address, f"unregistering group {group}", self._unregister_at, address, group)
+            for group in tuple(self._groups):
+                self._heart_beats.unregister(group)
         self.transport.close()
 
-    def _unregister_at(self, address: str, group: str) -> None:
-        self.transport.unregister_client(address, self.client_id, group, API_TIMEOUT)
+    def _wake(self) -> None:
+        self._worker.wake()
 
     def _refresh(self, topic: str, now: float) -> None:
         self._refreshed_at[topic] = now
@@ -178,42 +212,20 @@ class ClientInstance:
         except RocketMQError as exc:
             logger.warning("%s (the cached route goes on)", exc)
 
-    def _heart_beat(self) -> None:
-        groups = tuple(self._groups)
-        if not groups:
-            return
-        for address in sorted(set(self.routes.broker_addrs().values())):
-            if self._tell(address, "heart-beat", self._heart_beat_at, address, groups):
-                self._registered.update((address, group) for group in groups)
-
-    def _heart_beat_at(self, address: str, groups: tuple[str, ...]) -> None:
-        self.transport.heart_beat(address, self.client_id, groups, API_TIMEOUT)
-
-    def _tell(self, address: str, what: str, call: Callable[..., None], *args: object) -> bool:
+    def _probe(self, queue: MessageQueue, address: str) -> bool:
         try:
-            call(*args)
+            self.transport.max_offset(queue, address, self._detect_timeout)
         except RocketMQError as exc:
-            logger.warning("%s to %s failed: %s", what, address, exc)
+            logger.info("broker %s still can't be reached: %s", queue.broker_name, exc)
             return False
         return True
 
-    def _run_due_or_log(self, now: float) -> float:
-        try:
-            return self.run_due(now)
-        except Exception:
-            # A bug of ours must not end the schedules for as long as the worker lives.
-            logger.exception("the schedules of %s failed; they go on in %g s", self.client_id, API_TIMEOUT)
-            return now + API_TIMEOUT
-
-    def _run(self) -> None:
-        while not self._closed:
-            now = self._clock()
-            due = self._run_due_or_log(now)
-            if self.idle_for(now) >= self._idle_seconds and _instances.discard(self):
-                self.close()
-                return
-            self._wake.wait(min(max(due - self._clock(), 0.0), self._idle_seconds))
-            self._wake.clear()
+    def _run_due_or_end(self, now: float) -> float:
+        due = self.run_due(now)
+        if self.idle_for(now) >= self._idle_seconds and _instances.discard(self):
+            self.close()
+        # No later than the moment at which it may have been idle for long enough.
+        return min(due, now + self._idle_seconds)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"users={self.users}"

@@ -1,43 +1,18 @@
-"""Which brokers to avoid for now, and for how long.
+"""What is known of each broker: how fast it answered, from when on it may be used again, whether it can be reached.
 
 Rule 1: no clock here; `now` (seconds) always comes in.
-Rule 2: this file knows broker names only, neither queues nor sockets.
-Rule 3: a success never shortens an isolation; only time ends it (5.x; spec/producer.md section 5.6).
-Rule 4: switched off, nothing is recorded and every broker is available.
+Rule 2: this file knows broker names only, neither queues nor sockets; how long a broker is avoided is decided in
+        `fault_strategy`.
+Rule 3: a broker without an item is available and reachable.
 
-Follows ``MQFaultStrategy.java`` and ``LatencyFaultToleranceImpl.java`` with the seed's numbers (spec/producer.md
-sections 5.3, 5.4, 5.6).
+Follows ``LatencyFaultToleranceImpl.java`` (spec/producer.md sections 5.5 to 5.7).
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from dataclasses import dataclass, replace
-from typing import Final
-
-# What an isolated broker's latency is taken for, milliseconds (4.x; spec/producer.md section 5.3).
-ISOLATION_LATENCY_MS: Final = 30_000
-
-
-@dataclass(frozen=True, slots=True)
-class LatencyLadder:
-    """How long to stay away from a broker that answered slowly.
-
-    Parameters
-    ----------
-    latency_max : sequence of int
-        Ascending thresholds, milliseconds.
-    not_available_duration : sequence of int
-        Milliseconds to stay away from a broker that reached the threshold at the same place.
-    """
-
-    latency_max: tuple[int, ...]
-    not_available_duration: tuple[int, ...]
-
-    def not_available_ms(self, latency_ms: float) -> int:
-        """Return how long to stay away from a broker that answered in `latency_ms`, milliseconds."""
-        steps = zip(reversed(self.latency_max), reversed(self.not_available_duration), strict=True)
-        return next((away for at_least, away in steps if latency_ms >= at_least), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,61 +25,104 @@ class FaultItem:
         The last latency measured, milliseconds (a duration, not a point in time).
     start_timestamp : float
         From when on the broker may be used again, seconds.
-    reachable : bool
+    reachable : bool, default True
+    check_stamp : float, default -inf
+        From when on the detector may look at it again, seconds.
     """
 
     current_latency_ms: float
     start_timestamp: float
     reachable: bool = True
+    check_stamp: float = float("-inf")
+
+    def is_available(self, now: float) -> bool:
+        """Tell whether no isolation is running (`now` equal to its end counts as over)."""
+        return now >= self.start_timestamp
 
 
 class LatencyFaultTolerance:
-    """The fault items of all brokers of one client instance; safe for many threads.
+    """The fault items of all brokers of one client instance; safe for many threads."""
 
-    Parameters
-    ----------
-    ladder : LatencyLadder
-    enabled : bool, default False
-        ``sendLatencyFaultEnable``.
-    """
-
-    def __init__(self, ladder: LatencyLadder, *, enabled: bool = False) -> None:
-        self.enabled = enabled
-        self._ladder = ladder
+    def __init__(self) -> None:
         self._items: dict[str, FaultItem] = {}
+        self._picks = itertools.count(1)
         self._lock = threading.Lock()
 
     def update(
-        self, broker_name: str, latency_ms: float, now: float, *, isolation: bool, reachable: bool = True
+        self, broker_name: str, latency_ms: float, now: float, *, away_ms: float, reachable: bool, shorten: bool
     ) -> float:
         """Take an outcome into account (``updateFaultItem``).
+
+        Parameters
+        ----------
+        broker_name : str
+        latency_ms : float
+            Measured, milliseconds.
+        now : float
+            Seconds.
+        away_ms : float
+            How long to stay away from now on, milliseconds.
+        reachable : bool
+        shorten : bool
+            An isolation that is running ends when this outcome says so, even if that is sooner (4.x).
 
         Returns
         -------
         float
             Milliseconds of isolation that this outcome added; 0 when it added none.
         """
-        if not self.enabled:
-            return 0.0
-        away_ms = self._ladder.not_available_ms(ISOLATION_LATENCY_MS if isolation else latency_ms)
         with self._lock:
             known = self._items.get(broker_name, FaultItem(latency_ms, now))
-            until = now + away_ms / 1000 if away_ms else known.start_timestamp
-            start = max(known.start_timestamp, until)
+            start = now + away_ms / 1000
+            if not shorten:
+                start = max(known.start_timestamp, start) if away_ms else known.start_timestamp
             self._items[broker_name] = replace(
                 known, current_latency_ms=latency_ms, start_timestamp=start, reachable=reachable
             )
             return max(0.0, (start - max(known.start_timestamp, now)) * 1000) if away_ms else 0.0
 
     def is_available(self, broker_name: str, now: float) -> bool:
-        """Tell whether no isolation of the broker is running (`now` equal to its end counts as over)."""
+        """Tell whether no isolation of the broker is running."""
         item = self._items.get(broker_name)
-        return item is None or now >= item.start_timestamp
+        return item is None or item.is_available(now)
 
     def is_reachable(self, broker_name: str) -> bool:
         """Tell whether the broker answered last time anything was heard of it."""
         item = self._items.get(broker_name)
         return item is None or item.reachable
+
+    def pick_one_at_least(self, now: float) -> str | None:
+        """Return a broker of the better half, each call the next one; None without any item (``pickOneAtLeast``, 4.x).
+
+        Better is: available, then the smaller latency, then sooner available (spec/producer.md section 5.7).
+        """
+        items = self.items()
+        order = sorted(
+            items,
+            key=lambda name: (
+                not items[name].is_available(now),
+                items[name].current_latency_ms,
+                items[name].start_timestamp,
+            ),
+        )
+        # A single item is its own better half.
+        better = order[: max(1, len(order) // 2)]
+        return better[next(self._picks) % len(better)] if better else None
+
+    def take_checks(self, now: float, interval: float) -> list[str]:
+        """Return the brokers that the detector should look at now; it will not be told them again for `interval` s."""
+        with self._lock:
+            due = [name for name, item in self._items.items() if now >= item.check_stamp]
+            for name in due:
+                self._items[name] = replace(self._items[name], check_stamp=now + interval)
+            return due
+
+    def set_reachable(self, broker_name: str) -> None:
+        """Note that a broker was heard of; one without an item is reachable as it is."""
+        with self._lock:
+            item = self._items.get(broker_name)
+            if item is not None:
+                self._items[broker_name] = replace(item, reachable=True)
 
     def remove(self, broker_name: str) -> None:
         """Forget a broker."""
@@ -117,4 +135,4 @@ class LatencyFaultTolerance:
             return dict(self._items)
 
     def __repr__(self) -> str:
-        return f"<LatencyFaultTolerance enabled={self.enabled} brokers={len(self._items)}>"
+        return f"<LatencyFaultTolerance brokers={len(self._items)}>"

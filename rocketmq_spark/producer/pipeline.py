@@ -22,7 +22,8 @@ from rocketmq_spark.message import EncodedBatch, MessageQueue, SendOutcome
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.delivery import Delivery, Dispatch, Lines, batch_weight
-from rocketmq_spark.producer.fault import LatencyFaultTolerance
+from rocketmq_spark.producer.fault_preset import FaultSite, site_of
+from rocketmq_spark.producer.fault_strategy import FaultStrategy
 from rocketmq_spark.producer.retry import Backoff, RetryPolicy, Verdict
 from rocketmq_spark.producer.route_cache import TopicPublishInfo
 from rocketmq_spark.producer.selector import QueueSelector
@@ -50,7 +51,7 @@ class SendPipeline:
     Parameters
     ----------
     options : SinkOptions
-    faults : LatencyFaultTolerance
+    faults : FaultStrategy
         The client instance's.
     recorder : Recorder
     publish_info : callable
@@ -65,7 +66,7 @@ class SendPipeline:
     def __init__(
         self,
         options: SinkOptions,
-        faults: LatencyFaultTolerance,
+        faults: FaultStrategy,
         recorder: Recorder,
         *,
         publish_info: Callable[[str], TopicPublishInfo | None],
@@ -233,10 +234,10 @@ class SendPipeline:
         """Tell whether a queue exists that the delivery may go to, with room in its broker's window or without."""
         wanted = delivery.wanted_queue
         if wanted is None or (wanted in info.queue_set and wanted.broker_name in info.addresses):
-            return info.ok
+            return info.has_master
         # Only rows bound by a key wait for a queue that is gone; others look for another one.
         delivery.same_queue = False
-        return delivery.bound is None and info.ok
+        return delivery.bound is None and info.has_master
 
     def _choose(self, delivery: Delivery, info: TopicPublishInfo, now: float) -> MessageQueue | None:
         """Return the queue to send to now, or None while no window has room."""
@@ -259,7 +260,7 @@ class SendPipeline:
         error = outcome.error
         if error is None:
             window.success(delivery.cost, outcome.latency_ms)
-            self._isolate(broker, outcome.latency_ms, now, isolation=False)
+            self._isolate(FaultSite.RETURNED, broker, outcome.latency_ms, now)
             # Any answer but SEND_OK says that the rows are stored already, if not safely.
             delivery.maybe_stored = True
             return
@@ -272,12 +273,12 @@ class SendPipeline:
             window.release(delivery.cost)
         # Flow control never isolates: the broker is well, and asks for patience.
         if error.isolate:
-            self._isolate(broker, outcome.latency_ms, now, isolation=True)
+            self._isolate(site_of(error), broker, outcome.latency_ms, now)
         if error.refresh_route:
             self._refresh_route(delivery.batch.topic)
 
-    def _isolate(self, broker: str, latency_ms: float, now: float, *, isolation: bool) -> None:
-        away_ms = self._faults.update(broker, latency_ms, now, isolation=isolation)
+    def _isolate(self, site: FaultSite, broker: str, latency_ms: float, now: float) -> None:
+        away_ms = self._faults.update(site, broker, latency_ms, now)
         if away_ms:
             self._recorder.record_isolation(broker, away_ms, now)
 

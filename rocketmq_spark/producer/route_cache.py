@@ -5,6 +5,8 @@ Rule 2: a failed refresh changes nothing: cached routes go on (a name server may
 Rule 3: a topic whose route exists but has no writable queue is an error; it never falls back to the template.
 Rule 4: a topic that the name server does not know gets the queues of ``createTopicKey``, at most
         ``defaultTopicQueueNums`` on each broker, until it has a route of its own.
+Rule 5: a broker's addresses are those of the route that came last, as a whole; what no cached route names any more goes
+        with the next clean-up.
 
 Follows ``MQClientInstance.updateTopicRouteInfoFromNameServer`` and ``topicRouteData2TopicPublishInfo``
 (spec/producer.md section 4), and section 16.1 where Java lets a name server's failure escape.
@@ -23,7 +25,7 @@ from rocketmq_spark.errors import (
     RouteNotFoundException,
     TopicRouteStaleException,
 )
-from rocketmq_spark.message import MessageQueue, TopicRouteData
+from rocketmq_spark.message import MASTER_ID, MessageQueue, TopicRouteData
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -58,16 +60,24 @@ class TopicPublishInfo:
     order_topic: bool = False
     template: bool = False
     queue_set: frozenset[MessageQueue] = field(init=False, repr=False, compare=False)
+    # The brokers of the queues: those that have a master, or all of them if none has (an order configuration names
+    # queues whether their brokers are up or not).
     broker_names: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "queue_set", frozenset(self.queues))
-        object.__setattr__(self, "broker_names", frozenset(queue.broker_name for queue in self.queues))
+        names = frozenset(queue.broker_name for queue in self.queues)
+        object.__setattr__(self, "broker_names", names & self.addresses.keys() or names)
 
     @property
     def ok(self) -> bool:
         """True if there is a queue to send to."""
         return bool(self.queues)
+
+    @property
+    def has_master(self) -> bool:
+        """True if there is a queue to send to whose broker has a master just now."""
+        return not self.broker_names.isdisjoint(self.addresses)
 
 
 def publish_info_of(topic: str, route: TopicRouteData, *, template: bool = False) -> TopicPublishInfo:
@@ -137,13 +147,25 @@ class RouteCache:
         Template topic for topics without a route of their own.
     default_topic_queue_nums : int
         Most queues per broker that a template gives.
+    on_change : callable, optional
+        Called after a route was new or has changed, on the thread that looked it up; must not block.
     """
 
-    def __init__(self, query_route: QueryRoute, *, create_topic_key: str, default_topic_queue_nums: int) -> None:
+    def __init__(
+        self,
+        query_route: QueryRoute,
+        *,
+        create_topic_key: str,
+        default_topic_queue_nums: int,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
         self._query_route = query_route
+        self._on_change = on_change
         self._create_topic_key = create_topic_key
         self._default_topic_queue_nums = default_topic_queue_nums
         self._infos: dict[str, TopicPublishInfo] = {}
+        # brokerAddrTable: broker name -> broker id -> address.
+        self._broker_addrs: dict[str, Mapping[int, str]] = {}
         self._wanted: dict[str, None] = {}
         self._once_ok: set[str] = set()
         self._lock = threading.Lock()
@@ -165,9 +187,33 @@ class RouteCache:
         """Return every topic ever looked up: what the periodic refresh goes through."""
         return tuple(self._wanted)
 
-    def broker_addrs(self) -> dict[str, str]:
-        """Return the masters in any cached route, by broker name."""
-        return {name: address for info in tuple(self._infos.values()) for name, address in info.addresses.items()}
+    def masters(self) -> dict[str, str]:
+        """Return the address of every known master, by broker name."""
+        brokers = tuple(self._broker_addrs.items())
+        return {name: addrs[MASTER_ID] for name, addrs in brokers if MASTER_ID in addrs}
+
+    def addresses(self) -> tuple[str, ...]:
+        """Return every known address of every broker, slaves included, sorted."""
+        brokers = tuple(self._broker_addrs.values())
+        return tuple(sorted({address for addrs in brokers for address in addrs.values()}))
+
+    def clean_offline_brokers(self) -> None:
+        """Forget the addresses that no cached route names any more (``cleanOfflineBroker``; spec/producer.md 1.4)."""
+        if not self._lock.acquire(timeout=_LOCK_TIMEOUT_S):
+            logger.warning("the clean-up of brokers waited %g s for a route look-up: next time", _LOCK_TIMEOUT_S)
+            return
+        try:
+            infos = self._infos.values()
+            named = {a for info in infos for broker in info.route.broker_datas for a in broker.broker_addrs.values()}
+            for name, addrs in tuple(self._broker_addrs.items()):
+                kept = {broker_id: address for broker_id, address in addrs.items() if address in named}
+                if not kept:
+                    del self._broker_addrs[name]
+                    logger.info("broker %s is in no route any more", name)
+                elif len(kept) < len(addrs):
+                    self._broker_addrs[name] = kept
+        finally:
+            self._lock.release()
 
     def find(self, topic: str, timeout: float) -> TopicPublishInfo:
         """Return a topic's publish info, asking the name server if none is cached (``tryToFindTopicPublishInfo``).
@@ -184,10 +230,9 @@ class RouteCache:
             10005: no name server answered, none knows the topic nor the template, or nothing in it is writable.
         """
         info = self._infos.get(topic)
-        if info is not None and info.ok:
-            return info
-        self.refresh(topic, timeout)
-        info = self._infos[topic]
+        if info is None or not info.ok:
+            self._update(topic, timeout, unless_ok=True)
+            info = self._infos[topic]
         if not info.ok:
             raise RouteNotFoundException(
                 f"looking up the route of topic {topic}: the topic exists, but none of its queues is writable "
@@ -204,6 +249,10 @@ class RouteCache:
         RouteNotFoundException
             10005, with the cause. What was cached stays.
         """
+        return self._update(topic, timeout, unless_ok=False)
+
+    def _update(self, topic: str, timeout: float, *, unless_ok: bool) -> bool:
+        """Fetch a route under the lock; `unless_ok`: not if another thread has found a usable one meanwhile."""
         self._wanted[topic] = None
         if not self._lock.acquire(timeout=_LOCK_TIMEOUT_S):
             raise RouteNotFoundException(
@@ -212,19 +261,23 @@ class RouteCache:
                 unreachable=True,
             )
         try:
-            info = self._fetch(topic, timeout)
             known = self._infos.get(topic)
+            if unless_ok and known is not None and known.ok:
+                return False
+            info = self._fetch(topic, timeout)
             if known is not None and known.route == info.route and known.ok and known.template == info.template:
                 return False
             # While the name server does not know the topic, a route that we had stays (spec/producer.md section 4.2).
             if known is not None and info.template and not known.template:
                 return False
+            self._broker_addrs.update({broker.broker_name: broker.broker_addrs for broker in info.route.broker_datas})
             self._infos[topic] = info
             if info.ok:
                 self._once_ok.add(topic)
         finally:
             self._lock.release()
         logger.debug("route of %s: %d queues on %s", topic, len(info.queues), ", ".join(info.addresses))
+        self._on_change()
         return True
 
     def _fetch(self, topic: str, timeout: float) -> TopicPublishInfo:
@@ -252,7 +305,7 @@ class RouteCache:
         return publish_info_of(topic, route, template=True)
 
     def __repr__(self) -> str:
-        return f"<RouteCache topics={len(self._infos)} brokers={len(self.broker_addrs())}>"
+        return f"<RouteCache topics={len(self._infos)} brokers={len(self._broker_addrs)}>"
 
 
 def _names(route: TopicRouteData) -> str:

@@ -26,11 +26,12 @@ from rocketmq_spark.errors import DeliveryError, RocketMQError, RouteNotFoundExc
 from rocketmq_spark.message import EncodedBatch, MessageQueue, SendOutcome, SendRequest
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
-from rocketmq_spark.producer.client_instance import API_TIMEOUT, ClientInstance
+from rocketmq_spark.producer.client_instance import ClientInstance
 from rocketmq_spark.producer.delivery import Delivery, Dispatch, batch_weight
+from rocketmq_spark.producer.heart_beat import API_TIMEOUT
 from rocketmq_spark.producer.pipeline import SendPipeline
 from rocketmq_spark.producer.route_cache import TopicPublishInfo
-from rocketmq_spark.producer.selector import QueueSelector, RandomSelector, RoundRobinSelector
+from rocketmq_spark.producer.selector import selector_of
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -100,7 +101,7 @@ class Producer(Generic[RowsT]):
             recorder,
             publish_info=instance.routes.cached,
             refresh_route=instance.refresh_route,
-            selector_of=self._selector_of,
+            selector_of=lambda _topic: selector_of(options, instance.faults, self._rng),
             rng=self._rng,
         )
         self._lock = threading.Lock()
@@ -308,11 +309,6 @@ class Producer(Generic[RowsT]):
         self._events.put(None)
         if self._thread is not None:
             self._thread.join()
-
-    def _selector_of(self, _topic: str) -> QueueSelector:
-        if self._options.queue_selector == "random":
-            return RandomSelector(self._rng)
-        return RoundRobinSelector(self._instance.faults, self._rng)
 
     def __repr__(self) -> str:
         return f"<Producer {self._pipeline!r} {self._recorder!r}>"

@@ -56,11 +56,16 @@ def test_defaults_are_those_of_the_design() -> None:
         "retryAnotherBrokerWhenNotStoreOK": "false",
         "maxMessageSize": "4194304",
         "sendLatencyFaultEnable": "false",
-        "latencyMax": "50,100,550,1000,2000,3000,15000",
-        "notAvailableDuration": "0,0,30000,60000,120000,180000,600000",
+        "faultPreset": "v4",
+        "latencyMax": "none",
+        "notAvailableDuration": "none",
+        "startDetectorEnable": "false",
+        "detectTimeout": "200",
+        "detectInterval": "2000",
         "pollNameServerInterval": "30000",
         "heartbeatBrokerInterval": "30000",
         "queueSelector": "none",
+        "machineRoom": "none",
         "batching": "true",
         "batchBytes": "1048576",
         "maxInFlight": "8",
@@ -87,11 +92,12 @@ def test_every_row_is_documented() -> None:
 
 @given(st.sampled_from(SINK_OPTIONS), st.randoms(use_true_random=False))
 def test_names_are_accepted_in_any_case(spec: OptionSpec, random: object) -> None:
-    sample = {"nameServer": "h:1", "clientIP": "1.2.3.4", "queueSelector": "hash"}
+    sample = {"nameServer": "h:1", "clientIP": "1.2.3.4", "queueSelector": "hash", "latencyMax": "1,2"}
+    sample |= {"notAvailableDuration": "0,9", "machineRoom": "idc1"}
     value = sample.get(spec.name) or next(row.default for row in options_table() if row.name == spec.name)
     name = "".join(random.choice((letter.lower(), letter.upper())) for letter in spec.name)  # type: ignore[attr-defined]
     given = {name: value} if spec.name == "nameServer" else {**NAME_SERVER, name: value}
-    assert parse_sink_options(given, {}) == parse_sink_options({**NAME_SERVER, spec.name: value}, {})
+    assert parse_values(SINK_OPTIONS, given, {}) == parse_values(SINK_OPTIONS, {**NAME_SERVER, spec.name: value}, {})
 
 
 @pytest.mark.parametrize(
@@ -251,7 +257,12 @@ def test_values_that_are_allowed(name: str, text_: str, value: object) -> None:
         ("maxInFlight", "1025"),
         ("pollNameServerInterval", "99"),
         ("heartbeatBrokerInterval", "0"),
-        ("queueSelector", "machineRoom"),
+        ("queueSelector", "machine"),
+        ("faultPreset", "v3"),
+        ("machineRoom", ""),
+        ("machineRoom", "idc1,,idc2"),
+        ("machineRoom", "idc 1"),
+        ("machineRoom", "-"),
         ("latencyMax", ""),
         ("latencyMax", "50,50,550,1000,2000,3000,15000"),
         ("latencyMax", "50,40,550,1000,2000,3000,15000"),
@@ -285,6 +296,25 @@ def test_a_value_that_is_not_allowed_names_option_value_and_what_is(name: str, b
 def test_both_ladders_are_settable() -> None:
     parsed = parse(latencyMax="1,2", notAvailableDuration="0, 7")
     assert (parsed.latency_max, parsed.not_available_duration) == ((1, 2), (0, 7))
+
+
+def test_machine_rooms_are_a_list_and_go_with_their_selector() -> None:
+    assert parse(queueSelector="machineRoom", machineRoom="idc1, eu-west.2 ,idc1").machine_room == ("idc1", "eu-west.2")
+    for given_ in (
+        {"queueSelector": "machineRoom"},
+        {"machineRoom": "idc1"},
+        {"machineRoom": "a", "queueSelector": "hash"},
+    ):
+        assert refusal({**NAME_SERVER, **given_}).endswith(
+            "queueSelector=machineRoom and the option machineRoom need each other"
+        )
+
+
+def test_a_detector_for_rules_that_know_no_reachability_is_refused() -> None:
+    assert parse(faultPreset="V5", startDetectorEnable="true").fault_preset == "v5"
+    assert refusal({**NAME_SERVER, "faultPreset": "legacy", "startDetectorEnable": "true"}).startswith(
+        "startDetectorEnable=true and faultPreset=legacy contradict each other"
+    )
 
 
 def test_ladders_of_different_length_are_refused() -> None:

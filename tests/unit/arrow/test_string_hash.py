@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from rocketmq_spark.arrow.columns import byte_column
 from rocketmq_spark.arrow.encode_remoting import BatchSettings
 from rocketmq_spark.arrow.string_hash import string_hashes
+from rocketmq_spark.java_hash import string_hash
 from rocketmq_spark.message import MessageQueue
-from rocketmq_spark.wire.records import string_hash
 from tests.encoding import encode
 
 

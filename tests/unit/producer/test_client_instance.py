@@ -1,21 +1,38 @@
-"""What producers of one process share (spec/producer.md section 17, lines 9 to 14, on a handed-in clock)."""
+"""What producers of one process share (spec/producer.md section 17, lines 9 to 14, 50 and 74, on a handed-in clock)."""
 
 from __future__ import annotations
 
 import os
+import threading
+from dataclasses import replace
 from typing import Any
 
-from rocketmq_spark.errors import RemotingConnectException
+from rocketmq_spark.errors import RemotingConnectException, RemotingTimeoutException
+from rocketmq_spark.message import BrokerData, MessageQueue, QueueData, TopicRouteData
+from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.client_instance import ClientInstance, acquire_instance, close_instances
+from rocketmq_spark.producer.fault_preset import FaultSite
+from rocketmq_spark.producer.send import Producer
 from rocketmq_spark.transport.script import ManualClock, route
 from rocketmq_spark.transport.scripted import ScriptedTransport
 
+OPTIONS = SinkOptions(name_server=("ns:1",))
 
-def instance_of(clock: ManualClock | None = None, **routes: Any) -> tuple[ClientInstance, ScriptedTransport]:
+
+def instance_of(
+    clock: ManualClock | None = None, options: SinkOptions = OPTIONS, **routes: TopicRouteData
+) -> tuple[ClientInstance, ScriptedTransport]:
     transport = ScriptedTransport(routes or {"T": route({"a": 1, "b": 1})})
-    options = SinkOptions(name_server=("ns:1",))
     return ClientInstance("ip@name", transport, options, clock=clock or ManualClock()), transport
+
+
+def with_slaves(**brokers: dict[int, str]) -> TopicRouteData:
+    """Return a route of one queue on each broker, with these addresses by broker id."""
+    names = sorted(brokers)
+    return TopicRouteData(
+        tuple(QueueData(name, 1, 1, 6) for name in names), tuple(BrokerData(name, brokers[name]) for name in names)
+    )
 
 
 def calls(transport: ScriptedTransport, name: str) -> list[tuple[Any, ...]]:
@@ -74,23 +91,78 @@ def test_an_instance_that_another_process_made_is_not_handed_out() -> None:
         close_instances()
 
 
-def test_10_heart_beats_go_to_the_masters_and_name_all_groups_every_thirty_seconds() -> None:
-    clock = ManualClock()
-    instance, transport = instance_of(clock)
+def beats(transport: ScriptedTransport) -> list[str]:
+    """Take the addresses of the heart-beats so far."""
+    found = [call[1] for call in calls(transport, "heart_beat")]
+    transport.calls.clear()
+    return found
+
+
+def test_10_heart_beats_go_to_the_masters_only_and_name_all_groups_every_thirty_seconds() -> None:
+    found = with_slaves(a={0: "a:1", 1: "a:2"}, b={0: "b:1"}, c={1: "c:2"})
+    instance, transport = instance_of(None, T=found)
     instance.register("g1")
     instance.register("g2")
-    instance.routes.find("T", 1.0)
     assert instance.run_due(0.0) == 1.0
-    assert calls(transport, "heart_beat") == []
+    instance.routes.find("T", 1.0)
+    transport.calls.clear()
     instance.run_due(1.0)
-    assert calls(transport, "heart_beat") == [
-        ("heart_beat", "a:10911", "ip@name", ("g1", "g2")),
-        ("heart_beat", "b:10911", "ip@name", ("g1", "g2")),
-    ]
+    assert transport.calls == [("heart_beat", address, "ip@name", ("g1", "g2")) for address in ("a:1", "b:1")]
+    transport.calls.clear()
     instance.run_due(30.9)
-    assert len(calls(transport, "heart_beat")) == 2
+    assert beats(transport) == []
     instance.run_due(31.0)
-    assert len(calls(transport, "heart_beat")) == 4
+    assert beats(transport) == ["a:1", "b:1"]
+
+
+def test_a_broker_that_was_not_known_before_gets_its_heart_beat_at_once() -> None:
+    instance, transport = instance_of()
+    instance.register("g")
+    instance.run_due(1.0)
+    assert beats(transport) == []
+    instance.routes.find("T", 1.0)
+    instance.run_due(1.5)
+    assert beats(transport) == ["a:10911", "b:10911"]
+    transport.routes["T"] = route({"b": 1, "c": 1})
+    instance.routes.refresh("T", 1.0)
+    instance.run_due(2.0)
+    assert beats(transport) == ["c:10911"]
+    instance.run_due(2.5)
+    assert beats(transport) == []
+
+
+def test_a_new_route_wakes_the_schedules() -> None:
+    # The clock stands still: nothing but the wake-up can make the first heart-beat due.
+    heard = threading.Event()
+    instance, transport = instance_of()
+    transport.heart_beat = lambda *_: heard.set()  # type: ignore[method-assign, assignment]
+    instance.register("g")
+    instance.start()
+    try:
+        instance.routes.find("T", 1.0)
+        assert heard.wait(10)
+    finally:
+        instance.close()
+
+
+def test_without_a_producer_or_a_broker_there_is_no_heart_beat_and_the_next_one_is_not_hindered() -> None:
+    instance, transport = instance_of()
+    instance.routes.find("T", 1.0)
+    assert instance.heart_beat()
+    assert beats(transport) == []
+    instance.register("g")
+    assert instance.heart_beat()
+    assert beats(transport) == ["a:10911", "b:10911"]
+
+
+def test_a_round_of_heart_beats_that_is_under_way_is_not_waited_for() -> None:
+    instance, transport = instance_of()
+    instance.register("g")
+    instance.routes.find("T", 1.0)
+    inner: list[bool] = []
+    transport.heart_beat = lambda *_: inner.append(instance.heart_beat())  # type: ignore[method-assign, assignment]
+    assert instance.heart_beat()
+    assert inner == [False, False]
 
 
 def test_11_a_heart_beat_that_fails_stops_neither_the_others_nor_the_schedule() -> None:
@@ -115,14 +187,35 @@ def test_12_every_topic_ever_looked_up_is_refreshed_every_thirty_seconds() -> No
     assert len(instance.routes.find("T", 1.0).queues) == 8
 
 
-def test_13_a_broker_that_is_in_no_route_any_more_gets_no_heart_beat() -> None:
-    instance, transport = instance_of()
+def test_13_an_address_in_no_route_goes_with_the_clean_up_and_its_broker_with_the_last_one() -> None:
+    instance, transport = instance_of(
+        None, T=with_slaves(a={0: "a:1", 1: "a:2"}, b={0: "b:1"}), U=with_slaves(c={0: "c:1"})
+    )
     instance.register("g")
     instance.routes.find("T", 1.0)
-    transport.routes["T"] = route({"b": 1})
+    instance.routes.find("U", 1.0)
+    transport.routes["T"] = with_slaves(b={0: "b:1"})
+    transport.routes["U"] = with_slaves(c={0: "c:1"}, d={0: "a:2"})
     instance.routes.refresh("T", 1.0)
+    assert instance.routes.addresses() == ("a:1", "a:2", "b:1", "c:1")
+    instance.routes.refresh("U", 1.0)
+    transport.calls.clear()
     instance.run_due(1.0)
-    assert [call[1] for call in calls(transport, "heart_beat")] == ["b:10911"]
+    assert beats(transport) == ["a:2", "b:1", "c:1"]
+    assert instance.routes.masters() == {"b": "b:1", "c": "c:1", "d": "a:2"}
+    transport.routes["U"] = with_slaves(c={0: "c:1"})
+    instance.routes.refresh("U", 1.0)
+    instance.run_due(31.0)
+    assert instance.routes.addresses() == ("b:1", "c:1")
+
+
+def test_50_an_update_reaches_every_producer_of_the_instance() -> None:
+    instance, transport = instance_of()
+    producers = [Producer[Any](OPTIONS, instance, Recorder("w", -1, number)) for number in range(2)]
+    assert [len(producer.publish_queues("T")) for producer in producers] == [2, 2]
+    transport.routes["T"] = route({"a": 8})
+    instance.run_due(30.0)
+    assert [len(producer.publish_queues("T")) for producer in producers] == [8, 8]
 
 
 def test_a_wanted_refresh_happens_at_once_and_then_at_most_once_a_second() -> None:
@@ -138,18 +231,92 @@ def test_a_wanted_refresh_happens_at_once_and_then_at_most_once_a_second() -> No
     assert len(calls(transport, "query_route")) == 2
 
 
-def test_14_closing_unregisters_where_a_heart_beat_went_and_ignores_failures() -> None:
-    instance, transport = instance_of()
+def test_14_closing_unregisters_at_every_address_slaves_included_and_ignores_failures() -> None:
+    instance, transport = instance_of(None, T=with_slaves(a={0: "a:1", 1: "a:2"}, b={0: "b:1"}))
     instance.register("g")
     instance.routes.find("T", 1.0)
-    instance.run_due(1.0)
-    transport.fail("unregister_client", RemotingConnectException("a:10911 refused"))
+    transport.fail("unregister_client", RemotingConnectException("a:1 refused"))
     instance.close()
     instance.close()
     assert [call[1:] for call in calls(transport, "unregister_client")] == [
-        ("a:10911", "ip@name", "g"),
-        ("b:10911", "ip@name", "g"),
+        (address, "ip@name", "g") for address in ("a:1", "a:2", "b:1")
     ]
+
+
+def test_14_a_group_that_leaves_is_told_everywhere_and_named_no_more() -> None:
+    instance, transport = instance_of(None, T=with_slaves(a={0: "a:1", 1: "a:2"}))
+    instance.register("g1")
+    instance.register("g2")
+    instance.routes.find("T", 1.0)
+    transport.fail("unregister_client", RemotingConnectException("a:1 refused"))
+    instance.forget("g1")
+    assert [call[1:] for call in calls(transport, "unregister_client")] == [
+        ("a:1", "ip@name", "g1"),
+        ("a:2", "ip@name", "g1"),
+    ]
+    assert instance.users == 1
+    instance.heart_beat()
+    assert calls(transport, "heart_beat") == [("heart_beat", "a:1", "ip@name", ("g2",))]
+    assert instance.idle_for(5.0) == 0.0
+    instance.forget("g2")
+    assert instance.idle_for(5.0) == 5.0
+
+
+DETECTING = replace(OPTIONS, send_latency_fault_enable=True, start_detector_enable=True, detect_timeout=250)
+
+
+def test_74_the_detector_looks_every_three_seconds_at_what_cannot_be_reached() -> None:
+    instance, transport = instance_of(None, DETECTING)
+    instance.routes.find("T", 1.0)
+    for broker in ("a", "b", "gone"):
+        instance.faults.update(FaultSite.REMOTING_FAILED, broker, 1.0, 0.0)
+    transport.fail("max_offset", RemotingTimeoutException("a:10911 silent"))
+    assert instance.detect_due(2.9) == 3.0
+    assert calls(transport, "max_offset") == []
+    assert instance.detect_due(3.0) == 6.0
+    assert calls(transport, "max_offset") == [
+        ("max_offset", MessageQueue("T", broker, 0), f"{broker}:10911") for broker in "ab"
+    ]
+    reachable = {name: item.reachable for name, item in instance.faults.table.items().items()}
+    assert reachable == {"a": False, "b": True}
+
+
+def test_a_probe_that_hangs_holds_up_no_heart_beat() -> None:
+    probing, heard, release = threading.Event(), threading.Event(), threading.Event()
+    clock = ManualClock()
+    instance, transport = instance_of(clock, DETECTING)
+
+    def hang(_queue: MessageQueue, _address: str, timeout: float) -> int:
+        assert timeout == 0.25
+        probing.set()
+        release.wait(30)
+        return 0
+
+    transport.max_offset = hang  # type: ignore[method-assign]
+    transport.heart_beat = lambda *_: heard.set()  # type: ignore[method-assign, assignment]
+    instance.register("g")
+    transport.routes["U"] = route({"c": 1})
+    instance.routes.find("T", 1.0)
+    instance.faults.update(FaultSite.REMOTING_FAILED, "a", 1.0, 0.0)
+    clock.advance(3.0)
+    instance.start()
+    try:
+        assert probing.wait(10)
+        heard.clear()
+        instance.routes.find("U", 1.0)
+        assert heard.wait(10)
+    finally:
+        release.set()
+        instance.close()
+
+
+def test_without_the_option_there_is_no_detector() -> None:
+    instance, _ = instance_of(None, replace(OPTIONS, send_latency_fault_enable=True))
+    instance.start()
+    try:
+        assert not any(thread.name.startswith("rocketmq-detector") for thread in threading.enumerate())
+    finally:
+        instance.close()
 
 
 def test_an_idle_instance_closes_itself_after_its_time() -> None:
@@ -157,6 +324,5 @@ def test_an_idle_instance_closes_itself_after_its_time() -> None:
     options = SinkOptions(name_server=("ns:1",))
     instance = acquire_instance("idle", "g", lambda: ClientInstance("ip@name", transport, options, idle_seconds=0.05))
     instance.unregister("g")
-    assert instance._thread is not None
-    instance._thread.join(10)
+    assert instance._worker.join(10)
     assert instance.closed

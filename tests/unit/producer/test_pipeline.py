@@ -23,7 +23,7 @@ from rocketmq_spark.message import (
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.delivery import Delivery
-from rocketmq_spark.producer.fault import LatencyFaultTolerance, LatencyLadder
+from rocketmq_spark.producer.fault_strategy import FaultStrategy
 from rocketmq_spark.producer.pipeline import SendPipeline
 from rocketmq_spark.producer.route_cache import TopicPublishInfo, publish_info_of
 from rocketmq_spark.producer.selector import RoundRobinSelector
@@ -42,9 +42,7 @@ class Rig:
         self.refreshed: list[str] = []
         self.recorder = Recorder("w", -1, 0, epoch_offset=0.0)
         sink = SinkOptions(name_server=("ns:1",), **options)
-        self.faults = LatencyFaultTolerance(
-            LatencyLadder(sink.latency_max, sink.not_available_duration), enabled=sink.send_latency_fault_enable
-        )
+        self.faults = FaultStrategy.of_options(sink)
         rng = random.Random(seed)
         self.pipeline = SendPipeline(
             sink,

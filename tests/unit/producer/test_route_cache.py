@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.message import BrokerData, MessageQueue, QueueData, TopicRouteData
 from rocketmq_spark.producer.route_cache import RouteCache, publish_info_of
+from rocketmq_spark.wire.route import decode_topic_route
 
 
 class NameServer:
@@ -119,13 +121,71 @@ def test_48_the_same_route_is_no_change_and_another_queue_number_is() -> None:
     assert len(routes.find("T", 1.0).queues) == 12
 
 
+def test_48_the_order_in_which_a_name_server_lists_brokers_is_no_change() -> None:
+    queue_datas = [{"brokerName": name, "readQueueNums": 4, "writeQueueNums": 4, "perm": 6} for name in "ab"]
+    broker_datas = [{"brokerName": name, "brokerAddrs": {"0": f"{name}:1", "1": f"{name}:2"}} for name in "ab"]
+    told = {"queueDatas": queue_datas, "brokerDatas": broker_datas}
+    turned = {name: datas[::-1] for name, datas in told.items()}
+    server = NameServer(T=decode_topic_route(json.dumps(told).encode()))
+    routes = cache(server)
+    assert routes.refresh("T", 1.0)
+    server.routes["T"] = decode_topic_route(json.dumps(turned).encode())
+    assert not routes.refresh("T", 1.0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        route(data("a", perm=4), a="h:1"),
+        route(data("a"), a="h:9"),
+        TopicRouteData((data("a"),), (BrokerData("a", {0: "h:1", 1: "h:2"}),)),
+        TopicRouteData((replace(data("a"), topic_sys_flag=1),), (BrokerData("a", {0: "h:1"}),)),
+        replace(route(data("a"), a="h:1"), order_topic_conf="a:4"),
+    ],
+    ids=["perm", "address", "slave", "sys flag", "order configuration"],
+)
+def test_48_whatever_differs_is_a_change(other: TopicRouteData) -> None:
+    server = NameServer(T=route(data("a"), a="h:1"))
+    routes = cache(server)
+    routes.refresh("T", 1.0)
+    server.routes["T"] = other
+    assert routes.refresh("T", 1.0)
+
+
+def test_49_an_unchanged_route_without_a_queue_is_built_again() -> None:
+    changes: list[None] = []
+    server = NameServer(T=route(data("a", perm=4), a="h:1"))
+    routes = RouteCache(
+        server.query_route,
+        create_topic_key="TBW102",
+        default_topic_queue_nums=4,
+        on_change=lambda: changes.append(None),
+    )
+    assert routes.refresh("T", 1.0)
+    first = routes.cached("T")
+    assert routes.refresh("T", 1.0)
+    assert routes.cached("T") is not first
+    assert len(changes) == 2
+
+
+def test_51_the_addresses_of_a_broker_are_replaced_as_a_whole() -> None:
+    server = NameServer(T=TopicRouteData((data("a"),), (BrokerData("a", {0: "h:1", 1: "h:2"}),)))
+    routes = cache(server)
+    routes.find("T", 1.0)
+    server.routes["T"] = TopicRouteData((data("a"),), (BrokerData("a", {1: "h:3"}),))
+    routes.refresh("T", 1.0)
+    assert routes.masters() == {}
+    assert routes.addresses() == ("h:3",)
+
+
 def test_51_an_address_that_changed_replaces_the_old_one() -> None:
     server = NameServer(T=route(data("a"), a="h:1"))
     routes = cache(server)
     routes.find("T", 1.0)
     server.routes["T"] = route(data("a"), a="h:2")
     routes.refresh("T", 1.0)
-    assert routes.broker_addrs() == {"a": "h:2"}
+    assert routes.masters() == {"a": "h:2"}
+    assert routes.addresses() == ("h:2",)
 
 
 def test_52_neither_topic_nor_template_says_what_to_do() -> None:
@@ -171,6 +231,7 @@ def test_54_concurrent_first_lookups_leave_one_consistent_info() -> None:
     for thread in threads:
         thread.join()
     assert len(found) == 8
+    assert server.asked == ["T"]
     assert {id(info) for info in found} == {id(routes.cached("T"))}
 
 

@@ -1,0 +1,85 @@
+"""What brokers are told of the producers of one client: that they live, and that they are gone.
+
+Rule 1: heart-beats go to masters only; who leaves tells every address, slaves included (spec/producer.md 1.5, 1.6).
+Rule 2: one round of heart-beats at a time; who comes meanwhile does not wait.
+Rule 3: a broker that does not answer is logged, and stops neither the others nor the caller.
+Rule 4: a broker that was not known before hears at once: else a transaction's check-back could not find its producer
+        group until the next round.
+
+Follows ``MQClientInstance.sendHeartbeatToAllBrokerWithLock`` and ``unregisterClient``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable
+from typing import Final
+
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.producer.route_cache import RouteCache
+from rocketmq_spark.transport.base import Transport
+
+logger = logging.getLogger("rocketmq_spark.producer")
+
+# Route, heart-beat and unregister requests (mqClientApiTimeout), seconds.
+API_TIMEOUT: Final = 3.0
+
+
+class HeartBeats:
+    """Keeps one client known to the brokers of its routes; safe for many threads.
+
+    Parameters
+    ----------
+    client_id : str
+    transport : Transport
+    routes : RouteCache
+    """
+
+    def __init__(self, client_id: str, transport: Transport, routes: RouteCache) -> None:
+        self._client_id = client_id
+        self._transport = transport
+        self._routes = routes
+        self._told: frozenset[str] = frozenset()
+        self._lock = threading.Lock()
+
+    def to_all(self, groups: Collection[str]) -> bool:
+        """Name the groups to every master; return False if another round was under way and nothing was done."""
+        return self._round(groups, lambda masters: masters)
+
+    def to_new(self, groups: Collection[str]) -> bool:
+        """Name the groups to every master that no round has gone to; as `to_all` otherwise."""
+        return self._round(groups, lambda masters: masters - self._told)
+
+    def unregister(self, group: str) -> None:
+        """Tell every address of every broker that the group is gone."""
+
+        def call(address: str) -> None:
+            self._transport.unregister_client(address, self._client_id, group, API_TIMEOUT)
+
+        self._tell(self._routes.addresses(), f"unregistering group {group}", call)
+
+    def _round(self, groups: Collection[str], among: Callable[[frozenset[str]], frozenset[str]]) -> bool:
+        if not self._lock.acquire(blocking=False):
+            logger.debug("another round of heart-beats is under way")
+            return False
+        try:
+            masters = frozenset(self._routes.masters().values())
+            if groups and masters:
+                chosen = among(masters)
+                # One that fails is not asked again before the next round: it may take its whole timeout each time.
+                self._told = masters
+                self._tell(sorted(chosen), "heart-beat", lambda address: self._beat(address, groups))
+        finally:
+            self._lock.release()
+        return True
+
+    def _beat(self, address: str, groups: Collection[str]) -> None:
+        self._transport.heart_beat(address, self._client_id, groups, API_TIMEOUT)
+
+    def _tell(self, addresses: Iterable[str], what: str, call: Callable[[str], None]) -> None:
+        for address in addresses:
+            try:
+                call(address)
+            except RocketMQError as exc:
+                logger.warning("%s at %s failed: %s", what, address, exc)
