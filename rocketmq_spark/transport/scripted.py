@@ -18,33 +18,15 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
-from rocketmq_spark.errors import (
-    MQBrokerException,
-    MQClientException,
-    RemotingSendRequestException,
-    RemotingTimeoutException,
-    RocketMQError,
-)
-from rocketmq_spark.message import (
-    MASTER_ID,
-    BrokerData,
-    Message,
-    MessageQueue,
-    QueueData,
-    SendOutcome,
-    SendRequest,
-    TopicRouteData,
-)
-from rocketmq_spark.message_ext import MessageExt
-from rocketmq_spark.transaction import EndTransaction, TransactionCheck
-from rocketmq_spark.transport.base import OnCheckTransaction, OnOutcome
+from rocketmq_spark.errors import MQBrokerException, RemotingSendRequestException, RemotingTimeoutException
+from rocketmq_spark.message import SendOutcome, SendRequest, TopicRouteData
+from rocketmq_spark.transport.base import OnOutcome
 from rocketmq_spark.transport.script import ManualClock, Reply, route
-from rocketmq_spark.transport.scripted_store import ScriptedStore
-from rocketmq_spark.wire.codes import ResponseCode, broker_error
+from rocketmq_spark.transport.scripted_calls import ScriptedCalls
 
 __all__ = ["ManualClock", "Reply", "ScriptedTransport", "route"]
 
@@ -53,7 +35,7 @@ logger = logging.getLogger("rocketmq_spark.transport")
 _JOIN_TIMEOUT: Final = 5.0
 
 
-class ScriptedTransport:
+class ScriptedTransport(ScriptedCalls):
     """Implements :class:`~rocketmq_spark.transport.base.Transport` in memory.
 
     Parameters
@@ -111,23 +93,15 @@ class ScriptedTransport:
         clock: Callable[[], float] | None = None,
         threaded: bool = False,
     ) -> None:
-        self.routes = dict(routes)
+        super().__init__(routes, clock or (time.monotonic if threaded else ManualClock()))
         self.always: dict[str, Reply] = {}
         self.requests: list[SendRequest] = []
         self.oneways: list[SendRequest] = []
-        self.calls: list[tuple[Any, ...]] = []
-        self.on_check_transaction: OnCheckTransaction | None = None
-        self._store = ScriptedStore()
-        self.stored: dict[MessageQueue, list[Message]] = self._store.queues
         self._script = {broker: deque(replies) for broker, replies in (script or {}).items()}
-        self._failures: dict[str, deque[RocketMQError]] = {}
-        self._clock = clock or (time.monotonic if threaded else ManualClock())
         self._threaded = threaded
         self._thread: threading.Thread | None = None
-        self._changed = threading.Condition()
         self._numbers = itertools.count()
         self._due: list[tuple[float, int, SendOutcome, OnOutcome]] = []
-        self._closed = False
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "threaded" if self._threaded else "by hand"
@@ -160,11 +134,6 @@ class ScriptedTransport:
         with self._changed:
             self._script.setdefault(broker_name, deque()).extend(replies)
 
-    def fail(self, call: str, *errors: RocketMQError) -> None:
-        """Let the next calls of a blocking method (such as ``"query_route"``) fail, one with each error."""
-        with self._changed:
-            self._failures.setdefault(call, deque()).extend(errors)
-
     def deliver(self) -> int:
         """Deliver what is due now and was sent before this call; return how many outcomes that were."""
         with self._changed:
@@ -195,15 +164,6 @@ class ScriptedTransport:
         with self._changed:
             self._changed.notify_all()
         return count
-
-    def query_route(self, topic: str, timeout: float) -> TopicRouteData:
-        """Return the route of `routes`; an unknown topic is code 17, as from a name server."""
-        self._record(timeout, "query_route", topic)
-        found = self.routes.get(topic)
-        if found is None:
-            doing = f"looking up the route of topic {topic}"
-            raise broker_error(ResponseCode.TOPIC_NOT_EXIST, f"No topic route info for {topic}", "scripted", doing)
-        return found
 
     def send(self, request: SendRequest, timeout: float, on_outcome: OnOutcome, *, within: float = math.inf) -> None:
         """Play the broker's next reply; see :class:`.base.Transport`."""
@@ -239,89 +199,6 @@ class ScriptedTransport:
         if timeout <= 0:
             raise RemotingTimeoutException(f"oneway send to {request.queue}: no time left")
 
-    def heart_beat(self, address: str, client_id: str, producer_groups: Collection[str], timeout: float) -> None:
-        """Record the call."""
-        self._record(timeout, "heart_beat", address, client_id, tuple(producer_groups))
-
-    def unregister_client(self, address: str, client_id: str, producer_group: str, timeout: float) -> None:
-        """Record the call."""
-        self._record(timeout, "unregister_client", address, client_id, producer_group)
-
-    def max_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
-        """Return how many messages `stored` has for the queue."""
-        self._record(timeout, "max_offset", queue, address)
-        return len(self.stored.get(queue, ()))
-
-    def min_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
-        """Return 0: nothing stored here ever expires."""
-        self._record(timeout, "min_offset", queue, address)
-        return 0
-
-    def search_offset(self, queue: MessageQueue, timestamp_ms: int, address: str, timeout: float) -> int:
-        """Return the first offset stored at or after a time of the transport's clock, in milliseconds."""
-        self._record(timeout, "search_offset", queue, timestamp_ms, address)
-        return self._store.search(queue, timestamp_ms)
-
-    def earliest_msg_store_time(self, queue: MessageQueue, address: str, timeout: float) -> int:
-        """Return when the queue's first message was stored, by the transport's clock; -1 for an empty queue."""
-        self._record(timeout, "earliest_msg_store_time", queue, address)
-        return self._store.earliest(queue)
-
-    def view_message(self, address: str, physical_offset: int, timeout: float, *, topic: str = "") -> MessageExt:
-        """Return the message at a commit-log offset, which is that of all brokers together."""
-        self._record(timeout, "view_message", address, physical_offset, topic)
-        message = self._store.view(physical_offset)
-        if message is None:
-            raise MQClientException(f"viewing the message at commit-log offset {physical_offset}: {address} has none")
-        return message
-
-    def end_transaction(self, address: str, request: EndTransaction, timeout: float) -> None:
-        """Record the call; a commit puts the message into its queue."""
-        self._record(timeout, "end_transaction", address, request)
-        with self._changed:
-            self._store.end_transaction(request, self._clock())
-
-    def check_transaction(self, address: str, physical_offset: int) -> TransactionCheck:
-        """Let a broker ask back for the half message at a commit-log offset; return what it asked.
-
-        The handler is called in the calling thread; without one nobody hears the question.
-        """
-        with self._changed:
-            check = self._store.check(address, physical_offset, self._clock())
-        if self.on_check_transaction is not None:
-            self.on_check_transaction(check)
-        return check
-
-    def create_topic(
-        self,
-        address: str,
-        topic: str,
-        queue_nums: int,
-        perm: int,
-        timeout: float,
-        *,
-        read_queue_nums: int | None = None,
-        topic_sys_flag: int = 0,
-        order: bool = False,
-        attributes: str = "",
-    ) -> None:
-        """Add the broker at `address` to the topic's route; its name is the address up to the colon."""
-        reads = queue_nums if read_queue_nums is None else read_queue_nums
-        self._record(
-            timeout, "create_topic", address, topic, queue_nums, perm, reads, topic_sys_flag, order, attributes
-        )
-        name = address.rpartition(":")[0]
-        old = self.routes.get(topic, TopicRouteData((), ()))
-        queues = [queue for queue in old.queue_datas if queue.broker_name != name]
-        brokers = [broker for broker in old.broker_datas if broker.broker_name != name]
-        queues.append(QueueData(name, reads, queue_nums, perm, topic_sys_flag))
-        brokers.append(BrokerData(name, {MASTER_ID: address}))
-        self.routes[topic] = replace(
-            old,
-            queue_datas=tuple(sorted(queues, key=lambda queue: queue.broker_name)),
-            broker_datas=tuple(sorted(brokers, key=lambda broker: broker.broker_name)),
-        )
-
     def close(self) -> None:
         """Fail what is in flight with ``RemotingSendRequestException``. Idempotent."""
         with self._changed:
@@ -332,20 +209,6 @@ class ScriptedTransport:
             self._fail_all()
         elif thread is not threading.current_thread():
             thread.join(_JOIN_TIMEOUT)
-
-    def _check(self) -> None:
-        if self._closed:
-            raise RocketMQError("this transport is closed: make a new one")
-
-    def _record(self, timeout: float, name: str, *arguments: Any) -> None:
-        with self._changed:
-            self._check()
-            self.calls.append((name, *arguments))
-            errors = self._failures.get(name)
-            if errors:
-                raise errors.popleft()
-        if timeout <= 0:
-            raise RemotingTimeoutException(f"{name}: no time left")
 
     def _next_reply(self, request: SendRequest) -> Reply:
         broker = request.queue.broker_name

@@ -17,6 +17,8 @@ from rocketmq_spark.errors import (
     TopicRouteStaleException,
 )
 from rocketmq_spark.message import MessageQueue, SendOutcome, SendRequest, SendStatus
+from rocketmq_spark.message_ext import decode_message_id
+from rocketmq_spark.transaction import TRANSACTION_COMMIT_TYPE, TRANSACTION_ROLLBACK_TYPE
 from rocketmq_spark.transport.scripted import ManualClock, Reply, ScriptedTransport, route
 from tests.peer import PATIENCE
 
@@ -176,6 +178,80 @@ def test_other_calls_are_recorded() -> None:
     assert transport.calls == [
         ("heart_beat", "a:1", "client", ("pg1", "pg2")),
         ("unregister_client", "a:1", "client", "pg1"),
+    ]
+
+
+def test_oneway_sends_are_recorded_apart_and_learn_only_what_a_oneway_sender_can(
+    request_to: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    transport = ScriptedTransport({})
+    request = request_to("broker-a:10911")
+    refused, lost = Reply.code(13), Reply(error=RemotingSendRequestException("broken while writing"))
+    transport.play("broker-a", Reply(), refused, Reply(silent=True, stored=False), lost)
+    with caplog.at_level(logging.WARNING, "rocketmq_spark.transport"):
+        for _ in range(4):
+            transport.send_oneway(request, 3.0)
+    transport.play("broker-a", Reply(error=RemotingConnectException("nobody there")))
+    with pytest.raises(RemotingConnectException, match="nobody there"):
+        transport.send_oneway(request, 3.0)
+    assert (len(transport.oneways), transport.requests, transport.in_flight) == (5, [], 0)
+    assert len(transport.stored[QUEUE]) == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "oneway send to orders/broker-a/0: broken while writing"
+    ]
+    transport.close()
+    with pytest.raises(RocketMQError, match="closed"):
+        transport.send_oneway(request, 3.0)
+
+
+def test_a_half_message_is_seen_when_it_is_committed_and_never_when_it_is_rolled_back(
+    request_to: Any, outcomes: Any
+) -> None:
+    transport = ScriptedTransport({})
+    half_queue = MessageQueue("RMQ_SYS_TRANS_HALF_TOPIC", "broker-a", 0)
+    for number in range(2):
+        properties = f"UNIQ_KEY\x01U{number}\x02TRAN_MSG\x01true\x02PGROUP\x01pg\x02"
+        transport.send(request_to("broker-a:10911", properties=properties, sys_flag=4), 3.0, outcomes)
+    transport.deliver()
+    assert [(outcome.queue, outcome.queue_offset) for outcome in outcomes] == [(QUEUE, 0), (QUEUE, 1)]
+    assert (len(transport.stored[half_queue]), QUEUE in transport.stored) == (2, False)
+    checks = [transport.check_transaction("broker-a:10911", at) for at in (0, 1)]
+    assert [check.commit_log_offset for check in checks] == [2, 3]
+    for check, decision in zip(checks, (TRANSACTION_ROLLBACK_TYPE, TRANSACTION_COMMIT_TYPE), strict=True):
+        transport.end_transaction(check.address, check.answer(decision), 1.0)
+    assert [message.properties["UNIQ_KEY"] for message in transport.stored[QUEUE]] == ["U1"]
+    assert transport.calls == [
+        ("end_transaction", "broker-a:10911", check.answer(decision))
+        for check, decision in zip(checks, (TRANSACTION_ROLLBACK_TYPE, TRANSACTION_COMMIT_TYPE), strict=True)
+    ]
+
+
+def test_a_failing_end_of_a_transaction_is_raised_and_changes_nothing(request_to: Any, outcomes: Any) -> None:
+    transport = ScriptedTransport({})
+    properties = "UNIQ_KEY\x01U1\x02TRAN_MSG\x01true\x02PGROUP\x01pg\x02"
+    transport.send(request_to("broker-a:10911", properties=properties), 3.0, outcomes)
+    transport.fail("end_transaction", RemotingConnectException("down"))
+    check = transport.check_transaction("broker-a:10911", 0)
+    with pytest.raises(RemotingConnectException):
+        transport.end_transaction(check.address, check.answer(TRANSACTION_COMMIT_TYPE), 1.0)
+    assert QUEUE not in transport.stored
+    with pytest.raises(IndexError):
+        transport.check_transaction("broker-a:10911", 99)
+
+
+def test_stored_messages_are_found_by_the_transports_clock(batch_to: BatchTo, outcomes: Any) -> None:
+    transport = ScriptedTransport({}, clock=ManualClock(100.0))
+    for _ in range(3):
+        transport.send(batch_to("broker-a:10911", b"one", b"two"), 3.0, outcomes)
+        transport.advance(1.0)
+    assert transport.earliest_msg_store_time(QUEUE, "broker-a:10911", 1.0) == 100_000
+    found = [transport.search_offset(QUEUE, at, "broker-a:10911", 1.0) for at in (0, 100_001, 102_000, 102_001)]
+    assert found == [0, 2, 4, 6]
+    ids = outcomes[2].offset_msg_id.split(",")
+    viewed = [transport.view_message("broker-a:10911", decode_message_id(one)[1], 1.0) for one in ids]
+    assert [(one.body, one.queue_offset, one.store_timestamp) for one in viewed] == [
+        (b"one", 4, 102_000),
+        (b"two", 5, 102_000),
     ]
 
 
