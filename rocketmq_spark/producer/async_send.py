@@ -3,7 +3,8 @@
 Rule 1: a broker's error code ends it; only what the transport reports is tried again, up to
         ``retryTimesWhenSendAsyncFailed``, while time is left.
 Rule 2: a retry goes to another broker where the queue was our choice, and to the same one where it was the caller's;
-        the request stays as it was first made, queue id and born timestamp included.
+        queue id and born timestamp stay as they were first chosen. (Java keeps the first broker's name in the header,
+        too: a proxy would then forward the retry to the broker that failed.)
 Rule 3: the outcome is told exactly once, whatever raises on the way.
 Rule 4: this runs on the transport's thread: it never waits.
 
@@ -93,7 +94,7 @@ class AsyncSend:
         self._budget = budget
         self._reselect = reselect
         self._on_done = on_done
-        self._broker_name = prepared.request.queue.broker_name
+        self._queue = prepared.request.queue
         self._address = prepared.request.address
         self._retries = 0
         self._began = 0.0
@@ -104,29 +105,28 @@ class AsyncSend:
         """Make an attempt; its failure, too, is told through `on_done`."""
         self._began = self._rules.clock()
         try:
-            left = self._budget.require(f"sending to {self._prepared.request.queue} at {self._address}")
-            request = replace(self._prepared.request, address=self._address)
+            left = self._budget.require(f"sending to {self._queue} at {self._address}")
+            request = replace(self._prepared.request, queue=self._queue, address=self._address)
             self._rules.transport.send(request, left, self._on_outcome, within=left)
         except RemotingTooMuchRequestException as exc:
             self._finish(None, exc)
         except RocketMQError as exc:
             self._rules.update_fault(
-                FaultSite.ASYNC_NOT_SUBMITTED, self._broker_name, self._rules.clock() - self._began
+                FaultSite.ASYNC_NOT_SUBMITTED, self._queue.broker_name, self._rules.clock() - self._began
             )
             self._retry_or_fail(exc, exc)
 
     def _on_outcome(self, outcome: SendOutcome) -> None:
         took = self._rules.clock() - self._began
         if isinstance(outcome.error, MQBrokerException):
-            self._rules.update_fault(FaultSite.ASYNC_REFUSED, self._broker_name, took)
+            self._rules.update_fault(FaultSite.ASYNC_REFUSED, self._queue.broker_name, took)
             self._finish(None, outcome.error)
         elif outcome.error is not None:
-            self._rules.update_fault(FaultSite.ASYNC_FAILED, self._broker_name, took)
+            self._rules.update_fault(FaultSite.ASYNC_FAILED, self._queue.broker_name, took)
             self._retry_or_fail(outcome.error, as_client_error(outcome.error))
         else:
-            self._rules.update_fault(FaultSite.ASYNC_RETURNED, self._broker_name, took)
-            answered = replace(outcome, queue=replace(outcome.queue, broker_name=self._broker_name))
-            self._finish(self._rules.kernel.result_of(self._prepared, answered), None)
+            self._rules.update_fault(FaultSite.ASYNC_RETURNED, self._queue.broker_name, took)
+            self._finish(self._rules.kernel.result_of(self._prepared, outcome), None)
 
     def _retry_or_fail(self, error: RocketMQError, shown: Exception) -> None:
         self._retries += 1
@@ -134,7 +134,7 @@ class AsyncSend:
         if not retriable or self._retries > self._rules.retry_times or self._budget.left <= 0:
             self._finish(None, shown)
             return
-        queue = self._reselect(self._broker_name) if self._reselect is not None else None
+        queue = self._reselect(self._queue.broker_name) if self._reselect is not None else None
         if queue is not None:
             address = self._rules.kernel.known_address(queue.broker_name)
             if address is None:
@@ -142,7 +142,7 @@ class AsyncSend:
                 lost = RemotingConnectException(f"sending to {queue}: no master of {queue.broker_name} is known")
                 self._retry_or_fail(lost, as_client_error(lost))
                 return
-            self._address, self._broker_name = address, queue.broker_name
+            self._address, self._queue = address, replace(self._queue, broker_name=queue.broker_name)
         logger.debug("%s: trying again at %s", error, self._address)
         self.start()
 
