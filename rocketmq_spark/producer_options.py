@@ -145,7 +145,27 @@ def _text(value: Any) -> str:
         return str(value).lower()
     return ",".join(map(str, value)) if isinstance(value, (tuple, list, set, frozenset)) else str(value)
 
+
 _T = kinds.ValueKind("text", "text", str)
-_TMP = dict(unit_name=_T, unit_mode=BOOLEAN, namespace=_T, vip_channel_enabled=BOOLEAN, send_msg_max_timeout_per_request=kinds.integer(-1), retry_times_when_send_async_failed=kinds.integer(0), client_oneway_semaphore_value=kinds.integer(1), client_async_semaphore_value=kinds.integer(1), compress_msg_body_over_howmuch=kinds.integer(0), compress_type=kinds.choice("ZLIB","LZ4","ZSTD","NONE"), compress_level=kinds.integer(0), enable_trace=BOOLEAN, trace_topic=_T, access_key=_T, secret_key=_T, security_token=_T, use_tls=BOOLEAN, tls_ca_file=_T)
+_TMP = dict(
+    unit_name=_T,
+    unit_mode=BOOLEAN,
+    namespace=_T,
+    vip_channel_enabled=BOOLEAN,
+    send_msg_max_timeout_per_request=kinds.integer(-1),
+    retry_times_when_send_async_failed=kinds.integer(0),
+    client_oneway_semaphore_value=kinds.integer(1),
+    client_async_semaphore_value=kinds.integer(1),
+    compress_msg_body_over_howmuch=kinds.integer(0),
+    compress_type=kinds.choice("ZLIB", "LZ4", "ZSTD", "NONE"),
+    compress_level=kinds.integer(0),
+    enable_trace=BOOLEAN,
+    trace_topic=_T,
+    access_key=_T,
+    secret_key=_T,
+    security_token=_T,
+    use_tls=BOOLEAN,
+    tls_ca_file=_T,
+)
 _OWN.update(_TMP)
 _SECRETS = frozenset({"secret_key", "security_token"})

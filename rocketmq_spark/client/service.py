@@ -178,9 +178,9 @@ class ProducerService:
             logger.warning("producer %s is shut down with asynchronous sends under way: they fail", self.producer_group)
         if self._trace is not None:
             self._trace.shutdown()
-        registry.leave(self.instance, self.producer_group)
         if self._checks is not None:
             self._checks.shutdown()
+        registry.leave(self.instance, self.producer_group)
         for pool in self._pools:
             pool.shutdown(wait=True)
 

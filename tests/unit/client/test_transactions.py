@@ -1,0 +1,242 @@
+"""Transactional messages (spec/producer.md section 17, lines 119, 120)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.client.producer import Producer
+from rocketmq_spark.errors import MQClientException, RemotingConnectException
+from rocketmq_spark.message import Message, SendStatus
+from rocketmq_spark.message_ext import MessageExt, decode_message_id
+from rocketmq_spark.producer.hooks import EndTransactionContext
+from rocketmq_spark.send_result import LocalTransactionState
+from rocketmq_spark.transaction import EndTransaction
+from rocketmq_spark.transport.script import Reply
+from rocketmq_spark.transport.scripted import ScriptedTransport
+
+COMMIT, ROLLBACK, UNKNOW = LocalTransactionState
+PATIENCE = 20
+Make = Callable[..., Producer]
+
+
+class Listener:
+    """Answers as it is told, and notes what it was asked."""
+
+    def __init__(self, execute: object = COMMIT, check: object = COMMIT) -> None:
+        self.execute, self.check = execute, check
+        self.executed: list[tuple[Message, Any]] = []
+        self.checked: list[MessageExt] = []
+        self.asked = threading.Event()
+
+    def execute_local_transaction(self, message: Message, arg: Any) -> LocalTransactionState | None:
+        self.executed.append((message, arg))
+        return self._say(self.execute)
+
+    def check_local_transaction(self, message: MessageExt) -> LocalTransactionState | None:
+        self.checked.append(message)
+        self.asked.set()
+        return self._say(self.check)
+
+    @staticmethod
+    def _say(answer: Any) -> LocalTransactionState | None:
+        if isinstance(answer, Exception):
+            raise answer
+        assert answer is None or isinstance(answer, LocalTransactionState)
+        return answer
+
+
+def started(make_producer: Make, listener: Listener, **properties: Any) -> Producer:
+    producer = make_producer(transaction_listener=listener, **properties)
+    producer.start()
+    return producer
+
+
+def ends(transport: ScriptedTransport) -> list[tuple[str, EndTransaction]]:
+    return [(call[1], call[2]) for call in transport.calls if call[0] == "end_transaction"]
+
+
+def visible(transport: ScriptedTransport) -> list[Message]:
+    return [
+        message for queue, messages in transport.stored.items() for message in messages if queue.topic.endswith("T")
+    ]
+
+
+def test_119_a_half_message_is_marked_and_has_no_delay(
+    make_producer: Make, transport: ScriptedTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    producer = started(make_producer, Listener())
+    producer.send_in_transaction(Message.of("T", b"x", delay_time_level=3), 7)
+    producer.send_in_transaction(Message.of("T", b"x", delay_ms=500), 7)
+    for request in transport.requests:
+        assert request.batch.sys_flag == 4
+        properties = request.batch.properties
+        assert "TRAN_MSG\x01true\x02" in properties
+        assert "PGROUP\x01pg\x02" in properties
+        assert "DELAY" not in properties
+    # Java leaves timer properties to the broker, which would lose the message.
+    assert "a half message to topic T can't be delayed: TIMER_DELAY_MS dropped" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "code"),
+    [(COMMIT, COMMIT, 8), (ROLLBACK, ROLLBACK, 12), (UNKNOW, UNKNOW, 0), (None, UNKNOW, 0)],
+)
+def test_119_what_the_local_transaction_says_goes_to_the_broker(
+    make_producer: Make, transport: ScriptedTransport, answer: object, state: LocalTransactionState, code: int
+) -> None:
+    listener = Listener(answer)
+    result = started(make_producer, listener).send_in_transaction(Message.of("T", b"x"), 7)
+    assert (result.status, result.local_transaction_state) == (SendStatus.SEND_OK, state)
+    [(message, arg)] = listener.executed
+    assert (message.topic, message.body, arg, message.unique_id) == ("T", b"x", 7, result.msg_id)
+    [(address, end)] = ends(transport)
+    assert address == transport.requests[0].address
+    assert (end.commit_or_rollback, end.producer_group, end.topic, end.msg_id) == (code, "pg", "T", result.msg_id)
+    assert end.commit_log_offset == decode_message_id(result.offset_msg_id)[1]
+    assert (end.tran_state_table_offset, end.from_transaction_check, end.remark) == (result.queue_offset, False, "")
+    assert len(visible(transport)) == (1 if answer is COMMIT else 0)
+
+
+def test_119_a_local_transaction_that_raises_is_unknown_with_a_remark(
+    make_producer: Make, transport: ScriptedTransport
+) -> None:
+    result = started(make_producer, Listener(KeyError("stock"))).send_in_transaction(Message.of("T", b"x"))
+    assert result.local_transaction_state is UNKNOW
+    assert ends(transport)[0][1].remark == "executing the local transaction raised KeyError: 'stock'"
+
+
+def test_119_a_message_that_is_not_safe_is_rolled_back_without_asking(
+    make_producer: Make, transport: ScriptedTransport
+) -> None:
+    transport.always = dict.fromkeys("ab", Reply(status=SendStatus.SLAVE_NOT_AVAILABLE))
+    listener = Listener()
+    result = started(make_producer, listener).send_in_transaction(Message.of("T", b"x"))
+    assert (result.status, result.local_transaction_state) == (SendStatus.SLAVE_NOT_AVAILABLE, ROLLBACK)
+    assert listener.executed == []
+    assert ends(transport)[0][1].commit_or_rollback == 12
+
+
+def test_119_an_end_that_can_not_be_sent_does_not_raise_and_is_not_repeated(
+    make_producer: Make, transport: ScriptedTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    transport.fail("end_transaction", RemotingConnectException("broker down"))
+    result = started(make_producer, Listener()).send_in_transaction(Message.of("T", b"x"))
+    assert result.local_transaction_state is COMMIT
+    assert len(ends(transport)) == 1
+    assert "the broker will ask back" in caplog.text
+
+
+def test_119_a_message_that_can_not_be_sent_never_runs_its_transaction(
+    make_producer: Make, transport: ScriptedTransport
+) -> None:
+    lost = Reply(error=RemotingConnectException("down"))
+    transport.always = {"a": lost, "b": lost}
+    listener = Listener()
+    with pytest.raises(MQClientException, match="sending a half message to topic T") as caught:
+        started(make_producer, listener).send_in_transaction(Message.of("T", b"x"))
+    assert (caught.value.response_code, listener.executed, ends(transport)) == (10001, [], [])
+
+
+def test_an_executor_of_the_callers_stands_in_for_the_listeners(
+    make_producer: Make, transport: ScriptedTransport
+) -> None:
+    listener = Listener()
+    producer = started(make_producer, listener)
+    seen: list[Any] = []
+
+    def execute(message: Message, arg: Any) -> LocalTransactionState:
+        seen.append((message.body, arg))
+        return ROLLBACK
+
+    assert producer.send_in_transaction(Message.of("T", b"x"), 3, executor=execute).local_transaction_state is ROLLBACK
+    assert (seen, listener.executed) == ([(b"x", 3)], [])
+
+
+def test_without_a_listener_a_transaction_is_refused(producer: Producer) -> None:
+    with pytest.raises(MQClientException, match="has no transaction_listener"):
+        producer.send_in_transaction(Message.of("T", b"x"))
+
+
+def ask(transport: ScriptedTransport) -> str:
+    """Let the broker ask about the first half message, and return the address that it asks from."""
+    transport.check_transaction("10.0.0.9:1", 0)
+    return "10.0.0.9:1"
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "remark"),
+    [
+        (COMMIT, 8, ""),
+        (ROLLBACK, 12, ""),
+        (None, 0, ""),
+        (OSError("database down"), 0, "checking the local transaction raised OSError: database down"),
+    ],
+)
+def test_120_a_check_is_answered_to_the_address_that_asked(
+    make_producer: Make, transport: ScriptedTransport, answer: object, code: int, remark: str
+) -> None:
+    listener = Listener(UNKNOW, answer)
+    producer = started(make_producer, listener)
+    sent = producer.send_in_transaction(Message.of("T", b"x", keys="k"))
+    asker = ask(transport)
+    assert listener.asked.wait(PATIENCE)
+    producer.shutdown()
+    assert [(message.topic, message.body, message.keys) for message in listener.checked] == [("T", b"x", "k")]
+    (address, end) = ends(transport)[-1]
+    assert (address, end.commit_or_rollback, end.from_transaction_check) == (asker, code, True)
+    assert (end.remark, end.producer_group, end.msg_id, end.topic) == (remark, "pg", sent.msg_id, "T")
+
+
+def test_120_a_check_of_a_group_that_is_not_here_is_logged_and_ignored(
+    make_producer: Make, transport: ScriptedTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    started(make_producer, Listener(UNKNOW), instance_name="two").send_in_transaction(Message.of("T", b"x"))
+    other = make_producer("other", instance_name="two", transaction_listener=Listener())
+    other.start()
+    first = transport.calls
+    transport.check_transaction("10.0.0.9:1", 0)
+    assert len(first) >= 1
+    producer = make_producer("plain", instance_name="three")
+    producer.start()
+    ask(transport)
+    assert "which no producer here answers for" in caplog.text or "transaction_listener" in caplog.text
+
+
+def test_a_namespace_is_taken_off_what_the_listener_sees(make_producer: Make, transport: ScriptedTransport) -> None:
+    transport.routes["space%T"] = transport.routes["T"]
+    listener = Listener(UNKNOW, COMMIT)
+    producer = started(make_producer, listener, namespace="space")
+    producer.send_in_transaction(Message.of("T", b"x"))
+    ask(transport)
+    assert listener.asked.wait(PATIENCE)
+    producer.shutdown()
+    assert [listener.executed[0][0].topic, listener.checked[0].topic] == ["T", "T"]
+    assert {(end.producer_group, end.topic) for _, end in ends(transport)} == {("space%pg", "space%T")}
+
+
+def test_end_transaction_hooks_see_both_kinds_of_end_and_can_not_disturb_them(
+    make_producer: Make, transport: ScriptedTransport
+) -> None:
+    listener = Listener(UNKNOW, COMMIT)
+    producer = started(make_producer, listener)
+    seen: list[EndTransactionContext] = []
+
+    def hook(context: EndTransactionContext) -> None:
+        seen.append(context)
+        raise ValueError("a hook's own trouble")
+
+    producer.register_end_transaction_hook(hook)
+    result = producer.send_in_transaction(Message.of("T", b"x"))
+    ask(transport)
+    assert listener.asked.wait(PATIENCE)
+    producer.shutdown()
+    assert [(context.transaction_state, context.from_transaction_check) for context in seen] == [
+        (UNKNOW, False),
+        (COMMIT, True),
+    ]
+    assert {context.msg_id for context in seen} == {result.msg_id}
+    assert len(ends(transport)) == 2
