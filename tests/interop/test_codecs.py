@@ -13,6 +13,7 @@ from rocketmq_spark.arrow.columns import byte_column
 from rocketmq_spark.arrow.string_hash import string_hashes
 from rocketmq_spark.compression import CompressionType, compress, decompress
 from rocketmq_spark.errors import MQClientException
+from rocketmq_spark.java_hash import queue_index, string_hash
 from rocketmq_spark.message import Message
 from rocketmq_spark.message_const import RESERVED_PROPERTIES
 from rocketmq_spark.names import FORBIDDEN_TOPICS, is_blank
@@ -20,7 +21,7 @@ from rocketmq_spark.producer.message_batch import encode_message_batch
 from rocketmq_spark.producer.namespace import namespace_of, unwrap, wrap
 from rocketmq_spark.producer.validators import check_group, check_message
 from rocketmq_spark.unique_id import UniqueIdGenerator
-from rocketmq_spark.wire.records import decode_batch, decode_properties, encode_batch, encode_properties, string_hash
+from rocketmq_spark.wire.records import decode_batch, decode_properties, encode_batch, encode_properties
 from tests.java import Java, b64, line_of, un64
 
 pytestmark = pytest.mark.integration
@@ -47,15 +48,16 @@ def property_maps(rng: random.Random, count: int) -> list[dict[str, str]]:
     ]
 
 
-def test_10_000_random_keys_meet_the_queue_that_java_s_hash_selector_chooses(java: Java) -> None:
+def test_116_ten_thousand_random_keys_meet_the_queue_that_java_s_hash_selector_chooses(java: Java) -> None:
     keys = ["", "polygenelubricants", "\U0001f600", *texts(random.Random(5), 9_997, 40)]
     answers = java.run("Codecs", [{"do": "hash", "key": key, "counts": COUNTS} for key in keys])
     hashes = [string_hash(key) for key in keys]
     assert hashes == [answer["hash"] for answer in answers]
     assert min(hashes) == -(2**31)
     assert sum(value < 0 for value in hashes) > 1000
-    # Java's remainder has the sign of the dividend, and the absolute value is taken of that.
-    assert [[abs(value) % count for count in COUNTS] for value in hashes] == [answer["indexes"] for answer in answers]
+    assert [[queue_index(value, count) for count in COUNTS] for value in hashes] == [
+        answer["indexes"] for answer in answers
+    ]
     column = byte_column(pa.array(keys))
     assert column is not None
     assert string_hashes(column).tolist() == hashes

@@ -10,13 +10,14 @@ import pytest
 
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.compression import CompressionType, compress, decompress
+from rocketmq_spark.java_hash import queue_index, string_hash
 from rocketmq_spark.message import EncodedBatch, Message, MessageQueue, SendOutcome, SendRequest, SendStatus
 from rocketmq_spark.producer.message_batch import encode_message_batch
 from rocketmq_spark.producer.namespace import wrap
 from rocketmq_spark.producer.route_cache import publish_info_of
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.unique_id import UniqueIdGenerator
-from rocketmq_spark.wire.records import encode_properties, string_hash
+from rocketmq_spark.wire.records import encode_properties
 from tests.java import Java, line_of
 from tests.reading import read_topic
 
@@ -116,7 +117,7 @@ def test_a_java_producer_s_result_is_read_back_and_its_keys_meet_our_queues(
     ]
     results = java.send(cluster.name_server, requests)
     assert {"SEND_OK"} == {result["status"] for result in results}
-    chosen = [queues[abs(string_hash(key)) % len(queues)] for key in keys]
+    chosen = [queues[queue_index(string_hash(key), len(queues))] for key in keys]
     assert chosen == [MessageQueue(one["topic"], one["brokerName"], one["queueId"]) for one in results]
     stored = {message.properties["UNIQ_KEY"]: message for message in read_topic(cluster.name_server, topic, len(keys))}
     assert {one["msgId"] for one in results} == set(stored)

@@ -193,6 +193,22 @@ def test_rows_named_for_a_queue_go_there(
     }
 
 
+@pytest.mark.parametrize(("room", "taken"), [("{0}", 1), ("{1}", 1), ("nowhere", 2)])
+def test_rows_go_to_their_own_machine_room_where_there_is_one(
+    spark: SparkSession, cluster: Any, topic: str, save: Callable[..., None], room: str, taken: int
+) -> None:
+    create_topic(cluster, topic)
+    names = [broker.name for broker in cluster.brokers]
+    room = room.format(*(name.rpartition("-")[2] for name in names))
+    save(spark.range(0, 200, 1, 2).select(F.col("id").cast("string").alias("body")), batching=False,
+         queueSelector="machineRoom", machineRoom=room)  # fmt: skip
+    stored = read_topic(cluster.name_server, topic, 200)
+    hosts = {message.store_host for message in stored}
+    assert len(stored) == 200
+    assert hosts <= {broker.address for broker in cluster.brokers if taken == 2 or broker.name.endswith(room)}
+    assert len(hosts) == taken
+
+
 def test_a_large_row_goes_beside_small_ones(
     spark: SparkSession, cluster: Any, topic: str, save: Callable[..., None]
 ) -> None:

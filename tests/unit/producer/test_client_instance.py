@@ -7,7 +7,9 @@ import threading
 from dataclasses import replace
 from typing import Any
 
-from rocketmq_spark.errors import RemotingConnectException, RemotingTimeoutException
+import pytest
+
+from rocketmq_spark.errors import RemotingConnectException, RemotingTimeoutException, RouteNotFoundException
 from rocketmq_spark.message import BrokerData, MessageQueue, QueueData, TopicRouteData
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
@@ -174,14 +176,15 @@ def test_11_a_heart_beat_that_fails_stops_neither_the_others_nor_the_schedule() 
     assert [call[1] for call in calls(transport, "heart_beat")] == ["a:10911", "b:10911"]
 
 
-def test_12_every_topic_ever_looked_up_is_refreshed_every_thirty_seconds() -> None:
-    instance, transport = instance_of(None, T=route({"a": 1}), U=route({"a": 1}))
+def test_12_every_topic_ever_looked_up_found_or_not_is_refreshed_every_thirty_seconds() -> None:
+    instance, transport = instance_of(None, T=route({"a": 1}))
     instance.routes.find("T", 1.0)
-    instance.routes.find("U", 1.0)
+    with pytest.raises(RouteNotFoundException):
+        instance.routes.find("U", 1.0)
     transport.calls.clear()
     instance.run_due(29.9)
     assert calls(transport, "query_route") == []
-    transport.routes["T"] = route({"a": 8})
+    transport.routes |= {"T": route({"a": 8}), "U": route({"a": 1})}
     instance.run_due(30.0)
     assert [call[1] for call in calls(transport, "query_route")] == ["T", "U"]
     assert len(instance.routes.find("T", 1.0).queues) == 8
@@ -310,11 +313,15 @@ def test_a_probe_that_hangs_holds_up_no_heart_beat() -> None:
         instance.close()
 
 
-def test_without_the_option_there_is_no_detector() -> None:
-    instance, _ = instance_of(None, replace(OPTIONS, send_latency_fault_enable=True))
+@pytest.mark.parametrize("enabled", [False, True])
+def test_there_is_a_detector_with_the_option_only(enabled: bool) -> None:
+    options = replace(OPTIONS, send_latency_fault_enable=True, start_detector_enable=enabled)
+    client_id = f"ip@detector-{enabled}"
+    instance = ClientInstance(client_id, ScriptedTransport({}), options, clock=ManualClock())
     instance.start()
     try:
-        assert not any(thread.name.startswith("rocketmq-detector") for thread in threading.enumerate())
+        names = {thread.name for thread in threading.enumerate() if thread.name.endswith(client_id)}
+        assert names == {f"rocketmq-client-{client_id}"} | ({f"rocketmq-detector-{client_id}"} if enabled else set())
     finally:
         instance.close()
 

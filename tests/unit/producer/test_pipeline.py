@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +25,7 @@ from rocketmq_spark.message import (
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.delivery import Delivery
+from rocketmq_spark.producer.fault_preset import PRESETS
 from rocketmq_spark.producer.fault_strategy import FaultStrategy
 from rocketmq_spark.producer.pipeline import SendPipeline
 from rocketmq_spark.producer.route_cache import TopicPublishInfo, publish_info_of
@@ -284,6 +287,48 @@ def test_a_slow_broker_is_isolated_only_with_the_fault_strategy() -> None:
         assert (rig.facts["a"]["isolated_times"] > 0) is expected
 
 
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_broker_in_isolation_is_used_again_when_there_is_no_other(preset: str) -> None:
+    rig = Rig(route({"a": 1}), send_latency_fault_enable=True, fault_preset=preset)
+    rig.transport.play("a", refused())
+    rig.offer(3)
+    rig.run(until=110.0)
+    assert rig.facts["a"]["rows"] == 3
+
+
+@pytest.mark.parametrize("detector", [False, True])
+def test_75_a_lost_connection_marks_a_broker_unreachable_for_the_detector_only(detector: bool) -> None:
+    rig = Rig(route({"a": 1, "b": 1}), send_latency_fault_enable=True, start_detector_enable=detector)
+    rig.transport.always["a"] = refused()
+    rig.transport.always["b"] = Reply.code(14, "shutting down")
+    rig.offer(1)
+    rig.step()
+    rig.transport.deliver()
+    rig.pipeline.complete(*rig.outcomes.pop(), rig.clock.now)
+    rig.step()
+    rig.transport.deliver()
+    rig.pipeline.complete(*rig.outcomes.pop(), rig.clock.now)
+    reachable = {name: item.reachable for name, item in rig.faults.table.items().items()}
+    assert reachable == {"a": not detector, "b": False}
+
+
+def test_an_order_configuration_whose_brokers_are_all_gone_fails_at_the_delivery_timeout() -> None:
+    rig = Rig(replace(route({"a": 1}), order_topic_conf="gone:4"), delivery_timeout_ms=5000)
+    rig.offer(1)
+    rig.run()
+    assert "any writable queue of topic T" in str(rig.pipeline.failure)
+    assert rig.refreshed
+
+
+def test_an_order_configuration_leaves_out_the_broker_that_is_gone() -> None:
+    rig = Rig(replace(route({"a": 1}), order_topic_conf="a:1;gone:4"))
+    rig.transport.play("a", refused())
+    rig.offer(3)
+    rig.run()
+    assert set(rig.brokers) == {"a"}
+    assert rig.facts["a"]["rows"] == 3
+
+
 def test_a_topic_that_loses_its_queues_waits_for_a_new_route() -> None:
     rig = Rig(route({"a": 1}))
     rig.infos["T"] = publish_info_of("T", route({"a": 1}, perm=4))
@@ -379,12 +424,13 @@ REPLIES = st.one_of(
 @given(
     st.dictionaries(st.sampled_from("abc"), st.lists(REPLIES, max_size=12), min_size=1),
     st.integers(0, 2**32),
-    st.booleans(),
+    st.sampled_from([None, *PRESETS]),
 )
 def test_no_row_is_ever_lost_whatever_the_brokers_do(
-    script: dict[str, list[Reply]], seed: int, fault_enable: bool
+    script: dict[str, list[Reply]], seed: int, preset: str | None
 ) -> None:
-    rig = Rig(route(dict.fromkeys(script, 2)), seed, send_latency_fault_enable=fault_enable)
+    cluster = route(dict.fromkeys(script, 2))
+    rig = Rig(cluster, seed, send_latency_fault_enable=preset is not None, fault_preset=preset or "v4")
     for broker, replies in script.items():
         rig.transport.play(broker, *replies)
     queue = MessageQueue("T", min(script), 1)

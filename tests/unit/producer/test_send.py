@@ -170,7 +170,7 @@ def test_an_unknown_topic_fails_within_the_patience_for_a_first_route() -> None:
             rig.producer.write(numbers(25), RowBatcher())
 
 
-def test_an_empty_name_server_list_is_10004() -> None:
+def test_52_an_empty_name_server_list_is_10004() -> None:
     transport = ScriptedTransport({})
     options = SinkOptions(name_server=())
     instance = ClientInstance("test@1", transport, options)

@@ -1,0 +1,98 @@
+"""What a client instance tells real brokers, and asks them."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.options import SinkOptions
+from rocketmq_spark.producer.client_instance import ClientInstance
+from rocketmq_spark.producer.fault_preset import FaultSite
+from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.wire.route import loads_lenient
+
+pytestmark = pytest.mark.integration
+
+# mqadmin producerConnection asks this of a broker (RequestCode.java).
+GET_PRODUCER_CONNECTION_LIST = 204
+
+PATIENCE = 20.0
+
+
+@pytest.fixture
+def group() -> str:
+    return f"pg-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def admin(cluster: LocalCluster) -> Iterator[RemotingTransport]:
+    with RemotingTransport([cluster.name_server]) as made:
+        yield made
+
+
+def options_of(cluster: LocalCluster) -> SinkOptions:
+    # Nothing is due of itself within the test.
+    options = SinkOptions((cluster.name_server,), heartbeat_broker_interval=600_000, send_latency_fault_enable=True)
+    return replace(options, start_detector_enable=True, detect_timeout=3000)
+
+
+@pytest.fixture
+def instance(cluster: LocalCluster) -> Iterator[ClientInstance]:
+    made = ClientInstance(
+        f"127.0.0.1@{uuid.uuid4().hex}", RemotingTransport([cluster.name_server]), options_of(cluster)
+    )
+    yield made
+    made.close()
+
+
+def clients(admin: RemotingTransport, address: str, group: str) -> set[str]:
+    """Return the client ids that a broker knows of a producer group."""
+    fields = {"producerGroup": group}
+    answer = admin.invoke(address, GET_PRODUCER_CONNECTION_LIST, fields, (), PATIENCE)
+    if answer.code != 0:
+        # A broker that knows no such group answers with an error.
+        assert "not exist" in (answer.remark or "")
+        return set()
+    return {connection["clientId"] for connection in loads_lenient(bytes(answer.body))["connectionSet"]}
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_a_broker_knows_the_group_from_the_first_route_until_the_group_leaves(
+    cluster: LocalCluster, instance: ClientInstance, admin: RemotingTransport, group: str, topic: str
+) -> None:
+    addresses = [broker.address for broker in cluster.brokers]
+    instance.register(group)
+    # The regular round, one second from the start, is over before any broker is known.
+    instance.run_due(time.monotonic() + 2)
+    instance.start()
+    instance.routes.find(topic, PATIENCE)
+    for address in addresses:
+        assert eventually(lambda: clients(admin, address, group) == {instance.client_id})  # noqa: B023 - used at once
+    instance.forget(group)
+    assert [clients(admin, address, group) for address in addresses] == [set(), set()]
+
+
+def test_74_a_real_broker_answers_the_detector_for_a_topic_it_may_not_even_have(
+    cluster: LocalCluster, instance: ClientInstance, topic: str
+) -> None:
+    instance.routes.find(topic, PATIENCE)
+    names = [broker.name for broker in cluster.brokers]
+    for name in (*names, "gone"):
+        instance.faults.update(FaultSite.REMOTING_FAILED, name, 1.0, time.monotonic())
+    assert not any(map(instance.faults.table.is_reachable, names))
+    instance.detect_due(time.monotonic() + 3)
+    assert sorted(instance.faults.table.items()) == names
+    assert all(map(instance.faults.table.is_reachable, names))
