@@ -13,13 +13,26 @@ from rocketmq_spark.errors import (
     DeliveryError,
     InvalidRowError,
     MetricsUnavailableError,
+    MQBrokerException,
+    MQClientException,
     OptionError,
+    RemotingException,
     RocketMQError,
     SchemaError,
 )
 
 if TYPE_CHECKING:
+    from rocketmq_spark.client.producer import Producer
+    from rocketmq_spark.client.transaction import TransactionListener
     from rocketmq_spark.cluster import LocalCluster
+    from rocketmq_spark.message import Message, MessageQueue, SendStatus
+    from rocketmq_spark.message_ext import MessageExt
+    from rocketmq_spark.producer.queue_selectors import (
+        SelectMessageQueueByHash,
+        SelectMessageQueueByMachineRoom,
+        SelectMessageQueueByRandom,
+    )
+    from rocketmq_spark.send_result import LocalTransactionState, SendResult, TransactionSendResult
     from rocketmq_spark.spark.datasource import RocketMQDataSource
     from rocketmq_spark.spark.register import register, unregister
     from rocketmq_spark.spark.report import Metrics
@@ -31,18 +44,45 @@ __all__ = [
     "DeliveryError",
     "InvalidRowError",
     "LocalCluster",
+    "LocalTransactionState",
+    "MQBrokerException",
+    "MQClientException",
+    "Message",
+    "MessageExt",
+    "MessageQueue",
     "Metrics",
     "MetricsUnavailableError",
     "OptionError",
+    "Producer",
+    "RemotingException",
     "RocketMQDataSource",
     "RocketMQError",
     "SchemaError",
+    "SelectMessageQueueByHash",
+    "SelectMessageQueueByMachineRoom",
+    "SelectMessageQueueByRandom",
+    "SendResult",
+    "SendStatus",
+    "TransactionListener",
+    "TransactionSendResult",
     "register",
     "unregister",
 ]
 
 # Public names whose modules import pyspark or start nothing but cost time to import.
 _LAZY = {
+    "LocalTransactionState": "rocketmq_spark.send_result",
+    "Message": "rocketmq_spark.message",
+    "MessageExt": "rocketmq_spark.message_ext",
+    "MessageQueue": "rocketmq_spark.message",
+    "Producer": "rocketmq_spark.client.producer",
+    "SelectMessageQueueByHash": "rocketmq_spark.producer.queue_selectors",
+    "SelectMessageQueueByMachineRoom": "rocketmq_spark.producer.queue_selectors",
+    "SelectMessageQueueByRandom": "rocketmq_spark.producer.queue_selectors",
+    "SendResult": "rocketmq_spark.send_result",
+    "SendStatus": "rocketmq_spark.message",
+    "TransactionListener": "rocketmq_spark.client.transaction",
+    "TransactionSendResult": "rocketmq_spark.send_result",
     "LocalCluster": "rocketmq_spark.cluster",
     "Metrics": "rocketmq_spark.spark.report",
     "RocketMQDataSource": "rocketmq_spark.spark.datasource",

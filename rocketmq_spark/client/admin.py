@@ -15,6 +15,7 @@ from rocketmq_spark.names import is_system_topic
 from rocketmq_spark.producer.client_instance import ClientInstance
 from rocketmq_spark.producer.kernel import broker_address
 from rocketmq_spark.producer.namespace import unwrap, wrap
+from rocketmq_spark.producer.route_cache import publish_info_of
 from rocketmq_spark.producer.validators import check_topic
 
 _READ_WRITE = 6
@@ -86,11 +87,16 @@ class MQAdmin(ABC):
             raise error from next(iter(failed.values()), None)
 
     def fetch_publish_message_queues(self, topic: str) -> list[MessageQueue]:
-        """Return the queues that messages of a topic may go to, asking a name server."""
-        instance, wrapped = self._running(), wrap(self._namespace, topic)
-        instance.routes.refresh(wrapped, self._api_timeout)
-        info = instance.routes.find(wrapped, self._api_timeout)
-        return [replace(queue, topic=topic) for queue in info.queues]
+        """Return the queues that messages of a topic may go to, asking a name server.
+
+        Raises
+        ------
+        MQBrokerException
+            Code 17: no name server knows the topic; one that the first message would create counts as unknown.
+        """
+        wrapped = wrap(self._namespace, topic)
+        route = self._running().transport.query_route(wrapped, self._api_timeout)
+        return [replace(queue, topic=topic) for queue in publish_info_of(wrapped, route).queues]
 
     def max_offset(self, queue: MessageQueue) -> int:
         """Return the offset that the queue's next message will get; 0 for a queue that no broker has."""
@@ -117,8 +123,8 @@ class MQAdmin(ABC):
 
         Raises
         ------
-        ValueError
-            It is not such an id.
+        MQClientException
+            It is not such an id, or no message is there.
         """
         address, offset = decode_message_id(offset_msg_id)
         message = self._running().transport.view_message(address, offset, self._api_timeout)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rocketmq_spark.client.admin import MQAdmin
 from rocketmq_spark.client.lifecycle import Event, Lifecycle, ServiceState
 from rocketmq_spark.client.registry import GroupTakenError
-from rocketmq_spark.client.sending import MessageQueueSelector, Target
+from rocketmq_spark.client.sending import Target
 from rocketmq_spark.client.service import Parts, ProducerService, trace_numbers
 from rocketmq_spark.client.transaction import LocalTransactionExecutor, TransactionListener, Transactions
 from rocketmq_spark.errors import MQClientException, RocketMQError
@@ -28,6 +28,7 @@ from rocketmq_spark.message import Message, MessageQueue
 from rocketmq_spark.producer.client_instance import ClientInstance
 from rocketmq_spark.producer.hooks import CheckForbiddenHook, EndTransactionHook, Hooks, SendMessageHook
 from rocketmq_spark.producer.namespace import wrap
+from rocketmq_spark.producer.queue_selectors import MessageQueueSelector
 from rocketmq_spark.producer.trace import MAX_MESSAGE_BYTES
 from rocketmq_spark.producer.validators import check_group
 from rocketmq_spark.producer_options import ProducerOptions, producer_options

@@ -13,13 +13,13 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from rocketmq_spark.errors import MQClientException, RocketMQError, RouteNotFoundException
-from rocketmq_spark.message import Message, MessageQueue
+from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.producer.async_send import AsyncRules, AsyncSend
 from rocketmq_spark.producer.back_pressure import Admission, BackPressure
 from rocketmq_spark.producer.budget import Budget
@@ -29,6 +29,7 @@ from rocketmq_spark.producer.hooks import CommunicationMode, Hooks
 from rocketmq_spark.producer.kernel import Kernel
 from rocketmq_spark.producer.namespace import wrap
 from rocketmq_spark.producer.outgoing import Outgoing
+from rocketmq_spark.producer.queue_selectors import MessageQueueSelector, select_queue
 from rocketmq_spark.producer.route_cache import TopicPublishInfo
 from rocketmq_spark.producer.selector import ThreadLocalSelector
 from rocketmq_spark.producer.send_loop import Attempt, SendLoop
@@ -36,9 +37,6 @@ from rocketmq_spark.producer_options import ProducerOptions
 from rocketmq_spark.send_result import SendResult
 
 logger = logging.getLogger("rocketmq_spark.producer")
-
-# (queues of the topic, message, the caller's argument) -> one of the queues, or None for "none of them".
-MessageQueueSelector: TypeAlias = Callable[[Sequence[MessageQueue], Message, Any], "MessageQueue | None"]
 
 _NO_NAME_SERVER: Final = 10004
 
@@ -267,12 +265,7 @@ class Sending:
                 str(exc), exc.response_code if exc.response_code == _NO_NAME_SERVER else -1
             ) from exc
         queues = [replace(queue, topic=outgoing.topic) for queue in info.queues]
-        try:
-            chosen = target.selector(queues, replace(outgoing.message, topic=outgoing.topic), target.arg)
-        except Exception as exc:
-            raise MQClientException(f"sending to topic {outgoing.topic}: the queue selector raised {exc!r}") from exc
-        if chosen is None:
-            raise MQClientException(f"sending to topic {outgoing.topic}: the queue selector returned None, not a queue")
+        chosen = select_queue(target.selector, queues, replace(outgoing.message, topic=outgoing.topic), target.arg)
         return replace(chosen, topic=wrap(self._namespace, chosen.topic))
 
     def _complete(

@@ -283,7 +283,7 @@ def test_115_a_queue_of_another_topic_is_refused(producer: Producer, transport: 
 
 def test_117_a_selector_that_finds_none_makes_the_send_fail(producer: Producer, transport: ScriptedTransport) -> None:
     # Java's SelectMessageQueueByMachineRoom does so always; ours is a real one.
-    with pytest.raises(MQClientException, match="the queue selector returned None, not a queue"):
+    with pytest.raises(MQClientException, match="returned None; it must return one of the 4 queues"):
         producer.send(MESSAGE, selector=lambda _queues, _message, _arg: None)
     assert transport.requests == []
 
@@ -292,7 +292,7 @@ def test_118_a_selectors_exception_is_the_cause(producer: Producer) -> None:
     def broken(_queues: object, _message: object, arg: object) -> MessageQueue:
         raise KeyError(arg)
 
-    with pytest.raises(MQClientException, match=r"the queue selector raised KeyError\('arg'\)") as caught:
+    with pytest.raises(MQClientException, match="raised KeyError: 'arg'") as caught:
         producer.send(MESSAGE, selector=broken, arg="arg")
     assert isinstance(caught.value.__cause__, KeyError)
 

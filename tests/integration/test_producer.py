@@ -1,0 +1,149 @@
+"""The public producer against real brokers: every way to send, and what an administrator may ask."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+import rocketmq_spark
+from rocketmq_spark.client.producer import Producer
+from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.errors import InvalidRowError, MQBrokerException, MQClientException, OptionError, SchemaError
+from rocketmq_spark.message import Message, MessageQueue, SendStatus
+from rocketmq_spark.producer.queue_selectors import SelectMessageQueueByHash
+from tests.reading import read_topic
+
+pytestmark = pytest.mark.integration
+
+PATIENCE = 20
+
+
+@pytest.fixture(scope="module")
+def producer(cluster: LocalCluster) -> Iterator[Producer]:
+    with Producer(f"pg-{uuid.uuid4().hex[:8]}", name_server=cluster.name_server) as started:
+        yield started
+
+
+@pytest.fixture
+def made_topic(producer: Producer, topic: str) -> str:
+    """A topic of two queues on each broker."""
+    producer.create_topic("TBW102", topic, 2)
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            if len(producer.fetch_publish_message_queues(topic)) == 4:
+                return topic
+        except MQBrokerException:
+            pass  # The name server learns of it in a moment.
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_every_way_to_send_arrives(producer: Producer, cluster: LocalCluster, made_topic: str) -> None:
+    topic = made_topic
+    results = [
+        producer.send(Message.of(topic, b"sync", tags="t", keys=["a", "b"], properties={"own": "1"})),
+        producer.send_async(Message.of(topic, b"async")).result(PATIENCE),
+        producer.send(Message.of(topic, b"queue"), MessageQueue(topic, "broker-1", 1)),
+        producer.send(Message.of(topic, b"hash"), selector=SelectMessageQueueByHash(), arg="order-17"),
+        producer.send(Message.of(topic, b"long" * 5000)),
+    ]
+    batch = producer.send_batch([Message.of(topic, b"batch-%d" % number) for number in range(3)])
+    producer.send_oneway(Message.of(topic, b"oneway"))
+    stored = {message.properties["UNIQ_KEY"]: message for message in read_topic(cluster.name_server, topic, 9)}
+    assert len(stored) == 9
+    for result in results:
+        assert result.status is SendStatus.SEND_OK
+        message = stored[result.msg_id]
+        assert result.offset_msg_id == message.offset_msg_id
+        assert (result.message_queue.queue_id, result.queue_offset) == (message.queue_id, message.queue_offset)
+    assert results[2].message_queue == MessageQueue(topic, "broker-1", 1)
+    first = stored[results[0].msg_id]
+    assert (first.body, first.tags, first.keys, first.user_properties) == (b"sync", "t", "a b", {"own": "1"})
+    assert [stored[member].body for member in batch.msg_id.split(",")] == [b"batch-0", b"batch-1", b"batch-2"]
+    assert len(batch.offset_msg_id.split(",")) == 3
+    assert len(stored[results[4].msg_id].body) < 20_000
+
+
+def test_an_administrator_learns_offsets_and_sees_messages(producer: Producer, made_topic: str) -> None:
+    queue = MessageQueue(made_topic, "broker-0", 1)
+    assert (producer.min_offset(queue), producer.max_offset(queue)) == (0, 0)
+    assert producer.earliest_msg_store_time(queue) == -1
+    before = int(time.time() * 1000)
+    first = producer.send(Message.of(made_topic, b"first"), queue)
+    time.sleep(0.05)
+    between = int(time.time() * 1000)
+    second = producer.send(Message.of(made_topic, b"second"), queue)
+    deadline = time.monotonic() + PATIENCE
+    while producer.max_offset(queue) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert [producer.search_offset(queue, time_ms) for time_ms in (0, between)] == [0, second.queue_offset]
+    assert before <= producer.earliest_msg_store_time(queue) <= between
+    message = producer.view_message(first.offset_msg_id)
+    assert (message.topic, message.body, message.unique_id) == (made_topic, b"first", first.msg_id)
+    with pytest.raises(MQClientException, match="not-an-id"):
+        producer.view_message("not-an-id")
+
+
+def test_topics_are_made_on_every_broker_and_the_servers_own_are_refused(producer: Producer, made_topic: str) -> None:
+    queues = producer.fetch_publish_message_queues(made_topic)
+    assert queues == [MessageQueue(made_topic, f"broker-{broker}", number) for broker in (0, 1) for number in (0, 1)]
+    for name in ("TBW102", "SCHEDULE_TOPIC_XXXX", "no spaces"):
+        with pytest.raises(MQClientException):
+            producer.create_topic("TBW102", name, 2)
+    with pytest.raises(MQBrokerException, match="No topic route info") as caught:
+        producer.fetch_publish_message_queues(f"{made_topic}-not")
+    assert caught.value.response_code == 17
+
+
+def test_a_delayed_message_comes_later(producer: Producer, cluster: LocalCluster, made_topic: str) -> None:
+    sent = time.time()
+    producer.send(Message.of(made_topic, b"level", delay_time_level=1))
+    producer.send(Message.of(made_topic, b"timer", delay_ms=1200))
+    stored = read_topic(cluster.name_server, made_topic, 2)
+    assert sorted(message.body for message in stored) == [b"level", b"timer"]
+    assert all(message.store_timestamp / 1000 >= sent + 0.9 for message in stored)
+
+
+def test_an_arrow_table_arrives_with_every_row_and_its_summary(
+    producer: Producer, cluster: LocalCluster, made_topic: str
+) -> None:
+    rows = 5000
+    table = pa.table(
+        {
+            "body": [f"row {number}" for number in range(rows)],
+            "keys": [f"k{number}" for number in range(rows)],
+            "flag": pa.array(range(rows), pa.int32()),
+        }
+    )
+    summary = producer.send_arrow(table, made_topic, batchBytes="32k")
+    assert sum(facts["rows"] for facts in summary.to_dict().values()) == rows
+    stored = read_topic(cluster.name_server, made_topic, rows)
+    assert {message.keys: (message.body.decode(), message.flag) for message in stored} == {
+        f"k{number}": (f"row {number}", number) for number in range(rows)
+    }
+    producer.send_arrow(iter(table.slice(0, 10).to_batches()), made_topic)
+    producer.send_arrow(table.to_batches()[0].slice(0, 5), made_topic)
+    assert len(read_topic(cluster.name_server, made_topic, rows + 15)) == rows + 15
+
+
+def test_a_table_that_is_wrong_is_refused_as_a_dataframe_is(producer: Producer, made_topic: str) -> None:
+    with pytest.raises(SchemaError, match="body"):
+        producer.send_arrow(pa.table({"payload": ["x"]}), made_topic)
+    with pytest.raises(InvalidRowError, match="row 1"):
+        producer.send_arrow(pa.table({"body": ["x", ""]}), made_topic)
+    with pytest.raises(OptionError, match="sendMsgTimeout belong to the producer"):
+        producer.send_arrow(pa.table({"body": ["x"]}), made_topic, sendMsgTimeout="1")
+    with pytest.raises(OptionError, match="did you mean batchBytes"):
+        producer.send_arrow(pa.table({"body": ["x"]}), made_topic, batchByte="64k")
+
+
+def test_the_package_exports_the_producer_and_its_values(cluster: LocalCluster, topic: str) -> None:
+    with rocketmq_spark.Producer(f"pg-{topic}"[:100], name_server=cluster.name_server) as producer:
+        result = producer.send(rocketmq_spark.Message.of(topic, b"x"))
+    assert result.status is rocketmq_spark.SendStatus.SEND_OK

@@ -1,0 +1,101 @@
+"""What the public producer writes, and what RocketMQ's own Java classes make of it."""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from rocketmq_spark.client.producer import Producer
+from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.message import Message
+from rocketmq_spark.producer.queue_selectors import SelectMessageQueueByHash
+from rocketmq_spark.send_result import LocalTransactionState
+from tests.interop.test_java_client import make_topic
+from tests.java import Java, line_of
+from tests.reading import read_topic
+
+pytestmark = pytest.mark.integration
+
+LARGE = b" ".join(random.Random(5).choices([b"queue", b"topic", b"broker", b"a message of many words"], k=20_000))
+
+
+@pytest.fixture
+def producer(cluster: LocalCluster) -> Iterator[Producer]:
+    with Producer(f"pg-{uuid.uuid4().hex[:8]}", name_server=cluster.name_server) as started:
+        yield started
+
+
+def test_a_java_consumer_reads_every_kind_of_message(java: Java, cluster: LocalCluster, topic: str) -> None:
+    for kind in ("ZLIB", "LZ4", "ZSTD"):
+        group = f"pg-{uuid.uuid4().hex[:8]}"
+        with Producer(group, name_server=cluster.name_server, compress_type=kind) as producer:
+            producer.send(Message.of(topic, LARGE, tags=kind))
+    with Producer(f"pg-{uuid.uuid4().hex[:8]}", name_server=cluster.name_server) as producer:
+        producer.send(
+            Message.of(
+                topic, b"plain", tags="plain", keys="k", flag=-7, properties={"gr\u00fc\u00df": "dich \U0001f600"}
+            )
+        )
+        batch = producer.send_batch([Message.of(topic, b"member-%d" % number, tags="batch") for number in range(3)])
+        sent_at = time.time() * 1000
+        producer.send(Message.of(topic, b"later", tags="delayed", delay_time_level=1))
+    found = java.read_topic(cluster.name_server, topic, 8)
+    by_tag: dict[str, list[dict[str, object]]] = {}
+    for line in found:
+        by_tag.setdefault(line["properties"]["TAGS"], []).append(line)
+    assert [by_tag[kind][0]["body"] for kind in ("ZLIB", "LZ4", "ZSTD")] == [LARGE] * 3
+    [plain] = by_tag["plain"]
+    assert (plain["body"], plain["flag"]) == (b"plain", -7)
+    properties = plain["properties"]
+    assert isinstance(properties, dict)
+    assert (properties["gr\u00fc\u00df"], properties["KEYS"]) == ("dich \U0001f600", "k")
+    assert sorted(str(line["msgId"]) for line in by_tag["batch"]) == sorted(batch.msg_id.split(","))
+    [later] = by_tag["delayed"]
+    assert float(str(later["storeTimestamp"])) >= sent_at + 900
+
+
+def test_a_java_consumer_sees_a_committed_message_and_no_other(java: Java, cluster: LocalCluster, topic: str) -> None:
+    class Listener:
+        def execute_local_transaction(self, message: Message, arg: LocalTransactionState) -> LocalTransactionState:
+            return arg
+
+        def check_local_transaction(self, message: object) -> LocalTransactionState:
+            return LocalTransactionState.UNKNOW
+
+    group = f"pg-{uuid.uuid4().hex[:8]}"
+    with Producer(group, name_server=cluster.name_server, transaction_listener=Listener()) as producer:
+        for state in LocalTransactionState:
+            producer.send_in_transaction(Message.of(topic, state.name.encode(), keys="k"), state)
+    found = java.read_topic(cluster.name_server, topic, 2, within=8.0)
+    assert [(line["body"], line["properties"]["KEYS"]) for line in found] == [(b"COMMIT_MESSAGE", "k")]
+
+
+def test_the_same_key_meets_the_same_queue_from_java(
+    java: Java, cluster: LocalCluster, producer: Producer, topic: str
+) -> None:
+    make_topic(cluster, topic)
+    keys = ["", "order-17", "\U0001f600", "h\u00e9", "polygenelubricants"]
+    select = SelectMessageQueueByHash()
+    ours = [producer.send(Message.of(topic, b"x"), selector=select, arg=key).message_queue for key in keys]
+    theirs = java.send(cluster.name_server, [{"messages": [line_of(topic, b"x")], "hashKey": key} for key in keys])
+    assert [(one.broker_name, one.queue_id) for one in ours] == [(one["brokerName"], one["queueId"]) for one in theirs]
+
+
+def test_javas_decoder_reads_our_trace_records(java: Java, cluster: LocalCluster, topic: str) -> None:
+    # The trace topic is the brokers' own; a topic of this test's keeps its records apart from others'.
+    trace_topic = f"trace-{uuid.uuid4().hex[:8]}"
+    group = f"pg-{uuid.uuid4().hex[:8]}"
+    with Producer(group, name_server=cluster.name_server, enable_trace=True, trace_topic=trace_topic) as producer:
+        result = producer.send(Message.of(topic, b"hello", tags="t", keys="k1 k2"))
+    [message] = read_topic(cluster.name_server, trace_topic, 1)
+    assert message.keys == f"{result.msg_id} k1 k2"
+    [record] = java.run("Traces", [{"text": message.body.decode()}])
+    assert record["traceType"] == "Pub"
+    assert (record["groupName"], record["topic"], record["tags"], record["keys"]) == (group, topic, "t", "k1 k2")
+    assert (record["msgId"], record["offsetMsgId"]) == (result.msg_id, result.offset_msg_id)
+    assert (record["msgType"], record["bodyLength"], record["success"]) == ("Normal_Msg", 5, True)
+    assert record["regionId"] == result.region_id
