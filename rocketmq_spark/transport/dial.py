@@ -209,7 +209,8 @@ class Dial:
             self._shake_hands(now)
 
     def _shake_hands(self, now: float) -> None:
-        assert self.sock is not None and self._tls is not None
+        assert self.sock is not None
+        assert self._tls is not None
         try:
             if self._secured is None:
                 self._secured = TlsStream(self.sock, self._tls, parse_address(self.address)[0])

@@ -220,12 +220,14 @@ class TlsStream:
     def _advice(self, verify_code: int) -> str:
         if verify_code in _OTHER_HOST:
             return (
-                f"the server's certificate must name {self._host} (subjectAltName), the address by which it is dialled; "
-                "a broker's is its brokerIP1"
+                f"the server's certificate must name {self._host} (subjectAltName), by which the server was dialled; "
+                "a broker is dialled by its brokerIP1"
             )
         if verify_code in _OUT_OF_DATE:
             return "the server needs a new certificate, or a clock is wrong"
-        return "the server's certificate is not trusted; set tlsCaFile to the certificate of the authority that signed it"
+        return (
+            "the server's certificate is not trusted; set tlsCaFile to the certificate of the authority that signed it"
+        )
 
 
 def _not_tls(error: OSError) -> str:
