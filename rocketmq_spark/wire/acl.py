@@ -62,8 +62,9 @@ def signed(ext_fields: Mapping[str, str], body: Iterable[Buffer], credentials: C
         fields[SECURITY_TOKEN] = credentials.security_token
     fields.pop(SIGNATURE, None)
     content = "".join(fields[name] for name in sorted(fields))
-    # Text that is not Unicode passes here: encoding the header refuses it, and says where it stood.
-    digest = hmac.new(credentials.secret_key.encode(), content.encode("utf-8", "surrogatepass"), "sha1")
+    # Text that is not Unicode passes: an error would hold it, secrets included. Encoding the header refuses it.
+    secret_key = credentials.secret_key.encode("utf-8", "surrogatepass")
+    digest = hmac.new(secret_key, content.encode("utf-8", "surrogatepass"), "sha1")
     for piece in body:
         digest.update(piece)
     fields[SIGNATURE] = base64.b64encode(digest.digest()).decode()
