@@ -186,11 +186,11 @@ class Connection:
 
     def on_readable(self, scratch: memoryview) -> list[Completion]:
         """Read what has come; `scratch` is the loop's own reusable buffer."""
+        if self.state is State.CONNECTING:
+            self._dial.on_readable(self._clock())
+            return self._after_dial(self._clock())
         completions: list[Completion] = []
         for _ in range(_READS_PER_EVENT):
-            if self.state is State.CONNECTING:
-                self._dial.on_readable(self._clock())
-                completions += self._after_dial(self._clock())
             if self._stream is None:
                 break
             try:

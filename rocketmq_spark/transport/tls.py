@@ -125,7 +125,7 @@ class TlsStream:
         except ssl.SSLCertVerificationError as exc:
             raise CertificateError(f"{exc.verify_message.rstrip('.')}: {self._advice(exc.verify_code)}") from exc
         except OSError as exc:
-            raise HandshakeError(f"{_not_tls(exc)}; does it speak TLS? Else set useTls=false") from exc
+            raise HandshakeError(f"{_what_failed(exc)}; does it speak TLS? Else set useTls=false") from exc
 
     def sendmsg(self, pieces: Sequence[Buffer]) -> int:
         """Encrypt and send; return how many bytes of `pieces` were taken, perhaps none while older ones move.
@@ -146,7 +146,10 @@ class TlsStream:
                 while view:
                     view = view[self._ssl.write(view) :]
                 taken += len(helping)
-                self._flush()
+                # What is taken may be on its way: a failure here must not pass for a write of nothing. The socket tells
+                # it again, next time.
+                with contextlib.suppress(OSError):
+                    self._flush()
             if not moved and not taken:
                 raise BlockingIOError
             return taken
@@ -230,7 +233,7 @@ class TlsStream:
         )
 
 
-def _not_tls(error: OSError) -> str:
+def _what_failed(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
         return f"the TLS handshake failed ({error.reason or error})"
     if isinstance(error, ConnectionError):

@@ -130,7 +130,7 @@ def test_a_signed_and_encrypted_write_arrives_and_spark_shows_no_secret(
     found = read_topic(secured.name_server, options["topic"], 2000, tls=tls, credentials=ADMIN)
     assert sorted(message.body for message in found) == sorted(f"row {number}".encode() for number in range(2000))
     shown = shown_by_spark(spark)
-    assert "AppendData" in shown
+    assert "secretKey=*********(redacted)" in shown
     assert [secret for secret in SECRETS if secret in shown] == []
 
 

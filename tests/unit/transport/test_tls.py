@@ -275,11 +275,12 @@ class Wire:
         self.server = context.wrap_bio(self.incoming, self.outgoing, server_side=True)
         self.takes = self.gives = 1 << 30
         self.taken = 0
+        self.breaks = False
 
     def send(self, data: memoryview) -> int:
         count = min(self.takes, len(data))
         if not count:
-            raise BlockingIOError
+            raise ConnectionResetError if self.breaks else BlockingIOError
         self.takes -= count
         self.taken += count
         return self.incoming.write(data[:count])
@@ -372,6 +373,17 @@ def test_nothing_moves_on_a_full_socket(connect: Callable[[], tuple[TlsStream, W
     assert stream.sendmsg([]) == 0
     assert not stream.unsent
     assert wire.heard() == b"hello"
+
+
+@pytest.mark.parametrize("takes", [0, 1, 100_000])
+def test_a_socket_that_breaks_within_a_write_does_not_hide_what_it_took(
+    connect: Callable[[], tuple[TlsStream, Wire]], takes: int
+) -> None:
+    stream, wire = connect()
+    wire.takes, wire.breaks = takes, True
+    assert stream.sendmsg([bytes(1 << 20)]) >= takes
+    with pytest.raises(ConnectionResetError):
+        stream.sendmsg([b"more"])
 
 
 @settings(deadline=None, max_examples=30)
