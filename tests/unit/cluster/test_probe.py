@@ -23,6 +23,6 @@ def test_a_server_with_any_certificate_is_asked_and_the_connection_closed(tmp_pa
 
 
 def test_a_server_that_demands_tls_is_a_failed_connect(tmp_path: Path) -> None:
-    with BrokerPeer(tls=Authority(tmp_path).context("server", "IP:127.0.0.1")) as peer:
-        with pytest.raises(RemotingConnectException, match=f"asking {peer.address}"):
-            Probe().ask(peer.address, RequestCode.HEART_BEAT, {}, "asking")
+    context = Authority(tmp_path).context("server", "IP:127.0.0.1")
+    with BrokerPeer(tls=context) as peer, pytest.raises(RemotingConnectException, match=f"asking {peer.address}"):
+        Probe().ask(peer.address, RequestCode.HEART_BEAT, {}, "asking")
