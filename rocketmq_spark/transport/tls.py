@@ -176,7 +176,13 @@ class TlsStream:
                     filled += decrypted
                 goodbye = True
             except ssl.SSLWantReadError:
-                self._flush()  # OpenSSL answers a key update by itself
+                # OpenSSL answers a key update by itself. What is wrong with the socket, the next call will say.
+                with contextlib.suppress(OSError):
+                    self._flush()
+            except ssl.SSLError:
+                # An alert, say. The answers before it count; the end of the socket's stream follows it.
+                if not filled:
+                    raise
         if not filled and not goodbye:
             raise BlockingIOError
         return filled

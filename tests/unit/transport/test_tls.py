@@ -375,6 +375,17 @@ def test_nothing_moves_on_a_full_socket(connect: Callable[[], tuple[TlsStream, W
     assert wire.heard() == b"hello"
 
 
+def test_answers_before_a_record_that_is_none_still_count(connect: Callable[[], tuple[TlsStream, Wire]]) -> None:
+    stream, wire = connect()
+    scratch = memoryview(bytearray(1 << 16))
+    wire.server.write(b"the answer")
+    wire.outgoing.write(b"\x17\x03\x03\x00\x20" + bytes(32))
+    assert bytes(scratch[: stream.recv_into(scratch)]) == b"the answer"
+    wire.outgoing.write(b"\x17\x03\x03\x00\x20" + bytes(32))
+    with pytest.raises(ssl.SSLError):
+        stream.recv_into(scratch)
+
+
 @pytest.mark.parametrize("takes", [0, 1, 100_000])
 def test_a_socket_that_breaks_within_a_write_does_not_hide_what_it_took(
     connect: Callable[[], tuple[TlsStream, Wire]], takes: int
