@@ -95,7 +95,7 @@ def remoting_with_tls() -> Iterator[Cluster]:
             RemotingTransport([peer.address], tls=tls, credentials=Credentials("ak", "sk")) as transport,
         ):
             peer.routes["orders"] = route_to(peer.address)
-            yield Cluster(transport, peer.address, peer.replies.append, peer.stored)
+            yield Cluster(transport, peer.address, peer.replies.append, peer.stored, peer.check_transaction)
 
 
 TRANSPORTS = {

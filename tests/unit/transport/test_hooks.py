@@ -13,7 +13,7 @@ from rocketmq_spark.message import SendRequest, SendStatus
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.transport.script import route
 from rocketmq_spark.wire.acl import Credentials, signed
-from rocketmq_spark.wire.codes import RequestCode, ResponseCode
+from rocketmq_spark.wire.codes import ResponseCode
 from rocketmq_spark.wire.command import RemotingCommand
 from tests.peer import PATIENCE, BrokerPeer, Peer, Session, refused_address
 
@@ -34,8 +34,7 @@ def test_every_kind_of_request_is_signed(
         transport.query_route("orders", PATIENCE)
         transport.heart_beat(peer.address, "client", ["pg"], PATIENCE)
         transport.create_topic(peer.address, "orders", 4, 6, PATIENCE)
-        transport.invoke_oneway(peer.address, RequestCode.SEND_MESSAGE_V2, {"b": "orders", "n": "a", "e": "0",
-                                "m": "false", "h": "0"}, b"x", PATIENCE)  # fmt: skip
+        transport.send_oneway(request_to(peer.address), PATIENCE)
         request = request_to(peer.address, (b"in ", b"pieces"), properties="TAGS\x01a\x02")
         transport.send(request, PATIENCE, outcomes)
         outcomes.wait(1)
