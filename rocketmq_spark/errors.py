@@ -144,6 +144,13 @@ class RemotingConnectException(RemotingException):
     refresh_route = True
 
 
+class RemotingCertificateException(RemotingConnectException):
+    """The server's certificate can't be trusted, or is another server's: sending again will not change that."""
+
+    retriable = False
+    refresh_route = False
+
+
 class RemotingSendRequestException(RemotingException):
     """The connection failed while the request was being written, or before its answer came."""
 

@@ -119,6 +119,11 @@ class SinkOptions:
     retry_backoff_ms: int = 100
     retry_backoff_max_ms: int = 5000
     require_store_ok: bool = True
+    access_key: str | None = None
+    secret_key: str | None = None
+    security_token: str | None = None
+    use_tls: bool = False
+    tls_ca_file: str | None = None
 
     def __repr__(self) -> str:
         return redacted_repr(self, SINK_OPTIONS)
@@ -128,6 +133,8 @@ _TOPIC: Final = kinds.name(MAX_TOPIC_LENGTH, FORBIDDEN_TOPICS)
 # A shorter interval would be a load of its own on name servers and brokers.
 _INTERVAL: Final = kinds.integer(100, unit="ms")
 _MILLISECONDS: Final = kinds.integer(1, unit="ms")
+
+_PRINTABLE: Final = kinds.text("a text that is not blank, without control characters", "[\x00-\x1f\x7f]")
 
 _TOPIC_SPEC: Final = OptionSpec(
     "topic", _TOPIC, 'Topic of every row; wins over the column `topic`. Also .save("topic") and .start("topic").'
@@ -242,6 +249,19 @@ SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
         BOOLEAN,
         "Count only SEND_OK as stored; false also accepts what is stored but not flushed or replicated yet.",
     ),
+    OptionSpec("accessKey", _PRINTABLE, "Name of the user that signs every request, with secretKey."),
+    OptionSpec("secretKey", _PRINTABLE, "Password of that user: shown nowhere, and never sent.", secret=True),
+    OptionSpec("securityToken", _PRINTABLE, "Token of a temporary user, sent with every request.", secret=True),
+    OptionSpec(
+        "useTls",
+        BOOLEAN,
+        "Encrypt every connection, to name servers and brokers; their certificates must be for the addresses dialled.",
+    ),
+    OptionSpec(
+        "tlsCaFile",
+        _PRINTABLE,
+        "PEM file of the authorities to trust, at one path on the driver and every executor; by default the system's.",
+    ),
 )
 
 
@@ -280,6 +300,9 @@ def parse_sink_options(options: Mapping[str, str], environ: Mapping[str, str]) -
             f"{','.join(parsed.machine_room) or 'not set'}: queueSelector=machineRoom and the option machineRoom need "
             "each other"
         )
+    for given, needed in _NEEDS:
+        if getattr(parsed, _FIELDS[given]) and not getattr(parsed, _FIELDS[needed]):
+            raise OptionError(f"{given} is given without {needed}: give both, or neither")
     for smaller, larger in _NOT_ABOVE:
         low, high = getattr(parsed, _FIELDS[smaller]), getattr(parsed, _FIELDS[larger])
         if low > high:
@@ -399,6 +422,12 @@ def _parse_one(spec: OptionSpec, text: str, name: str) -> Any:
 # Steps of each preset's ladder: a test holds it equal to the presets of the producer, which is above this file.
 _PRESET_STEPS: Final = 7
 _FIELDS: Final = {spec.name: spec.field for spec in SINK_OPTIONS}
+_NEEDS: Final = (
+    ("accessKey", "secretKey"),
+    ("secretKey", "accessKey"),
+    ("securityToken", "accessKey"),
+    ("tlsCaFile", "useTls"),
+)
 _NOT_ABOVE: Final = (
     ("retryBackoffMs", "retryBackoffMaxMs"),
     ("batchBytes", "maxInFlightBytes"),

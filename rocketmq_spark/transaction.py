@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import rocketmq_spark.message_const as const
 from rocketmq_spark.message_ext import MessageExt
 
 # MessageSysFlag.java: what commitOrRollback says. To TRANSACTION_NOT_TYPE a broker does nothing: it will ask back.
@@ -85,12 +86,12 @@ class TransactionCheck:
     @property
     def producer_group(self) -> str:
         """The group that the message was sent by (``PGROUP``); empty if it doesn't say."""
-        return self.message.properties.get("PGROUP", "")
+        return self.message.properties.get(const.PGROUP, "")
 
     @property
     def unique_id(self) -> str:
         """The message's ``UNIQ_KEY``, or the broker's own id of a message without one."""
-        return self.message.properties.get("UNIQ_KEY") or self.message.offset_msg_id
+        return self.message.unique_id or self.message.offset_msg_id
 
     def answer(self, commit_or_rollback: int, remark: str = "") -> EndTransaction:
         """Return what :meth:`.base.Transport.end_transaction` takes, for :attr:`address`."""

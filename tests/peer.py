@@ -20,6 +20,7 @@ import contextlib
 import json
 import select
 import socket
+import ssl
 import threading
 import time
 from collections import deque
@@ -122,8 +123,15 @@ def stored_fields(request: RemotingCommand, offset: int) -> dict[str, str]:
 class Peer:
     """A listening socket and the functions that its connections play."""
 
-    def __init__(self, *scripts: Callable[[Session], object], host: str = "127.0.0.1", backlog: int = 16) -> None:
+    def __init__(
+        self,
+        *scripts: Callable[[Session], object],
+        host: str = "127.0.0.1",
+        backlog: int = 16,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.scripts = scripts
+        self.tls = tls
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.listener = socket.create_server((host, 0), family=family, backlog=backlog)
         self.port = self.listener.getsockname()[1]
@@ -171,7 +179,10 @@ class Peer:
     def _play(self, script: Callable[[Session], object], session: Session) -> None:
         try:
             with session.sock:
-                script(session)
+                if self.tls is not None:
+                    session.sock = self.tls.wrap_socket(session.sock, server_side=True)
+                with session.sock:
+                    script(session)
         except (EOFError, OSError):
             pass  # the client hung up, as it may
         except BaseException as exc:
@@ -181,8 +192,10 @@ class Peer:
 class BrokerPeer(Peer):
     """A name server and broker in one that plays `Reply`s; errors must be a broker's."""
 
-    def __init__(self, routes: Mapping[str, TopicRouteData] | None = None, *replies: Reply) -> None:
-        super().__init__(self._serve)
+    def __init__(
+        self, routes: Mapping[str, TopicRouteData] | None = None, *replies: Reply, tls: ssl.SSLContext | None = None
+    ) -> None:
+        super().__init__(self._serve, tls=tls)
         self.routes = dict(routes or {})
         self.replies = deque(replies)
         self.requests: list[RemotingCommand] = []

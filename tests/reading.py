@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.message_ext import MessageExt
@@ -23,13 +24,14 @@ def read_topic(
     *,
     key: Callable[[MessageExt], Hashable] = id,
     within: float = 20.0,
+    **settings: Any,
 ) -> list[MessageExt]:
     """Return every message of a topic, once `expected` different ones are visible or `within` seconds are over.
 
     A broker builds its queues in the background: what it has acknowledged shows up a little later, in the order of its
-    storing. Where rows may repeat, `key` tells which are the same.
+    storing. Where rows may repeat, `key` tells which are the same. `settings` are the transport's.
     """
-    transport = RemotingTransport([name_server])
+    transport = RemotingTransport([name_server], **settings)
     try:
         info = publish_info_of(topic, transport.query_route(topic, 5.0))
         found: dict[MessageQueue, list[MessageExt]] = {queue: [] for queue in info.queues}

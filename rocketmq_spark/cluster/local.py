@@ -58,7 +58,8 @@ class LocalCluster:
         for each; they win over conf/broker.conf. ``listenPort`` and ``haListenPort`` name ports.
     jvm_options : sequence of str, default none
         Added to the command line of every server, after the built-in ones: ``-Xmx1g``,
-        ``-Dtls.server.mode=permissive`` (TLS is off otherwise).
+        ``-Dtls.server.mode=enforcing`` (TLS is off otherwise) with ``-Dtls.test.mode.enable=false``,
+        ``-Dtls.server.certPath=`` and ``-Dtls.server.keyPath=`` (PEM, PKCS#8) for a certificate of your own.
     start_timeout : float, default 90.0
         Seconds until all servers must serve; also for :meth:`Broker.restart`.
     port : int, optional

@@ -9,6 +9,7 @@ Follows spec/remoting.md sections 3, 4 and 14.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import time
@@ -75,8 +76,10 @@ class Probe:
         host, _, port = address.rpartition(":")
         deadline = time.monotonic() + self._timeout
         try:
-            with socket.create_connection((host, int(port)), self._timeout) as plain:
-                connection = self._tls.wrap_socket(plain) if self._tls else plain
+            with contextlib.ExitStack() as stack:
+                connection = stack.enter_context(socket.create_connection((host, int(port)), self._timeout))
+                if self._tls is not None:
+                    connection = stack.enter_context(self._tls.wrap_socket(connection))
                 connection.sendall(encode_command(RemotingCommand(code, opaque=0, ext_fields=ext_fields, body=body)))
                 answer = self._receive(connection, deadline, f"{doing} {address}")
         except TimeoutError as exc:

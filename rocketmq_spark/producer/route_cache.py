@@ -284,6 +284,8 @@ class RouteCache:
         try:
             return publish_info_of(topic, self._query_route(topic, timeout))
         except RemotingException as exc:
+            if not exc.retriable:
+                raise
             raise RouteNotFoundException(f"looking up the route of topic {topic}: {exc}", unreachable=True) from exc
         except TopicRouteStaleException as exc:
             return self._fetch_template(topic, timeout, exc)

@@ -105,8 +105,12 @@ class RocketMQDataSource(DataSource):
 
     def _checked_options(self, schema: StructType) -> SinkOptions:
         from rocketmq_spark.arrow.block import check_schema
+        from rocketmq_spark.spark.writer import tls_settings
 
         options = parse_sink_options(self.options, os.environ)
+        tls = tls_settings(options)
+        if tls is not None:
+            tls.context()  # a file that can't be used is known before any task
         check_schema(arrow_schema(schema), topic=options.topic, queue_selector=options.queue_selector)
         return options
 

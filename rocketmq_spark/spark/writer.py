@@ -18,7 +18,6 @@ import random
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import astuple
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +32,8 @@ from rocketmq_spark.producer.client_instance import ClientInstance, acquire_inst
 from rocketmq_spark.producer.send import Producer
 from rocketmq_spark.spark.report import CommitMessage, log_summary
 from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.transport.tls import TlsSettings
+from rocketmq_spark.wire.acl import Credentials
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -206,10 +207,20 @@ def look_up_route(options: SinkOptions) -> None:
         instance.close()
 
 
+def tls_settings(options: SinkOptions) -> TlsSettings | None:
+    """Return how connections are encrypted; None: not at all."""
+    return TlsSettings(options.tls_ca_file) if options.use_tls else None
+
+
 def _new_instance(options: SinkOptions) -> ClientInstance:
-    name = options.instance_name or f"{os.getpid()}#{hashlib.sha1(repr(astuple(options)).encode()).hexdigest()[:8]}"
+    # The repr has no secrets: a client id is sent and logged, and must not be a means to guess them.
+    name = options.instance_name or f"{os.getpid()}#{hashlib.sha1(repr(options).encode()).hexdigest()[:8]}"
     client_ip = options.client_ip or _local_ip()
-    return ClientInstance(f"{client_ip}@{name}", RemotingTransport(options.name_server), options)
+    credentials = None
+    if options.access_key is not None and options.secret_key is not None:
+        credentials = Credentials(options.access_key, options.secret_key, options.security_token or "")
+    transport = RemotingTransport(options.name_server, credentials=credentials, tls=tls_settings(options))
+    return ClientInstance(f"{client_ip}@{name}", transport, options)
 
 
 def _local_ip() -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import math
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from typing import Final, TypeAlias
@@ -30,6 +31,7 @@ from rocketmq_spark.transport.dial import Dial
 from rocketmq_spark.transport.failures import broken, overdue
 from rocketmq_spark.transport.request import FLAG_REQUEST, Answer, Outbound, Request, next_opaque
 from rocketmq_spark.transport.state import TRANSITIONS, Event, State
+from rocketmq_spark.transport.tls import TlsStream
 from rocketmq_spark.wire.codes import ResponseCode
 from rocketmq_spark.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand
 from rocketmq_spark.wire.framing import FrameBuffer
@@ -63,6 +65,8 @@ class Connection:
     on_request : callable
         Given the address and what the server asks of us (spec/remoting.md section 12.3), on the loop's thread; returns
         False for what it does not know, which is then refused.
+    tls : SSLContext, optional
+        Encrypts it; the handshake is part of connecting.
 
     Attributes
     ----------
@@ -79,6 +83,7 @@ class Connection:
         connect_timeout: float,
         attend: Callable[[Connection], None],
         on_request: OnRequest,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.address = address
         self.state = State.CONNECTING
@@ -88,7 +93,8 @@ class Connection:
         self._connect_timeout = connect_timeout
         self._attend = attend
         self._on_server_request = on_request
-        self._dial = Dial(address, self.due, lambda: attend(self))
+        self._dial = Dial(address, self.due, lambda: attend(self), tls=tls)
+        self._stream: socket.socket | TlsStream | None = None
         self._lock = threading.Lock()
         self._table: dict[int, Request] = {}
         self._out = Outbound()
@@ -108,12 +114,17 @@ class Connection:
 
         Not whether anything is queued: a submitting thread may just now be writing it.
         """
-        return self.state is State.CONNECTING or self._blocked
+        return self._dial.wants_write if self.state is State.CONNECTING else self._blocked
+
+    @property
+    def wants_read(self) -> bool:
+        """Readability matters: answers, or the server's part of a handshake."""
+        return self.state is not State.CONNECTING or self._dial.wants_read
 
     @property
     def drained(self) -> bool:
         """Nothing is left to do on a connection that gets no more requests."""
-        return self.state is State.DRAINING and not self._table and not self._out
+        return self.state is State.DRAINING and not self._table and not self._blocked and not self._out
 
     def abandoned(self) -> list[socket.socket]:
         """Take the sockets of failed connects, to be closed."""
@@ -158,7 +169,7 @@ class Connection:
             self._dial.step(now)
             return self._after_dial(now)
         if self._failure is not None and self.state is not State.CLOSED:
-            return self._fail(now, "writing failed", self._failure)
+            return self._fail(now, f"writing failed{self._hint}", self._failure)
         return []
 
     def on_writable(self, now: float) -> list[Completion]:
@@ -170,25 +181,28 @@ class Connection:
             done = self._write() if self._blocked and self.state is not State.CLOSED else []
         completions = [(request, Answer(None, None, 0.0)) for request in done]
         if self._failure is not None and self.state is not State.CLOSED:
-            completions += self._fail(now, "writing failed", self._failure)
+            completions += self._fail(now, f"writing failed{self._hint}", self._failure)
         return completions
 
     def on_readable(self, scratch: memoryview) -> list[Completion]:
         """Read what has come; `scratch` is the loop's own reusable buffer."""
+        if self.state is State.CONNECTING:
+            self._dial.on_readable(self._clock())
+            return self._after_dial(self._clock())
         completions: list[Completion] = []
         for _ in range(_READS_PER_EVENT):
-            if self.sock is None or self.state is State.CONNECTING:
+            if self._stream is None:
                 break
             try:
-                count = self.sock.recv_into(scratch)
+                count = self._stream.recv_into(scratch)
             except (BlockingIOError, InterruptedError):
                 break
             except OSError as exc:
-                return completions + self._fail(self._clock(), "reading failed", exc)
+                return completions + self._fail(self._clock(), f"reading failed{self._hint}", exc)
             now = self._clock()
             if not count:
                 closed = ConnectionResetError("end of stream")
-                return completions + self._fail(now, "the server closed the connection", closed)
+                return completions + self._fail(now, f"the server closed the connection{self._hint}", closed)
             self._arrivals += 1
             try:
                 self._frames.feed(scratch[:count])
@@ -201,7 +215,7 @@ class Connection:
             if count < len(scratch):
                 break
         if self._failure is not None and self.state is not State.CLOSED:
-            completions += self._fail(self._clock(), "writing failed", self._failure)
+            completions += self._fail(self._clock(), f"writing failed{self._hint}", self._failure)
         return completions
 
     def sweep(self, now: float) -> list[Completion]:
@@ -239,33 +253,40 @@ class Connection:
         """Fail everything."""
         return [] if self.state is State.CLOSED else self._fail(now, what, cause)
 
+    @property
+    def _hint(self) -> str:
+        """What the end of a connection may mean on which nothing has ever come."""
+        if self._arrivals or isinstance(self._stream, TlsStream):
+            return ""
+        return " without a single answer, as a server does that demands TLS (option useTls)"
+
     def _fire(self, event: Event) -> None:
         self.state = TRANSITIONS[self.state][event]
 
     def _write(self) -> list[Request]:
         """Give the socket one helping (the lock is held); return the requests that are done because written."""
-        assert self.sock is not None
+        assert self._stream is not None
         # Before the call: after it, this thread may wait so long for the interpreter's lock that the answer is there
         # first, and a latency would come out as nothing.
         now = self._clock()
         try:
-            sent = self.sock.sendmsg(self._out.gather())
+            # Without a piece a TLS stream sends on what it has encrypted before.
+            sent = self._stream.sendmsg(self._out.gather() if self._out else ())
+            self._last_progress = now
         except (BlockingIOError, InterruptedError):
             sent = 0
         except OSError as exc:
             self._failure = exc
             return []
         done: list[Request] = []
-        if sent:
-            self._last_progress = now
         for request in self._out.advance(sent):
             request.written(now, self._arrivals)
             if request.flag == FLAG_REQUEST:
                 self.due = min(self.due, request.deadline)
             elif request.flag == FLAG_ONEWAY and self._table.pop(request.opaque, None) is not None:
                 done.append(request)
-        self._blocked = bool(self._out)
-        if self._blocked:
+        self._blocked = bool(self._out) or (isinstance(self._stream, TlsStream) and self._stream.unsent)
+        if self._out:
             self.due = min(self.due, self._stuck_at())
         return done
 
@@ -290,6 +311,7 @@ class Connection:
         done: list[Request] = []
         with self._lock:
             if self._dial.connected:
+                self._stream = self._dial.stream
                 self._fire(Event.CONNECTED)
                 logger.debug("connected to %s", self.address)
                 self._last_progress = now
@@ -298,7 +320,7 @@ class Connection:
             self.due = self._next_due()
         completions = [(request, Answer(None, None, 0.0)) for request in done]
         if self._failure is not None:
-            completions += self._fail(now, "writing failed", self._failure)
+            completions += self._fail(now, f"writing failed{self._hint}", self._failure)
         return completions
 
     def _on_command(self, command: RemotingCommand, now: float, completions: list[Completion]) -> None:

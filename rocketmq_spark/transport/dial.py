@@ -1,10 +1,11 @@
-"""From ``host:port`` to a connected socket, without ever blocking.
+"""From ``host:port`` to a connected socket, encrypted if wanted, without ever blocking.
 
 Rule 1: every address that the host resolves to gets its try, IPv6 and IPv4, in the resolver's order; each gets an
         equal share of the time left, so that a silent one can't use up the time of the others.
 Rule 2: a numeric host is resolved on the spot. A name is looked up by a thread of its own, because the system's
         resolver blocks and the loop serves every other connection meanwhile.
-Rule 3: this file opens sockets and never closes one: it lays the failed ones aside in `abandoned`, for the loop to
+Rule 3: with TLS an address is connected when the handshake is done: its share of the time holds for both.
+Rule 4: this file opens sockets and never closes one: it lays the failed ones aside in `abandoned`, for the loop to
         close once it has stopped watching them.
 """
 
@@ -15,11 +16,14 @@ import errno
 import math
 import os
 import socket
+import ssl
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
+
+from rocketmq_spark.transport.tls import TlsStream
 
 Candidate: TypeAlias = "tuple[socket.AddressFamily, Any]"
 
@@ -68,11 +72,13 @@ class Dial:
         Called by the look-up's thread when it knows the addresses.
     look_up : callable, default resolve
         Finds the addresses of a host that is not numeric; may block.
+    tls : SSLContext, optional
+        Encrypts the connection; the certificate must be for the address's host.
 
     Attributes
     ----------
     sock : socket or None
-        The socket being connected, or connected; the loop watches it for writability.
+        The socket being connected, or connected; the loop watches it.
     connected, failed : bool
         At most one of them is true.
     failures : list of (str, Exception)
@@ -87,6 +93,8 @@ class Dial:
         deadline: float,
         wake: Callable[[], None],
         look_up: Callable[[str, int], list[Candidate]] = resolve,
+        *,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.address = address
         self.deadline = deadline
@@ -97,10 +105,27 @@ class Dial:
         self.abandoned: list[socket.socket] = []
         self._wake = wake
         self._look_up = look_up
+        self._tls = tls
+        self._secured: TlsStream | None = None
         self._candidates: deque[Candidate] | None = None
         self._looked_up: list[Candidate] | Exception | None = None
         self._attempt_deadline = math.inf
         self._trying = ""
+
+    @property
+    def stream(self) -> socket.socket | TlsStream | None:
+        """What to send and receive by once it is connected."""
+        return self._secured or self.sock
+
+    @property
+    def wants_write(self) -> bool:
+        """Writability matters: the end of the TCP connect, or bytes of the handshake."""
+        return self._secured is None or self._secured.unsent
+
+    @property
+    def wants_read(self) -> bool:
+        """Readability matters: a handshake is going on."""
+        return self._secured is not None
 
     @property
     def due(self) -> float:
@@ -148,7 +173,10 @@ class Dial:
         if self._candidates is None:
             return
         if self.sock is not None and now >= self._attempt_deadline:
-            self._attempt_failed(TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
+            silence = TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+            if self._secured is not None:
+                silence = TimeoutError("connected, but no end to the TLS handshake; does the server speak TLS?")
+            self._attempt_failed(silence)
         while self.sock is None and not self.failed:
             self._try_next(now)
 
@@ -156,6 +184,9 @@ class Dial:
         """Learn how the connect ended; after a failure go on with the next address."""
         sock = self.sock
         if sock is None or self.connected:
+            return
+        if self._secured is not None:
+            self._shake_hands(now)
             return
         error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         try:
@@ -167,8 +198,26 @@ class Dial:
         if error:
             self._attempt_failed(OSError(error, os.strerror(error)))
             self.step(now)
-        else:
+        elif self._tls is None:
             self.connected = True
+        else:
+            self._shake_hands(now)
+
+    def on_readable(self, now: float) -> None:
+        """Go on with the handshake; after a failure go on with the next address."""
+        if self._secured is not None and not self.connected:
+            self._shake_hands(now)
+
+    def _shake_hands(self, now: float) -> None:
+        assert self.sock is not None
+        assert self._tls is not None
+        try:
+            if self._secured is None:
+                self._secured = TlsStream(self.sock, self._tls, parse_address(self.address)[0])
+            self.connected = self._secured.handshake()
+        except (OSError, ValueError) as exc:
+            self._attempt_failed(exc)
+            self.step(now)
 
     def _try_next(self, now: float) -> None:
         assert self._candidates is not None
@@ -203,6 +252,7 @@ class Dial:
         if self.sock is not None:
             self.abandoned.append(self.sock)
             self.sock = None
+        self._secured = None
         self._attempt_deadline = math.inf
 
     def _fail(self, error: Exception) -> None:

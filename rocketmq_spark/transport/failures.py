@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rocketmq_spark.errors import (
+    RemotingCertificateException,
     RemotingConnectException,
     RemotingException,
     RemotingTimeoutException,
     RemotingTooMuchRequestException,
 )
 from rocketmq_spark.transport.request import Request
+from rocketmq_spark.transport.tls import CertificateError
 
 
 def overdue(request: Request, address: str, others: int, *, connecting: bool) -> RemotingException:
@@ -52,6 +54,7 @@ def broken(
     if cause is not None:
         # Its frames hold the buffers that were being sent, and whoever keeps the error would keep those.
         cause.__traceback__ = None
+    not_sent = RemotingCertificateException if isinstance(cause, CertificateError) else RemotingConnectException
     started = sum(request.started for request in requests)
     errors: list[RemotingException] = []
     for request in requests:
@@ -60,7 +63,7 @@ def broken(
         if request.started:
             error = kind(f"{doing}; {started} requests waited for answers and may have been executed")
         else:
-            error = RemotingConnectException(f"{doing}; this request was not sent ({len(requests)} were waiting)")
+            error = not_sent(f"{doing}; this request was not sent ({len(requests)} were waiting)")
         error.__cause__ = cause
         errors.append(error)
     return errors

@@ -15,13 +15,15 @@ import math
 import os
 import selectors
 import socket
+import ssl
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from rocketmq_spark.errors import RemotingConnectException, RocketMQError
 from rocketmq_spark.transport.connection import Completion, Connection, OnRequest
+from rocketmq_spark.transport.hooks import RequestHook
 from rocketmq_spark.transport.request import Answer, Request
 from rocketmq_spark.transport.state import State
 from rocketmq_spark.wire.codes import ResponseCode
@@ -43,12 +45,25 @@ class IoLoop:
         Seconds.
     on_request : callable
         Given what servers ask of us; see :class:`.connection.Connection`.
+    tls : SSLContext, optional
+        Every connection is encrypted with it.
+    hooks : sequence of callables, default none
+        See :func:`~rocketmq_spark.transport.hooks.request_hooks`.
     """
 
-    def __init__(self, clock: Callable[[], float], connect_timeout: float, on_request: OnRequest) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        connect_timeout: float,
+        on_request: OnRequest,
+        tls: ssl.SSLContext | None = None,
+        hooks: Sequence[RequestHook] = (),
+    ) -> None:
         self._clock = clock
         self._connect_timeout = connect_timeout
         self._on_request = on_request
+        self._tls = tls
+        self._hooks = hooks
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._by_address: dict[str, Connection] = {}
@@ -105,6 +120,8 @@ class IoLoop:
             Closed, or in another process.
         """
         self.check()
+        # Before the connection takes the request, and its lock: signing goes over the whole body.
+        request.apply(self._hooks)
         connection, fresh = self._by_address.get(address), False
         try:
             while connection is None or not connection.submit(request):
@@ -164,7 +181,9 @@ class IoLoop:
                 return connection, False
             if self._thread is None:
                 self._start()
-            connection = Connection(address, self._clock, self._connect_timeout, self._attend, self._on_request)
+            connection = Connection(
+                address, self._clock, self._connect_timeout, self._attend, self._on_request, self._tls
+            )
             self._by_address[address] = connection
             return connection, True
 
@@ -302,7 +321,7 @@ class IoLoop:
         wanted: tuple[socket.socket, int] | None = None
         if connection.sock is not None and not closed:
             mask = selectors.EVENT_WRITE if connection.wants_write else 0
-            if connection.state is not State.CONNECTING:
+            if connection.wants_read:
                 mask |= selectors.EVENT_READ
             wanted = (connection.sock, mask)
         watched = self._adopted.get(connection)

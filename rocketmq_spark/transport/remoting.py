@@ -38,8 +38,11 @@ from rocketmq_spark.transport.frames import (
     succeeded,
     transaction_check_of,
 )
+from rocketmq_spark.transport.hooks import request_hooks
 from rocketmq_spark.transport.loop import IoLoop
 from rocketmq_spark.transport.request import Answer, Request
+from rocketmq_spark.transport.tls import TlsSettings
+from rocketmq_spark.wire.acl import Credentials
 from rocketmq_spark.wire.codes import RequestCode
 from rocketmq_spark.wire.command import RemotingCommand
 from rocketmq_spark.wire.headers import (
@@ -71,7 +74,13 @@ class RemotingTransport(RemotingClient):
     name_servers : sequence of str
         ``host:port`` each; a 5.x proxy's remoting port will do as well. May be empty if no route is ever asked for.
     connect_timeout : float, default 3.0
-        Seconds for one connect, the name's look-up and all its addresses included.
+        Seconds for one connect, the name's look-up, all its addresses and TLS handshakes included.
+    credentials : Credentials, optional
+        Signs every request, to name servers too. Default: none is signed.
+    namespace_v2 : str, default ""
+        Namespace that a 5.x cluster is told with every request; names stay as they are.
+    tls : TlsSettings, optional
+        Encrypts every connection, to name servers too. Default: none is encrypted.
     random : random.Random, optional
         Picks the name server to start with.
     clock : callable, default time.monotonic
@@ -89,7 +98,7 @@ class RemotingTransport(RemotingClient):
     Raises
     ------
     OptionError
-        A name server that is not ``host:port``, a limit below 1.
+        A name server that is not ``host:port``, a limit below 1, or a file of `tls` that can't be used.
 
     Notes
     -----
@@ -102,6 +111,9 @@ class RemotingTransport(RemotingClient):
         name_servers: Sequence[str],
         *,
         connect_timeout: float = 3.0,
+        credentials: Credentials | None = None,
+        namespace_v2: str = "",
+        tls: TlsSettings | None = None,
         random: random_module.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
         client_async_semaphore_value: int = 65_535,
@@ -113,7 +125,8 @@ class RemotingTransport(RemotingClient):
             except ValueError as exc:
                 raise OptionError(f"nameServer: {exc}") from exc
         self.name_servers = tuple(dict.fromkeys(name_servers))
-        loop = IoLoop(clock, connect_timeout, self._on_request)
+        context = None if tls is None else tls.context()
+        loop = IoLoop(clock, connect_timeout, self._on_request, context, request_hooks(namespace_v2, credentials))
         super().__init__(loop, clock, client_async_semaphore_value, client_oneway_semaphore_value)
         self.on_check_transaction: OnCheckTransaction | None = None
         # Where the next route request starts: at random first, so that many workers spread over the servers; then it

@@ -11,12 +11,13 @@ import logging
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from rocketmq_spark.errors import MQClientException, RocketMQError
 from rocketmq_spark.message import Buffer
+from rocketmq_spark.transport.hooks import RequestHook
 from rocketmq_spark.transport.permits import Permit
 from rocketmq_spark.wire.codes import RequestCode
 from rocketmq_spark.wire.command import RemotingCommand, encode_head
@@ -100,6 +101,7 @@ class Request:
         "pieces",
         "remark",
         "resent",
+        "sent_fields",
         "started",
         "timeout",
         "unsent",
@@ -120,6 +122,7 @@ class Request:
     ) -> None:
         self.code = code
         self.ext_fields = ext_fields
+        self.sent_fields = ext_fields
         self.body = body
         self.timeout = timeout
         self.on_answer = on_answer
@@ -149,6 +152,12 @@ class Request:
         except ValueError:
             return f"request {self.code}"
 
+    def apply(self, hooks: Sequence[RequestHook]) -> None:
+        """Make the ext fields that go out, such as the signature, from the caller's; also before a resend."""
+        self.sent_fields = self.ext_fields
+        for hook in hooks:
+            self.sent_fields = hook(self.sent_fields, self.body)
+
     def encode(self, opaque: int) -> None:
         """Make the head for this opaque; the body's pieces follow it as they are.
 
@@ -158,7 +167,7 @@ class Request:
             Head and body are longer than a frame may be.
         """
         command = RemotingCommand(
-            code=self.code, opaque=opaque, ext_fields=self.ext_fields, flag=self.flag, remark=self.remark
+            code=self.code, opaque=opaque, ext_fields=self.sent_fields, flag=self.flag, remark=self.remark
         )
         head = encode_head(command, self.nbytes)
         length = len(head) - 4 + self.nbytes

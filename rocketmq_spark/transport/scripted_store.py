@@ -56,7 +56,7 @@ class ScriptedStore:
             messages = decode_batch(body, batch.topic)
         else:
             messages = [Message(batch.topic, body, batch.flag, decode_properties(batch.properties.encode()))]
-        half = not batch.batch and messages[0].properties.get("TRAN_MSG") == "true"
+        half = not batch.batch and messages[0].is_half_message
         stored_in = MessageQueue(HALF_TOPIC, queue.broker_name, 0) if half else queue
         first, store_timestamp = len(self._log), int(now * 1000)
         offset = len(self.queues.get(stored_in, ()))
@@ -118,7 +118,7 @@ class ScriptedStore:
         self._append(half.message, half.stored_in, half.meant_for, half.sys_flag, half.born_timestamp, int(now * 1000))
         message = self.view(again)
         assert message is not None
-        unique_id = message.properties.get("UNIQ_KEY", "")
+        unique_id = message.unique_id or ""
         return TransactionCheck(
             address=address,
             message=message,

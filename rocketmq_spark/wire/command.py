@@ -135,13 +135,17 @@ def encode_head(
         The command doesn't fit the format: a code over 32,767 in a binary header, a header over 16,777,215 bytes, a
         frame over 2 GiB, a text that isn't Unicode. It never becomes valid by sending it again.
     """
+    problem = None
     try:
         header = _encode_json(command) if serialize_type is SerializeType.JSON else _encode_binary(command)
     except (struct.error, UnicodeEncodeError) as exc:
+        problem = str(exc)
+    if problem is not None:
+        # Outside the except block: a UnicodeEncodeError holds all that it was to encode, and a token may be in there.
         raise MQClientException(
-            f"encoding the {serialize_type.name} header of {command!r}: {exc};"
+            f"encoding the {serialize_type.name} header of {command!r}: {problem};"
             " numbers must fit their fields and texts must be valid Unicode"
-        ) from exc
+        )
     length = 4 + len(header) + body_length
     if len(header) > _MAX_HEADER or not 0 <= body_length <= _MAX_INT32 - 4 - len(header):
         raise MQClientException(

@@ -36,7 +36,11 @@ def silent_server() -> Iterator[str]:
         ({"topic": "x" * 128}, r"127"),
         ({"topic": "SCHEDULE_TOPIC_XXXX"}, r"SCHEDULE_TOPIC_XXXX"),
         ({"namesrvAddr": "127.0.0.1:1"}, r"nameServer.*namesrvAddr|namesrvAddr.*nameServer"),
-        ({"accessKey": "k", "secretKey": "hush-hush"}, r"unknown option .secretkey"),
+        ({"secretKey": "hush-hush"}, r"secretKey is given without accessKey"),
+        ({"accessKey": "k", "secretkeyy": "hush-hush"}, r"unknown option .secretkeyy.: did you mean secretKey"),
+        ({"accessKey": "k", "secretKey": "hush-hush\n"}, r"secretKey has a value \(not shown"),
+        ({"tlsCaFile": "ca.pem"}, r"tlsCaFile is given without useTls"),
+        ({"useTls": "true", "tlsCaFile": "nowhere.pem"}, r"tlsCaFile: reading 'nowhere.pem'.*PEM"),
         ({"nameServer": "127.0.0.1:1", "sendMsgTimeout": "500"}, r"127\.0\.0\.1:1"),
     ],
 )

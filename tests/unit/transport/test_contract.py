@@ -6,8 +6,10 @@ Each transport comes with the same cluster: one broker, `broker-a`, that plays `
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +31,9 @@ from rocketmq_spark.transport.base import Transport
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.transport.script import Reply, route
 from rocketmq_spark.transport.scripted import ScriptedTransport
+from rocketmq_spark.transport.tls import TlsSettings
+from rocketmq_spark.wire.acl import Credentials
+from tests.certificates import Authority
 from tests.peer import PATIENCE, BrokerPeer
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
@@ -81,10 +86,23 @@ def remoting() -> Iterator[Cluster]:
         yield Cluster(transport, peer.address, peer.replies.append, peer.stored, peer.check_transaction)
 
 
+def remoting_with_tls() -> Iterator[Cluster]:
+    with tempfile.TemporaryDirectory() as folder:
+        authority = Authority(Path(folder))
+        tls = TlsSettings(str(authority.ca_file))
+        with (
+            BrokerPeer(tls=authority.context("server", "IP:127.0.0.1")) as peer,
+            RemotingTransport([peer.address], tls=tls, credentials=Credentials("ak", "sk")) as transport,
+        ):
+            peer.routes["orders"] = route_to(peer.address)
+            yield Cluster(transport, peer.address, peer.replies.append, peer.stored, peer.check_transaction)
+
+
 TRANSPORTS = {
     "scripted": lambda: scripted(threaded=False),
     "scripted-threaded": lambda: scripted(threaded=True),
     "remoting": remoting,
+    "remoting-tls": remoting_with_tls,
 }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import random
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -279,6 +281,38 @@ def test_109_a_permit_is_released_at_most_once_under_concurrent_release() -> Non
     assert permits.take() is not None
     assert permits.take() is not None
     assert permits.take() is None
+
+
+def test_109_as_many_permits_as_before_are_there_whatever_the_server_does(
+    make_transport: MakeTransport, request_to: RequestTo, collected: Any
+) -> None:
+    dice = random.Random(5)
+
+    def moody(session: Session) -> None:
+        for _ in range(dice.randrange(1, 12)):
+            request = session.read()
+            if dice.random() < 0.7 and not request.is_oneway:
+                session.answer_send(request, dice.choice([0, 2, 1500]))
+        if dice.random() < 0.5:
+            session.reset()
+
+    transport = make_transport(client_async_semaphore_value=5, client_oneway_semaphore_value=1)
+    with Peer(moody) as peer, Peer(Session.wait_for_hangup) as silent:
+        for _ in range(40):
+            outcomes = collected()
+            for number in range(5):
+                transport.send(request_to(peer.address), SOON, outcomes)
+                if number % 2:
+                    with contextlib.suppress(RemotingConnectException):
+                        transport.send_oneway(request_to(peer.address), PATIENCE)
+            # One permit too few by now, and a send is refused; one too many, and the sixth below is not.
+            assert not [one for one in outcomes.wait(5) if "permits" in str(one.error)]
+        waiting, refused = collected(), collected()
+        for _ in range(5):
+            transport.send(request_to(silent.address), PATIENCE, waiting)
+        transport.send(request_to(silent.address), PATIENCE, refused)
+        assert "permits" in str(refused.wait(1)[0].error)
+        assert waiting == []
 
 
 def test_109_every_permit_is_back_when_many_threads_take_and_release(collected: Any) -> None:

@@ -1,0 +1,264 @@
+"""TLS over a socket that never blocks.
+
+Rule 1: a server's certificate must be signed by a trusted authority and name the host of the address that was dialled;
+        Java's client checks neither.
+Rule 2: bytes are encrypted in helpings of 64 KiB, the next one when the socket has taken the last: no more than that
+        can have been "written" and be here still.
+Rule 3: what OpenSSL holds is not safe for two threads: one lock per stream.
+Rule 4: reading leaves nothing decrypted behind, for no selector would tell of it.
+Rule 5: an error of the handshake says what to do about it.
+
+A server listens for TLS and for plain connections on one port (spec/remoting.md section 2.4).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, cast
+
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.message import Buffer
+
+_HELPING: Final = 64 * 1024
+
+# More than the longest record (RFC 5246 section 6.2.3): of one that has begun to arrive, so much may be here already.
+_RECORD: Final = 20 * 1024
+
+# X509_V_ERR_* of OpenSSL's x509_vfy.h: not yet valid, expired; another host's name, another host's address.
+_OUT_OF_DATE: Final = frozenset({9, 10})
+_OTHER_HOST: Final = frozenset({62, 64})
+
+
+class HandshakeError(ConnectionError):
+    """The TLS handshake failed."""
+
+
+class CertificateError(HandshakeError):
+    """The server's certificate was refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """How servers are to prove who they are.
+
+    Parameters
+    ----------
+    ca_file : str, optional
+        PEM file with the certificates of the authorities to trust. Default: those of the system.
+    """
+
+    ca_file: str | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context of all connections.
+
+        Raises
+        ------
+        OptionError
+            The file can't be read, or holds no certificate.
+        """
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+        except OSError as exc:
+            # An SSLError too: a file without a single certificate.
+            raise OptionError(
+                f"option tlsCaFile: reading {self.ca_file!r}: {exc}; give a PEM file with the certificates of the "
+                "authorities that signed the servers' certificates, at the same path on the driver and every executor"
+            ) from exc
+        # A renegotiation would have writes wait for reads.
+        context.options |= ssl.OP_NO_RENEGOTIATION
+        return context
+
+
+class TlsStream:
+    """The bytes of one connected socket, encrypted; `sendmsg` and `recv_into` as a socket has them.
+
+    Parameters
+    ----------
+    sock : socket
+        Connected, non-blocking. It stays the caller's, to watch and to close.
+    context : SSLContext
+    host : str
+        Name or address that the certificate must be for.
+
+    Raises
+    ------
+    ValueError
+        The host is no name that a certificate could have.
+    """
+
+    __slots__ = ("_host", "_incoming", "_lock", "_outgoing", "_sock", "_ssl", "_unsent")
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, host: str) -> None:
+        self._sock = sock
+        self._host = host
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
+        self._unsent = memoryview(b"")
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<TlsStream {self._host} {self._ssl.version()}, {len(self._unsent)} bytes unsent>"
+
+    @property
+    def unsent(self) -> bool:
+        """Encrypted bytes wait until the socket takes them."""
+        return len(self._unsent) > 0
+
+    def handshake(self) -> bool:
+        """Go on with the handshake; True when it is done, False when the socket must get readable (or writable) first.
+
+        Raises
+        ------
+        HandshakeError
+            It can't succeed any more.
+        """
+        try:
+            with self._lock:
+                return self._handshake()
+        except ssl.SSLCertVerificationError as exc:
+            raise CertificateError(f"{exc.verify_message.rstrip('.')}: {self._advice(exc.verify_code)}") from exc
+        except OSError as exc:
+            raise HandshakeError(f"{_what_failed(exc)}; does it speak TLS? Else set useTls=false") from exc
+
+    def sendmsg(self, pieces: Sequence[Buffer]) -> int:
+        """Encrypt and send; return how many bytes of `pieces` were taken, perhaps none while older ones move.
+
+        Raises
+        ------
+        BlockingIOError
+            Not a byte moved.
+        OSError
+            The connection is broken.
+        """
+        with self._lock:
+            moved, taken = self._flush(), 0
+            for helping in _helpings(pieces):
+                if self._unsent:
+                    break
+                view = memoryview(helping)
+                while view:
+                    view = view[self._ssl.write(view) :]
+                taken += len(helping)
+                # What is taken may be on its way: a failure here must not pass for a write of nothing. The socket tells
+                # it again, next time.
+                with contextlib.suppress(OSError):
+                    self._flush()
+            if not moved and not taken:
+                raise BlockingIOError
+            return taken
+
+    def recv_into(self, view: memoryview) -> int:
+        """Receive and decrypt all that one read brings; 0 at the end of the stream.
+
+        Raises
+        ------
+        BlockingIOError
+            Nothing, or no whole record, is there yet.
+        OSError
+            The connection is broken.
+        """
+        count = self._sock.recv_into(view[: len(view) - _RECORD])
+        if not count:
+            return 0
+        filled, goodbye = 0, False
+        with self._lock:
+            self._incoming.write(view[:count])
+            try:
+                # Into a buffer it returns a count, whatever its stub says.
+                while decrypted := cast(int, self._ssl.read(len(view) - filled, view[filled:])):
+                    filled += decrypted
+                goodbye = True
+            except ssl.SSLWantReadError:
+                # OpenSSL answers a key update by itself. What is wrong with the socket, the next call will say.
+                with contextlib.suppress(OSError):
+                    self._flush()
+            except ssl.SSLError:
+                # An alert, say. The answers before it count; the end of the socket's stream follows it.
+                if not filled:
+                    raise
+        if not filled and not goodbye:
+            raise BlockingIOError
+        return filled
+
+    def _handshake(self) -> bool:
+        while True:
+            done = False
+            try:
+                self._ssl.do_handshake()
+                done = True
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLError:
+                # The alert tells the server why.
+                with contextlib.suppress(OSError):
+                    self._flush()
+                raise
+            self._flush()
+            if done:
+                return True
+            try:
+                data = self._sock.recv(_RECORD)
+            except (BlockingIOError, InterruptedError):
+                return False
+            if not data:
+                raise ConnectionResetError("end of stream")
+            self._incoming.write(data)
+
+    def _flush(self) -> bool:
+        """Hand over what is encrypted; True if the socket took any of it."""
+        if self._outgoing.pending:
+            fresh = self._outgoing.read()
+            self._unsent = memoryview(b"".join((self._unsent, fresh)) if self._unsent else fresh)
+        moved = False
+        while self._unsent:
+            try:
+                sent = self._sock.send(self._unsent)
+            except (BlockingIOError, InterruptedError):
+                break
+            self._unsent = self._unsent[sent:]
+            moved = True
+        return moved
+
+    def _advice(self, verify_code: int) -> str:
+        if verify_code in _OTHER_HOST:
+            return (
+                f"the server's certificate must name {self._host} (subjectAltName), by which the server was dialled; "
+                "a broker is dialled by its brokerIP1"
+            )
+        if verify_code in _OUT_OF_DATE:
+            return "the server needs a new certificate, or a clock is wrong"
+        return (
+            "the server's certificate is not trusted; set tlsCaFile to the certificate of the authority that signed it"
+        )
+
+
+def _what_failed(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"the TLS handshake failed ({error.reason or error})"
+    if isinstance(error, ConnectionError):
+        return f"the server hung up during the TLS handshake ({error})"
+    return f"the TLS handshake failed ({error})"
+
+
+def _helpings(pieces: Sequence[Buffer]) -> Iterator[bytes]:
+    """Join small pieces and cut long ones: few records, and bounded copies."""
+    parts: list[memoryview] = []
+    room = _HELPING
+    for piece in pieces:
+        view = memoryview(piece)
+        while view:
+            parts.append(view[:room])
+            view = view[room:]
+            room -= len(parts[-1])
+            if not room:
+                yield b"".join(parts)
+                parts, room = [], _HELPING
+    if parts:
+        yield b"".join(parts)

@@ -1,0 +1,85 @@
+"""The secrets of a write reach the tasks, and show nowhere on the way."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import traceback
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql.types import StructType
+
+from rocketmq_spark.errors import DeliveryError
+from rocketmq_spark.message import MASTER_ID, BrokerData, TopicRouteData
+from rocketmq_spark.options import parse_sink_options
+from rocketmq_spark.producer.client_instance import close_instances
+from rocketmq_spark.spark.datasource import RocketMQDataSource
+from rocketmq_spark.spark.writer import RocketMQBatchWriter, _new_instance, stream_writer
+from rocketmq_spark.transport.script import Reply, route
+from tests.peer import BrokerPeer
+
+SECRETS = ("hush-hush", "token-token")
+KEYS = {"accessKey": "the-user", "secretKey": SECRETS[0], "securityToken": SECRETS[1]}
+SCHEMA = StructType().add("body", "string")
+ROWS = pa.RecordBatch.from_pydict({"body": ["one", "two"]})
+
+
+@pytest.fixture(autouse=True)
+def _close_instances() -> Iterator[None]:
+    yield
+    close_instances()
+
+
+def leaked(text: str) -> list[str]:
+    return [secret for secret in SECRETS if secret in text]
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def test_what_spark_ships_to_the_tasks_carries_the_secrets_and_does_not_show_them() -> None:
+    options = parse_sink_options({"nameServer": "a:9876", **KEYS}, {})
+    for writer in (RocketMQBatchWriter(options, None), stream_writer(options, None, StructType())):
+        shipped = cloudpickle.dumps(writer)
+        assert leaked(shipped.decode("latin-1")) == list(SECRETS)
+        arrived = pickle.loads(shipped)
+        assert vars(arrived)["_options"] == options
+        assert leaked(f"{writer} {writer!r} {vars(arrived)}") == []
+
+
+@pytest.mark.parametrize("remark", ["check signature failed.", "User:the-user is not found."])
+def test_a_refused_write_shows_no_secret(caplog: pytest.LogCaptureFixture, remark: str) -> None:
+    caplog.set_level(logging.DEBUG)
+    replies = [Reply.code(16, remark)] * 9
+    with BrokerPeer({}, *replies) as peer:
+        peer.routes["orders"] = TopicRouteData(
+            route({"broker-a": 4}).queue_datas, (BrokerData("broker-a", {MASTER_ID: peer.address}),)
+        )
+        source = RocketMQDataSource({"nameServer": peer.address, "topic": "orders", "retryBackoffMs": "1", **KEYS})
+        writer = source.writer(SCHEMA, overwrite=False)
+        with pytest.raises(DeliveryError, match=f"16 NO_PERMISSION: {remark} .*accessKey, secretKey") as raised:
+            writer.write(iter([ROWS]))
+        close_instances()
+    assert len([request for request in peer.requests if "Signature" in request.ext_fields]) == len(peer.requests) > 1
+    assert len(replies) - len(peer.replies) == 1, "a refusal for good is not tried again"
+    assert caplog.records
+    assert leaked(caplog.text + "".join(repr(vars(record)) for record in caplog.records)) == []
+    assert leaked("".join(traceback.format_exception(raised.value))) == []
+    assert leaked("".join(repr((error, vars(error))) for error in chain(raised.value))) == []
+    # What a task's failure is pickled as.
+    assert leaked(pickle.dumps([str(error) for error in chain(raised.value)]).decode("latin-1")) == []
+
+
+def test_the_client_id_which_is_sent_and_logged_is_not_made_of_secrets() -> None:
+    ids = set()
+    for secret in SECRETS:
+        instance = _new_instance(parse_sink_options({"nameServer": "a:9876", **KEYS, "secretKey": secret}, {}))
+        ids.add(instance.client_id)
+        instance.close()
+    assert len(ids) == 1

@@ -1,0 +1,101 @@
+"""What every request gets on its way out: namespaceV2, then the signature (spec/producer.md section 10.9)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.errors import MQClientException
+from rocketmq_spark.message import SendRequest, SendStatus
+from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.transport.script import route
+from rocketmq_spark.wire.acl import Credentials, signed
+from rocketmq_spark.wire.codes import ResponseCode
+from rocketmq_spark.wire.command import RemotingCommand
+from tests.peer import PATIENCE, BrokerPeer, Peer, Session, refused_address
+
+CREDENTIALS = Credentials("the-user", "hush-hush", "token-token")
+
+
+def is_signed(request: RemotingCommand) -> bool:
+    fields = dict(request.ext_fields)
+    signature = fields.pop("Signature", None)
+    return signature is not None and signed(fields, (request.body,), CREDENTIALS)["Signature"] == signature
+
+
+def test_every_kind_of_request_is_signed(
+    make_transport: Callable[..., RemotingTransport], request_to: Callable[..., SendRequest], outcomes: Any
+) -> None:
+    with BrokerPeer({"orders": route({"broker-a": 4})}) as peer:
+        transport = make_transport(peer.address, credentials=CREDENTIALS)
+        transport.query_route("orders", PATIENCE)
+        transport.heart_beat(peer.address, "client", ["pg"], PATIENCE)
+        transport.create_topic(peer.address, "orders", 4, 6, PATIENCE)
+        transport.send_oneway(request_to(peer.address), PATIENCE)
+        request = request_to(peer.address, (b"in ", b"pieces"), properties="TAGS\x01a\x02")
+        transport.send(request, PATIENCE, outcomes)
+        outcomes.wait(1)
+        transport.unregister_client(peer.address, "client", "pg", PATIENCE)
+    assert [request.code for request in peer.requests] == [105, 34, 17, 310, 310, 35]
+    assert [is_signed(request) for request in peer.requests] == [True] * 6
+    assert {request.ext_fields["AccessKey"] for request in peer.requests} == {"the-user"}
+    assert {request.ext_fields["SecurityToken"] for request in peer.requests} == {"token-token"}
+    assert b"hush-hush" not in b"".join(str(request.ext_fields).encode() for request in peer.requests)
+
+
+def test_without_credentials_nothing_is_added(make_transport: Callable[..., RemotingTransport]) -> None:
+    with BrokerPeer({"orders": route({"broker-a": 4})}) as peer:
+        make_transport(peer.address).query_route("orders", PATIENCE)
+    assert peer.requests[0].ext_fields == {"topic": "orders"}
+
+
+def test_the_namespace_is_told_and_the_signature_covers_it(make_transport: Callable[..., RemotingTransport]) -> None:
+    with BrokerPeer() as peer:
+        transport = make_transport(credentials=CREDENTIALS, namespace_v2="shop")
+        transport.heart_beat(peer.address, "client", ["pg"], PATIENCE)
+    [request] = peer.requests
+    assert (request.ext_fields["nsd"], request.ext_fields["ns"]) == ("true", "shop")
+    assert is_signed(request)
+
+
+def test_what_is_sent_again_after_go_away_is_signed_again(
+    make_transport: Callable[..., RemotingTransport], request_to: Callable[..., SendRequest], outcomes: Any
+) -> None:
+    requests: list[RemotingCommand] = []
+
+    def go_away(session: Session) -> None:
+        requests.append(session.read())
+        session.answer(requests[-1], ResponseCode.GO_AWAY)
+        session.wait_for_hangup()
+
+    def serve(session: Session) -> None:
+        requests.append(session.read())
+        session.answer_send(requests[-1])
+        session.wait_for_hangup()
+
+    with Peer(go_away, serve) as peer:
+        transport = make_transport(credentials=CREDENTIALS, namespace_v2="shop")
+        transport.send(request_to(peer.address), PATIENCE, outcomes)
+        assert outcomes.wait(1)[0].status is SendStatus.SEND_OK
+    assert [is_signed(request) for request in requests] == [True, True]
+    assert requests[0].ext_fields == requests[1].ext_fields
+
+
+def test_text_that_is_not_unicode_is_an_error_that_shows_no_secret(
+    make_transport: Callable[..., RemotingTransport], request_to: Callable[..., SendRequest]
+) -> None:
+    transport = make_transport(credentials=CREDENTIALS)
+    request = dataclasses.replace(request_to(refused_address()), producer_group="\ud800")
+    with pytest.raises(MQClientException, match="valid Unicode") as raised:
+        transport.send(request, PATIENCE, lambda _: None)
+    errors = repr([raised.value, raised.value.__cause__, raised.value.__context__])
+    assert "hush-hush" not in errors
+    assert "token-token" not in errors
+
+
+def test_a_transport_shows_no_secret(make_transport: Callable[..., RemotingTransport]) -> None:
+    transport = make_transport("127.0.0.1:9876", credentials=CREDENTIALS)
+    assert "hush-hush" not in repr(transport) + repr(vars(transport))

@@ -1,0 +1,417 @@
+"""TLS: who is trusted, what a failed handshake says, and that bytes arrive as they were sent."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocketmq_spark.errors import (
+    OptionError,
+    RemotingCertificateException,
+    RemotingConnectException,
+    RemotingException,
+    RemotingSendRequestException,
+    RemotingTimeoutException,
+)
+from rocketmq_spark.message import SendRequest, SendStatus
+from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.transport.tls import TlsSettings, TlsStream
+from rocketmq_spark.wire.codes import RequestCode
+from tests.certificates import Authority
+from tests.peer import PATIENCE, Peer, Session, full_listener
+
+RequestTo = Callable[..., SendRequest]
+MakeTransport = Callable[..., RemotingTransport]
+
+SOON = 0.3
+HELPING = 64 * 1024
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def server(authority: Authority) -> ssl.SSLContext:
+    """A server for 127.0.0.1 and localhost."""
+    return authority.context("server", "IP:127.0.0.1,DNS:localhost")
+
+
+@pytest.fixture
+def trusting(authority: Authority, make_transport: MakeTransport) -> RemotingTransport:
+    """A transport that trusts the authority."""
+    return make_transport(tls=TlsSettings(str(authority.ca_file)))
+
+
+def refusal(transport: RemotingTransport, request: SendRequest, outcomes: Any) -> RemotingException:
+    transport.send(request, PATIENCE, outcomes)
+    [outcome] = outcomes.wait(1)
+    assert isinstance(outcome.error, RemotingException)
+    return outcome.error
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_server_whose_certificate_names_the_host_is_trusted(
+    trusting: RemotingTransport, server: ssl.SSLContext, request_to: RequestTo, outcomes: Any, host: str
+) -> None:
+    with Peer(Session.serve, tls=server) as peer:
+        trusting.send(request_to(f"{host}:{peer.port}"), PATIENCE, outcomes)
+        assert outcomes.wait(1)[0].status is SendStatus.SEND_OK
+
+
+def test_large_bodies_arrive_and_come_back_whole(
+    trusting: RemotingTransport, server: ssl.SSLContext, outcomes: Any
+) -> None:
+    def echo(session: Session) -> None:
+        while True:
+            request = session.read()
+            session.answer(request, body=bytes(request.body))
+
+    body = bytes(range(256)) * 8192 + b"end"
+    pieces = (body[:1], body[1:70_000], memoryview(body)[70_000:])
+    with Peer(echo, tls=server) as peer:
+        for _ in range(6):
+            trusting.invoke_async(peer.address, 9999, {}, pieces, PATIENCE, outcomes)
+        assert all(answer.command.body == body for answer in outcomes.wait(6))
+
+
+def test_many_threads_share_one_encrypted_connection(trusting: RemotingTransport, server: ssl.SSLContext) -> None:
+    def echo(session: Session) -> None:
+        while True:
+            request = session.read()
+            session.answer(request, body=bytes(request.body))
+
+    wrong: list[bytes] = []
+
+    def ask(number: int) -> None:
+        for turn in range(30):
+            body = f"{number}-{turn}-".encode() * 700
+            if trusting.invoke(peer.address, 9999, {}, body, PATIENCE).body != body:
+                wrong.append(body)
+
+    with Peer(echo, tls=server) as peer:
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert wrong == []
+        assert len(peer.sessions) == 1
+
+
+def test_a_server_that_no_known_authority_vouches_for_is_refused_for_good(
+    make_transport: MakeTransport, server: ssl.SSLContext, request_to: RequestTo, outcomes: Any
+) -> None:
+    with Peer(Session.serve, tls=server) as peer:
+        error = refusal(make_transport(tls=TlsSettings()), request_to(peer.address), outcomes)
+    assert type(error) is RemotingCertificateException
+    assert (error.retriable, error.maybe_stored) == (False, False)
+    assert "is not trusted; set tlsCaFile" in str(error)
+    assert isinstance(error.__cause__, ConnectionError)
+
+
+def test_a_certificate_for_another_host_is_refused_and_says_which_it_must_be_for(
+    trusting: RemotingTransport, authority: Authority, request_to: RequestTo, outcomes: Any
+) -> None:
+    with Peer(Session.serve, tls=authority.context("elsewhere", "DNS:elsewhere.example")) as peer:
+        error = refusal(trusting, request_to(peer.address), outcomes)
+        other = refusal(trusting, request_to(f"localhost:{peer.port}"), type(outcomes)())
+    assert type(error) is type(other) is RemotingCertificateException
+    assert "must name 127.0.0.1 (subjectAltName)" in str(error)
+    assert "must name localhost (subjectAltName)" in str(other)
+
+
+def test_the_route_of_an_untrusted_name_server_is_refused_for_good(
+    make_transport: MakeTransport, server: ssl.SSLContext
+) -> None:
+    with Peer(Session.serve, tls=server) as peer:
+        transport = make_transport(peer.address, tls=TlsSettings())
+        with pytest.raises(RemotingCertificateException, match="tlsCaFile"):
+            transport.query_route("orders", PATIENCE)
+
+
+def test_a_plain_server_that_hangs_up_is_told_apart(
+    trusting: RemotingTransport, request_to: RequestTo, outcomes: Any
+) -> None:
+    with Peer(lambda session: session.read_bytes(1)) as peer:
+        error = refusal(trusting, request_to(peer.address), outcomes)
+    assert type(error) is RemotingConnectException
+    assert "does it speak TLS? Else set useTls=false" in str(error)
+
+
+def test_a_plain_server_that_answers_plainly_is_told_apart(
+    trusting: RemotingTransport, request_to: RequestTo, outcomes: Any
+) -> None:
+    def answer_plainly(session: Session) -> None:
+        session.read_bytes(1)
+        session.sock.sendall(b"\0\0\0\x10 this is no TLS record")
+        session.wait_for_hangup()
+
+    with Peer(answer_plainly) as peer:
+        error = refusal(trusting, request_to(peer.address), outcomes)
+    assert type(error) is RemotingConnectException
+    assert "does it speak TLS? Else set useTls=false" in str(error)
+
+
+def test_a_handshake_without_an_answer_ends_with_the_connects_time(
+    authority: Authority, make_transport: MakeTransport, request_to: RequestTo, outcomes: Any
+) -> None:
+    transport = make_transport(connect_timeout=SOON, tls=TlsSettings(str(authority.ca_file)))
+    with Peer(Session.wait_for_hangup) as peer:
+        error = refusal(transport, request_to(peer.address), outcomes)
+    assert type(error) is RemotingConnectException
+    assert "no end to the TLS handshake; does the server speak TLS?" in str(error)
+
+
+def test_a_connect_without_an_answer_says_nothing_of_tls(
+    authority: Authority, make_transport: MakeTransport, request_to: RequestTo, outcomes: Any
+) -> None:
+    transport = make_transport(connect_timeout=SOON, tls=TlsSettings(str(authority.ca_file)))
+    with full_listener() as listener:
+        error = refusal(transport, request_to(f"127.0.0.1:{listener.getsockname()[1]}"), outcomes)
+    assert "timed out" in str(error)
+    assert "handshake" not in str(error)
+
+
+def test_a_server_that_demands_tls_is_guessed_from_its_silence(
+    make_transport: MakeTransport, server: ssl.SSLContext, request_to: RequestTo, outcomes: Any
+) -> None:
+    with Peer(Session.serve, tls=server) as peer:
+        error = refusal(make_transport(), request_to(peer.address), outcomes)
+    assert type(error) is RemotingSendRequestException
+    assert "without a single answer, as a server does that demands TLS (option useTls)" in str(error)
+
+
+def test_a_connection_that_has_served_ends_without_talk_of_tls(
+    transport: RemotingTransport, request_to: RequestTo, outcomes: Any
+) -> None:
+    def once(session: Session) -> None:
+        session.answer_send(session.read())
+        session.read()
+
+    with Peer(once) as peer:
+        transport.send(request_to(peer.address), PATIENCE, outcomes)
+        outcomes.wait(1)
+        transport.send(request_to(peer.address), PATIENCE, outcomes)
+        assert "TLS" not in str(outcomes.wait(2)[1].error)
+
+
+def test_a_server_that_stops_reading_is_given_up(
+    trusting: RemotingTransport, server: ssl.SSLContext, request_to: RequestTo, outcomes: Any
+) -> None:
+    over = threading.Event()
+    with Peer(lambda _: over.wait(PATIENCE), tls=server) as peer:
+        # More than the kernel takes in: the first requests are "written", one is stuck in the middle, others wait.
+        for _ in range(3):
+            trusting.send(request_to(peer.address, bytes(8 << 20)), SOON, outcomes)
+        outcomes.wait(3)
+        over.set()
+    assert {type(outcome.error) for outcome in outcomes} <= {
+        RemotingSendRequestException,
+        RemotingTimeoutException,
+        RemotingConnectException,
+    }
+    assert any("the server accepted no byte for" in str(outcome.error) for outcome in outcomes)
+
+
+def test_a_goodbye_of_the_server_ends_what_waits(
+    trusting: RemotingTransport, server: ssl.SSLContext, request_to: RequestTo, outcomes: Any
+) -> None:
+    def goodbye(session: Session) -> None:
+        session.answer_send(session.read())
+        session.read()
+        assert isinstance(session.sock, ssl.SSLSocket)
+        session.sock.unwrap()
+
+    with Peer(goodbye, tls=server) as peer:
+        trusting.send(request_to(peer.address), PATIENCE, outcomes)
+        outcomes.wait(1)
+        trusting.send(request_to(peer.address), PATIENCE, outcomes)
+        outcomes.wait(2)
+    assert outcomes[0].status is SendStatus.SEND_OK
+    assert "the server closed the connection" in str(outcomes[1].error)
+
+
+def test_a_oneway_request_is_sent_though_nothing_follows_it(
+    trusting: RemotingTransport, server: ssl.SSLContext, outcomes: Any
+) -> None:
+    body = bytes(4 << 20)
+    with Peer(lambda session: outcomes(session.read()), tls=server) as peer:
+        trusting.invoke_oneway(peer.address, RequestCode.SEND_MESSAGE_V2, {}, body, PATIENCE)
+        [request] = outcomes.wait(1)
+    assert len(request.body) == len(body)
+
+
+def test_by_default_the_systems_authorities_are_trusted_and_hosts_checked() -> None:
+    context = TlsSettings().context()
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.check_hostname is True
+    assert context.minimum_version >= ssl.TLSVersion.TLSv1_2
+
+
+@pytest.mark.parametrize("content", [None, "", "no certificate"])
+def test_a_file_without_authorities_is_an_error_that_names_option_and_file(tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "ca.pem"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(OptionError, match=rf"tlsCaFile.*{file}.*PEM"):
+        RemotingTransport(["127.0.0.1:9876"], tls=TlsSettings(str(file)))
+
+
+class Wire:
+    """A socket of which the test says how many bytes it takes and gives at once; a TLS server is behind it."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.server = context.wrap_bio(self.incoming, self.outgoing, server_side=True)
+        self.takes = self.gives = 1 << 30
+        self.taken = 0
+        self.breaks = False
+
+    def send(self, data: memoryview) -> int:
+        count = min(self.takes, len(data))
+        if not count:
+            raise ConnectionResetError if self.breaks else BlockingIOError
+        self.takes -= count
+        self.taken += count
+        return self.incoming.write(data[:count])
+
+    def recv(self, most: int) -> bytes:
+        data = self.outgoing.read(min(most, self.gives))
+        if not data:
+            raise BlockingIOError
+        return data
+
+    def recv_into(self, view: memoryview) -> int:
+        data = self.recv(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def heard(self) -> bytes:
+        """Return what the server can decrypt now."""
+        data = bytearray()
+        try:
+            while piece := self.server.read(1 << 20):
+                data += piece
+        except ssl.SSLWantReadError:
+            pass
+        return bytes(data)
+
+
+@pytest.fixture(scope="module")
+def connect(authority: Authority, server: ssl.SSLContext) -> Callable[[], tuple[TlsStream, Wire]]:
+    context = TlsSettings(str(authority.ca_file)).context()
+
+    def shake_hands() -> tuple[TlsStream, Wire]:
+        wire = Wire(server)
+        stream = TlsStream(wire, context, "localhost")  # type: ignore[arg-type]
+        done = False
+        while not done:
+            done = stream.handshake()
+            try:
+                wire.server.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+        return stream, wire
+
+    return shake_hands
+
+
+pieces = st.lists(st.one_of(st.binary(max_size=50), st.integers(0, 200_000).map(bytes)), max_size=5)
+
+
+@settings(deadline=None, max_examples=30)
+@given(pieces, st.lists(st.integers(0, 100_000), min_size=1, max_size=8).filter(any))
+def test_the_server_hears_the_same_bytes_however_few_the_socket_takes(
+    connect: Callable[[], tuple[TlsStream, Wire]], all_pieces: list[bytes], helpings: list[int]
+) -> None:
+    stream, wire = connect()
+    rest, heard, turn = memoryview(b"".join(all_pieces)), b"", 0
+    expected = bytes(rest)
+    while rest or stream.unsent:
+        wire.takes = helpings[turn % len(helpings)]
+        turn += 1
+        with contextlib.suppress(BlockingIOError):
+            rest = rest[stream.sendmsg([rest[:7], rest[7:]]) :]
+        heard += wire.heard()
+    assert heard == expected
+
+
+def test_no_more_than_a_helping_is_taken_that_the_socket_does_not_take(
+    connect: Callable[[], tuple[TlsStream, Wire]],
+) -> None:
+    stream, wire = connect()
+    body = bytes(1 << 20)
+    for takes in (0, 1, 5_000, 300_000):
+        before, wire.takes = wire.taken, takes
+        try:
+            taken = stream.sendmsg([body])
+        except BlockingIOError:
+            taken = 0
+        assert taken <= wire.taken - before + HELPING
+    assert stream.unsent
+
+
+def test_nothing_moves_on_a_full_socket(connect: Callable[[], tuple[TlsStream, Wire]]) -> None:
+    stream, wire = connect()
+    wire.takes = 10
+    assert stream.sendmsg([b"hello"]) == 5
+    with pytest.raises(BlockingIOError):
+        stream.sendmsg([b"more"])
+    wire.takes = 10
+    assert stream.sendmsg([b"more"]) == 0
+    wire.takes = 1000
+    assert stream.sendmsg([]) == 0
+    assert not stream.unsent
+    assert wire.heard() == b"hello"
+
+
+def test_answers_before_a_record_that_is_none_still_count(connect: Callable[[], tuple[TlsStream, Wire]]) -> None:
+    stream, wire = connect()
+    scratch = memoryview(bytearray(1 << 16))
+    wire.server.write(b"the answer")
+    wire.outgoing.write(b"\x17\x03\x03\x00\x20" + bytes(32))
+    assert bytes(scratch[: stream.recv_into(scratch)]) == b"the answer"
+    wire.outgoing.write(b"\x17\x03\x03\x00\x20" + bytes(32))
+    with pytest.raises(ssl.SSLError):
+        stream.recv_into(scratch)
+
+
+@pytest.mark.parametrize("takes", [0, 1, 100_000])
+def test_a_socket_that_breaks_within_a_write_does_not_hide_what_it_took(
+    connect: Callable[[], tuple[TlsStream, Wire]], takes: int
+) -> None:
+    stream, wire = connect()
+    wire.takes, wire.breaks = takes, True
+    assert stream.sendmsg([bytes(1 << 20)]) >= takes
+    with pytest.raises(ConnectionResetError):
+        stream.sendmsg([b"more"])
+
+
+@settings(deadline=None, max_examples=30)
+@given(pieces, st.integers(1, 300_000))
+def test_all_that_the_socket_gives_is_decrypted_at_once(
+    connect: Callable[[], tuple[TlsStream, Wire]], all_pieces: list[bytes], gives: int
+) -> None:
+    stream, wire = connect()
+    for piece in all_pieces:
+        wire.server.write(piece)
+    wire.gives = max(gives, 100)
+    scratch, received = memoryview(bytearray(1 << 16)), b""
+    while wire.outgoing.pending:
+        try:
+            count = stream.recv_into(scratch)
+        except BlockingIOError:
+            continue
+        assert 0 < count < len(scratch)
+        received += scratch[:count]
+    assert received == b"".join(all_pieces)
