@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import replace
 
+from rocketmq_spark.compression import COMPRESSED_FLAG, decompress
 from rocketmq_spark.errors import MQClientException, RocketMQError
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.message_ext import MessageExt, decode_message_id
@@ -118,17 +119,31 @@ class MQAdmin(ABC):
         wrapped, address = self._located(queue)
         return self._running().transport.earliest_msg_store_time(wrapped, address, self._api_timeout)
 
-    def view_message(self, offset_msg_id: str) -> MessageExt:
-        """Return a stored message by the broker's id (``SendResult.offset_msg_id``).
+    def view_message(self, offset_msg_id: str, topic: str = "") -> MessageExt:
+        """Return a stored message by the broker's id (``SendResult.offset_msg_id``), its body as its sender had it.
+
+        Parameters
+        ----------
+        offset_msg_id : str
+        topic : str, default ""
+            A broker with access control wants to know it.
 
         Raises
         ------
         MQClientException
             It is not such an id, or no message is there.
+        CompressionError
+            The body is not what its flags say.
         """
         address, offset = decode_message_id(offset_msg_id)
-        message = self._running().transport.view_message(address, offset, self._api_timeout)
-        return replace(message, topic=unwrap(message.topic, self._namespace))
+        wrapped = wrap(self._namespace, topic)
+        found = self._running().transport.view_message(address, offset, self._api_timeout, topic=wrapped)
+        return replace(
+            found,
+            topic=unwrap(found.topic, self._namespace),
+            body=decompress(found.body, found.sys_flag),
+            sys_flag=found.sys_flag & ~COMPRESSED_FLAG,
+        )
 
     def _located(self, queue: MessageQueue) -> tuple[MessageQueue, str]:
         wrapped = replace(queue, topic=wrap(self._namespace, queue.topic))

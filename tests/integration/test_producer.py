@@ -86,6 +86,8 @@ def test_an_administrator_learns_offsets_and_sees_messages(producer: Producer, m
     assert before <= producer.earliest_msg_store_time(queue) <= between
     message = producer.view_message(first.offset_msg_id)
     assert (message.topic, message.body, message.unique_id) == (made_topic, b"first", first.msg_id)
+    long = producer.send(Message.of(made_topic, b"long" * 5000), queue)
+    assert producer.view_message(long.offset_msg_id, made_topic).body == b"long" * 5000
     with pytest.raises(MQClientException, match="not-an-id"):
         producer.view_message("not-an-id")
 
