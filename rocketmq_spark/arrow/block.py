@@ -1,8 +1,8 @@
 """RecordBatch -> MessageBlock: which column is what, normalised and checked; no copies of payloads.
 
 Rule 1: after this module nobody asks for a column's Arrow type, nor whether a column exists.
-Rule 2: a block knows every rule that its rows break, and raises nothing itself but on request: what becomes of bad
-        rows is the caller's choice.
+Rule 2: a block knows every rule that its rows break, and raises nothing: what becomes of bad rows is the caller's
+        choice.
 Rule 3: properties of a message come in one order: KEYS, TAGS, WAIT (only ``false``), __SHARDINGKEY, DELAY,
         TIMER_DELAY_MS, TIMER_DELIVER_MS, UNIQ_KEY, then the user's own in the order of the map.
 
@@ -12,7 +12,7 @@ could mean the default as well as none. Columns follow design.md section 4.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,7 +45,6 @@ from rocketmq_spark.arrow.validate import (
     topic_rule,
     violations,
 )
-from rocketmq_spark.errors import InvalidRowError
 from rocketmq_spark.message_const import SHARDING_KEY
 from rocketmq_spark.wire.records import ITEM_OVERHEAD, MAX_PROPERTIES
 
@@ -62,9 +61,6 @@ _INT32_MAX: Final = 2**31 - 1
 
 # Java refuses these topics in a batch only, the broker answers 13.
 _RETRY_PREFIX: Final = "%RETRY%"
-
-# How much of a topic, of keys or of a value an error shows, characters.
-_SHOWN: Final = 100
 
 # The property that each delay column becomes, and its largest value (None: the broker's own limit holds).
 _DELAYS: Final[Mapping[str, tuple[bytes, int | None]]] = {
@@ -134,43 +130,14 @@ class MessageBlock:
         code = 0 if self.topic_codes is None else int(self.topic_codes[row])
         return None if code < 0 else self.topics[code]
 
-    def bad_rows(self, more: Sequence[Violation] = ()) -> Mask | None:
-        """Return which rows break a rule, those of `more` too; None: none does."""
-        if not self.violations and not more:
+    def bad_rows(self) -> Mask | None:
+        """Return which rows break a rule; None: none does."""
+        if not self.violations:
             return None
         bad = np.zeros(self.rows, np.bool_)
-        for violation in (*self.violations, *more):
+        for violation in self.violations:
             bad[violation.rows] = True
         return bad
-
-    def errors(self, partition_id: int, first_row: int, more: Sequence[Violation] = ()) -> Iterator[InvalidRowError]:
-        """Yield an error for each bad row, in the order of rows: of the rules it breaks, the first checked.
-
-        Parameters
-        ----------
-        partition_id : int
-        first_row : int
-            The number, within the partition, of the block's first row.
-        more : sequence of Violation
-            Beside the block's own.
-        """
-        first: dict[int, Violation] = {}
-        for violation in (*self.violations, *more):
-            for row in violation.rows.tolist():
-                first.setdefault(row, violation)
-        for row in sorted(first):
-            yield self._error(first[row], row, partition_id, first_row + row)
-
-    def _error(self, violation: Violation, row: int, partition_id: int, number: int) -> InvalidRowError:
-        rule = violation.rule
-        keys = None if self.keys is None else self.keys.text(row)
-        found = "" if violation.found is None else f" ({str(violation.found(row))[:_SHOWN]})"
-        return InvalidRowError(
-            f"partition {partition_id}, row {number} (topic {(self.topic(row) or 'none')[:_SHOWN]}, "
-            f"keys {(keys or 'none')[:_SHOWN]}): {rule.broken}{found}; {rule.allowed}; {rule.todo}",
-            row=number,
-            rule=rule.broken,
-        )
 
 
 class _Reader:

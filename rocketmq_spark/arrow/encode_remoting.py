@@ -22,11 +22,11 @@ import pyarrow as pa
 from rocketmq_spark.arrow.block import MessageBlock
 from rocketmq_spark.arrow.columns import Ints, Mask
 from rocketmq_spark.arrow.gather import Workspace
+from rocketmq_spark.arrow.invalid import InvalidRows
 from rocketmq_spark.arrow.items import encode_items, encode_properties
 from rocketmq_spark.arrow.settings import BatchSettings
 from rocketmq_spark.arrow.split import GroupKey, Groups, chunks, fill_batches, group_rows
 from rocketmq_spark.arrow.unique_id import UniqueIds
-from rocketmq_spark.errors import InvalidRowError
 from rocketmq_spark.message import Buffer, EncodedBatch, MessageQueue
 
 __all__ = ["BatchSettings", "RemotingBatcher"]
@@ -61,8 +61,8 @@ class RemotingBatcher:
     unique_ids : UniqueIds
         Gives row k of the partition the k-th id.
     on_invalid : callable or None, default None
-        Called with the invalid rows of a batch, as a RecordBatch, and an error for each; the other rows go on. None:
-        the first error is raised, and nothing of that batch is sent.
+        Called with the `InvalidRows` of a batch, which are left out; the other rows go on. None: the first error is
+        raised, and nothing of that batch is sent.
     chunk_bytes : int, default 2 MiB
         Rows are encoded in chunks of about this size.
 
@@ -71,7 +71,7 @@ class RemotingBatcher:
     pending_bytes, pending_rows : int
         What waits in batches that are not full.
     taken_rows : int
-        Every row ever handed to `add`, those of a batch that was refused included.
+        Every row ever handed to `add`, those of a batch that was refused included, without those left out.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class RemotingBatcher:
         partition_id: int,
         queues_of: Callable[[str], Sequence[MessageQueue]],
         unique_ids: UniqueIds,
-        on_invalid: Callable[[pa.RecordBatch, Sequence[InvalidRowError]], None] | None = None,
+        on_invalid: Callable[[InvalidRows], None] | None = None,
         chunk_bytes: int = _CHUNK_BYTES,
     ) -> None:
         self._settings = settings
@@ -126,13 +126,14 @@ class RemotingBatcher:
         self.taken_rows += batch.num_rows
         block = MessageBlock.of(batch, self._settings)
         groups = group_rows(block, self._settings.queue_selector, self._queues_of)
-        bad = block.bad_rows(groups.violations)
-        if bad is not None:
-            errors = list(block.errors(self._partition_id, self._first_row, groups.violations))
+        invalid = InvalidRows.of(batch, block, groups.violations, self._partition_id, self._first_row)
+        if invalid is not None:
             if self._on_invalid is None:
-                raise errors[0]
-            self._on_invalid(batch.filter(pa.array(bad)), errors)
+                raise next(invalid.errors())
+            self._on_invalid(invalid)
+            self.taken_rows -= len(invalid)
         self._first_row += block.rows
+        bad = None if invalid is None else invalid.mask
         return self._encode(block, groups, bad, self._ids.take(block.rows), now)
 
     def expired(self, now: float) -> Iterator[Ready]:

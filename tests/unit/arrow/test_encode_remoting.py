@@ -294,14 +294,16 @@ def test_record_batches_without_rows_give_nothing():
 def test_invalid_rows_are_handed_over_and_the_others_go_on():
     handed = []
     batch = bodies(b"a", None, b"c", b"", b"e", tags=pa.array(["t", None, "t", None, "x|y"]))
-    batcher = new_batcher(on_invalid=lambda rows, errors: handed.append((rows, errors)))
+    batcher = new_batcher(on_invalid=handed.append)
     list(batcher.add(bodies(b"before"), 0.0))
     list(batcher.add(batch, 0.0))
     ((one, _),) = batcher.flush()
     assert [item.body for item in decode_batch(joined(one))] == [b"before", b"a", b"c"]
-    ((rows, errors),) = handed
-    assert rows.column("body").to_pylist() == [None, b"", b"e"]
-    assert [(error.row, error.rule) for error in errors] == [
+    (invalid,) = handed
+    assert [batch.column("body")[row].as_py() for row in invalid.rows] == [None, b"", b"e"]
+    assert invalid.by_rule() == {"body is null": 1, "body is empty": 1, "tags holds '|'": 1}
+    assert batcher.taken_rows == 3
+    assert [(error.row, error.rule) for error in invalid.errors()] == [
         (2, "body is null"),
         (4, "body is empty"),
         (5, "tags holds '|'"),
