@@ -9,7 +9,7 @@ Rule 3: no measurement is lost, and none raises: a latency out of range is clamp
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,6 +110,8 @@ class Recorder:
         self._brokers: dict[str, BrokerRecorder] = {}
         # By second, then broker: rows, requests, retries, largest latency, isolated: the columns of Measures.timeline.
         self._seconds: dict[int, dict[str, list[int]]] = {}
+        # Rows skipped and rows dead-lettered, by rule.
+        self._invalid: dict[str, list[int]] = {}
         # The seconds that no longer fit above; merged there, they become coarser.
         self._past = Measures()
         self._last_now = -float("inf")
@@ -194,6 +196,18 @@ class Recorder:
         else:
             entry.isolations.append((now, now + duration_ms / 1000))
 
+    def record_skipped(self, by_rule: Mapping[str, int]) -> None:
+        """Count rows that were left out, by the rule that they break."""
+        self._record_invalid(by_rule, 0)
+
+    def record_dead_letters(self, by_rule: Mapping[str, int]) -> None:
+        """Count rows that go to the dead-letter topic, by the rule that they break."""
+        self._record_invalid(by_rule, 1)
+
+    def _record_invalid(self, by_rule: Mapping[str, int], place: int) -> None:
+        for rule, rows in by_rule.items():
+            self._invalid.setdefault(rule, [0, 0])[place] += rows
+
     def snapshot(self) -> PartitionReport:
         """Return everything measured so far; recording may go on.
 
@@ -227,6 +241,7 @@ class Recorder:
         _add(measures.latency, latency)
         _add(measures.queues, queues)
         _add(measures.reasons, reasons)
+        _add(measures.invalid, [(measures.number(rule), *row) for rule, row in self._invalid.items()])
         measures.limit_timeline()
         return measures
 
