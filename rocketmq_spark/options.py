@@ -119,6 +119,8 @@ class SinkOptions:
     retry_backoff_ms: int = 100
     retry_backoff_max_ms: int = 5000
     require_store_ok: bool = True
+    on_error: str = "fail"
+    dead_letter_topic: str | None = None
     access_key: str | None = None
     secret_key: str | None = None
     security_token: str | None = None
@@ -249,6 +251,13 @@ SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
         BOOLEAN,
         "Count only SEND_OK as stored; false also accepts what is stored but not flushed or replicated yet.",
     ),
+    OptionSpec(
+        "onError",
+        kinds.choice("fail", "skip", "deadLetter"),
+        "What becomes of a row that no broker could store as it is: it fails the write, is left out and counted, or goes "
+        "to `deadLetterTopic`.",
+    ),
+    OptionSpec("deadLetterTopic", _TOPIC, "Topic of the invalid rows, with `onError=deadLetter` only."),
     OptionSpec("accessKey", _PRINTABLE, "Name of the user that signs every request, with secretKey."),
     OptionSpec("secretKey", _PRINTABLE, "Password of that user: shown nowhere, and never sent.", secret=True),
     OptionSpec("securityToken", _PRINTABLE, "Token of a temporary user, sent with every request.", secret=True),
@@ -300,6 +309,7 @@ def parse_sink_options(options: Mapping[str, str], environ: Mapping[str, str]) -
             f"{','.join(parsed.machine_room) or 'not set'}: queueSelector=machineRoom and the option machineRoom need "
             "each other"
         )
+    _check_dead_letters(parsed)
     for given, needed in _NEEDS:
         if getattr(parsed, _FIELDS[given]) and not getattr(parsed, _FIELDS[needed]):
             raise OptionError(f"{given} is given without {needed}: give both, or neither")
@@ -325,6 +335,19 @@ def _check_faults(options: SinkOptions) -> None:
             "startDetectorEnable=true and faultPreset=legacy contradict each other: the rules of 4.x do not tell "
             "brokers that can't be reached from slow ones; choose v4 or v5, or leave the detector off"
         )
+
+
+def _check_dead_letters(parsed: SinkOptions) -> None:
+    topic = parsed.dead_letter_topic
+    if parsed.on_error == "deadLetter" and topic is None:
+        raise OptionError("onError=deadLetter needs the option deadLetterTopic: the topic that invalid rows go to")
+    if parsed.on_error != "deadLetter" and topic is not None:
+        raise OptionError(
+            f"deadLetterTopic={topic!r} is used with onError=deadLetter only, and onError is {parsed.on_error}: "
+            "set onError=deadLetter, or leave deadLetterTopic out"
+        )
+    if topic is not None and topic == parsed.topic:
+        raise OptionError(f"deadLetterTopic={topic!r} is the option topic, too: invalid rows need a topic of their own")
 
 
 def parse_values(table: Sequence[OptionSpec], options: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, Any]:

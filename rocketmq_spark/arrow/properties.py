@@ -60,6 +60,11 @@ def join_keys(items: ListColumn) -> ByteColumn:
     return _rows(items, [Choice((b" ", b""), first[:-1]), items.values], items.values.sizes + 1 - first[:-1])
 
 
+def is_blank(text: str) -> bool:
+    """Return whether all of `text` goes away in Java's ``String.trim``: nothing above U+0020 in it."""
+    return not any(character > " " for character in text)
+
+
 def reserved_names(*, sharding_key: bool) -> frozenset[str]:
     """Return the names a user property may not have; with a column ``shardingKey``, the property it becomes too."""
     return RESERVED_PROPERTIES | _INNER | ({SHARDING_KEY} if sharding_key else frozenset())

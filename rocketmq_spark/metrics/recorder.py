@@ -103,9 +103,9 @@ class Recorder:
     """
 
     def __init__(self, write_id: str, batch_id: int, partition_id: int, epoch_offset: float | None = None) -> None:
-        self._write_id = write_id
-        self._batch_id = batch_id
-        self._partition_id = partition_id
+        self.write_id = write_id
+        self.batch_id = batch_id
+        self.partition_id = partition_id
         self._epoch_offset = time.time() - time.monotonic() if epoch_offset is None else epoch_offset
         self._brokers: dict[str, BrokerRecorder] = {}
         # By second, then broker: rows, requests, retries, largest latency, isolated: the columns of Measures.timeline.
@@ -213,7 +213,7 @@ class Recorder:
 
         An isolation counts as far as the last `now` that was recorded.
         """
-        return PartitionReport(self._write_id, self._batch_id, self._partition_id, self.measures().pack())
+        return PartitionReport(self.write_id, self.batch_id, self.partition_id, self.measures().pack())
 
     def measures(self) -> Measures:
         """Return everything measured so far, as it can be merged."""
@@ -294,7 +294,7 @@ class Recorder:
         rows = sum(entry.rows for entry in self._brokers.values())
         requests = sum(entry.requests for entry in self._brokers.values())
         return (
-            f"<Recorder write={self._write_id} batch={self._batch_id} partition={self._partition_id} "
+            f"<Recorder write={self.write_id} batch={self.batch_id} partition={self.partition_id} "
             f"brokers={len(self._brokers)} rows={rows} requests={requests}>"
         )
 

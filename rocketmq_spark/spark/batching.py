@@ -1,0 +1,72 @@
+"""The batcher of one task: the options of a write, as the encoder takes them, and what becomes of invalid rows.
+
+Rule 1: rows that are left out or diverted are counted where everything else of the task is, so that the driver hears
+        of each.
+
+Follows design.md section 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher, DeadLetters
+from rocketmq_spark.arrow.encode_remoting import RemotingBatcher
+from rocketmq_spark.arrow.invalid import InvalidRows
+from rocketmq_spark.arrow.settings import BatchSettings
+from rocketmq_spark.arrow.unique_id import UniqueIds
+from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.metrics import Recorder
+from rocketmq_spark.options import SinkOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from rocketmq_spark.producer.send import Batcher
+
+
+def row_batcher(
+    options: SinkOptions,
+    settings: BatchSettings,
+    recorder: Recorder,
+    *,
+    queues_of: Callable[[str], Sequence[MessageQueue]],
+    unique_ids: UniqueIds,
+) -> Batcher[pa.RecordBatch]:
+    """Return what turns the rows of one partition into batches.
+
+    Parameters
+    ----------
+    options : SinkOptions
+    settings : BatchSettings
+        Of the rows; a dead-letter topic has the same, but for its name and the choice of queues.
+    recorder : Recorder
+        Says which partition of which write this is, and counts invalid rows.
+    queues_of : callable
+        The writable queues of a topic.
+    unique_ids : UniqueIds
+    """
+
+    def batcher(settings: BatchSettings, on_invalid: Callable[[InvalidRows], None] | None) -> RemotingBatcher:
+        return RemotingBatcher(
+            settings,
+            partition_id=recorder.partition_id,
+            queues_of=queues_of,
+            unique_ids=unique_ids,
+            on_invalid=on_invalid,
+        )
+
+    if options.on_error == "skip":
+        return batcher(settings, lambda invalid: recorder.record_skipped(invalid.by_rule()))
+    if options.dead_letter_topic is None:
+        return batcher(settings, None)
+    letters = DeadLetters(options.max_message_size, recorder.write_id, recorder.batch_id)
+
+    def divert(invalid: InvalidRows) -> None:
+        recorder.record_dead_letters(invalid.by_rule())
+        letters.take(invalid)
+
+    dead = replace(settings, topic=options.dead_letter_topic, queue_selector="roundRobin", ordered=False)
+    return DeadLetterBatcher(batcher(settings, divert), batcher(dead, None), letters)
