@@ -121,6 +121,7 @@ class SinkOptions:
     require_store_ok: bool = True
     on_error: str = "fail"
     dead_letter_topic: str | None = None
+    row_id: bool | tuple[str, ...] = False
     access_key: str | None = None
     secret_key: str | None = None
     security_token: str | None = None
@@ -258,6 +259,12 @@ SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
         "to `deadLetterTopic`.",
     ),
     OptionSpec("deadLetterTopic", _TOPIC, "Topic of the invalid rows, with `onError=deadLetter` only."),
+    OptionSpec(
+        "rowId",
+        kinds.ROW_ID,
+        "Give each message the property `SPARK_ROW_ID`, equal in repeats of a row: true makes it of the row's place and "
+        "content, columns:a,b of these columns.",
+    ),
     OptionSpec("accessKey", _PRINTABLE, "Name of the user that signs every request, with secretKey."),
     OptionSpec("secretKey", _PRINTABLE, "Password of that user: shown nowhere, and never sent.", secret=True),
     OptionSpec("securityToken", _PRINTABLE, "Token of a temporary user, sent with every request.", secret=True),

@@ -25,6 +25,7 @@ from rocketmq_spark.arrow.encode_remoting import Ready, RemotingBatcher
 from rocketmq_spark.arrow.invalid import InvalidRows
 from rocketmq_spark.arrow.properties import is_blank, reserved_names
 from rocketmq_spark.arrow.schema import READ_COLUMNS
+from rocketmq_spark.wire.row_hash import ROW_ID
 
 PREFIX: Final = "DEAD_LETTER_"
 _LEFT_OUT: Final = f"{PREFIX}leftOut"
@@ -200,7 +201,8 @@ class _RowReader:
         self._numbers = {name: int_column(columns.get(name)) for name in _NUMBERS}
         self._no_wait = false_rows(columns.get("waitStoreMsgOK"))
         self._properties = list_column(columns.get("properties"))
-        self._reserved = reserved_names(sharding_key="shardingKey" in columns)
+        self._row_id = next((one.values for one in invalid.block.properties if one.name == ROW_ID.encode()), None)
+        self._reserved = reserved_names(sharding_key="shardingKey" in columns, row_id=self._row_id is not None)
         self._drop_reserved = any(name in columns for name in READ_COLUMNS)
 
     def body(self, row: int) -> bytes | None:
@@ -225,6 +227,8 @@ class _RowReader:
                 moved[name] = int(numbers[0][row])
         if self._no_wait is not None and self._no_wait[row]:
             moved["waitStoreMsgOK"] = "false"
+        if self._row_id is not None:
+            properties[ROW_ID] = _decoded(self._row_id.value(row)) or ""
         for name, value in moved.items():
             if value is not None and not is_blank(text := _cleaned(value)):
                 properties[f"{PREFIX}{name}"] = text

@@ -21,11 +21,12 @@ import pyarrow as pa
 
 from rocketmq_spark.arrow.block import MessageBlock
 from rocketmq_spark.arrow.columns import Ints, Mask
-from rocketmq_spark.arrow.gather import Workspace
+from rocketmq_spark.arrow.gather import Workspace, chunks
 from rocketmq_spark.arrow.invalid import InvalidRows
 from rocketmq_spark.arrow.items import encode_items, encode_properties
+from rocketmq_spark.arrow.row_id import RowIds
 from rocketmq_spark.arrow.settings import BatchSettings
-from rocketmq_spark.arrow.split import GroupKey, Groups, chunks, fill_batches, group_rows
+from rocketmq_spark.arrow.split import GroupKey, Groups, fill_batches, group_rows
 from rocketmq_spark.arrow.unique_id import UniqueIds
 from rocketmq_spark.message import Buffer, EncodedBatch, MessageQueue
 
@@ -63,6 +64,8 @@ class RemotingBatcher:
     on_invalid : callable or None, default None
         Called with the `InvalidRows` of a batch, which are left out; the other rows go on. None: the first error is
         raised, and nothing of that batch is sent.
+    row_ids : RowIds or None, default None
+        Gives each row the property SPARK_ROW_ID.
     chunk_bytes : int, default 2 MiB
         Rows are encoded in chunks of about this size.
 
@@ -82,6 +85,7 @@ class RemotingBatcher:
         queues_of: Callable[[str], Sequence[MessageQueue]],
         unique_ids: UniqueIds,
         on_invalid: Callable[[InvalidRows], None] | None = None,
+        row_ids: RowIds | None = None,
         chunk_bytes: int = _CHUNK_BYTES,
     ) -> None:
         self._settings = settings
@@ -90,6 +94,7 @@ class RemotingBatcher:
         self._queues_of = queues_of
         self._ids = unique_ids
         self._on_invalid = on_invalid
+        self._row_ids = row_ids
         self._chunk_bytes = chunk_bytes
         self._workspace = Workspace()
         self._first_row = 0
@@ -124,7 +129,7 @@ class RemotingBatcher:
             The topic of a bound row has no queue; the batch is not taken and may be added again.
         """
         self.taken_rows += batch.num_rows
-        block = MessageBlock.of(batch, self._settings)
+        block = MessageBlock.of(batch, self._settings, self._row_ids, self._first_row)
         groups = group_rows(block, self._settings.queue_selector, self._queues_of)
         invalid = InvalidRows.of(batch, block, groups.violations, self._partition_id, self._first_row)
         if invalid is not None:

@@ -121,22 +121,6 @@ def fill_batches(
         start, nbytes, rows = cut, 0, 0
 
 
-def chunks(item_sizes: npt.NDArray[np.int64], limit: int, alone: Mask | None) -> Iterator[tuple[int, int]]:
-    """Cut the rows of a block into ranges of about `limit` bytes; rows marked `alone` are ranges of their own."""
-    ends = np.concatenate([[0], np.cumsum(item_sizes)])
-    borders = [len(item_sizes)]
-    if alone is not None:
-        rows = np.flatnonzero(alone)
-        borders = np.unique(np.concatenate([rows, rows + 1, borders])).tolist()
-    start = 0
-    for border in borders:
-        while start < border:
-            stop = int(np.searchsorted(ends, ends[start] + limit, side="right")) - 1
-            stop = min(max(stop, start + 1), border)
-            yield start, stop
-            start = stop
-
-
 def _usable(valid: Mask | None, bad: Mask | None, rows: int) -> Mask:
     usable = np.ones(rows, np.bool_) if valid is None else valid
     return usable if bad is None else usable & ~bad

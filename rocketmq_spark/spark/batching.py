@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher, DeadLetters
 from rocketmq_spark.arrow.encode_remoting import RemotingBatcher
 from rocketmq_spark.arrow.invalid import InvalidRows
+from rocketmq_spark.arrow.row_id import RowIds
 from rocketmq_spark.arrow.settings import BatchSettings
 from rocketmq_spark.arrow.unique_id import UniqueIds
 from rocketmq_spark.message import MessageQueue
@@ -32,6 +34,7 @@ def row_batcher(
     settings: BatchSettings,
     recorder: Recorder,
     *,
+    write_id: str,
     queues_of: Callable[[str], Sequence[MessageQueue]],
     unique_ids: UniqueIds,
 ) -> Batcher[pa.RecordBatch]:
@@ -43,30 +46,29 @@ def row_batcher(
     settings : BatchSettings
         Of the rows; a dead-letter topic has the same, but for its name and the choice of queues.
     recorder : Recorder
-        Says which partition of which write this is, and counts invalid rows.
+        Says which partition of which micro-batch this is, and counts invalid rows.
+    write_id : str
+        What the ids of rows begin with: the same for every attempt at the write, and for no other write.
     queues_of : callable
         The writable queues of a topic.
     unique_ids : UniqueIds
     """
-
-    def batcher(settings: BatchSettings, on_invalid: Callable[[InvalidRows], None] | None) -> RemotingBatcher:
-        return RemotingBatcher(
-            settings,
-            partition_id=recorder.partition_id,
-            queues_of=queues_of,
-            unique_ids=unique_ids,
-            on_invalid=on_invalid,
-        )
-
+    batcher = partial(
+        RemotingBatcher, partition_id=recorder.partition_id, queues_of=queues_of, unique_ids=unique_ids
+    )
+    row_ids = None
+    if options.row_id:
+        columns = options.row_id if isinstance(options.row_id, tuple) else None
+        row_ids = RowIds(write_id, recorder.batch_id, recorder.partition_id, columns)
     if options.on_error == "skip":
-        return batcher(settings, lambda invalid: recorder.record_skipped(invalid.by_rule()))
+        return batcher(settings, row_ids=row_ids, on_invalid=lambda invalid: recorder.record_skipped(invalid.by_rule()))
     if options.dead_letter_topic is None:
-        return batcher(settings, None)
-    letters = DeadLetters(options.max_message_size, recorder.write_id, recorder.batch_id)
+        return batcher(settings, row_ids=row_ids)
+    letters = DeadLetters(options.max_message_size, write_id, recorder.batch_id)
 
     def divert(invalid: InvalidRows) -> None:
         recorder.record_dead_letters(invalid.by_rule())
         letters.take(invalid)
 
     dead = replace(settings, topic=options.dead_letter_topic, queue_selector="roundRobin", ordered=False)
-    return DeadLetterBatcher(batcher(settings, divert), batcher(dead, None), letters)
+    return DeadLetterBatcher(batcher(settings, row_ids=row_ids, on_invalid=divert), batcher(dead), letters)

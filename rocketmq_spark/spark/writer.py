@@ -112,7 +112,13 @@ class _PartitionWriter:
             ip = socket.inet_aton(_local_ip())
             unique_ids = UniqueIds(ip=ip, pid=os.getpid(), wall_clock=time.time, rng=random.SystemRandom())
             batcher = row_batcher(
-                options, settings, recorder, queues_of=producer.publish_queues, unique_ids=unique_ids
+                options,
+                settings,
+                recorder,
+                # Within foreachBatch the recorder has the query's id, which several writes of a micro-batch share.
+                write_id=self._write_id or recorder.write_id,
+                queues_of=producer.publish_queues,
+                unique_ids=unique_ids,
             )
             producer.write(chain([first], rest), batcher)
         finally:

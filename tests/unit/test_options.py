@@ -76,6 +76,7 @@ def test_defaults_are_those_of_the_design() -> None:
         "requireStoreOk": "true",
         "onError": "fail",
         "deadLetterTopic": "none",
+        "rowId": "false",
         "accessKey": "none",
         "secretKey": "none",
         "securityToken": "none",
