@@ -100,6 +100,9 @@ class SinkOptions:
     retry_times_when_send_failed: int = 2
     retry_another_broker_when_not_store_ok: bool = False
     max_message_size: int = 4 * MIB
+    compress_msg_body_over_howmuch: int = 4096
+    compress_type: str = "ZLIB"
+    compress_level: int = 5
     send_latency_fault_enable: bool = False
     fault_preset: str = "v4"
     latency_max: tuple[int, ...] | None = None
@@ -192,7 +195,18 @@ SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
         BOOLEAN,
         "Send a batch that is stored but not safe to another broker next time.",
     ),
-    OptionSpec("maxMessageSize", kinds.size(1, 4 * MIB), "Longest body of one message."),
+    OptionSpec("maxMessageSize", kinds.size(1, 4 * MIB), "Longest body of one message, before it is compressed."),
+    OptionSpec(
+        "compressMsgBodyOverHowmuch",
+        kinds.size(0, INT_MAX),
+        "Bodies of at least this size are compressed, each by itself, if that makes them shorter.",
+    ),
+    OptionSpec(
+        "compressType",
+        kinds.choice("ZLIB", "LZ4", "ZSTD", "NONE"),
+        "How; every consumer reads ZLIB, those before 4.9.4 nothing else. LZ4 costs least time.",
+    ),
+    OptionSpec("compressLevel", kinds.integer(0, 22), "How much: 0 to 9 for ZLIB, 1 to 22 for ZSTD; LZ4 has no levels."),
     OptionSpec("sendLatencyFaultEnable", BOOLEAN, "Avoid slow and failing brokers for a while."),
     OptionSpec(
         "faultPreset",
@@ -317,6 +331,7 @@ def parse_sink_options(options: Mapping[str, str], environ: Mapping[str, str]) -
             "each other"
         )
     _check_dead_letters(parsed)
+    _check_compression(parsed)
     for given, needed in _NEEDS:
         if getattr(parsed, _FIELDS[given]) and not getattr(parsed, _FIELDS[needed]):
             raise OptionError(f"{given} is given without {needed}: give both, or neither")
@@ -355,6 +370,15 @@ def _check_dead_letters(parsed: SinkOptions) -> None:
         )
     if topic is not None and topic == parsed.topic:
         raise OptionError(f"deadLetterTopic={topic!r} is the option topic, too: invalid rows need a topic of their own")
+
+
+def _check_compression(parsed: SinkOptions) -> None:
+    lowest, highest = {"ZLIB": (0, 9), "ZSTD": (1, 22)}.get(parsed.compress_type, (0, 22))
+    if not lowest <= parsed.compress_level <= highest:
+        raise OptionError(
+            f"compressLevel={parsed.compress_level} is no level of compressType={parsed.compress_type}: allowed is "
+            f"{lowest} to {highest}"
+        )
 
 
 def parse_values(table: Sequence[OptionSpec], options: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, Any]:

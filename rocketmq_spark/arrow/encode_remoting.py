@@ -4,8 +4,9 @@ Rule 1: a full batch is a few slices of larger buffers, which nobody joins; wher
         its part out, or a small batch that waits would keep a whole chunk alive.
 Rule 2: what is left of a block when `RemotingBatcher.add` ends is copied out, so nothing keeps the block alive.
 Rule 3: rows of one group keep their order; between groups there is none, nor between a delayed row and others.
-Rule 4: what goes as a single message (a delay, a body too large for a batch) is yielded as soon as it is met.
-Rule 5: no clock and no queue choice here: `now` comes in, and a queue goes out only where a row is bound to it.
+Rule 4: long bodies are compressed, a chunk at a time; compressed rows and plain ones are groups of their own.
+Rule 5: what goes as a single message (a delay, a body too large for a batch) is yielded as soon as it is met.
+Rule 6: no clock and no queue choice here: `now` comes in, and a queue goes out only where a row is bound to it.
 
 Follows ``MessageBatch.generateFromList`` (spec/producer.md 3.8) and the limits of spec/remoting.md 6.4 and 16.
 """
@@ -20,7 +21,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rocketmq_spark.arrow.block import MessageBlock
-from rocketmq_spark.arrow.columns import Ints, Mask
+from rocketmq_spark.arrow.columns import ByteColumn, Ints, Mask
+from rocketmq_spark.arrow.compress import compress_bodies
 from rocketmq_spark.arrow.gather import Workspace, chunks
 from rocketmq_spark.arrow.invalid import InvalidRows
 from rocketmq_spark.arrow.items import encode_items, encode_properties
@@ -157,23 +159,41 @@ class RemotingBatcher:
         for start, stop in chunks(block.item_sizes, self._chunk_bytes, alone):
             ready: list[Ready] = []
             batched, single = _choose(block, bad, start, stop)
+            packed = compress_bodies(
+                block.body.slice(start, stop), None if bad is None else ~bad[start:stop], self._settings
+            )
+            grouped = groups if packed is None else self._compressed_apart(groups, start, stop, packed)
             if batched is None or len(batched):
-                ready += self._fill(block, groups, start, stop, batched, first_id, now)
+                ready += self._fill(block, grouped, start, stop, batched, packed, first_id, now)
             if single is not None and len(single):
-                ready += self._singles(block, groups, start, stop, single, first_id)
+                ready += self._singles(block, grouped, start, stop, single, packed, first_id)
             ready += self._trim()
             yield from ready
         for group in self._groups.values():
             group.settle()
 
+    def _compressed_apart(self, groups: Groups, start: int, stop: int, packed: ByteColumn) -> Groups:
+        kind = self._settings.compress_type
+        if kind is None or packed.valid is None:
+            return groups
+        return groups.apart(slice(start, stop), packed.valid, kind.sys_flag)
+
     def _fill(
-        self, block: MessageBlock, groups: Groups, start: int, stop: int, rows: Ints | None, first_id: int, now: float
+        self,
+        block: MessageBlock,
+        groups: Groups,
+        start: int,
+        stop: int,
+        rows: Ints | None,
+        packed: ByteColumn | None,
+        first_id: int,
+        now: float,
     ) -> Iterator[Ready]:
         count = stop - start if rows is None else len(rows)
         runs = [(groups.keys[0], 0, count)]
         if groups.codes is not None:
             rows, runs = _sorted_runs(groups, start, np.arange(count) if rows is None else rows)
-        data, ends = encode_items(block, start, stop, rows, self._ids, first_id, self._workspace)
+        data, ends = encode_items(block, start, stop, rows, self._ids, first_id, self._workspace, packed)
         for key, begin, end in runs:
             group = self._groups.get(key)
             nbytes, filled = (0, 0) if group is None else (group.nbytes, group.rows)
@@ -191,7 +211,14 @@ class RemotingBatcher:
                     yield self._close(key)
 
     def _singles(
-        self, block: MessageBlock, groups: Groups, start: int, stop: int, rows: Ints, first_id: int
+        self,
+        block: MessageBlock,
+        groups: Groups,
+        start: int,
+        stop: int,
+        rows: Ints,
+        packed: ByteColumn | None,
+        first_id: int,
     ) -> Iterator[Ready]:
         """Yield rows as single messages: one Python object a row, as each is a request of its own."""
         properties = encode_properties(block, start, stop, rows, self._ids, first_id, self._workspace)
@@ -201,9 +228,22 @@ class RemotingBatcher:
                 # Rows of one shardingKey keep their order: the ones before a row too large for a batch go before it.
                 yield self._close(key)
             # Copied: a slice would keep the whole block alive while the message is under way.
-            body = block.body.value(row) or b""
+            short = None if packed is None else packed.value(row - start)
+            body = short or block.body.value(row) or b""
             flag = 0 if block.flags is None else int(block.flags[row])
-            yield EncodedBatch(key.topic, (body,), 1, len(body), batch=False, properties=text, flag=flag), key.queue
+            yield (
+                EncodedBatch(
+                    key.topic,
+                    (body,),
+                    1,
+                    len(body),
+                    batch=False,
+                    properties=text,
+                    flag=flag,
+                    sys_flag=key.sys_flag,
+                ),
+                key.queue,
+            )
 
     def _trim(self) -> Iterator[Ready]:
         """Close the largest batches until the others fit ``max_pending_bytes``."""
@@ -251,8 +291,9 @@ class _Group:
     def batch(self) -> EncodedBatch:
         settled: tuple[Buffer, ...] = tuple(memoryview(piece).toreadonly() for piece in self._settled)
         properties = "" if self.key.wait_store_msg_ok else _NO_WAIT
+        body = settled + tuple(self._slices)
         return EncodedBatch(
-            self.key.topic, settled + tuple(self._slices), self.rows, self.nbytes, properties=properties
+            self.key.topic, body, self.rows, self.nbytes, properties=properties, sys_flag=self.key.sys_flag
         )
 
 

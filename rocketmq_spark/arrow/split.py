@@ -1,6 +1,7 @@
 """Rows -> groups that may share a batch, and groups -> batches within the limits. Plans only: nothing is encoded here.
 
-Rule 1: one batch has one topic, one queue (or any queue) and one ``waitStoreMsgOK`` (spec/producer.md 3.8).
+Rule 1: one batch has one topic, one queue (or any queue), one ``waitStoreMsgOK`` (spec/producer.md 3.8), and bodies
+        that are all compressed or all plain.
 Rule 2: a row is bound to a queue by the hash of its shardingKey (selectors ``hash`` and None), or by its queueId
         (``column``); by any other selector, and without key or id, it is not bound and the producer picks a queue.
 Rule 3: a batch never has more than 32,000 rows, and passes the size asked for only where one row alone does.
@@ -12,7 +13,7 @@ Follows ``SelectMessageQueueByHash.java`` as of 5.x (spec/producer.md 11.3).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,7 @@ class GroupKey:
     topic: str
     queue: MessageQueue | None = None
     wait_store_msg_ok: bool = True
+    sys_flag: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,26 @@ class Groups:
     keys: list[GroupKey]
     codes: Ints | None
     violations: list[Violation]
+
+    def apart(self, rows: slice, compressed: Mask, sys_flag: int) -> Groups:
+        """Return the groups with those of the `rows` that are `compressed` in groups of their own.
+
+        Parameters
+        ----------
+        rows : slice
+            A range of the block's rows; the others' groups have no meaning in what is returned.
+        compressed : bool array
+            For each row of the range.
+        sys_flag : int
+            Of the groups of compressed rows.
+        """
+        twice = len(self.keys) * 2
+        codes = np.zeros(rows.stop, np.uint16 if twice < 0x10000 else np.int64)
+        codes[rows] = compressed
+        if self.codes is not None:
+            codes[rows] += self.codes[rows].astype(codes.dtype) * codes.dtype.type(2)
+        keys = [replace(key, sys_flag=flag) for key in self.keys for flag in (0, sys_flag)]
+        return Groups(keys, codes, self.violations)
 
 
 def group_rows(

@@ -25,6 +25,7 @@ import pyspark.sql.datasource as spark_datasource
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
+from rocketmq_spark.compression import CompressionType
 from rocketmq_spark.errors import TopicRouteStaleException
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
@@ -105,6 +106,9 @@ class _PartitionWriter:
                 max_message_size=options.max_message_size,
                 batch_bytes=options.batch_bytes,
                 batching=options.batching,
+                compress_type=None if options.compress_type == "NONE" else CompressionType.parse(options.compress_type),
+                compress_over=options.compress_msg_body_over_howmuch,
+                compress_level=options.compress_level,
                 queue_selector=options.queue_selector,
                 # Groups that fill and batches that are on their way share maxInFlightBytes.
                 max_pending_bytes=options.max_in_flight_bytes // 2,

@@ -55,6 +55,9 @@ def test_defaults_are_those_of_the_design() -> None:
         "retryTimesWhenSendFailed": "2",
         "retryAnotherBrokerWhenNotStoreOK": "false",
         "maxMessageSize": "4194304",
+        "compressMsgBodyOverHowmuch": "4096",
+        "compressType": "ZLIB",
+        "compressLevel": "5",
         "sendLatencyFaultEnable": "false",
         "faultPreset": "v4",
         "latencyMax": "none",
@@ -388,6 +391,12 @@ def test_a_path_that_is_no_topic_is_refused_as_what_was_written() -> None:
 )
 def test_a_dead_letter_topic_comes_with_its_use_and_is_another_topic(options: dict[str, str], message: str) -> None:
     assert refusal(NAME_SERVER | options) == message
+
+
+@pytest.mark.parametrize(("kind", "level", "span"), [("ZLIB", "10", "0 to 9"), ("zstd", "0", "1 to 22")])
+def test_a_compression_level_is_one_that_the_type_has(kind: str, level: str, span: str) -> None:
+    message = refusal({**NAME_SERVER, "compressType": kind, "compressLevel": level})
+    assert message == f"compressLevel={level} is no level of compressType={kind.upper()}: allowed is {span}"
 
 
 def test_options_pickle_compare_and_hash_by_value() -> None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher, DeadLetters
 from rocketmq_spark.arrow.encode_remoting import BatchSettings
 from rocketmq_spark.message import EncodedBatch, Message
-from rocketmq_spark.wire.records import MAX_PROPERTIES, RESERVED_PROPERTIES, decode_batch, decode_properties
+from rocketmq_spark.message_const import RESERVED_PROPERTIES
+from rocketmq_spark.wire.records import MAX_PROPERTIES, decode_batch, decode_properties
 from tests.encoding import joined, new_batcher
 
 PROPERTIES = pa.map_(pa.string(), pa.string())
