@@ -105,6 +105,19 @@ def choice(*values: str) -> ValueKind:
     return ValueKind("one of " + ", ".join(values), "one of " + ", ".join(values), parse)
 
 
+def choice_or_class(*values: str) -> ValueKind:
+    """Return the kind of a word out of several, in any case, or of a class by its name."""
+    word = choice(*values)
+
+    def parse(text: str) -> str:
+        if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text.strip()):
+            return text.strip()
+        return str(word.parse(text))
+
+    allowed = f"{word.allowed}, or a class of yours as module:Class"
+    return ValueKind(allowed, allowed, parse)
+
+
 def name(longest: int, refused: Iterable[str]) -> ValueKind:
     """Return the kind of a topic's or group's name (``Validators.java``); no blank fits the alphabet."""
     taken = frozenset(refused)

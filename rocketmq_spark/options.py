@@ -131,6 +131,11 @@ class SinkOptions:
     use_tls: bool = False
     tls_ca_file: str | None = None
 
+    @property
+    def custom_selector(self) -> str | None:
+        """``module:Class`` if `queue_selector` is a class, else None."""
+        return self.queue_selector if ":" in (self.queue_selector or "") else None
+
     def __repr__(self) -> str:
         return redacted_repr(self, SINK_OPTIONS)
 
@@ -206,7 +211,9 @@ SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
         kinds.choice("ZLIB", "LZ4", "ZSTD", "NONE"),
         "How; every consumer reads ZLIB, those before 4.9.4 nothing else. LZ4 costs least time.",
     ),
-    OptionSpec("compressLevel", kinds.integer(0, 22), "How much: 0 to 9 for ZLIB, 1 to 22 for ZSTD; LZ4 has no levels."),
+    OptionSpec(
+        "compressLevel", kinds.integer(0, 22), "How much: 0 to 9 for ZLIB, 1 to 22 for ZSTD; LZ4 has no levels."
+    ),
     OptionSpec("sendLatencyFaultEnable", BOOLEAN, "Avoid slow and failing brokers for a while."),
     OptionSpec(
         "faultPreset",
@@ -236,8 +243,9 @@ SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
     OptionSpec("heartbeatBrokerInterval", _INTERVAL, "Time between two heartbeats to the brokers."),
     OptionSpec(
         "queueSelector",
-        kinds.choice("roundRobin", "hash", "random", "machineRoom", "column"),
-        "How rows find their queue; by default rows with a `shardingKey` by its hash, others round robin.",
+        kinds.choice_or_class("roundRobin", "hash", "random", "machineRoom", "column"),
+        "How rows find their queue; by default rows with a `shardingKey` by its hash, others round robin. module:Class "
+        "is a class of yours.",
     ),
     OptionSpec(
         "machineRoom",
@@ -269,15 +277,15 @@ SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
     OptionSpec(
         "onError",
         kinds.choice("fail", "skip", "deadLetter"),
-        "What becomes of a row that no broker could store as it is: it fails the write, is left out and counted, or goes "
-        "to `deadLetterTopic`.",
+        "What becomes of a row that no broker could store as it is: it fails the write, is left out and counted, or "
+        "goes to `deadLetterTopic`.",
     ),
     OptionSpec("deadLetterTopic", _TOPIC, "Topic of the invalid rows, with `onError=deadLetter` only."),
     OptionSpec(
         "rowId",
         kinds.ROW_ID,
-        "Give each message the property `SPARK_ROW_ID`, equal in repeats of a row: true makes it of the row's place and "
-        "content, columns:a,b of these columns.",
+        "Give each message the property `SPARK_ROW_ID`, equal in repeats of a row: true makes it of the row's place "
+        "and content, columns:a,b of these columns.",
     ),
     OptionSpec("accessKey", _PRINTABLE, "Name of the user that signs every request, with secretKey."),
     OptionSpec("secretKey", _PRINTABLE, "Password of that user: shown nowhere, and never sent.", secret=True),

@@ -160,9 +160,7 @@ class MessageBlock:
 class _Reader:
     """Reads the columns of one batch, each by its own method, and gathers what is wrong with them."""
 
-    def __init__(
-        self, batch: pa.RecordBatch, settings: BatchSettings, row_ids: RowIds | None, first_row: int
-    ) -> None:
+    def __init__(self, batch: pa.RecordBatch, settings: BatchSettings, row_ids: RowIds | None, first_row: int) -> None:
         self._columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         self._rows = batch.num_rows
         self._settings = settings
@@ -309,7 +307,7 @@ class _Reader:
         if ids.columns is not None:
             return ids.of_columns(self._columns, self._rows)
         hashed = [one for one in properties if one.name in _HASHED]
-        return ids.of_rows(content_hashes(self._rows, topics, topic_codes, hashed, user, body), self._first_row)
+        return ids.of_rows(content_hashes(topics, topic_codes, hashed, user, body), self._first_row)
 
     def _user_properties(self) -> ListColumn | None:
         entries = list_column(self._columns.get("properties"))

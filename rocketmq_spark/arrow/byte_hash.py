@@ -50,7 +50,9 @@ def _hashes(column: ByteColumn, head: bytes, tail: bytes, seed: int, workspace: 
     counts = (sizes + pads) >> 3
     ends = np.cumsum(counts)
     starts = ends - counts
-    data = assemble([Frame(head), column, Frame(tail), Choice(_PADS, pads)], len(sizes), int(ends[-1]) * 8, None, workspace)
+    data = assemble(
+        [Frame(head), column, Frame(tail), Choice(_PADS, pads)], len(sizes), int(ends[-1]) * 8, None, workspace
+    )
     # Places count from 1 in each string.
     places = np.arange(1, int(ends[-1]) + 1, dtype=np.uint64)
     places -= np.repeat(starts, counts).astype(np.uint64)

@@ -23,6 +23,7 @@ import pyarrow as pa
 from rocketmq_spark.arrow.block import MessageBlock
 from rocketmq_spark.arrow.columns import ByteColumn, Ints, Mask
 from rocketmq_spark.arrow.compress import compress_bodies
+from rocketmq_spark.arrow.custom_selector import CustomSelector
 from rocketmq_spark.arrow.gather import Workspace, chunks
 from rocketmq_spark.arrow.invalid import InvalidRows
 from rocketmq_spark.arrow.items import encode_items, encode_properties
@@ -68,6 +69,8 @@ class RemotingBatcher:
         raised, and nothing of that batch is sent.
     row_ids : RowIds or None, default None
         Gives each row the property SPARK_ROW_ID.
+    custom : CustomSelector or None, default None
+        Chooses the queues, instead of the settings' `queue_selector`.
     chunk_bytes : int, default 2 MiB
         Rows are encoded in chunks of about this size.
 
@@ -88,6 +91,7 @@ class RemotingBatcher:
         unique_ids: UniqueIds,
         on_invalid: Callable[[InvalidRows], None] | None = None,
         row_ids: RowIds | None = None,
+        custom: CustomSelector | None = None,
         chunk_bytes: int = _CHUNK_BYTES,
     ) -> None:
         self._settings = settings
@@ -97,6 +101,7 @@ class RemotingBatcher:
         self._ids = unique_ids
         self._on_invalid = on_invalid
         self._row_ids = row_ids
+        self._custom = custom
         self._chunk_bytes = chunk_bytes
         self._workspace = Workspace()
         self._first_row = 0
@@ -132,7 +137,7 @@ class RemotingBatcher:
         """
         self.taken_rows += batch.num_rows
         block = MessageBlock.of(batch, self._settings, self._row_ids, self._first_row)
-        groups = group_rows(block, self._settings.queue_selector, self._queues_of)
+        groups = group_rows(block, self._settings.queue_selector, self._queues_of, batch, self._custom)
         invalid = InvalidRows.of(batch, block, groups.violations, self._partition_id, self._first_row)
         if invalid is not None:
             if self._on_invalid is None:

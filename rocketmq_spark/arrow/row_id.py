@@ -4,7 +4,7 @@ Rule 1: ``rowId=true``: ``write id/batch id/partition/row number/hash``, the has
         (`rocketmq_spark.wire.row_hash`). A retried task gives its rows the same ids as long as its input has the same
         order; where the order changed the hash differs, too, so a row is never taken for another one.
 Rule 2: ``rowId=columns:a,b``: ``write id/batch id/hash``, the hash of these columns, whatever the row's place. It has
-        128 bits: it alone tells rows apart, and rows that are equal in these columns are one to whoever removes repeats.
+        128 bits, as it alone tells rows apart: to whoever removes repeats, rows equal in these columns are one.
 Rule 3: nothing here is drawn or counted: the write's place comes in, the row number is the row's own.
 
 Follows design.md section 7.
@@ -70,7 +70,6 @@ class RowIds:
 
 
 def content_hashes(
-    rows: int,
     topics: Iterable[str],
     topic_codes: Ints | None,
     properties: Iterable[Property],
@@ -81,7 +80,6 @@ def content_hashes(
 
     Parameters
     ----------
-    rows : int
     topics : iterable of str
     topic_codes : int array or None
         Which of `topics` each row has, -1 where null; None: all have the only one.
@@ -94,7 +92,9 @@ def content_hashes(
     texts = byte_column(pa.array([topic.encode() for topic in topics], pa.binary()))
     if texts is not None:
         of_topics = byte_hashes(texts, b"\x01", b"\x02")
-        hashes += of_topics[0] if topic_codes is None else np.where(topic_codes < 0, np.uint64(0), of_topics[topic_codes])
+        hashes += (
+            of_topics[0] if topic_codes is None else np.where(topic_codes < 0, np.uint64(0), of_topics[topic_codes])
+        )
     for one in properties:
         head = one.name + b"\x01" + one.literal
         if one.values is not None:

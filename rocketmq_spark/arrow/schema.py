@@ -168,8 +168,8 @@ def check_row_id(schema: pa.Schema, columns: Sequence[str]) -> None:
         arrow_type = schema.field(name).type
         if not (_is_payload(arrow_type) or _is_keys(arrow_type) or any(is_a(arrow_type) for is_a in _ID_TYPES)):
             raise SchemaError(
-                f"rowId=columns:{','.join(columns)}: column {name} is {arrow_type}; strings, binaries, arrays of strings, "
-                "whole numbers, booleans and timestamps make an id"
+                f"rowId=columns:{','.join(columns)}: column {name} is {arrow_type}; strings, binaries, arrays of "
+                "strings, whole numbers, booleans and timestamps make an id"
             )
 
 

@@ -2,8 +2,9 @@
 
 Rule 1: one batch has one topic, one queue (or any queue), one ``waitStoreMsgOK`` (spec/producer.md 3.8), and bodies
         that are all compressed or all plain.
-Rule 2: a row is bound to a queue by the hash of its shardingKey (selectors ``hash`` and None), or by its queueId
-        (``column``); by any other selector, and without key or id, it is not bound and the producer picks a queue.
+Rule 2: a row is bound to a queue by the hash of its shardingKey (selectors ``hash`` and None), by its queueId
+        (``column``), or by a user's class (``module:Class``); by any other selector, and without key or id, it is not
+        bound and the producer picks a queue.
 Rule 3: a batch never has more than 32,000 rows, and passes the size asked for only where one row alone does.
 Rule 4: the queues of a topic are asked for only when a row of it is to be bound.
 
@@ -17,9 +18,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from rocketmq_spark.arrow.block import MessageBlock
 from rocketmq_spark.arrow.columns import Ints, Mask
+from rocketmq_spark.arrow.custom_selector import CustomSelector
 from rocketmq_spark.arrow.string_hash import string_hashes
 from rocketmq_spark.arrow.validate import Rule, Violation
 from rocketmq_spark.errors import RouteNotFoundException
@@ -77,7 +80,11 @@ class Groups:
 
 
 def group_rows(
-    block: MessageBlock, queue_selector: str | None, queues_of: Callable[[str], Sequence[MessageQueue]]
+    block: MessageBlock,
+    queue_selector: str | None,
+    queues_of: Callable[[str], Sequence[MessageQueue]],
+    rows: pa.RecordBatch,
+    custom: CustomSelector | None = None,
 ) -> Groups:
     """Return which rows of `block` may share a batch.
 
@@ -87,6 +94,10 @@ def group_rows(
     queue_selector : str or None
     queues_of : callable
         The writable queues of a topic, in the producer's order.
+    rows : pyarrow.RecordBatch
+        What `block` was made of.
+    custom : CustomSelector or None, default None
+        Chooses instead of `queue_selector`.
 
     Raises
     ------
@@ -95,7 +106,9 @@ def group_rows(
     """
     bad = block.bad_rows()
     targets = _Targets(block, queues_of)
-    if queue_selector in (None, "hash") and block.sharding_key is not None:
+    if custom is not None:
+        targets.bind_by_choice(_usable(None, bad, block.rows), rows, custom)
+    elif queue_selector in (None, "hash") and block.sharding_key is not None:
         targets.bind_by_hash(_usable(block.sharding_key.valid, bad, block.rows))
     elif queue_selector == "column" and block.queue_ids is not None:
         targets.bind_by_column(_usable(block.queue_ids[1], bad, block.rows))
@@ -194,6 +207,20 @@ class _Targets:
             slots[rows] = found + 1
             if len(missing):
                 self.violations.append(self._no_such_queue(missing, some))
+        self._bind(queues, slots)
+
+    def bind_by_choice(self, bound: Mask, batch: pa.RecordBatch, custom: CustomSelector) -> None:
+        """Bind rows as a user's selector has it, asked once for each topic."""
+        if not bound.any():
+            return
+        codes = self._block.topic_codes
+        slots = np.zeros(self._block.rows, np.int64)
+        queues = self._queues_of_rows(bound)
+        for code, some in enumerate(queues):
+            mine = bound if codes is None else bound & (codes == code)
+            if mine.any():
+                rows = batch if mine.all() else batch.filter(pa.array(mine))
+                slots[mine] = custom.select(some, rows) + 1
         self._bind(queues, slots)
 
     def _no_such_queue(self, rows: Ints, queues: Sequence[MessageQueue]) -> Violation:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rocketmq_spark.arrow.custom_selector import CustomSelector
 from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher, DeadLetters
 from rocketmq_spark.arrow.encode_remoting import RemotingBatcher
 from rocketmq_spark.arrow.invalid import InvalidRows
@@ -53,17 +54,17 @@ def row_batcher(
         The writable queues of a topic.
     unique_ids : UniqueIds
     """
-    batcher = partial(
-        RemotingBatcher, partition_id=recorder.partition_id, queues_of=queues_of, unique_ids=unique_ids
-    )
+    batcher = partial(RemotingBatcher, partition_id=recorder.partition_id, queues_of=queues_of, unique_ids=unique_ids)
     row_ids = None
     if options.row_id:
         columns = options.row_id if isinstance(options.row_id, tuple) else None
         row_ids = RowIds(write_id, recorder.batch_id, recorder.partition_id, columns)
+    custom = None if options.custom_selector is None else CustomSelector(options.custom_selector)
+    of_rows = partial(batcher, settings, row_ids=row_ids, custom=custom)
     if options.on_error == "skip":
-        return batcher(settings, row_ids=row_ids, on_invalid=lambda invalid: recorder.record_skipped(invalid.by_rule()))
+        return of_rows(on_invalid=lambda invalid: recorder.record_skipped(invalid.by_rule()))
     if options.dead_letter_topic is None:
-        return batcher(settings, row_ids=row_ids)
+        return of_rows()
     letters = DeadLetters(options.max_message_size, write_id, recorder.batch_id)
 
     def divert(invalid: InvalidRows) -> None:
@@ -71,4 +72,4 @@ def row_batcher(
         letters.take(invalid)
 
     dead = replace(settings, topic=options.dead_letter_topic, queue_selector="roundRobin", ordered=False)
-    return DeadLetterBatcher(batcher(settings, row_ids=row_ids, on_invalid=divert), batcher(dead), letters)
+    return DeadLetterBatcher(of_rows(on_invalid=divert), batcher(dead), letters)

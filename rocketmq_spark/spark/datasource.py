@@ -106,6 +106,7 @@ class RocketMQDataSource(DataSource):
         return stream_writer(options, self._accumulator, schema)
 
     def _checked_options(self, schema: StructType) -> SinkOptions:
+        from rocketmq_spark.arrow.custom_selector import load_class
         from rocketmq_spark.arrow.schema import check_row_id, check_schema
         from rocketmq_spark.spark.writer import tls_settings
 
@@ -117,10 +118,12 @@ class RocketMQDataSource(DataSource):
         check_schema(columns, topic=options.topic, queue_selector=options.queue_selector)
         if isinstance(options.row_id, tuple):
             check_row_id(columns, options.row_id)
+        if options.custom_selector is not None:
+            load_class(options.custom_selector)
         if self._speculation and not options.row_id:
             logger.warning(
-                "spark.speculation is true: a task that Spark starts twice stores its rows twice; set rowId=true to let "
-                "readers tell repeats, or spark.speculation=false"
+                "spark.speculation is true: a task that Spark starts twice stores its rows twice; set rowId=true to "
+                "let readers tell repeats, or spark.speculation=false"
             )
         return options
 

@@ -243,7 +243,9 @@ def _account(summary: WriteSummary) -> str:
         for name in ("rows", "requests", "bytes", "retries", "failures")
     )
     brokers = "; ".join(_broker_account(broker, numbers) for broker, numbers in by_broker.items())
-    return f"{rows} rows, {requests} requests, {nbytes} bytes, {retries} retries, {failures} failures ({brokers}){invalid}"
+    return (
+        f"{rows} rows, {requests} requests, {nbytes} bytes, {retries} retries, {failures} failures ({brokers}){invalid}"
+    )
 
 
 def _broker_account(broker: str, numbers: dict[str, Any]) -> str:

@@ -377,11 +377,16 @@ def test_a_path_that_is_no_topic_is_refused_as_what_was_written() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"onError": "deadLetter"}, "onError=deadLetter needs the option deadLetterTopic: the topic that invalid rows go to"),
+        (
+            {"onError": "deadLetter"},
+            "onError=deadLetter needs the option deadLetterTopic: the topic that invalid rows go to",
+        ),
         (
             {"deadLetterTopic": "dead"},
-            "deadLetterTopic='dead' is used with onError=deadLetter only, and onError is fail: set onError=deadLetter, or "
-            "leave deadLetterTopic out",
+            (
+                "deadLetterTopic='dead' is used with onError=deadLetter only, and onError is fail: "
+                "set onError=deadLetter, or leave deadLetterTopic out"
+            ),
         ),
         (
             {"onError": "DEADLETTER", "topic": "t", "deadLetterTopic": "t"},

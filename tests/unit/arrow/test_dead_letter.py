@@ -67,7 +67,12 @@ def test_the_good_rows_go_where_they_went_and_the_others_keep_their_place_in_pro
     good, dead = written(batch)
     assert [(message.body, message.properties["KEYS"]) for message in good] == [(b"a", "k0"), (b"c", "k2")]
     assert [
-        (letter.body, letter.properties["KEYS"], letter.properties["DEAD_LETTER_row"], letter.properties["DEAD_LETTER_rule"])
+        (
+            letter.body,
+            letter.properties["KEYS"],
+            letter.properties["DEAD_LETTER_row"],
+            letter.properties["DEAD_LETTER_rule"],
+        )
         for letter in dead
     ] == [(b"(null)", "k1", "1", "body is null"), (b"(empty)", "k3", "3", "body is empty")]
 
@@ -156,7 +161,7 @@ def test_no_more_than_a_slice_of_many_bad_rows_is_held() -> None:
 # Anything that a column may hold: separators, blanks, pipes, reserved names, ill-formed UTF-8.
 texts = st.none() | st.text(st.sampled_from("ab |\x00\x01\x02\u3000é𐍈"), max_size=6) | st.just("long" * 3_000)
 ill_formed = st.sampled_from([b"caf\xe9", b"\xff\x01", b"\xed\xa0\x80"])
-names = st.sampled_from(sorted(RESERVED_PROPERTIES) + ["INNER_NUM", "__SHARDINGKEY", "DEAD_LETTER_row", ""])
+names = st.sampled_from([*sorted(RESERVED_PROPERTIES), "INNER_NUM", "__SHARDINGKEY", "DEAD_LETTER_row", ""])
 any_row = st.fixed_dictionaries(
     {
         "body": st.none() | st.binary(max_size=60),
@@ -164,7 +169,8 @@ any_row = st.fixed_dictionaries(
         "tags": texts,
         "keys": st.none() | st.lists(texts, max_size=3),
         "shardingKey": texts,
-        "properties": st.none() | st.lists(st.tuples(names | texts.filter(lambda text: text is not None), texts), max_size=6),
+        "properties": st.none()
+        | st.lists(st.tuples(names | texts.filter(lambda text: text is not None), texts), max_size=6),
         "flag": st.none() | st.integers(-(2**62), 2**62),
         "delayMs": st.none() | st.integers(-5, 5),
         "delayTimeLevel": st.none() | st.integers(-1, 20),
@@ -181,14 +187,18 @@ def column_of(name: str, values: list[Any], bad: bytes | None) -> pa.Array:
         return pa.array(values, pa.int64())
     if name == "body":
         return pa.array(values, pa.binary())
-    raw = pa.array([bad if bad and row == 0 else value and value.encode() for row, value in enumerate(values)], pa.binary())
+    raw = pa.array(
+        [bad if bad and row == 0 else value and value.encode() for row, value in enumerate(values)], pa.binary()
+    )
     return raw.view(pa.string())
 
 
 @settings(deadline=None)
 @given(
     st.lists(any_row, min_size=1, max_size=6),
-    st.lists(st.sampled_from(["tags", "keys", "shardingKey", "properties", "flag", "delayMs", "delayTimeLevel"]), unique=True),
+    st.lists(
+        st.sampled_from(["tags", "keys", "shardingKey", "properties", "flag", "delayMs", "delayTimeLevel"]), unique=True
+    ),
     st.none() | ill_formed,
     st.booleans(),
     st.integers(1, 50),

@@ -52,8 +52,15 @@ def bodies(*values: bytes, **columns: object) -> pa.RecordBatch:
 
 
 @relaxed
-@given(st.lists(st.none() | st.binary(max_size=40), max_size=20), st.binary(max_size=9), st.binary(min_size=1, max_size=9), st.sampled_from([0, STEP]))
-def test_the_hash_of_many_strings_is_that_of_each(values: list[bytes | None], head: bytes, tail: bytes, seed: int) -> None:
+@given(
+    st.lists(st.none() | st.binary(max_size=40), max_size=20),
+    st.binary(max_size=9),
+    st.binary(min_size=1, max_size=9),
+    st.sampled_from([0, STEP]),
+)
+def test_the_hash_of_many_strings_is_that_of_each(
+    values: list[bytes | None], head: bytes, tail: bytes, seed: int
+) -> None:
     column = byte_column(pa.array(values, pa.binary()).slice(len(values) // 3))
     if column is None:
         return
@@ -102,7 +109,7 @@ def test_a_reader_can_work_the_hash_out_and_every_row_has_its_place(table: Any, 
 def test_ids_do_not_depend_on_how_rows_are_cut_into_record_batches(table: Any, size: int) -> None:
     _, record_batches = table
     whole = pa.Table.from_batches(record_batches)
-    again = [batch for batch in whole.to_batches(max_chunksize=size)]
+    again = whole.to_batches(max_chunksize=size)
     assert ids_of(again, BatchSettings()) == ids_of(record_batches, BatchSettings())
 
 
@@ -157,7 +164,7 @@ def test_every_type_of_column_makes_an_id() -> None:
     batch = bodies(b"x", b"x", b"x", b"x", **values)
     check_row_id(batch.schema, tuple(values))
     # No keys are no keys, be the list empty or null.
-    different = {name: 4 for name in values} | {"bornHost": 1, "waitStoreMsgOK": 3, "keys": 3}
+    different = dict.fromkeys(values, 4) | {"bornHost": 1, "waitStoreMsgOK": 3, "keys": 3}
     assert {name: len(set(ids_of([batch], columns=(name,)))) for name in values} == different
 
 
