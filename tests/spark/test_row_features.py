@@ -137,7 +137,7 @@ def test_a_stream_gives_ids_of_its_query(spark: SparkSession, cluster: Any, topi
 def test_90_91_long_bodies_are_stored_compressed_and_round_trip(
     spark: SparkSession, cluster: Any, topic: str, save: Save, kind: str, sys_flag: int
 ) -> None:
-    text = F.repeat(F.concat(F.lit("line "), F.col("id"), F.lit("; ")), 400)
+    text = F.repeat(F.concat(F.lit("line "), F.col("id"), F.lit("; ")), 600)
     long = F.col("id") % 3 == 0
     frame = spark.range(0, 300, 1, 2).select(
         F.when(long, text).otherwise(F.col("id").cast("string")).alias("body"),
@@ -151,7 +151,7 @@ def test_90_91_long_bodies_are_stored_compressed_and_round_trip(
         number = int(message.properties["KEYS"][1:])
         long_row = number % 3 == 0
         assert message.sys_flag & 0x701 == (sys_flag if long_row else 0)
-        expected = (f"line {number}; " * 400 if long_row else str(number)).encode()
+        expected = (f"line {number}; " * 600 if long_row else str(number)).encode()
         assert decompress(message.body, message.sys_flag) == expected
         assert len(message.body) < 1_000
 
