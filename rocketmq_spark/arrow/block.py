@@ -307,7 +307,7 @@ class _Reader:
         if ids.columns is not None:
             return ids.of_columns(self._columns, self._rows)
         hashed = [one for one in properties if one.name in _HASHED]
-        return ids.of_rows(content_hashes(topics, topic_codes, hashed, user, body), self._first_row)
+        return ids.of_rows(content_hashes(topics, topic_codes, hashed, user, body, ids.workspace), self._first_row)
 
     def _user_properties(self) -> ListColumn | None:
         entries = list_column(self._columns.get("properties"))

@@ -15,18 +15,25 @@ import numpy as np
 import numpy.typing as npt
 
 from rocketmq_spark.arrow.columns import ByteColumn
-from rocketmq_spark.arrow.gather import Choice, Frame, Workspace, assemble, chunks
+from rocketmq_spark.arrow.gather import Choice, Frame, Part, Workspace, assemble, chunks
 from rocketmq_spark.wire.row_hash import STEP
 
 Hashes = npt.NDArray[np.uint64]
 
+_STEP: Final = np.uint64(STEP)
+_ROUNDS: Final = (
+    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
+    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
+)
 _PADS: Final = tuple(bytes(count) for count in range(8))
 
 # Words are worked on in pieces of about this size, bytes: they stay in a processor's cache, and memory is bounded.
-_PIECE: Final = 512 * 1024
+_PIECE: Final = 256 * 1024
 
 
-def byte_hashes(column: ByteColumn, head: bytes, tail: bytes, seed: int = 0) -> Hashes:
+def byte_hashes(
+    column: ByteColumn, head: bytes, tail: bytes, seed: int = 0, workspace: Workspace | None = None
+) -> Hashes:
     """Return the hash of ``head + string + tail`` for each string of a column, and 0 where there is none.
 
     Parameters
@@ -36,9 +43,11 @@ def byte_hashes(column: ByteColumn, head: bytes, tail: bytes, seed: int = 0) -> 
         Not both empty.
     seed : int, default 0
         Another seed is another hash.
+    workspace : Workspace or None, default None
+        None: one for this call.
     """
     hashes = np.zeros(len(column), np.uint64)
-    workspace = Workspace()
+    workspace = workspace or Workspace()
     for start, stop in chunks(column.sizes.astype(np.int64) + len(head) + len(tail), _PIECE, None):
         hashes[start:stop] = _hashes(column.slice(start, stop), head, tail, seed, workspace)
     return hashes if column.valid is None else hashes * column.valid
@@ -49,24 +58,29 @@ def _hashes(column: ByteColumn, head: bytes, tail: bytes, seed: int, workspace: 
     pads = -sizes & 7
     counts = (sizes + pads) >> 3
     ends = np.cumsum(counts)
+    total = int(ends[-1])
     starts = ends - counts
-    data = assemble(
-        [Frame(head), column, Frame(tail), Choice(_PADS, pads)], len(sizes), int(ends[-1]) * 8, None, workspace
-    )
-    # Places count from 1 in each string.
-    places = np.arange(1, int(ends[-1]) + 1, dtype=np.uint64)
-    places -= np.repeat(starts, counts).astype(np.uint64)
-    places *= np.uint64(STEP)
-    places += np.frombuffer(data, "<u8")
-    places ^= np.uint64(seed)
-    return mixed(np.add.reduceat(mixed(places), starts) + sizes.astype(np.uint64))
+    parts: list[Part] = [Frame(head), column, Frame(tail), Choice(_PADS, pads)]
+    data = assemble(parts, len(sizes), total * 8, None, workspace)
+    # STEP, 2 * STEP, ... in each string: a running sum that falls back where a string begins.
+    words = workspace.array("words", total, np.uint64)
+    words[:] = _STEP
+    words[starts[1:]] -= counts[:-1].astype(np.uint64) * _STEP
+    np.cumsum(words, out=words)
+    words += np.frombuffer(data, "<u8")
+    words ^= np.uint64(seed)
+    _mix(words, workspace.array("shifted", total, np.uint64))
+    sums: Hashes = np.add.reduceat(words, starts)
+    sums += sizes.astype(np.uint64)
+    _mix(sums, np.empty_like(sums))
+    return sums
 
 
-def mixed(words: Hashes) -> Hashes:
-    """Mix each word, in place (the finaliser of SplitMix64)."""
-    words ^= words >> np.uint64(30)
-    words *= np.uint64(0xBF58476D1CE4E5B9)
-    words ^= words >> np.uint64(27)
-    words *= np.uint64(0x94D049BB133111EB)
-    words ^= words >> np.uint64(31)
-    return words
+def _mix(words: Hashes, shifted: Hashes) -> None:
+    """Mix each word in place (the finaliser of SplitMix64); `shifted` is memory of the same size."""
+    for shift, factor in _ROUNDS:
+        np.right_shift(words, shift, out=shifted)
+        words ^= shifted
+        words *= factor
+    np.right_shift(words, np.uint64(31), out=shifted)
+    words ^= shifted

@@ -13,7 +13,7 @@ Follows design.md section 7.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from rocketmq_spark.arrow.byte_hash import Hashes, byte_hashes
 from rocketmq_spark.arrow.columns import ByteColumn, Ints, ListColumn, byte_column, list_column
-from rocketmq_spark.arrow.gather import Frame, Part, assemble
+from rocketmq_spark.arrow.gather import Frame, Part, Workspace, assemble
 from rocketmq_spark.arrow.properties import Property, join_keys
 from rocketmq_spark.wire.row_hash import ROW_ID, STEP
 
@@ -43,12 +43,15 @@ class RowIds:
     partition_id : int
     columns : tuple of str or None, default None
         The columns that are hashed; None: the whole row, and its place counts.
+    workspace : Workspace
+        Memory for the hashes, kept from one batch to the next.
     """
 
     write_id: str
     batch_id: int
     partition_id: int
     columns: tuple[str, ...] | None = None
+    workspace: Workspace = field(default_factory=Workspace, repr=False, compare=False)
 
     def of_columns(self, columns: Mapping[str, pa.Array], rows: int) -> Property:
         """Return the ids of the rows of one batch by the columns asked for (rule 2)."""
@@ -57,7 +60,7 @@ class RowIds:
             texts = _texts(columns[name])
             if texts is not None:
                 for half, seed in zip(halves, (0, STEP), strict=True):
-                    half += byte_hashes(texts, f"{name}\x01".encode(), b"\x02", seed)
+                    half += byte_hashes(texts, f"{name}\x01".encode(), b"\x02", seed, self.workspace)
         return _property([Frame(f"{self.write_id}/{self.batch_id}/".encode())], halves)
 
     def of_rows(self, hashes: Hashes, first_row: int) -> Property:
@@ -75,6 +78,7 @@ def content_hashes(
     properties: Iterable[Property],
     user: ListColumn | None,
     body: ByteColumn,
+    workspace: Workspace,
 ) -> Hashes:
     """Return the hashes of all that rows say (wire/row_hash.py, rule 2).
 
@@ -87,8 +91,9 @@ def content_hashes(
     user : ListColumn or None
         The user's properties, entry by entry.
     body : ByteColumn
+    workspace : Workspace
     """
-    hashes = byte_hashes(body, b"\x02", b"")
+    hashes = byte_hashes(body, b"\x02", b"", 0, workspace)
     texts = byte_column(pa.array([topic.encode() for topic in topics], pa.binary()))
     if texts is not None:
         of_topics = byte_hashes(texts, b"\x01", b"\x02")
@@ -98,13 +103,13 @@ def content_hashes(
     for one in properties:
         head = one.name + b"\x01" + one.literal
         if one.values is not None:
-            hashes += byte_hashes(one.values, head, b"\x02")
+            hashes += byte_hashes(one.values, head, b"\x02", 0, workspace)
         else:
             literal = byte_hashes(ByteColumn(np.zeros(2, np.int32), np.empty(0, np.uint8)), head, b"\x02")
             hashes += literal if one.valid is None else literal * one.valid
     if user is not None:
         sums = np.zeros(len(user.values) + 1, np.uint64)
-        np.cumsum(byte_hashes(user.values, b"", b""), out=sums[1:])
+        np.cumsum(byte_hashes(user.values, b"", b"", 0, workspace), out=sums[1:])
         # Entries that are left out of no row: sums wrap, and so do their differences.
         hashes += sums[user.offsets[1:]] - sums[user.offsets[:-1]]
     return hashes
