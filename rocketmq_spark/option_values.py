@@ -105,6 +105,19 @@ def choice(*values: str) -> ValueKind:
     return ValueKind("one of " + ", ".join(values), "one of " + ", ".join(values), parse)
 
 
+def choice_or_class(*values: str) -> ValueKind:
+    """Return the kind of a word out of several, in any case, or of a class by its name."""
+    word = choice(*values)
+
+    def parse(text: str) -> str:
+        if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text.strip()):
+            return text.strip()
+        return str(word.parse(text))
+
+    allowed = f"{word.allowed}, or a class of yours as module:Class"
+    return ValueKind(allowed, allowed, parse)
+
+
 def name(longest: int, refused: Iterable[str]) -> ValueKind:
     """Return the kind of a topic's or group's name (``Validators.java``); no blank fits the alphabet."""
     taken = frozenset(refused)
@@ -155,6 +168,16 @@ def ladder(*, strictly: bool) -> ValueKind:
     return ValueKind("integers, ms", f"integers of at least 0 separated by commas, {order}", parse)
 
 
+def _parse_row_id(text: str) -> bool | tuple[str, ...]:
+    head, colon, names = text.partition(":")
+    if not colon:
+        return _parse_boolean(text)
+    columns = tuple(name.strip() for name in names.split(","))
+    if head.strip().lower() != "columns" or not all(columns) or len(set(columns)) < len(columns):
+        raise ValueError
+    return columns
+
+
 def _parse_addresses(text: str) -> tuple[str, ...]:
     # "http://host/path/a:9876" means a:9876 (spec/producer.md section 2). Java looks at the head of the whole list
     # only; looking at each address gives the same wherever Java's reading makes sense.
@@ -184,6 +207,7 @@ def _parse_address(text: str) -> str:
 
 
 BOOLEAN: Final = ValueKind("boolean", "true or false", _parse_boolean)
+ROW_ID: Final = ValueKind("row id", "false, true, or columns:a,b with the names of columns, each once", _parse_row_id)
 ADDRESSES: Final = ValueKind(
     "addresses", "host:port;host:port, as in 10.0.0.1:9876;10.0.0.2:9876 or [::1]:9876", _parse_addresses
 )

@@ -100,6 +100,9 @@ class SinkOptions:
     retry_times_when_send_failed: int = 2
     retry_another_broker_when_not_store_ok: bool = False
     max_message_size: int = 4 * MIB
+    compress_msg_body_over_howmuch: int = 4096
+    compress_type: str = "ZLIB"
+    compress_level: int = 5
     send_latency_fault_enable: bool = False
     fault_preset: str = "v4"
     latency_max: tuple[int, ...] | None = None
@@ -119,11 +122,19 @@ class SinkOptions:
     retry_backoff_ms: int = 100
     retry_backoff_max_ms: int = 5000
     require_store_ok: bool = True
+    on_error: str = "fail"
+    dead_letter_topic: str | None = None
+    row_id: bool | tuple[str, ...] = False
     access_key: str | None = None
     secret_key: str | None = None
     security_token: str | None = None
     use_tls: bool = False
     tls_ca_file: str | None = None
+
+    @property
+    def custom_selector(self) -> str | None:
+        """``module:Class`` if `queue_selector` is a class, else None."""
+        return self.queue_selector if ":" in (self.queue_selector or "") else None
 
     def __repr__(self) -> str:
         return redacted_repr(self, SINK_OPTIONS)
@@ -189,7 +200,20 @@ SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
         BOOLEAN,
         "Send a batch that is stored but not safe to another broker next time.",
     ),
-    OptionSpec("maxMessageSize", kinds.size(1, 4 * MIB), "Longest body of one message."),
+    OptionSpec("maxMessageSize", kinds.size(1, 4 * MIB), "Longest body of one message, before it is compressed."),
+    OptionSpec(
+        "compressMsgBodyOverHowmuch",
+        kinds.size(0, INT_MAX),
+        "Bodies of at least this size are compressed, each by itself, if that makes them shorter.",
+    ),
+    OptionSpec(
+        "compressType",
+        kinds.choice("ZLIB", "LZ4", "ZSTD", "NONE"),
+        "How; every consumer reads ZLIB, those before 4.9.4 nothing else. LZ4 costs least time.",
+    ),
+    OptionSpec(
+        "compressLevel", kinds.integer(0, 22), "How much: 0 to 9 for ZLIB, 1 to 22 for ZSTD; LZ4 has no levels."
+    ),
     OptionSpec("sendLatencyFaultEnable", BOOLEAN, "Avoid slow and failing brokers for a while."),
     OptionSpec(
         "faultPreset",
@@ -219,8 +243,9 @@ SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
     OptionSpec("heartbeatBrokerInterval", _INTERVAL, "Time between two heartbeats to the brokers."),
     OptionSpec(
         "queueSelector",
-        kinds.choice("roundRobin", "hash", "random", "machineRoom", "column"),
-        "How rows find their queue; by default rows with a `shardingKey` by its hash, others round robin.",
+        kinds.choice_or_class("roundRobin", "hash", "random", "machineRoom", "column"),
+        "How rows find their queue; by default rows with a `shardingKey` by its hash, others round robin. module:Class "
+        "is a class of yours.",
     ),
     OptionSpec(
         "machineRoom",
@@ -248,6 +273,19 @@ SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
         "requireStoreOk",
         BOOLEAN,
         "Count only SEND_OK as stored; false also accepts what is stored but not flushed or replicated yet.",
+    ),
+    OptionSpec(
+        "onError",
+        kinds.choice("fail", "skip", "deadLetter"),
+        "What becomes of a row that no broker could store as it is: it fails the write, is left out and counted, or "
+        "goes to `deadLetterTopic`.",
+    ),
+    OptionSpec("deadLetterTopic", _TOPIC, "Topic of the invalid rows, with `onError=deadLetter` only."),
+    OptionSpec(
+        "rowId",
+        kinds.ROW_ID,
+        "Give each message the property `SPARK_ROW_ID`, equal in repeats of a row: true makes it of the row's place "
+        "and content, columns:a,b of these columns.",
     ),
     OptionSpec("accessKey", _PRINTABLE, "Name of the user that signs every request, with secretKey."),
     OptionSpec("secretKey", _PRINTABLE, "Password of that user: shown nowhere, and never sent.", secret=True),
@@ -300,6 +338,8 @@ def parse_sink_options(options: Mapping[str, str], environ: Mapping[str, str]) -
             f"{','.join(parsed.machine_room) or 'not set'}: queueSelector=machineRoom and the option machineRoom need "
             "each other"
         )
+    _check_dead_letters(parsed)
+    _check_compression(parsed)
     for given, needed in _NEEDS:
         if getattr(parsed, _FIELDS[given]) and not getattr(parsed, _FIELDS[needed]):
             raise OptionError(f"{given} is given without {needed}: give both, or neither")
@@ -324,6 +364,28 @@ def _check_faults(options: SinkOptions) -> None:
         raise OptionError(
             "startDetectorEnable=true and faultPreset=legacy contradict each other: the rules of 4.x do not tell "
             "brokers that can't be reached from slow ones; choose v4 or v5, or leave the detector off"
+        )
+
+
+def _check_dead_letters(parsed: SinkOptions) -> None:
+    topic = parsed.dead_letter_topic
+    if parsed.on_error == "deadLetter" and topic is None:
+        raise OptionError("onError=deadLetter needs the option deadLetterTopic: the topic that invalid rows go to")
+    if parsed.on_error != "deadLetter" and topic is not None:
+        raise OptionError(
+            f"deadLetterTopic={topic!r} is used with onError=deadLetter only, and onError is {parsed.on_error}: "
+            "set onError=deadLetter, or leave deadLetterTopic out"
+        )
+    if topic is not None and topic == parsed.topic:
+        raise OptionError(f"deadLetterTopic={topic!r} is the option topic, too: invalid rows need a topic of their own")
+
+
+def _check_compression(parsed: SinkOptions) -> None:
+    lowest, highest = {"ZLIB": (0, 9), "ZSTD": (1, 22)}.get(parsed.compress_type, (0, 22))
+    if not lowest <= parsed.compress_level <= highest:
+        raise OptionError(
+            f"compressLevel={parsed.compress_level} is no level of compressType={parsed.compress_type}: allowed is "
+            f"{lowest} to {highest}"
         )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 
 from rocketmq_spark.arrow.encode_remoting import BatchSettings, RemotingBatcher
 from rocketmq_spark.arrow.unique_id import UniqueIds
+from rocketmq_spark.compression import compress
 from rocketmq_spark.java_hash import queue_index, string_hash
 from rocketmq_spark.message import EncodedBatch, Message, MessageQueue
 from rocketmq_spark.wire.records import (
@@ -25,8 +26,8 @@ from rocketmq_spark.wire.records import (
 
 Ready = tuple[EncodedBatch, MessageQueue | None]
 
-# (topic, queue, wait): rows that may share a batch.
-Group = tuple[str, MessageQueue | None, bool]
+# (topic, queue, wait, sysFlag): rows that may share a batch.
+Group = tuple[str, MessageQueue | None, bool, int]
 
 
 def queues_of(topic: str) -> list[MessageQueue]:
@@ -80,6 +81,15 @@ def message_of(row: Mapping[str, Any], number: int, settings: BatchSettings, ids
     return Message(topic, row["body"], row.get("flag") or 0, texts | dict(row.get("properties") or ()))
 
 
+def compressed(message: Message, settings: BatchSettings) -> tuple[Message, int]:
+    """Return a message as it is sent, and its sysFlag: a long body is compressed if that makes it shorter."""
+    kind = settings.compress_type
+    if kind is None or len(message.body) < settings.compress_over:
+        return message, 0
+    body = compress(message.body, kind, settings.compress_level)
+    return (replace(message, body=body), kind.sys_flag) if len(body) < len(message.body) else (message, 0)
+
+
 def expected(rows: Sequence[Mapping[str, Any]], settings: BatchSettings) -> dict[Group, Expected]:
     """Return what the batcher must give for `rows`, with ids as `new_ids` makes them."""
     ids = new_ids()
@@ -91,10 +101,11 @@ def expected(rows: Sequence[Mapping[str, Any]], settings: BatchSettings) -> dict
         if row.get("shardingKey") and settings.queue_selector in (None, "hash"):
             queues = queues_of(message.topic)
             queue = queues[queue_index(string_hash(row["shardingKey"]), len(queues))]
-        group = groups[message.topic, queue, row.get("waitStoreMsgOK") is not False]
-        item = encode_batch_item(message)
+        size = len(encode_batch_item(message))
+        message, sys_flag = compressed(message, settings)
+        group = groups[message.topic, queue, row.get("waitStoreMsgOK") is not False, sys_flag]
         delayed = any(row.get(name) is not None for name in ("delayTimeLevel", "delayMs", "deliverTime"))
-        if delayed or not settings.batching or len(item) > min(MAX_BODY, settings.max_message_size):
+        if delayed or not settings.batching or size > min(MAX_BODY, settings.max_message_size):
             group.singles.append(message)
         else:
             group.items.append(message)
@@ -107,7 +118,7 @@ def check(done: Sequence[Ready], rows: Sequence[Mapping[str, Any]], settings: Ba
     for batch, queue in done:
         assert batch.nbytes == len(joined(batch))
         wait = "WAIT\x01false\x02" not in batch.properties
-        by_group[batch.topic, queue, wait][0 if batch.batch else 1].append(batch)
+        by_group[batch.topic, queue, wait, batch.sys_flag][0 if batch.batch else 1].append(batch)
     wanted = expected(rows, settings)
     assert set(by_group) == set(wanted)
     for group, (batches, singles) in by_group.items():
@@ -120,7 +131,7 @@ def check(done: Sequence[Ready], rows: Sequence[Mapping[str, Any]], settings: Ba
             assert 1 <= batch.rows <= MAX_BATCH_ROWS
             assert batch.nbytes <= limit or batch.rows == 1
             assert batch.nbytes <= min(settings.max_message_size, MAX_BODY)
-            assert (batch.flag, batch.sys_flag) == (0, 0)
+            assert batch.flag == 0
             assert batch.properties == ("" if group[2] else "WAIT\x01false\x02")
         assert [(joined(one), one.properties, one.flag, one.rows) for one in singles] == [
             (message.body, encode_properties(message.properties).decode(), message.flag, 1)

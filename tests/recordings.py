@@ -48,6 +48,9 @@ events = st.one_of(
     ),
     st.tuples(st.just("retry"), st.sampled_from("abc"), st.sampled_from(("busy", "lost")), st.floats(0, 5_000)),
     st.tuples(st.just("failure"), st.sampled_from("abc"), st.sampled_from(("13", "lost")), st.floats(0, 5_000)),
+    st.tuples(
+        st.sampled_from(("skipped", "dead")), st.just("a"), st.sampled_from(("body is null", "lost")), st.just(0.0)
+    ),
     st.tuples(st.just("isolation"), st.sampled_from("abc"), st.floats(0, 60_000), st.floats(0, 5_000)),
 )
 
@@ -65,6 +68,10 @@ def reports(draw: st.DrawFn) -> PartitionReport:
             recording.record_retry(broker, *rest)
         elif kind == "failure":
             recording.record_failure(broker, *rest)
+        elif kind == "skipped":
+            recording.record_skipped({rest[0]: 3})
+        elif kind == "dead":
+            recording.record_dead_letters({rest[0]: 4})
         else:
             recording.record_isolation(broker, *rest)
     return recording.snapshot()

@@ -197,6 +197,8 @@ property_names = visible_texts.filter(lambda name: name not in RESERVED_PROPERTI
 def _column_values(draw: st.DrawFn) -> dict[str, st.SearchStrategy[Any]]:
     text_body = draw(st.booleans())
     body = st.text(min_size=1, max_size=40).map(str.encode) if text_body else st.binary(min_size=1, max_size=60)
+    # Bodies that shrink when they are compressed.
+    body |= st.sampled_from([b"a" * 60, b"long, long, " * 9])
     listed = st.lists(key_items, max_size=3)
     values: dict[str, st.SearchStrategy[Any]] = {
         "text" if text_body else "body": body,

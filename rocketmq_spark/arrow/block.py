@@ -1,10 +1,10 @@
 """RecordBatch -> MessageBlock: which column is what, normalised and checked; no copies of payloads.
 
 Rule 1: after this module nobody asks for a column's Arrow type, nor whether a column exists.
-Rule 2: a block knows every rule that its rows break, and raises nothing itself but on request: what becomes of bad
-        rows is the caller's choice.
+Rule 2: a block knows every rule that its rows break, and raises nothing: what becomes of bad rows is the caller's
+        choice.
 Rule 3: properties of a message come in one order: KEYS, TAGS, WAIT (only ``false``), __SHARDINGKEY, DELAY,
-        TIMER_DELAY_MS, TIMER_DELIVER_MS, UNIQ_KEY, then the user's own in the order of the map.
+        TIMER_DELAY_MS, TIMER_DELIVER_MS, SPARK_ROW_ID, UNIQ_KEY, then the user's own in the order of the map.
 
 An empty string in keys or shardingKey is none, as in ``Message``'s constructor; in tags it is an error, because it
 could mean the default as well as none. Columns follow design.md section 4.
@@ -12,7 +12,7 @@ could mean the default as well as none. Columns follow design.md section 4.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +23,7 @@ import pyarrow as pa
 from rocketmq_spark.arrow.columns import (
     ByteColumn,
     Ints,
+    ListColumn,
     Mask,
     byte_column,
     coded_column,
@@ -31,6 +32,7 @@ from rocketmq_spark.arrow.columns import (
     list_column,
 )
 from rocketmq_spark.arrow.properties import Property, join_keys, reserved_names, user_properties
+from rocketmq_spark.arrow.row_id import RowIds, content_hashes
 from rocketmq_spark.arrow.schema import DELAY_COLUMNS, READ_COLUMNS, check_schema
 from rocketmq_spark.arrow.settings import BatchSettings
 from rocketmq_spark.arrow.unique_id import UniqueIds
@@ -45,7 +47,6 @@ from rocketmq_spark.arrow.validate import (
     topic_rule,
     violations,
 )
-from rocketmq_spark.errors import InvalidRowError
 from rocketmq_spark.message_const import SHARDING_KEY
 from rocketmq_spark.wire.records import ITEM_OVERHEAD, MAX_PROPERTIES
 
@@ -60,11 +61,11 @@ MAX_SINGLE_PROPERTIES: Final = 32_000
 _INT32_MIN: Final = -(2**31)
 _INT32_MAX: Final = 2**31 - 1
 
+# The properties that the hash in SPARK_ROW_ID covers, beside the user's own (wire/row_hash.py, rule 2).
+_HASHED: Final = frozenset({b"KEYS", b"TAGS", SHARDING_KEY.encode()})
+
 # Java refuses these topics in a batch only, the broker answers 13.
 _RETRY_PREFIX: Final = "%RETRY%"
-
-# How much of a topic, of keys or of a value an error shows, characters.
-_SHOWN: Final = 100
 
 # The property that each delay column becomes, and its largest value (None: the broker's own limit holds).
 _DELAYS: Final[Mapping[str, tuple[bytes, int | None]]] = {
@@ -125,61 +126,46 @@ class MessageBlock:
     violations: tuple[Violation, ...]
 
     @classmethod
-    def of(cls, batch: pa.RecordBatch, settings: BatchSettings) -> MessageBlock:
-        """Normalise and check one batch, whose schema has passed `check_schema`."""
-        return _Reader(batch, settings).block()
+    def of(
+        cls, batch: pa.RecordBatch, settings: BatchSettings, row_ids: RowIds | None = None, first_row: int = 0
+    ) -> MessageBlock:
+        """Normalise and check one batch, whose schema has passed `check_schema`.
+
+        Parameters
+        ----------
+        batch : pyarrow.RecordBatch
+        settings : BatchSettings
+        row_ids : RowIds or None, default None
+            Gives each row the property SPARK_ROW_ID.
+        first_row : int, default 0
+            The number, within the partition, of the batch's first row.
+        """
+        return _Reader(batch, settings, row_ids, first_row).block()
 
     def topic(self, row: int) -> str | None:
         """Return the topic of one row, None where it is null."""
         code = 0 if self.topic_codes is None else int(self.topic_codes[row])
         return None if code < 0 else self.topics[code]
 
-    def bad_rows(self, more: Sequence[Violation] = ()) -> Mask | None:
-        """Return which rows break a rule, those of `more` too; None: none does."""
-        if not self.violations and not more:
+    def bad_rows(self) -> Mask | None:
+        """Return which rows break a rule; None: none does."""
+        if not self.violations:
             return None
         bad = np.zeros(self.rows, np.bool_)
-        for violation in (*self.violations, *more):
+        for violation in self.violations:
             bad[violation.rows] = True
         return bad
-
-    def errors(self, partition_id: int, first_row: int, more: Sequence[Violation] = ()) -> Iterator[InvalidRowError]:
-        """Yield an error for each bad row, in the order of rows: of the rules it breaks, the first checked.
-
-        Parameters
-        ----------
-        partition_id : int
-        first_row : int
-            The number, within the partition, of the block's first row.
-        more : sequence of Violation
-            Beside the block's own.
-        """
-        first: dict[int, Violation] = {}
-        for violation in (*self.violations, *more):
-            for row in violation.rows.tolist():
-                first.setdefault(row, violation)
-        for row in sorted(first):
-            yield self._error(first[row], row, partition_id, first_row + row)
-
-    def _error(self, violation: Violation, row: int, partition_id: int, number: int) -> InvalidRowError:
-        rule = violation.rule
-        keys = None if self.keys is None else self.keys.text(row)
-        found = "" if violation.found is None else f" ({str(violation.found(row))[:_SHOWN]})"
-        return InvalidRowError(
-            f"partition {partition_id}, row {number} (topic {(self.topic(row) or 'none')[:_SHOWN]}, "
-            f"keys {(keys or 'none')[:_SHOWN]}): {rule.broken}{found}; {rule.allowed}; {rule.todo}",
-            row=number,
-            rule=rule.broken,
-        )
 
 
 class _Reader:
     """Reads the columns of one batch, each by its own method, and gathers what is wrong with them."""
 
-    def __init__(self, batch: pa.RecordBatch, settings: BatchSettings) -> None:
+    def __init__(self, batch: pa.RecordBatch, settings: BatchSettings, row_ids: RowIds | None, first_row: int) -> None:
         self._columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         self._rows = batch.num_rows
         self._settings = settings
+        self._row_ids = row_ids
+        self._first_row = first_row
         self._violations: list[Violation] = []
 
     def block(self) -> MessageBlock:
@@ -202,7 +188,10 @@ class _Reader:
         if sharding_key is not None:
             properties.append(Property(SHARDING_KEY.encode(), sharding_key, sharding_key.valid))
         properties += delays
-        user = self._user_properties()
+        entries = self._user_properties()
+        user = None if entries is None else entries.joined()
+        if self._row_ids is not None and rows:
+            properties.append(self._row_id(self._row_ids, topics, topic_codes, properties, entries, body))
         property_sizes: npt.NDArray[np.int64] = np.full(rows, len(UNIQ_KEY) + UniqueIds.LENGTH + 2, np.int64)
         for one in properties:
             property_sizes += one.sizes(rows)
@@ -306,13 +295,27 @@ class _Reader:
             properties.append(Property(property_name, text, valid))
         return properties, delayed if properties else None
 
-    def _user_properties(self) -> ByteColumn | None:
+    def _row_id(
+        self,
+        ids: RowIds,
+        topics: list[str],
+        topic_codes: Ints | None,
+        properties: Sequence[Property],
+        user: ListColumn | None,
+        body: ByteColumn,
+    ) -> Property:
+        if ids.columns is not None:
+            return ids.of_columns(self._columns, self._rows)
+        hashed = [one for one in properties if one.name in _HASHED]
+        return ids.of_rows(content_hashes(topics, topic_codes, hashed, user, body, ids.workspace), self._first_row)
+
+    def _user_properties(self) -> ListColumn | None:
         entries = list_column(self._columns.get("properties"))
         if entries is None:
             return None
         user, found = user_properties(
             entries,
-            reserved=reserved_names(sharding_key="shardingKey" in self._columns),
+            reserved=reserved_names(sharding_key="shardingKey" in self._columns, row_id=self._row_ids is not None),
             drop_reserved=any(name in self._columns for name in READ_COLUMNS),
         )
         self._violations += found

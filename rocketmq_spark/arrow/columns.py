@@ -112,6 +112,10 @@ class ListColumn:
         """Return the row of each of `entries`."""
         return np.searchsorted(self.offsets, entries, side="right") - 1
 
+    def joined(self) -> ByteColumn:
+        """Return each row's entries as one string, without a copy; they lie back to back, and none is null."""
+        return ByteColumn(self.values.offsets[self.offsets], self.values.data)
+
     def filter(self, keep: Mask) -> ListColumn:
         """Return the column without the entries for which `keep` is False; copies what is left."""
         before = np.concatenate([[0], np.cumsum(keep)])

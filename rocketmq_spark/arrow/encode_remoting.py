@@ -4,8 +4,9 @@ Rule 1: a full batch is a few slices of larger buffers, which nobody joins; wher
         its part out, or a small batch that waits would keep a whole chunk alive.
 Rule 2: what is left of a block when `RemotingBatcher.add` ends is copied out, so nothing keeps the block alive.
 Rule 3: rows of one group keep their order; between groups there is none, nor between a delayed row and others.
-Rule 4: what goes as a single message (a delay, a body too large for a batch) is yielded as soon as it is met.
-Rule 5: no clock and no queue choice here: `now` comes in, and a queue goes out only where a row is bound to it.
+Rule 4: long bodies are compressed, a chunk at a time; compressed rows and plain ones are groups of their own.
+Rule 5: what goes as a single message (a delay, a body too large for a batch) is yielded as soon as it is met.
+Rule 6: no clock and no queue choice here: `now` comes in, and a queue goes out only where a row is bound to it.
 
 Follows ``MessageBatch.generateFromList`` (spec/producer.md 3.8) and the limits of spec/remoting.md 6.4 and 16.
 """
@@ -20,13 +21,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rocketmq_spark.arrow.block import MessageBlock
-from rocketmq_spark.arrow.columns import Ints, Mask
-from rocketmq_spark.arrow.gather import Workspace
+from rocketmq_spark.arrow.columns import ByteColumn, Ints, Mask
+from rocketmq_spark.arrow.compress import compress_bodies
+from rocketmq_spark.arrow.custom_selector import CustomSelector
+from rocketmq_spark.arrow.gather import Workspace, chunks
+from rocketmq_spark.arrow.invalid import InvalidRows
 from rocketmq_spark.arrow.items import encode_items, encode_properties
+from rocketmq_spark.arrow.row_id import RowIds
 from rocketmq_spark.arrow.settings import BatchSettings
-from rocketmq_spark.arrow.split import GroupKey, Groups, chunks, fill_batches, group_rows
+from rocketmq_spark.arrow.split import GroupKey, Groups, fill_batches, group_rows
 from rocketmq_spark.arrow.unique_id import UniqueIds
-from rocketmq_spark.errors import InvalidRowError
 from rocketmq_spark.message import Buffer, EncodedBatch, MessageQueue
 
 __all__ = ["BatchSettings", "RemotingBatcher"]
@@ -61,8 +65,12 @@ class RemotingBatcher:
     unique_ids : UniqueIds
         Gives row k of the partition the k-th id.
     on_invalid : callable or None, default None
-        Called with the invalid rows of a batch, as a RecordBatch, and an error for each; the other rows go on. None:
-        the first error is raised, and nothing of that batch is sent.
+        Called with the `InvalidRows` of a batch, which are left out; the other rows go on. None: the first error is
+        raised, and nothing of that batch is sent.
+    row_ids : RowIds or None, default None
+        Gives each row the property SPARK_ROW_ID.
+    custom : CustomSelector or None, default None
+        Chooses the queues, instead of the settings' `queue_selector`.
     chunk_bytes : int, default 2 MiB
         Rows are encoded in chunks of about this size.
 
@@ -71,7 +79,7 @@ class RemotingBatcher:
     pending_bytes, pending_rows : int
         What waits in batches that are not full.
     taken_rows : int
-        Every row ever handed to `add`, those of a batch that was refused included.
+        Every row ever handed to `add`, those of a batch that was refused included, without those left out.
     """
 
     def __init__(
@@ -81,7 +89,9 @@ class RemotingBatcher:
         partition_id: int,
         queues_of: Callable[[str], Sequence[MessageQueue]],
         unique_ids: UniqueIds,
-        on_invalid: Callable[[pa.RecordBatch, Sequence[InvalidRowError]], None] | None = None,
+        on_invalid: Callable[[InvalidRows], None] | None = None,
+        row_ids: RowIds | None = None,
+        custom: CustomSelector | None = None,
         chunk_bytes: int = _CHUNK_BYTES,
     ) -> None:
         self._settings = settings
@@ -90,6 +100,8 @@ class RemotingBatcher:
         self._queues_of = queues_of
         self._ids = unique_ids
         self._on_invalid = on_invalid
+        self._row_ids = row_ids
+        self._custom = custom
         self._chunk_bytes = chunk_bytes
         self._workspace = Workspace()
         self._first_row = 0
@@ -124,15 +136,16 @@ class RemotingBatcher:
             The topic of a bound row has no queue; the batch is not taken and may be added again.
         """
         self.taken_rows += batch.num_rows
-        block = MessageBlock.of(batch, self._settings)
-        groups = group_rows(block, self._settings.queue_selector, self._queues_of)
-        bad = block.bad_rows(groups.violations)
-        if bad is not None:
-            errors = list(block.errors(self._partition_id, self._first_row, groups.violations))
+        block = MessageBlock.of(batch, self._settings, self._row_ids, self._first_row)
+        groups = group_rows(block, self._settings.queue_selector, self._queues_of, batch, self._custom)
+        invalid = InvalidRows.of(batch, block, groups.violations, self._partition_id, self._first_row)
+        if invalid is not None:
             if self._on_invalid is None:
-                raise errors[0]
-            self._on_invalid(batch.filter(pa.array(bad)), errors)
+                raise next(invalid.errors())
+            self._on_invalid(invalid)
+            self.taken_rows -= len(invalid)
         self._first_row += block.rows
+        bad = None if invalid is None else invalid.mask
         return self._encode(block, groups, bad, self._ids.take(block.rows), now)
 
     def expired(self, now: float) -> Iterator[Ready]:
@@ -151,23 +164,41 @@ class RemotingBatcher:
         for start, stop in chunks(block.item_sizes, self._chunk_bytes, alone):
             ready: list[Ready] = []
             batched, single = _choose(block, bad, start, stop)
+            packed = compress_bodies(
+                block.body.slice(start, stop), None if bad is None else ~bad[start:stop], self._settings
+            )
+            grouped = groups if packed is None else self._compressed_apart(groups, start, stop, packed)
             if batched is None or len(batched):
-                ready += self._fill(block, groups, start, stop, batched, first_id, now)
+                ready += self._fill(block, grouped, start, stop, batched, packed, first_id, now)
             if single is not None and len(single):
-                ready += self._singles(block, groups, start, stop, single, first_id)
+                ready += self._singles(block, grouped, start, stop, single, packed, first_id)
             ready += self._trim()
             yield from ready
         for group in self._groups.values():
             group.settle()
 
+    def _compressed_apart(self, groups: Groups, start: int, stop: int, packed: ByteColumn) -> Groups:
+        kind = self._settings.compress_type
+        if kind is None or packed.valid is None:
+            return groups
+        return groups.apart(slice(start, stop), packed.valid, kind.sys_flag)
+
     def _fill(
-        self, block: MessageBlock, groups: Groups, start: int, stop: int, rows: Ints | None, first_id: int, now: float
+        self,
+        block: MessageBlock,
+        groups: Groups,
+        start: int,
+        stop: int,
+        rows: Ints | None,
+        packed: ByteColumn | None,
+        first_id: int,
+        now: float,
     ) -> Iterator[Ready]:
         count = stop - start if rows is None else len(rows)
         runs = [(groups.keys[0], 0, count)]
         if groups.codes is not None:
             rows, runs = _sorted_runs(groups, start, np.arange(count) if rows is None else rows)
-        data, ends = encode_items(block, start, stop, rows, self._ids, first_id, self._workspace)
+        data, ends = encode_items(block, start, stop, rows, self._ids, first_id, self._workspace, packed)
         for key, begin, end in runs:
             group = self._groups.get(key)
             nbytes, filled = (0, 0) if group is None else (group.nbytes, group.rows)
@@ -185,7 +216,14 @@ class RemotingBatcher:
                     yield self._close(key)
 
     def _singles(
-        self, block: MessageBlock, groups: Groups, start: int, stop: int, rows: Ints, first_id: int
+        self,
+        block: MessageBlock,
+        groups: Groups,
+        start: int,
+        stop: int,
+        rows: Ints,
+        packed: ByteColumn | None,
+        first_id: int,
     ) -> Iterator[Ready]:
         """Yield rows as single messages: one Python object a row, as each is a request of its own."""
         properties = encode_properties(block, start, stop, rows, self._ids, first_id, self._workspace)
@@ -195,9 +233,22 @@ class RemotingBatcher:
                 # Rows of one shardingKey keep their order: the ones before a row too large for a batch go before it.
                 yield self._close(key)
             # Copied: a slice would keep the whole block alive while the message is under way.
-            body = block.body.value(row) or b""
+            short = None if packed is None else packed.value(row - start)
+            body = short or block.body.value(row) or b""
             flag = 0 if block.flags is None else int(block.flags[row])
-            yield EncodedBatch(key.topic, (body,), 1, len(body), batch=False, properties=text, flag=flag), key.queue
+            yield (
+                EncodedBatch(
+                    key.topic,
+                    (body,),
+                    1,
+                    len(body),
+                    batch=False,
+                    properties=text,
+                    flag=flag,
+                    sys_flag=key.sys_flag,
+                ),
+                key.queue,
+            )
 
     def _trim(self) -> Iterator[Ready]:
         """Close the largest batches until the others fit ``max_pending_bytes``."""
@@ -245,8 +296,9 @@ class _Group:
     def batch(self) -> EncodedBatch:
         settled: tuple[Buffer, ...] = tuple(memoryview(piece).toreadonly() for piece in self._settled)
         properties = "" if self.key.wait_store_msg_ok else _NO_WAIT
+        body = settled + tuple(self._slices)
         return EncodedBatch(
-            self.key.topic, settled + tuple(self._slices), self.rows, self.nbytes, properties=properties
+            self.key.topic, body, self.rows, self.nbytes, properties=properties, sys_flag=self.key.sys_flag
         )
 
 

@@ -11,7 +11,7 @@ that is paid per part, which is why neighbouring frames are fused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rocketmq_spark.arrow.columns import ByteColumn, Ints, Octets
+from rocketmq_spark.arrow.columns import ByteColumn, Ints, Mask, Octets
 
 _INT32_END: Final = 2**31
 
@@ -143,6 +143,22 @@ def assemble(
     # boundscheck=False: every number is one that the vocabulary gave out.
     taken = pc.take(vocabulary.array(nbytes), pa.array(flat), boundscheck=False)
     return memoryview(taken.buffers()[2]).cast("B")[skip : skip + nbytes]
+
+
+def chunks(sizes: npt.NDArray[np.int64], limit: int, alone: Mask | None) -> Iterator[tuple[int, int]]:
+    """Cut rows of these sizes into ranges of about `limit` bytes; rows marked `alone` are ranges of their own."""
+    ends = np.concatenate([[0], np.cumsum(sizes)])
+    borders = [len(sizes)]
+    if alone is not None:
+        rows = np.flatnonzero(alone)
+        borders = np.unique(np.concatenate([rows, rows + 1, borders])).tolist()
+    start = 0
+    for border in borders:
+        while start < border:
+            stop = int(np.searchsorted(ends, ends[start] + limit, side="right")) - 1
+            stop = min(max(stop, start + 1), border)
+            yield start, stop
+            start = stop
 
 
 def _fused(parts: Sequence[Part]) -> list[Part]:

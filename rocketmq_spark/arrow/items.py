@@ -17,15 +17,17 @@ Follows ``MessageDecoder.encodeMessages`` (spec/remoting.md 6.1) and is held aga
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from rocketmq_spark.arrow.block import UNIQ_KEY, MessageBlock
-from rocketmq_spark.arrow.columns import Ints, Mask
+from rocketmq_spark.arrow.columns import ByteColumn, Ints, Mask
 from rocketmq_spark.arrow.gather import Choice, Frame, Part, Workspace, assemble
 from rocketmq_spark.arrow.unique_id import UniqueIds
+from rocketmq_spark.wire.records import ITEM_OVERHEAD
 
 _END: Final = b"\x02"
 
@@ -33,7 +35,14 @@ _ScalarT = TypeVar("_ScalarT", bound="np.generic[Any]")
 
 
 def encode_items(
-    block: MessageBlock, start: int, stop: int, rows: Ints | None, ids: UniqueIds, first_id: int, workspace: Workspace
+    block: MessageBlock,
+    start: int,
+    stop: int,
+    rows: Ints | None,
+    ids: UniqueIds,
+    first_id: int,
+    workspace: Workspace,
+    packed: ByteColumn | None = None,
 ) -> tuple[memoryview, npt.NDArray[np.int64]]:
     """Encode rows as batch items, back to back.
 
@@ -48,21 +57,29 @@ def encode_items(
     first_id : int
         The id of the block's first row; row k has the k-th after it.
     workspace : Workspace
+    packed : ByteColumn or None, default None
+        Bodies of the range that take the place of the block's; null where the block's stays.
 
     Returns
     -------
     tuple of memoryview and int64 array, shape (items + 1,)
         The items; item k lies between element k and element k + 1.
     """
-    body = block.body.slice(start, stop)
-    item_sizes = _picked(block.item_sizes[start:stop], rows)
+    bodies = [block.body.slice(start, stop)]
+    body_sizes = bodies[0].sizes
+    if packed is not None and packed.valid is not None:
+        # One of the two is null in each row, and gives nothing.
+        bodies = [replace(bodies[0], valid=~packed.valid), packed]
+        body_sizes = bodies[0].sizes + packed.sizes
     property_sizes = _picked(block.property_sizes[start:stop], rows)
-    head = Frame(bytes(20), ((0, ">i4", item_sizes), (16, ">i4", _picked(body.sizes, rows))))
+    body_sizes = _picked(body_sizes, rows)
+    item_sizes = property_sizes + body_sizes + ITEM_OVERHEAD
+    head = Frame(bytes(20), ((0, ">i4", item_sizes), (16, ">i4", body_sizes)))
     if block.flags is not None:
         head = Frame(head.template, (*head.fields, (12, ">i4", _picked(block.flags[start:stop], rows))))
     parts = [
         head,
-        body,
+        *bodies,
         Frame(bytes(2), ((0, ">i2", property_sizes),)),
         *_property_parts(block, start, stop, rows, ids, first_id),
     ]

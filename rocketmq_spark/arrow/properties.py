@@ -18,6 +18,7 @@ from rocketmq_spark.arrow.columns import ByteColumn, Ints, ListColumn, Mask
 from rocketmq_spark.arrow.gather import Choice, Frame, Part, assemble
 from rocketmq_spark.arrow.validate import Rule, Violation, check_text, violations
 from rocketmq_spark.message_const import RESERVED_PROPERTIES, SHARDING_KEY
+from rocketmq_spark.wire.row_hash import ROW_ID
 
 # Java leaves these to the user, but the broker refuses or misreads a message that has them (spec/remoting.md 19.5).
 _INNER: Final = frozenset({"INNER_NUM", "INNER_BASE", "INNER_MULTI_DISPATCH"})
@@ -57,17 +58,24 @@ def join_keys(items: ListColumn) -> ByteColumn:
     """Return each row's items joined by one space (``Message.setKeys(Collection)``); a row without items is empty."""
     first = np.zeros(len(items.values) + 1, np.int8)
     first[items.offsets[:-1]] = 1
-    return _rows(items, [Choice((b" ", b""), first[:-1]), items.values], items.values.sizes + 1 - first[:-1])
+    joined = _assembled(items, [Choice((b" ", b""), first[:-1]), items.values], items.values.sizes + 1 - first[:-1])
+    return joined.joined()
 
 
-def reserved_names(*, sharding_key: bool) -> frozenset[str]:
-    """Return the names a user property may not have; with a column ``shardingKey``, the property it becomes too."""
-    return RESERVED_PROPERTIES | _INNER | ({SHARDING_KEY} if sharding_key else frozenset())
+def is_blank(text: str) -> bool:
+    """Return whether all of `text` goes away in Java's ``String.trim``: nothing above U+0020 in it."""
+    return not any(character > " " for character in text)
+
+
+def reserved_names(*, sharding_key: bool, row_id: bool) -> frozenset[str]:
+    """Return the names a user property may not have: those that the connector writes among them, where it does."""
+    written = {SHARDING_KEY: sharding_key, ROW_ID: row_id}
+    return RESERVED_PROPERTIES | _INNER | {name for name, does in written.items() if does}
 
 
 def user_properties(
     entries: ListColumn, *, reserved: frozenset[str], drop_reserved: bool
-) -> tuple[ByteColumn, list[Violation]]:
+) -> tuple[ListColumn, list[Violation]]:
     """Encode a map column as property strings and check it.
 
     Parameters
@@ -80,8 +88,8 @@ def user_properties(
 
     Returns
     -------
-    tuple of ByteColumn and list of Violation
-        ``name 0x01 value 0x02`` of all entries of each row, in the order of the map; empty where there are none.
+    tuple of ListColumn and list of Violation
+        ``name 0x01 value 0x02`` of each entry, in the order of the map.
     """
     found: list[Violation] = []
     names, codes, is_reserved = _named(entries, reserved)
@@ -97,7 +105,7 @@ def user_properties(
     found += _check_nulls(entries)
     found += _check_duplicates(entries, codes, len(is_reserved))
     parts: list[Part] = [names, Frame(b"\x01"), entries.values, Frame(b"\x02")]
-    return _rows(entries, parts, names.sizes + entries.values.sizes + 2), found
+    return _assembled(entries, parts, names.sizes + entries.values.sizes + 2), found
 
 
 def _named(entries: ListColumn, reserved: frozenset[str]) -> tuple[ByteColumn, Ints, Mask]:
@@ -110,13 +118,13 @@ def _named(entries: ListColumn, reserved: frozenset[str]) -> tuple[ByteColumn, I
     return entries.names, encoded.indices.to_numpy(zero_copy_only=False), is_reserved
 
 
-def _rows(items: ListColumn, parts: Sequence[Part], sizes: Ints) -> ByteColumn:
-    """Assemble one string per entry, `sizes` long, and return them as one string per row."""
+def _assembled(items: ListColumn, parts: Sequence[Part], sizes: Ints) -> ListColumn:
+    """Return a list column with one string per entry of `items`, assembled from `parts` and `sizes` long."""
     ends = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     if ends[-1] == 0:
-        return ByteColumn(np.zeros(len(items.offsets), np.int64), np.empty(0, np.uint8))
+        return ListColumn(items.offsets, ByteColumn(ends, np.empty(0, np.uint8)))
     data = assemble(parts, len(sizes), int(ends[-1]))
-    return ByteColumn(ends[items.offsets], np.frombuffer(data, np.uint8))
+    return ListColumn(items.offsets, ByteColumn(ends, np.frombuffer(data, np.uint8)))
 
 
 def _check_reserved(entries: ListColumn, names: ByteColumn, hits: Ints) -> Iterator[Violation]:

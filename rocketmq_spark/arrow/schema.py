@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -106,6 +106,9 @@ _WRITTEN: Final[Mapping[str, _Column]] = {
 
 _KNOWN: Final = (*_WRITTEN, *READ_COLUMNS)
 
+# Beside texts and lists of them, what a column that makes an id may hold.
+_ID_TYPES: Final = (_is_int, _is_boolean, pa.types.is_timestamp, pa.types.is_null)
+
 
 def check_schema(schema: pa.Schema, *, topic: str | None, queue_selector: str | None) -> None:
     """Refuse a schema that a write could not send in full.
@@ -143,6 +146,31 @@ def check_schema(schema: pa.Schema, *, topic: str | None, queue_selector: str | 
             "topic option required when no 'topic' column is present. Use the topic option for setting a topic."
         )
     _check_selector(names, queue_selector)
+
+
+def check_row_id(schema: pa.Schema, columns: Sequence[str]) -> None:
+    """Refuse columns that ``rowId=columns:...`` can't make an id of.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        Has passed `check_schema`.
+    columns : sequence of str
+
+    Raises
+    ------
+    SchemaError
+        A column that is not there, or whose values are not one text, number or time each.
+    """
+    for name in columns:
+        if name not in schema.names:
+            raise SchemaError(f"rowId=columns:{','.join(columns)}: there is no column {name} among {schema.names}")
+        arrow_type = schema.field(name).type
+        if not (_is_payload(arrow_type) or _is_keys(arrow_type) or any(is_a(arrow_type) for is_a in _ID_TYPES)):
+            raise SchemaError(
+                f"rowId=columns:{','.join(columns)}: column {name} is {arrow_type}; strings, binaries, arrays of "
+                "strings, whole numbers, booleans and timestamps make an id"
+            )
 
 
 def _check_payload(names: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rocketmq_spark.compression import DEFAULT_LEVEL, CompressionType
 from rocketmq_spark.wire.records import MAX_BODY
 
 
@@ -29,6 +30,11 @@ class BatchSettings:
         All batches that are being filled, together.
     ordered : bool, default False
         Refuse rows without a shardingKey.
+    compress_type : CompressionType or None, default None
+        How long bodies are compressed, one by one; None: not at all.
+    compress_over : int, default 4096
+        Bodies of at least so many bytes are long.
+    compress_level : int, default 5
     """
 
     topic: str | None = None
@@ -39,6 +45,9 @@ class BatchSettings:
     queue_selector: str | None = None
     max_pending_bytes: int = 32 * 1024 * 1024
     ordered: bool = False
+    compress_type: CompressionType | None = None
+    compress_over: int = 4096
+    compress_level: int = DEFAULT_LEVEL
 
     @property
     def item_limit(self) -> int:

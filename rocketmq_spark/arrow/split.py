@@ -1,8 +1,10 @@
 """Rows -> groups that may share a batch, and groups -> batches within the limits. Plans only: nothing is encoded here.
 
-Rule 1: one batch has one topic, one queue (or any queue) and one ``waitStoreMsgOK`` (spec/producer.md 3.8).
-Rule 2: a row is bound to a queue by the hash of its shardingKey (selectors ``hash`` and None), or by its queueId
-        (``column``); by any other selector, and without key or id, it is not bound and the producer picks a queue.
+Rule 1: one batch has one topic, one queue (or any queue), one ``waitStoreMsgOK`` (spec/producer.md 3.8), and bodies
+        that are all compressed or all plain.
+Rule 2: a row is bound to a queue by the hash of its shardingKey (selectors ``hash`` and None), by its queueId
+        (``column``), or by a user's class (``module:Class``); by any other selector, and without key or id, it is not
+        bound and the producer picks a queue.
 Rule 3: a batch never has more than 32,000 rows, and passes the size asked for only where one row alone does.
 Rule 4: the queues of a topic are asked for only when a row of it is to be bound.
 
@@ -12,13 +14,15 @@ Follows ``SelectMessageQueueByHash.java`` as of 5.x (spec/producer.md 11.3).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from rocketmq_spark.arrow.block import MessageBlock
 from rocketmq_spark.arrow.columns import Ints, Mask
+from rocketmq_spark.arrow.custom_selector import CustomSelector
 from rocketmq_spark.arrow.string_hash import string_hashes
 from rocketmq_spark.arrow.validate import Rule, Violation
 from rocketmq_spark.errors import RouteNotFoundException
@@ -34,6 +38,7 @@ class GroupKey:
     topic: str
     queue: MessageQueue | None = None
     wait_store_msg_ok: bool = True
+    sys_flag: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +58,33 @@ class Groups:
     codes: Ints | None
     violations: list[Violation]
 
+    def apart(self, rows: slice, compressed: Mask, sys_flag: int) -> Groups:
+        """Return the groups with those of the `rows` that are `compressed` in groups of their own.
+
+        Parameters
+        ----------
+        rows : slice
+            A range of the block's rows; the others' groups have no meaning in what is returned.
+        compressed : bool array
+            For each row of the range.
+        sys_flag : int
+            Of the groups of compressed rows.
+        """
+        twice = len(self.keys) * 2
+        codes = np.zeros(rows.stop, np.uint16 if twice < 0x10000 else np.int64)
+        codes[rows] = compressed
+        if self.codes is not None:
+            codes[rows] += self.codes[rows].astype(codes.dtype) * codes.dtype.type(2)
+        keys = [replace(key, sys_flag=flag) for key in self.keys for flag in (0, sys_flag)]
+        return Groups(keys, codes, self.violations)
+
 
 def group_rows(
-    block: MessageBlock, queue_selector: str | None, queues_of: Callable[[str], Sequence[MessageQueue]]
+    block: MessageBlock,
+    queue_selector: str | None,
+    queues_of: Callable[[str], Sequence[MessageQueue]],
+    rows: pa.RecordBatch,
+    custom: CustomSelector | None = None,
 ) -> Groups:
     """Return which rows of `block` may share a batch.
 
@@ -65,6 +94,10 @@ def group_rows(
     queue_selector : str or None
     queues_of : callable
         The writable queues of a topic, in the producer's order.
+    rows : pyarrow.RecordBatch
+        What `block` was made of.
+    custom : CustomSelector or None, default None
+        Chooses instead of `queue_selector`.
 
     Raises
     ------
@@ -73,7 +106,9 @@ def group_rows(
     """
     bad = block.bad_rows()
     targets = _Targets(block, queues_of)
-    if queue_selector in (None, "hash") and block.sharding_key is not None:
+    if custom is not None:
+        targets.bind_by_choice(_usable(None, bad, block.rows), rows, custom)
+    elif queue_selector in (None, "hash") and block.sharding_key is not None:
         targets.bind_by_hash(_usable(block.sharding_key.valid, bad, block.rows))
     elif queue_selector == "column" and block.queue_ids is not None:
         targets.bind_by_column(_usable(block.queue_ids[1], bad, block.rows))
@@ -119,22 +154,6 @@ def fill_batches(
         full = cut < stop or nbytes >= limit or rows >= MAX_BATCH_ROWS
         yield start, cut, full
         start, nbytes, rows = cut, 0, 0
-
-
-def chunks(item_sizes: npt.NDArray[np.int64], limit: int, alone: Mask | None) -> Iterator[tuple[int, int]]:
-    """Cut the rows of a block into ranges of about `limit` bytes; rows marked `alone` are ranges of their own."""
-    ends = np.concatenate([[0], np.cumsum(item_sizes)])
-    borders = [len(item_sizes)]
-    if alone is not None:
-        rows = np.flatnonzero(alone)
-        borders = np.unique(np.concatenate([rows, rows + 1, borders])).tolist()
-    start = 0
-    for border in borders:
-        while start < border:
-            stop = int(np.searchsorted(ends, ends[start] + limit, side="right")) - 1
-            stop = min(max(stop, start + 1), border)
-            yield start, stop
-            start = stop
 
 
 def _usable(valid: Mask | None, bad: Mask | None, rows: int) -> Mask:
@@ -188,6 +207,20 @@ class _Targets:
             slots[rows] = found + 1
             if len(missing):
                 self.violations.append(self._no_such_queue(missing, some))
+        self._bind(queues, slots)
+
+    def bind_by_choice(self, bound: Mask, batch: pa.RecordBatch, custom: CustomSelector) -> None:
+        """Bind rows as a user's selector has it, asked once for each topic."""
+        if not bound.any():
+            return
+        codes = self._block.topic_codes
+        slots = np.zeros(self._block.rows, np.int64)
+        queues = self._queues_of_rows(bound)
+        for code, some in enumerate(queues):
+            mine = bound if codes is None else bound & (codes == code)
+            if mine.any():
+                rows = batch if mine.all() else batch.filter(pa.array(mine))
+                slots[mine] = custom.select(some, rows) + 1
         self._bind(queues, slots)
 
     def _no_such_queue(self, rows: Ints, queues: Sequence[MessageQueue]) -> Violation:

@@ -1,4 +1,4 @@
-"""What was measured, of one task or of any number of them: five sparse tables and the names their keys refer to.
+"""What was measured, of one task or of any number of them: six sparse tables and the names their keys refer to.
 
 Rule 1: merging is the same operation for two tasks, two micro-batches, and a micro-batch that is folded away.
 Rule 2: a merge is a few numpy calls whatever the number of brokers; the driver does it for every task, one by one.
@@ -10,6 +10,7 @@ Rule 3: packed bytes are all that travels; what can't be read raises ValueError 
     timeline   second / width | broker (20)             rows, requests, retries      largest latency, isolated (0, 1)
     queues     topic | broker (20) | queue id (20)      rows                         last offset, -(first offset)
     reasons    broker | reason or code (20)             retries, failures
+    invalid    rule broken                              rows skipped, rows dead-lettered
 """
 
 from __future__ import annotations
@@ -54,18 +55,34 @@ class Totals(NamedTuple):
     max_us: int
 
 
+class InvalidCounts(NamedTuple):
+    """Rows that no broker could store as they are, by the rule they break: left out, and sent as dead letters."""
+
+    skipped: dict[str, int]
+    dead_lettered: dict[str, int]
+
+    def lines(self) -> list[str]:
+        """Return a line for each of the two that has rows: how many, and by which rules."""
+        found = []
+        for what, by_rule in (("skipped", self.skipped), ("sent to the dead-letter topic", self.dead_lettered)):
+            if by_rule:
+                rules = ", ".join(f"{rows} {rule}" for rule, rows in sorted(by_rule.items(), key=lambda item: -item[1]))
+                found.append(f"{sum(by_rule.values())} invalid rows {what}: {rules}.")
+        return found
+
+
 class Measures:
     """Everything measured, mergeable in any order.
 
     Attributes
     ----------
     names : list of str
-        Brokers, topics, reasons and codes; keys of the tables refer to them by their place.
+        Brokers, topics, reasons, codes and rules; keys of the tables refer to them by their place.
     width : int
         Seconds that one bucket of the time line spans, a power of two.
     """
 
-    __slots__ = ("_numbers", "latency", "names", "queues", "reasons", "timeline", "totals", "width")
+    __slots__ = ("_numbers", "invalid", "latency", "names", "queues", "reasons", "timeline", "totals", "width")
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -76,6 +93,7 @@ class Measures:
         self.timeline = SparseTable(counters=3, peaks=2)
         self.queues = SparseTable(counters=1, peaks=2)
         self.reasons = SparseTable(counters=2)
+        self.invalid = SparseTable(counters=2)
 
     def number(self, name: str) -> int:
         """Return the number of a name, a new one if need be."""
@@ -92,7 +110,7 @@ class Measures:
         numbers = np.array([self.number(name) for name in other.names], np.int64)
         width = max(self.width, other.width)
         timeline = other._timeline_of(width)
-        others = other.totals, other.latency, timeline, other.queues, other.reasons
+        others = other.totals, other.latency, timeline, other.queues, other.reasons, other.invalid
         # All keys first: numbers that mean nothing raise here, before anything is added.
         keys = (
             _renumbered(numbers, other.totals.keys, 0),
@@ -100,6 +118,7 @@ class Measures:
             _renumbered(numbers, timeline.keys, 0),
             _renumbered(numbers, other.queues.keys, 2 * NAME_BITS, NAME_BITS),
             _renumbered(numbers, other.reasons.keys, NAME_BITS, 0),
+            _renumbered(numbers, other.invalid.keys, 0),
         )
         self.widen(width)
         seconds = len(self.timeline)
@@ -138,9 +157,10 @@ class Measures:
         """
         result = Measures()
         numbers = np.zeros(len(self.names), np.int64)
-        for number in self.totals.keys.tolist():
+        for number in (*self.totals.keys.tolist(), *self.invalid.keys.tolist()):
             numbers[number] = result.number(self.names[number])
         result.totals.add(numbers[self.totals.keys], self.totals.values)
+        result.invalid.add(numbers[self.invalid.keys], self.invalid.values)
         if latency_bits is not None:
             keys = _renumbered(numbers, self.latency.keys, INDEX_BITS)
             result.latency.add(keys, self.latency.values)
@@ -151,6 +171,15 @@ class Measures:
     def broker_totals(self) -> dict[str, Totals]:
         """Return the counters of every broker, by name in ascending order."""
         return dict(sorted((self.names[number], Totals(*values)) for number, values in self.totals.columns()))
+
+    def invalid_rows(self) -> InvalidCounts:
+        """Return the counts of invalid rows, rules in the order in which they were first met."""
+        counts = InvalidCounts({}, {})
+        for number, values in self.invalid.columns():
+            for by_rule, count in zip(counts, values, strict=True):
+                if count:
+                    by_rule[self.names[number]] = count
+        return counts
 
     def latencies(self, broker: str) -> tuple[IntArray, IntArray]:
         """Return bucket indices, ascending, and counts of one broker; empty for an unknown one."""
@@ -205,7 +234,7 @@ class Measures:
         return measures
 
     def _tables(self) -> tuple[SparseTable, ...]:
-        return self.totals, self.latency, self.timeline, self.queues, self.reasons
+        return self.totals, self.latency, self.timeline, self.queues, self.reasons, self.invalid
 
     def __repr__(self) -> str:
         rows, requests = self.totals.values[:2].sum(axis=1).tolist()

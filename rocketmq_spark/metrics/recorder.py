@@ -9,7 +9,7 @@ Rule 3: no measurement is lost, and none raises: a latency out of range is clamp
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,13 +103,15 @@ class Recorder:
     """
 
     def __init__(self, write_id: str, batch_id: int, partition_id: int, epoch_offset: float | None = None) -> None:
-        self._write_id = write_id
-        self._batch_id = batch_id
-        self._partition_id = partition_id
+        self.write_id = write_id
+        self.batch_id = batch_id
+        self.partition_id = partition_id
         self._epoch_offset = time.time() - time.monotonic() if epoch_offset is None else epoch_offset
         self._brokers: dict[str, BrokerRecorder] = {}
         # By second, then broker: rows, requests, retries, largest latency, isolated: the columns of Measures.timeline.
         self._seconds: dict[int, dict[str, list[int]]] = {}
+        # Rows skipped and rows dead-lettered, by rule.
+        self._invalid: dict[str, list[int]] = {}
         # The seconds that no longer fit above; merged there, they become coarser.
         self._past = Measures()
         self._last_now = -float("inf")
@@ -194,12 +196,24 @@ class Recorder:
         else:
             entry.isolations.append((now, now + duration_ms / 1000))
 
+    def record_skipped(self, by_rule: Mapping[str, int]) -> None:
+        """Count rows that were left out, by the rule that they break."""
+        self._record_invalid(by_rule, 0)
+
+    def record_dead_letters(self, by_rule: Mapping[str, int]) -> None:
+        """Count rows that go to the dead-letter topic, by the rule that they break."""
+        self._record_invalid(by_rule, 1)
+
+    def _record_invalid(self, by_rule: Mapping[str, int], place: int) -> None:
+        for rule, rows in by_rule.items():
+            self._invalid.setdefault(rule, [0, 0])[place] += rows
+
     def snapshot(self) -> PartitionReport:
         """Return everything measured so far; recording may go on.
 
         An isolation counts as far as the last `now` that was recorded.
         """
-        return PartitionReport(self._write_id, self._batch_id, self._partition_id, self.measures().pack())
+        return PartitionReport(self.write_id, self.batch_id, self.partition_id, self.measures().pack())
 
     def measures(self) -> Measures:
         """Return everything measured so far, as it can be merged."""
@@ -227,6 +241,7 @@ class Recorder:
         _add(measures.latency, latency)
         _add(measures.queues, queues)
         _add(measures.reasons, reasons)
+        _add(measures.invalid, [(measures.number(rule), *row) for rule, row in self._invalid.items()])
         measures.limit_timeline()
         return measures
 
@@ -279,7 +294,7 @@ class Recorder:
         rows = sum(entry.rows for entry in self._brokers.values())
         requests = sum(entry.requests for entry in self._brokers.values())
         return (
-            f"<Recorder write={self._write_id} batch={self._batch_id} partition={self._partition_id} "
+            f"<Recorder write={self.write_id} batch={self.batch_id} partition={self.partition_id} "
             f"brokers={len(self._brokers)} rows={rows} requests={requests}>"
         )
 

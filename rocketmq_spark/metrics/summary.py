@@ -82,6 +82,24 @@ class WriteSummary:
         """
         return _by_broker(self.measures(write_id))
 
+    def invalid_rows(self, write_id: str | None = None) -> dict[str, Any]:
+        """Return how many rows no broker could store as they were.
+
+        Returns
+        -------
+        dict
+            ``skipped`` (``onError=skip``: in no topic), ``skipped_by_rule`` (``{rule: rows}``), ``dead_lettered``
+            (``onError=deadLetter``: stored in the dead-letter topic, and among its broker's ``rows``),
+            ``dead_lettered_by_rule``.
+        """
+        skipped, dead_lettered = self.measures(write_id).invalid_rows()
+        return {
+            "skipped": sum(skipped.values()),
+            "skipped_by_rule": skipped,
+            "dead_lettered": sum(dead_lettered.values()),
+            "dead_lettered_by_rule": dead_lettered,
+        }
+
     def timeline(self, write_id: str | None = None) -> list[dict[str, Any]]:
         """Return what happened when: one row per bucket of time and broker, oldest first.
 
@@ -127,7 +145,7 @@ class WriteSummary:
         """Print a table of all brokers, by default to stdout."""
         from rocketmq_spark.metrics import view
 
-        view.print_table(self.to_dict(write_id), self.notes(), file)
+        view.print_table(self.to_dict(write_id), self.notes(write_id), file)
 
     def plot(self, ax: Axes | None = None, write_id: str | None = None) -> Axes:
         """Draw each broker's cumulative latency distribution and return the axes.
@@ -142,14 +160,16 @@ class WriteSummary:
         measures = self.measures(write_id)
         return view.plot_latencies({broker: measures.latencies(broker) for broker in measures.broker_totals()}, ax)
 
-    def notes(self) -> list[str]:
+    def notes(self, write_id: str | None = None) -> list[str]:
         """Return what a reader of the numbers must know."""
-        notes = ["Latencies cover successful attempts only; numbers appear as tasks end."]
+        measures = self.measures(write_id)
+        notes = measures.invalid_rows().lines()
+        notes += ["Latencies cover successful attempts only; numbers appear as tasks end."]
         if self.dropped_reports:
             notes.append(
                 f"{self.dropped_reports} reports of tasks could not be read (see the log): their rows are missing."
             )
-        clamped = sum(totals.clamped for totals in self.measures().broker_totals().values())
+        clamped = sum(totals.clamped for totals in measures.broker_totals().values())
         if clamped:
             notes.append(f"{clamped} latencies lay outside 1 us .. 1 hour and count as the nearer end.")
         return notes

@@ -45,8 +45,15 @@ _LINGER_TICK = 0.1
 class Batcher(Protocol[RowsT]):
     """Turns rows into encoded batches; both encoders fit it. Pairs are (batch, its only queue or None for any)."""
 
-    pending_bytes: int
-    taken_rows: int
+    @property
+    def pending_bytes(self) -> int:
+        """What waits in batches that are not full, bytes."""
+        ...
+
+    @property
+    def taken_rows(self) -> int:
+        """Every row ever handed to `add`, without those that are left out."""
+        ...
 
     def add(self, rows: RowsT, now: float) -> Iterator[tuple[EncodedBatch, MessageQueue | None]]:
         """Take rows in, and yield the batches that are full."""

@@ -54,6 +54,8 @@ class RocketMQDataSource(DataSource):
 
     # Set on the subclass that `register` makes for a session; it travels to the tasks with the class.
     _accumulator: ClassVar[Accumulator[Any] | None] = None
+    # What only the session knows, and a Python worker does not: Spark may run a task twice at once.
+    _speculation: ClassVar[bool] = False
 
     @classmethod
     def name(cls) -> str:
@@ -104,14 +106,25 @@ class RocketMQDataSource(DataSource):
         return stream_writer(options, self._accumulator, schema)
 
     def _checked_options(self, schema: StructType) -> SinkOptions:
-        from rocketmq_spark.arrow.block import check_schema
+        from rocketmq_spark.arrow.custom_selector import load_class
+        from rocketmq_spark.arrow.schema import check_row_id, check_schema
         from rocketmq_spark.spark.writer import tls_settings
 
         options = parse_sink_options(self.options, os.environ)
         tls = tls_settings(options)
         if tls is not None:
             tls.context()  # a file that can't be used is known before any task
-        check_schema(arrow_schema(schema), topic=options.topic, queue_selector=options.queue_selector)
+        columns = arrow_schema(schema)
+        check_schema(columns, topic=options.topic, queue_selector=options.queue_selector)
+        if isinstance(options.row_id, tuple):
+            check_row_id(columns, options.row_id)
+        if options.custom_selector is not None:
+            load_class(options.custom_selector)
+        if self._speculation and not options.row_id:
+            logger.warning(
+                "spark.speculation is true: a task that Spark starts twice stores its rows twice; set rowId=true to "
+                "let readers tell repeats, or spark.speculation=false"
+            )
         return options
 
 

@@ -43,18 +43,20 @@ def register(spark: SparkSession) -> Metrics:
         `MetricsUnavailableError`.
     """
     _allow_default_mode()
+    speculation = (spark.conf.get("spark.speculation", "false") or "").lower() == "true"
     if _is_connect(spark):
-        spark.dataSource.register(_session_source(None))
+        spark.dataSource.register(_session_source(None, speculation))
         return Metrics(None)
     accumulator = spark.sparkContext.accumulator(new_summary(), ReportAccumulatorParam())
-    spark.dataSource.register(_session_source(accumulator))
+    spark.dataSource.register(_session_source(accumulator, speculation))
     return Metrics(accumulator)
 
 
-def _session_source(accumulator: Any) -> type[RocketMQDataSource]:
+def _session_source(accumulator: Any, speculation: bool) -> type[RocketMQDataSource]:
     # A class made here is pickled by value, so that its accumulator goes along; its base goes by reference.
     class SessionRocketMQDataSource(RocketMQDataSource):
         _accumulator = accumulator
+        _speculation = speculation
 
     return SessionRocketMQDataSource
 

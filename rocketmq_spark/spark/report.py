@@ -111,6 +111,10 @@ class Metrics:
         """Return one row of numbers per broker."""
         return self.summary.to_pandas(write_id)
 
+    def invalid_rows(self, write_id: str | None = None) -> dict[str, Any]:
+        """Return how many rows were skipped and dead-lettered; see `WriteSummary.invalid_rows`."""
+        return self.summary.invalid_rows(write_id)
+
     def timeline(self, write_id: str | None = None) -> list[dict[str, Any]]:
         """Return what happened when, a row per second and broker; see `WriteSummary.timeline`."""
         return self.summary.timeline(write_id)
@@ -222,20 +226,26 @@ def log_summary(
         return
     # Commit runs in a Python worker, whose log level nobody can set: what is less than a warning is never seen. Where
     # an accumulator feeds the user's metrics that is well; elsewhere this line is all there is.
-    level = logging.WARNING if any(message.histograms for message in finished) else logging.INFO
-    logger.log(level, "%s: %d tasks stored %s", what, len(finished), _account(summarise(finished)))
+    summary = summarise(finished)
+    # Rows that are in no topic are worth a warning wherever the numbers go.
+    alone = any(message.histograms for message in finished) or summary.invalid_rows()["skipped"]
+    level = logging.WARNING if alone else logging.INFO
+    logger.log(level, "%s: %d tasks stored %s", what, len(finished), _account(summary))
 
 
 def _account(summary: WriteSummary) -> str:
     by_broker = summary.to_dict()
+    invalid = "".join(f"; {line}" for line in summary.measures().invalid_rows().lines())
     if not by_broker:
-        return "nothing"
+        return f"nothing{invalid}"
     rows, requests, nbytes, retries, failures = (
         sum(numbers[name] for numbers in by_broker.values())
         for name in ("rows", "requests", "bytes", "retries", "failures")
     )
     brokers = "; ".join(_broker_account(broker, numbers) for broker, numbers in by_broker.items())
-    return f"{rows} rows, {requests} requests, {nbytes} bytes, {retries} retries, {failures} failures ({brokers})"
+    return (
+        f"{rows} rows, {requests} requests, {nbytes} bytes, {retries} retries, {failures} failures ({brokers}){invalid}"
+    )
 
 
 def _broker_account(broker: str, numbers: dict[str, Any]) -> str:

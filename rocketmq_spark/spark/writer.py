@@ -25,6 +25,7 @@ import pyspark.sql.datasource as spark_datasource
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
+from rocketmq_spark.compression import CompressionType
 from rocketmq_spark.errors import TopicRouteStaleException
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
@@ -84,18 +85,16 @@ class _PartitionWriter:
         rows = (batch for batch in batches if batch.num_rows)
         first = next(rows, None)
         if first is not None:
-            self._send(first, rows, recorder, partition_id)
+            self._send(first, rows, recorder)
         report = recorder.snapshot()
         if self._accumulator is not None:
             self._accumulator.add(report)
         return CommitMessage.of(report, histograms=self._accumulator is None)
 
-    def _send(
-        self, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch], recorder: Recorder, partition_id: int
-    ) -> None:
-        from rocketmq_spark.arrow.encode_remoting import RemotingBatcher
+    def _send(self, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch], recorder: Recorder) -> None:
         from rocketmq_spark.arrow.settings import BatchSettings
         from rocketmq_spark.arrow.unique_id import UniqueIds
+        from rocketmq_spark.spark.batching import row_batcher
 
         options = self._options
         instance = acquire_instance(options, options.producer_group, lambda: _new_instance(options))
@@ -107,14 +106,23 @@ class _PartitionWriter:
                 max_message_size=options.max_message_size,
                 batch_bytes=options.batch_bytes,
                 batching=options.batching,
+                compress_type=None if options.compress_type == "NONE" else CompressionType.parse(options.compress_type),
+                compress_over=options.compress_msg_body_over_howmuch,
+                compress_level=options.compress_level,
                 queue_selector=options.queue_selector,
                 # Groups that fill and batches that are on their way share maxInFlightBytes.
                 max_pending_bytes=options.max_in_flight_bytes // 2,
             )
             ip = socket.inet_aton(_local_ip())
             unique_ids = UniqueIds(ip=ip, pid=os.getpid(), wall_clock=time.time, rng=random.SystemRandom())
-            batcher = RemotingBatcher(
-                settings, partition_id=partition_id, queues_of=producer.publish_queues, unique_ids=unique_ids
+            batcher = row_batcher(
+                options,
+                settings,
+                recorder,
+                # Within foreachBatch the recorder has the query's id, which several writes of a micro-batch share.
+                write_id=self._write_id or recorder.write_id,
+                queues_of=producer.publish_queues,
+                unique_ids=unique_ids,
             )
             producer.write(chain([first], rest), batcher)
         finally:
@@ -186,7 +194,7 @@ def stream_writer(
 
 
 def look_up_route(options: SinkOptions) -> None:
-    """Look up one route from the driver, so that a wrong address or topic fails before any task.
+    """Look up the routes of the topics that options name, so that a wrong address or topic fails before any task.
 
     Raises
     ------
@@ -195,9 +203,10 @@ def look_up_route(options: SinkOptions) -> None:
     """
     instance = _new_instance(options)
     try:
-        if options.topic:
-            Producer(options, instance, Recorder("", -1, 0)).publish_queues(options.topic)
-        else:
+        named = [topic for topic in (options.topic, options.dead_letter_topic) if topic]
+        for topic in named:
+            Producer(options, instance, Recorder("", -1, 0)).publish_queues(topic)
+        if not named:
             # Topics come with the rows; that a name server answers at all is what can be known now.
             patience = options.send_msg_timeout * len(options.name_server) / 1000
             instance.transport.query_route(options.create_topic_key, patience)

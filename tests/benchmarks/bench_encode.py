@@ -11,16 +11,21 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 
 from rocketmq_spark.arrow.encode_remoting import BatchSettings, RemotingBatcher
+from rocketmq_spark.arrow.row_id import RowIds
 from rocketmq_spark.arrow.unique_id import UniqueIds
+from rocketmq_spark.compression import CompressionType
 from rocketmq_spark.message import Message, MessageQueue
 from rocketmq_spark.wire.records import encode_batch, unique_id
 
 RUNS = 9
 BATCHES = 30
+PLAIN = BatchSettings(topic="orders")
 QUEUES = [MessageQueue("orders", broker, number) for broker in ("broker-a", "broker-b") for number in range(8)]
 
 
@@ -38,9 +43,19 @@ def new_ids() -> UniqueIds:
     return UniqueIds(ip=bytes(4), pid=1, wall_clock=time.time, rng=random.Random(1))
 
 
-def with_arrow(batch: pa.RecordBatch) -> int:
+def documents(rows: int) -> list[bytes]:
+    """Return bodies of about 6 KB each, JSON whose values are random: they shrink to about a third."""
+    rng = random.Random(9)
+
+    def field(number: int) -> str:
+        return f'"attribute_{number}": {{"quantity": {rng.randrange(1000)}, "note": "{rng.randbytes(12).hex()}"}}'
+
+    return [("{" + ", ".join(map(field, range(80))) + "}").encode() for _ in range(rows)]
+
+
+def with_arrow(batch: pa.RecordBatch, settings: BatchSettings = PLAIN, row_ids: RowIds | None = None) -> int:
     batcher = RemotingBatcher(
-        BatchSettings(topic="orders"), partition_id=0, queues_of=lambda _: QUEUES, unique_ids=new_ids()
+        settings, partition_id=0, queues_of=lambda _: QUEUES, unique_ids=new_ids(), row_ids=row_ids
     )
     encoded = sum(done.rows for _ in range(BATCHES) for done, _ in batcher.add(batch, 0.0))
     return encoded + sum(done.rows for done, _ in batcher.flush())
@@ -85,6 +100,15 @@ def main() -> None:
         "two user properties": plain | {"properties": pa.MapArray.from_arrays(offsets, names, values)},
     }
     batches = {name: pa.RecordBatch.from_pydict(case) for name, case in cases.items()}
+    by_place = RowIds("123e4567-e89b-12d3-a456-426614174000", -1, 0)
+    by_keys = RowIds("123e4567-e89b-12d3-a456-426614174000", -1, 0, ("keys",))
+    for name, row_ids in (("rowId=true", by_place), ("rowId=columns:keys", by_keys)):
+        report(name, [measure(partial(with_arrow, row_ids=row_ids), batches["body, keys, tags"]) for _ in range(RUNS)])
+    long = pa.RecordBatch.from_pydict({"body": pa.array(documents(500))})
+    for kind in (None, *CompressionType):
+        settings = replace(PLAIN, compress_type=kind)
+        name = f"6 KB bodies, {kind.name if kind else 'not compressed'}"
+        report(name, [measure(partial(with_arrow, settings=settings), long) for _ in range(3)])
     for name, batch in batches.items():
         with_arrow(batch)
         timings, plainly = [], []

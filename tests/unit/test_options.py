@@ -55,6 +55,9 @@ def test_defaults_are_those_of_the_design() -> None:
         "retryTimesWhenSendFailed": "2",
         "retryAnotherBrokerWhenNotStoreOK": "false",
         "maxMessageSize": "4194304",
+        "compressMsgBodyOverHowmuch": "4096",
+        "compressType": "ZLIB",
+        "compressLevel": "5",
         "sendLatencyFaultEnable": "false",
         "faultPreset": "v4",
         "latencyMax": "none",
@@ -74,6 +77,9 @@ def test_defaults_are_those_of_the_design() -> None:
         "retryBackoffMs": "100",
         "retryBackoffMaxMs": "5000",
         "requireStoreOk": "true",
+        "onError": "fail",
+        "deadLetterTopic": "none",
+        "rowId": "false",
         "accessKey": "none",
         "secretKey": "none",
         "securityToken": "none",
@@ -191,7 +197,7 @@ def test_an_unknown_option_near_to_none_lists_what_there_is_and_hides_its_value(
     assert "hunter2" not in message
 
 
-@pytest.mark.parametrize("later", ["credentialsProvider", "tlsKeyFile", "endpoints", "compressType", "onError"])
+@pytest.mark.parametrize("later", ["credentialsProvider", "tlsKeyFile", "endpoints"])
 def test_options_of_later_releases_are_unknown(later: str) -> None:
     assert refusal({**NAME_SERVER, later: "x"}).startswith(f"unknown option {later!r}")
 
@@ -366,6 +372,36 @@ def test_path_and_topic_that_differ_are_refused() -> None:
 
 def test_a_path_that_is_no_topic_is_refused_as_what_was_written() -> None:
     assert refusal({**NAME_SERVER, "path": "/data/out"}).startswith('option path (.save("topic"), .start("topic")) is')
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"onError": "deadLetter"},
+            "onError=deadLetter needs the option deadLetterTopic: the topic that invalid rows go to",
+        ),
+        (
+            {"deadLetterTopic": "dead"},
+            (
+                "deadLetterTopic='dead' is used with onError=deadLetter only, and onError is fail: "
+                "set onError=deadLetter, or leave deadLetterTopic out"
+            ),
+        ),
+        (
+            {"onError": "DEADLETTER", "topic": "t", "deadLetterTopic": "t"},
+            "deadLetterTopic='t' is the option topic, too: invalid rows need a topic of their own",
+        ),
+    ],
+)
+def test_a_dead_letter_topic_comes_with_its_use_and_is_another_topic(options: dict[str, str], message: str) -> None:
+    assert refusal(NAME_SERVER | options) == message
+
+
+@pytest.mark.parametrize(("kind", "level", "span"), [("ZLIB", "10", "0 to 9"), ("zstd", "0", "1 to 22")])
+def test_a_compression_level_is_one_that_the_type_has(kind: str, level: str, span: str) -> None:
+    message = refusal({**NAME_SERVER, "compressType": kind, "compressLevel": level})
+    assert message == f"compressLevel={level} is no level of compressType={kind.upper()}: allowed is {span}"
 
 
 def test_options_pickle_compare_and_hash_by_value() -> None:

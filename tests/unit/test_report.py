@@ -277,3 +277,19 @@ def test_a_query_stopped_in_mid_batch_is_no_warning(caplog: pytest.LogCaptureFix
     [record] = caplog.records
     assert (record.levelname, record.exc_info) == ("INFO", None)
     assert record.getMessage().startswith("aborted micro-batch 2: 0 of 2 tasks had finished and stored nothing")
+
+
+@pytest.mark.parametrize("histograms", [True, False])
+def test_the_log_line_of_a_write_that_skipped_rows_is_a_warning(
+    caplog: pytest.LogCaptureFixture, *, histograms: bool
+) -> None:
+    recorder = Recorder(WRITE_ID, -1, 0)
+    recorder.record_skipped({"body is null": 3, "topic is null": 1})
+    message = CommitMessage.of(recorder.snapshot(), histograms=histograms)
+    with caplog.at_level(logging.INFO):
+        log_summary(logging.getLogger("rocketmq_spark.spark"), [message, message])
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage() == (
+        f"write of {WRITE_ID}: 2 tasks stored nothing; 8 invalid rows skipped: 6 body is null, 2 topic is null."
+    )

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocketmq_spark.arrow.encode_remoting import LINGER_S, BatchSettings
+from rocketmq_spark.compression import CompressionType, decompress
 from rocketmq_spark.errors import InvalidRowError, RouteNotFoundException
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.wire.records import MAX_BATCH_ROWS, MAX_BODY, decode_batch
@@ -42,6 +43,8 @@ def plain_rows(batch: pa.RecordBatch) -> list[dict[str, object]]:
         batching=st.booleans(),
         queue_selector=st.sampled_from([None, "hash", "roundRobin", "random"]),
         max_pending_bytes=st.sampled_from([500, 10_000]),
+        compress_type=st.none() | st.sampled_from(CompressionType),
+        compress_over=st.sampled_from([0, 1, 20, 40]),
     ),
     st.integers(1, 3000),
 )
@@ -294,14 +297,16 @@ def test_record_batches_without_rows_give_nothing():
 def test_invalid_rows_are_handed_over_and_the_others_go_on():
     handed = []
     batch = bodies(b"a", None, b"c", b"", b"e", tags=pa.array(["t", None, "t", None, "x|y"]))
-    batcher = new_batcher(on_invalid=lambda rows, errors: handed.append((rows, errors)))
+    batcher = new_batcher(on_invalid=handed.append)
     list(batcher.add(bodies(b"before"), 0.0))
     list(batcher.add(batch, 0.0))
     ((one, _),) = batcher.flush()
     assert [item.body for item in decode_batch(joined(one))] == [b"before", b"a", b"c"]
-    ((rows, errors),) = handed
-    assert rows.column("body").to_pylist() == [None, b"", b"e"]
-    assert [(error.row, error.rule) for error in errors] == [
+    (invalid,) = handed
+    assert [batch.column("body")[row].as_py() for row in invalid.rows] == [None, b"", b"e"]
+    assert invalid.by_rule() == {"body is null": 1, "body is empty": 1, "tags holds '|'": 1}
+    assert batcher.taken_rows == 3
+    assert [(error.row, error.rule) for error in invalid.errors()] == [
         (2, "body is null"),
         (4, "body is empty"),
         (5, "tags holds '|'"),
@@ -312,3 +317,42 @@ def test_the_state_shows_in_the_repr():
     batcher = new_batcher()
     list(batcher.add(bodies(b"x"), 0.0))
     assert repr(batcher) == f"<RemotingBatcher partition=3 rows=1 groups=1 pending=1 rows, {ITEM + 1} bytes>"
+
+
+LONG = b"the same again and again " * 200
+
+
+@pytest.mark.parametrize("kind", CompressionType)
+def test_90_long_bodies_are_compressed_one_by_one_in_batches_of_their_own(kind):
+    values = [LONG[:4095], LONG[:4096], b"x", LONG, np.random.default_rng(1).bytes(5_000)]
+    done = encode([bodies(*values)], BatchSettings(topic="orders", compress_type=kind))
+    found = {}
+    for one, _ in done:
+        for item in decode_batch(joined(one)):
+            found.setdefault(one.sys_flag, []).append(decompress(item.body, one.sys_flag))
+    # What does not shrink goes plain.
+    assert found == {0: [values[0], values[2], values[4]], kind.sys_flag: [values[1], values[3]]}
+    assert sum(one.nbytes for one, _ in done if one.sys_flag) < 1_000
+
+
+def test_91_a_single_message_is_compressed_too_and_says_how():
+    batch = bodies(LONG, b"short", delayTimeLevel=pa.array([1, 1]))
+    done = encode([batch], BatchSettings(topic="orders", compress_type=CompressionType.ZLIB))
+    assert [(one.batch, one.sys_flag, decompress(joined(one), one.sys_flag)) for one, _ in done] == [
+        (False, 0x301, LONG),
+        (False, 0, b"short"),
+    ]
+
+
+def test_max_message_size_counts_a_body_before_it_is_compressed():
+    settings_ = BatchSettings(topic="orders", max_message_size=4_500, compress_type=CompressionType.ZLIB)
+    with pytest.raises(InvalidRowError, match="body is longer than maxMessageSize"):
+        encode([bodies(LONG)], settings_)
+
+
+def test_invalid_rows_are_not_compressed():
+    handed = []
+    batch = bodies(LONG, LONG, tags=pa.array(["a|b", "c"]))
+    settings_ = BatchSettings(topic="orders", compress_type=CompressionType.LZ4)
+    ((one, _),) = encode([batch], settings_, on_invalid=handed.append)
+    assert (one.rows, one.sys_flag, len(handed[0])) == (1, 0x101, 1)

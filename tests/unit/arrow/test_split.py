@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketmq_spark.arrow.split import chunks, fill_batches
+from rocketmq_spark.arrow.gather import chunks
+from rocketmq_spark.arrow.split import fill_batches
 from rocketmq_spark.wire.records import MAX_BATCH_ROWS
 
 relaxed = settings(deadline=None)

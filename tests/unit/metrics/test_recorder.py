@@ -156,3 +156,22 @@ def test_a_merge_coarsens_a_copy_of_what_it_reads() -> None:
     summary = summary_of([short.snapshot(), long.snapshot()])
     assert {row["width_s"] for row in summary.timeline()} == {4}
     assert [row["second"] for row in summary.timeline("short")] == [1, 2]
+
+
+def test_invalid_rows_are_counted_by_rule_and_said_in_the_notes() -> None:
+    recording = recorder("w")
+    recording.record_skipped({"body is null": 2, "topic is null": 1})
+    recording.record_skipped({"body is null": 3})
+    recording.record_dead_letters({"body is empty": 4})
+    summary = summary_of([recording.snapshot(), recording.snapshot()])
+    assert summary.invalid_rows("w") == {
+        "skipped": 12,
+        "skipped_by_rule": {"body is null": 10, "topic is null": 2},
+        "dead_lettered": 8,
+        "dead_lettered_by_rule": {"body is empty": 8},
+    }
+    assert summary.notes()[:2] == [
+        "12 invalid rows skipped: 10 body is null, 2 topic is null.",
+        "8 invalid rows sent to the dead-letter topic: 8 body is empty.",
+    ]
+    assert summary.invalid_rows("another")["skipped"] == 0

@@ -15,7 +15,7 @@ from tests.recordings import recorder, reports, success, summary_of
 
 def everything(summary: WriteSummary) -> tuple[Any, ...]:
     timeline = sorted(summary.timeline(), key=lambda row: (row["second"], row["broker"]))
-    return summary.to_dict(), timeline, summary.reports, summary.dropped_reports
+    return summary.to_dict(), timeline, summary.reports, summary.dropped_reports, summary.invalid_rows()
 
 
 @given(st.lists(reports(), max_size=5), st.randoms(use_true_random=False))

@@ -1,0 +1,279 @@
+"""Invalid rows -> rows that any broker stores: what the dead-letter topic gets.
+
+Rule 1: a dead letter is valid whatever was wrong with its row: a body that is null or empty becomes a placeholder, a
+        longer one than ``maxMessageSize`` its beginning, and no text that is invalid keeps its place.
+Rule 2: what a message can carry stays where it was: body, keys, tags, the user's properties. The rest of the row, and
+        what was invalid, becomes a property ``DEAD_LETTER_<column>``, cleaned and cut; so does a reserved name.
+Rule 3: what is not carried at all (null and blank values, what no longer fits) is counted in ``DEAD_LETTER_leftOut``.
+Rule 4: rows are bad rarely: this is plain code, one row at a time. But every row may be bad, so that no more than a
+        slice of them is held.
+
+Follows design.md section 7; the limits are those of block.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final
+
+import pyarrow as pa
+
+from rocketmq_spark.arrow.columns import ListColumn, byte_column, false_rows, int_column, list_column
+from rocketmq_spark.arrow.encode_remoting import Ready, RemotingBatcher
+from rocketmq_spark.arrow.invalid import InvalidRows
+from rocketmq_spark.arrow.properties import is_blank, reserved_names
+from rocketmq_spark.arrow.schema import READ_COLUMNS
+from rocketmq_spark.wire.row_hash import ROW_ID
+
+PREFIX: Final = "DEAD_LETTER_"
+_LEFT_OUT: Final = f"{PREFIX}leftOut"
+
+_NULL_BODY: Final = b"(null)"
+_EMPTY_BODY: Final = b"(empty)"
+
+# The most that one slice of dead letters holds.
+_SLICE_ROWS: Final = 1_000
+_SLICE_BYTES: Final = 8 * 1024 * 1024
+
+# What is moved to another property is cut, characters; keys and tags stay where they are if they are no longer than
+# this, bytes; all properties together leave room for what the broker and the encoder add (block.py).
+_CUT: Final = 200
+_LONGEST_KEYS: Final = 8_000
+_LONGEST_TAGS: Final = 1_000
+_ROOM: Final = 30_000
+
+_TEXTS: Final = ("shardingKey", "brokerName")
+_NUMBERS: Final = ("flag", "queueId", "delayTimeLevel", "delayMs", "deliverTime")
+
+_CLEAN: Final = {1: "\ufffd", 2: "\ufffd"}
+_SCHEMA: Final = pa.schema(
+    {
+        "body": pa.large_binary(),
+        "keys": pa.string(),
+        "tags": pa.string(),
+        "properties": pa.map_(pa.string(), pa.string()),
+    }
+)
+
+
+class DeadLetterBatcher:
+    """Batches the good rows of one partition, and its invalid ones as dead letters.
+
+    It has the face of `RemotingBatcher`.
+
+    Parameters
+    ----------
+    rows : RemotingBatcher
+        Its `on_invalid` is the `take` of `letters`.
+    dead : RemotingBatcher
+        Of the dead-letter topic; it raises what is invalid, and gets nothing that is.
+    letters : DeadLetters
+    """
+
+    def __init__(self, rows: RemotingBatcher, dead: RemotingBatcher, letters: DeadLetters) -> None:
+        self._rows = rows
+        self._dead = dead
+        self._letters = letters
+
+    @property
+    def pending_bytes(self) -> int:
+        """What waits in batches that are not full."""
+        return self._rows.pending_bytes + self._dead.pending_bytes
+
+    @property
+    def taken_rows(self) -> int:
+        """Every row ever handed to `add`."""
+        return self._rows.taken_rows + self._dead.taken_rows + self._letters.waiting_rows
+
+    def add(self, batch: pa.RecordBatch, now: float) -> Iterator[Ready]:
+        """Take the rows of one batch and return the batches that are full; see `RemotingBatcher.add`."""
+        # Rows are checked here and not when the result is iterated.
+        return chain(self._rows.add(batch, now), self._add_letters(now))
+
+    def expired(self, now: float) -> Iterator[Ready]:
+        """Return the batches whose first row has waited long enough."""
+        return chain(self._rows.expired(now), self._dead.expired(now))
+
+    def flush(self) -> Iterator[Ready]:
+        """Return all batches that are being filled."""
+        return chain(self._rows.flush(), self._dead.flush())
+
+    def _add_letters(self, now: float) -> Iterator[Ready]:
+        for letters in self._letters.slices():
+            yield from self._dead.add(letters, now)
+
+    def __repr__(self) -> str:
+        return f"<DeadLetterBatcher rows={self._rows!r} dead={self._dead!r}>"
+
+
+class DeadLetters:
+    """Takes invalid rows, and gives them back as rows that are valid.
+
+    Parameters
+    ----------
+    max_message_size : int
+        Longer bodies are cut, bytes.
+    write_id : str
+    batch_id : int
+        The micro-batch; -1 in a batch write.
+
+    Attributes
+    ----------
+    waiting_rows : int
+        What was taken and not yet given back.
+    """
+
+    def __init__(self, max_message_size: int, write_id: str, batch_id: int) -> None:
+        self._max_message_size = max_message_size
+        self._write = {f"{PREFIX}writeId": write_id} | ({f"{PREFIX}batchId": str(batch_id)} if batch_id >= 0 else {})
+        self._taken: list[InvalidRows] = []
+        self.waiting_rows = 0
+
+    def take(self, invalid: InvalidRows) -> None:
+        """Take the invalid rows of one batch."""
+        self._taken.append(invalid)
+        self.waiting_rows += len(invalid)
+
+    def slices(self) -> Iterator[pa.RecordBatch]:
+        """Yield what was taken as record batches of a bounded size, for the schema of a write without ``topic``."""
+        while self._taken:
+            invalid = self._taken.pop(0)
+            letters: list[_Letter] = []
+            nbytes = 0
+            for letter in self._letters_of(invalid):
+                letters.append(letter)
+                nbytes += len(letter.body)
+                if len(letters) == _SLICE_ROWS or nbytes >= _SLICE_BYTES:
+                    yield self._record_batch(letters)
+                    letters, nbytes = [], 0
+            if letters:
+                yield self._record_batch(letters)
+
+    def _record_batch(self, letters: list[_Letter]) -> pa.RecordBatch:
+        self.waiting_rows -= len(letters)
+        columns = {
+            "body": [letter.body for letter in letters],
+            "keys": [letter.keys for letter in letters],
+            "tags": [letter.tags for letter in letters],
+            "properties": [list(letter.properties.items()) for letter in letters],
+        }
+        return pa.RecordBatch.from_pydict(columns, _SCHEMA)
+
+    def _letters_of(self, invalid: InvalidRows) -> Iterator[_Letter]:
+        reader = _RowReader(invalid)
+        for place, row in enumerate(invalid.rows.tolist()):
+            properties = {
+                f"{PREFIX}rule": invalid.rule(place).broken,
+                **self._write,
+                f"{PREFIX}partition": str(invalid.partition_id),
+                f"{PREFIX}row": str(invalid.first_row + row),
+            }
+            body = reader.body(row)
+            if body is not None:
+                properties[f"{PREFIX}bodySize"] = str(len(body))
+                # A body of one byte is allowed whatever maxMessageSize is.
+                body = body[: self._max_message_size]
+            keys, tags = reader.add_columns(row, properties)
+            reader.add_user_properties(row, properties, len(f"{keys}{tags}".encode()))
+            placeholder = _NULL_BODY if body is None else _EMPTY_BODY
+            yield _Letter(body or placeholder[: self._max_message_size], keys, tags, properties)
+
+
+@dataclass(frozen=True, slots=True)
+class _Letter:
+    body: bytes
+    keys: str | None
+    tags: str | None
+    properties: dict[str, str]
+
+
+class _RowReader:
+    """Reads rows of one batch as Python values; what is not UTF-8 in a text becomes U+FFFD."""
+
+    def __init__(self, invalid: InvalidRows) -> None:
+        self._block = invalid.block
+        batch = invalid.batch
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        self._tags = byte_column(columns.get("tags"))
+        self._texts = {name: byte_column(columns.get(name)) for name in _TEXTS}
+        self._numbers = {name: int_column(columns.get(name)) for name in _NUMBERS}
+        self._no_wait = false_rows(columns.get("waitStoreMsgOK"))
+        self._properties = list_column(columns.get("properties"))
+        self._row_id = next((one.values for one in invalid.block.properties if one.name == ROW_ID.encode()), None)
+        self._reserved = reserved_names(sharding_key="shardingKey" in columns, row_id=self._row_id is not None)
+        self._drop_reserved = any(name in columns for name in READ_COLUMNS)
+
+    def body(self, row: int) -> bytes | None:
+        return self._block.body.value(row)
+
+    def add_columns(self, row: int, properties: dict[str, str]) -> tuple[str | None, str | None]:
+        """Put what a dead letter has no place for into its properties, and return keys and tags if they keep theirs."""
+        block = self._block
+        keys = None if block.keys is None else _decoded(block.keys.value(row))
+        tags = None if self._tags is None else _decoded(self._tags.value(row))
+        moved: dict[str, object] = {"topic": block.topic(row)}
+        if keys is not None and (_has_separator(keys) or len(keys.encode()) > _LONGEST_KEYS):
+            moved["keys"], keys = keys, None
+        if tags is not None and (
+            _has_separator(tags) or is_blank(tags) or "|" in tags or len(tags.encode()) > _LONGEST_TAGS
+        ):
+            moved["tags"], tags = tags, None
+        for name, column in self._texts.items():
+            moved[name] = None if column is None else _decoded(column.value(row))
+        for name, numbers in self._numbers.items():
+            if numbers is not None and (numbers[1] is None or numbers[1][row]):
+                moved[name] = int(numbers[0][row])
+        if self._no_wait is not None and self._no_wait[row]:
+            moved["waitStoreMsgOK"] = "false"
+        if self._row_id is not None:
+            properties[ROW_ID] = _decoded(self._row_id.value(row)) or ""
+        for name, value in moved.items():
+            if value is not None and not is_blank(text := _cleaned(value)):
+                properties[f"{PREFIX}{name}"] = text
+        return keys, tags
+
+    def add_user_properties(self, row: int, properties: dict[str, str], used: int) -> None:
+        """Add the row's own properties as far as they are valid and fit."""
+        entries = self._properties
+        if entries is None:
+            return
+        left_out = 0
+        used += sum(map(_size_of, properties.items()))
+        for name, value in _entries_of(entries, row):
+            if name in self._reserved and self._drop_reserved:
+                continue
+            if name in self._reserved or _has_separator(name):
+                name, value = f"{PREFIX}{_cleaned(name)}", _cleaned(value or "")
+            text = (value or "").translate(_CLEAN)
+            size = _size_of((name, text))
+            if is_blank(name) or is_blank(text) or name in properties or used + size > _ROOM:
+                left_out += 1
+            else:
+                properties[name] = text
+                used += size
+        if left_out:
+            properties[_LEFT_OUT] = str(left_out)
+
+
+def _entries_of(entries: ListColumn, row: int) -> Iterator[tuple[str, str | None]]:
+    for entry in range(int(entries.offsets[row]), int(entries.offsets[row + 1])):
+        name = None if entries.names is None else entries.names.value(entry)
+        yield _decoded(name) or "", _decoded(entries.values.value(entry))
+
+
+def _decoded(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("utf-8", "replace")
+
+
+def _cleaned(value: object) -> str:
+    return str(value)[:_CUT].translate(_CLEAN)
+
+
+def _has_separator(text: str) -> bool:
+    return "\x01" in text or "\x02" in text
+
+
+def _size_of(entry: tuple[str, str]) -> int:
+    return sum(len(text.encode()) + 1 for text in entry)

@@ -1,0 +1,192 @@
+"""What the sink does with invalid rows, and the ids it gives to rows, on a real broker."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from rocketmq_spark.compression import decompress
+from rocketmq_spark.spark.report import Metrics
+from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.wire.row_hash import row_hash
+from tests.reading import read_topic
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+Save = Callable[..., None]
+
+
+def every_tenth_is_bad(spark: SparkSession, rows: int = 1_000) -> Any:
+    """Rows by number; of each ten the one that ends in 3 has no body, the one that ends in 7 a body too long."""
+    last, text = F.col("id") % 10, F.concat(F.lit("body-"), F.col("id").cast("string"))
+    body = F.when(last == 3, F.lit(None)).when(last == 7, F.repeat(F.lit("x"), 300)).otherwise(text)
+    return spark.range(0, rows, 1, 2).select(body.alias("body"), F.concat(F.lit("k"), F.col("id")).alias("keys"))
+
+
+def test_skip_leaves_bad_rows_out_and_tells_how_many(
+    spark: SparkSession, cluster: Any, topic: str, metrics: Metrics, save: Save
+) -> None:
+    save(every_tenth_is_bad(spark), onError="skip", maxMessageSize="200")
+    stored = read_topic(cluster.name_server, topic, 800)
+    assert {message.properties["KEYS"] for message in stored} == {f"k{n}" for n in range(1_000) if n % 10 not in (3, 7)}
+    assert len(stored) == 800
+    assert metrics.invalid_rows() == {
+        "skipped": 200,
+        "skipped_by_rule": {"body is null": 100, "body is longer than maxMessageSize": 100},
+        "dead_lettered": 0,
+        "dead_lettered_by_rule": {},
+    }
+    shown = io.StringIO()
+    metrics.show(shown)
+    assert "200 invalid rows skipped: 100 body is" in shown.getvalue()
+    assert sum(facts["rows"] for facts in metrics.to_dict().values()) == 800
+
+
+def test_dead_letters_are_stored_before_the_write_returns(
+    spark: SparkSession, cluster: Any, topic: str, metrics: Metrics, save: Save
+) -> None:
+    dead = f"{topic[:100]}-dead"
+    save(every_tenth_is_bad(spark), onError="deadLetter", deadLetterTopic=dead, maxMessageSize="200")
+    assert len(read_topic(cluster.name_server, topic, 800)) == 800
+    letters = {message.properties["KEYS"]: message for message in read_topic(cluster.name_server, dead, 200)}
+    assert set(letters) == {f"k{n}" for n in range(1_000) if n % 10 in (3, 7)}
+    null, long = letters["k3"], letters["k7"]
+    assert (null.body, null.properties["DEAD_LETTER_rule"]) == (b"(null)", "body is null")
+    assert (long.body, long.properties["DEAD_LETTER_bodySize"]) == (b"x" * 200, "300")
+    # Two partitions of 500 rows.
+    assert {
+        (k, m.properties["DEAD_LETTER_partition"], m.properties["DEAD_LETTER_row"]) for k, m in letters.items()
+    } == {(f"k{n}", str(n // 500), str(n % 500)) for n in range(1_000) if n % 10 in (3, 7)}
+    assert {message.properties["DEAD_LETTER_topic"] for message in letters.values()} == {topic}
+    assert {message.properties["DEAD_LETTER_writeId"] for message in letters.values()} == {metrics.writes()[0][0]}
+    assert metrics.invalid_rows()["dead_lettered_by_rule"] == {
+        "body is null": 100,
+        "body is longer than maxMessageSize": 100,
+    }
+    assert sum(facts["rows"] for facts in metrics.to_dict().values()) == 1_000
+
+
+def test_a_dead_letter_topic_is_checked_before_any_task(spark: SparkSession, save: Save) -> None:
+    with pytest.raises(PySparkException, match="onError=deadLetter needs the option deadLetterTopic"):
+        save(every_tenth_is_bad(spark), onError="deadLetter")
+
+
+def test_a_column_that_makes_no_row_id_is_refused_before_any_task(spark: SparkSession, save: Save) -> None:
+    with pytest.raises(PySparkException, match="rowId=columns:order: there is no column order"):
+        save(every_tenth_is_bad(spark), rowId="columns:order")
+
+
+def failing_late(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Pass everything on; of partition 0, the first attempt then waits until it is stored, and fails."""
+    yield from batches
+    context = TaskContext.get()
+    if context is not None and context.partitionId() == 0 and context.attemptNumber() == 0:
+        time.sleep(2)
+        raise RuntimeError("the first attempt fails on purpose")
+
+
+@pytest.mark.parametrize("row_id", ["true", "columns:keys"])
+def test_a_retried_task_gives_its_rows_the_same_ids(
+    spark: SparkSession, cluster: Any, topic: str, save: Save, row_id: str
+) -> None:
+    rows = 40_000
+    frame = spark.range(0, rows, 1, 2).select(
+        F.concat(F.lit("body-"), F.col("id"), F.repeat(F.lit("."), 100)).alias("body"),
+        F.concat(F.lit("k"), F.col("id")).alias("keys"),
+    )
+    save(frame.mapInArrow(failing_late, frame.schema), rowId=row_id)
+    stored = read_topic(cluster.name_server, topic, rows, key=lambda message: message.properties["KEYS"])
+    assert len(stored) > rows
+    ids = {(message.properties["KEYS"], message.properties["SPARK_ROW_ID"]) for message in stored}
+    assert len(ids) == len({key for key, _ in ids}) == len({row for _, row in ids}) == rows
+    if row_id == "true":
+        for message in stored[::100]:
+            *_, row, found = message.properties["SPARK_ROW_ID"].split("/")
+            assert int(row) == int(message.properties["KEYS"][1:]) % (rows // 2)
+            assert found == row_hash(topic, message.body, message.properties)
+
+
+def test_a_stream_gives_ids_of_its_query(spark: SparkSession, cluster: Any, topic: str, tmp_path: Any) -> None:
+    source = tmp_path / "in"
+    spark.range(0, 100, 1, 1).select(F.col("id").cast("string").alias("value")).write.text(str(source))
+    query = (
+        spark.readStream.text(str(source))
+        .writeStream.format("rocketmq")
+        .options(
+            nameServer=cluster.name_server, topic=topic, rowId="true", checkpointLocation=str(tmp_path / "checkpoint")
+        )
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination(60)
+    stored = read_topic(cluster.name_server, topic, 100)
+    assert {tuple(message.properties["SPARK_ROW_ID"].split("/")[:2]) for message in stored} == {(query.id, "0")}
+    assert len({message.properties["SPARK_ROW_ID"] for message in stored}) == 100
+
+
+@pytest.mark.parametrize(("kind", "sys_flag"), [("ZLIB", 0x301), ("lz4", 0x101), ("ZSTD", 0x201)])
+def test_90_91_long_bodies_are_stored_compressed_and_round_trip(
+    spark: SparkSession, cluster: Any, topic: str, save: Save, kind: str, sys_flag: int
+) -> None:
+    text = F.repeat(F.concat(F.lit("line "), F.col("id"), F.lit("; ")), 600)
+    long = F.col("id") % 3 == 0
+    frame = spark.range(0, 300, 1, 2).select(
+        F.when(long, text).otherwise(F.col("id").cast("string")).alias("body"),
+        F.concat(F.lit("k"), F.col("id")).alias("keys"),
+        F.when(F.col("id") % 30 == 0, 1).alias("delayTimeLevel"),
+    )
+    save(frame, compressType=kind)
+    stored = read_topic(cluster.name_server, topic, 300)
+    assert len(stored) == 300
+    for message in stored:
+        number = int(message.properties["KEYS"][1:])
+        long_row = number % 3 == 0
+        assert message.sys_flag & 0x701 == (sys_flag if long_row else 0)
+        expected = (f"line {number}; " * 600 if long_row else str(number)).encode()
+        assert decompress(message.body, message.sys_flag) == expected
+        assert len(message.body) < 1_000
+
+
+def test_no_compression_stores_bodies_as_they_are(spark: SparkSession, cluster: Any, topic: str, save: Save) -> None:
+    save(spark.createDataFrame([("x" * 10_000,)], "body string"), compressType="none")
+    (message,) = read_topic(cluster.name_server, topic, 1)
+    assert (message.body, message.sys_flag & 0x701) == (b"x" * 10_000, 0)
+
+
+SELECTOR = """
+import pyarrow.compute as pc
+
+
+class ByRegion:
+    def select(self, queues, rows):
+        return pc.if_else(pc.equal(rows["tags"], "eu"), 0, len(queues) - 1)
+"""
+
+
+def test_a_class_of_the_users_chooses_the_queues(
+    spark: SparkSession, cluster: Any, topic: str, save: Save, tmp_path: Any
+) -> None:
+    module = tmp_path / "region_selector_of_a_test.py"
+    module.write_text(SELECTOR)
+    spark.sparkContext.addPyFile(str(module))
+    with RemotingTransport([cluster.name_server]) as transport:
+        for broker in cluster.brokers:
+            transport.create_topic(broker.address, topic, 4, 6, 5.0)
+    frame = spark.range(0, 100, 1, 2).selectExpr("cast(id AS string) AS body", "if(id % 2 = 0, 'eu', 'us') AS tags")
+    save(frame, queueSelector="region_selector_of_a_test:ByRegion")
+    places: dict[str, set[tuple[str, int]]] = {}
+    for message in read_topic(cluster.name_server, topic, 100):
+        places.setdefault(message.properties["TAGS"], set()).add((message.store_host, message.queue_id))
+    first, last = cluster.brokers[0], cluster.brokers[-1]
+    assert places == {"eu": {(first.address, 0)}, "us": {(last.address, 3)}}
+    with pytest.raises(PySparkException, match="has no class ByCountry with a method select"):
+        save(frame, queueSelector="region_selector_of_a_test:ByCountry")

@@ -1,0 +1,221 @@
+"""What the dead-letter topic gets: every invalid row, as one that is valid."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher, DeadLetters
+from rocketmq_spark.arrow.encode_remoting import BatchSettings
+from rocketmq_spark.message import EncodedBatch, Message
+from rocketmq_spark.message_const import RESERVED_PROPERTIES
+from rocketmq_spark.wire.records import MAX_PROPERTIES, decode_batch, decode_properties
+from tests.encoding import joined, new_batcher
+
+PROPERTIES = pa.map_(pa.string(), pa.string())
+
+
+def dead_letter_batcher(settings_: BatchSettings) -> DeadLetterBatcher:
+    letters = DeadLetters(settings_.max_message_size, "write-1", 7)
+    dead = BatchSettings(topic="dead", max_message_size=settings_.max_message_size)
+    return DeadLetterBatcher(new_batcher(settings_, on_invalid=letters.take), new_batcher(dead), letters)
+
+
+def messages_of(one: EncodedBatch) -> list[Message]:
+    if one.batch:
+        return decode_batch(joined(one), one.topic)
+    return [Message(one.topic, joined(one), one.flag, decode_properties(one.properties.encode()))]
+
+
+def written(batch: pa.RecordBatch, settings_: BatchSettings | None = None) -> tuple[list[Message], list[Message]]:
+    """Return the messages of the rows and the dead letters."""
+    batcher = dead_letter_batcher(settings_ or BatchSettings(topic="orders"))
+    done = [one for one, _ in batcher.add(batch, 0.0)] + [one for one, _ in batcher.flush()]
+    assert batcher.taken_rows == batch.num_rows
+    assert batcher.pending_bytes == 0
+    messages = [message for one in done for message in messages_of(one)]
+    dead = [message for message in messages if message.topic == "dead"]
+    return [message for message in messages if message.topic != "dead"], dead
+
+
+def dead_letter(**columns: Any) -> tuple[bytes, dict[str, str]]:
+    """Return body and properties, UNIQ_KEY aside, of the letter that one invalid row becomes."""
+    typed = {name: values if isinstance(values, pa.Array) else pa.array([values]) for name, values in columns.items()}
+    typed.setdefault("body", pa.array([b"payload"]))
+    good, (letter,) = written(pa.RecordBatch.from_pydict(typed))
+    assert good == []
+    properties = dict(letter.properties)
+    del properties["UNIQ_KEY"]
+    return letter.body, properties
+
+
+FACTS = {
+    "DEAD_LETTER_writeId": "write-1",
+    "DEAD_LETTER_batchId": "7",
+    "DEAD_LETTER_partition": "3",
+    "DEAD_LETTER_row": "0",
+    "DEAD_LETTER_topic": "orders",
+}
+
+
+def test_the_good_rows_go_where_they_went_and_the_others_keep_their_place_in_properties() -> None:
+    batch = pa.RecordBatch.from_pydict({"body": [b"a", None, b"c", b""], "keys": ["k0", "k1", "k2", "k3"]})
+    good, dead = written(batch)
+    assert [(message.body, message.properties["KEYS"]) for message in good] == [(b"a", "k0"), (b"c", "k2")]
+    assert [
+        (
+            letter.body,
+            letter.properties["KEYS"],
+            letter.properties["DEAD_LETTER_row"],
+            letter.properties["DEAD_LETTER_rule"],
+        )
+        for letter in dead
+    ] == [(b"(null)", "k1", "1", "body is null"), (b"(empty)", "k3", "3", "body is empty")]
+
+
+def test_a_null_body_has_no_size_and_an_empty_one_has_size_0() -> None:
+    assert dead_letter(body=pa.array([None], pa.binary())) == (b"(null)", FACTS | {"DEAD_LETTER_rule": "body is null"})
+    empty = FACTS | {"DEAD_LETTER_rule": "body is empty", "DEAD_LETTER_bodySize": "0"}
+    assert dead_letter(body=b"") == (b"(empty)", empty)
+
+
+@pytest.mark.parametrize("limit", [1, 5, 200])
+def test_a_body_that_is_too_long_is_cut_and_its_size_is_told(limit: int) -> None:
+    batch = pa.RecordBatch.from_pydict({"body": [b"x" * (limit + 1), None]})
+    _, (long, null) = written(batch, BatchSettings(topic="orders", max_message_size=limit))
+    assert (long.body, long.properties["DEAD_LETTER_bodySize"]) == (b"x" * limit, str(limit + 1))
+    assert null.body == b"(null)"[:limit]
+
+
+def test_what_is_valid_stays_and_what_is_not_becomes_a_property() -> None:
+    body, properties = dead_letter(
+        tags="a|b",
+        keys="k\x01x",
+        flag=7,
+        shardingKey="s",
+        delayMs=0,
+        waitStoreMsgOK=False,
+        properties=pa.array([[("a", "1"), ("KEYS", "mine"), ("b", "x\x02y"), ("c", " "), ("d\x01", "2")]], PROPERTIES),
+    )
+    assert body == b"payload"
+    assert properties == FACTS | {
+        "DEAD_LETTER_rule": "keys holds the character 0x01 or 0x02",
+        "DEAD_LETTER_bodySize": "7",
+        "DEAD_LETTER_keys": "k\ufffdx",
+        "DEAD_LETTER_tags": "a|b",
+        "DEAD_LETTER_flag": "7",
+        "DEAD_LETTER_shardingKey": "s",
+        "DEAD_LETTER_delayMs": "0",
+        "DEAD_LETTER_waitStoreMsgOK": "false",
+        "a": "1",
+        "DEAD_LETTER_KEYS": "mine",
+        "b": "x\ufffdy",
+        "DEAD_LETTER_d\ufffd": "2",
+        "DEAD_LETTER_leftOut": "1",
+    }
+
+
+def test_a_copy_job_leaves_out_the_brokers_own_properties() -> None:
+    properties = pa.array([[("MSG_REGION", "x"), ("mine", "1")]], PROPERTIES)
+    _, found = dead_letter(body=b"", properties=properties, queueOffset=5)
+    assert ("MSG_REGION" in found, "DEAD_LETTER_MSG_REGION" in found, found["mine"]) == (False, False, "1")
+
+
+def test_properties_that_are_too_long_are_left_out_and_counted() -> None:
+    properties = pa.array([[(f"n{number}", "v" * 3_000) for number in range(20)]], PROPERTIES)
+    _, found = dead_letter(properties=properties, keys="k" * 9_000)
+    assert (len(found["DEAD_LETTER_keys"]), "KEYS" in found) == (200, False)
+    kept = [name for name in found if name.startswith("n")]
+    assert int(found["DEAD_LETTER_leftOut"]) + len(kept) == 20
+    assert len(kept) == 9
+
+
+def test_a_dead_letter_can_die_again() -> None:
+    properties = pa.array([[("DEAD_LETTER_row", "99"), ("DEAD_LETTER_rule", "an older one")]], PROPERTIES)
+    _, found = dead_letter(body=b"", properties=properties)
+    assert (found["DEAD_LETTER_row"], found["DEAD_LETTER_rule"], found["DEAD_LETTER_leftOut"]) == (
+        "0",
+        "body is empty",
+        "2",
+    )
+
+
+def test_no_more_than_a_slice_of_many_bad_rows_is_held() -> None:
+    batcher = dead_letter_batcher(BatchSettings(topic="orders", max_message_size=100))
+    rows = pa.array([b"y" * 101] * 10_000)
+    ready = batcher.add(pa.RecordBatch.from_pydict({"body": rows}), 0.0)
+    assert (batcher.taken_rows, batcher.pending_bytes) == (10_000, 0)
+    highest, sent = 0, 0
+    for one, _ in ready:
+        highest = max(highest, batcher.pending_bytes)
+        sent += one.rows
+        assert batcher.taken_rows == 10_000
+    assert sent + sum(one.rows for one, _ in batcher.flush()) == 10_000
+    assert highest <= 2 * 1024 * 1024
+
+
+# Anything that a column may hold: separators, blanks, pipes, reserved names, ill-formed UTF-8.
+texts = st.none() | st.text(st.sampled_from("ab |\x00\x01\x02\u3000é𐍈"), max_size=6) | st.just("long" * 3_000)
+ill_formed = st.sampled_from([b"caf\xe9", b"\xff\x01", b"\xed\xa0\x80"])
+names = st.sampled_from([*sorted(RESERVED_PROPERTIES), "INNER_NUM", "__SHARDINGKEY", "DEAD_LETTER_row", ""])
+any_row = st.fixed_dictionaries(
+    {
+        "body": st.none() | st.binary(max_size=60),
+        "topic": texts | st.sampled_from(["orders", "SCHEDULE_TOPIC_XXXX", "t" * 128]),
+        "tags": texts,
+        "keys": st.none() | st.lists(texts, max_size=3),
+        "shardingKey": texts,
+        "properties": st.none()
+        | st.lists(st.tuples(names | texts.filter(lambda text: text is not None), texts), max_size=6),
+        "flag": st.none() | st.integers(-(2**62), 2**62),
+        "delayMs": st.none() | st.integers(-5, 5),
+        "delayTimeLevel": st.none() | st.integers(-1, 20),
+    }
+)
+
+
+def column_of(name: str, values: list[Any], bad: bytes | None) -> pa.Array:
+    if name == "properties":
+        return pa.array(values, PROPERTIES)
+    if name == "keys":
+        return pa.array(values, pa.list_(pa.string()))
+    if name in ("flag", "delayMs", "delayTimeLevel"):
+        return pa.array(values, pa.int64())
+    if name == "body":
+        return pa.array(values, pa.binary())
+    raw = pa.array(
+        [bad if bad and row == 0 else value and value.encode() for row, value in enumerate(values)], pa.binary()
+    )
+    return raw.view(pa.string())
+
+
+@settings(deadline=None)
+@given(
+    st.lists(any_row, min_size=1, max_size=6),
+    st.lists(
+        st.sampled_from(["tags", "keys", "shardingKey", "properties", "flag", "delayMs", "delayTimeLevel"]), unique=True
+    ),
+    st.none() | ill_formed,
+    st.booleans(),
+    st.integers(1, 50),
+)
+def test_whatever_is_wrong_with_a_row_its_dead_letter_is_valid(
+    rows: list[dict[str, Any]], columns: list[str], bad: bytes | None, batching: bool, limit: int
+) -> None:
+    batch = pa.RecordBatch.from_pydict(
+        {name: column_of(name, [row[name] for row in rows], bad) for name in ["body", "topic", *columns]}
+    )
+    good, dead = written(batch, BatchSettings(max_message_size=limit, batching=batching))
+    assert len(good) + len(dead) == len(rows)
+    for letter in dead:
+        assert 1 <= len(letter.body) <= limit
+        size = sum(len(f"{name}{value}".encode()) + 2 for name, value in letter.properties.items())
+        assert size <= MAX_PROPERTIES
+        row = rows[int(letter.properties["DEAD_LETTER_row"])]
+        if row["body"]:
+            assert letter.body == row["body"][:limit]
+            assert letter.properties["DEAD_LETTER_bodySize"] == str(len(row["body"]))

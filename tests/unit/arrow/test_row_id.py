@@ -1,0 +1,192 @@
+"""SPARK_ROW_ID: equal in repeats of a row, different in all other rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocketmq_spark.arrow.byte_hash import byte_hashes
+from rocketmq_spark.arrow.columns import ByteColumn, byte_column
+from rocketmq_spark.arrow.encode_remoting import BatchSettings
+from rocketmq_spark.arrow.row_id import RowIds
+from rocketmq_spark.arrow.schema import check_row_id
+from rocketmq_spark.errors import InvalidRowError, SchemaError
+from rocketmq_spark.wire.records import decode_batch, decode_properties
+from rocketmq_spark.wire.row_hash import STEP, entry_hash, row_hash
+from tests.encoding import encode, joined
+from tests.strategies import row_tables
+
+PROPERTIES = pa.map_(pa.string(), pa.string())
+relaxed = settings(deadline=None)
+
+
+def ids_of(
+    batches: list[pa.RecordBatch], settings_: BatchSettings | None = None, columns: tuple[str, ...] | None = None
+) -> list[str]:
+    """Return the ids in the order of the rows, after checking that each is what a reader works out."""
+    found: dict[str, str] = {}
+    row_ids = RowIds("w-1", 4, 9, columns)
+    for one, _ in encode(batches, settings_ or BatchSettings(topic="orders"), row_ids=row_ids):
+        messages = decode_batch(joined(one)) if one.batch else None
+        for message in messages or ():
+            found[message.properties["UNIQ_KEY"]] = message.properties["SPARK_ROW_ID"]
+            if columns is None:
+                expected = row_hash(one.topic, message.body, message.properties)
+                assert message.properties["SPARK_ROW_ID"].split("/")[-1] == expected
+        if messages is None:
+            properties = decode_properties(one.properties.encode())
+            found[properties["UNIQ_KEY"]] = properties["SPARK_ROW_ID"]
+            if columns is None:
+                assert properties["SPARK_ROW_ID"].split("/")[-1] == row_hash(one.topic, joined(one), properties)
+    # Row k has the k-th client id.
+    return [found[key] for key in sorted(found)]
+
+
+def bodies(*values: bytes, **columns: object) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"body": pa.array(values, pa.binary()), **columns})
+
+
+@relaxed
+@given(
+    st.lists(st.none() | st.binary(max_size=40), max_size=20),
+    st.binary(max_size=9),
+    st.binary(min_size=1, max_size=9),
+    st.sampled_from([0, STEP]),
+)
+def test_the_hash_of_many_strings_is_that_of_each(
+    values: list[bytes | None], head: bytes, tail: bytes, seed: int
+) -> None:
+    column = byte_column(pa.array(values, pa.binary()).slice(len(values) // 3))
+    if column is None:
+        return
+    expected = [0 if value is None else entry_hash(head + value + tail, seed) for value in values[len(values) // 3 :]]
+    assert byte_hashes(column, head, tail, seed).tolist() == expected
+
+
+def test_a_hash_does_not_depend_on_the_size_of_pieces() -> None:
+    values = [bytes([number % 251]) * 300_000 for number in range(5)]
+    column = byte_column(pa.array(values, pa.binary()))
+    assert isinstance(column, ByteColumn)
+    assert byte_hashes(column, b"\x02", b"").tolist() == [entry_hash(b"\x02" + value) for value in values]
+
+
+def test_the_hash_stays_what_it_is() -> None:
+    assert row_hash("orders", b"hello", {"KEYS": "k1", "TAGS": "t", "UNIQ_KEY": "x", "mine": "1"}) == "a961018d6d52eebe"
+
+
+def test_a_million_similar_strings_have_a_million_hashes() -> None:
+    # Differences in one byte, in swapped words, in length: what a weak hash lets collide.
+    numbers = pa.array(np.arange(1_000_000)).cast(pa.string())
+    column = byte_column(numbers)
+    assert isinstance(column, ByteColumn)
+    assert len(np.unique(byte_hashes(column, b"", b"\x02"))) == 1_000_000
+
+
+@relaxed
+@given(
+    row_tables(),
+    st.builds(
+        BatchSettings,
+        topic=st.none() | st.just("orders"),
+        tags=st.none() | st.just("standard"),
+        batching=st.booleans(),
+        queue_selector=st.sampled_from([None, "random"]),
+    ),
+)
+def test_a_reader_can_work_the_hash_out_and_every_row_has_its_place(table: Any, batch_settings: BatchSettings) -> None:
+    rows, record_batches = table
+    ids = ids_of(record_batches, batch_settings)
+    assert [one.rsplit("/", 1)[0] for one in ids] == [f"w-1/4/9/{number}" for number in range(len(rows))]
+
+
+@relaxed
+@given(row_tables(), st.integers(1, 5))
+def test_ids_do_not_depend_on_how_rows_are_cut_into_record_batches(table: Any, size: int) -> None:
+    _, record_batches = table
+    whole = pa.Table.from_batches(record_batches)
+    again = whole.to_batches(max_chunksize=size)
+    assert ids_of(again, BatchSettings()) == ids_of(record_batches, BatchSettings())
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (bodies(b"a"), bodies(b"b")),
+        (bodies(b"a", keys=["k"]), bodies(b"a", tags=["k"])),
+        (bodies(b"a", keys=["k"]), bodies(b"a")),
+        (bodies(b"a", keys=["k"]), bodies(b"a", shardingKey=["k"])),
+        (
+            bodies(b"a", properties=pa.array([[("src", "00000-A"), ("dst", "00000-B")]], PROPERTIES)),
+            bodies(b"a", properties=pa.array([[("src", "00000-B"), ("dst", "00000-A")]], PROPERTIES)),
+        ),
+        (bodies(b"a", topic=["x"]), bodies(b"a", topic=["y"])),
+    ],
+)
+def test_rows_that_say_something_else_have_other_ids(one: pa.RecordBatch, other: pa.RecordBatch) -> None:
+    assert ids_of([one], BatchSettings(topic=None if "topic" in one.schema.names else "t")) != ids_of(
+        [other], BatchSettings(topic=None if "topic" in other.schema.names else "t")
+    )
+
+
+def test_the_order_of_a_map_does_not_count() -> None:
+    one, other = ([("a", "1"), ("b", "2")], [("b", "2"), ("a", "1")])
+    assert ids_of([bodies(b"x", properties=pa.array([one], PROPERTIES))]) == ids_of(
+        [bodies(b"x", properties=pa.array([other], PROPERTIES))]
+    )
+
+
+def test_ids_of_columns_survive_reordering_and_tell_rows_apart() -> None:
+    columns = {"keys": [f"k{number}" for number in range(2_000)], "queueOffset": list(range(2_000))}
+    batch = bodies(*[b"x"] * 2_000, **{name: pa.array(values) for name, values in columns.items()})
+    ids = ids_of([batch], columns=("keys", "queueOffset"))
+    assert len(set(ids)) == 2_000
+    order = np.random.default_rng(1).permutation(2_000)
+    assert ids_of([batch.take(pa.array(order))], columns=("queueOffset", "keys")) == [ids[row] for row in order]
+    assert {one.rsplit("/", 1)[0] for one in ids} == {"w-1/4"}
+    assert {len(one.rsplit("/", 1)[1]) for one in ids} == {32}
+
+
+def test_every_type_of_column_makes_an_id() -> None:
+    values = {
+        "keys": pa.array([["a", "b"], ["c"], None, []]),
+        "tags": pa.array(["t", "u", None, "v"]).dictionary_encode(),
+        "flag": pa.array([1, 2, None, 3], pa.int32()),
+        "waitStoreMsgOK": pa.array([True, False, None, True]),
+        "storeTimestamp": pa.array([1, 2, None, 3], pa.timestamp("us", "UTC")),
+        "msgId": pa.array([b"1", b"2", None, b"3"], pa.large_binary()),
+        "bornHost": pa.nulls(4),
+    }
+    batch = bodies(b"x", b"x", b"x", b"x", **values)
+    check_row_id(batch.schema, tuple(values))
+    # No keys are no keys, be the list empty or null.
+    different = dict.fromkeys(values, 4) | {"bornHost": 1, "waitStoreMsgOK": 3, "keys": 3}
+    assert {name: len(set(ids_of([batch], columns=(name,)))) for name in values} == different
+
+
+def test_a_column_that_is_not_there_or_makes_no_id_is_refused() -> None:
+    schema = pa.schema({"body": pa.binary(), "properties": PROPERTIES})
+    with pytest.raises(SchemaError, match=r"rowId=columns:order_id: there is no column order_id among \['body'"):
+        check_row_id(schema, ("order_id",))
+    with pytest.raises(SchemaError, match=r"rowId=columns:body,properties: column properties is map<"):
+        check_row_id(schema, ("body", "properties"))
+
+
+def test_the_name_is_reserved_only_where_the_connector_writes_it() -> None:
+    batch = bodies(b"x", properties=pa.array([[("SPARK_ROW_ID", "older")]], PROPERTIES))
+    ((one, _),) = encode([batch])
+    assert decode_batch(joined(one))[0].properties["SPARK_ROW_ID"] == "older"
+    with pytest.raises(InvalidRowError, match=r"reserved \(SPARK_ROW_ID\)"):
+        ids_of([batch])
+    # A copy job drops it, as every other name that the connector writes itself.
+    (copied,) = ids_of([batch.append_column("queueOffset", pa.array([1]))])
+    assert copied.startswith("w-1/4/9/0/")
+
+
+def test_the_hash_of_nothing_but_zeros_knows_how_many() -> None:
+    hashes = {entry_hash(bytes(size)) for size in range(1, 100)}
+    assert len(hashes) == 99
