@@ -171,7 +171,9 @@ class RemotingBatcher:
         for key, begin, end in runs:
             group = self._groups.get(key)
             nbytes, filled = (0, 0) if group is None else (group.nbytes, group.rows)
-            for first, last, full in fill_batches(ends, begin, end, limit=self._limit, nbytes=nbytes, rows=filled):
+            for first, last, full in fill_batches(
+                ends, begin, end, limit=self._limit, nbytes=nbytes, rows=filled, max_rows=self._settings.max_rows
+            ):
                 group = self._groups.get(key)
                 if group is None:
                     group = self._groups[key] = _Group(key, now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rocketmq_spark.wire.records import MAX_BODY
+from rocketmq_spark.wire.records import MAX_BATCH_ROWS, MAX_BODY
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,9 @@ class BatchSettings:
     max_pending_bytes : int, default 32 MiB
         All batches that are being filled, together.
     ordered : bool, default False
-        Refuse rows without a shardingKey.
+        Refuse rows without a shardingKey; of one queue's rows, none overtakes another.
+    max_rows : int, default 32,000
+        Rows of one batch.
     """
 
     topic: str | None = None
@@ -39,6 +41,7 @@ class BatchSettings:
     queue_selector: str | None = None
     max_pending_bytes: int = 32 * 1024 * 1024
     ordered: bool = False
+    max_rows: int = MAX_BATCH_ROWS
 
     @property
     def item_limit(self) -> int:

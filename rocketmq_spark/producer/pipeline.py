@@ -6,6 +6,9 @@ Rule 3: a batch gets its queue when it is sent, not before, so that a retry can 
         a batch bound to a queue (by key, by column) waits for that queue.
 Rule 4: flow control tries the same queue again; other retriable failures go to another broker first, then wait.
 Rule 5: the whole of it is bounded by ``deliveryTimeoutMs``, counted from a batch's first try.
+Rule 6: with ``ordered`` no batch goes before the one offered earlier for its queue is stored; with ``sendMode=sync``
+        none goes before the one offered earlier is stored.
+Rule 7: with a rate, a batch's first try waits for its turn; that waiting has no deadline.
 
 States of a delivery: ready -> in flight -> (stored | failed | waiting -> ready). Follows design.md section 2.
 """
@@ -14,7 +17,8 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from rocketmq_spark.errors import DeliveryError, RocketMQError
@@ -24,6 +28,7 @@ from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.delivery import Delivery, Dispatch, Lines, batch_weight
 from rocketmq_spark.producer.fault_preset import FaultSite, site_of
 from rocketmq_spark.producer.fault_strategy import FaultStrategy
+from rocketmq_spark.producer.rate import RateLimit
 from rocketmq_spark.producer.retry import Backoff, RetryPolicy, Verdict
 from rocketmq_spark.producer.route_cache import TopicPublishInfo
 from rocketmq_spark.producer.selector import QueueSelector
@@ -37,10 +42,22 @@ _GRACE = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """Rows of a pipeline that have no acknowledgement, by what is known of them."""
+    """Rows of a pipeline that have no acknowledgement, by what is known of them.
+
+    Parameters
+    ----------
+    not_sent : int
+    unknown_by_broker : mapping of str to int
+        Sent, perhaps stored, by the broker of the last attempt.
+    """
 
     not_sent: int
-    unknown: int
+    unknown_by_broker: Mapping[str, int]
+
+    @property
+    def unknown(self) -> int:
+        """Rows that were sent, and are perhaps stored."""
+        return sum(self.unknown_by_broker.values())
 
 
 class SendPipeline:
@@ -61,6 +78,7 @@ class SendPipeline:
     selector_of : callable
         ``topic -> QueueSelector``; called once per topic.
     rng : random.Random
+    rate : RateLimit or None, default None
     """
 
     def __init__(
@@ -73,6 +91,7 @@ class SendPipeline:
         refresh_route: Callable[[str], None],
         selector_of: Callable[[str], QueueSelector],
         rng: random.Random,
+        rate: RateLimit | None = None,
     ) -> None:
         self._options = options
         self._faults = faults
@@ -81,15 +100,20 @@ class SendPipeline:
         self._refresh_route = refresh_route
         self._selector_of = selector_of
         self._rng = rng
+        self._rate = rate
+        sync = options.send_mode == "sync"
         self._policy = RetryPolicy(
             options.retry_times_when_send_failed,
             options.retry_another_broker_when_not_store_ok,
             options.require_store_ok,
+            options.retry_times_when_send_async_failed
+            if options.send_mode == "async"
+            else options.retry_times_when_send_failed,
         )
         self.backoff = Backoff(options.retry_backoff_ms, options.retry_backoff_max_ms)
         self._windows: dict[str, Window] = {}
         self._selectors: dict[str, QueueSelector] = {}
-        self._ready = Lines()
+        self._ready = Lines(serial=options.ordered or sync, single=sync)
         self._waiting: list[tuple[float, int, Delivery]] = []
         self._sequence = 0
         self._in_flight: set[Delivery] = set()
@@ -101,17 +125,22 @@ class SendPipeline:
     @property
     def is_empty(self) -> bool:
         """True when every batch offered is stored."""
-        return not (self._in_flight or self._waiting or self._ready)
+        return not (self._in_flight or self._waiting or len(self._ready))
 
     @property
     def in_flight(self) -> int:
         """Requests that have no outcome yet."""
         return len(self._in_flight)
 
-    def offer(self, batch: EncodedBatch, queue: MessageQueue | None) -> None:
+    def offer(self, batch: EncodedBatch, queue: MessageQueue | None, now: float) -> None:
         """Take a batch over; `queue` is the only one it may go to, None means any."""
         self.pending_bytes += batch_weight(batch)
-        self._ready.add(Delivery(batch, queue))
+        delivery = Delivery(batch, queue)
+        if self._rate is None:
+            self._ready.add(delivery)
+        else:
+            # Even if its turn has come: what was offered before it may still be waiting there, and goes first.
+            self._wait(delivery, self._rate.reserve(batch.rows, now))
 
     def dispatches(self, now: float) -> Iterator[Dispatch]:
         """Yield the attempts to make now; each counts as in flight from then on."""
@@ -126,7 +155,7 @@ class SendPipeline:
         if self.failure is not None:
             return None
         times = [self._waiting[0][0]] if self._waiting else []
-        if self._ready:
+        if self._ready.open:
             times += [window.rest_until for window in self._windows.values() if window.rest_until > now]
             # A line that waits for a route, or for an isolation to end, has no outcome to wake it.
             times.append(now + self._options.retry_backoff_ms / 1000)
@@ -141,6 +170,7 @@ class SendPipeline:
         if verdict is Verdict.STORED:
             self.pending_bytes -= delivery.weight
             self.stored_rows += delivery.batch.rows
+            self._ready.release(delivery)
             self._recorder.record_success(
                 broker, delivery.batch.rows, delivery.batch.nbytes, outcome.latency_ms, outcome.queue,
                 outcome.queue_offset, now,
@@ -191,10 +221,10 @@ class SendPipeline:
         if self._failed is not None:
             open_ones.add(self._failed)
         unknown = {delivery for delivery in open_ones if delivery.maybe_stored or delivery in self._in_flight}
-        return Unfinished(
-            not_sent=sum(delivery.batch.rows for delivery in open_ones - unknown),
-            unknown=sum(delivery.batch.rows for delivery in unknown),
-        )
+        by_broker: Counter[str] = Counter()
+        for delivery in unknown:
+            by_broker[delivery.queue.broker_name if delivery.queue else "none"] += delivery.batch.rows
+        return Unfinished(sum(delivery.batch.rows for delivery in open_ones - unknown), dict(sorted(by_broker.items())))
 
     def _wait(self, delivery: Delivery, until: float) -> None:
         self._sequence += 1
@@ -227,8 +257,16 @@ class SendPipeline:
         delivery.sent_at = now
         self._in_flight.add(delivery)
         left = (delivery.first_tried_at or now) + self._options.delivery_timeout_ms / 1000 - now
-        per_attempt = self._options.send_msg_timeout / 1000 + delivery.batch.nbytes / _MIB
-        return Dispatch(delivery, queue, info.addresses[queue.broker_name], per_attempt, left)
+        return Dispatch(delivery, queue, info.addresses[queue.broker_name], self._attempt_timeout(delivery), left)
+
+    def _attempt_timeout(self, delivery: Delivery) -> float:
+        """Return ``sendMsgTimeout``, cut where Java cuts it, and its share for the size, seconds."""
+        timeout, cap = self._options.send_msg_timeout, self._options.send_msg_max_timeout_per_request
+        # The last attempt before a wait has the whole time, as Java's last has: else a broker that needs more than the
+        # cap could never be written to.
+        if cap > 0 and self._policy.follows_at_once(delivery.attempts, bound=delivery.bound is not None):
+            timeout = min(timeout, cap)
+        return timeout / 1000 + delivery.batch.nbytes / _MIB
 
     def _has_queue(self, delivery: Delivery, info: TopicPublishInfo) -> bool:
         """Tell whether a queue exists that the delivery may go to, with room in its broker's window or without."""

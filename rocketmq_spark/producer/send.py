@@ -19,7 +19,7 @@ import queue as queues
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from rocketmq_spark.errors import DeliveryError, RocketMQError, RouteNotFoundException
@@ -30,6 +30,7 @@ from rocketmq_spark.producer.client_instance import ClientInstance
 from rocketmq_spark.producer.delivery import Delivery, Dispatch, batch_weight
 from rocketmq_spark.producer.heart_beat import API_TIMEOUT
 from rocketmq_spark.producer.pipeline import SendPipeline
+from rocketmq_spark.producer.rate import RateLimit
 from rocketmq_spark.producer.route_cache import TopicPublishInfo
 from rocketmq_spark.producer.selector import selector_of
 
@@ -77,6 +78,10 @@ class Producer(Generic[RowsT]):
         Seconds since the epoch, for born timestamps.
     rng : random.Random, optional
         For round robin starts and jitter.
+    fixed_queues : sequence of MessageQueue, optional
+        The queues of the whole write (``ordered``), whatever becomes of the route.
+    max_rate_per_second : float, optional
+        This task's share of ``maxRatePerSecond``.
     """
 
     def __init__(
@@ -88,6 +93,8 @@ class Producer(Generic[RowsT]):
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         rng: random.Random | None = None,
+        fixed_queues: Sequence[MessageQueue] | None = None,
+        max_rate_per_second: float | None = None,
     ) -> None:
         self._options = options
         self._instance = instance
@@ -95,6 +102,8 @@ class Producer(Generic[RowsT]):
         self._clock = clock
         self._wall_clock = wall_clock
         self._rng = rng or random.Random()
+        self._fixed_queues = fixed_queues
+        rate = None if max_rate_per_second is None else RateLimit(max_rate_per_second, clock())
         self._pipeline = SendPipeline(
             options,
             instance.faults,
@@ -103,6 +112,7 @@ class Producer(Generic[RowsT]):
             refresh_route=instance.refresh_route,
             selector_of=lambda _topic: selector_of(options, instance.faults, self._rng),
             rng=self._rng,
+            rate=rate,
         )
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -114,8 +124,8 @@ class Producer(Generic[RowsT]):
         self._crash: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Return the writable queues of a topic, looking its route up if it isn't known.
+    def publish_queues(self, topic: str) -> Sequence[MessageQueue]:
+        """Return the queues of the whole write, if it has such, or a topic's writable ones, looking its route up.
 
         Until a first route has been found by this process, and for a topic that nobody knows, patience is
         ``sendMsgTimeout`` for each name server; afterwards a name server that is gone is waited for until
@@ -126,7 +136,7 @@ class Producer(Generic[RowsT]):
         MQClientException
             10004 without any name server, 10005 (`RouteNotFoundException`) when patience is over.
         """
-        return self._find_route(topic).queues
+        return self._fixed_queues or self._find_route(topic).queues
 
     def write(self, batches: Iterable[RowsT], batcher: Batcher[RowsT]) -> None:
         """Send every row of `batches`; return when each is stored and acknowledged.
@@ -187,7 +197,7 @@ class Producer(Generic[RowsT]):
         with self._changed:
             self._changed.wait_for(lambda: self._has_room(batch) or self._failed)
             self._raise_failure()
-            self._pipeline.offer(batch, queue)
+            self._pipeline.offer(batch, queue, self._clock())
             self._dispatch()
 
     def _has_room(self, batch: EncodedBatch) -> bool:
@@ -224,9 +234,10 @@ class Producer(Generic[RowsT]):
             taken = self._batcher.taken_rows if self._batcher else 0
             not_sent = taken - self._pipeline.stored_rows - unfinished.unknown
             stored = "; ".join(self._recorder.lines()) or "none"
+        where = "".join(f"{broker} {rows}, " for broker, rows in unfinished.unknown_by_broker.items())
         return (
             f"Rows of this task stored: {stored}. Read but not sent: {not_sent}; outcome unknown: {unfinished.unknown} "
-            "(sent, perhaps stored). Rows sent again by a retry of the task may be stored twice"
+            f"({where}sent, perhaps stored). Rows sent again by a retry of the task may be stored twice"
         )
 
     def _find_route(self, topic: str) -> TopicPublishInfo:
@@ -243,7 +254,9 @@ class Producer(Generic[RowsT]):
                 return routes.find(topic, min(short, API_TIMEOUT * len(self._options.name_server)))
             except RouteNotFoundException as exc:
                 # What once had a route is waited for; a wrong address or a wrong topic is not (design.md section 2).
-                lost = routes.was_ok(topic) or (exc.unreachable and not routes.is_empty)
+                # Of an ordered write the driver has found the queues: a topic without them has lost its brokers.
+                once_ok = routes.was_ok(topic) or (self._fixed_queues is not None and not exc.unreachable)
+                lost = once_ok or (exc.unreachable and not routes.is_empty)
                 patience = self._options.delivery_timeout_ms / 1000 if lost else short
                 waits += 1
                 pause = self._pipeline.backoff.delay(waits, self._rng)
@@ -262,7 +275,7 @@ class Producer(Generic[RowsT]):
         request = SendRequest(
             delivery.batch,
             dispatch.queue,
-            dispatch.address,
+            broker_vip_channel(dispatch.address) if self._options.vip_channel_enabled else dispatch.address,
             self._options.producer_group,
             self._options.create_topic_key,
             self._options.default_topic_queue_nums,
@@ -300,7 +313,7 @@ class Producer(Generic[RowsT]):
                 event = None if self._events.empty() else self._events.get()
             if self._reading and self._batcher is not None:
                 for batch, queue in self._batcher.expired(now):
-                    self._pipeline.offer(batch, queue)
+                    self._pipeline.offer(batch, queue, now)
             self._dispatch()
             self._changed.notify_all()
 
@@ -312,3 +325,9 @@ class Producer(Generic[RowsT]):
 
     def __repr__(self) -> str:
         return f"<Producer {self._pipeline!r} {self._recorder!r}>"
+
+
+def broker_vip_channel(address: str) -> str:
+    """Return a broker's second address: the port two below (``MixAll.brokerVIPChannel``)."""
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) - 2}"

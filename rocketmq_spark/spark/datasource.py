@@ -6,6 +6,7 @@ Rule 2: a constructor opens nothing: Spark makes these objects more often than o
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import uuid
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamWriter
 
-from rocketmq_spark.errors import OptionError
+from rocketmq_spark.errors import OptionError, SchemaError
 from rocketmq_spark.options import SinkOptions, parse_sink_options
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class RocketMQDataSource(DataSource):
 
     # Set on the subclass that `register` makes for a session; it travels to the tasks with the class.
     _accumulator: ClassVar[Accumulator[Any] | None] = None
+    # How many tasks the session's cluster runs at once, as far as it is known.
+    _parallelism: ClassVar[int | None] = None
 
     @classmethod
     def name(cls) -> str:
@@ -82,26 +85,29 @@ class RocketMQDataSource(DataSource):
         from rocketmq_spark.spark.writer import RocketMQBatchWriter, look_up_route
 
         options = self._checked_options(schema)
-        look_up_route(options)
-        return RocketMQBatchWriter(options, self._accumulator, write_id=str(uuid.uuid4()))
+        queues = look_up_route(options)
+        return RocketMQBatchWriter(options, self._accumulator, write_id=str(uuid.uuid4()), queues=queues)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
         """Check the write and return the writer of a streaming query.
 
         Complete mode arrives here as `overwrite`; each trigger then appends the whole result, as Spark's Kafka
-        sink does.
+        sink does. Spark asks for a writer at every trigger: with ``ordered`` its route is looked up each time.
 
         Raises
         ------
         OptionError, SchemaError
             Before any task has started.
+        MQClientException
+            With ``ordered``: no name server answers, or the topic does not exist (10005).
         """
-        from rocketmq_spark.spark.writer import stream_writer
+        from rocketmq_spark.spark.writer import look_up_route, stream_writer
 
         options = self._checked_options(schema)
         if overwrite:
             logger.warning("outputMode complete: a topic can't be truncated; every trigger appends the whole result")
-        return stream_writer(options, self._accumulator, schema)
+        queues = look_up_route(options) if options.ordered else None
+        return stream_writer(options, self._accumulator, schema, queues)
 
     def _checked_options(self, schema: StructType) -> SinkOptions:
         from rocketmq_spark.arrow.block import check_schema
@@ -112,7 +118,25 @@ class RocketMQDataSource(DataSource):
         if tls is not None:
             tls.context()  # a file that can't be used is known before any task
         check_schema(arrow_schema(schema), topic=options.topic, queue_selector=options.queue_selector)
-        return options
+        if options.ordered and "shardingKey" not in schema.names:
+            raise SchemaError(
+                "ordered=true keeps the order of rows of one shardingKey, and there is no such column: add it, or set "
+                "ordered=false"
+            )
+        if options.send_mode == "oneway":
+            logger.warning("sendMode=oneway: brokers acknowledge nothing, and rows may be lost without a word")
+        return self._with_rate_tasks(options)
+
+    def _with_rate_tasks(self, options: SinkOptions) -> SinkOptions:
+        if options.max_rate_per_second is None or options.max_rate_tasks is not None:
+            return options
+        # A task can't ask Spark how many run beside it, nor can the process that makes this writer.
+        if self._parallelism is None:
+            raise OptionError(
+                "maxRatePerSecond needs to know how many tasks share it: call rocketmq_spark.register(spark) on "
+                "classic Spark, or give the option maxRateTasks (how many tasks of the write run at once)"
+            )
+        return dataclasses.replace(options, max_rate_tasks=self._parallelism)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

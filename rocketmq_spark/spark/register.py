@@ -1,6 +1,7 @@
 """`register(spark)`: the data source with its way back to the driver, and `.save()` without a mode.
 
-Rule 1: the accumulator rides on a subclass made for the session; Spark pickles the class into every task.
+Rule 1: the accumulator rides on a subclass made for the session; Spark pickles the class into every task. So does the
+        session's default parallelism, by which tasks share ``maxRatePerSecond``.
 Rule 2: the hook on ``DataFrameWriter.save`` acts only when the source is ``rocketmq``, is put on once, and comes off.
 
 Why the hook: Spark refuses the default save mode (error if exists) for every Python data source before our code runs,
@@ -47,14 +48,15 @@ def register(spark: SparkSession) -> Metrics:
         spark.dataSource.register(_session_source(None))
         return Metrics(None)
     accumulator = spark.sparkContext.accumulator(new_summary(), ReportAccumulatorParam())
-    spark.dataSource.register(_session_source(accumulator))
+    spark.dataSource.register(_session_source(accumulator, spark.sparkContext.defaultParallelism))
     return Metrics(accumulator)
 
 
-def _session_source(accumulator: Any) -> type[RocketMQDataSource]:
+def _session_source(accumulator: Any, parallelism: int | None = None) -> type[RocketMQDataSource]:
     # A class made here is pickled by value, so that its accumulator goes along; its base goes by reference.
     class SessionRocketMQDataSource(RocketMQDataSource):
         _accumulator = accumulator
+        _parallelism = parallelism
 
     return SessionRocketMQDataSource
 

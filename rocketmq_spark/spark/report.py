@@ -148,7 +148,7 @@ class CommitMessage(WriterCommitMessage):
         -1 in a batch write.
     partition_id : int
     packed : bytes
-        For `Measures.unpack`: totals per broker, and latencies if `histograms`.
+        For `Measures.unpack`: totals per broker, and latencies if `histograms` or if the driver needs them.
     histograms : bool
         There is no accumulator: this message is all that the driver will know.
     """
@@ -160,15 +160,15 @@ class CommitMessage(WriterCommitMessage):
     histograms: bool
 
     @classmethod
-    def of(cls, report: PartitionReport, *, histograms: bool) -> CommitMessage:
-        """Return a task's message.
+    def of(cls, report: PartitionReport, *, histograms: bool, latencies: bool = False) -> CommitMessage:
+        """Return a task's message; `latencies` puts them in although there is an accumulator.
 
         Totals are exact always. Latencies lose as much resolution as `COMMIT_MESSAGE_BYTES` asks for, down to octaves;
         beyond some 20 brokers the message grows by what the totals of each need.
         """
         measures = Measures.unpack(report.packed)
         place = (report.write_id, report.batch_id, report.partition_id)
-        if not histograms:
+        if not (histograms or latencies):
             return cls(*place, measures.totals_only().pack(), histograms)
         for bits in range(_MAX_LATENCY_BITS + 1):
             message = cls(*place, measures.totals_only(bits).pack(), histograms)
