@@ -26,6 +26,7 @@ from rocketmq_spark.message import EncodedBatch, MessageQueue, SendOutcome
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.delivery import Delivery, Dispatch, Lines, batch_weight
+from rocketmq_spark.producer.failure_text import delivery_error, no_queue, reason, refused_for_good
 from rocketmq_spark.producer.fault_preset import FaultSite, site_of
 from rocketmq_spark.producer.fault_strategy import FaultStrategy
 from rocketmq_spark.producer.rate import RateLimit
@@ -124,7 +125,7 @@ class SendPipeline:
 
     @property
     def is_empty(self) -> bool:
-        """True when every batch offered is stored."""
+        """True when every batch offered is stored (or sent, where nobody acknowledges)."""
         return not (self._in_flight or self._waiting or len(self._ready))
 
     @property
@@ -171,28 +172,25 @@ class SendPipeline:
             self.pending_bytes -= delivery.weight
             self.stored_rows += delivery.batch.rows
             self._ready.release(delivery)
-            self._recorder.record_success(
-                broker, delivery.batch.rows, delivery.batch.nbytes, outcome.latency_ms, outcome.queue,
-                outcome.queue_offset, now,
-            )  # fmt: skip
+            self._record(delivery.batch, outcome, now)
             return
         if self.failure is not None:
             # Nothing is sent any more; it only counts among the rows that have no acknowledgement.
             self._wait(delivery, now)
             return
-        reason = _reason(outcome)
+        why = reason(outcome)
         if verdict is Verdict.GIVE_UP:
-            self._recorder.record_failure(broker, reason, now)
-            self._fail(delivery, self._give_up_text(delivery, outcome))
+            self._recorder.record_failure(broker, why, now)
+            self._fail(delivery, refused_for_good(delivery, outcome))
             return
-        self._recorder.record_retry(broker, reason, now)
+        self._recorder.record_retry(broker, why, now)
         delivery.last_broker_name = broker
         delivery.same_queue = verdict is Verdict.SAME_QUEUE
         wait = 0.0
         if verdict is not Verdict.OTHER_BROKER:
             wait = self.backoff.delay(delivery.attempts.waits, self._rng)
         if self._expired(delivery, now + wait):
-            self._recorder.record_failure(broker, reason, now)
+            self._recorder.record_failure(broker, why, now)
             self._fail_expired(delivery)
             return
         self._wait(delivery, now + wait)
@@ -226,6 +224,15 @@ class SendPipeline:
             by_broker[delivery.queue.broker_name if delivery.queue else "none"] += delivery.batch.rows
         return Unfinished(sum(delivery.batch.rows for delivery in open_ones - unknown), dict(sorted(by_broker.items())))
 
+    def _record(self, batch: EncodedBatch, outcome: SendOutcome, now: float) -> None:
+        queue = outcome.queue
+        if self._options.send_mode == "oneway":
+            self._recorder.record_sent(queue.broker_name, batch.rows, batch.nbytes, now)
+            return
+        self._recorder.record_success(
+            queue.broker_name, batch.rows, batch.nbytes, outcome.latency_ms, queue, outcome.queue_offset, now
+        )
+
     def _wait(self, delivery: Delivery, until: float) -> None:
         self._sequence += 1
         heapq.heappush(self._waiting, (until, self._sequence, delivery))
@@ -242,7 +249,7 @@ class SendPipeline:
             self._refresh_route(delivery.batch.topic)
             self._begin(delivery, now)
             if self._expired(delivery, now):
-                self._fail_without_queue(delivery)
+                self._fail(delivery, no_queue(delivery, self._options.delivery_timeout_ms))
             return None
         if self._expired(delivery, now):
             self._fail_expired(delivery)
@@ -332,39 +339,11 @@ class SendPipeline:
     def _fail_expired(self, delivery: Delivery) -> None:
         self._fail(delivery, f"gave up after deliveryTimeoutMs={self._options.delivery_timeout_ms}")
 
-    def _fail_without_queue(self, delivery: Delivery) -> None:
-        wanted = delivery.wanted_queue
-        what = f"queue {wanted}" if wanted else f"any writable queue of topic {delivery.batch.topic}"
-        self._fail(delivery, f"waited deliveryTimeoutMs={self._options.delivery_timeout_ms} for {what}")
-
-    def _give_up_text(self, delivery: Delivery, outcome: SendOutcome) -> str:
-        if outcome.status is None:
-            return "the broker refused it for good"
-        return (
-            f"broker {outcome.queue.broker_name} stored it {delivery.attempts.not_store_ok} times but answered "
-            f"{outcome.status.name} each time: it is not safe there yet. Mend the broker's flushing or replication, "
-            "or set requireStoreOk=false to accept that"
-        )
-
     def _fail(self, delivery: Delivery, why: str) -> None:
         if self.failure is not None:
             return
         self._failed = delivery
-        batch, error = delivery.batch, delivery.last_error
-        where = f" to {delivery.queue}" if delivery.queue else ""
-        what = f"{batch.rows} rows of topic {batch.topic} ({batch.nbytes} bytes)"
-        text = f"sending {what}{where}: {why}" + (f"; last error: {error}" if error else "")
-        self.failure = DeliveryError(text)
-        self.failure.__cause__ = error
+        self.failure = delivery_error(delivery, why)
 
     def __repr__(self) -> str:
         return f"<SendPipeline ready={len(self._ready)} in_flight={len(self._in_flight)} waiting={len(self._waiting)}>"
-
-
-def _reason(outcome: SendOutcome) -> str:
-    """Name an outcome that is not `SEND_OK`, as `retries_by_reason` and `failures_by_code` show it."""
-    if outcome.status is not None:
-        return outcome.status.name
-    code = getattr(outcome.error, "response_code", None)
-    name = type(outcome.error).__name__
-    return f"{name} {code}" if code is not None else name

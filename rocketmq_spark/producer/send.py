@@ -20,7 +20,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from rocketmq_spark.errors import DeliveryError, RocketMQError, RouteNotFoundException
 from rocketmq_spark.message import EncodedBatch, MessageQueue, SendOutcome, SendRequest
@@ -83,6 +83,9 @@ class Producer(Generic[RowsT]):
     max_rate_per_second : float, optional
         This task's share of ``maxRatePerSecond``.
     """
+
+    # What an account says of the rows that are done.
+    _done: ClassVar[str] = "stored"
 
     def __init__(
         self,
@@ -236,8 +239,9 @@ class Producer(Generic[RowsT]):
             stored = "; ".join(self._recorder.lines()) or "none"
         where = "".join(f"{broker} {rows}, " for broker, rows in unfinished.unknown_by_broker.items())
         return (
-            f"Rows of this task stored: {stored}. Read but not sent: {not_sent}; outcome unknown: {unfinished.unknown} "
-            f"({where}sent, perhaps stored). Rows sent again by a retry of the task may be stored twice"
+            f"Rows of this task {self._done}: {stored}. Read but not sent: {not_sent}; outcome unknown: "
+            f"{unfinished.unknown} ({where}sent, perhaps stored). Rows sent again by a retry of the task may be stored "
+            "twice"
         )
 
     def _find_route(self, topic: str) -> TopicPublishInfo:
@@ -271,19 +275,23 @@ class Producer(Generic[RowsT]):
             self._send(dispatch)
 
     def _send(self, dispatch: Dispatch) -> None:
-        delivery = dispatch.delivery
-        request = SendRequest(
-            delivery.batch,
+        delivery, put = dispatch.delivery, self._events.put
+        self._instance.transport.send(
+            self._request(dispatch),
+            dispatch.timeout,
+            lambda outcome: put((delivery, outcome)),
+            within=dispatch.within,
+        )
+
+    def _request(self, dispatch: Dispatch) -> SendRequest:
+        return SendRequest(
+            dispatch.delivery.batch,
             dispatch.queue,
             broker_vip_channel(dispatch.address) if self._options.vip_channel_enabled else dispatch.address,
             self._options.producer_group,
             self._options.create_topic_key,
             self._options.default_topic_queue_nums,
             int(self._wall_clock() * 1000),
-        )
-        put = self._events.put
-        self._instance.transport.send(
-            request, dispatch.timeout, lambda outcome: put((delivery, outcome)), within=dispatch.within
         )
 
     def _run(self) -> None:

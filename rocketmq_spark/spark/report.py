@@ -21,6 +21,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from rocketmq_spark.errors import MetricsUnavailableError
 from rocketmq_spark.metrics import Measures, PartitionReport, WriteSummary, merge_into
+from rocketmq_spark.metrics.summary import sent_notes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -235,7 +236,8 @@ def _account(summary: WriteSummary) -> str:
         for name in ("rows", "requests", "bytes", "retries", "failures")
     )
     brokers = "; ".join(_broker_account(broker, numbers) for broker, numbers in by_broker.items())
-    return f"{rows} rows, {requests} requests, {nbytes} bytes, {retries} retries, {failures} failures ({brokers})"
+    sent = "".join(f". {note}" for note in sent_notes(summary.measures().broker_totals()))
+    return f"{rows} rows, {requests} requests, {nbytes} bytes, {retries} retries, {failures} failures ({brokers}){sent}"
 
 
 def _broker_account(broker: str, numbers: dict[str, Any]) -> str:

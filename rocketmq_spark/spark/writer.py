@@ -3,7 +3,8 @@
     Arrow record batches -> RemotingBatcher -> Producer -> PartitionReport -> accumulator, commit message
 
 Rule 1: what Spark pickles holds options and ids only; connections are made inside `write`, after the fork.
-Rule 2: a task that returns has every row acknowledged; anything else is an exception.
+Rule 2: a task that returns has every row acknowledged; anything else is an exception. (``sendMode=oneway`` has no
+        acknowledgements, and says so wherever it counts rows.)
 Rule 3: nothing is opened for a partition without rows.
 
 Follows design.md sections 2 and 6; Spark's side of it is in anchors/connectors.md section 6.
@@ -30,6 +31,7 @@ from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.client_instance import ClientInstance, acquire_instance
+from rocketmq_spark.producer.oneway import OnewayProducer
 from rocketmq_spark.producer.rate import largest_batch
 from rocketmq_spark.producer.send import Producer
 from rocketmq_spark.spark.metrics_file import record_commit
@@ -120,7 +122,8 @@ class _PartitionWriter:
         instance = acquire_instance(options, options.producer_group, lambda: _new_instance(options))
         try:
             rate = _share_of_rate(options)
-            producer: Producer[pa.RecordBatch] = Producer(
+            producer_class = OnewayProducer if options.send_mode == "oneway" else Producer
+            producer: Producer[pa.RecordBatch] = producer_class(
                 options, instance, recorder, fixed_queues=self._queues, max_rate_per_second=rate
             )
             settings = BatchSettings(
