@@ -30,6 +30,7 @@ class OnewayProducer(Producer[RowsT]):
         return
 
     def _offer(self, batch: EncodedBatch, queue: MessageQueue | None) -> None:
+        batch = self._named(batch)
         self._find_route(batch.topic)
         self._pipeline.offer(batch, queue, self._clock())
         self._dispatch()

@@ -19,7 +19,7 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rocketmq_spark.errors import DeliveryError, RocketMQError
 from rocketmq_spark.message import EncodedBatch, MessageQueue, SendOutcome
@@ -29,6 +29,7 @@ from rocketmq_spark.producer.delivery import Delivery, Dispatch, Lines, batch_we
 from rocketmq_spark.producer.failure_text import delivery_error, no_queue, reason, refused_for_good
 from rocketmq_spark.producer.fault_preset import FaultSite, site_of
 from rocketmq_spark.producer.fault_strategy import FaultStrategy
+from rocketmq_spark.producer.namespace import unwrap
 from rocketmq_spark.producer.rate import RateLimit
 from rocketmq_spark.producer.retry import Backoff, RetryPolicy, Verdict
 from rocketmq_spark.producer.route_cache import TopicPublishInfo
@@ -225,7 +226,8 @@ class SendPipeline:
         return Unfinished(sum(delivery.batch.rows for delivery in open_ones - unknown), dict(sorted(by_broker.items())))
 
     def _record(self, batch: EncodedBatch, outcome: SendOutcome, now: float) -> None:
-        queue = outcome.queue
+        # Receipts have the names that the user gave.
+        queue = replace(outcome.queue, topic=unwrap(outcome.queue.topic, self._options.namespace))
         if self._options.send_mode == "oneway":
             self._recorder.record_sent(queue.broker_name, batch.rows, batch.nbytes, now)
             return

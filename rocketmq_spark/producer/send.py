@@ -20,6 +20,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from rocketmq_spark.errors import DeliveryError, RocketMQError, RouteNotFoundException
@@ -29,6 +30,7 @@ from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.client_instance import ClientInstance
 from rocketmq_spark.producer.delivery import Delivery, Dispatch, batch_weight
 from rocketmq_spark.producer.heart_beat import API_TIMEOUT
+from rocketmq_spark.producer.namespace import wrap
 from rocketmq_spark.producer.pipeline import SendPipeline
 from rocketmq_spark.producer.rate import RateLimit
 from rocketmq_spark.producer.route_cache import TopicPublishInfo
@@ -139,7 +141,7 @@ class Producer(Generic[RowsT]):
         MQClientException
             10004 without any name server, 10005 (`RouteNotFoundException`) when patience is over.
         """
-        return self._fixed_queues or self._find_route(topic).queues
+        return self._fixed_queues or self._find_route(wrap(self._options.namespace, topic)).queues
 
     def write(self, batches: Iterable[RowsT], batcher: Batcher[RowsT]) -> None:
         """Send every row of `batches`; return when each is stored and acknowledged.
@@ -196,12 +198,18 @@ class Producer(Generic[RowsT]):
             self._thread = thread
 
     def _offer(self, batch: EncodedBatch, queue: MessageQueue | None) -> None:
+        batch = self._named(batch)
         self._find_route(batch.topic)
         with self._changed:
             self._changed.wait_for(lambda: self._has_room(batch) or self._failed)
             self._raise_failure()
             self._pipeline.offer(batch, queue, self._clock())
             self._dispatch()
+
+    def _named(self, batch: EncodedBatch) -> EncodedBatch:
+        """Return the batch under the name that brokers know its topic by."""
+        topic = wrap(self._options.namespace, batch.topic)
+        return batch if topic == batch.topic else replace(batch, topic=topic)
 
     def _has_room(self, batch: EncodedBatch) -> bool:
         pending = self._pipeline.pending_bytes
@@ -292,6 +300,7 @@ class Producer(Generic[RowsT]):
             self._options.create_topic_key,
             self._options.default_topic_queue_nums,
             int(self._wall_clock() * 1000),
+            unit_mode=self._options.unit_mode,
         )
 
     def _run(self) -> None:
@@ -321,7 +330,7 @@ class Producer(Generic[RowsT]):
                 event = None if self._events.empty() else self._events.get()
             if self._reading and self._batcher is not None:
                 for batch, queue in self._batcher.expired(now):
-                    self._pipeline.offer(batch, queue, now)
+                    self._pipeline.offer(self._named(batch), queue, now)
             self._dispatch()
             self._changed.notify_all()
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamWriter
 
 from rocketmq_spark.errors import OptionError, SchemaError
+from rocketmq_spark.names import MAX_TOPIC_LENGTH
 from rocketmq_spark.options import SinkOptions, parse_sink_options
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class RocketMQDataSource(DataSource):
             )
         if options.send_mode == "oneway":
             logger.warning("sendMode=oneway: brokers acknowledge nothing, and rows may be lost without a word")
-        return self._with_rate_tasks(options)
+        return self._with_rate_tasks(_with_namespace(options))
 
     def _with_rate_tasks(self, options: SinkOptions) -> SinkOptions:
         if options.max_rate_per_second is None or options.max_rate_tasks is not None:
@@ -137,6 +138,21 @@ class RocketMQDataSource(DataSource):
                 "classic Spark, or give the option maxRateTasks (how many tasks of the write run at once)"
             )
         return dataclasses.replace(options, max_rate_tasks=self._parallelism)
+
+
+def _with_namespace(options: SinkOptions) -> SinkOptions:
+    """Put the group into the namespace, which a name server's address may give, too; topics follow with each batch."""
+    from rocketmq_spark.producer.namespace import namespace_of, wrap
+
+    namespace = options.namespace or namespace_of(options.name_server[0])
+    if namespace is None:
+        return options
+    if len(wrap(namespace, options.topic or "")) > MAX_TOPIC_LENGTH:
+        raise OptionError(
+            f"topic {options.topic} in namespace {namespace} has a name of more than {MAX_TOPIC_LENGTH} characters: "
+            "shorten one of the two"
+        )
+    return dataclasses.replace(options, namespace=namespace, producer_group=wrap(namespace, options.producer_group))
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

@@ -239,9 +239,9 @@ def look_up_route(options: SinkOptions) -> Sequence[MessageQueue] | None:
     try:
         if options.topic:
             queues = Producer(options, instance, Recorder("", -1, 0)).publish_queues(options.topic)
-            info = instance.routes.cached(options.topic)
             if not options.ordered:
                 return None
+            info = instance.routes.cached(queues[0].topic)
             if info is None or info.template:
                 raise RouteNotFoundException(
                     f"looking up the queues of topic {options.topic} for an ordered write: the topic does not exist, "
@@ -277,8 +277,19 @@ def _new_instance(options: SinkOptions) -> ClientInstance:
     credentials = None
     if options.access_key is not None and options.secret_key is not None:
         credentials = Credentials(options.access_key, options.secret_key, options.security_token or "")
-    transport = RemotingTransport(options.name_server, credentials=credentials, tls=tls_settings(options))
+    transport = RemotingTransport(
+        options.name_server,
+        credentials=credentials,
+        tls=tls_settings(options),
+        client_async_semaphore_value=options.client_async_semaphore_value,
+        client_oneway_semaphore_value=options.client_oneway_semaphore_value,
+    )
     unit = f"@{options.unit_name}" if options.unit_name else ""
+    transport = RemotingTransport(
+        options.name_server,
+        client_async_semaphore_value=options.client_async_semaphore_value,
+        client_oneway_semaphore_value=options.client_oneway_semaphore_value,
+    )
     return ClientInstance(f"{client_ip}@{name}{unit}", transport, options)
 
 
