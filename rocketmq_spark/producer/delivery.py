@@ -81,7 +81,7 @@ class Lines:
     Parameters
     ----------
     serial : bool, default False
-        One delivery of a line under way at a time. What is bound to no queue then needs `single`.
+        One delivery of a line under way at a time. What is bound to no queue stays in its topic's line then.
     single : bool, default False
         All deliveries wait in one line.
     """
@@ -118,9 +118,8 @@ class Lines:
 
     def release(self, delivery: Delivery) -> None:
         """Let the one behind a delivery that is stored go."""
-        key = self._key(delivery)
-        if key in self._held and (line := self._held.pop(key)):
-            self._by_key[key] = line
+        if self._serial and (line := self._held.pop(self._key(delivery))):
+            self._by_key[self._key(delivery)] = line
 
     def take(self, start: Callable[[Delivery], Dispatch | None]) -> Iterator[Dispatch]:
         """Offer the first of each line to `start` until it takes none any more, and yield what it made of them.
@@ -145,9 +144,19 @@ class Lines:
                 yield dispatch
 
     def _key(self, delivery: Delivery) -> Hashable:
-        return None if self._single else delivery.wanted_queue or delivery.batch.topic
+        if self._single:
+            return None
+        # A serial line is known by what never changes: its delivery is to find it again when it comes back.
+        queue = delivery.bound if self._serial else delivery.wanted_queue
+        return queue or delivery.batch.topic
 
 
 def batch_weight(batch: EncodedBatch) -> int:
     """Return the memory that a batch takes up while it waits, bytes: a single message is more object than body."""
     return batch.nbytes if batch.batch else batch.nbytes + len(batch.properties) + _SINGLE_OVERHEAD
+
+
+def broker_vip_channel(address: str) -> str:
+    """Return a broker's second address: the port two below (``MixAll.brokerVIPChannel``)."""
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) - 2}"

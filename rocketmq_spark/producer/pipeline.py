@@ -226,8 +226,10 @@ class SendPipeline:
         return Unfinished(sum(delivery.batch.rows for delivery in open_ones - unknown), dict(sorted(by_broker.items())))
 
     def _record(self, batch: EncodedBatch, outcome: SendOutcome, now: float) -> None:
-        # Receipts have the names that the user gave.
-        queue = replace(outcome.queue, topic=unwrap(outcome.queue.topic, self._options.namespace))
+        queue = outcome.queue
+        if self._options.namespace:
+            # Receipts have the names that the user gave.
+            queue = replace(queue, topic=unwrap(queue.topic, self._options.namespace))
         if self._options.send_mode == "oneway":
             self._recorder.record_sent(queue.broker_name, batch.rows, batch.nbytes, now)
             return

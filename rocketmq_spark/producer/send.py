@@ -28,7 +28,7 @@ from rocketmq_spark.message import EncodedBatch, MessageQueue, SendOutcome, Send
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.client_instance import ClientInstance
-from rocketmq_spark.producer.delivery import Delivery, Dispatch, batch_weight
+from rocketmq_spark.producer.delivery import Delivery, Dispatch, batch_weight, broker_vip_channel
 from rocketmq_spark.producer.heart_beat import API_TIMEOUT
 from rocketmq_spark.producer.namespace import wrap
 from rocketmq_spark.producer.pipeline import SendPipeline
@@ -141,7 +141,9 @@ class Producer(Generic[RowsT]):
         MQClientException
             10004 without any name server, 10005 (`RouteNotFoundException`) when patience is over.
         """
-        return self._fixed_queues or self._find_route(wrap(self._options.namespace, topic)).queues
+        if self._fixed_queues and topic == self._options.topic:
+            return self._fixed_queues
+        return self._find_route(wrap(self._options.namespace, topic)).queues
 
     def write(self, batches: Iterable[RowsT], batcher: Batcher[RowsT]) -> None:
         """Send every row of `batches`; return when each is stored and acknowledged.
@@ -208,8 +210,9 @@ class Producer(Generic[RowsT]):
 
     def _named(self, batch: EncodedBatch) -> EncodedBatch:
         """Return the batch under the name that brokers know its topic by."""
-        topic = wrap(self._options.namespace, batch.topic)
-        return batch if topic == batch.topic else replace(batch, topic=topic)
+        if not self._options.namespace:
+            return batch
+        return replace(batch, topic=wrap(self._options.namespace, batch.topic))
 
     def _has_room(self, batch: EncodedBatch) -> bool:
         pending = self._pipeline.pending_bytes
@@ -342,9 +345,3 @@ class Producer(Generic[RowsT]):
 
     def __repr__(self) -> str:
         return f"<Producer {self._pipeline!r} {self._recorder!r}>"
-
-
-def broker_vip_channel(address: str) -> str:
-    """Return a broker's second address: the port two below (``MixAll.brokerVIPChannel``)."""
-    host, _, port = address.rpartition(":")
-    return f"{host}:{int(port) - 2}"

@@ -36,7 +36,8 @@ class RocketMQDataSource(DataSource):
     """Writes a DataFrame, batch or streaming, to Apache RocketMQ.
 
     Name: ``rocketmq``. A write that returns has every row stored and acknowledged (``SEND_OK``) by a broker; a write
-    that cannot do that fails, and says which rows and why. A retry may store a row twice.
+    that cannot do that fails, and says which rows and why. A retry may store a row twice. Only ``sendMode=oneway``
+    promises nothing.
 
     **Columns** (any other is an error): ``body`` (string or binary, required; ``value`` is an alias), ``topic``,
     ``tags``, ``keys`` (string or array of strings), ``properties`` (map of strings), ``flag`` (int), ``shardingKey``

@@ -285,11 +285,6 @@ def _new_instance(options: SinkOptions) -> ClientInstance:
         client_oneway_semaphore_value=options.client_oneway_semaphore_value,
     )
     unit = f"@{options.unit_name}" if options.unit_name else ""
-    transport = RemotingTransport(
-        options.name_server,
-        client_async_semaphore_value=options.client_async_semaphore_value,
-        client_oneway_semaphore_value=options.client_oneway_semaphore_value,
-    )
     return ClientInstance(f"{client_ip}@{name}{unit}", transport, options)
 
 

@@ -83,6 +83,16 @@ def test_a_younger_batch_waits_while_the_one_before_it_waits_for_another_attempt
     assert first_occurrences(rig, queue) == [0, 1, 2]
 
 
+def test_rows_that_are_bound_to_no_queue_take_turns_by_topic_and_all_arrive() -> None:
+    rig = Rig(route({"a": 2, "b": 2}), ordered=True)
+    rig.transport.play("a", *[Reply.code(2, "busy"), refused(), Reply()] * 2)
+    rig.transport.play("b", *[refused(), Reply.code(215, "flow"), Reply()] * 2)
+    rig.offer(8)
+    rig.run()
+    assert rig.pipeline.is_empty
+    assert sum(facts["rows"] for facts in rig.facts.values()) == 8
+
+
 def test_other_queues_go_on_while_one_waits() -> None:
     rig = Rig(route({"a": 2, "b": 2}), ordered=True, retry_backoff_ms=5000)
     rig.transport.play("a", refused())
