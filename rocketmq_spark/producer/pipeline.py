@@ -103,18 +103,11 @@ class SendPipeline:
         self._selector_of = selector_of
         self._rng = rng
         self._rate = rate
-        sync = options.send_mode == "sync"
-        self._policy = RetryPolicy(
-            options.retry_times_when_send_failed,
-            options.retry_another_broker_when_not_store_ok,
-            options.require_store_ok,
-            options.retry_times_when_send_async_failed
-            if options.send_mode == "async"
-            else options.retry_times_when_send_failed,
-        )
+        self._policy = RetryPolicy.of_options(options)
         self.backoff = Backoff(options.retry_backoff_ms, options.retry_backoff_max_ms)
         self._windows: dict[str, Window] = {}
         self._selectors: dict[str, QueueSelector] = {}
+        sync = options.send_mode == "sync"
         self._ready = Lines(serial=options.ordered or sync, single=sync)
         self._waiting: list[tuple[float, int, Delivery]] = []
         self._sequence = 0

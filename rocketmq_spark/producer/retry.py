@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.message import SendOutcome, SendStatus
+from rocketmq_spark.options import SinkOptions
 
 
 class Verdict(enum.Enum):
@@ -67,6 +68,17 @@ class RetryPolicy:
     retry_another_broker_when_not_store_ok: bool
     require_store_ok: bool
     retry_times_at_once: int
+
+    @classmethod
+    def of_options(cls, options: SinkOptions) -> RetryPolicy:
+        """Return the policy of a write."""
+        asynchronous = options.send_mode == "async"
+        return cls(
+            options.retry_times_when_send_failed,
+            options.retry_another_broker_when_not_store_ok,
+            options.require_store_ok,
+            options.retry_times_when_send_async_failed if asynchronous else options.retry_times_when_send_failed,
+        )
 
     def decide(self, outcome: SendOutcome, attempts: Attempts, *, bound: bool) -> Verdict:
         """Return what to do after `outcome`, and count it in `attempts`.
