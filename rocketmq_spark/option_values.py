@@ -154,6 +154,19 @@ def words(allowed: str, pattern: str) -> ValueKind:
     return ValueKind("words", allowed, parse)
 
 
+def location() -> ValueKind:
+    """Return the kind of an absolute local path or a URI: where a relative one would end, nobody could say."""
+
+    def parse(text: str) -> str:
+        # A password in a URI would end up in logs: file systems have better places for it.
+        if not re.match(r"/|[A-Za-z][A-Za-z0-9+.-]*://(?![^/]*:[^/]*@)", text) or re.search("[\x00-\x1f]", text):
+            raise ValueError
+        return text
+
+    allowed = "an absolute path, or a URI without a password, as in /var/log/sink.jsonl or s3://bucket/folder"
+    return ValueKind("path or URI", allowed, parse)
+
+
 def ladder(*, strictly: bool) -> ValueKind:
     """Return the kind of a list of ascending milliseconds, as the latency ladder is written."""
 

@@ -21,6 +21,7 @@ from typing import Any, Final
 import rocketmq_spark.option_values as kinds
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.names import DEFAULT_PRODUCER_GROUP, FORBIDDEN_TOPICS, MAX_GROUP_LENGTH, MAX_TOPIC_LENGTH
+from rocketmq_spark.option_rules import contradictions
 from rocketmq_spark.option_values import ADDRESSES, BOOLEAN, INT_MAX, MIB, ValueKind
 
 # What Spark puts among a sink's options on its own account: tried on 4.3 (path, checkpointLocation, queryName), the
@@ -94,10 +95,17 @@ class SinkOptions:
     producer_group: str = "spark-rocketmq-sink"
     instance_name: str | None = None
     client_ip: str | None = None
+    unit_name: str | None = None
+    unit_mode: bool = False
+    namespace: str | None = None
+    vip_channel_enabled: bool = False
     create_topic_key: str = "TBW102"
     default_topic_queue_nums: int = 4
+    send_mode: str = "async"
     send_msg_timeout: int = 3000
+    send_msg_max_timeout_per_request: int = -1
     retry_times_when_send_failed: int = 2
+    retry_times_when_send_async_failed: int = 2
     retry_another_broker_when_not_store_ok: bool = False
     max_message_size: int = 4 * MIB
     compress_msg_body_over_howmuch: int = 4096
@@ -112,8 +120,11 @@ class SinkOptions:
     detect_interval: int = 2000
     poll_name_server_interval: int = 30000
     heartbeat_broker_interval: int = 30000
+    client_async_semaphore_value: int = 65535
+    client_oneway_semaphore_value: int = 65535
     queue_selector: str | None = None
     machine_room: tuple[str, ...] = ()
+    ordered: bool = False
     batching: bool = True
     batch_bytes: int = MIB
     max_in_flight: int = 8
@@ -130,6 +141,9 @@ class SinkOptions:
     security_token: str | None = None
     use_tls: bool = False
     tls_ca_file: str | None = None
+    max_rate_per_second: int | None = None
+    max_rate_tasks: int | None = None
+    metrics_path: str | None = None
 
     @property
     def custom_selector(self) -> str | None:
@@ -180,9 +194,29 @@ SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
         kinds.text("a text without blanks and without @", r"[\s@]"),
         "First part of the client id; by default the address of the host.",
     ),
+    OptionSpec(
+        "unitName",
+        kinds.text("a text that is not blank", "[\x00-\x1f]"),
+        "Third part of the client id, for brokers of several units; by default none.",
+    ),
+    OptionSpec("unitMode", BOOLEAN, "Mark every request as one of a unit; brokers then create topics as unit topics."),
+    OptionSpec(
+        "namespace",
+        kinds.text("characters of a-z A-Z 0-9 _ - |", "[^a-zA-Z0-9_|-]"),
+        "Put before the names of topics and of the group as `namespace%`; metrics and receipts show the names without.",
+    ),
+    OptionSpec(
+        "vipChannelEnabled", BOOLEAN, "Send to the brokers' second port, the one two below the port of the route."
+    ),
     OptionSpec("createTopicKey", _TOPIC, "Topic whose route serves as template for a topic that does not exist yet."),
     OptionSpec(
         "defaultTopicQueueNums", kinds.integer(1), "Queues per broker of a topic that is created by writing to it."
+    ),
+    OptionSpec(
+        "sendMode",
+        kinds.choice("async", "sync", "oneway"),
+        "`async`: a window of requests in flight; `sync`: a task sends the next request when the last one is "
+        "acknowledged; `oneway`: no acknowledgements, so no promise that a row is stored.",
     ),
     OptionSpec(
         "sendMsgTimeout",
@@ -190,10 +224,22 @@ SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
         "How long one attempt may wait for its answer, from its last byte written; 1 s more per MiB.",
     ),
     OptionSpec(
+        "sendMsgMaxTimeoutPerRequest",
+        kinds.integer(-1, unit="ms"),
+        "Takes the place of a longer sendMsgTimeout while another attempt would follow without a wait, at another "
+        "broker; -1: never.",
+    ),
+    OptionSpec(
         "retryTimesWhenSendFailed",
         kinds.integer(0),
-        "Attempts that follow a failed one without a wait, at other brokers; also how often a batch that is stored but "
-        "not safe is sent again before the task fails.",
+        "With `sendMode` `sync` or `oneway`, the attempts that follow a failed one without a wait, at other brokers; "
+        "in every mode, how often a batch that is stored but not safe is sent again before the task fails.",
+    ),
+    OptionSpec(
+        "retryTimesWhenSendAsyncFailed",
+        kinds.integer(0),
+        "With `sendMode=async`, the attempts that follow a failed one without a wait, at other brokers; then they go "
+        "on with waits until deliveryTimeoutMs.",
     ),
     OptionSpec(
         "retryAnotherBrokerWhenNotStoreOK",
@@ -242,6 +288,14 @@ SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
     OptionSpec("pollNameServerInterval", _INTERVAL, "Time between two refreshes of the routes."),
     OptionSpec("heartbeatBrokerInterval", _INTERVAL, "Time between two heartbeats to the brokers."),
     OptionSpec(
+        "clientAsyncSemaphoreValue",
+        kinds.integer(1),
+        "Most requests on their way from one worker process, whatever their brokers; what is beyond is tried again.",
+    ),
+    OptionSpec(
+        "clientOnewaySemaphoreValue", kinds.integer(1), "The same for requests without an acknowledgement (`oneway`)."
+    ),
+    OptionSpec(
         "queueSelector",
         kinds.choice_or_class("roundRobin", "hash", "random", "machineRoom", "column"),
         "How rows find their queue; by default rows with a `shardingKey` by its hash, others round robin. module:Class "
@@ -255,6 +309,12 @@ SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
         ),
         "Rooms whose brokers come first with queueSelector=machineRoom: those with the room as a part of their name, "
         "as idc1 in idc1-broker-a. While none there is any good, others are taken.",
+    ),
+    OptionSpec(
+        "ordered",
+        BOOLEAN,
+        "Keep the order of the rows of one `shardingKey` within a Spark partition: one request on its way to each "
+        "queue, and the queues of the whole write are those that the driver found.",
     ),
     OptionSpec("batching", BOOLEAN, "Send many rows in one request."),
     OptionSpec("batchBytes", kinds.size(1024, 4 * MIB), "Size at which a batch is sent."),
@@ -299,6 +359,24 @@ SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
         "tlsCaFile",
         _PRINTABLE,
         "PEM file of the authorities to trust, at one path on the driver and every executor; by default the system's.",
+    ),
+    OptionSpec(
+        "maxRatePerSecond",
+        kinds.integer(1),
+        "Most messages that the whole job sends in a second, retries not counted; each task gets an equal share.",
+    ),
+    OptionSpec(
+        "maxRateTasks",
+        kinds.integer(1),
+        "How many tasks share maxRatePerSecond: those that run at once; by default the parallelism of the registered "
+        "session.",
+    ),
+    OptionSpec(
+        "metricsPath",
+        kinds.location(),
+        "Where each write and each micro-batch leaves its figures: a line of a local file, or a file of its own in a "
+        "folder of another file system (s3://, gs://, hdfs://).",
+        secret=True,
     ),
 )
 
@@ -347,6 +425,8 @@ def parse_sink_options(options: Mapping[str, str], environ: Mapping[str, str]) -
         low, high = getattr(parsed, _FIELDS[smaller]), getattr(parsed, _FIELDS[larger])
         if low > high:
             raise OptionError(f"{smaller}={low} is more than {larger}={high}: lower the one or raise the other")
+    for contradiction in contradictions(parsed):
+        raise OptionError(contradiction)
     return parsed
 
 

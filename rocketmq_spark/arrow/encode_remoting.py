@@ -3,7 +3,8 @@
 Rule 1: a full batch is a few slices of larger buffers, which nobody joins; where groups share a chunk, each copies
         its part out, or a small batch that waits would keep a whole chunk alive.
 Rule 2: what is left of a block when `RemotingBatcher.add` ends is copied out, so nothing keeps the block alive.
-Rule 3: rows of one group keep their order; between groups there is none, nor between a delayed row and others.
+Rule 3: rows of one group keep their order; between groups there is none, nor between a delayed row and others. With
+        ``ordered`` the rows of one queue keep theirs, whatever their groups: what waits for it goes first.
 Rule 4: long bodies are compressed, a chunk at a time; compressed rows and plain ones are groups of their own.
 Rule 5: what goes as a single message (a delay, a body too large for a batch) is yielded as soon as it is met.
 Rule 6: no clock and no queue choice here: `now` comes in, and a queue goes out only where a row is bound to it.
@@ -161,7 +162,8 @@ class RemotingBatcher:
         self, block: MessageBlock, groups: Groups, bad: Mask | None, first_id: int, now: float
     ) -> Iterator[Ready]:
         alone = block.item_sizes > self._limit if self._settings.batching else None
-        for start, stop in chunks(block.item_sizes, self._chunk_bytes, alone):
+        apart = block.single if self._settings.ordered else None
+        for start, stop in chunks(block.item_sizes, self._chunk_bytes, alone, apart):
             ready: list[Ready] = []
             batched, single = _choose(block, bad, start, stop)
             packed = compress_bodies(
@@ -197,12 +199,17 @@ class RemotingBatcher:
         count = stop - start if rows is None else len(rows)
         runs = [(groups.keys[0], 0, count)]
         if groups.codes is not None:
-            rows, runs = _sorted_runs(groups, start, np.arange(count) if rows is None else rows)
+            rows = np.arange(count) if rows is None else rows
+            rows, runs = _sorted_runs(groups, start, rows, ordered=self._settings.ordered)
         data, ends = encode_items(block, start, stop, rows, self._ids, first_id, self._workspace, packed)
         for key, begin, end in runs:
+            if self._settings.ordered:
+                yield from self._close_before(key)
             group = self._groups.get(key)
             nbytes, filled = (0, 0) if group is None else (group.nbytes, group.rows)
-            for first, last, full in fill_batches(ends, begin, end, limit=self._limit, nbytes=nbytes, rows=filled):
+            for first, last, full in fill_batches(
+                ends, begin, end, limit=self._limit, nbytes=nbytes, rows=filled, max_rows=self._settings.max_rows
+            ):
                 group = self._groups.get(key)
                 if group is None:
                     group = self._groups[key] = _Group(key, now)
@@ -229,7 +236,9 @@ class RemotingBatcher:
         properties = encode_properties(block, start, stop, rows, self._ids, first_id, self._workspace)
         for row, text in zip((rows + start).tolist(), properties, strict=True):
             key = groups.keys[0 if groups.codes is None else int(groups.codes[row])]
-            if key.queue is not None and key in self._groups and block.item_sizes[row] > self._settings.item_limit:
+            if self._settings.ordered:
+                yield from self._close_before(key, itself=True)
+            elif key.queue is not None and key in self._groups and block.item_sizes[row] > self._settings.item_limit:
                 # Rows of one shardingKey keep their order: the ones before a row too large for a batch go before it.
                 yield self._close(key)
             # Copied: a slice would keep the whole block alive while the message is under way.
@@ -258,6 +267,12 @@ class RemotingBatcher:
             yield self._close(group.key)
             if self.pending_bytes <= self._settings.max_pending_bytes:
                 return
+
+    def _close_before(self, key: GroupKey, *, itself: bool = False) -> Iterator[Ready]:
+        """Close what waits for the queue of `key` in other groups, and in its own too if `itself`."""
+        for other in list(self._groups):
+            if (other.topic, other.queue) == (key.topic, key.queue) and (itself or other != key):
+                yield self._close(other)
 
     def _close(self, key: GroupKey) -> Ready:
         group = self._groups.pop(key)
@@ -313,12 +328,23 @@ def _choose(block: MessageBlock, bad: Mask | None, start: int, stop: int) -> tup
     return np.flatnonzero(good & ~single), np.flatnonzero(good & single)
 
 
-def _sorted_runs(groups: Groups, start: int, rows: Ints) -> tuple[Ints, list[tuple[GroupKey, int, int]]]:
-    """Sort rows of a chunk by group, keeping their order within one, and return where each group lies."""
+def _sorted_runs(
+    groups: Groups, start: int, rows: Ints, *, ordered: bool
+) -> tuple[Ints, list[tuple[GroupKey, int, int]]]:
+    """Sort rows of a chunk by group, keeping their order within one, and return where each group lies.
+
+    With `ordered` they are sorted by queue only: a queue's groups take turns as its rows do.
+    """
     codes = groups.codes[start + rows] if groups.codes is not None else np.zeros(len(rows), np.uint16)
-    order = np.argsort(codes, kind="stable")
+    order = np.argsort(_queue_codes(groups)[codes] if ordered else codes, kind="stable")
     codes = codes[order]
     borders: npt.NDArray[np.intp] = np.flatnonzero(codes[1:] != codes[:-1]) + 1
     starts = [0, *borders.tolist()]
     ends = [*borders.tolist(), len(codes)]
     return rows[order], [(groups.keys[int(codes[begin])], begin, end) for begin, end in zip(starts, ends, strict=True)]
+
+
+def _queue_codes(groups: Groups) -> Ints:
+    """Return, for each group, a number that the groups of its queue share."""
+    numbers: dict[tuple[str, MessageQueue | None], int] = {}
+    return np.array([numbers.setdefault((key.topic, key.queue), len(numbers)) for key in groups.keys])

@@ -145,13 +145,20 @@ def assemble(
     return memoryview(taken.buffers()[2]).cast("B")[skip : skip + nbytes]
 
 
-def chunks(sizes: npt.NDArray[np.int64], limit: int, alone: Mask | None) -> Iterator[tuple[int, int]]:
-    """Cut rows of these sizes into ranges of about `limit` bytes; rows marked `alone` are ranges of their own."""
+def chunks(
+    sizes: npt.NDArray[np.int64], limit: int, alone: Mask | None, apart: Mask | None = None
+) -> Iterator[tuple[int, int]]:
+    """Cut the rows of a block into ranges of about `limit` bytes.
+
+    Rows marked `alone` are ranges of their own; no range has both rows that are marked `apart` and rows that aren't.
+    """
     ends = np.concatenate([[0], np.cumsum(sizes)])
     borders = [len(sizes)]
     if alone is not None:
         rows = np.flatnonzero(alone)
         borders = np.unique(np.concatenate([rows, rows + 1, borders])).tolist()
+    if apart is not None:
+        borders = np.union1d(borders, np.flatnonzero(apart[1:] != apart[:-1]) + 1).tolist()
     start = 0
     for border in borders:
         while start < border:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rocketmq_spark.compression import DEFAULT_LEVEL, CompressionType
-from rocketmq_spark.wire.records import MAX_BODY
+from rocketmq_spark.wire.records import MAX_BATCH_ROWS, MAX_BODY
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,9 @@ class BatchSettings:
     max_pending_bytes : int, default 32 MiB
         All batches that are being filled, together.
     ordered : bool, default False
-        Refuse rows without a shardingKey.
+        Refuse rows without a shardingKey; of one queue's rows, none overtakes another.
+    max_rows : int, default 32,000
+        Rows of one batch.
     compress_type : CompressionType or None, default None
         How long bodies are compressed, one by one; None: not at all.
     compress_over : int, default 4096
@@ -45,6 +47,7 @@ class BatchSettings:
     queue_selector: str | None = None
     max_pending_bytes: int = 32 * 1024 * 1024
     ordered: bool = False
+    max_rows: int = MAX_BATCH_ROWS
     compress_type: CompressionType | None = None
     compress_over: int = 4096
     compress_level: int = DEFAULT_LEVEL

@@ -5,7 +5,7 @@ Rule 1: one batch has one topic, one queue (or any queue), one ``waitStoreMsgOK`
 Rule 2: a row is bound to a queue by the hash of its shardingKey (selectors ``hash`` and None), by its queueId
         (``column``), or by a user's class (``module:Class``); by any other selector, and without key or id, it is not
         bound and the producer picks a queue.
-Rule 3: a batch never has more than 32,000 rows, and passes the size asked for only where one row alone does.
+Rule 3: a batch never has more rows than its most (32,000), and passes the size asked for only where one row alone does.
 Rule 4: the queues of a topic are asked for only when a row of it is to be bound.
 
 Follows ``SelectMessageQueueByHash.java`` as of 5.x (spec/producer.md 11.3).
@@ -122,7 +122,14 @@ def group_rows(
 
 
 def fill_batches(
-    ends: npt.NDArray[np.int64], start: int, stop: int, *, limit: int, nbytes: int, rows: int
+    ends: npt.NDArray[np.int64],
+    start: int,
+    stop: int,
+    *,
+    limit: int,
+    nbytes: int,
+    rows: int,
+    max_rows: int = MAX_BATCH_ROWS,
 ) -> Iterator[tuple[int, int, bool]]:
     """Cut a run of items into pieces of batches.
 
@@ -136,6 +143,8 @@ def fill_batches(
         Bytes that a batch may have; an item that is larger gets a batch of its own.
     nbytes, rows : int
         What the batch that is being filled holds already.
+    max_rows : int, default 32,000
+        Rows that a batch may have.
 
     Yields
     ------
@@ -145,13 +154,13 @@ def fill_batches(
     """
     while start < stop:
         fits = int(np.searchsorted(ends, ends[start] + (limit - nbytes), side="right")) - 1
-        cut = max(start, min(fits, start + MAX_BATCH_ROWS - rows, stop))
+        cut = max(start, min(fits, start + max_rows - rows, stop))
         if cut == start and rows == 0:
             cut = start + 1
         nbytes += int(ends[cut] - ends[start])
         rows += cut - start
         # Full to the last byte or row, or the next item doesn't fit: no reason to wait for more.
-        full = cut < stop or nbytes >= limit or rows >= MAX_BATCH_ROWS
+        full = cut < stop or nbytes >= limit or rows >= max_rows
         yield start, cut, full
         start, nbytes, rows = cut, 0, 0
 

@@ -40,8 +40,9 @@ class Totals(NamedTuple):
     """Counters of one broker.
 
     `nbytes` are those of acknowledged requests; `isolated_us` is the time, within the task's life, during which the
-    task kept away from the broker; `clamped` counts latencies outside 1 us .. 1 hour. Of `max_us`, the largest latency,
-    the larger one stays in a merge; all others add.
+    task kept away from the broker; `clamped` counts latencies outside 1 us .. 1 hour; `sent_rows` are those that nobody
+    acknowledges (oneway), and not among `rows`. Of `max_us`, the largest latency, the larger one stays in a merge; all
+    others add.
     """
 
     rows: int
@@ -52,6 +53,7 @@ class Totals(NamedTuple):
     isolated_times: int
     isolated_us: int
     clamped: int
+    sent_rows: int
     max_us: int
 
 

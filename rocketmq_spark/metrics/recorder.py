@@ -55,11 +55,12 @@ class BrokerRecorder:
 
     __slots__ = (
         "clamped", "failures", "isolations", "latency", "max_us", "nbytes", "queues", "reasons", "requests", "retries",
-        "rows",
+        "rows", "sent_rows",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.rows = self.requests = self.nbytes = self.retries = self.failures = self.clamped = self.max_us = 0
+        self.sent_rows = 0
         self.latency: dict[int, int] = {}
         # Rows, last offset, -(first offset): the columns of Measures.queues.
         self.queues: dict[MessageQueue, list[int]] = {}
@@ -83,6 +84,7 @@ class BrokerRecorder:
             isolated_times=len(isolated),
             isolated_us=round(sum(end - start for start, end in isolated) * 1e6),
             clamped=self.clamped,
+            sent_rows=self.sent_rows,
             max_us=self.max_us,
         )
 
@@ -172,6 +174,16 @@ class Recorder:
         if latency_us > second[3]:
             second[3] = latency_us
 
+    def record_sent(self, broker: str, rows: int, nbytes: int, now: float) -> None:
+        """Count a request that nobody will acknowledge: no latency, no offset, and no row that counts as stored."""
+        entry = self._brokers.get(broker) or self._new_broker(broker)
+        entry.sent_rows += rows
+        entry.requests += 1
+        entry.nbytes += nbytes
+        second = self._second(broker, now)
+        second[0] += rows
+        second[1] += 1
+
     def record_retry(self, broker: str, reason: str, now: float) -> None:
         """Count a failed attempt whose bytes will be sent again; `reason` names the error or the status."""
         entry = self._brokers.get(broker) or self._new_broker(broker)
@@ -246,11 +258,13 @@ class Recorder:
         return measures
 
     def lines(self) -> list[str]:
-        """Return, for every broker that stored something, one line for a message: rows, requests and latencies."""
+        """Return, for every broker that took something, one line for a message: rows, requests and latencies."""
         measures = self.measures()
         found = []
         for broker, totals in measures.broker_totals().items():
-            if totals.requests:
+            if totals.sent_rows:
+                found.append(f"{broker} {totals.sent_rows} rows in {totals.requests} requests")
+            elif totals.requests:
                 p50, _, p99, longest = measures.quantiles_ms(broker)
                 found.append(
                     f"{broker} {totals.rows} rows in {totals.requests} requests "

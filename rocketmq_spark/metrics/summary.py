@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 from rocketmq_spark.metrics.histogram import to_hdr
-from rocketmq_spark.metrics.measures import NAME_BITS, NO_OFFSET, Measures
+from rocketmq_spark.metrics.measures import NAME_BITS, NO_OFFSET, Measures, Totals
 from rocketmq_spark.metrics.recorder import PartitionReport
 
 if TYPE_CHECKING:
@@ -75,7 +76,8 @@ class WriteSummary:
         Returns
         -------
         dict
-            Per broker: ``rows``, ``requests``, ``bytes``, ``retries``, ``failures``, ``p50_ms``, ``p90_ms``,
+            Per broker: ``rows`` (stored), ``sent_rows`` (``sendMode=oneway``: nobody knows whether they are stored),
+            ``requests``, ``bytes``, ``retries``, ``failures``, ``p50_ms``, ``p90_ms``,
             ``p99_ms``, ``max_ms`` (None without a successful attempt), ``retries_by_reason``, ``failures_by_code``,
             ``queues`` (``{topic: {queue id: {"rows", "first_offset", "last_offset"}}}``, ids as text so that it is
             JSON; an unknown offset is None), ``isolated_times``, ``isolated_ms`` (both summed over tasks).
@@ -106,8 +108,8 @@ class WriteSummary:
         Returns
         -------
         list of dict
-            ``second`` (epoch seconds of the bucket's start), ``width_s``, ``broker``, ``rows``, ``requests``,
-            ``retries``, ``max_ms``, ``isolated``.
+            ``second`` (epoch seconds of the bucket's start), ``width_s``, ``broker``, ``rows`` (with oneway, those
+            sent), ``requests``, ``retries``, ``max_ms``, ``isolated``.
         """
         measures = self.measures(write_id)
         width = measures.width
@@ -165,6 +167,7 @@ class WriteSummary:
         measures = self.measures(write_id)
         notes = measures.invalid_rows().lines()
         notes += ["Latencies cover successful attempts only; numbers appear as tasks end."]
+        notes += sent_notes(measures.broker_totals())
         if self.dropped_reports:
             notes.append(
                 f"{self.dropped_reports} reports of tasks could not be read (see the log): their rows are missing."
@@ -217,12 +220,23 @@ def merge_into(summary: WriteSummary, report: object) -> None:
         logger.warning("the metrics of a task are lost, its rows are not: %s: %s", type(exc).__name__, exc)
 
 
+def sent_notes(totals: Mapping[str, Totals]) -> list[str]:
+    """Return what is to be said of rows that nobody acknowledged, if there are any."""
+    sent = {broker: counts.sent_rows for broker, counts in totals.items() if counts.sent_rows}
+    if not sent:
+        return []
+    brokers = ", ".join(f"{broker} {rows}" for broker, rows in sent.items())
+    text = f"{sum(sent.values())} rows were sent with sendMode=oneway ({brokers}): nobody acknowledged them"
+    return [f"{text}, whether they are stored is unknown."]
+
+
 def _by_broker(measures: Measures) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for broker, totals in measures.broker_totals().items():
         quantiles = measures.quantiles_ms(broker) if len(measures.latencies(broker)[0]) else (None,) * 4
         found[broker] = {
             "rows": totals.rows,
+            "sent_rows": totals.sent_rows,
             "requests": totals.requests,
             "bytes": totals.nbytes,
             "retries": totals.retries,

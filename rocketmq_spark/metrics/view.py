@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 ByBroker = Mapping[str, Mapping[str, Any]]
 
 _NUMBERS: Final = (
-    "rows", "requests", "bytes", "retries", "failures", "p50_ms", "p90_ms", "p99_ms", "max_ms", "isolated_times",
-    "isolated_ms",
+    "rows", "sent_rows", "requests", "bytes", "retries", "failures", "p50_ms", "p90_ms", "p99_ms", "max_ms",
+    "isolated_times", "isolated_ms",
 )  # fmt: skip
 _HEADINGS: Final = (
     "broker", "rows", "requests", "MiB", "retries", "failures", "isolated", "p50 ms", "p90 ms", "p99 ms", "max ms",

@@ -3,12 +3,14 @@
 Rule 1: no clock and no decision here: `SendPipeline` moves a delivery from state to state, these only hold it.
 Rule 2: what may go to any queue of a topic waits in the topic's line, what waits for one queue in that queue's.
 Rule 3: lines are served in turn, so that with one slot free at a time none starves.
+Rule 4: serial lines (``ordered``, ``sendMode=sync``) have one delivery under way each: what is behind it waits until it
+        is stored, its own waits for another attempt included.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 
 from rocketmq_spark.errors import RocketMQError
@@ -74,25 +76,50 @@ class Dispatch:
 
 
 class Lines:
-    """Deliveries that may start, first come first served within a line."""
+    """Deliveries that may start, first come first served within a line.
 
-    def __init__(self) -> None:
-        self._by_key: dict[str | MessageQueue, deque[Delivery]] = {}
+    Parameters
+    ----------
+    serial : bool, default False
+        One delivery of a line under way at a time. What is bound to no queue stays in its topic's line then.
+    single : bool, default False
+        All deliveries wait in one line.
+    """
+
+    def __init__(self, *, serial: bool = False, single: bool = False) -> None:
+        self._serial = serial
+        self._single = single
+        self._by_key: dict[Hashable, deque[Delivery]] = {}
+        # Lines whose first delivery is under way, without it.
+        self._held: dict[Hashable, deque[Delivery]] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._by_key.values()))
+        return sum(map(len, (*self._by_key.values(), *self._held.values())))
 
     def __iter__(self) -> Iterator[Delivery]:
-        return (delivery for line in self._by_key.values() for delivery in line)
+        return (delivery for line in (*self._by_key.values(), *self._held.values()) for delivery in line)
 
-    def __bool__(self) -> bool:
+    @property
+    def open(self) -> bool:
+        """True if a line's first delivery may start."""
         return bool(self._by_key)
 
     def add(self, delivery: Delivery) -> None:
-        """Put a delivery into its line."""
-        line = self._by_key.setdefault(delivery.wanted_queue or delivery.batch.topic, deque())
+        """Put a delivery into its line: a new one at its end, one that was tried before at its head."""
+        key = self._key(delivery)
+        if delivery.first_tried_at is None:
+            line = self._held[key] if key in self._held else self._by_key.setdefault(key, deque())
+            line.append(delivery)
+            return
         # What was sent before goes ahead of what was not: it is older, and its deadline is running.
-        (line.append if delivery.first_tried_at is None else line.appendleft)(delivery)
+        line = self._held.pop(key) if key in self._held else self._by_key.get(key, deque())
+        line.appendleft(delivery)
+        self._by_key[key] = line
+
+    def release(self, delivery: Delivery) -> None:
+        """Let the one behind a delivery that is stored go."""
+        if self._serial and (line := self._held.pop(self._key(delivery))):
+            self._by_key[self._key(delivery)] = line
 
     def take(self, start: Callable[[Delivery], Dispatch | None]) -> Iterator[Dispatch]:
         """Offer the first of each line to `start` until it takes none any more, and yield what it made of them.
@@ -110,11 +137,26 @@ class Lines:
                 served = True
                 line.popleft()
                 del self._by_key[key]
-                if line:
+                if self._serial:
+                    self._held[key] = line
+                elif line:
                     self._by_key[key] = line
                 yield dispatch
+
+    def _key(self, delivery: Delivery) -> Hashable:
+        if self._single:
+            return None
+        # A serial line is known by what never changes: its delivery is to find it again when it comes back.
+        queue = delivery.bound if self._serial else delivery.wanted_queue
+        return queue or delivery.batch.topic
 
 
 def batch_weight(batch: EncodedBatch) -> int:
     """Return the memory that a batch takes up while it waits, bytes: a single message is more object than body."""
     return batch.nbytes if batch.batch else batch.nbytes + len(batch.properties) + _SINGLE_OVERHEAD
+
+
+def broker_vip_channel(address: str) -> str:
+    """Return a broker's second address: the port two below (``MixAll.brokerVIPChannel``)."""
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) - 2}"

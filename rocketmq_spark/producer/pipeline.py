@@ -6,6 +6,9 @@ Rule 3: a batch gets its queue when it is sent, not before, so that a retry can 
         a batch bound to a queue (by key, by column) waits for that queue.
 Rule 4: flow control tries the same queue again; other retriable failures go to another broker first, then wait.
 Rule 5: the whole of it is bounded by ``deliveryTimeoutMs``, counted from a batch's first try.
+Rule 6: with ``ordered`` no batch goes before the one offered earlier for its queue is stored; with ``sendMode=sync``
+        none goes before the one offered earlier is stored.
+Rule 7: with a rate, a batch's first try waits for its turn; that waiting has no deadline.
 
 States of a delivery: ready -> in flight -> (stored | failed | waiting -> ready). Follows design.md section 2.
 """
@@ -14,16 +17,20 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from rocketmq_spark.errors import DeliveryError, RocketMQError
 from rocketmq_spark.message import EncodedBatch, MessageQueue, SendOutcome
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.delivery import Delivery, Dispatch, Lines, batch_weight
+from rocketmq_spark.producer.failure_text import delivery_error, no_queue, reason, refused_for_good
 from rocketmq_spark.producer.fault_preset import FaultSite, site_of
 from rocketmq_spark.producer.fault_strategy import FaultStrategy
+from rocketmq_spark.producer.namespace import unwrap
+from rocketmq_spark.producer.rate import RateLimit
 from rocketmq_spark.producer.retry import Backoff, RetryPolicy, Verdict
 from rocketmq_spark.producer.route_cache import TopicPublishInfo
 from rocketmq_spark.producer.selector import QueueSelector
@@ -37,10 +44,22 @@ _GRACE = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """Rows of a pipeline that have no acknowledgement, by what is known of them."""
+    """Rows of a pipeline that have no acknowledgement, by what is known of them.
+
+    Parameters
+    ----------
+    not_sent : int
+    unknown_by_broker : mapping of str to int
+        Sent, perhaps stored, by the broker of the last attempt.
+    """
 
     not_sent: int
-    unknown: int
+    unknown_by_broker: Mapping[str, int]
+
+    @property
+    def unknown(self) -> int:
+        """Rows that were sent, and are perhaps stored."""
+        return sum(self.unknown_by_broker.values())
 
 
 class SendPipeline:
@@ -61,6 +80,7 @@ class SendPipeline:
     selector_of : callable
         ``topic -> QueueSelector``; called once per topic.
     rng : random.Random
+    rate : RateLimit or None, default None
     """
 
     def __init__(
@@ -73,6 +93,7 @@ class SendPipeline:
         refresh_route: Callable[[str], None],
         selector_of: Callable[[str], QueueSelector],
         rng: random.Random,
+        rate: RateLimit | None = None,
     ) -> None:
         self._options = options
         self._faults = faults
@@ -81,15 +102,13 @@ class SendPipeline:
         self._refresh_route = refresh_route
         self._selector_of = selector_of
         self._rng = rng
-        self._policy = RetryPolicy(
-            options.retry_times_when_send_failed,
-            options.retry_another_broker_when_not_store_ok,
-            options.require_store_ok,
-        )
+        self._rate = rate
+        self._policy = RetryPolicy.of_options(options)
         self.backoff = Backoff(options.retry_backoff_ms, options.retry_backoff_max_ms)
         self._windows: dict[str, Window] = {}
         self._selectors: dict[str, QueueSelector] = {}
-        self._ready = Lines()
+        sync = options.send_mode == "sync"
+        self._ready = Lines(serial=options.ordered or sync, single=sync)
         self._waiting: list[tuple[float, int, Delivery]] = []
         self._sequence = 0
         self._in_flight: set[Delivery] = set()
@@ -100,18 +119,23 @@ class SendPipeline:
 
     @property
     def is_empty(self) -> bool:
-        """True when every batch offered is stored."""
-        return not (self._in_flight or self._waiting or self._ready)
+        """True when every batch offered is stored (or sent, where nobody acknowledges)."""
+        return not (self._in_flight or self._waiting or len(self._ready))
 
     @property
     def in_flight(self) -> int:
         """Requests that have no outcome yet."""
         return len(self._in_flight)
 
-    def offer(self, batch: EncodedBatch, queue: MessageQueue | None) -> None:
+    def offer(self, batch: EncodedBatch, queue: MessageQueue | None, now: float) -> None:
         """Take a batch over; `queue` is the only one it may go to, None means any."""
         self.pending_bytes += batch_weight(batch)
-        self._ready.add(Delivery(batch, queue))
+        delivery = Delivery(batch, queue)
+        if self._rate is None:
+            self._ready.add(delivery)
+        else:
+            # Even if its turn has come: what was offered before it may still be waiting there, and goes first.
+            self._wait(delivery, self._rate.reserve(batch.rows, now))
 
     def dispatches(self, now: float) -> Iterator[Dispatch]:
         """Yield the attempts to make now; each counts as in flight from then on."""
@@ -126,7 +150,7 @@ class SendPipeline:
         if self.failure is not None:
             return None
         times = [self._waiting[0][0]] if self._waiting else []
-        if self._ready:
+        if self._ready.open:
             times += [window.rest_until for window in self._windows.values() if window.rest_until > now]
             # A line that waits for a route, or for an isolation to end, has no outcome to wake it.
             times.append(now + self._options.retry_backoff_ms / 1000)
@@ -141,28 +165,26 @@ class SendPipeline:
         if verdict is Verdict.STORED:
             self.pending_bytes -= delivery.weight
             self.stored_rows += delivery.batch.rows
-            self._recorder.record_success(
-                broker, delivery.batch.rows, delivery.batch.nbytes, outcome.latency_ms, outcome.queue,
-                outcome.queue_offset, now,
-            )  # fmt: skip
+            self._ready.release(delivery)
+            self._record(delivery.batch, outcome, now)
             return
         if self.failure is not None:
             # Nothing is sent any more; it only counts among the rows that have no acknowledgement.
             self._wait(delivery, now)
             return
-        reason = _reason(outcome)
+        why = reason(outcome)
         if verdict is Verdict.GIVE_UP:
-            self._recorder.record_failure(broker, reason, now)
-            self._fail(delivery, self._give_up_text(delivery, outcome))
+            self._recorder.record_failure(broker, why, now)
+            self._fail(delivery, refused_for_good(delivery, outcome))
             return
-        self._recorder.record_retry(broker, reason, now)
+        self._recorder.record_retry(broker, why, now)
         delivery.last_broker_name = broker
         delivery.same_queue = verdict is Verdict.SAME_QUEUE
         wait = 0.0
         if verdict is not Verdict.OTHER_BROKER:
             wait = self.backoff.delay(delivery.attempts.waits, self._rng)
         if self._expired(delivery, now + wait):
-            self._recorder.record_failure(broker, reason, now)
+            self._recorder.record_failure(broker, why, now)
             self._fail_expired(delivery)
             return
         self._wait(delivery, now + wait)
@@ -191,9 +213,21 @@ class SendPipeline:
         if self._failed is not None:
             open_ones.add(self._failed)
         unknown = {delivery for delivery in open_ones if delivery.maybe_stored or delivery in self._in_flight}
-        return Unfinished(
-            not_sent=sum(delivery.batch.rows for delivery in open_ones - unknown),
-            unknown=sum(delivery.batch.rows for delivery in unknown),
+        by_broker: Counter[str] = Counter()
+        for delivery in unknown:
+            by_broker[delivery.queue.broker_name if delivery.queue else "none"] += delivery.batch.rows
+        return Unfinished(sum(delivery.batch.rows for delivery in open_ones - unknown), dict(sorted(by_broker.items())))
+
+    def _record(self, batch: EncodedBatch, outcome: SendOutcome, now: float) -> None:
+        queue = outcome.queue
+        if self._options.namespace:
+            # Receipts have the names that the user gave.
+            queue = replace(queue, topic=unwrap(queue.topic, self._options.namespace))
+        if self._options.send_mode == "oneway":
+            self._recorder.record_sent(queue.broker_name, batch.rows, batch.nbytes, now)
+            return
+        self._recorder.record_success(
+            queue.broker_name, batch.rows, batch.nbytes, outcome.latency_ms, queue, outcome.queue_offset, now
         )
 
     def _wait(self, delivery: Delivery, until: float) -> None:
@@ -212,7 +246,7 @@ class SendPipeline:
             self._refresh_route(delivery.batch.topic)
             self._begin(delivery, now)
             if self._expired(delivery, now):
-                self._fail_without_queue(delivery)
+                self._fail(delivery, no_queue(delivery, self._options.delivery_timeout_ms))
             return None
         if self._expired(delivery, now):
             self._fail_expired(delivery)
@@ -227,8 +261,16 @@ class SendPipeline:
         delivery.sent_at = now
         self._in_flight.add(delivery)
         left = (delivery.first_tried_at or now) + self._options.delivery_timeout_ms / 1000 - now
-        per_attempt = self._options.send_msg_timeout / 1000 + delivery.batch.nbytes / _MIB
-        return Dispatch(delivery, queue, info.addresses[queue.broker_name], per_attempt, left)
+        return Dispatch(delivery, queue, info.addresses[queue.broker_name], self._attempt_timeout(delivery), left)
+
+    def _attempt_timeout(self, delivery: Delivery) -> float:
+        """Return ``sendMsgTimeout``, cut where Java cuts it, and its share for the size, seconds."""
+        timeout, cap = self._options.send_msg_timeout, self._options.send_msg_max_timeout_per_request
+        # The last attempt before a wait has the whole time, as Java's last has: else a broker that needs more than the
+        # cap could never be written to.
+        if cap > 0 and self._policy.follows_at_once(delivery.attempts, bound=delivery.bound is not None):
+            timeout = min(timeout, cap)
+        return timeout / 1000 + delivery.batch.nbytes / _MIB
 
     def _has_queue(self, delivery: Delivery, info: TopicPublishInfo) -> bool:
         """Tell whether a queue exists that the delivery may go to, with room in its broker's window or without."""
@@ -294,39 +336,11 @@ class SendPipeline:
     def _fail_expired(self, delivery: Delivery) -> None:
         self._fail(delivery, f"gave up after deliveryTimeoutMs={self._options.delivery_timeout_ms}")
 
-    def _fail_without_queue(self, delivery: Delivery) -> None:
-        wanted = delivery.wanted_queue
-        what = f"queue {wanted}" if wanted else f"any writable queue of topic {delivery.batch.topic}"
-        self._fail(delivery, f"waited deliveryTimeoutMs={self._options.delivery_timeout_ms} for {what}")
-
-    def _give_up_text(self, delivery: Delivery, outcome: SendOutcome) -> str:
-        if outcome.status is None:
-            return "the broker refused it for good"
-        return (
-            f"broker {outcome.queue.broker_name} stored it {delivery.attempts.not_store_ok} times but answered "
-            f"{outcome.status.name} each time: it is not safe there yet. Mend the broker's flushing or replication, "
-            "or set requireStoreOk=false to accept that"
-        )
-
     def _fail(self, delivery: Delivery, why: str) -> None:
         if self.failure is not None:
             return
         self._failed = delivery
-        batch, error = delivery.batch, delivery.last_error
-        where = f" to {delivery.queue}" if delivery.queue else ""
-        what = f"{batch.rows} rows of topic {batch.topic} ({batch.nbytes} bytes)"
-        text = f"sending {what}{where}: {why}" + (f"; last error: {error}" if error else "")
-        self.failure = DeliveryError(text)
-        self.failure.__cause__ = error
+        self.failure = delivery_error(delivery, why)
 
     def __repr__(self) -> str:
         return f"<SendPipeline ready={len(self._ready)} in_flight={len(self._in_flight)} waiting={len(self._waiting)}>"
-
-
-def _reason(outcome: SendOutcome) -> str:
-    """Name an outcome that is not `SEND_OK`, as `retries_by_reason` and `failures_by_code` show it."""
-    if outcome.status is not None:
-        return outcome.status.name
-    code = getattr(outcome.error, "response_code", None)
-    name = type(outcome.error).__name__
-    return f"{name} {code}" if code is not None else name

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.message import SendOutcome, SendStatus
+from rocketmq_spark.options import SinkOptions
 
 
 class Verdict(enum.Enum):
@@ -53,16 +54,31 @@ class RetryPolicy:
     Parameters
     ----------
     retry_times_when_send_failed : int
-        Attempts that follow the first one without a wait; the most resends of a batch that is stored but not safe.
+        The most resends of a batch that is stored but not safe.
     retry_another_broker_when_not_store_ok : bool
         Resend a batch that is stored but not safe to another broker, not to the same queue.
     require_store_ok : bool
         Count only ``SEND_OK`` as stored.
+    retry_times_at_once : int
+        Attempts that follow a failed one without a wait: ``retryTimesWhenSendAsyncFailed``, or
+        ``retryTimesWhenSendFailed`` where a send waits for its answer.
     """
 
     retry_times_when_send_failed: int
     retry_another_broker_when_not_store_ok: bool
     require_store_ok: bool
+    retry_times_at_once: int
+
+    @classmethod
+    def of_options(cls, options: SinkOptions) -> RetryPolicy:
+        """Return the policy of a write."""
+        asynchronous = options.send_mode == "async"
+        return cls(
+            options.retry_times_when_send_failed,
+            options.retry_another_broker_when_not_store_ok,
+            options.require_store_ok,
+            options.retry_times_when_send_async_failed if asynchronous else options.retry_times_when_send_failed,
+        )
 
     def decide(self, outcome: SendOutcome, attempts: Attempts, *, bound: bool) -> Verdict:
         """Return what to do after `outcome`, and count it in `attempts`.
@@ -78,6 +94,10 @@ class RetryPolicy:
             return self._after_answer(outcome.status, attempts, bound=bound)
         assert outcome.error is not None
         return self._after_error(outcome.error, attempts, bound=bound)
+
+    def follows_at_once(self, attempts: Attempts, *, bound: bool) -> bool:
+        """Tell whether another attempt would follow at once, at another broker, if the next one failed."""
+        return not bound and attempts.in_round < self.retry_times_at_once
 
     def _after_answer(self, status: SendStatus, attempts: Attempts, *, bound: bool) -> Verdict:
         if status is SendStatus.SEND_OK:
@@ -98,8 +118,8 @@ class RetryPolicy:
         if bound or error.flow_control:
             attempts.waits += 1
             return Verdict.SAME_QUEUE
-        attempts.in_round += 1
-        if attempts.in_round <= self.retry_times_when_send_failed:
+        if self.follows_at_once(attempts, bound=bound):
+            attempts.in_round += 1
             return Verdict.OTHER_BROKER
         attempts.in_round = 0
         attempts.waits += 1

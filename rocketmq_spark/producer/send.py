@@ -19,17 +19,20 @@ import queue as queues
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from rocketmq_spark.errors import DeliveryError, RocketMQError, RouteNotFoundException
 from rocketmq_spark.message import EncodedBatch, MessageQueue, SendOutcome, SendRequest
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.client_instance import ClientInstance
-from rocketmq_spark.producer.delivery import Delivery, Dispatch, batch_weight
+from rocketmq_spark.producer.delivery import Delivery, Dispatch, batch_weight, broker_vip_channel
 from rocketmq_spark.producer.heart_beat import API_TIMEOUT
+from rocketmq_spark.producer.namespace import wrap
 from rocketmq_spark.producer.pipeline import SendPipeline
+from rocketmq_spark.producer.rate import RateLimit
 from rocketmq_spark.producer.route_cache import TopicPublishInfo
 from rocketmq_spark.producer.selector import selector_of
 
@@ -84,7 +87,14 @@ class Producer(Generic[RowsT]):
         Seconds since the epoch, for born timestamps.
     rng : random.Random, optional
         For round robin starts and jitter.
+    fixed_queues : sequence of MessageQueue, optional
+        The queues of the whole write (``ordered``), whatever becomes of the route.
+    max_rate_per_second : float, optional
+        This task's share of ``maxRatePerSecond``.
     """
+
+    # What an account says of the rows that are done.
+    _done: ClassVar[str] = "stored"
 
     def __init__(
         self,
@@ -95,6 +105,8 @@ class Producer(Generic[RowsT]):
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         rng: random.Random | None = None,
+        fixed_queues: Sequence[MessageQueue] | None = None,
+        max_rate_per_second: float | None = None,
     ) -> None:
         self._options = options
         self._instance = instance
@@ -102,6 +114,8 @@ class Producer(Generic[RowsT]):
         self._clock = clock
         self._wall_clock = wall_clock
         self._rng = rng or random.Random()
+        self._fixed_queues = fixed_queues
+        rate = None if max_rate_per_second is None else RateLimit(max_rate_per_second, clock())
         self._pipeline = SendPipeline(
             options,
             instance.faults,
@@ -110,6 +124,7 @@ class Producer(Generic[RowsT]):
             refresh_route=instance.refresh_route,
             selector_of=lambda _topic: selector_of(options, instance.faults, self._rng),
             rng=self._rng,
+            rate=rate,
         )
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -121,8 +136,8 @@ class Producer(Generic[RowsT]):
         self._crash: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Return the writable queues of a topic, looking its route up if it isn't known.
+    def publish_queues(self, topic: str) -> Sequence[MessageQueue]:
+        """Return the queues of the whole write, if it has such, or a topic's writable ones, looking its route up.
 
         Until a first route has been found by this process, and for a topic that nobody knows, patience is
         ``sendMsgTimeout`` for each name server; afterwards a name server that is gone is waited for until
@@ -133,7 +148,9 @@ class Producer(Generic[RowsT]):
         MQClientException
             10004 without any name server, 10005 (`RouteNotFoundException`) when patience is over.
         """
-        return self._find_route(topic).queues
+        if self._fixed_queues and topic == self._options.topic:
+            return self._fixed_queues
+        return self._find_route(wrap(self._options.namespace, topic)).queues
 
     def write(self, batches: Iterable[RowsT], batcher: Batcher[RowsT]) -> None:
         """Send every row of `batches`; return when each is stored and acknowledged.
@@ -190,12 +207,19 @@ class Producer(Generic[RowsT]):
             self._thread = thread
 
     def _offer(self, batch: EncodedBatch, queue: MessageQueue | None) -> None:
+        batch = self._named(batch)
         self._find_route(batch.topic)
         with self._changed:
             self._changed.wait_for(lambda: self._has_room(batch) or self._failed)
             self._raise_failure()
-            self._pipeline.offer(batch, queue)
+            self._pipeline.offer(batch, queue, self._clock())
             self._dispatch()
+
+    def _named(self, batch: EncodedBatch) -> EncodedBatch:
+        """Return the batch under the name that brokers know its topic by."""
+        if not self._options.namespace:
+            return batch
+        return replace(batch, topic=wrap(self._options.namespace, batch.topic))
 
     def _has_room(self, batch: EncodedBatch) -> bool:
         pending = self._pipeline.pending_bytes
@@ -231,9 +255,11 @@ class Producer(Generic[RowsT]):
             taken = self._batcher.taken_rows if self._batcher else 0
             not_sent = taken - self._pipeline.stored_rows - unfinished.unknown
             stored = "; ".join(self._recorder.lines()) or "none"
+        where = "".join(f"{broker} {rows}, " for broker, rows in unfinished.unknown_by_broker.items())
         return (
-            f"Rows of this task stored: {stored}. Read but not sent: {not_sent}; outcome unknown: {unfinished.unknown} "
-            "(sent, perhaps stored). Rows sent again by a retry of the task may be stored twice"
+            f"Rows of this task {self._done}: {stored}. Read but not sent: {not_sent}; outcome unknown: "
+            f"{unfinished.unknown} ({where}sent, perhaps stored). Rows sent again by a retry of the task may be stored "
+            "twice"
         )
 
     def _find_route(self, topic: str) -> TopicPublishInfo:
@@ -250,7 +276,9 @@ class Producer(Generic[RowsT]):
                 return routes.find(topic, min(short, API_TIMEOUT * len(self._options.name_server)))
             except RouteNotFoundException as exc:
                 # What once had a route is waited for; a wrong address or a wrong topic is not (design.md section 2).
-                lost = routes.was_ok(topic) or (exc.unreachable and not routes.is_empty)
+                # Of an ordered write the driver has found the queues: a topic without them has lost its brokers.
+                once_ok = routes.was_ok(topic) or (self._fixed_queues is not None and not exc.unreachable)
+                lost = once_ok or (exc.unreachable and not routes.is_empty)
                 patience = self._options.delivery_timeout_ms / 1000 if lost else short
                 waits += 1
                 pause = self._pipeline.backoff.delay(waits, self._rng)
@@ -265,19 +293,24 @@ class Producer(Generic[RowsT]):
             self._send(dispatch)
 
     def _send(self, dispatch: Dispatch) -> None:
-        delivery = dispatch.delivery
-        request = SendRequest(
-            delivery.batch,
+        delivery, put = dispatch.delivery, self._events.put
+        self._instance.transport.send(
+            self._request(dispatch),
+            dispatch.timeout,
+            lambda outcome: put((delivery, outcome)),
+            within=dispatch.within,
+        )
+
+    def _request(self, dispatch: Dispatch) -> SendRequest:
+        return SendRequest(
+            dispatch.delivery.batch,
             dispatch.queue,
-            dispatch.address,
+            broker_vip_channel(dispatch.address) if self._options.vip_channel_enabled else dispatch.address,
             self._options.producer_group,
             self._options.create_topic_key,
             self._options.default_topic_queue_nums,
             int(self._wall_clock() * 1000),
-        )
-        put = self._events.put
-        self._instance.transport.send(
-            request, dispatch.timeout, lambda outcome: put((delivery, outcome)), within=dispatch.within
+            unit_mode=self._options.unit_mode,
         )
 
     def _run(self) -> None:
@@ -307,7 +340,7 @@ class Producer(Generic[RowsT]):
                 event = None if self._events.empty() else self._events.get()
             if self._reading and self._batcher is not None:
                 for batch, queue in self._batcher.expired(now):
-                    self._pipeline.offer(batch, queue)
+                    self._pipeline.offer(self._named(batch), queue, now)
             self._dispatch()
             self._changed.notify_all()
 

@@ -6,6 +6,7 @@ Rule 2: a constructor opens nothing: Spark makes these objects more often than o
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import uuid
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamWriter
 
-from rocketmq_spark.errors import OptionError
+from rocketmq_spark.errors import OptionError, SchemaError
+from rocketmq_spark.names import MAX_TOPIC_LENGTH
 from rocketmq_spark.options import SinkOptions, parse_sink_options
 
 if TYPE_CHECKING:
@@ -34,7 +36,8 @@ class RocketMQDataSource(DataSource):
     """Writes a DataFrame, batch or streaming, to Apache RocketMQ.
 
     Name: ``rocketmq``. A write that returns has every row stored and acknowledged (``SEND_OK``) by a broker; a write
-    that cannot do that fails, and says which rows and why. A retry may store a row twice.
+    that cannot do that fails, and says which rows and why. A retry may store a row twice. Only ``sendMode=oneway``
+    promises nothing.
 
     **Columns** (any other is an error): ``body`` (string or binary, required; ``value`` is an alias), ``topic``,
     ``tags``, ``keys`` (string or array of strings), ``properties`` (map of strings), ``flag`` (int), ``shardingKey``
@@ -54,8 +57,10 @@ class RocketMQDataSource(DataSource):
 
     # Set on the subclass that `register` makes for a session; it travels to the tasks with the class.
     _accumulator: ClassVar[Accumulator[Any] | None] = None
-    # What only the session knows, and a Python worker does not: Spark may run a task twice at once.
+    # What only the session knows, and a Python worker does not: whether Spark may run a task twice at once, and how
+    # many tasks its cluster runs at once, as far as it is known.
     _speculation: ClassVar[bool] = False
+    _parallelism: ClassVar[int | None] = None
 
     @classmethod
     def name(cls) -> str:
@@ -84,26 +89,29 @@ class RocketMQDataSource(DataSource):
         from rocketmq_spark.spark.writer import RocketMQBatchWriter, look_up_route
 
         options = self._checked_options(schema)
-        look_up_route(options)
-        return RocketMQBatchWriter(options, self._accumulator, write_id=str(uuid.uuid4()))
+        queues = look_up_route(options)
+        return RocketMQBatchWriter(options, self._accumulator, write_id=str(uuid.uuid4()), queues=queues)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
         """Check the write and return the writer of a streaming query.
 
         Complete mode arrives here as `overwrite`; each trigger then appends the whole result, as Spark's Kafka
-        sink does.
+        sink does. Spark asks for a writer at every trigger: with ``ordered`` its route is looked up each time.
 
         Raises
         ------
         OptionError, SchemaError
             Before any task has started.
+        MQClientException
+            With ``ordered``: no name server answers, or the topic does not exist (10005).
         """
-        from rocketmq_spark.spark.writer import stream_writer
+        from rocketmq_spark.spark.writer import look_up_route, stream_writer
 
         options = self._checked_options(schema)
         if overwrite:
             logger.warning("outputMode complete: a topic can't be truncated; every trigger appends the whole result")
-        return stream_writer(options, self._accumulator, schema)
+        queues = look_up_route(options) if options.ordered else None
+        return stream_writer(options, self._accumulator, schema, queues)
 
     def _checked_options(self, schema: StructType) -> SinkOptions:
         from rocketmq_spark.arrow.custom_selector import load_class
@@ -125,7 +133,40 @@ class RocketMQDataSource(DataSource):
                 "spark.speculation is true: a task that Spark starts twice stores its rows twice; set rowId=true to "
                 "let readers tell repeats, or spark.speculation=false"
             )
+        if options.ordered and "shardingKey" not in schema.names:
+            raise SchemaError(
+                "ordered=true keeps the order of rows of one shardingKey, and there is no such column: add it, or set "
+                "ordered=false"
+            )
+        if options.send_mode == "oneway":
+            logger.warning("sendMode=oneway: brokers acknowledge nothing, and rows may be lost without a word")
+        return self._with_rate_tasks(_with_namespace(options))
+
+    def _with_rate_tasks(self, options: SinkOptions) -> SinkOptions:
+        if options.max_rate_per_second is None or options.max_rate_tasks is not None:
+            return options
+        # A task can't ask Spark how many run beside it, nor can the process that makes this writer.
+        if self._parallelism is None:
+            raise OptionError(
+                "maxRatePerSecond needs to know how many tasks share it: call rocketmq_spark.register(spark) on "
+                "classic Spark, or give the option maxRateTasks (how many tasks of the write run at once)"
+            )
+        return dataclasses.replace(options, max_rate_tasks=self._parallelism)
+
+
+def _with_namespace(options: SinkOptions) -> SinkOptions:
+    """Put the group into the namespace, which a name server's address may give, too; topics follow with each batch."""
+    from rocketmq_spark.producer.namespace import namespace_of, wrap
+
+    namespace = options.namespace or namespace_of(options.name_server[0])
+    if namespace is None:
         return options
+    if len(wrap(namespace, options.topic or "")) > MAX_TOPIC_LENGTH:
+        raise OptionError(
+            f"topic {options.topic} in namespace {namespace} has a name of more than {MAX_TOPIC_LENGTH} characters: "
+            "shorten one of the two"
+        )
+    return dataclasses.replace(options, namespace=namespace, producer_group=wrap(namespace, options.producer_group))
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

@@ -1,6 +1,7 @@
 """`register(spark)`: the data source with its way back to the driver, and `.save()` without a mode.
 
-Rule 1: the accumulator rides on a subclass made for the session; Spark pickles the class into every task.
+Rule 1: the accumulator rides on a subclass made for the session; Spark pickles the class into every task. So does the
+        session's default parallelism, by which tasks share ``maxRatePerSecond``.
 Rule 2: the hook on ``DataFrameWriter.save`` acts only when the source is ``rocketmq``, is put on once, and comes off.
 
 Why the hook: Spark refuses the default save mode (error if exists) for every Python data source before our code runs,
@@ -48,15 +49,17 @@ def register(spark: SparkSession) -> Metrics:
         spark.dataSource.register(_session_source(None, speculation))
         return Metrics(None)
     accumulator = spark.sparkContext.accumulator(new_summary(), ReportAccumulatorParam())
-    spark.dataSource.register(_session_source(accumulator, speculation))
+    source = _session_source(accumulator, speculation, spark.sparkContext.defaultParallelism)
+    spark.dataSource.register(source)
     return Metrics(accumulator)
 
 
-def _session_source(accumulator: Any, speculation: bool) -> type[RocketMQDataSource]:
+def _session_source(accumulator: Any, speculation: bool, parallelism: int | None = None) -> type[RocketMQDataSource]:
     # A class made here is pickled by value, so that its accumulator goes along; its base goes by reference.
     class SessionRocketMQDataSource(RocketMQDataSource):
         _accumulator = accumulator
         _speculation = speculation
+        _parallelism = parallelism
 
     return SessionRocketMQDataSource
 

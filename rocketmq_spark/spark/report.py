@@ -21,6 +21,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from rocketmq_spark.errors import MetricsUnavailableError
 from rocketmq_spark.metrics import Measures, PartitionReport, WriteSummary, merge_into
+from rocketmq_spark.metrics.summary import sent_notes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -152,7 +153,7 @@ class CommitMessage(WriterCommitMessage):
         -1 in a batch write.
     partition_id : int
     packed : bytes
-        For `Measures.unpack`: totals per broker, and latencies if `histograms`.
+        For `Measures.unpack`: totals per broker, and latencies if `histograms` or if the driver needs them.
     histograms : bool
         There is no accumulator: this message is all that the driver will know.
     """
@@ -164,15 +165,15 @@ class CommitMessage(WriterCommitMessage):
     histograms: bool
 
     @classmethod
-    def of(cls, report: PartitionReport, *, histograms: bool) -> CommitMessage:
-        """Return a task's message.
+    def of(cls, report: PartitionReport, *, histograms: bool, latencies: bool = False) -> CommitMessage:
+        """Return a task's message; `latencies` puts them in although there is an accumulator.
 
         Totals are exact always. Latencies lose as much resolution as `COMMIT_MESSAGE_BYTES` asks for, down to octaves;
         beyond some 20 brokers the message grows by what the totals of each need.
         """
         measures = Measures.unpack(report.packed)
         place = (report.write_id, report.batch_id, report.partition_id)
-        if not histograms:
+        if not (histograms or latencies):
             return cls(*place, measures.totals_only().pack(), histograms)
         for bits in range(_MAX_LATENCY_BITS + 1):
             message = cls(*place, measures.totals_only(bits).pack(), histograms)
@@ -243,8 +244,10 @@ def _account(summary: WriteSummary) -> str:
         for name in ("rows", "requests", "bytes", "retries", "failures")
     )
     brokers = "; ".join(_broker_account(broker, numbers) for broker, numbers in by_broker.items())
+    sent = "".join(f". {note}" for note in sent_notes(summary.measures().broker_totals()))
     return (
-        f"{rows} rows, {requests} requests, {nbytes} bytes, {retries} retries, {failures} failures ({brokers}){invalid}"
+        f"{rows} rows, {requests} requests, {nbytes} bytes, {retries} retries, {failures} failures "
+        f"({brokers}){invalid}{sent}"
     )
 
 

@@ -3,7 +3,8 @@
     Arrow record batches -> RemotingBatcher -> Producer -> PartitionReport -> accumulator, commit message
 
 Rule 1: what Spark pickles holds options and ids only; connections are made inside `write`, after the fork.
-Rule 2: a task that returns has every row acknowledged; anything else is an exception.
+Rule 2: a task that returns has every row acknowledged; anything else is an exception. (``sendMode=oneway`` has no
+        acknowledgements, and says so wherever it counts rows.)
 Rule 3: nothing is opened for a partition without rows.
 
 Follows design.md sections 2 and 6; Spark's side of it is in anchors/connectors.md section 6.
@@ -17,7 +18,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -26,15 +27,20 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
 from rocketmq_spark.compression import CompressionType
-from rocketmq_spark.errors import TopicRouteStaleException
+from rocketmq_spark.errors import RouteNotFoundException, TopicRouteStaleException
+from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.client_instance import ClientInstance, acquire_instance
+from rocketmq_spark.producer.oneway import OnewayProducer
+from rocketmq_spark.producer.rate import largest_batch
 from rocketmq_spark.producer.send import Producer
+from rocketmq_spark.spark.metrics_file import record_commit
 from rocketmq_spark.spark.report import CommitMessage, log_summary
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.transport.tls import TlsSettings
 from rocketmq_spark.wire.acl import Credentials
+from rocketmq_spark.wire.records import MAX_BATCH_ROWS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,12 +74,21 @@ class _PartitionWriter:
         The way back to the driver; None where there is none, then the commit message carries the histograms.
     write_id : str
         The key of the write's reports; in a stream the query id takes its place.
+    queues : sequence of MessageQueue or None
+        With ``ordered``, the queues that every task binds its rows to, as the driver's route has them.
     """
 
-    def __init__(self, options: SinkOptions, accumulator: Accumulator[Any] | None, write_id: str = "") -> None:
+    def __init__(
+        self,
+        options: SinkOptions,
+        accumulator: Accumulator[Any] | None,
+        write_id: str = "",
+        queues: Sequence[MessageQueue] | None = None,
+    ) -> None:
         self._options = options
         self._accumulator = accumulator
         self._write_id = write_id
+        self._queues = queues
 
     def write_batches(self, batches: Iterator[pa.RecordBatch]) -> CommitMessage:
         """Send every row of one partition; return when each is acknowledged."""
@@ -89,7 +104,13 @@ class _PartitionWriter:
         report = recorder.snapshot()
         if self._accumulator is not None:
             self._accumulator.add(report)
-        return CommitMessage.of(report, histograms=self._accumulator is None)
+        latencies = self._options.metrics_path is not None
+        return CommitMessage.of(report, histograms=self._accumulator is None, latencies=latencies)
+
+    def _committed(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None) -> None:
+        log_summary(logger, messages, batch_id=batch_id)
+        if self._options.metrics_path is not None:
+            record_commit(self._options.metrics_path, messages, self._write_id, batch_id, now=time.time())
 
     def _send(self, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch], recorder: Recorder) -> None:
         from rocketmq_spark.arrow.settings import BatchSettings
@@ -99,7 +120,11 @@ class _PartitionWriter:
         options = self._options
         instance = acquire_instance(options, options.producer_group, lambda: _new_instance(options))
         try:
-            producer: Producer[pa.RecordBatch] = Producer(options, instance, recorder)
+            rate = _share_of_rate(options)
+            producer_class = OnewayProducer if options.send_mode == "oneway" else Producer
+            producer: Producer[pa.RecordBatch] = producer_class(
+                options, instance, recorder, fixed_queues=self._queues, max_rate_per_second=rate
+            )
             settings = BatchSettings(
                 topic=options.topic,
                 tags=options.tags,
@@ -112,6 +137,8 @@ class _PartitionWriter:
                 queue_selector=options.queue_selector,
                 # Groups that fill and batches that are on their way share maxInFlightBytes.
                 max_pending_bytes=options.max_in_flight_bytes // 2,
+                ordered=options.ordered,
+                max_rows=MAX_BATCH_ROWS if rate is None else min(MAX_BATCH_ROWS, largest_batch(rate)),
             )
             ip = socket.inet_aton(_local_ip())
             unique_ids = UniqueIds(ip=ip, pid=os.getpid(), wall_clock=time.time, rng=random.SystemRandom())
@@ -137,8 +164,8 @@ class RocketMQBatchWriter(_PartitionWriter, DataSourceArrowWriter):
         return self.write_batches(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Log what the write did (runs on the driver, once every task has succeeded)."""
-        log_summary(logger, messages)
+        """Log what the write did, and leave it at ``metricsPath`` (on the driver, once every task has succeeded)."""
+        self._committed(messages, None)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Log what a failed write has stored, as far as it is known (runs on the driver)."""
@@ -147,8 +174,8 @@ class RocketMQBatchWriter(_PartitionWriter, DataSourceArrowWriter):
 
 class _StreamWriter(_PartitionWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Log what a micro-batch did (runs on the driver)."""
-        log_summary(logger, messages, batch_id=batchId)
+        """Log what a micro-batch did, and leave it at ``metricsPath`` (runs on the driver)."""
+        self._committed(messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Log what an unfinished micro-batch has stored; it is also what a stopped query does in mid-batch."""
@@ -158,8 +185,14 @@ class _StreamWriter(_PartitionWriter):
 class RocketMQRowStreamWriter(_StreamWriter, DataSourceStreamWriter):
     """The writer of ``df.writeStream`` where PySpark hands over rows (4.0): they become record batches here."""
 
-    def __init__(self, options: SinkOptions, accumulator: Accumulator[Any] | None, schema: StructType) -> None:
-        super().__init__(options, accumulator)
+    def __init__(
+        self,
+        options: SinkOptions,
+        accumulator: Accumulator[Any] | None,
+        schema: StructType,
+        queues: Sequence[MessageQueue] | None = None,
+    ) -> None:
+        super().__init__(options, accumulator, queues=queues)
         self._schema = schema
 
     def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
@@ -185,35 +218,63 @@ if _STREAM_ARROW_WRITER is not None:
 
 
 def stream_writer(
-    options: SinkOptions, accumulator: Accumulator[Any] | None, schema: StructType
+    options: SinkOptions,
+    accumulator: Accumulator[Any] | None,
+    schema: StructType,
+    queues: Sequence[MessageQueue] | None = None,
 ) -> DataSourceStreamWriter:
     """Return the streaming writer that this PySpark release can drive."""
     if _STREAM_ARROW_WRITER is None:
-        return RocketMQRowStreamWriter(options, accumulator, schema)
-    return RocketMQStreamWriter(options, accumulator)
+        return RocketMQRowStreamWriter(options, accumulator, schema, queues)
+    return RocketMQStreamWriter(options, accumulator, queues=queues)
 
 
-def look_up_route(options: SinkOptions) -> None:
+def look_up_route(options: SinkOptions) -> Sequence[MessageQueue] | None:
     """Look up the routes of the topics that options name, so that a wrong address or topic fails before any task.
+
+    Returns
+    -------
+    sequence of MessageQueue or None
+        The queues of an ordered write; None for any other, whose tasks find their own.
 
     Raises
     ------
     MQClientException
-        10005: no name server answers, or none knows the topic nor a template to create it from.
+        10005: no name server answers, or none knows the topic nor a template to create it from; with ``ordered`` the
+        topic itself must exist.
     """
     instance = _new_instance(options)
     try:
-        named = [topic for topic in (options.topic, options.dead_letter_topic) if topic]
-        for topic in named:
-            Producer(options, instance, Recorder("", -1, 0)).publish_queues(topic)
-        if not named:
+        queues = None
+        if options.topic:
+            queues = Producer(options, instance, Recorder("", -1, 0)).publish_queues(options.topic)
+        if options.dead_letter_topic:
+            Producer(options, instance, Recorder("", -1, 0)).publish_queues(options.dead_letter_topic)
+        if queues is None and options.dead_letter_topic is None:
             # Topics come with the rows; that a name server answers at all is what can be known now.
             patience = options.send_msg_timeout * len(options.name_server) / 1000
             instance.transport.query_route(options.create_topic_key, patience)
+        if queues is None or not options.ordered:
+            return None
+        info = instance.routes.cached(queues[0].topic)
+        if info is None or info.template:
+            raise RouteNotFoundException(
+                f"looking up the queues of topic {options.topic} for an ordered write: the topic does not exist, "
+                "and its first messages would make its queues one broker after the other; create it first "
+                f"(mqadmin updateTopic -t {options.topic})"
+            )
+        return queues
     except TopicRouteStaleException:
         logger.debug("the name server answers, and has no topic %s", options.create_topic_key)
     finally:
         instance.close()
+    return None
+
+
+def _share_of_rate(options: SinkOptions) -> float | None:
+    """Return how many messages a task may send in a second, None for as many as it can."""
+    rate, tasks = options.max_rate_per_second, options.max_rate_tasks
+    return None if rate is None else rate / (tasks or 1)
 
 
 def tls_settings(options: SinkOptions) -> TlsSettings | None:
@@ -228,8 +289,15 @@ def _new_instance(options: SinkOptions) -> ClientInstance:
     credentials = None
     if options.access_key is not None and options.secret_key is not None:
         credentials = Credentials(options.access_key, options.secret_key, options.security_token or "")
-    transport = RemotingTransport(options.name_server, credentials=credentials, tls=tls_settings(options))
-    return ClientInstance(f"{client_ip}@{name}", transport, options)
+    transport = RemotingTransport(
+        options.name_server,
+        credentials=credentials,
+        tls=tls_settings(options),
+        client_async_semaphore_value=options.client_async_semaphore_value,
+        client_oneway_semaphore_value=options.client_oneway_semaphore_value,
+    )
+    unit = f"@{options.unit_name}" if options.unit_name else ""
+    return ClientInstance(f"{client_ip}@{name}{unit}", transport, options)
 
 
 def _local_ip() -> str:

@@ -22,6 +22,7 @@ NUMBERS = {
     "rocketmq_spark.send_result": 0.6,
     "rocketmq_spark.transaction": 0.8,
     "rocketmq_spark.java_hash": 0,
+    "rocketmq_spark.option_rules": 0.5,
     "rocketmq_spark.option_values": 0.5,
     "rocketmq_spark.options": 1,
     "rocketmq_spark.producer_options": 1.5,

@@ -49,10 +49,17 @@ def test_defaults_are_those_of_the_design() -> None:
         "producerGroup": "spark-rocketmq-sink",
         "instanceName": "none",
         "clientIP": "none",
+        "unitName": "none",
+        "unitMode": "false",
+        "namespace": "none",
+        "vipChannelEnabled": "false",
         "createTopicKey": "TBW102",
         "defaultTopicQueueNums": "4",
+        "sendMode": "async",
         "sendMsgTimeout": "3000",
+        "sendMsgMaxTimeoutPerRequest": "-1",
         "retryTimesWhenSendFailed": "2",
+        "retryTimesWhenSendAsyncFailed": "2",
         "retryAnotherBrokerWhenNotStoreOK": "false",
         "maxMessageSize": "4194304",
         "compressMsgBodyOverHowmuch": "4096",
@@ -67,8 +74,11 @@ def test_defaults_are_those_of_the_design() -> None:
         "detectInterval": "2000",
         "pollNameServerInterval": "30000",
         "heartbeatBrokerInterval": "30000",
+        "clientAsyncSemaphoreValue": "65535",
+        "clientOnewaySemaphoreValue": "65535",
         "queueSelector": "none",
         "machineRoom": "none",
+        "ordered": "false",
         "batching": "true",
         "batchBytes": "1048576",
         "maxInFlight": "8",
@@ -85,6 +95,9 @@ def test_defaults_are_those_of_the_design() -> None:
         "securityToken": "none",
         "useTls": "false",
         "tlsCaFile": "none",
+        "maxRatePerSecond": "none",
+        "maxRateTasks": "none",
+        "metricsPath": "none",
     }
 
 
@@ -104,7 +117,8 @@ def test_every_row_is_documented() -> None:
 @given(st.sampled_from(SINK_OPTIONS), st.randoms(use_true_random=False))
 def test_names_are_accepted_in_any_case(spec: OptionSpec, random: object) -> None:
     sample = {"nameServer": "h:1", "clientIP": "1.2.3.4", "queueSelector": "hash", "latencyMax": "1,2"}
-    sample |= {"notAvailableDuration": "0,9", "machineRoom": "idc1"}
+    sample |= {"notAvailableDuration": "0,9", "machineRoom": "idc1", "maxRatePerSecond": "9", "maxRateTasks": "9"}
+    sample["metricsPath"] = "/var/sink.jsonl"
     value = sample.get(spec.name) or next(row.default for row in options_table() if row.name == spec.name)
     name = "".join(random.choice((letter.lower(), letter.upper())) for letter in spec.name)  # type: ignore[attr-defined]
     assert parse_values(SINK_OPTIONS, {name: value}, {}) == parse_values(SINK_OPTIONS, {spec.name: value}, {})
@@ -235,6 +249,13 @@ def test_keys_of_spark_itself_are_ignored() -> None:
         ("tags", "blue sky", "blue sky"),
         ("instanceName", "job 7", "job 7"),
         ("clientIP", "10.1.2.3", "10.1.2.3"),
+        ("sendMode", "ONEWAY", "oneway"),
+        ("sendMsgMaxTimeoutPerRequest", "-1", -1),
+        ("maxRatePerSecond", "1", 1),
+        ("namespace", "MQ_INST_1-a", "MQ_INST_1-a"),
+        ("metricsPath", "/var/log/sink.jsonl", "/var/log/sink.jsonl"),
+        ("metricsPath", "s3://bucket/a folder", "s3://bucket/a folder"),
+        ("metricsPath", "hdfs://me@host:8020/sink", "hdfs://me@host:8020/sink"),
     ],
 )
 def test_values_that_are_allowed(name: str, text_: str, value: object) -> None:
@@ -295,12 +316,57 @@ def test_values_that_are_allowed(name: str, text_: str, value: object) -> None:
         ("instanceName", " "),
         ("clientIP", "10.0.0.1@x"),
         ("retryBackoffMs", "0"),
+        ("sendMode", "fast"),
+        ("sendMsgMaxTimeoutPerRequest", "-2"),
+        ("namespace", "a%b"),
+        ("namespace", " "),
+        ("maxRatePerSecond", "0"),
+        ("clientAsyncSemaphoreValue", "0"),
     ],
 )
 def test_a_value_that_is_not_allowed_names_option_value_and_what_is(name: str, bad: str) -> None:
     spec = next(spec for spec in SINK_OPTIONS if spec.name == name)
     message = refusal({**NAME_SERVER, name.lower(): bad})
     assert message == f"option {name} is {bad!r}, which is not allowed: allowed is {spec.kind.allowed}"
+
+
+@pytest.mark.parametrize(
+    "bad", ["sink.jsonl", "./sink.jsonl", "~/sink.jsonl", "s3:/x", "", "s3://key:hunter2@bucket/x"]
+)
+def test_a_metrics_path_that_is_relative_or_holds_a_password_is_refused_and_not_shown(bad: str) -> None:
+    message = refusal({**NAME_SERVER, "metricsPath": bad})
+    assert message.startswith(
+        "option metricsPath has a value (not shown: it is secret) that is not allowed: allowed is an"
+    )
+    assert "hunter2" not in message
+
+
+ORDERED = {"ordered": "true", "topic": "orders"}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({**ORDERED, "sendMode": "oneway"}, "ordered=true and sendMode=oneway exclude each other"),
+        ({**ORDERED, "queueSelector": "random"}, "ordered=true and queueSelector=random exclude each other"),
+        ({**ORDERED, "queueSelector": "roundRobin"}, "ordered=true and queueSelector=roundRobin exclude each other"),
+        ({**ORDERED, "queueSelector": "column"}, "ordered=true and queueSelector=column exclude each other"),
+        (
+            {**ORDERED, "sendLatencyFaultEnable": "true"},
+            "ordered=true and sendLatencyFaultEnable=true exclude each other",
+        ),
+        ({"ordered": "true"}, "ordered=true needs the option topic"),
+        ({"maxRateTasks": "4"}, "maxRateTasks says how many tasks share maxRatePerSecond, which is missing"),
+        ({"sendMsgMaxTimeoutPerRequest": "0"}, "sendMsgMaxTimeoutPerRequest=0 leaves no time for an attempt"),
+    ],
+)
+def test_options_that_make_no_sense_together_are_refused(given: dict[str, str], message: str) -> None:
+    assert refusal({**NAME_SERVER, **given}).startswith(message)
+
+
+@pytest.mark.parametrize("given", [{}, {"queueSelector": "hash"}, {"sendMode": "sync"}, {"batching": "false"}])
+def test_what_goes_with_ordered_is_accepted(given: dict[str, str]) -> None:
+    assert parse(**ORDERED, **given).ordered
 
 
 def test_both_ladders_are_settable() -> None:

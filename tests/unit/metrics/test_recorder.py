@@ -22,6 +22,7 @@ def test_to_dict_of_one_task() -> None:
     assert summary_of([recording.snapshot()]).to_dict() == {
         "a": {
             "rows": 16,
+            "sent_rows": 0,
             "requests": 3,
             "bytes": 1501,
             "retries": 2,
@@ -41,6 +42,7 @@ def test_to_dict_of_one_task() -> None:
         },
         "b": {
             "rows": 0,
+            "sent_rows": 0,
             "requests": 0,
             "bytes": 0,
             "retries": 1,
@@ -175,3 +177,16 @@ def test_invalid_rows_are_counted_by_rule_and_said_in_the_notes() -> None:
         "8 invalid rows sent to the dead-letter topic: 8 body is empty.",
     ]
     assert summary.invalid_rows("another")["skipped"] == 0
+
+
+def test_rows_that_nobody_acknowledges_are_sent_and_not_stored() -> None:
+    recording = recorder()
+    recording.record_sent("a", 30, 400, 5.0)
+    recording.record_sent("a", 12, 100, 6.0)
+    assert recording.lines() == ["a 42 rows in 2 requests"]
+    summary = summary_of([recording.snapshot(), recording.snapshot()])
+    numbers = summary.to_dict()["a"]
+    assert (numbers["rows"], numbers["sent_rows"], numbers["requests"], numbers["bytes"]) == (0, 84, 4, 1000)
+    assert (numbers["p50_ms"], numbers["queues"]) == (None, {})
+    assert [row["rows"] for row in summary.timeline()] == [60, 24]
+    assert any("84 rows were sent with sendMode=oneway (a 84): nobody acknowledged" in note for note in summary.notes())

@@ -60,7 +60,7 @@ def test_pandas_has_a_row_of_numbers_per_broker() -> None:
     assert frame.loc["broker-a", "rows"] == 1_234_567
     assert frame["p99_ms"].isna().tolist() == [True, False]
     assert {name: str(kind) for name, kind in frame.dtypes.items()} == {
-        **dict.fromkeys(("rows", "requests", "bytes", "retries", "failures", "isolated_times"), "int64"),
+        **dict.fromkeys(("rows", "sent_rows", "requests", "bytes", "retries", "failures", "isolated_times"), "int64"),
         **dict.fromkeys(("p50_ms", "p90_ms", "p99_ms", "max_ms", "isolated_ms"), "float64"),
     }
 

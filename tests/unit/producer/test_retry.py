@@ -29,7 +29,7 @@ def answered(status: SendStatus) -> SendOutcome:
 
 
 def policy(times: int = 2, *, another: bool = False, require: bool = True) -> RetryPolicy:
-    return RetryPolicy(times, another, require)
+    return RetryPolicy(times, another, require, times)
 
 
 def busy() -> SendOutcome:

@@ -1,0 +1,44 @@
+"""What a failed delivery is called: in the error of its write, and in the counts by reason."""
+
+from __future__ import annotations
+
+from rocketmq_spark.errors import DeliveryError
+from rocketmq_spark.message import SendOutcome
+from rocketmq_spark.producer.delivery import Delivery
+
+
+def reason(outcome: SendOutcome) -> str:
+    """Name an outcome that is not `SEND_OK`, as ``retries_by_reason`` and ``failures_by_code`` show it."""
+    if outcome.status is not None:
+        return outcome.status.name
+    code = getattr(outcome.error, "response_code", None)
+    name = type(outcome.error).__name__
+    return f"{name} {code}" if code is not None else name
+
+
+def refused_for_good(delivery: Delivery, outcome: SendOutcome) -> str:
+    """Say why a delivery is given up before its time is over."""
+    if outcome.status is None:
+        return "the broker refused it for good"
+    return (
+        f"broker {outcome.queue.broker_name} stored it {delivery.attempts.not_store_ok} times but answered "
+        f"{outcome.status.name} each time: it is not safe there yet. Mend the broker's flushing or replication, "
+        "or set requireStoreOk=false to accept that"
+    )
+
+
+def no_queue(delivery: Delivery, delivery_timeout_ms: int) -> str:
+    """Say what a delivery has waited for in vain."""
+    wanted = delivery.wanted_queue
+    what = f"queue {wanted}" if wanted else f"any writable queue of topic {delivery.batch.topic}"
+    return f"waited deliveryTimeoutMs={delivery_timeout_ms} for {what}"
+
+
+def delivery_error(delivery: Delivery, why: str) -> DeliveryError:
+    """Return the error of a write that ends with this delivery; its cause is the last attempt's error."""
+    batch, error = delivery.batch, delivery.last_error
+    where = f" to {delivery.queue}" if delivery.queue else ""
+    what = f"{batch.rows} rows of topic {batch.topic} ({batch.nbytes} bytes)"
+    failure = DeliveryError(f"sending {what}{where}: {why}" + (f"; last error: {error}" if error else ""))
+    failure.__cause__ = error
+    return failure

@@ -1,0 +1,128 @@
+"""Options that show in each request: namespace, unit mode, VIP channel; and the queues of a whole write."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.errors import RemotingConnectException, RouteNotFoundException
+from rocketmq_spark.message import EncodedBatch, Message, MessageQueue, SendRequest, TopicRouteData
+from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
+from rocketmq_spark.options import SinkOptions
+from rocketmq_spark.producer.client_instance import ClientInstance
+from rocketmq_spark.producer.delivery import broker_vip_channel
+from rocketmq_spark.producer.send import Producer
+from rocketmq_spark.transport.script import route
+from rocketmq_spark.transport.scripted import ScriptedTransport
+from rocketmq_spark.wire.records import encode_batch
+
+Pair = tuple[EncodedBatch, MessageQueue | None]
+
+
+class Rows:
+    """One batch of every list of bodies, for topic T; what `linger` is true for is yielded by `expired` only."""
+
+    def __init__(self, *, linger: bool = False) -> None:
+        self.linger = linger
+        self.waiting: list[Pair] = []
+        self.pending_bytes = 0
+        self.taken_rows = 0
+
+    def add(self, rows: list[str], now: float) -> Iterator[Pair]:
+        self.taken_rows += len(rows)
+        body = encode_batch([Message("T", row.encode()) for row in rows])
+        pair = (EncodedBatch("T", (body,), len(rows), len(body)), None)
+        if self.linger:
+            self.waiting.append(pair)
+        else:
+            yield pair
+
+    def expired(self, now: float) -> Iterator[Pair]:
+        pairs, self.waiting = self.waiting, []
+        return iter(pairs)
+
+    def flush(self) -> Iterator[Pair]:
+        return self.expired(0.0)
+
+
+def write(
+    routes: dict[str, TopicRouteData], *, linger: bool = False, **options: Any
+) -> tuple[list[SendRequest], dict[str, Any]]:
+    """Write three rows; return the requests made, and the figures."""
+    sink = SinkOptions(name_server=("ns:1",), **options)
+    transport, recorder = ScriptedTransport(routes, threaded=True), Recorder("w", -1, 0)
+    instance = ClientInstance("test@1", transport, sink)
+    # Its schedules look up the topic of rows that the producer's own thread takes.
+    instance.start()
+
+    def upstream() -> Iterator[list[str]]:
+        yield ["1", "2", "3"]
+        # With `linger` the producer's own thread is to take the rows while this waits.
+        for _ in range(2000 if linger else 0):
+            if transport.requests:
+                break
+            threading.Event().wait(0.005)
+
+    producer: Producer[list[str]] = Producer(sink, instance, recorder)
+    try:
+        producer.write(upstream(), Rows(linger=linger))
+    finally:
+        instance.close()
+    summary = WriteSummary()
+    merge_into(summary, recorder.snapshot())
+    return transport.requests, summary.to_dict()
+
+
+@pytest.mark.parametrize("linger", [False, True])
+def test_in_a_namespace_requests_have_its_topic_and_receipts_the_users(linger: bool) -> None:
+    requests, facts = write({"ns%T": route({"a": 1})}, linger=linger, namespace="ns")
+    assert [(request.batch.topic, request.queue) for request in requests] == [("ns%T", MessageQueue("ns%T", "a", 0))]
+    assert facts["a"]["queues"] == {"T": {"0": {"rows": 3, "first_offset": 0, "last_offset": 2}}}
+
+
+def test_without_a_namespace_names_stay_as_they_are() -> None:
+    requests, _ = write({"T": route({"a": 1})})
+    assert requests[0].batch.topic == "T"
+    assert not requests[0].unit_mode
+
+
+def test_unit_mode_marks_every_request() -> None:
+    requests, _ = write({"T": route({"a": 1})}, unit_mode=True)
+    assert requests[0].unit_mode
+
+
+def test_89_the_vip_channel_is_the_port_two_below_and_off_by_default() -> None:
+    assert broker_vip_channel("[::1]:10911") == "[::1]:10909"
+    assert write({"T": route({"a": 1})}, vip_channel_enabled=True)[0][0].address == "a:10909"
+    assert write({"T": route({"a": 1})})[0][0].address == "a:10911"
+
+
+def fixed(routes: dict[str, TopicRouteData], **options: Any) -> tuple[Producer[list[str]], ScriptedTransport]:
+    sink = SinkOptions(name_server=("ns:1",), ordered=True, topic="T", **options)
+    transport = ScriptedTransport(routes)
+    queues = [MessageQueue("T", "a", 0), MessageQueue("T", "b", 0)]
+    return Producer(
+        sink, ClientInstance("test@1", transport, sink), Recorder("w", -1, 0), fixed_queues=queues
+    ), transport
+
+
+def test_the_queues_of_an_ordered_write_are_the_drivers_whatever_the_route_says() -> None:
+    producer, transport = fixed({"T": route({"b": 1})})
+    assert producer.publish_queues("T") == [MessageQueue("T", "a", 0), MessageQueue("T", "b", 0)]
+    assert transport.calls == []
+
+
+def test_an_ordered_write_waits_for_a_topic_that_has_lost_its_brokers_and_not_for_a_wrong_address() -> None:
+    row = [["1"]]
+    producer, transport = fixed({}, send_msg_timeout=50, delivery_timeout_ms=900)
+    with pytest.raises(RouteNotFoundException):
+        producer.write(row, Rows())
+    patient = len(transport.calls)
+    producer, transport = fixed({}, send_msg_timeout=50, delivery_timeout_ms=900)
+    transport.fail("query_route", *[RemotingConnectException("refused")] * 50)
+    with pytest.raises(RouteNotFoundException):
+        producer.write(row, Rows())
+    assert patient > 2 * len(transport.calls)
