@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import rocketmq_spark.option_values as kinds
 from rocketmq_spark.errors import OptionError
+from rocketmq_spark.names import FORBIDDEN_TOPICS, MAX_TOPIC_LENGTH
 from rocketmq_spark.option_values import BOOLEAN, INT_MAX, MIB
 from rocketmq_spark.options import SINK_OPTIONS
 
@@ -92,6 +93,8 @@ _OWN: Final = {
     "back_pressure_for_async_send_size": kinds.size(1, INT_MAX),
     "mq_client_api_timeout": kinds.integer(1, unit="ms"),
     "client_callback_executor_threads": kinds.integer(0),
+    "enable_trace": BOOLEAN,
+    "trace_topic": kinds.name(MAX_TOPIC_LENGTH, FORBIDDEN_TOPICS),
     "trace_msg_batch_num": _NUMBER,
 }
 _SHARED: Final = {spec.field: spec for spec in SINK_OPTIONS}
@@ -144,28 +147,3 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return ",".join(map(str, value)) if isinstance(value, (tuple, list, set, frozenset)) else str(value)
-
-
-_T = kinds.ValueKind("text", "text", str)
-_TMP = dict(
-    unit_name=_T,
-    unit_mode=BOOLEAN,
-    namespace=_T,
-    vip_channel_enabled=BOOLEAN,
-    send_msg_max_timeout_per_request=kinds.integer(-1),
-    retry_times_when_send_async_failed=kinds.integer(0),
-    client_oneway_semaphore_value=kinds.integer(1),
-    client_async_semaphore_value=kinds.integer(1),
-    compress_msg_body_over_howmuch=kinds.integer(0),
-    compress_type=kinds.choice("ZLIB", "LZ4", "ZSTD", "NONE"),
-    compress_level=kinds.integer(0),
-    enable_trace=BOOLEAN,
-    trace_topic=_T,
-    access_key=_T,
-    secret_key=_T,
-    security_token=_T,
-    use_tls=BOOLEAN,
-    tls_ca_file=_T,
-)
-_OWN.update(_TMP)
-_SECRETS = frozenset({"secret_key", "security_token"})

@@ -5,10 +5,6 @@ Rule 1: the columns, checks, batches and retries are those of a DataFrame's writ
 
 from __future__ import annotations
 
-import os
-import random
-import socket
-import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
@@ -16,17 +12,13 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from rocketmq_spark.arrow.encode_remoting import RemotingBatcher
 from rocketmq_spark.arrow.schema import check_schema
-from rocketmq_spark.arrow.settings import BatchSettings
-from rocketmq_spark.arrow.unique_id import UniqueIds
+from rocketmq_spark.client.write_rows import write_rows
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
 from rocketmq_spark.options import SINK_OPTIONS, SinkOptions, parse_sink_options
 from rocketmq_spark.producer.client_instance import ClientInstance
-from rocketmq_spark.producer.send import Producer as BatchSender
 from rocketmq_spark.producer_options import ProducerOptions
-from rocketmq_spark.transport.local_address import local_ip
 
 ArrowData: TypeAlias = "pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch]"
 
@@ -62,26 +54,8 @@ def send_arrow(
 ) -> WriteSummary:
     """Send every row; see :meth:`rocketmq_spark.Producer.send_arrow`."""
     parsed = sink_options(producer, group, topic, options)
-    batches = _checked(_batches(data), parsed)
     recorder = Recorder(uuid.uuid4().hex, -1, 0)
-    sender: BatchSender[pa.RecordBatch] = BatchSender(parsed, instance, recorder)
-    batcher = RemotingBatcher(
-        BatchSettings(
-            topic=parsed.topic,
-            tags=parsed.tags,
-            max_message_size=parsed.max_message_size,
-            batch_bytes=parsed.batch_bytes,
-            batching=parsed.batching,
-            queue_selector=parsed.queue_selector,
-            max_pending_bytes=parsed.max_in_flight_bytes // 2,
-        ),
-        partition_id=0,
-        queues_of=sender.publish_queues,
-        unique_ids=UniqueIds(
-            ip=socket.inet_aton(local_ip()), pid=os.getpid(), wall_clock=time.time, rng=random.SystemRandom()
-        ),
-    )
-    sender.write(batches, batcher)
+    write_rows(parsed, instance, recorder, _checked(_batches(data), parsed), write_id=recorder.write_id)
     summary = WriteSummary()
     merge_into(summary, recorder.snapshot())
     return summary

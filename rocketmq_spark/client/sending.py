@@ -32,7 +32,7 @@ from rocketmq_spark.producer.outgoing import Outgoing
 from rocketmq_spark.producer.queue_selectors import MessageQueueSelector, select_queue
 from rocketmq_spark.producer.route_cache import TopicPublishInfo
 from rocketmq_spark.producer.selector import ThreadLocalSelector
-from rocketmq_spark.producer.send_loop import Attempt, SendLoop
+from rocketmq_spark.producer.send import Attempt, SendLoop
 from rocketmq_spark.producer_options import ProducerOptions
 from rocketmq_spark.send_result import SendResult
 

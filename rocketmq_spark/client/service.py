@@ -23,6 +23,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
+from rocketmq_spark.client.connect import remoting_transport
 from rocketmq_spark.client.registry import registry
 from rocketmq_spark.client.sending import Sending
 from rocketmq_spark.client.transaction import CheckExecutor, TransactionListener, Transactions
@@ -40,7 +41,6 @@ from rocketmq_spark.send_result import SendResult
 from rocketmq_spark.transaction import TransactionCheck
 from rocketmq_spark.transport.base import Transport
 from rocketmq_spark.transport.local_address import local_ip
-from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.unique_id import UniqueIdGenerator
 
 logger = logging.getLogger("rocketmq_spark.producer")
@@ -193,11 +193,7 @@ class ProducerService:
 
     def _new_instance(self) -> ClientInstance:
         options = self._options
-        transport = self._parts.transport or RemotingTransport(
-            options.name_server,
-            client_oneway_semaphore_value=options.client_oneway_semaphore_value,
-            client_async_semaphore_value=options.client_async_semaphore_value,
-        )
+        transport = self._parts.transport or remoting_transport(options)
         return ClientInstance(self.client_id, transport, options, idle_seconds=math.inf)
 
     def _pool(self, name: str, threads: int) -> ThreadPoolExecutor:

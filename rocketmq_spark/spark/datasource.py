@@ -116,7 +116,7 @@ class RocketMQDataSource(DataSource):
     def _checked_options(self, schema: StructType) -> SinkOptions:
         from rocketmq_spark.arrow.custom_selector import load_class
         from rocketmq_spark.arrow.schema import check_row_id, check_schema
-        from rocketmq_spark.spark.writer import tls_settings
+        from rocketmq_spark.client.connect import tls_settings
 
         options = parse_sink_options(self.options, os.environ)
         tls = tls_settings(options)

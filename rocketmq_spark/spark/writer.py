@@ -1,6 +1,6 @@
 """What a partition task runs, for batch and for streams.
 
-    Arrow record batches -> RemotingBatcher -> Producer -> PartitionReport -> accumulator, commit message
+    Arrow record batches -> RemotingBatcher -> BatchSender -> PartitionReport -> accumulator, commit message
 
 Rule 1: what Spark pickles holds options and ids only; connections are made inside `write`, after the fork.
 Rule 2: a task that returns has every row acknowledged; anything else is an exception. (``sendMode=oneway`` has no
@@ -15,8 +15,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import random
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
@@ -26,21 +24,16 @@ import pyspark.sql.datasource as spark_datasource
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
-from rocketmq_spark.compression import CompressionType
+from rocketmq_spark.client.connect import remoting_transport
 from rocketmq_spark.errors import RouteNotFoundException, TopicRouteStaleException
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
+from rocketmq_spark.producer.batch_sender import BatchSender
 from rocketmq_spark.producer.client_instance import ClientInstance, acquire_instance
-from rocketmq_spark.producer.oneway import OnewayProducer
-from rocketmq_spark.producer.rate import largest_batch
-from rocketmq_spark.producer.send import Producer
 from rocketmq_spark.spark.metrics_file import record_commit
 from rocketmq_spark.spark.report import CommitMessage, log_summary
-from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.transport.tls import TlsSettings
-from rocketmq_spark.wire.acl import Credentials
-from rocketmq_spark.wire.records import MAX_BATCH_ROWS
+from rocketmq_spark.transport.local_address import local_ip
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -113,45 +106,20 @@ class _PartitionWriter:
             record_commit(self._options.metrics_path, messages, self._write_id, batch_id, now=time.time())
 
     def _send(self, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch], recorder: Recorder) -> None:
-        from rocketmq_spark.arrow.settings import BatchSettings
-        from rocketmq_spark.arrow.unique_id import UniqueIds
-        from rocketmq_spark.spark.batching import row_batcher
+        from rocketmq_spark.client.write_rows import write_rows
 
         options = self._options
         instance = acquire_instance(options, options.producer_group, lambda: _new_instance(options))
         try:
-            rate = _share_of_rate(options)
-            producer_class = OnewayProducer if options.send_mode == "oneway" else Producer
-            producer: Producer[pa.RecordBatch] = producer_class(
-                options, instance, recorder, fixed_queues=self._queues, max_rate_per_second=rate
-            )
-            settings = BatchSettings(
-                topic=options.topic,
-                tags=options.tags,
-                max_message_size=options.max_message_size,
-                batch_bytes=options.batch_bytes,
-                batching=options.batching,
-                compress_type=None if options.compress_type == "NONE" else CompressionType.parse(options.compress_type),
-                compress_over=options.compress_msg_body_over_howmuch,
-                compress_level=options.compress_level,
-                queue_selector=options.queue_selector,
-                # Groups that fill and batches that are on their way share maxInFlightBytes.
-                max_pending_bytes=options.max_in_flight_bytes // 2,
-                ordered=options.ordered,
-                max_rows=MAX_BATCH_ROWS if rate is None else min(MAX_BATCH_ROWS, largest_batch(rate)),
-            )
-            ip = socket.inet_aton(_local_ip())
-            unique_ids = UniqueIds(ip=ip, pid=os.getpid(), wall_clock=time.time, rng=random.SystemRandom())
-            batcher = row_batcher(
+            write_rows(
                 options,
-                settings,
+                instance,
                 recorder,
+                chain([first], rest),
                 # Within foreachBatch the recorder has the query's id, which several writes of a micro-batch share.
                 write_id=self._write_id or recorder.write_id,
-                queues_of=producer.publish_queues,
-                unique_ids=unique_ids,
+                queues=self._queues,
             )
-            producer.write(chain([first], rest), batcher)
         finally:
             instance.unregister(options.producer_group)
 
@@ -247,9 +215,9 @@ def look_up_route(options: SinkOptions) -> Sequence[MessageQueue] | None:
     try:
         queues = None
         if options.topic:
-            queues = Producer(options, instance, Recorder("", -1, 0)).publish_queues(options.topic)
+            queues = BatchSender(options, instance, Recorder("", -1, 0)).publish_queues(options.topic)
         if options.dead_letter_topic:
-            Producer(options, instance, Recorder("", -1, 0)).publish_queues(options.dead_letter_topic)
+            BatchSender(options, instance, Recorder("", -1, 0)).publish_queues(options.dead_letter_topic)
         if queues is None and options.dead_letter_topic is None:
             # Topics come with the rows; that a name server answers at all is what can be known now.
             patience = options.send_msg_timeout * len(options.name_server) / 1000
@@ -271,41 +239,8 @@ def look_up_route(options: SinkOptions) -> Sequence[MessageQueue] | None:
     return None
 
 
-def _share_of_rate(options: SinkOptions) -> float | None:
-    """Return how many messages a task may send in a second, None for as many as it can."""
-    rate, tasks = options.max_rate_per_second, options.max_rate_tasks
-    return None if rate is None else rate / (tasks or 1)
-
-
-def tls_settings(options: SinkOptions) -> TlsSettings | None:
-    """Return how connections are encrypted; None: not at all."""
-    return TlsSettings(options.tls_ca_file) if options.use_tls else None
-
-
 def _new_instance(options: SinkOptions) -> ClientInstance:
     # The repr has no secrets: a client id is sent and logged, and must not be a means to guess them.
     name = options.instance_name or f"{os.getpid()}#{hashlib.sha1(repr(options).encode()).hexdigest()[:8]}"
-    client_ip = options.client_ip or _local_ip()
-    credentials = None
-    if options.access_key is not None and options.secret_key is not None:
-        credentials = Credentials(options.access_key, options.secret_key, options.security_token or "")
-    transport = RemotingTransport(
-        options.name_server,
-        credentials=credentials,
-        tls=tls_settings(options),
-        client_async_semaphore_value=options.client_async_semaphore_value,
-        client_oneway_semaphore_value=options.client_oneway_semaphore_value,
-    )
-    unit = f"@{options.unit_name}" if options.unit_name else ""
-    return ClientInstance(f"{client_ip}@{name}{unit}", transport, options)
-
-
-def _local_ip() -> str:
-    """Return this host's address as others see it, or loopback; nothing is sent (spec/producer.md section 1.3)."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            # TEST-NET-1: connecting a datagram socket only asks the routing table for the interface.
-            probe.connect(("192.0.2.1", 9))
-            return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"
+    client_id = "@".join(filter(None, (options.client_ip or local_ip(), name, options.unit_name)))
+    return ClientInstance(client_id, remoting_transport(options), options)

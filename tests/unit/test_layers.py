@@ -34,7 +34,7 @@ NUMBERS = {
     "rocketmq_spark.arrow": 2,
     "rocketmq_spark.producer": 2,
     "rocketmq_spark.transport": 2,
-    "rocketmq_spark.client": 3,
+    "rocketmq_spark.client": 2.5,
     "rocketmq_spark.spark": 3,
     "rocketmq_spark.admin": 3,
     "rocketmq_spark.cluster": 4,

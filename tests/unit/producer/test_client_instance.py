@@ -13,9 +13,9 @@ from rocketmq_spark.errors import RemotingConnectException, RemotingTimeoutExcep
 from rocketmq_spark.message import BrokerData, MessageQueue, QueueData, TopicRouteData
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
+from rocketmq_spark.producer.batch_sender import BatchSender
 from rocketmq_spark.producer.client_instance import ClientInstance, acquire_instance, close_instances
 from rocketmq_spark.producer.fault_preset import FaultSite
-from rocketmq_spark.producer.send import Producer
 from rocketmq_spark.transport.script import ManualClock, route
 from rocketmq_spark.transport.scripted import ScriptedTransport
 
@@ -214,7 +214,7 @@ def test_13_an_address_in_no_route_goes_with_the_clean_up_and_its_broker_with_th
 
 def test_50_an_update_reaches_every_producer_of_the_instance() -> None:
     instance, transport = instance_of()
-    producers = [Producer[Any](OPTIONS, instance, Recorder("w", -1, number)) for number in range(2)]
+    producers = [BatchSender[Any](OPTIONS, instance, Recorder("w", -1, number)) for number in range(2)]
     assert [len(producer.publish_queues("T")) for producer in producers] == [2, 2]
     transport.routes["T"] = route({"a": 8})
     instance.run_due(30.0)

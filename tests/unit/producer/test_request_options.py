@@ -12,9 +12,9 @@ from rocketmq_spark.errors import RemotingConnectException, RouteNotFoundExcepti
 from rocketmq_spark.message import EncodedBatch, Message, MessageQueue, SendRequest, TopicRouteData
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
 from rocketmq_spark.options import SinkOptions
+from rocketmq_spark.producer.batch_sender import BatchSender
 from rocketmq_spark.producer.client_instance import ClientInstance
 from rocketmq_spark.producer.delivery import broker_vip_channel
-from rocketmq_spark.producer.send import Producer
 from rocketmq_spark.transport.script import route
 from rocketmq_spark.transport.scripted import ScriptedTransport
 from rocketmq_spark.wire.records import encode_batch
@@ -66,7 +66,7 @@ def write(
                 break
             threading.Event().wait(0.005)
 
-    producer: Producer[list[str]] = Producer(sink, instance, recorder)
+    producer: BatchSender[list[str]] = BatchSender(sink, instance, recorder)
     try:
         producer.write(upstream(), Rows(linger=linger))
     finally:
@@ -100,11 +100,11 @@ def test_89_the_vip_channel_is_the_port_two_below_and_off_by_default() -> None:
     assert write({"T": route({"a": 1})})[0][0].address == "a:10911"
 
 
-def fixed(routes: dict[str, TopicRouteData], **options: Any) -> tuple[Producer[list[str]], ScriptedTransport]:
+def fixed(routes: dict[str, TopicRouteData], **options: Any) -> tuple[BatchSender[list[str]], ScriptedTransport]:
     sink = SinkOptions(name_server=("ns:1",), ordered=True, topic="T", **options)
     transport = ScriptedTransport(routes)
     queues = [MessageQueue("T", "a", 0), MessageQueue("T", "b", 0)]
-    return Producer(
+    return BatchSender(
         sink, ClientInstance("test@1", transport, sink), Recorder("w", -1, 0), fixed_queues=queues
     ), transport
 

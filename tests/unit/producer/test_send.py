@@ -1,222 +1,198 @@
-"""The producer with its own thread, against a scripted cluster: what it returns, what it raises, what it leaves."""
+"""The attempts of one send (spec/producer.md section 17, lines 76 to 87), on a handed-in clock."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from rocketmq_spark.errors import (
-    DeliveryError,
-    InvalidRowError,
+    MQBrokerException,
     MQClientException,
     RemotingConnectException,
-    RocketMQError,
-    RouteNotFoundException,
+    RemotingException,
+    RemotingSendRequestException,
+    RemotingTimeoutException,
+    RemotingTooMuchRequestException,
 )
-from rocketmq_spark.message import EncodedBatch, Message, MessageQueue
-from rocketmq_spark.metrics import Recorder
-from rocketmq_spark.options import SinkOptions
-from rocketmq_spark.producer.client_instance import ClientInstance
-from rocketmq_spark.producer.send import Producer
-from rocketmq_spark.transport.script import Reply, route
-from rocketmq_spark.transport.scripted import ScriptedTransport
-from rocketmq_spark.wire.records import encode_batch
+from rocketmq_spark.message import MessageQueue, SendStatus
+from rocketmq_spark.producer.budget import Budget
+from rocketmq_spark.producer.send import SendLoop
+from rocketmq_spark.producer_options import RETRY_RESPONSE_CODES
+from rocketmq_spark.send_result import SendResult
+from rocketmq_spark.transport.script import ManualClock
+from rocketmq_spark.wire.codes import broker_error
 
-Pair = tuple[EncodedBatch, MessageQueue | None]
-
-
-class RowBatcher:
-    """One batch for every `size` rows, which are the bodies; a body ``bad`` is invalid."""
-
-    def __init__(self, size: int = 10) -> None:
-        self.size = size
-        self.rows: list[str] = []
-        self.taken_rows = 0
-
-    @property
-    def pending_rows(self) -> int:
-        return len(self.rows)
-
-    @property
-    def pending_bytes(self) -> int:
-        return sum(map(len, self.rows))
-
-    def add(self, rows: list[str], now: float) -> Iterator[Pair]:
-        self.taken_rows += len(rows)
-        for row in rows:
-            if row == "bad":
-                raise InvalidRowError("partition 0, row 7: bad", 7, "bad")
-            self.rows.append(row)
-            if len(self.rows) == self.size:
-                yield from self.flush()
-
-    def expired(self, now: float) -> Iterator[Pair]:
-        return self.flush()
-
-    def flush(self) -> Iterator[Pair]:
-        rows, self.rows = self.rows, []
-        if rows:
-            body = encode_batch([Message("T", row.encode()) for row in rows])
-            yield EncodedBatch("T", (body,), len(rows), len(body)), None
+DEFAULT = SendLoop(2, RETRY_RESPONSE_CODES, False, -1)
 
 
-class Rig:
-    def __init__(self, routes: dict[str, Any] | None = None, **options: Any) -> None:
-        self.transport = ScriptedTransport({"T": route({"a": 2, "b": 2})} if routes is None else routes, threaded=True)
-        self.options = SinkOptions(name_server=("ns:1",), retry_backoff_ms=1, retry_backoff_max_ms=5, **options)
-        self.instance = ClientInstance("test@1", self.transport, self.options)
-        self.recorder = Recorder("w", -1, 0)
-        self.producer: Producer[list[str]] = Producer(self.options, self.instance, self.recorder)
-
-    def stored(self) -> list[bytes]:
-        return [message.body for messages in self.transport.stored.values() for message in messages]
+def refusal(code: int) -> MQBrokerException:
+    return broker_error(code, "no", "b:1", "sending")
 
 
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    yield from made()
+def answer(status: SendStatus = SendStatus.SEND_OK) -> SendResult:
+    return SendResult(status, "ID", MessageQueue("T", "a", 0), 0)
 
 
-def made(routes: dict[str, Any] | None = None, **options: Any) -> Iterator[Rig]:
-    rig = Rig(routes, **options)
-    yield rig
-    rig.instance.close()
+@dataclass
+class Broker:
+    """Answers attempts from a script; each takes `takes` seconds."""
+
+    script: Sequence[SendResult | BaseException]
+    takes: float = 0.0
+    clock: ManualClock = field(default_factory=ManualClock)
+    given: list[float] = field(default_factory=list)
+    brokers: list[str] = field(default_factory=list)
+    selections: list[tuple[str | None, bool]] = field(default_factory=list)
+
+    def select(self, last: str | None, retry: bool) -> MessageQueue | None:
+        self.selections.append((last, retry))
+        return MessageQueue("T", "b" if last == "a" else "a", 0)
+
+    def attempt(self, queue: MessageQueue, left: float) -> SendResult:
+        self.brokers.append(queue.broker_name)
+        self.given.append(left)
+        self.clock.advance(self.takes)
+        outcome = self.script[len(self.given) - 1]
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def run(self, loop: SendLoop = DEFAULT, seconds: float = 3.0) -> SendResult | None:
+        return loop.run("T", Budget(seconds, self.clock), self.select, self.attempt)
 
 
-def numbers(rows: int) -> list[list[str]]:
-    return [[f"{batch * 25 + row}" for row in range(25)] for batch in range(rows // 25)]
+def failed(broker: Broker, loop: SendLoop = DEFAULT, seconds: float = 3.0) -> MQClientException:
+    with pytest.raises(MQClientException) as caught:
+        broker.run(loop, seconds)
+    return caught.value
 
 
-def test_write_returns_when_every_row_is_stored(rig: Rig) -> None:
-    rig.producer.write(numbers(1000), RowBatcher())
-    assert sorted(map(int, rig.stored())) == list(range(1000))
-    assert not [thread for thread in threading.enumerate() if thread.name == "rocketmq-producer"]
+@pytest.mark.parametrize(("retry_times", "attempts"), [(2, 3), (0, 1)])
+def test_76_at_most_one_attempt_more_than_the_retries(retry_times: int, attempts: int) -> None:
+    broker = Broker([RemotingConnectException("down")] * 5)
+    failed(broker, replace(DEFAULT, retry_times=retry_times))
+    assert len(broker.given) == attempts
 
 
-def test_a_second_write_is_refused(rig: Rig) -> None:
-    rig.producer.write(numbers(25), RowBatcher())
-    with pytest.raises(RocketMQError, match="writes once: make another one"):
-        rig.producer.write(numbers(25), RowBatcher())
-    assert len(rig.stored()) == 25
+@pytest.mark.parametrize("error", [RemotingTimeoutException("slow"), MQClientException("no such broker")])
+def test_77_remoting_and_client_errors_are_tried_on_another_broker(error: Exception) -> None:
+    broker = Broker([error, answer()])
+    assert broker.run() == answer()
+    assert broker.brokers == ["a", "b"]
+    assert broker.selections == [(None, False), ("a", True)]
 
 
-def test_nothing_is_asked_and_no_thread_starts_without_rows(rig: Rig) -> None:
-    rig.producer.write([], RowBatcher())
-    assert rig.transport.calls == rig.transport.requests == []
+def test_with_two_brokers_the_attempts_alternate() -> None:
+    broker = Broker([RemotingConnectException("down")] * 3)
+    failed(broker)
+    assert broker.brokers == ["a", "b", "a"]
 
 
-def test_lost_answers_are_sent_again_and_rows_may_repeat_but_none_is_missing() -> None:
-    for rig in made(send_msg_timeout=50):
-        rig.transport.play("a", *[Reply(silent=True, stored=True)] * 3)
-        rig.transport.play("b", Reply(silent=True), Reply.code(2, "busy"), Reply.code(14, "full"))
-        rig.producer.write(numbers(500), RowBatcher())
-        assert sorted(set(map(int, rig.stored()))) == list(range(500))
+@pytest.mark.parametrize("code", sorted(RETRY_RESPONSE_CODES))
+def test_78_a_code_of_the_list_is_retried(code: int) -> None:
+    assert Broker([refusal(code), answer()]).run() == answer()
 
 
-def test_a_retry_does_not_wait_for_a_slow_upstream(rig: Rig) -> None:
-    rig.transport.always["b"] = Reply(error=RemotingConnectException("refused"))
-    stored_meanwhile = []
-
-    def upstream() -> Iterator[list[str]]:
-        yield [str(number) for number in range(100)]
-        for _ in range(2000):
-            if len(rig.stored()) == 100:
-                break
-            threading.Event().wait(0.005)
-        stored_meanwhile.append(len(rig.stored()))
-
-    rig.producer.write(upstream(), RowBatcher(10))
-    assert stored_meanwhile == [100]
+def test_78_a_code_that_is_not_of_the_list_is_raised_at_once() -> None:
+    broker = Broker([refusal(13), answer()])
+    with pytest.raises(MQBrokerException) as caught:
+        broker.run()
+    assert (caught.value.response_code, len(broker.given)) == (13, 1)
 
 
-def test_rows_that_wait_for_company_are_sent_while_the_upstream_is_slow(rig: Rig) -> None:
-    stored_meanwhile = []
-
-    def upstream() -> Iterator[list[str]]:
-        yield ["early"] * 11
-        for _ in range(2000):
-            if len(rig.stored()) == 11:
-                break
-            threading.Event().wait(0.005)
-        stored_meanwhile.append(len(rig.stored()))
-
-    rig.producer.write(upstream(), RowBatcher(10))
-    assert stored_meanwhile == [11]
+def test_79_a_code_added_to_the_list_is_retried() -> None:
+    codes = set(RETRY_RESPONSE_CODES)
+    loop = replace(DEFAULT, retry_response_codes=codes)
+    codes.add(13)
+    assert Broker([refusal(13), answer()]).run(loop) == answer()
 
 
-def test_an_invalid_row_fails_with_the_account_of_the_rows_before_it(rig: Rig) -> None:
-    rows = [["1"] * 10, ["2"] * 3 + ["bad"]]
-    with pytest.raises(InvalidRowError, match=r"row 7: bad\. .*stored: [ab] 10 rows.*not sent: 4.*unknown: 0"):
-        rig.producer.write(rows, RowBatcher(10))
+def test_80_an_interruption_is_raised_at_once() -> None:
+    broker = Broker([KeyboardInterrupt(), answer()])
+    with pytest.raises(KeyboardInterrupt):
+        broker.run()
+    assert len(broker.given) == 1
 
 
-def test_rows_that_nobody_takes_fail_within_the_delivery_timeout_with_the_account() -> None:
-    for rig in made(delivery_timeout_ms=300, send_msg_timeout=300):
-        refused = Reply(error=RemotingConnectException("connecting to a:10911: refused"))
-        rig.transport.always.update(a=refused, b=refused)
-        with pytest.raises(
-            DeliveryError, match=r"deliveryTimeoutMs=300.*refused.*stored: none.*not sent: 30"
-        ) as raised:
-            rig.producer.write([["x"] * 30], RowBatcher(10))
-        assert isinstance(raised.value.__cause__, RemotingConnectException)
+def test_81_a_status_that_is_not_ok_is_returned_as_it_is() -> None:
+    late = answer(SendStatus.FLUSH_DISK_TIMEOUT)
+    broker = Broker([late, answer()])
+    assert broker.run() is late
 
 
-def test_an_unknown_topic_fails_within_the_patience_for_a_first_route() -> None:
-    for rig in made({}, send_msg_timeout=100):
-        with pytest.raises(RouteNotFoundException, match="topic T"):
-            rig.producer.write(numbers(25), RowBatcher())
+STRICT = replace(DEFAULT, retry_another_broker_when_not_store_ok=True)
 
 
-def test_52_an_empty_name_server_list_is_10004() -> None:
-    transport = ScriptedTransport({})
-    options = SinkOptions(name_server=())
-    instance = ClientInstance("test@1", transport, options)
-    producer: Producer[list[str]] = Producer(options, instance, Recorder("w", -1, 0))
-    with pytest.raises(MQClientException) as raised:
-        producer.publish_queues("T")
-    assert raised.value.response_code == 10004
-    assert transport.calls == []
+def test_82_such_a_status_is_retried_if_asked_for_and_the_last_one_returned() -> None:
+    statuses = [SendStatus.FLUSH_DISK_TIMEOUT, SendStatus.SLAVE_NOT_AVAILABLE, SendStatus.FLUSH_SLAVE_TIMEOUT]
+    broker = Broker([answer(status) for status in statuses])
+    result = broker.run(STRICT)
+    assert result is not None
+    assert (result.status, broker.brokers) == (SendStatus.FLUSH_SLAVE_TIMEOUT, ["a", "b", "a"])
+    assert Broker([answer(statuses[0]), answer()]).run(STRICT) == answer()
 
 
-def test_what_is_in_flight_stays_within_max_in_flight_bytes() -> None:
-    for rig in made(max_in_flight_bytes=2000, max_in_flight=64):
-        rig.transport.always.update(a=Reply(delay=0.002), b=Reply(delay=0.002))
-        peak = 0
-
-        def upstream(rig: Rig = rig) -> Iterator[list[str]]:
-            nonlocal peak
-            for _ in range(60):
-                yield ["x" * 100]
-                peak = max(peak, rig.producer._pipeline.pending_bytes)
-
-        rig.producer.write(upstream(), RowBatcher(1))
-        assert len(rig.stored()) == 60
-        assert 0 < peak <= 2000
+@pytest.mark.parametrize("later", [RemotingTimeoutException("slow"), refusal(13), refusal(2)])
+def test_83_an_earlier_result_wins_over_a_later_failure(later: Exception) -> None:
+    late = answer(SendStatus.FLUSH_DISK_TIMEOUT)
+    assert Broker([late, later, later]).run(STRICT) is late
 
 
-def test_an_error_of_the_upstream_goes_through_as_it_is_and_ends_the_thread(rig: Rig) -> None:
-    def upstream() -> Iterator[list[str]]:
-        yield ["1"] * 20
-        raise KeyError("upstream")
-
-    with pytest.raises(KeyError, match="upstream"):
-        rig.producer.write(upstream(), RowBatcher())
-    assert not [thread for thread in threading.enumerate() if thread.name == "rocketmq-producer"]
+def test_83_an_earlier_result_wins_over_the_end_of_the_budget() -> None:
+    late = answer(SendStatus.FLUSH_DISK_TIMEOUT)
+    assert Broker([late, answer()], takes=4.0).run(STRICT) is late
 
 
-def test_a_crash_of_its_own_thread_reaches_the_caller(rig: Rig) -> None:
-    class Crashing(RowBatcher):
-        def expired(self, now: float) -> Iterator[Pair]:
-            raise ZeroDivisionError("expired")
+def test_84_a_budget_that_is_over_is_too_much_and_no_client_error() -> None:
+    broker = Broker([RemotingTimeoutException("slow")] * 3, takes=3.1)
+    with pytest.raises(RemotingTooMuchRequestException, match="3000 ms were given, 3100 ms are over; tried a"):
+        broker.run()
+    assert broker.given == [3.0]
 
-    def upstream() -> Iterator[list[str]]:
-        yield ["1"] * 20
-        for _ in range(500):
-            threading.Event().wait(0.01)
-            yield ["2"]
 
-    with pytest.raises(ZeroDivisionError, match="expired"):
-        rig.producer.write(upstream(), Crashing())
+def test_84_with_exactly_nothing_left_an_attempt_is_still_made() -> None:
+    broker = Broker([RemotingTimeoutException("slow"), answer()], takes=3.0)
+    assert broker.run() == answer()
+    assert broker.given == [3.0, 0.0]
+
+
+def test_85_a_cap_per_request_leaves_time_for_retries_and_spares_the_last_attempt() -> None:
+    broker = Broker([RemotingTimeoutException("slow")] * 3, takes=1.0)
+    failed(broker, replace(DEFAULT, max_timeout_per_request=1.0), seconds=10.0)
+    assert broker.given == [1.0, 1.0, 8.0]
+
+
+@pytest.mark.parametrize(
+    ("last", "code"),
+    [
+        (RemotingConnectException("down"), 10001),
+        (RemotingTimeoutException("slow"), 10002),
+        (MQClientException("no such broker"), 10003),
+        (refusal(2), 2),
+        (RemotingSendRequestException("reset"), -1),
+        (RemotingTooMuchRequestException("full"), -1),
+        (RemotingException("?"), -1),
+    ],
+)
+def test_86_the_final_code_says_how_the_last_attempt_ended(last: Exception, code: int) -> None:
+    assert failed(Broker([last] * 3)).response_code == code
+
+
+def test_86_nothing_selected_is_minus_one() -> None:
+    broker = Broker([])
+    nothing: Callable[[str | None, bool], None] = lambda _last, _retry: None  # noqa: E731
+    with pytest.raises(MQClientException, match="no queue could be selected") as caught:
+        DEFAULT.run("T", Budget(3.0, broker.clock), nothing, broker.attempt)
+    assert caught.value.response_code == -1
+
+
+def test_87_the_final_error_tells_attempts_cost_topic_and_brokers_with_the_last_as_cause() -> None:
+    last = RemotingSendRequestException("reset by peer")
+    error = failed(Broker([RemotingConnectException("down"), refusal(2), last], takes=0.5))
+    assert str(error) == (
+        "sending to topic T failed 3 times in 1500 ms, brokers [a, b, a]; "
+        "last: RemotingSendRequestException: reset by peer"
+    )
+    assert error.__cause__ is last

@@ -12,7 +12,7 @@ from rocketmq_spark.message import EncodedBatch, Message, MessageQueue, SendRequ
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.client_instance import ClientInstance
-from rocketmq_spark.producer.oneway import OnewayProducer
+from rocketmq_spark.producer.oneway_sender import OnewaySender
 from rocketmq_spark.transport.script import Reply, route
 from rocketmq_spark.transport.scripted import ScriptedTransport
 from rocketmq_spark.wire.records import encode_batch
@@ -46,7 +46,7 @@ class Rig:
         )
         self.instance = ClientInstance("test@1", self.transport, self.options)
         self.recorder = Recorder("w", -1, 0, epoch_offset=0.0)
-        self.producer: OnewayProducer[list[str]] = OnewayProducer(
+        self.producer: OnewaySender[list[str]] = OnewaySender(
             self.options, self.instance, self.recorder, max_rate_per_second=rate
         )
 

@@ -27,7 +27,7 @@ from rocketmq_spark.options import SinkOptions
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from rocketmq_spark.producer.send import Batcher
+    from rocketmq_spark.producer.batch_sender import Batcher
 
 
 def row_batcher(

@@ -16,12 +16,12 @@ from typing import ClassVar
 
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.message import EncodedBatch, MessageQueue, SendOutcome, SendStatus
+from rocketmq_spark.producer.batch_sender import BatchSender, RowsT
 from rocketmq_spark.producer.delivery import Dispatch
-from rocketmq_spark.producer.send import Producer, RowsT
 
 
-class OnewayProducer(Producer[RowsT]):
-    """Sends the rows of one partition task, and promises nothing; see `Producer`."""
+class OnewaySender(BatchSender[RowsT]):
+    """Sends the rows of one partition task, and promises nothing; see `BatchSender`."""
 
     _done: ClassVar[str] = "sent without acknowledgement (perhaps stored)"
 

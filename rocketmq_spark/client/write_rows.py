@@ -1,0 +1,96 @@
+"""The rows of one partition to the brokers: where batcher, sender and recorder meet.
+
+    Arrow record batches -> batcher -> BatchSender -> Recorder
+
+Rule 1: nothing is decided here; the options say what is joined.
+Rule 2: it returns when every row is acknowledged (with ``sendMode=oneway``: written), and raises otherwise.
+
+Follows design.md section 2.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import time
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from rocketmq_spark.arrow.settings import BatchSettings
+from rocketmq_spark.arrow.unique_id import UniqueIds
+from rocketmq_spark.client.row_batcher import row_batcher
+from rocketmq_spark.compression import CompressionType
+from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.metrics import Recorder
+from rocketmq_spark.options import SinkOptions
+from rocketmq_spark.producer.batch_sender import BatchSender
+from rocketmq_spark.producer.client_instance import ClientInstance
+from rocketmq_spark.producer.oneway_sender import OnewaySender
+from rocketmq_spark.producer.rate import largest_batch
+from rocketmq_spark.transport.local_address import local_ip
+from rocketmq_spark.wire.records import MAX_BATCH_ROWS
+
+
+def write_rows(
+    options: SinkOptions,
+    instance: ClientInstance,
+    recorder: Recorder,
+    batches: Iterator[pa.RecordBatch],
+    *,
+    write_id: str,
+    queues: Sequence[MessageQueue] | None = None,
+) -> None:
+    """Send every row of `batches`.
+
+    Parameters
+    ----------
+    options : SinkOptions
+    instance : ClientInstance
+        Its producer group is counted in by the caller.
+    recorder : Recorder
+    batches : iterator of pyarrow.RecordBatch
+        Of a schema that has passed `check_schema`.
+    write_id : str
+        What the ids of rows begin with.
+    queues : sequence of MessageQueue, optional
+        With ``ordered``, the queues that rows are bound to.
+
+    Raises
+    ------
+    DeliveryError, InvalidRowError
+        See `BatchSender.write`.
+    """
+    rate = _share_of_rate(options)
+    sender_class = OnewaySender if options.send_mode == "oneway" else BatchSender
+    sender: BatchSender[pa.RecordBatch] = sender_class(
+        options, instance, recorder, fixed_queues=queues, max_rate_per_second=rate
+    )
+    settings = BatchSettings(
+        topic=options.topic,
+        tags=options.tags,
+        max_message_size=options.max_message_size,
+        batch_bytes=options.batch_bytes,
+        batching=options.batching,
+        compress_type=None if options.compress_type == "NONE" else CompressionType.parse(options.compress_type),
+        compress_over=options.compress_msg_body_over_howmuch,
+        compress_level=options.compress_level,
+        queue_selector=options.queue_selector,
+        # Groups that fill and batches that are on their way share maxInFlightBytes.
+        max_pending_bytes=options.max_in_flight_bytes // 2,
+        ordered=options.ordered,
+        max_rows=MAX_BATCH_ROWS if rate is None else min(MAX_BATCH_ROWS, largest_batch(rate)),
+    )
+    ip = socket.inet_aton(local_ip())
+    unique_ids = UniqueIds(ip=ip, pid=os.getpid(), wall_clock=time.time, rng=random.SystemRandom())
+    batcher = row_batcher(
+        options, settings, recorder, write_id=write_id, queues_of=sender.publish_queues, unique_ids=unique_ids
+    )
+    sender.write(batches, batcher)
+
+
+def _share_of_rate(options: SinkOptions) -> float | None:
+    """Return how many messages a task may send in a second, None for as many as it can."""
+    rate, tasks = options.max_rate_per_second, options.max_rate_tasks
+    return None if rate is None else rate / (tasks or 1)
