@@ -30,6 +30,8 @@ class BatchSettings:
         All batches that are being filled, together.
     ordered : bool, default False
         Refuse rows without a shardingKey.
+    inner_batches : bool, default False
+        Let a topic of the type BatchCQ store each batch as one record; nothing is compressed then.
     compress_type : CompressionType or None, default None
         How long bodies are compressed, one by one; None: not at all.
     compress_over : int, default 4096
@@ -45,6 +47,7 @@ class BatchSettings:
     queue_selector: str | None = None
     max_pending_bytes: int = 32 * 1024 * 1024
     ordered: bool = False
+    inner_batches: bool = False
     compress_type: CompressionType | None = None
     compress_over: int = 4096
     compress_level: int = DEFAULT_LEVEL

@@ -71,6 +71,7 @@ def test_defaults_are_those_of_the_design() -> None:
         "machineRoom": "none",
         "batching": "true",
         "batchBytes": "1048576",
+        "batchType": "plain",
         "maxInFlight": "8",
         "maxInFlightBytes": "33554432",
         "deliveryTimeoutMs": "120000",
