@@ -127,6 +127,7 @@ class SinkOptions:
     ordered: bool = False
     batching: bool = True
     batch_bytes: int = MIB
+    batch_type: str = "plain"
     max_in_flight: int = 8
     max_in_flight_bytes: int = 32 * MIB
     delivery_timeout_ms: int = 120000
@@ -318,6 +319,12 @@ SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
     ),
     OptionSpec("batching", BOOLEAN, "Send many rows in one request."),
     OptionSpec("batchBytes", kinds.size(1024, 4 * MIB), "Size at which a batch is sent."),
+    OptionSpec(
+        "batchType",
+        kinds.choice("plain", "inner"),
+        "inner lets a topic of the type BatchCQ store each batch as one record, which consumers of 5.x take apart; "
+        "bodies are not compressed then, and on other topics nothing changes.",
+    ),
     OptionSpec(
         "maxInFlight", kinds.integer(1, 1024), "Largest number of batches on their way to one broker, per task."
     ),

@@ -27,7 +27,8 @@ def compress_bodies(bodies: ByteColumn, good: Mask | None, settings: BatchSettin
     settings : BatchSettings
     """
     kind = settings.compress_type
-    if kind is None or bodies.sizes.max(initial=0) < settings.compress_over:
+    # The bits of an inner batch's record mean its whole body, not the items in it (spec/remoting.md 6.5).
+    if kind is None or settings.inner_batches or bodies.sizes.max(initial=0) < settings.compress_over:
         return None
     long = bodies.sizes >= max(1, settings.compress_over)
     packed_sizes = np.zeros(len(bodies), np.int64)

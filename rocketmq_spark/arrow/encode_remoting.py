@@ -33,6 +33,7 @@ from rocketmq_spark.arrow.settings import BatchSettings
 from rocketmq_spark.arrow.split import GroupKey, Groups, fill_batches, group_rows
 from rocketmq_spark.arrow.unique_id import UniqueIds
 from rocketmq_spark.message import Buffer, EncodedBatch, MessageQueue
+from rocketmq_spark.wire.records import unique_id
 
 __all__ = ["BatchSettings", "RemotingBatcher"]
 
@@ -49,7 +50,8 @@ _CHUNK_BYTES: Final = 2 * 1024 * 1024
 # copied again and again while its batch grows, as one buffer for all would be.
 _PIECE_BYTES: Final = 64 * 1024
 
-# All that the header of a batch may carry (spec/remoting.md 6.4: anything else there is refused or loses messages).
+# All that the header of a batch may carry, beside the UNIQ_KEY that asks for an inner batch (spec/remoting.md 6.4:
+# anything else there is refused or loses messages).
 _NO_WAIT: Final = "WAIT\x01false\x02"
 
 
@@ -278,7 +280,10 @@ class RemotingBatcher:
         group = self._groups.pop(key)
         self.pending_bytes -= group.nbytes
         self.pending_rows -= group.rows
-        return group.batch(), key.queue
+        properties = "" if key.wait_store_msg_ok else _NO_WAIT
+        if self._settings.inner_batches:
+            properties += f"UNIQ_KEY\x01{unique_id(self._ids.prefix, self._ids.take(1))}\x02"
+        return group.batch(properties), key.queue
 
 
 class _Group:
@@ -308,9 +313,8 @@ class _Group:
                 self._settled.append(bytearray(piece))
         self._slices.clear()
 
-    def batch(self) -> EncodedBatch:
+    def batch(self, properties: str) -> EncodedBatch:
         settled: tuple[Buffer, ...] = tuple(memoryview(piece).toreadonly() for piece in self._settled)
-        properties = "" if self.key.wait_store_msg_ok else _NO_WAIT
         body = settled + tuple(self._slices)
         return EncodedBatch(
             self.key.topic, body, self.rows, self.nbytes, properties=properties, sys_flag=self.key.sys_flag

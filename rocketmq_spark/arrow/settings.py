@@ -32,6 +32,8 @@ class BatchSettings:
         Refuse rows without a shardingKey; of one queue's rows, none overtakes another.
     max_rows : int, default 32,000
         Rows of one batch.
+    inner_batches : bool, default False
+        Let a topic of the type BatchCQ store each batch as one record; nothing is compressed then.
     compress_type : CompressionType or None, default None
         How long bodies are compressed, one by one; None: not at all.
     compress_over : int, default 4096
@@ -48,6 +50,7 @@ class BatchSettings:
     max_pending_bytes: int = 32 * 1024 * 1024
     ordered: bool = False
     max_rows: int = MAX_BATCH_ROWS
+    inner_batches: bool = False
     compress_type: CompressionType | None = None
     compress_over: int = 4096
     compress_level: int = DEFAULT_LEVEL

@@ -73,6 +73,7 @@ def write_rows(
         max_message_size=options.max_message_size,
         batch_bytes=options.batch_bytes,
         batching=options.batching,
+        inner_batches=options.batch_type == "inner",
         compress_type=None if options.compress_type == "NONE" else CompressionType.parse(options.compress_type),
         compress_over=options.compress_msg_body_over_howmuch,
         compress_level=options.compress_level,

@@ -5,9 +5,14 @@ from __future__ import annotations
 import random
 import time
 from concurrent.futures import Future
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from rocketmq_spark.arrow.encode_remoting import BatchSettings, RemotingBatcher
+from rocketmq_spark.arrow.row_id import RowIds
+from rocketmq_spark.arrow.unique_id import UniqueIds
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.compression import CompressionType, compress, decompress
 from rocketmq_spark.java_hash import queue_index, string_hash
@@ -18,6 +23,7 @@ from rocketmq_spark.producer.route_cache import publish_info_of
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.unique_id import UniqueIdGenerator
 from rocketmq_spark.wire.records import encode_properties
+from rocketmq_spark.wire.row_hash import row_hash
 from tests.java import Java, line_of
 from tests.reading import read_topic
 
@@ -154,3 +160,43 @@ def test_a_java_producer_s_transaction_becomes_visible_when_committed(
     assert [one["msgId"] for one in results] == [one["transactionId"] for one in results]
     stored = read_topic(cluster.name_server, topic, 2)
     assert sorted(message.body for message in stored) == [b"0", b"2"]
+
+
+def encoded_rows(topic: str, bodies: list[bytes], **settings: Any) -> list[EncodedBatch]:
+    """Encode bodies as the sink does, with an id for each row."""
+    batcher = RemotingBatcher(
+        BatchSettings(topic=topic, **settings),
+        partition_id=0,
+        queues_of=lambda _: (),
+        unique_ids=UniqueIds(ip=bytes([127, 0, 0, 1]), pid=1, wall_clock=time.time, rng=random.Random()),
+        row_ids=RowIds("a-write", -1, 0),
+    )
+    rows = pa.RecordBatch.from_pydict({"body": bodies, "keys": [f"k{place}" for place in range(len(bodies))]})
+    return [batch for batch, _ in (*batcher.add(rows, 0.0), *batcher.flush())]
+
+
+@pytest.mark.parametrize("kind", CompressionType)
+def test_90_91_java_unpacks_the_long_rows_of_a_batch_and_finds_their_ids(
+    java: Java, cluster: LocalCluster, topic: str, kind: CompressionType
+) -> None:
+    make_topic(cluster, topic)
+    bodies = [LARGE, b"short", b"y" * 4096, b"z" * 4095, LARGE[:100_000]]
+    send(cluster, *encoded_rows(topic, bodies, compress_type=kind))
+    found = {one["properties"]["KEYS"]: one for one in java.read_topic(cluster.name_server, topic, len(bodies))}
+    assert [found[f"k{place}"]["body"] for place in range(len(bodies))] == bodies
+    for place, body in enumerate(bodies):
+        properties = found[f"k{place}"]["properties"]
+        assert properties["SPARK_ROW_ID"] == f"a-write/-1/0/{place}/{row_hash(topic, body, properties)}"
+
+
+def test_java_takes_an_inner_batch_apart(java: Java, cluster: LocalCluster, topic: str) -> None:
+    with RemotingTransport([cluster.name_server]) as transport:
+        for broker in cluster.brokers:
+            transport.create_topic(broker.address, topic, 2, 6, PATIENCE, attributes="+queue.type=BatchCQ")
+    bodies = [f"body-{place}".encode() for place in range(50)]
+    send(cluster, *encoded_rows(topic, bodies, inner_batches=True))
+    [record] = read_topic(cluster.name_server, topic, 1, key=lambda message: message.properties["UNIQ_KEY"])
+    assert record.properties["INNER_NUM"] == "50"
+    found = java.read_topic(cluster.name_server, topic, len(bodies))
+    assert [one["body"] for one in found] == bodies
+    assert [one["queueOffset"] for one in found] == list(range(50))

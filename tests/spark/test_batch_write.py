@@ -213,7 +213,7 @@ def test_a_large_row_goes_beside_small_ones(
     spark: SparkSession, cluster: Any, topic: str, save: Callable[..., None]
 ) -> None:
     sizes = [4 * 1024 * 1024, 10, 4 * 1024 * 1024 - 5, 1024 * 1024, 1]
-    save(spark.createDataFrame([(bytes(size),) for size in sizes], "body binary").coalesce(1))
+    save(spark.createDataFrame([(bytes(size),) for size in sizes], "body binary").coalesce(1), compressType="NONE")
     assert sorted(sizes) == sorted(len(message.body) for message in read_topic(cluster.name_server, topic, len(sizes)))
 
 

@@ -81,6 +81,7 @@ def test_defaults_are_those_of_the_design() -> None:
         "ordered": "false",
         "batching": "true",
         "batchBytes": "1048576",
+        "batchType": "plain",
         "maxInFlight": "8",
         "maxInFlightBytes": "33554432",
         "deliveryTimeoutMs": "120000",

@@ -36,7 +36,8 @@ public final class Reader {
             boolean found = false;
             for (MessageQueue queue : queues(consumer, topic)) {
                 long offset = offsets.containsKey(queue) ? offsets.get(queue) : consumer.minOffset(queue);
-                PullResult result = consumer.pull(queue, request.getString("tags"), offset, 32);
+                // The smallest offset of a BatchCQ queue without messages is -1, and such a queue's next one, too.
+                PullResult result = consumer.pull(queue, request.getString("tags"), Math.max(0, offset), 32);
                 offsets.put(queue, result.getNextBeginOffset());
                 if (result.getPullStatus() == PullStatus.FOUND) {
                     found = true;

@@ -13,7 +13,7 @@ from rocketmq_spark.arrow.encode_remoting import LINGER_S, BatchSettings
 from rocketmq_spark.compression import CompressionType, decompress
 from rocketmq_spark.errors import InvalidRowError, RouteNotFoundException
 from rocketmq_spark.message import MessageQueue
-from rocketmq_spark.wire.records import MAX_BATCH_ROWS, MAX_BODY, decode_batch
+from rocketmq_spark.wire.records import MAX_BATCH_ROWS, MAX_BODY, decode_batch, decode_properties
 from tests.encoding import check, encode, joined, new_batcher, queues_of
 from tests.strategies import row_tables
 
@@ -356,3 +356,15 @@ def test_invalid_rows_are_not_compressed():
     settings_ = BatchSettings(topic="orders", compress_type=CompressionType.LZ4)
     ((one, _),) = encode([batch], settings_, on_invalid=handed.append)
     assert (one.rows, one.sys_flag, len(handed[0])) == (1, 0x101, 1)
+
+
+def test_an_inner_batch_has_an_id_of_its_own_in_the_header_and_plain_bodies():
+    batch = bodies(LONG, LONG, waitStoreMsgOK=pa.array([True, False]))
+    done = encode(
+        [batch], BatchSettings(topic="orders", inner_batches=True, compress_type=CompressionType.ZLIB, compress_over=1)
+    )
+    headers = [decode_properties(one.properties.encode()) for one, _ in done]
+    items = [item.properties["UNIQ_KEY"] for one, _ in done for item in decode_batch(joined(one))]
+    assert [sorted(header) for header in headers] == [["UNIQ_KEY"], ["UNIQ_KEY", "WAIT"]]
+    assert len({*items, *(header["UNIQ_KEY"] for header in headers)}) == 4
+    assert [(one.sys_flag, decode_batch(joined(one))[0].body) for one, _ in done] == [(0, LONG), (0, LONG)]
