@@ -148,7 +148,7 @@ def assemble(
 def chunks(
     sizes: npt.NDArray[np.int64], limit: int, alone: Mask | None, apart: Mask | None = None
 ) -> Iterator[tuple[int, int]]:
-    """Cut the rows of a block into ranges of about `limit` bytes.
+    """Cut rows of these sizes into ranges of about `limit` bytes.
 
     Rows marked `alone` are ranges of their own; no range has both rows that are marked `apart` and rows that aren't.
     """

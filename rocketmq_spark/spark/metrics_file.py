@@ -1,6 +1,7 @@
 """What a commit leaves at ``metricsPath``: its figures, as one line of JSON.
 
-    {"write_id": ..., "batch_id": ..., "time": "2026-01-31T12:00:00.000+00:00", "tasks": 4, "brokers": {name: {...}}}
+    {"write_id": ..., "batch_id": ..., "time": "2026-01-31T12:00:00.000+00:00", "tasks": 4, "brokers": {name: {...}},
+     "skipped": 0, "skipped_by_rule": {}, "dead_lettered": 0, "dead_lettered_by_rule": {}}
 
 Rule 1: never raises: the rows are stored, and figures are not worth a failed write. What goes wrong is a warning.
 Rule 2: a local path is a file, and gets one more line. Object stores can't append, nor can every HDFS: elsewhere the
@@ -70,7 +71,7 @@ def _line(
     messages: Sequence[WriterCommitMessage | None], write_id: str, batch_id: int | None, now: float
 ) -> dict[str, Any]:
     finished = [message for message in messages if isinstance(message, CommitMessage)]
-    by_broker = summarise(finished).to_dict()
+    summary = summarise(finished)
     return {
         "write_id": finished[0].write_id if finished else write_id,
         "batch_id": -1 if batch_id is None else batch_id,
@@ -78,8 +79,9 @@ def _line(
         "tasks": len(finished),
         "brokers": {
             broker: {name: value for name, value in numbers.items() if name not in _NOT_CARRIED}
-            for broker, numbers in by_broker.items()
+            for broker, numbers in summary.to_dict().items()
         },
+        **summary.invalid_rows(),
     }
 
 

@@ -10,11 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocketmq_spark.arrow.encode_remoting import BatchSettings, RemotingBatcher
-from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.compression import CompressionType, decompress
+from rocketmq_spark.message import EncodedBatch, MessageQueue
 from rocketmq_spark.wire.records import decode_batch
 from tests.encoding import Ready, joined, new_batcher
 
-ORDERED = BatchSettings(topic="orders", ordered=True, batch_bytes=1200, max_message_size=600, max_pending_bytes=2000)
+ORDERED = BatchSettings(
+    topic="orders",
+    ordered=True,
+    batch_bytes=1200,
+    max_message_size=600,
+    max_pending_bytes=2000,
+    compress_type=CompressionType.ZLIB,
+    compress_over=200,
+)
 
 Row = dict[str, Any]
 
@@ -22,7 +31,7 @@ rows_of_a_partition = st.lists(
     st.fixed_dictionaries(
         {
             "shardingKey": st.sampled_from(["a", "b", "c", "d"]),
-            "size": st.sampled_from([10, 50, 580]),
+            "size": st.sampled_from([10, 50, 300, 580]),
             "waitStoreMsgOK": st.sampled_from([None, True, False]),
             "delayTimeLevel": st.sampled_from([None, None, None, 3]),
         }
@@ -42,11 +51,15 @@ def record_batch(rows: list[Row], first: int) -> pa.RecordBatch:
     )
 
 
+def bodies(batch: EncodedBatch) -> list[bytes]:
+    stored = [message.body for message in decode_batch(joined(batch), "orders")] if batch.batch else [joined(batch)]
+    return [decompress(body, batch.sys_flag) for body in stored]
+
+
 def numbers(ready: list[Ready]) -> dict[MessageQueue | None, list[int]]:
     found: dict[MessageQueue | None, list[int]] = defaultdict(list)
     for batch, queue in ready:
-        bodies = [message.body for message in decode_batch(joined(batch), "orders")] if batch.batch else [joined(batch)]
-        found[queue] += [int(body.rstrip(b".")) for body in bodies]
+        found[queue] += [int(body.rstrip(b".")) for body in bodies(batch)]
     return found
 
 
