@@ -6,20 +6,99 @@ Rule 1: each value is allowed by itself; here is only what two of them together 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from rocketmq_spark.options import SinkOptions
 
+# Steps of the ladders of every faultPreset.
+_PRESET_STEPS: Final = 7
+
+# (option, another one without which it means nothing), as fields and as they are spelt.
+_NEEDS: Final = (
+    ("access_key", "accessKey", "secret_key", "secretKey"),
+    ("secret_key", "secretKey", "access_key", "accessKey"),
+    ("security_token", "securityToken", "access_key", "accessKey"),
+    ("tls_ca_file", "tlsCaFile", "use_tls", "useTls"),
+)
+_NOT_ABOVE: Final = (
+    ("retry_backoff_ms", "retryBackoffMs", "retry_backoff_max_ms", "retryBackoffMaxMs"),
+    ("batch_bytes", "batchBytes", "max_in_flight_bytes", "maxInFlightBytes"),
+    ("send_msg_timeout", "sendMsgTimeout", "delivery_timeout_ms", "deliveryTimeoutMs"),
+)
+_LEVELS: Final = {"ZLIB": (0, 9), "ZSTD": (1, 22)}
+
 
 def contradictions(options: SinkOptions) -> Iterator[str]:
     """Yield a text for each contradiction."""
+    yield from _of_pairs(options)
+    yield from _of_faults(options)
+    yield from _of_dead_letters(options)
+    if bool(options.machine_room) != (options.queue_selector == "machineRoom"):
+        yield (
+            f"queueSelector is {options.queue_selector or 'not set'} and machineRoom is "
+            f"{','.join(options.machine_room) or 'not set'}: queueSelector=machineRoom and the option machineRoom need "
+            "each other"
+        )
+    lowest, highest = _LEVELS.get(options.compress_type, (0, 22))
+    if not lowest <= options.compress_level <= highest:
+        yield (
+            f"compressLevel={options.compress_level} is no level of compressType={options.compress_type}: allowed is "
+            f"{lowest} to {highest}"
+        )
     if options.send_msg_max_timeout_per_request == 0:
         yield "sendMsgMaxTimeoutPerRequest=0 leaves no time for an attempt: allowed is -1 (no cap) or 1 and more (ms)"
     if options.max_rate_tasks is not None and options.max_rate_per_second is None:
         yield "maxRateTasks says how many tasks share maxRatePerSecond, which is missing: give both or neither"
+    if options.send_mode == "oneway" and options.enable_trace:
+        yield "sendMode=oneway leaves nothing to trace, as nothing is acknowledged: set enableTrace=false"
     if options.ordered:
         yield from _against_order(options)
+
+
+def _of_pairs(options: SinkOptions) -> Iterator[str]:
+    for field, given, needed_field, needed in _NEEDS:
+        if getattr(options, field) and not getattr(options, needed_field):
+            yield f"{given} is given without {needed}: give both, or neither"
+    for low_field, smaller, high_field, larger in _NOT_ABOVE:
+        low, high = getattr(options, low_field), getattr(options, high_field)
+        if low > high:
+            yield f"{smaller}={low} is more than {larger}={high}: lower the one or raise the other"
+
+
+def _of_faults(options: SinkOptions) -> Iterator[str]:
+    latency_steps, duration_steps = (
+        _PRESET_STEPS if steps is None else len(steps)
+        for steps in (options.latency_max, options.not_available_duration)
+    )
+    if latency_steps != duration_steps:
+        yield (
+            f"latencyMax has {latency_steps} steps and notAvailableDuration has {duration_steps} (a faultPreset's own "
+            f"have {_PRESET_STEPS}): every step of the one needs its own in the other"
+        )
+    if options.start_detector_enable and options.fault_preset == "legacy":
+        yield (
+            "startDetectorEnable=true and faultPreset=legacy contradict each other: the rules of 4.x do not tell "
+            "brokers that can't be reached from slow ones; choose v4 or v5, or leave the detector off"
+        )
+
+
+def _of_dead_letters(options: SinkOptions) -> Iterator[str]:
+    topic = options.dead_letter_topic
+    if options.on_error == "deadLetter" and topic is None:
+        yield "onError=deadLetter needs the option deadLetterTopic: the topic that invalid rows go to"
+    if options.on_error != "deadLetter" and topic is not None:
+        yield (
+            f"deadLetterTopic={topic!r} is used with onError=deadLetter only, and onError is {options.on_error}: "
+            "set onError=deadLetter, or leave deadLetterTopic out"
+        )
+    if topic is not None and topic == options.topic:
+        yield f"deadLetterTopic={topic!r} is the option topic, too: invalid rows need a topic of their own"
+    if options.on_error == "deadLetter" and options.send_mode == "oneway":
+        yield (
+            "onError=deadLetter and sendMode=oneway exclude each other: a dead letter is acknowledged before the task "
+            "ends; use sendMode=async or sync"
+        )
 
 
 def _against_order(options: SinkOptions) -> Iterator[str]:

@@ -16,9 +16,8 @@ from typing import Any, Final
 
 import rocketmq_spark.option_values as kinds
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.names import FORBIDDEN_TOPICS, MAX_TOPIC_LENGTH
+from rocketmq_spark.option_table import SINK_OPTIONS
 from rocketmq_spark.option_values import BOOLEAN, INT_MAX, MIB
-from rocketmq_spark.options import SINK_OPTIONS
 
 # retryResponseCodes of 5.x (spec/producer.md section 2).
 RETRY_RESPONSE_CODES: Final = frozenset({17, 14, 1, 2, 16, 204, 205, 1500})
@@ -93,8 +92,6 @@ _OWN: Final = {
     "back_pressure_for_async_send_size": kinds.size(1, INT_MAX),
     "mq_client_api_timeout": kinds.integer(1, unit="ms"),
     "client_callback_executor_threads": kinds.integer(0),
-    "enable_trace": BOOLEAN,
-    "trace_topic": kinds.name(MAX_TOPIC_LENGTH, FORBIDDEN_TOPICS),
     "trace_msg_batch_num": _NUMBER,
 }
 _SHARED: Final = {spec.field: spec for spec in SINK_OPTIONS}

@@ -16,7 +16,8 @@ from rocketmq_spark.arrow.schema import check_schema
 from rocketmq_spark.client.write_rows import write_rows
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
-from rocketmq_spark.options import SINK_OPTIONS, SinkOptions, parse_sink_options
+from rocketmq_spark.option_table import SINK_OPTIONS
+from rocketmq_spark.options import SinkOptions, parse_sink_options
 from rocketmq_spark.producer.client_instance import ClientInstance
 from rocketmq_spark.producer_options import ProducerOptions
 

@@ -10,6 +10,7 @@ Follows design.md section 2.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import socket
@@ -62,12 +63,35 @@ def write_rows(
     DeliveryError, InvalidRowError
         See `BatchSender.write`.
     """
-    rate = _share_of_rate(options)
-    sender_class = OnewaySender if options.send_mode == "oneway" else BatchSender
-    sender: BatchSender[pa.RecordBatch] = sender_class(
-        options, instance, recorder, fixed_queues=queues, max_rate_per_second=rate
-    )
-    settings = BatchSettings(
+    with contextlib.ExitStack() as stack:
+        on_stored = None
+        if options.enable_trace:
+            from rocketmq_spark.client.batch_trace import BatchTracer
+
+            masters = instance.routes.masters
+            tracer = stack.enter_context(BatchTracer(options, lambda broker_name: masters().get(broker_name, "")))
+            on_stored = tracer.append
+        rate = _share_of_rate(options)
+        sender_class = OnewaySender if options.send_mode == "oneway" else BatchSender
+        sender: BatchSender[pa.RecordBatch] = sender_class(
+            options, instance, recorder, fixed_queues=queues, max_rate_per_second=rate, on_stored=on_stored
+        )
+        unique_ids = UniqueIds(
+            ip=socket.inet_aton(local_ip()), pid=os.getpid(), wall_clock=time.time, rng=random.SystemRandom()
+        )
+        batcher = row_batcher(
+            options,
+            _batch_settings(options, rate),
+            recorder,
+            write_id=write_id,
+            queues_of=sender.publish_queues,
+            unique_ids=unique_ids,
+        )
+        sender.write(batches, batcher)
+
+
+def _batch_settings(options: SinkOptions, rate: float | None) -> BatchSettings:
+    return BatchSettings(
         topic=options.topic,
         tags=options.tags,
         max_message_size=options.max_message_size,
@@ -83,12 +107,6 @@ def write_rows(
         ordered=options.ordered,
         max_rows=MAX_BATCH_ROWS if rate is None else min(MAX_BATCH_ROWS, largest_batch(rate)),
     )
-    ip = socket.inet_aton(local_ip())
-    unique_ids = UniqueIds(ip=ip, pid=os.getpid(), wall_clock=time.time, rng=random.SystemRandom())
-    batcher = row_batcher(
-        options, settings, recorder, write_id=write_id, queues_of=sender.publish_queues, unique_ids=unique_ids
-    )
-    sender.write(batches, batcher)
 
 
 def _share_of_rate(options: SinkOptions) -> float | None:

@@ -31,7 +31,7 @@ from rocketmq_spark.producer.client_instance import ClientInstance
 from rocketmq_spark.producer.delivery import Delivery, Dispatch, batch_weight, broker_vip_channel
 from rocketmq_spark.producer.heart_beat import API_TIMEOUT
 from rocketmq_spark.producer.namespace import wrap
-from rocketmq_spark.producer.pipeline import SendPipeline
+from rocketmq_spark.producer.pipeline import OnStored, SendPipeline
 from rocketmq_spark.producer.rate import RateLimit
 from rocketmq_spark.producer.route_cache import TopicPublishInfo
 from rocketmq_spark.producer.selector import selector_of
@@ -91,6 +91,8 @@ class BatchSender(Generic[RowsT]):
         The queues of the whole write (``ordered``), whatever becomes of the route.
     max_rate_per_second : float, optional
         This task's share of ``maxRatePerSecond``.
+    on_stored : callable, optional
+        Told every batch that was stored, and its answer; must neither block nor raise.
     """
 
     # What an account says of the rows that are done.
@@ -107,6 +109,7 @@ class BatchSender(Generic[RowsT]):
         rng: random.Random | None = None,
         fixed_queues: Sequence[MessageQueue] | None = None,
         max_rate_per_second: float | None = None,
+        on_stored: OnStored | None = None,
     ) -> None:
         self._options = options
         self._instance = instance
@@ -125,6 +128,7 @@ class BatchSender(Generic[RowsT]):
             selector_of=lambda _topic: selector_of(options, instance.faults, self._rng),
             rng=self._rng,
             rate=rate,
+            on_stored=on_stored,
         )
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)

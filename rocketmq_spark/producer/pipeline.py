@@ -20,6 +20,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from rocketmq_spark.errors import DeliveryError, RocketMQError
 from rocketmq_spark.message import EncodedBatch, MessageQueue, SendOutcome
@@ -40,6 +41,9 @@ _MIB = 1024 * 1024
 
 # Beyond the deadline of every attempt, seconds.
 _GRACE = 30.0
+
+
+OnStored: TypeAlias = Callable[[EncodedBatch, SendOutcome], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,8 @@ class SendPipeline:
         ``topic -> QueueSelector``; called once per topic.
     rng : random.Random
     rate : RateLimit or None, default None
+    on_stored : callable, optional
+        Told every batch that was stored, and its answer; must neither block nor raise.
     """
 
     def __init__(
@@ -94,6 +100,7 @@ class SendPipeline:
         selector_of: Callable[[str], QueueSelector],
         rng: random.Random,
         rate: RateLimit | None = None,
+        on_stored: OnStored | None = None,
     ) -> None:
         self._options = options
         self._faults = faults
@@ -103,6 +110,7 @@ class SendPipeline:
         self._selector_of = selector_of
         self._rng = rng
         self._rate = rate
+        self._on_stored = on_stored
         self._policy = RetryPolicy.of_options(options)
         self.backoff = Backoff(options.retry_backoff_ms, options.retry_backoff_max_ms)
         self._windows: dict[str, Window] = {}
@@ -229,6 +237,8 @@ class SendPipeline:
         self._recorder.record_success(
             queue.broker_name, batch.rows, batch.nbytes, outcome.latency_ms, queue, outcome.queue_offset, now
         )
+        if self._on_stored is not None:
+            self._on_stored(batch, outcome)
 
     def _wait(self, delivery: Delivery, until: float) -> None:
         self._sequence += 1

@@ -12,8 +12,15 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
+from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.cluster import LocalCluster
-from rocketmq_spark.errors import DeliveryError, RemotingCertificateException, RouteNotFoundException
+from rocketmq_spark.errors import (
+    DeliveryError,
+    MQClientException,
+    RemotingCertificateException,
+    RouteNotFoundException,
+)
+from rocketmq_spark.message import Message, SendStatus
 from rocketmq_spark.producer.client_instance import close_instances
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.transport.remoting import RemotingTransport
@@ -175,3 +182,21 @@ def test_rows_written_here_arrive(secured: LocalCluster, tls: TlsSettings, optio
     write_here(options)
     found = read_topic(secured.name_server, options["topic"], 3, tls=tls, credentials=ADMIN)
     assert sorted(message.body for message in found) == [b"one", b"three", b"two"]
+
+
+def test_a_producer_of_plain_python_signs_and_encrypts_too(
+    secured: LocalCluster, tls: TlsSettings, authority: Authority, allowed: str
+) -> None:
+    connection = {"name_server": secured.name_server, "use_tls": True, "tls_ca_file": str(authority.ca_file)}
+    user = {"access_key": USER["accessKey"], "secret_key": USER["secretKey"]}
+    with Producer("pg-secured", **connection, **user) as producer:
+        result = producer.send(Message.of(allowed, b"from plain Python"))
+        assert result.status is SendStatus.SEND_OK
+        with pytest.raises(MQClientException) as caught:
+            producer.send(Message.of("forbidden", b"x"))
+    assert not any(secret in str(caught.value) for secret in SECRETS)
+    with Producer("pg-wrong", **connection, **{**user, "secret_key": "wrong-hush-hush"}) as wrong:
+        with pytest.raises(MQClientException, match="check signature failed") as caught:
+            wrong.send(Message.of(allowed, b"x"))
+        assert caught.value.response_code == ResponseCode.NO_PERMISSION
+        assert "wrong-hush-hush" not in str(caught.value) + repr(wrong)

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.errors import ClusterError
-from rocketmq_spark.message import EncodedBatch, MessageQueue, SendOutcome, SendRequest, SendStatus
-from rocketmq_spark.message_ext import decode_message_id
+from rocketmq_spark.message import EncodedBatch, Message, MessageQueue, SendOutcome, SendRequest, SendStatus
+from rocketmq_spark.message_ext import MessageExt, decode_message_id
+from rocketmq_spark.send_result import LocalTransactionState
 from rocketmq_spark.transaction import (
     TRANSACTION_COMMIT_TYPE,
     TRANSACTION_NOT_TYPE,
@@ -187,3 +189,38 @@ def test_120_a_proxy_passes_checks_on_and_only_their_answers_count(asking: Local
         assert read_topic(asking.name_server, topic) == []
         transport.end_transaction(check.address, check.answer(TRANSACTION_COMMIT_TYPE), PATIENCE)
         assert [message.body for message in read_topic(asking.name_server, topic, 1)] == [b"half"]
+
+
+def test_120_a_producers_listener_is_asked_about_what_it_left_open(asking: LocalCluster) -> None:
+    class Listener:
+        """Leaves everything open at first, and decides when it is asked."""
+
+        def __init__(self) -> None:
+            self.checked: queues.Queue[bytes] = queues.Queue()
+
+        def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState:
+            return LocalTransactionState.UNKNOW
+
+        def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
+            self.checked.put(message.body)
+            if message.body == b"becomes visible":
+                return LocalTransactionState.COMMIT_MESSAGE
+            return LocalTransactionState.ROLLBACK_MESSAGE
+
+    with RemotingTransport([asking.name_server]) as transport:
+        topic = topic_of(asking, transport)
+    listener = Listener()
+    settings = {"name_server": asking.name_server, "heartbeat_broker_interval": 1000}
+    with Producer(f"pg-{topic}", transaction_listener=listener, **settings) as producer:
+        for body in (b"never does", b"becomes visible"):
+            result = producer.send_in_transaction(Message.of(topic, body))
+            assert result.local_transaction_state is LocalTransactionState.UNKNOW
+        assert read_topic(asking.name_server, topic) == []
+        asked = {listener.checked.get(timeout=CHECK_PATIENCE) for _ in range(2)}
+        assert asked == {b"never does", b"becomes visible"}
+        assert [message.body for message in read_topic(asking.name_server, topic, 1)] == [b"becomes visible"]
+        # Were the rolled-back one to come, it would come with the checks of a younger one.
+        producer.send_in_transaction(Message.of(topic, b"younger"))
+        while listener.checked.get(timeout=CHECK_PATIENCE) != b"younger":
+            pass
+        assert [message.body for message in read_topic(asking.name_server, topic)] == [b"becomes visible"]

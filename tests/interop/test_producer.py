@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Iterator
 
+import pyarrow as pa
 import pytest
 
 from rocketmq_spark.client.producer import Producer
@@ -99,3 +100,18 @@ def test_javas_decoder_reads_our_trace_records(java: Java, cluster: LocalCluster
     assert (record["msgId"], record["offsetMsgId"]) == (result.msg_id, result.offset_msg_id)
     assert (record["msgType"], record["bodyLength"], record["success"]) == ("Normal_Msg", 5, True)
     assert record["regionId"] == result.region_id
+
+
+def test_javas_decoder_reads_the_trace_of_a_table(java: Java, cluster: LocalCluster, topic: str) -> None:
+    trace_topic = f"trace-{uuid.uuid4().hex[:8]}"
+    tracing = {"enable_trace": True, "trace_topic": trace_topic}
+    with Producer(f"pg-{uuid.uuid4().hex[:8]}", name_server=cluster.name_server, **tracing) as producer:
+        table = pa.table({"body": ["one", "two"], "keys": ["k1", "k2"], "tags": ["a", None]})
+        producer.send_arrow(table, topic)
+    stored = {message.unique_id: message for message in read_topic(cluster.name_server, topic, 2)}
+    [message] = read_topic(cluster.name_server, trace_topic, 1)
+    records = java.run("Traces", [{"text": message.body.decode()}])
+    assert {record["msgId"]: (record["offsetMsgId"], record["keys"]) for record in records} == {
+        unique_id: (one.offset_msg_id, one.keys) for unique_id, one in stored.items()
+    }
+    assert {(record["traceType"], record["topic"], record["success"]) for record in records} == {("Pub", topic, True)}

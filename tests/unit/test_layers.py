@@ -24,6 +24,8 @@ NUMBERS = {
     "rocketmq_spark.java_hash": 0,
     "rocketmq_spark.option_rules": 0.5,
     "rocketmq_spark.option_values": 0.5,
+    "rocketmq_spark.option_table": 0.7,
+    "rocketmq_spark.option_parsing": 0.8,
     "rocketmq_spark.options": 1,
     "rocketmq_spark.producer_options": 1.5,
     "rocketmq_spark.compression": 1,

@@ -11,16 +11,10 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.names import FORBIDDEN_TOPICS
+from rocketmq_spark.option_parsing import parse_values, redacted_repr
+from rocketmq_spark.option_table import SINK_OPTIONS, OptionSpec
 from rocketmq_spark.option_values import ValueKind, text
-from rocketmq_spark.options import (
-    SINK_OPTIONS,
-    OptionSpec,
-    SinkOptions,
-    options_table,
-    parse_sink_options,
-    parse_values,
-    redacted_repr,
-)
+from rocketmq_spark.options import SinkOptions, options_table, parse_sink_options
 
 NAME_SERVER = {"nameServer": "a:9876"}
 
@@ -98,6 +92,8 @@ def test_defaults_are_those_of_the_design() -> None:
         "tlsCaFile": "none",
         "maxRatePerSecond": "none",
         "maxRateTasks": "none",
+        "enableTrace": "false",
+        "traceTopic": "RMQ_SYS_TRACE_TOPIC",
         "metricsPath": "none",
     }
 

@@ -12,7 +12,8 @@ from rocketmq_spark.errors import (
     RemotingTimeoutException,
     RocketMQError,
 )
-from rocketmq_spark.options import _PRESET_STEPS, SinkOptions
+from rocketmq_spark.option_rules import _PRESET_STEPS
+from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.fault_preset import PRESETS, FaultSite, preset_of, site_of
 from rocketmq_spark.producer.fault_strategy import FaultStrategy
 
@@ -147,7 +148,7 @@ def test_every_preset_s_ladder_has_the_steps_that_the_options_count_on() -> None
 
 
 def test_every_preset_is_a_value_of_the_option_and_the_other_way_round() -> None:
-    from rocketmq_spark.options import SINK_OPTIONS
+    from rocketmq_spark.option_table import SINK_OPTIONS
 
     (spec,) = (spec for spec in SINK_OPTIONS if spec.name == "faultPreset")
     assert spec.kind.type == "one of " + ", ".join(PRESETS)
