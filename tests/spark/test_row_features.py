@@ -15,6 +15,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from rocketmq_spark.compression import decompress
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.producer.route_cache import publish_info_of
 from rocketmq_spark.spark.report import Metrics
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.records import decode_batch
@@ -86,13 +88,30 @@ def test_a_column_that_makes_no_row_id_is_refused_before_any_task(spark: SparkSe
         save(every_tenth_is_bad(spark), rowId="columns:order")
 
 
-def failing_late(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Pass everything on; of partition 0, the first attempt then waits until it is stored, and fails."""
-    yield from batches
-    context = TaskContext.get()
-    if context is not None and context.partitionId() == 0 and context.attemptNumber() == 0:
-        time.sleep(2)
+def failing_late(
+    name_server: str, topic: str, rows: int
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Pass everything on; of partition 0, the first attempt then waits until more than `rows` are stored, and fails."""
+
+    def stored(transport: RemotingTransport) -> int:
+        try:
+            info = publish_info_of(topic, transport.query_route(topic, 5.0))
+        except RocketMQError:
+            return 0
+        return sum(transport.max_offset(queue, info.addresses[queue.broker_name], 5.0) for queue in info.queues)
+
+    def passed_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        context = TaskContext.get()
+        if context is None or context.partitionId() or context.attemptNumber():
+            return
+        deadline = time.monotonic() + 60
+        with RemotingTransport([name_server]) as transport:
+            while stored(transport) <= rows and time.monotonic() < deadline:
+                time.sleep(0.1)
         raise RuntimeError("the first attempt fails on purpose")
+
+    return passed_on
 
 
 @pytest.mark.parametrize("row_id", ["true", "columns:keys"])
@@ -104,7 +123,9 @@ def test_a_retried_task_gives_its_rows_the_same_ids(
         F.concat(F.lit("body-"), F.col("id"), F.repeat(F.lit("."), 100)).alias("body"),
         F.concat(F.lit("k"), F.col("id")).alias("keys"),
     )
-    save(frame.mapInArrow(failing_late, frame.schema), rowId=row_id)
+    # More than the other partition's rows: some of this one's are stored.
+    late = failing_late(cluster.name_server, topic, rows // 2)
+    save(frame.mapInArrow(late, frame.schema), rowId=row_id)
     stored = read_topic(cluster.name_server, topic, rows, key=lambda message: message.properties["KEYS"])
     assert len(stored) > rows
     ids = {(message.properties["KEYS"], message.properties["SPARK_ROW_ID"]) for message in stored}
