@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import configparser
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -147,3 +148,10 @@ def test_producer_and_arrow_see_no_concrete_transport_and_not_each_other() -> No
 def test_the_layer_test_sees_what_it_should() -> None:
     tree = ast.parse("import a.b\nfrom c import d\ndef f():\n    import e\nif TYPE_CHECKING:\n    import g")
     assert set(runtime_imports(tree)) == {"a.b", "c.d", "e"}
+
+
+def test_every_folder_of_the_package_is_installed() -> None:
+    config = configparser.ConfigParser()
+    config.read(PACKAGE.parent / "setup.cfg", encoding="utf-8")
+    installed = set(config["options"]["packages"].split()) - {"rocketmq_spark.conf"}
+    assert installed == {module_name(path) for path in PACKAGE.rglob("__init__.py")}
