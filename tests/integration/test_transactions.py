@@ -1,4 +1,8 @@
-"""Half messages, their ends and the broker's checks, against a real broker that asks back soon, and its proxy."""
+"""Half messages, their ends and the broker's checks, against a real broker that asks back soon, and its proxy.
+
+Whatever needs a transaction is here, on a broker of its own: once a 5.5.0 broker has ended one, its thread
+TransactionalOpBatchService never rests again, and would take a processor from all tests that follow.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +32,7 @@ from rocketmq_spark.transport.base import Transport
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.records import encode_properties, unique_id, unique_id_prefix
 from tests.conftest import unavailable
+from tests.java import Java, line_of
 from tests.reading import read_topic
 
 pytestmark = pytest.mark.integration
@@ -224,3 +229,34 @@ def test_120_a_producers_listener_is_asked_about_what_it_left_open(asking: Local
         while listener.checked.get(timeout=CHECK_PATIENCE) != b"younger":
             pass
         assert [message.body for message in read_topic(asking.name_server, topic)] == [b"becomes visible"]
+
+
+def test_a_java_producer_s_transaction_becomes_visible_when_committed(java: Java, asking: LocalCluster) -> None:
+    with RemotingTransport([asking.name_server]) as transport:
+        topic = topic_of(asking, transport)
+    states = ["COMMIT_MESSAGE", "ROLLBACK_MESSAGE", "COMMIT_MESSAGE"]
+    requests = [
+        {"messages": [line_of(topic, b"%d" % number)], "transaction": state} for number, state in enumerate(states)
+    ]
+    results = java.send(asking.name_server, requests)
+    assert [one["msgId"] for one in results] == [one["transactionId"] for one in results]
+    stored = read_topic(asking.name_server, topic, 2)
+    assert sorted(message.body for message in stored) == [b"0", b"2"]
+
+
+def test_a_java_consumer_sees_a_committed_message_and_no_other(java: Java, asking: LocalCluster) -> None:
+    class Listener:
+        def execute_local_transaction(self, message: Message, arg: LocalTransactionState) -> LocalTransactionState:
+            return arg
+
+        def check_local_transaction(self, message: object) -> LocalTransactionState:
+            return LocalTransactionState.UNKNOW
+
+    with RemotingTransport([asking.name_server]) as transport:
+        topic = topic_of(asking, transport)
+    group = f"pg-{topic}"
+    with Producer(group, name_server=asking.name_server, transaction_listener=Listener()) as producer:
+        for state in LocalTransactionState:
+            producer.send_in_transaction(Message.of(topic, state.name.encode(), keys="k"), state)
+    found = java.read_topic(asking.name_server, topic, 2, within=8.0)
+    assert [(line["body"], line["properties"]["KEYS"]) for line in found] == [(b"COMMIT_MESSAGE", "k")]

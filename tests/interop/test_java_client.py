@@ -148,20 +148,6 @@ def test_we_unpack_what_a_java_producer_compressed(java: Java, cluster: LocalClu
     assert sorted((kind.name, body) for kind, body in sent) == sorted(unpacked)
 
 
-def test_a_java_producer_s_transaction_becomes_visible_when_committed(
-    java: Java, cluster: LocalCluster, topic: str
-) -> None:
-    make_topic(cluster, topic)
-    states = ["COMMIT_MESSAGE", "ROLLBACK_MESSAGE", "COMMIT_MESSAGE"]
-    requests = [
-        {"messages": [line_of(topic, b"%d" % number)], "transaction": state} for number, state in enumerate(states)
-    ]
-    results = java.send(cluster.name_server, requests)
-    assert [one["msgId"] for one in results] == [one["transactionId"] for one in results]
-    stored = read_topic(cluster.name_server, topic, 2)
-    assert sorted(message.body for message in stored) == [b"0", b"2"]
-
-
 def encoded_rows(topic: str, bodies: list[bytes], **settings: Any) -> list[EncodedBatch]:
     """Encode bodies as the sink does, with an id for each row."""
     batcher = RemotingBatcher(

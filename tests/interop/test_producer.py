@@ -14,7 +14,6 @@ from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.message import Message
 from rocketmq_spark.producer.queue_selectors import SelectMessageQueueByHash
-from rocketmq_spark.send_result import LocalTransactionState
 from tests.interop.test_java_client import make_topic
 from tests.java import Java, line_of
 from tests.reading import read_topic
@@ -57,22 +56,6 @@ def test_a_java_consumer_reads_every_kind_of_message(java: Java, cluster: LocalC
     assert sorted(str(line["msgId"]) for line in by_tag["batch"]) == sorted(batch.msg_id.split(","))
     [later] = by_tag["delayed"]
     assert float(str(later["storeTimestamp"])) >= sent_at + 900
-
-
-def test_a_java_consumer_sees_a_committed_message_and_no_other(java: Java, cluster: LocalCluster, topic: str) -> None:
-    class Listener:
-        def execute_local_transaction(self, message: Message, arg: LocalTransactionState) -> LocalTransactionState:
-            return arg
-
-        def check_local_transaction(self, message: object) -> LocalTransactionState:
-            return LocalTransactionState.UNKNOW
-
-    group = f"pg-{uuid.uuid4().hex[:8]}"
-    with Producer(group, name_server=cluster.name_server, transaction_listener=Listener()) as producer:
-        for state in LocalTransactionState:
-            producer.send_in_transaction(Message.of(topic, state.name.encode(), keys="k"), state)
-    found = java.read_topic(cluster.name_server, topic, 2, within=8.0)
-    assert [(line["body"], line["properties"]["KEYS"]) for line in found] == [(b"COMMIT_MESSAGE", "k")]
 
 
 def test_the_same_key_meets_the_same_queue_from_java(
