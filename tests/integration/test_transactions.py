@@ -223,12 +223,13 @@ def test_120_a_producers_listener_is_asked_about_what_it_left_open(asking: Local
         assert read_topic(asking.name_server, topic) == []
         asked = {listener.checked.get(timeout=CHECK_PATIENCE) for _ in range(2)}
         assert asked == {b"never does", b"becomes visible"}
-        assert [message.body for message in read_topic(asking.name_server, topic, 1)] == [b"becomes visible"]
+        # A broker that asks again before it has noted the answer gets a second one, and delivers the message again.
+        assert {message.body for message in read_topic(asking.name_server, topic, 1)} == {b"becomes visible"}
         # Were the rolled-back one to come, it would come with the checks of a younger one.
         producer.send_in_transaction(Message.of(topic, b"younger"))
         while listener.checked.get(timeout=CHECK_PATIENCE) != b"younger":
             pass
-        assert [message.body for message in read_topic(asking.name_server, topic)] == [b"becomes visible"]
+        assert {message.body for message in read_topic(asking.name_server, topic)} == {b"becomes visible"}
 
 
 def test_a_java_producer_s_transaction_becomes_visible_when_committed(java: Java, asking: LocalCluster) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -134,9 +135,10 @@ def test_requests_carry_the_group_and_the_batch_itself(rig: Rig) -> None:
 
 
 def test_a_rate_holds_for_what_nobody_acknowledges() -> None:
+    # The rate counts from the sender's making on.
+    started = time.monotonic()
     rig = Rig(rate=1000.0)
-    started = rig.producer._clock()
     rig.producer.write([["x"] * 20] * 5, Rows())
-    assert rig.producer._clock() - started >= 0.1
+    assert time.monotonic() - started >= 0.1
     assert len(rig.stored()) == 100
     rig.instance.close()
