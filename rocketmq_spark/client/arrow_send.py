@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from rocketmq_spark.arrow.schema import check_row_id, check_schema
+from rocketmq_spark.arrow.schema import check_ordered, check_row_id, check_schema
 from rocketmq_spark.client.write_rows import ordered_queues, write_rows
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
@@ -78,6 +78,8 @@ def _checked(batches: Iterator[pa.RecordBatch], options: SinkOptions) -> Iterato
         if schema is None or batch.schema != schema:
             schema = batch.schema
             check_schema(schema, topic=options.topic, queue_selector=options.queue_selector)
+            if options.ordered:
+                check_ordered(schema.names)
             if isinstance(options.row_id, tuple):
                 check_row_id(schema, options.row_id)
         if batch.num_rows:

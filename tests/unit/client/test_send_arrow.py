@@ -51,3 +51,11 @@ def test_a_column_of_row_id_that_is_not_there_is_refused_before_anything_is_sent
     with make_producer() as producer, pytest.raises(SchemaError, match="rowId=columns:order_id: there is no column"):
         producer.send_arrow(keyed(0), "T", rowId="columns:order_id")
     assert transport.requests == []
+
+
+def test_an_ordered_write_without_sharding_keys_is_refused_and_its_rows_are_not_skipped(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    with pytest.raises(SchemaError, match="ordered=true keeps the order of rows of one shardingKey"):
+        producer.send_arrow(pa.table({"body": ["x"]}), "T", ordered="true", onError="skip")
+    assert transport.requests == []
