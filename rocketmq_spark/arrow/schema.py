@@ -148,6 +148,21 @@ def check_schema(schema: pa.Schema, *, topic: str | None, queue_selector: str | 
     _check_selector(names, queue_selector)
 
 
+def check_ordered(names: Sequence[str]) -> None:
+    """Refuse the columns of an ordered write that has nothing to tell its rows' order by.
+
+    Raises
+    ------
+    SchemaError
+        There is no column ``shardingKey``.
+    """
+    if "shardingKey" not in names:
+        raise SchemaError(
+            "ordered=true keeps the order of rows of one shardingKey, and there is no such column: add it, or set "
+            "ordered=false"
+        )
+
+
 def check_row_id(schema: pa.Schema, columns: Sequence[str]) -> None:
     """Refuse columns that ``rowId=columns:...`` can't make an id of.
 

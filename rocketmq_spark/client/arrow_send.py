@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from rocketmq_spark.arrow.schema import check_schema
-from rocketmq_spark.client.write_rows import write_rows
+from rocketmq_spark.arrow.schema import check_ordered, check_row_id, check_schema
+from rocketmq_spark.client.write_rows import ordered_queues, write_rows
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
 from rocketmq_spark.option_table import SINK_OPTIONS
@@ -56,7 +56,9 @@ def send_arrow(
     """Send every row; see :meth:`rocketmq_spark.Producer.send_arrow`."""
     parsed = sink_options(producer, group, topic, options)
     recorder = Recorder(uuid.uuid4().hex, -1, 0)
-    write_rows(parsed, instance, recorder, _checked(_batches(data), parsed), write_id=recorder.write_id)
+    queues = ordered_queues(parsed, instance) if parsed.ordered else None
+    rows = _checked(_batches(data), parsed)
+    write_rows(parsed, instance, recorder, rows, write_id=recorder.write_id, queues=queues)
     summary = WriteSummary()
     merge_into(summary, recorder.snapshot())
     return summary
@@ -76,5 +78,9 @@ def _checked(batches: Iterator[pa.RecordBatch], options: SinkOptions) -> Iterato
         if schema is None or batch.schema != schema:
             schema = batch.schema
             check_schema(schema, topic=options.topic, queue_selector=options.queue_selector)
+            if options.ordered:
+                check_ordered(schema.names)
+            if isinstance(options.row_id, tuple):
+                check_row_id(schema, options.row_id)
         if batch.num_rows:
             yield batch

@@ -23,6 +23,7 @@ from rocketmq_spark.arrow.settings import BatchSettings
 from rocketmq_spark.arrow.unique_id import UniqueIds
 from rocketmq_spark.client.row_batcher import row_batcher
 from rocketmq_spark.compression import CompressionType
+from rocketmq_spark.errors import RouteNotFoundException
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
@@ -107,6 +108,26 @@ def _batch_settings(options: SinkOptions, rate: float | None) -> BatchSettings:
         ordered=options.ordered,
         max_rows=MAX_BATCH_ROWS if rate is None else min(MAX_BATCH_ROWS, largest_batch(rate)),
     )
+
+
+def ordered_queues(options: SinkOptions, instance: ClientInstance) -> Sequence[MessageQueue]:
+    """Return the queues that the rows of a whole ordered write are bound to.
+
+    Raises
+    ------
+    MQClientException
+        10005: no name server answers, or the topic does not exist.
+    """
+    assert options.topic is not None
+    queues = BatchSender(options, instance, Recorder("", -1, 0)).publish_queues(options.topic)
+    info = instance.routes.cached(queues[0].topic)
+    if info is None or info.template:
+        raise RouteNotFoundException(
+            f"looking up the queues of topic {options.topic} for an ordered write: the topic does not exist, "
+            "and its first messages would make its queues one broker after the other; create it first "
+            f"(mqadmin updateTopic -t {options.topic})"
+        )
+    return queues
 
 
 def _share_of_rate(options: SinkOptions) -> float | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -24,6 +25,10 @@ from rocketmq_spark.metrics.histogram import (
 )
 from rocketmq_spark.metrics.measures import MAX_SECONDS, NAME_BITS, NO_OFFSET, Measures, Totals
 from rocketmq_spark.metrics.table import SparseTable
+
+# What the keys and values of Measures.queues hold.
+_MAX_QUEUES: Final = 1 << NAME_BITS
+_MAX_LONG: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +143,7 @@ class Recorder:
         latency_ms : float
             From its last byte written to its acknowledgement.
         queue : MessageQueue
-            Where the broker put it.
+            Where the broker put it; without a receipt if the id is none that a queue can have.
         queue_offset : int
             Offset of its first row in the queue; negative if unknown.
         now : float
@@ -161,13 +166,15 @@ class Recorder:
             entry.max_us = latency_us
         index = index_of(latency_us)
         entry.latency[index] = entry.latency.get(index, 0) + 1
-        stored = entry.queues.get(queue)
-        if stored is None:
-            stored = entry.queues[queue] = [0, NO_OFFSET, NO_OFFSET]
-        stored[0] += rows
-        if queue_offset >= 0:
-            stored[1] = max(stored[1], queue_offset + rows - 1)
-            stored[2] = max(stored[2], -queue_offset)
+        # Both come from the answer: an odd one costs its receipt, and not a task whose rows are stored.
+        if 0 <= queue.queue_id < _MAX_QUEUES:
+            stored = entry.queues.get(queue)
+            if stored is None:
+                stored = entry.queues[queue] = [0, NO_OFFSET, NO_OFFSET]
+            stored[0] += rows
+            if 0 <= queue_offset <= _MAX_LONG - rows:
+                stored[1] = max(stored[1], queue_offset + rows - 1)
+                stored[2] = max(stored[2], -queue_offset)
         second = self._second(broker, now)
         second[0] += rows
         second[1] += 1

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamWriter
 
-from rocketmq_spark.errors import OptionError, SchemaError
+from rocketmq_spark.errors import OptionError
 from rocketmq_spark.names import MAX_TOPIC_LENGTH
 from rocketmq_spark.options import SinkOptions, parse_sink_options
 
@@ -115,7 +115,7 @@ class RocketMQDataSource(DataSource):
 
     def _checked_options(self, schema: StructType) -> SinkOptions:
         from rocketmq_spark.arrow.custom_selector import load_class
-        from rocketmq_spark.arrow.schema import check_row_id, check_schema
+        from rocketmq_spark.arrow.schema import check_ordered, check_row_id, check_schema
         from rocketmq_spark.client.connect import tls_settings
 
         options = parse_sink_options(self.options, os.environ)
@@ -133,11 +133,8 @@ class RocketMQDataSource(DataSource):
                 "spark.speculation is true: a task that Spark starts twice stores its rows twice; set rowId=true to "
                 "let readers tell repeats, or spark.speculation=false"
             )
-        if options.ordered and "shardingKey" not in schema.names:
-            raise SchemaError(
-                "ordered=true keeps the order of rows of one shardingKey, and there is no such column: add it, or set "
-                "ordered=false"
-            )
+        if options.ordered:
+            check_ordered(schema.names)
         if options.send_mode == "oneway":
             logger.warning("sendMode=oneway: brokers acknowledge nothing, and rows may be lost without a word")
         return self._with_rate_tasks(_with_namespace(options))

@@ -25,7 +25,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
 from rocketmq_spark.client.connect import remoting_transport
-from rocketmq_spark.errors import RouteNotFoundException, TopicRouteStaleException
+from rocketmq_spark.errors import TopicRouteStaleException
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
@@ -211,26 +211,19 @@ def look_up_route(options: SinkOptions) -> Sequence[MessageQueue] | None:
         10005: no name server answers, or none knows the topic nor a template to create it from; with ``ordered`` the
         topic itself must exist.
     """
+    from rocketmq_spark.client.write_rows import ordered_queues
+
     instance = _new_instance(options)
     try:
-        queues = None
-        if options.topic:
-            queues = BatchSender(options, instance, Recorder("", -1, 0)).publish_queues(options.topic)
+        queues = ordered_queues(options, instance) if options.ordered else None
+        if options.topic and queues is None:
+            BatchSender(options, instance, Recorder("", -1, 0)).publish_queues(options.topic)
         if options.dead_letter_topic:
             BatchSender(options, instance, Recorder("", -1, 0)).publish_queues(options.dead_letter_topic)
-        if queues is None and options.dead_letter_topic is None:
+        if options.topic is None and options.dead_letter_topic is None:
             # Topics come with the rows; that a name server answers at all is what can be known now.
             patience = options.send_msg_timeout * len(options.name_server) / 1000
             instance.transport.query_route(options.create_topic_key, patience)
-        if queues is None or not options.ordered:
-            return None
-        info = instance.routes.cached(queues[0].topic)
-        if info is None or info.template:
-            raise RouteNotFoundException(
-                f"looking up the queues of topic {options.topic} for an ordered write: the topic does not exist, "
-                "and its first messages would make its queues one broker after the other; create it first "
-                f"(mqadmin updateTopic -t {options.topic})"
-            )
         return queues
     except TopicRouteStaleException:
         logger.debug("the name server answers, and has no topic %s", options.create_topic_key)

@@ -151,6 +151,13 @@ def test_ids_of_columns_survive_reordering_and_tell_rows_apart() -> None:
     assert {len(one.rsplit("/", 1)[1]) for one in ids} == {32}
 
 
+def test_ids_of_columns_do_not_depend_on_how_rows_are_cut_into_record_batches() -> None:
+    columns = {"keys": pa.array([None, ["a"], [], ["b"]]), "tags": pa.array(["t", None, "u", None])}
+    batch = bodies(b"x", b"x", b"x", b"x", **columns)
+    alone = [batch.slice(row, 1) for row in range(4)]
+    assert ids_of(alone, columns=("keys", "tags")) == ids_of([batch], columns=("keys", "tags"))
+
+
 def test_every_type_of_column_makes_an_id() -> None:
     values = {
         "keys": pa.array([["a", "b"], ["c"], None, []]),

@@ -190,3 +190,15 @@ def test_rows_that_nobody_acknowledges_are_sent_and_not_stored() -> None:
     assert (numbers["p50_ms"], numbers["queues"]) == (None, {})
     assert [row["rows"] for row in summary.timeline()] == [60, 24]
     assert any("84 rows were sent with sendMode=oneway (a 84): nobody acknowledged" in note for note in summary.notes())
+
+
+@pytest.mark.parametrize(
+    ("queue_id", "queue_offset"), [(-1, 0), (2**20, 0), (2**40, 0), (-(2**63), 0), (0, 2**63 - 1), (2**63 - 1, 5)]
+)
+def test_an_answer_with_an_odd_queue_or_offset_costs_no_more_than_its_receipt(queue_id: int, queue_offset: int) -> None:
+    recording = recorder()
+    success(recording, "b", rows=3, latency_ms=1, queue_id=queue_id, offset=queue_offset)
+    success(recording, "b", rows=2, latency_ms=1, queue_id=7, offset=40)
+    facts = summary_of([recording.snapshot()]).to_dict()["b"]
+    assert facts["rows"] == 5
+    assert facts["queues"]["t"]["7"] == {"rows": 2, "first_offset": 40, "last_offset": 41}

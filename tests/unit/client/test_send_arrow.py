@@ -1,0 +1,61 @@
+"""Arrow tables from plain Python: what a DataFrame's write has the driver do first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pytest
+
+from rocketmq_spark.client.producer import Producer
+from rocketmq_spark.errors import RouteNotFoundException, SchemaError
+from rocketmq_spark.transport.script import route
+from rocketmq_spark.transport.scripted import ScriptedTransport
+
+KEYS = [f"key-{number}" for number in range(20)]
+
+
+def keyed(first: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"body": [f"{first}"] * len(KEYS), "shardingKey": KEYS})
+
+
+def test_the_queues_of_an_ordered_write_stay_the_same_whatever_becomes_of_the_route(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield keyed(0)
+        transport.routes["T"] = route({"a": 2, "b": 2, "c": 3})
+        assert producer._service is not None
+        assert producer._service.instance.routes.refresh("T", 1.0)
+        yield keyed(1)
+
+    producer.send_arrow(batches(), "T", ordered="true")
+    queues = {
+        key: {queue for queue, messages in transport.stored.items() for one in messages if one.sharding_key == key}
+        for key in KEYS
+    }
+    assert {len(found) for found in queues.values()} == {1}
+    assert sum(map(len, transport.stored.values())) == 2 * len(KEYS)
+
+
+def test_an_ordered_write_needs_a_topic_that_exists(producer: Producer, transport: ScriptedTransport) -> None:
+    transport.routes["TBW102"] = route({"a": 4})
+    with pytest.raises(RouteNotFoundException, match="topic new for an ordered write: the topic does not exist"):
+        producer.send_arrow(keyed(0), "new", ordered="true")
+    assert transport.requests == []
+
+
+def test_a_column_of_row_id_that_is_not_there_is_refused_before_anything_is_sent(
+    make_producer: Callable[..., Producer], transport: ScriptedTransport
+) -> None:
+    with make_producer() as producer, pytest.raises(SchemaError, match="rowId=columns:order_id: there is no column"):
+        producer.send_arrow(keyed(0), "T", rowId="columns:order_id")
+    assert transport.requests == []
+
+
+def test_an_ordered_write_without_sharding_keys_is_refused_and_its_rows_are_not_skipped(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    with pytest.raises(SchemaError, match="ordered=true keeps the order of rows of one shardingKey"):
+        producer.send_arrow(pa.table({"body": ["x"]}), "T", ordered="true", onError="skip")
+    assert transport.requests == []
