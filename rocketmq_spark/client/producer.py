@@ -145,14 +145,18 @@ class Producer(MQAdmin):
             self._start_trace(service)
 
     def shutdown(self) -> None:
-        """Wait for what is under way, tell the brokers, and close. Harmless if it does not run."""
-        if self.state is not ServiceState.RUNNING or self._lifecycle.foreign:
+        """Wait for asynchronous sends under way, tell the brokers, and close. Harmless if it does not run.
+
+        A callback or a listener may call it, too. Sends that other threads wait for fail.
+        """
+        if self._lifecycle.foreign or not self._lifecycle.try_fire(Event.SHUTDOWN):
             return
-        self._lifecycle.fire(Event.SHUTDOWN, f"producer {self.producer_group}")
         assert self._service is not None
-        self._service.close()
-        if self._tracer is not None:
-            self._tracer.shutdown()
+        try:
+            self._service.close()
+        finally:
+            if self._tracer is not None:
+                self._tracer.shutdown()
 
     def __enter__(self) -> Producer:
         self.start()

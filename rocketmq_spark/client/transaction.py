@@ -14,10 +14,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Protocol
 
+from rocketmq_spark.client.own_pool import OwnPool
 from rocketmq_spark.errors import MQClientException, RocketMQError
 from rocketmq_spark.message import Message, SendStatus
 from rocketmq_spark.message_const import (
@@ -184,7 +184,7 @@ class CheckExecutor:
     def __init__(self, transactions: Transactions, listener: TransactionListener) -> None:
         self._transactions = transactions
         self._listener = listener
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="rocketmq-transaction-check")
+        self._pool = OwnPool("rocketmq-transaction-check", 1)
         self._room = threading.BoundedSemaphore(_MAX_CHECKS)
 
     def submit(self, check: TransactionCheck) -> None:
