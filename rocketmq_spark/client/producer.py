@@ -138,8 +138,13 @@ class Producer(MQAdmin):
             self._lifecycle.fire(Event.GROUP_TAKEN, who)
             raise
         self._service = service
-        self._transactions = service.transactions(self.send)
-        service.look_up_topics()
+        try:
+            self._transactions = service.transactions(self.send)
+            service.look_up_topics()
+        except BaseException:
+            # Interrupted, or a bug: in this state no shutdown would ever close what is open.
+            service.close()
+            raise
         self._lifecycle.fire(Event.STARTED, who)
         if self._options.enable_trace:
             self._start_trace(service)

@@ -107,7 +107,6 @@ class ProducerService:
         # As Java from 4.9 on: producers that name no instance share none.
         name = options.instance_name if options.instance_name != "DEFAULT" else f"{os.getpid()}#{time.monotonic_ns()}"
         self.client_id = "@".join(filter(None, (client_ip, name, options.unit_name)))
-        self.instance = registry.join(self.client_id, producer_group, self._on_check, self._new_instance)
         self.packing = Packing(
             namespace=self._namespace,
             max_message_size=options.max_message_size,
@@ -116,6 +115,8 @@ class ProducerService:
             compress_level=options.compress_level,
             next_id=unique_ids().next_id,
         )
+        # After what can fail: nobody would take the group out of the instance again.
+        self.instance = registry.join(self.client_id, producer_group, self._on_check, self._new_instance)
         self._kernel = Kernel(
             KernelSettings(
                 producer_group=producer_group,

@@ -15,7 +15,7 @@ import pytest
 from rocketmq_spark.client.lifecycle import ServiceState
 from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.errors import MQClientException, OptionError
-from rocketmq_spark.message import Message, MessageQueue
+from rocketmq_spark.message import Message, MessageQueue, TopicRouteData
 from rocketmq_spark.message_ext import MessageExt
 from rocketmq_spark.send_result import LocalTransactionState
 from rocketmq_spark.transport.script import Reply, route
@@ -161,6 +161,37 @@ def test_16_topics_given_are_looked_up_at_the_start_and_a_missing_one_is_only_lo
     assert [call[1] for call in transport.calls if call[0] == "query_route"] == ["T", "missing", "TBW102"]
     assert "looking up topic missing at the start" in caplog.text
     assert producer.state is ServiceState.RUNNING
+
+
+def test_a_start_that_is_interrupted_leaves_no_client_instance(
+    make_producer: Make, transport: ScriptedTransport
+) -> None:
+    class Interrupted(ScriptedTransport):
+        def query_route(self, topic: str, timeout: float) -> TopicRouteData:
+            raise KeyboardInterrupt
+
+    interrupted = Interrupted({})
+    producer = make_producer(transport=interrupted, instance_name="again", topics=["T"])
+    with pytest.raises(KeyboardInterrupt):
+        producer.start()
+    assert producer.state is ServiceState.START_FAILED
+    assert interrupted.closed
+    make_producer(instance_name="again").start()
+
+
+def test_a_start_without_threads_to_be_had_leaves_no_client_instance(
+    make_producer: Make, transport: ScriptedTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    producer = make_producer(instance_name="again")
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", none_left)
+        with pytest.raises(RuntimeError):
+            producer.start()
+    assert transport.closed
+    make_producer(instance_name="again", transport=ScriptedTransport({})).start()
 
 
 def test_nothing_is_opened_before_the_first_send(make_producer: Make, transport: ScriptedTransport) -> None:
