@@ -23,7 +23,7 @@ from rocketmq_spark.client.registry import GroupTakenError
 from rocketmq_spark.client.sending import Target
 from rocketmq_spark.client.service import Parts, ProducerService, trace_numbers
 from rocketmq_spark.client.transaction import LocalTransactionExecutor, TransactionListener, Transactions
-from rocketmq_spark.errors import MQClientException, RocketMQError
+from rocketmq_spark.errors import MQClientException
 from rocketmq_spark.message import Message, MessageQueue
 from rocketmq_spark.producer.client_instance import ClientInstance
 from rocketmq_spark.producer.hooks import CheckForbiddenHook, EndTransactionHook, Hooks, SendMessageHook
@@ -44,7 +44,7 @@ logger = logging.getLogger("rocketmq_spark.producer")
 _TRACE_TIMEOUT_MS: Final = 5000
 # How the tracer reaches the brokers; all else are its own defaults.
 _SHARED_WITH_TRACER: Final = (
-    "name_server", "client_ip", "access_key", "secret_key", "security_token", "use_tls", "tls_ca_file",
+    "name_server", "client_ip", "unit_name", "access_key", "secret_key", "security_token", "use_tls", "tls_ca_file",
 )  # fmt: skip
 
 
@@ -406,12 +406,15 @@ class Producer(MQAdmin):
             tracer = Producer(
                 f"_INNER_TRACE_PRODUCER-{self.producer_group}-PRODUCE-{next(trace_numbers)}",
                 transport=self._parts.transport,
+                # The same client instance: one that has the caller's transport for itself would close it, and take the
+                # brokers' checks of transactions.
+                instance_name=service.instance_name,
                 send_msg_timeout=_TRACE_TIMEOUT_MS,
                 max_message_size=MAX_MESSAGE_BYTES,
                 **{name: getattr(options, name) for name in _SHARED_WITH_TRACER},
             )
             tracer.start()
-        except RocketMQError:
+        except Exception:
             logger.warning("producer %s sends without a message trace", self.producer_group, exc_info=True)
             return
         self._tracer = tracer

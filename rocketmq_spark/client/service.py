@@ -105,8 +105,9 @@ class ProducerService:
         self._trace: TraceDispatcher | None = None
         client_ip = options.client_ip or local_ip()
         # As Java from 4.9 on: producers that name no instance share none.
-        name = options.instance_name if options.instance_name != "DEFAULT" else f"{os.getpid()}#{time.monotonic_ns()}"
-        self.client_id = "@".join(filter(None, (client_ip, name, options.unit_name)))
+        own_name = f"{os.getpid()}#{time.monotonic_ns()}"
+        self.instance_name = own_name if options.instance_name == "DEFAULT" else options.instance_name
+        self.client_id = "@".join(filter(None, (client_ip, self.instance_name, options.unit_name)))
         self.packing = Packing(
             namespace=self._namespace,
             max_message_size=options.max_message_size,

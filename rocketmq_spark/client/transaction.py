@@ -1,7 +1,8 @@
 """Half messages: sent, decided by a local transaction, ended; and the broker's question about those left open.
 
 Rule 1: the local transaction runs only after the half message is safe (`SEND_OK`); any other answer rolls it back.
-Rule 2: what a local transaction raises, None, or what is no state, means "not known yet": the broker asks back, nothing is guessed.
+Rule 2: what a local transaction raises, None, or what is no state, means "not known yet": the broker asks
+        back, nothing is guessed.
 Rule 3: an end that could not be sent is logged, and never sent twice: a second commit would deliver the message again
         (spec/remoting.md section 11.2). The broker asks back.
 
