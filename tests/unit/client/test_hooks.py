@@ -9,7 +9,7 @@ import pytest
 
 from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.errors import MQBrokerException, MQClientException, RemotingConnectException
-from rocketmq_spark.message import Message, MessageQueue, SendStatus
+from rocketmq_spark.message import Message, MessageQueue, SendRequest, SendStatus
 from rocketmq_spark.message_ext import MessageExt
 from rocketmq_spark.producer.hooks import CheckForbiddenContext, CommunicationMode, MessageType, SendMessageContext
 from rocketmq_spark.producer.trace import MAX_MESSAGE_BYTES, PubTrace, TraceDispatcher, trace_messages
@@ -65,6 +65,41 @@ def test_93_after_an_exception_the_context_has_it(producer: Producer, transport:
         producer.send(MESSAGE)
     outcomes = [(when, type(context.exception).__name__) for when, context in observer.seen if when == "after"]
     assert outcomes == [("after", "RemotingConnectException")] * 3 + [("after", "MQBrokerException")]
+
+
+def test_93_after_an_interruption_the_context_has_it(make_producer: Make) -> None:
+    class Interrupted(ScriptedTransport):
+        def send(self, *_args: object, **_kwargs: object) -> None:
+            raise KeyboardInterrupt
+
+        send_oneway = send
+
+    observer = Observer()
+    producer = make_producer(transport=Interrupted({"T": route({"a": 1})}))
+    producer.start()
+    producer.register_send_message_hook(observer)
+    for send in (producer.send, producer.send_oneway):
+        with pytest.raises(KeyboardInterrupt):
+            send(MESSAGE)
+    assert [(when, type(context.exception)) for when, context in observer.seen[1::2]] == [
+        ("after", KeyboardInterrupt)
+    ] * 2
+
+
+def test_93_an_observer_hears_of_no_attempt_that_began_before_its_registration(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    early, late = Observer(), Observer()
+
+    def register(_request: SendRequest) -> Reply:
+        producer.register_send_message_hook(late)
+        return Reply()
+
+    producer.register_send_message_hook(early)
+    transport.play("a", register)
+    transport.play("b", register)
+    producer.send(MESSAGE)
+    assert (len(early.seen), late.seen) == (2, [])
 
 
 def test_93_an_asynchronous_send_is_seen_once_after_with_its_final_outcome(
