@@ -21,7 +21,7 @@ from rocketmq_spark.client.admin import MQAdmin
 from rocketmq_spark.client.lifecycle import Event, Lifecycle, ServiceState
 from rocketmq_spark.client.registry import GroupTakenError
 from rocketmq_spark.client.sending import Target
-from rocketmq_spark.client.service import Parts, ProducerService, trace_numbers
+from rocketmq_spark.client.service import Parts, ProducerService, trace_group
 from rocketmq_spark.client.transaction import LocalTransactionExecutor, TransactionListener, Transactions
 from rocketmq_spark.errors import MQClientException
 from rocketmq_spark.message import Message, MessageQueue
@@ -404,7 +404,7 @@ class Producer(MQAdmin):
         options = self._options
         try:
             tracer = Producer(
-                f"_INNER_TRACE_PRODUCER-{self.producer_group}-PRODUCE-{next(trace_numbers)}",
+                trace_group(self.producer_group),
                 transport=self._parts.transport,
                 # The same client instance: one that has the caller's transport for itself would close it, and take the
                 # brokers' checks of transactions.

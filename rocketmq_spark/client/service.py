@@ -33,6 +33,7 @@ from rocketmq_spark.client.transaction import CheckExecutor, TransactionListener
 from rocketmq_spark.compression import CompressionType
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.message import Message
+from rocketmq_spark.names import MAX_GROUP_LENGTH
 from rocketmq_spark.producer.client_instance import ClientInstance
 from rocketmq_spark.producer.hooks import Hooks
 from rocketmq_spark.producer.kernel import Kernel, KernelSettings
@@ -48,7 +49,13 @@ from rocketmq_spark.unique_id import UniqueIdGenerator
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
-trace_numbers: Final = itertools.count()
+_trace_numbers: Final = itertools.count()
+
+
+def trace_group(producer_group: str) -> str:
+    """Return a group for the producer that sends the trace of another one; a long group is cut to fit into it."""
+    end = f"-PRODUCE-{next(_trace_numbers)}"
+    return f"_INNER_TRACE_PRODUCER-{producer_group}"[: MAX_GROUP_LENGTH - len(end)] + end
 
 
 @functools.cache

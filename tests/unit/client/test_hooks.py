@@ -303,6 +303,15 @@ def test_a_traced_producer_in_a_namespace_leaves_bare_names(make_producer: Make,
     assert [fields[3:5] for fields in traces(transport)] == [["pg", "T"]]
 
 
+def test_a_group_of_any_length_can_be_traced(make_producer: Make, transport: ScriptedTransport) -> None:
+    transport.routes["RMQ_SYS_TRACE_TOPIC"] = route({"a": 1})
+    producer = make_producer("g" * 120, enable_trace=True)
+    producer.start()
+    producer.send(MESSAGE)
+    producer.shutdown()
+    assert [fields[3] for fields in traces(transport)] == ["g" * 120]
+
+
 def test_records_beyond_the_queue_are_dropped_and_counted() -> None:
     dispatcher = TraceDispatcher("TRACE", lambda _message: None)
     for number in range(2050):
