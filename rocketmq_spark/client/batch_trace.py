@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Final
 
 from rocketmq_spark.client.producer import Producer
-from rocketmq_spark.client.service import trace_numbers
+from rocketmq_spark.client.service import trace_group
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.message import EncodedBatch, Message, SendOutcome, SendStatus
 from rocketmq_spark.message_const import KEYS, TAGS, UNIQ_KEY
@@ -72,7 +72,7 @@ class BatchTracer:
         self._address_of = address_of
         self._clock = clock
         self._producer = Producer(
-            f"_INNER_TRACE_PRODUCER-{self._group}-PRODUCE-{next(trace_numbers)}",
+            trace_group(self._group),
             transport=transport,
             name_server=options.name_server,
             client_ip=options.client_ip,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 import os
+import threading
 from typing import Final
 
 from rocketmq_spark.errors import MQClientException
@@ -53,11 +54,12 @@ _ADVICE: Final = {
 
 
 class Lifecycle:
-    """The state of one producer, and the process it lives in."""
+    """The state of one producer, and the process that it was last moved on in; safe for many threads."""
 
     def __init__(self) -> None:
         self.state = ServiceState.CREATE_JUST
         self._pid = os.getpid()
+        self._lock = threading.Lock()
 
     def fire(self, event: Event, who: str) -> None:
         """Move on.
@@ -67,10 +69,19 @@ class Lifecycle:
         MQClientException
             The state does not allow it.
         """
-        following = TRANSITIONS[self.state].get(event)
-        if following is None:
+        if not self.try_fire(event):
             raise MQClientException(f"{who} can't {event.value} in state {self.state.value}: {_ADVICE[self.state]}")
-        self.state = following
+
+    def try_fire(self, event: Event) -> bool:
+        """Move on if the state allows it; return whether it did."""
+        with self._lock:
+            following = TRANSITIONS[self.state].get(event)
+            if following is None:
+                return False
+            self.state = following
+            # Nothing lives before the start: what a fork inherits unstarted, it may start.
+            self._pid = os.getpid()
+            return True
 
     def require_running(self, who: str) -> None:
         """Refuse work before the start, after the shutdown, and in a forked child.
@@ -83,7 +94,7 @@ class Lifecycle:
             raise MQClientException(f"{who} is in state {self.state.value}: {_ADVICE[self.state]}")
         if os.getpid() != self._pid:
             raise MQClientException(
-                f"{who} was made in process {self._pid}, this is its fork {os.getpid()}: make another one here"
+                f"{who} was started in process {self._pid}, this is its fork {os.getpid()}: make another one here"
             )
 
     @property

@@ -21,9 +21,9 @@ from rocketmq_spark.client.admin import MQAdmin
 from rocketmq_spark.client.lifecycle import Event, Lifecycle, ServiceState
 from rocketmq_spark.client.registry import GroupTakenError
 from rocketmq_spark.client.sending import Target
-from rocketmq_spark.client.service import Parts, ProducerService, trace_numbers
+from rocketmq_spark.client.service import Parts, ProducerService, trace_group
 from rocketmq_spark.client.transaction import LocalTransactionExecutor, TransactionListener, Transactions
-from rocketmq_spark.errors import MQClientException, RocketMQError
+from rocketmq_spark.errors import MQClientException
 from rocketmq_spark.message import Message, MessageQueue
 from rocketmq_spark.producer.client_instance import ClientInstance
 from rocketmq_spark.producer.hooks import CheckForbiddenHook, EndTransactionHook, Hooks, SendMessageHook
@@ -44,7 +44,7 @@ logger = logging.getLogger("rocketmq_spark.producer")
 _TRACE_TIMEOUT_MS: Final = 5000
 # How the tracer reaches the brokers; all else are its own defaults.
 _SHARED_WITH_TRACER: Final = (
-    "name_server", "client_ip", "access_key", "secret_key", "security_token", "use_tls", "tls_ca_file",
+    "name_server", "client_ip", "unit_name", "access_key", "secret_key", "security_token", "use_tls", "tls_ca_file",
 )  # fmt: skip
 
 
@@ -138,21 +138,30 @@ class Producer(MQAdmin):
             self._lifecycle.fire(Event.GROUP_TAKEN, who)
             raise
         self._service = service
-        self._transactions = service.transactions(self.send)
-        service.look_up_topics()
+        try:
+            self._transactions = service.transactions(self.send)
+            service.look_up_topics()
+        except BaseException:
+            # Interrupted, or a bug: in this state no shutdown would ever close what is open.
+            service.close()
+            raise
         self._lifecycle.fire(Event.STARTED, who)
         if self._options.enable_trace:
             self._start_trace(service)
 
     def shutdown(self) -> None:
-        """Wait for what is under way, tell the brokers, and close. Harmless if it does not run."""
-        if self.state is not ServiceState.RUNNING or self._lifecycle.foreign:
+        """Wait for asynchronous sends under way, tell the brokers, and close. Harmless if it does not run.
+
+        A callback or a listener may call it, too. Sends that other threads wait for fail.
+        """
+        if self._lifecycle.foreign or not self._lifecycle.try_fire(Event.SHUTDOWN):
             return
-        self._lifecycle.fire(Event.SHUTDOWN, f"producer {self.producer_group}")
         assert self._service is not None
-        self._service.close()
-        if self._tracer is not None:
-            self._tracer.shutdown()
+        try:
+            self._service.close()
+        finally:
+            if self._tracer is not None:
+                self._tracer.shutdown()
 
     def __enter__(self) -> Producer:
         self.start()
@@ -395,14 +404,17 @@ class Producer(MQAdmin):
         options = self._options
         try:
             tracer = Producer(
-                f"_INNER_TRACE_PRODUCER-{self.producer_group}-PRODUCE-{next(trace_numbers)}",
+                trace_group(self.producer_group),
                 transport=self._parts.transport,
+                # The same client instance: one that has the caller's transport for itself would close it, and take the
+                # brokers' checks of transactions.
+                instance_name=service.instance_name,
                 send_msg_timeout=_TRACE_TIMEOUT_MS,
                 max_message_size=MAX_MESSAGE_BYTES,
                 **{name: getattr(options, name) for name in _SHARED_WITH_TRACER},
             )
             tracer.start()
-        except RocketMQError:
+        except Exception:
             logger.warning("producer %s sends without a message trace", self.producer_group, exc_info=True)
             return
         self._tracer = tracer

@@ -75,8 +75,15 @@ class Registry:
                     f"starting a producer of group {producer_group}: client {client_id} has one already; use another "
                     "group, or give this one an instance_name of its own"
                 )
+            try:
+                member.instance.start()
+            except BaseException:
+                # No thread could be started, say: an instance that nobody is in must not stay.
+                if not member.groups:
+                    del self._members[client_id]
+                    member.instance.close()
+                raise
             member.groups[producer_group] = on_check
-            member.instance.start()
             member.instance.register(producer_group)
             return member.instance
 

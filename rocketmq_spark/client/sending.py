@@ -2,8 +2,7 @@
 
 Rule 1: a queue of the caller's (or of its selector) gets one attempt and raises what happened; else the loop tries.
 Rule 2: the fault strategy hears of attempts whose queue was ours to choose, and of no others.
-Rule 3: an asynchronous caller hears of everything through its future, on a thread of the callback executor; the one
-        exception is a wrong type.
+Rule 3: an asynchronous caller hears of everything through its future; the one exception is a wrong type.
 
 Follows ``DefaultMQProducerImpl.java`` (spec/producer.md sections 6, 9, 11, 16.1).
 """
@@ -18,6 +17,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from rocketmq_spark.client.send_future import SendFuture
 from rocketmq_spark.errors import MQClientException, RocketMQError, RouteNotFoundException
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.producer.async_send import AsyncRules, AsyncSend
@@ -60,7 +60,7 @@ class Sending:
     kernel : Kernel
     hooks : Hooks
     async_executor, callback_executor : Executor
-        Where asynchronous sends are prepared, and where their futures are completed.
+        Where asynchronous sends are prepared, and where their callbacks run.
     retry_response_codes : set of int
         Shared with the producer, which may add to it.
     clock : callable
@@ -140,7 +140,7 @@ class Sending:
     ) -> Future[SendResult]:
         """Send, and return a future at once; with back pressure, once there is room for `nbytes`."""
         budget = Budget(seconds, self._clock)
-        future: Future[SendResult] = Future()
+        future = SendFuture(self._callback_executor)
         with self._changed:
             self._under_way += 1
         admission: Admission | None = None
@@ -148,18 +148,28 @@ class Sending:
             if self.back_pressure is not None:
                 admission = self.back_pressure.admit(nbytes, budget)
         except RocketMQError as exc:
-            self._complete(future, None, None, exc)
+            self._refuse(future, None, exc)
             return future
+        except BaseException:
+            self._ended()
+            raise
+
+        def dropped(task: Future[None]) -> None:
+            if task.cancelled():
+                self._refuse(future, admission, MQClientException("sending asynchronously: the executor dropped it"))
+
         try:
-            self._async_executor.submit(self._begin_async, pack, target, budget, future, admission)
-        except RuntimeError as exc:
+            task = self._async_executor.submit(self._begin_async, pack, target, budget, future, admission)
+        except Exception as exc:
             if admission is not None:
                 # With back pressure there can't be many: in the caller's own thread then.
                 self._begin_async(pack, target, budget, future, admission)
             else:
                 refused = MQClientException(f"sending asynchronously: the executor refused it ({exc})")
                 refused.__cause__ = exc
-                self._complete(future, None, None, refused)
+                self._refuse(future, None, refused)
+        else:
+            task.add_done_callback(dropped)
         return future
 
     def drain(self, seconds: float) -> bool:
@@ -167,9 +177,7 @@ class Sending:
         with self._changed:
             return self._changed.wait_for(lambda: not self._under_way, seconds)
 
-    def _ended(self, admission: Admission | None) -> None:
-        if admission is not None:
-            admission.release()
+    def _ended(self) -> None:
         with self._changed:
             self._under_way -= 1
             self._changed.notify_all()
@@ -186,7 +194,7 @@ class Sending:
             self._complete(future, admission, result, error)
 
         if not future.set_running_or_notify_cancel():
-            self._ended(admission)
+            self._cancelled(admission)
             return
         try:
             budget.require("sending asynchronously, after waiting for a thread")
@@ -268,6 +276,18 @@ class Sending:
         chosen = select_queue(target.selector, queues, replace(outgoing.message, topic=outgoing.topic), target.arg)
         return replace(chosen, topic=wrap(self._namespace, chosen.topic))
 
+    def _refuse(self, future: Future[SendResult], admission: Admission | None, error: Exception) -> None:
+        """End a send that no thread has begun with."""
+        if future.set_running_or_notify_cancel():
+            self._complete(future, admission, None, error)
+        else:
+            self._cancelled(admission)
+
+    def _cancelled(self, admission: Admission | None) -> None:
+        if admission is not None:
+            admission.release()
+        self._ended()
+
     def _complete(
         self,
         future: Future[SendResult],
@@ -275,17 +295,11 @@ class Sending:
         result: SendResult | None,
         error: Exception | None,
     ) -> None:
-        self._ended(admission)
-
-        def tell() -> None:
-            if error is not None:
-                future.set_exception(error)
-            else:
-                assert result is not None
-                future.set_result(result)
-
-        try:
-            self._callback_executor.submit(tell)
-        except RuntimeError:
-            # Shut down: better here, on the transport's thread, than never.
-            tell()
+        if admission is not None:
+            admission.release()
+        if error is not None:
+            future.set_exception(error)
+        else:
+            assert result is not None
+            future.set_result(result)
+        self._ended()

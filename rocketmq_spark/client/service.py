@@ -1,7 +1,8 @@
 """What a started producer consists of, and in which order it is put together and taken apart.
 
 Rule 1: no connection is made here: the first send, or a topic that is to be looked up, makes it.
-Rule 2: taking apart first waits for what is under way, then tells the brokers, then closes.
+Rule 2: taking apart first waits for asynchronous sends under way, then tells the brokers, then closes; each step is
+        taken though one before it was interrupted, and on a thread of the producer's own, too.
 Rule 3: tracing that can't be set up is logged, and nothing else.
 
 Follows ``DefaultMQProducer.start`` and ``DefaultMQProducerImpl.start``, ``shutdown`` (spec/producer.md sections 1.2,
@@ -10,6 +11,7 @@ Follows ``DefaultMQProducer.start`` and ``DefaultMQProducerImpl.start``, ``shutd
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import logging
@@ -19,17 +21,19 @@ import random
 import socket
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Final
 
 from rocketmq_spark.client.connect import remoting_transport
+from rocketmq_spark.client.own_pool import OwnPool
 from rocketmq_spark.client.registry import registry
 from rocketmq_spark.client.sending import Sending
 from rocketmq_spark.client.transaction import CheckExecutor, TransactionListener, Transactions
 from rocketmq_spark.compression import CompressionType
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.message import Message
+from rocketmq_spark.names import MAX_GROUP_LENGTH
 from rocketmq_spark.producer.client_instance import ClientInstance
 from rocketmq_spark.producer.hooks import Hooks
 from rocketmq_spark.producer.kernel import Kernel, KernelSettings
@@ -45,7 +49,13 @@ from rocketmq_spark.unique_id import UniqueIdGenerator
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
-trace_numbers: Final = itertools.count()
+_trace_numbers: Final = itertools.count()
+
+
+def trace_group(producer_group: str) -> str:
+    """Return a group for the producer that sends the trace of another one; a long group is cut to fit into it."""
+    end = f"-PRODUCE-{next(_trace_numbers)}"
+    return f"_INNER_TRACE_PRODUCER-{producer_group}"[: MAX_GROUP_LENGTH - len(end)] + end
 
 
 @functools.cache
@@ -97,14 +107,14 @@ class ProducerService:
         self._hooks = hooks
         self._parts = parts
         self._namespace = options.namespace or ""
-        self._pools: list[ThreadPoolExecutor] = []
+        self._pools: list[OwnPool] = []
         self._checks: CheckExecutor | None = None
         self._trace: TraceDispatcher | None = None
         client_ip = options.client_ip or local_ip()
         # As Java from 4.9 on: producers that name no instance share none.
-        name = options.instance_name if options.instance_name != "DEFAULT" else f"{os.getpid()}#{time.monotonic_ns()}"
-        self.client_id = "@".join(filter(None, (client_ip, name, options.unit_name)))
-        self.instance = registry.join(self.client_id, producer_group, self._on_check, self._new_instance)
+        own_name = f"{os.getpid()}#{time.monotonic_ns()}"
+        self.instance_name = own_name if options.instance_name == "DEFAULT" else options.instance_name
+        self.client_id = "@".join(filter(None, (client_ip, self.instance_name, options.unit_name)))
         self.packing = Packing(
             namespace=self._namespace,
             max_message_size=options.max_message_size,
@@ -113,6 +123,8 @@ class ProducerService:
             compress_level=options.compress_level,
             next_id=unique_ids().next_id,
         )
+        # After what can fail: nobody would take the group out of the instance again.
+        self.instance = registry.join(self.client_id, producer_group, self._on_check, self._new_instance)
         self._kernel = Kernel(
             KernelSettings(
                 producer_group=producer_group,
@@ -173,16 +185,19 @@ class ProducerService:
         self._hooks.send_message_hooks.append(TraceHook(self._options.trace_topic, self._trace.append))
 
     def close(self) -> None:
-        """Wait for what is under way, at most as long as a send may take; then leave the client instance."""
-        if not self.sending.drain(self._options.send_msg_timeout / 1000):
-            logger.warning("producer %s is shut down with asynchronous sends under way: they fail", self.producer_group)
-        if self._trace is not None:
-            self._trace.shutdown()
-        if self._checks is not None:
-            self._checks.shutdown()
-        registry.leave(self.instance, self.producer_group)
-        for pool in self._pools:
-            pool.shutdown(wait=True)
+        """Wait for asynchronous sends under way, at most as long as one may take; then leave the client instance."""
+        with contextlib.ExitStack() as last_first:
+            for pool in reversed(self._pools):
+                last_first.callback(pool.shutdown)
+            last_first.callback(registry.leave, self.instance, self.producer_group)
+            if self._checks is not None:
+                last_first.callback(self._checks.shutdown)
+            if self._trace is not None:
+                last_first.callback(self._trace.shutdown)
+            if not self.sending.drain(self._options.send_msg_timeout / 1000):
+                logger.warning(
+                    "producer %s is shut down with asynchronous sends under way: they fail", self.producer_group
+                )
 
     def _on_check(self, check: TransactionCheck) -> None:
         if self._checks is None:
@@ -196,8 +211,8 @@ class ProducerService:
         transport = self._parts.transport or remoting_transport(options)
         return ClientInstance(self.client_id, transport, options, idle_seconds=math.inf)
 
-    def _pool(self, name: str, threads: int) -> ThreadPoolExecutor:
-        pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+    def _pool(self, name: str, threads: int) -> OwnPool:
+        pool = OwnPool(name, threads)
         self._pools.append(pool)
         return pool
 

@@ -1,7 +1,8 @@
 """Half messages: sent, decided by a local transaction, ended; and the broker's question about those left open.
 
 Rule 1: the local transaction runs only after the half message is safe (`SEND_OK`); any other answer rolls it back.
-Rule 2: what a local transaction raises, or None, means "not known yet": the broker asks back, nothing is guessed.
+Rule 2: what a local transaction raises, None, or what is no state, means "not known yet": the broker asks
+        back, nothing is guessed.
 Rule 3: an end that could not be sent is logged, and never sent twice: a second commit would deliver the message again
         (spec/remoting.md section 11.2). The broker asks back.
 
@@ -14,10 +15,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Protocol
 
+from rocketmq_spark.client.own_pool import OwnPool
 from rocketmq_spark.errors import MQClientException, RocketMQError
 from rocketmq_spark.message import Message, SendStatus
 from rocketmq_spark.message_const import (
@@ -44,6 +45,7 @@ from rocketmq_spark.transaction import (
     TransactionCheck,
 )
 from rocketmq_spark.transport.base import Transport
+from rocketmq_spark.wire.codes import ResponseCode
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -112,11 +114,11 @@ class Transactions:
         except RocketMQError as exc:
             code = getattr(exc, "response_code", -1)
             raise MQClientException(f"sending a half message to topic {message.topic}: {exc}", code) from exc
-        if result.transaction_id:
-            half = half.with_properties({TRANSACTION_ID: result.transaction_id})
+        # Java's getTransactionId: the unique id, then and at every check, whatever the broker calls the transaction.
+        half = half.with_properties({UNIQ_KEY: result.msg_id, TRANSACTION_ID: result.msg_id})
         state, failure = LocalTransactionState.ROLLBACK_MESSAGE, None
         if result.status is SendStatus.SEND_OK:
-            state, failure = _decided(lambda: executor(half.with_properties({UNIQ_KEY: result.msg_id}), arg))
+            state, failure = _decided(lambda: executor(half, arg))
         try:
             self._end(half, result, state, failure)
         except (RocketMQError, ValueError) as exc:
@@ -126,6 +128,8 @@ class Transactions:
         return TransactionSendResult(**known, local_transaction_state=state)
 
     def _half(self, message: Message) -> Message:
+        if message is None:
+            raise MQClientException("sending a half message: there is none, it is None", ResponseCode.MESSAGE_ILLEGAL)
         # The broker would lose a half message with a delay: its REAL_TOPIC is overwritten (spec/remoting.md 11.1).
         timers = [name for name in (TIMER_DELAY_MS, TIMER_DELAY_SEC, TIMER_DELIVER_MS) if name in message.properties]
         if timers:
@@ -152,7 +156,11 @@ class Transactions:
 
     def answer(self, check: TransactionCheck, listener: TransactionListener) -> None:
         """Answer a broker's question, to the address that asked."""
-        message = replace(check.message, topic=unwrap(check.message.topic, self.namespace))
+        message = replace(
+            check.message,
+            topic=unwrap(check.message.topic, self.namespace),
+            properties={**check.message.properties, TRANSACTION_ID: check.unique_id},
+        )
         state, failure = _decided(lambda: listener.check_local_transaction(message))
         end = check.answer(_ENDS[state], _remark("checking the local transaction", failure))
         try:
@@ -184,7 +192,7 @@ class CheckExecutor:
     def __init__(self, transactions: Transactions, listener: TransactionListener) -> None:
         self._transactions = transactions
         self._listener = listener
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="rocketmq-transaction-check")
+        self._pool = OwnPool("rocketmq-transaction-check", 1)
         self._room = threading.BoundedSemaphore(_MAX_CHECKS)
 
     def submit(self, check: TransactionCheck) -> None:
@@ -216,8 +224,12 @@ def _decided(
 ) -> tuple[LocalTransactionState, Exception | None]:
     try:
         state = decide()
+        if not isinstance(state, LocalTransactionState | None):
+            raise TypeError(f"answered {state!r}: a LocalTransactionState or None is allowed")
     except Exception as exc:
-        logger.warning("a local transaction raised: its state is not known, the broker will ask back", exc_info=True)
+        logger.warning(
+            "a local transaction gave no answer: its state is not known, the broker will ask back", exc_info=True
+        )
         return LocalTransactionState.UNKNOW, exc
     return state or LocalTransactionState.UNKNOW, None
 

@@ -106,9 +106,12 @@ class BackPressure:
         if not self.messages.acquire(1, budget.left):
             raise _full("messages", self.messages, budget)
         size = max(nbytes, 1)
-        if not self.nbytes.acquire(size, budget.left):
+        try:
+            if not self.nbytes.acquire(size, budget.left):
+                raise _full("bytes", self.nbytes, budget)
+        except BaseException:
             self.messages.release(1)
-            raise _full("bytes", self.nbytes, budget)
+            raise
         return Admission(self, size)
 
     def __repr__(self) -> str:

@@ -96,8 +96,8 @@ class SendMessageContext:
     message_type : MessageType
     send_result : SendResult or None
         Set after a send that was answered.
-    exception : Exception or None
-        Set after one that was not.
+    exception : BaseException or None
+        Set after one that was not; a ``KeyboardInterrupt`` after one that was interrupted.
     props : dict
         For the hooks themselves: what one notes before, it finds after.
     """
@@ -111,8 +111,10 @@ class SendMessageContext:
     namespace: str
     message_type: MessageType
     send_result: SendResult | None = None
-    exception: Exception | None = None
+    exception: BaseException | None = None
     props: dict[str, Any] = field(default_factory=dict)
+    # Who was told before, and is told after.
+    observers: tuple[SendMessageHook, ...] = field(default=(), repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,8 @@ class Hooks:
         if not self.send_message_hooks:
             return None
         made = context()
-        for hook in self.send_message_hooks:
+        made.observers = tuple(self.send_message_hooks)
+        for hook in made.observers:
             _guarded(hook.send_message_before, made)
         return made
 
@@ -172,13 +175,13 @@ class Hooks:
         self,
         context: SendMessageContext | None,
         send_result: SendResult | None = None,
-        exception: Exception | None = None,
+        exception: BaseException | None = None,
     ) -> None:
-        """Tell every observer how it went."""
+        """Tell every observer that was told before how it went."""
         if context is None:
             return
         context.send_result, context.exception = send_result, exception
-        for hook in self.send_message_hooks:
+        for hook in context.observers:
             _guarded(hook.send_message_after, context)
 
     def end_transaction(self, context: EndTransactionContext) -> None:

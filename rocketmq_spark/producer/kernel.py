@@ -122,7 +122,7 @@ class Kernel:
         prepared = self.prepare(outgoing, queue, CommunicationMode.SYNC)
         try:
             result = self.result_of(prepared, self._exchange(prepared, budget))
-        except (RemotingException, MQBrokerException) as exc:
+        except (RemotingException, MQBrokerException, KeyboardInterrupt) as exc:
             self._hooks.after(prepared.context, exception=exc)
             raise
         self._hooks.after(prepared.context, result)
@@ -140,7 +140,7 @@ class Kernel:
         prepared = self.prepare(outgoing, queue, CommunicationMode.ONEWAY)
         try:
             self._instance.transport.send_oneway(prepared.request, budget.require(_doing(prepared)))
-        except RemotingException as exc:
+        except (RemotingException, KeyboardInterrupt) as exc:
             self._hooks.after(prepared.context, exception=exc)
             raise
         self._hooks.after(prepared.context)

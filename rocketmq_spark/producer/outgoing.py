@@ -94,7 +94,8 @@ class Packing:
             What no broker would store (spec/producer.md section 3.5), with its code.
         """
         # The check sees the name that brokers know: its limit of 127 includes the namespace.
-        wrapped = replace(message, topic=wrap(self.namespace, message.topic)) if self.namespace else message
+        named = self.namespace and message is not None
+        wrapped = replace(message, topic=wrap(self.namespace, message.topic)) if named else message
         check_message(wrapped, self.max_message_size)
         properties = dict(wrapped.properties)
         unique_id = properties.get(UNIQ_KEY) or self.next_id()

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.message import Message, SendStatus
 from rocketmq_spark.producer.hooks import MessageType, SendMessageContext
 from rocketmq_spark.producer.namespace import unwrap
@@ -29,6 +28,9 @@ logger = logging.getLogger("rocketmq_spark.producer")
 DEFAULT_TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 MAX_MESSAGE_BYTES: Final = 128_000
 FLUSH_SECONDS: Final = 5.0
+
+# A property string has 32,767 bytes; this leaves room for the trace message's own id, WAIT and names.
+_MAX_KEYS_BYTES: Final = 32_000
 
 _MAX_BATCH: Final = 20
 _MAX_QUEUE: Final = 2048
@@ -85,8 +87,8 @@ class PubTrace:
 
     @property
     def key_words(self) -> Iterator[str]:
-        """What the record is found by: the message's id and its own keys."""
-        yield self.msg_id
+        """What the record is found by: the message's id (each member's, of a batch) and its own keys."""
+        yield from filter(None, self.msg_id.split(","))
         yield from (self.keys or "").split()
 
 
@@ -140,24 +142,44 @@ class TraceHook:
 
 
 def trace_messages(trace_topic: str, records: Iterable[PubTrace]) -> Iterator[Message]:
-    """Yield messages for the trace topic with these records, each body at most 128,000 bytes."""
+    """Yield messages for the trace topic with these records.
+
+    Each body has at most 128,000 bytes, and the keys fit a message's properties: a record whose own don't (a batch of
+    very many) is found by the first of them.
+    """
     texts: list[bytes] = []
     keys: dict[str, None] = {}
-    size = 0
+    size = key_bytes = 0
     for record in records:
         text = record.encode().encode("utf-8", "replace")
-        if texts and size + len(text) > MAX_MESSAGE_BYTES:
+        words = _fitting(record.key_words)
+        more = sum(words.values())
+        if texts and (size + len(text) > MAX_MESSAGE_BYTES or key_bytes + more > _MAX_KEYS_BYTES):
             yield _trace_message(trace_topic, texts, keys)
-            texts, keys, size = [], {}, 0
+            texts, keys, size, key_bytes = [], {}, 0, 0
         texts.append(text)
-        keys.update(dict.fromkeys(record.key_words))
+        keys.update(dict.fromkeys(words))
         size += len(text)
+        key_bytes += more
     if texts:
         yield _trace_message(trace_topic, texts, keys)
 
 
+def _fitting(words: Iterable[str]) -> dict[str, int]:
+    """Return as many of the words as one message may have for keys, each with its bytes."""
+    sizes: dict[str, int] = {}
+    left = _MAX_KEYS_BYTES
+    for word in words:
+        sizes[word] = len(word.encode()) + 1
+        left -= sizes[word]
+        if left < 0:
+            del sizes[word]
+            break
+    return sizes
+
+
 def _trace_message(trace_topic: str, texts: list[bytes], keys: dict[str, None]) -> Message:
-    return Message.of(trace_topic, b"".join(texts), keys=list(keys))
+    return Message.of(trace_topic, b"".join(texts), keys=" ".join(keys))
 
 
 class TraceDispatcher:
@@ -167,7 +189,7 @@ class TraceDispatcher:
     ----------
     trace_topic : str
     send : callable
-        Sends one trace message; it may raise a `RocketMQError`, which is logged.
+        Sends one trace message; what it raises is logged.
     batch_num : int, default 10
         ``traceMsgBatchNum``: records that are sent together, 20 at most.
 
@@ -216,7 +238,8 @@ class TraceDispatcher:
             for message in trace_messages(self._trace_topic, records):
                 try:
                     self._send(message)
-                except RocketMQError:
+                except Exception:
+                    # Whatever it was: the records after these are sent.
                     logger.warning("%d trace records could not be sent to %s", len(records), self._trace_topic,
                                    exc_info=True)  # fmt: skip
             if self._closed.is_set() and self._queue.empty():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -90,3 +91,10 @@ def test_batches_that_come_too_fast_are_left_out_and_counted(
         left_out = tracing.discarded
     assert left_out >= 3 * (40 - 17)
     assert f"{left_out} rows were stored and not traced" in caplog.text
+
+
+def test_a_write_of_a_group_of_any_length_is_traced(transport: ScriptedTransport) -> None:
+    options = replace(OPTIONS, producer_group="space%" + "g" * 114)
+    with BatchTracer(options, {"a": "a:10911"}.get, transport=transport) as tracing:  # type: ignore[arg-type]
+        tracing.append(batch(1), outcome())
+    assert [fields[3] for fields in records(transport)] == ["g" * 114]

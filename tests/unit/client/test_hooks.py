@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
 
 from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.errors import MQBrokerException, MQClientException, RemotingConnectException
-from rocketmq_spark.message import Message, MessageQueue, SendStatus
+from rocketmq_spark.message import Message, MessageQueue, SendRequest, SendStatus
+from rocketmq_spark.message_ext import MessageExt
 from rocketmq_spark.producer.hooks import CheckForbiddenContext, CommunicationMode, MessageType, SendMessageContext
 from rocketmq_spark.producer.trace import MAX_MESSAGE_BYTES, PubTrace, TraceDispatcher, trace_messages
+from rocketmq_spark.send_result import LocalTransactionState
 from rocketmq_spark.transport.script import Reply, route
 from rocketmq_spark.transport.scripted import ScriptedTransport
 
@@ -62,6 +65,41 @@ def test_93_after_an_exception_the_context_has_it(producer: Producer, transport:
         producer.send(MESSAGE)
     outcomes = [(when, type(context.exception).__name__) for when, context in observer.seen if when == "after"]
     assert outcomes == [("after", "RemotingConnectException")] * 3 + [("after", "MQBrokerException")]
+
+
+def test_93_after_an_interruption_the_context_has_it(make_producer: Make) -> None:
+    class Interrupted(ScriptedTransport):
+        def send(self, *_args: object, **_kwargs: object) -> None:
+            raise KeyboardInterrupt
+
+        send_oneway = send
+
+    observer = Observer()
+    producer = make_producer(transport=Interrupted({"T": route({"a": 1})}))
+    producer.start()
+    producer.register_send_message_hook(observer)
+    for send in (producer.send, producer.send_oneway):
+        with pytest.raises(KeyboardInterrupt):
+            send(MESSAGE)
+    assert [(when, type(context.exception)) for when, context in observer.seen[1::2]] == [
+        ("after", KeyboardInterrupt)
+    ] * 2
+
+
+def test_93_an_observer_hears_of_no_attempt_that_began_before_its_registration(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    early, late = Observer(), Observer()
+
+    def register(_request: SendRequest) -> Reply:
+        producer.register_send_message_hook(late)
+        return Reply()
+
+    producer.register_send_message_hook(early)
+    transport.play("a", register)
+    transport.play("b", register)
+    producer.send(MESSAGE)
+    assert (len(early.seen), late.seen) == (2, [])
 
 
 def test_93_an_asynchronous_send_is_seen_once_after_with_its_final_outcome(
@@ -160,6 +198,35 @@ def test_trace_messages_stay_below_their_limit_and_are_found_by_ids_and_keys() -
     assert keys == [word for one in records for word in one.key_words]
 
 
+def test_trace_messages_have_no_more_keys_than_fit_their_properties(producer: Producer) -> None:
+    long_keys = [record(msg_id=f"{number:032}", keys="k" * 9000 + str(number)) for number in range(10)]
+    of_a_batch = record(msg_id=",".join(f"{number:032}" for number in range(2000)), keys=None)
+    messages = list(trace_messages("T", [*long_keys, of_a_batch, record(msg_id="last")]))
+    assert all(producer.send(message).status is SendStatus.SEND_OK for message in messages)
+    words = " ".join(str(message.keys) for message in messages).split()
+    assert {word for one in long_keys for word in one.key_words} <= set(words)
+    assert {f"{0:032}", f"{900:032}", "last"} <= set(words)
+    records = [*long_keys, of_a_batch, record(msg_id="last")]
+    assert b"".join(message.body for message in messages) == "".join(one.encode() for one in records).encode()
+
+
+def test_whatever_sending_a_trace_raises_the_next_records_are_sent(caplog: pytest.LogCaptureFixture) -> None:
+    sent: list[Message] = []
+
+    def send(message: Message) -> None:
+        sent.append(message)
+        if len(sent) == 1:
+            raise ZeroDivisionError("a bug")
+
+    dispatcher = TraceDispatcher("TRACE", send, 1)
+    dispatcher.append(record("first"))
+    dispatcher.append(record("second"))
+    dispatcher.start()
+    dispatcher.shutdown()
+    assert [b"second" in message.body for message in sent] == [False, True]
+    assert "1 trace records could not be sent to TRACE" in caplog.text
+
+
 @pytest.fixture
 def traced(make_producer: Make, transport: ScriptedTransport) -> Producer:
     transport.routes["RMQ_SYS_TRACE_TOPIC"] = route({"a": 1})
@@ -199,6 +266,50 @@ def test_a_failed_send_and_a_oneway_one_leave_none(traced: Producer, transport: 
     traced.send_oneway(MESSAGE)
     traced.shutdown()
     assert traces(transport) == []
+
+
+@pytest.mark.parametrize("name", [None, "own"])
+def test_a_tracer_takes_neither_the_transport_nor_the_checks_of_its_producer(
+    make_producer: Make, transport: ScriptedTransport, caplog: pytest.LogCaptureFixture, name: str | None
+) -> None:
+    transport.routes["RMQ_SYS_TRACE_TOPIC"] = route({"a": 1})
+    asked = threading.Event()
+
+    class Listener:
+        def execute_local_transaction(self, _message: Message, _arg: object) -> LocalTransactionState:
+            return LocalTransactionState.UNKNOW
+
+        def check_local_transaction(self, _message: MessageExt) -> LocalTransactionState:
+            asked.set()
+            return LocalTransactionState.COMMIT_MESSAGE
+
+    producer = make_producer(enable_trace=True, transaction_listener=Listener(), instance_name=name)
+    producer.start()
+    producer.send_in_transaction(MESSAGE)
+    transport.check_transaction("10.0.0.9:1", 0)
+    assert asked.wait(PATIENCE)
+    producer.shutdown()
+    assert transport.closed
+    assert len(traces(transport)) == 1
+    assert "this transport is closed" not in caplog.text
+
+
+def test_a_traced_producer_in_a_namespace_leaves_bare_names(make_producer: Make, transport: ScriptedTransport) -> None:
+    transport.routes |= {"RMQ_SYS_TRACE_TOPIC": route({"a": 1}), "space%T": route({"a": 1})}
+    producer = make_producer(enable_trace=True, namespace="space")
+    producer.start()
+    producer.send(MESSAGE)
+    producer.shutdown()
+    assert [fields[3:5] for fields in traces(transport)] == [["pg", "T"]]
+
+
+def test_a_group_of_any_length_can_be_traced(make_producer: Make, transport: ScriptedTransport) -> None:
+    transport.routes["RMQ_SYS_TRACE_TOPIC"] = route({"a": 1})
+    producer = make_producer("g" * 120, enable_trace=True)
+    producer.start()
+    producer.send(MESSAGE)
+    producer.shutdown()
+    assert [fields[3] for fields in traces(transport)] == ["g" * 120]
 
 
 def test_records_beyond_the_queue_are_dropped_and_counted() -> None:

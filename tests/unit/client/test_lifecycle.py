@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import signal
+import sys
 import threading
 from collections.abc import Callable
 
@@ -13,11 +15,15 @@ import pytest
 from rocketmq_spark.client.lifecycle import ServiceState
 from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.errors import MQClientException, OptionError
-from rocketmq_spark.message import Message, MessageQueue
+from rocketmq_spark.message import Message, MessageQueue, TopicRouteData
+from rocketmq_spark.message_ext import MessageExt
+from rocketmq_spark.send_result import LocalTransactionState
+from rocketmq_spark.transport.script import Reply, route
 from rocketmq_spark.transport.scripted import ScriptedTransport
 
 Make = Callable[..., Producer]
 MESSAGE = Message.of("T", b"x")
+PATIENCE = 20
 
 
 def client_id(producer: Producer) -> str:
@@ -157,6 +163,37 @@ def test_16_topics_given_are_looked_up_at_the_start_and_a_missing_one_is_only_lo
     assert producer.state is ServiceState.RUNNING
 
 
+def test_a_start_that_is_interrupted_leaves_no_client_instance(
+    make_producer: Make, transport: ScriptedTransport
+) -> None:
+    class Interrupted(ScriptedTransport):
+        def query_route(self, topic: str, timeout: float) -> TopicRouteData:
+            raise KeyboardInterrupt
+
+    interrupted = Interrupted({})
+    producer = make_producer(transport=interrupted, instance_name="again", topics=["T"])
+    with pytest.raises(KeyboardInterrupt):
+        producer.start()
+    assert producer.state is ServiceState.START_FAILED
+    assert interrupted.closed
+    make_producer(instance_name="again").start()
+
+
+def test_a_start_without_threads_to_be_had_leaves_no_client_instance(
+    make_producer: Make, transport: ScriptedTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    producer = make_producer(instance_name="again")
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", none_left)
+        with pytest.raises(RuntimeError):
+            producer.start()
+    assert transport.closed
+    make_producer(instance_name="again", transport=ScriptedTransport({})).start()
+
+
 def test_nothing_is_opened_before_the_first_send(make_producer: Make, transport: ScriptedTransport) -> None:
     make_producer().start()
     assert transport.requests == transport.calls == []
@@ -172,8 +209,6 @@ def test_a_with_statement_starts_and_ends_it(make_producer: Make) -> None:
 def test_a_shutdown_waits_for_what_is_under_way_and_leaves_no_thread(
     make_producer: Make, transport: ScriptedTransport
 ) -> None:
-    from rocketmq_spark.transport.script import Reply
-
     before = set(threading.enumerate())
     producer = make_producer()
     producer.start()
@@ -228,3 +263,112 @@ def test_secrets_are_in_no_repr(make_producer: Make) -> None:
     producer = make_producer(access_key="ak", secret_key="s3cret", security_token="t0ken")
     assert "s3cret" not in repr(producer) + repr(producer.options)
     assert "t0ken" not in repr(producer) + repr(producer.options)
+
+
+def test_a_callback_may_shut_its_producer_down(make_producer: Make, transport: ScriptedTransport) -> None:
+    transport.routes["RMQ_SYS_TRACE_TOPIC"] = route({"a": 1})
+    producer = make_producer(enable_trace=True)
+    producer.start()
+    outcome: list[BaseException | None] = []
+    done = threading.Event()
+
+    def shut_down(_future: object) -> None:
+        try:
+            producer.shutdown()
+            outcome.append(None)
+        except RuntimeError as exc:
+            outcome.append(exc)
+        finally:
+            done.set()
+
+    producer.send_async(MESSAGE, callback=shut_down)
+    assert done.wait(PATIENCE)
+    assert outcome == [None]
+    assert producer._tracer is not None
+    assert producer._tracer.state is ServiceState.SHUTDOWN_ALREADY
+    assert transport.closed
+
+
+def test_a_listener_may_shut_its_producer_down(make_producer: Make, transport: ScriptedTransport) -> None:
+    outcome: list[BaseException | None] = []
+    done = threading.Event()
+
+    class Listener:
+        def execute_local_transaction(self, _message: Message, _arg: object) -> LocalTransactionState:
+            return LocalTransactionState.UNKNOW
+
+        def check_local_transaction(self, _message: MessageExt) -> LocalTransactionState:
+            try:
+                producer.shutdown()
+                outcome.append(None)
+            except RuntimeError as exc:
+                outcome.append(exc)
+            finally:
+                done.set()
+            return LocalTransactionState.UNKNOW
+
+    producer = make_producer(transaction_listener=Listener())
+    producer.start()
+    producer.send_in_transaction(MESSAGE)
+    transport.check_transaction("10.0.0.9:1", 0)
+    assert done.wait(PATIENCE)
+    assert outcome == [None]
+    assert transport.closed
+
+
+def test_a_shutdown_that_is_interrupted_closes_all_the_same(make_producer: Make, transport: ScriptedTransport) -> None:
+    producer = make_producer(send_msg_timeout=PATIENCE * 1000)
+    producer.start()
+    transport.always = {"a": Reply(silent=True), "b": Reply(silent=True)}
+    futures = [producer.send_async(MESSAGE) for _ in range(2)]
+    main = threading.get_ident()
+    # As Ctrl-C does: it arrives while the main thread waits for what is under way.
+    timer = threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        producer.shutdown()
+    timer.join()
+    assert transport.closed
+    assert all(future.done() for future in futures)
+
+
+def test_15_one_of_many_concurrent_shutdowns_closes_and_the_others_are_harmless() -> None:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    errors: list[MQClientException] = []
+    try:
+        for _ in range(60):
+            producer = Producer("pg", transport=ScriptedTransport({}), name_server="ns:9876")
+            producer.start()
+            together = threading.Barrier(4)
+            threads = [threading.Thread(target=shut_down_with, args=(producer, together, errors)) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert errors == []
+
+
+def shut_down_with(producer: Producer, others: threading.Barrier, errors: list[MQClientException]) -> None:
+    others.wait()
+    try:
+        producer.shutdown()
+    except MQClientException as exc:
+        errors.append(exc)
+
+
+def test_a_producer_that_a_fork_inherits_unstarted_starts_there() -> None:
+    producer = Producer("pg", transport=ScriptedTransport({"T": route({"a": 1})}), name_server="ns:9876")
+    child = os.fork()
+    if child == 0:
+        try:
+            producer.start()
+            producer.send_oneway(MESSAGE)
+            producer.shutdown()
+            os._exit(0 if producer.state is ServiceState.SHUTDOWN_ALREADY else 3)
+        except MQClientException:
+            os._exit(4)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert producer.state is ServiceState.CREATE_JUST

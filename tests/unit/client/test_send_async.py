@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -19,6 +19,8 @@ from rocketmq_spark.errors import (
     RemotingTooMuchRequestException,
 )
 from rocketmq_spark.message import Message, MessageQueue
+from rocketmq_spark.producer.back_pressure import BackPressure
+from rocketmq_spark.producer.budget import Budget
 from rocketmq_spark.send_result import SendResult
 from rocketmq_spark.transport.script import Reply
 from rocketmq_spark.transport.scripted import ScriptedTransport
@@ -56,7 +58,7 @@ def test_callbacks_run_on_threads_of_the_callback_executor(producer: Producer) -
 
     producer.send_async(MESSAGE, callback=note)
     assert done.wait(PATIENCE)
-    assert names[0].startswith(("ClientCallbackExecutor", "MainThread"))
+    assert names[0].startswith("ClientCallbackExecutor")
 
 
 @pytest.mark.parametrize(
@@ -170,8 +172,6 @@ def test_107_with_back_pressure_one_too_many_is_too_much_and_permits_come_back(
 def test_a_future_that_is_cancelled_before_it_began_sends_nothing(
     make_producer: Make, transport: ScriptedTransport
 ) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
     gate = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         pool.submit(gate.wait, PATIENCE)
@@ -184,11 +184,103 @@ def test_a_future_that_is_cancelled_before_it_began_sends_nothing(
 
 
 def test_an_executor_that_is_shut_down_fails_the_future(make_producer: Make) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
     pool = ThreadPoolExecutor(1)
     pool.shutdown()
     producer = started(make_producer, async_sender_executor=pool)
     error = producer.send_async(MESSAGE).exception(PATIENCE)
     assert isinstance(error, MQClientException)
     assert "the executor refused it" in str(error)
+
+
+def test_a_callback_may_wait_for_another_send_though_it_occupies_the_only_thread(make_producer: Make) -> None:
+    producer = started(make_producer, client_callback_executor_threads=1)
+    results: list[SendResult] = []
+    done = threading.Event()
+
+    def send_another(_future: Future[SendResult]) -> None:
+        try:
+            results.append(producer.send_async(MESSAGE).result(PATIENCE / 4))
+        finally:
+            done.set()
+
+    producer.send_async(MESSAGE, callback=send_another)
+    assert done.wait(PATIENCE)
+    assert len(results) == 1
+
+
+def test_a_callback_never_runs_on_the_thread_that_sends_however_fast_the_outcome_is(producer: Producer) -> None:
+    future = producer.send_async(MESSAGE)
+    future.result(PATIENCE)
+    names: list[str] = []
+    done = threading.Event()
+
+    def note(_future: Future[SendResult]) -> None:
+        names.append(threading.current_thread().name)
+        done.set()
+
+    future.add_done_callback(note)
+    assert done.wait(PATIENCE)
+    assert names[0].startswith("ClientCallbackExecutor")
+
+
+class Refusing(Executor):
+    """A bounded executor that is full, and says so in its own words."""
+
+    def submit(self, *_args: Any, **_kwargs: Any) -> Future[Any]:
+        raise LookupError("queue is full")
+
+
+def test_a_callback_executor_that_refuses_leaves_no_future_open(make_producer: Make) -> None:
+    calls: list[Future[SendResult]] = []
+    called = threading.Event()
+
+    def note(future: Future[SendResult]) -> None:
+        calls.append(future)
+        called.set()
+
+    future = started(make_producer, callback_executor=Refusing()).send_async(MESSAGE, callback=note)
+    assert future.result(PATIENCE)
+    assert called.wait(PATIENCE)
+    assert calls == [future]
+
+
+def test_an_async_executor_that_refuses_in_its_own_words_fails_the_future(make_producer: Make) -> None:
+    producer = started(make_producer, async_sender_executor=Refusing())
+    error = producer.send_async(MESSAGE).exception(PATIENCE)
+    assert isinstance(error, MQClientException)
+    assert isinstance(error.__cause__, LookupError)
+    assert producer._service is not None
+    assert producer._service.sending.drain(0)
+
+
+@pytest.mark.parametrize("back_pressure", [False, True])
+def test_what_the_executor_drops_from_its_queue_fails_and_holds_nothing(
+    make_producer: Make, back_pressure: bool
+) -> None:
+    gate = threading.Event()
+    pool = ThreadPoolExecutor(1)
+    pool.submit(gate.wait, PATIENCE)
+    producer = started(make_producer, async_sender_executor=pool, enable_backpressure_for_async_mode=back_pressure)
+    future = producer.send_async(MESSAGE)
+    pool.shutdown(wait=False, cancel_futures=True)
+    gate.set()
+    assert isinstance(future.exception(PATIENCE), MQClientException)
+    assert producer._service is not None
+    sending = producer._service.sending
+    assert sending.drain(0)
+    if sending.back_pressure is not None:
+        assert sending.back_pressure.messages.available == 10_000
+
+
+def test_107_an_interruption_between_the_two_limits_holds_neither() -> None:
+    readings = iter([0.0, 0.0])
+
+    def clock() -> float:
+        for reading in readings:
+            return reading
+        raise KeyboardInterrupt
+
+    limits = BackPressure(10, 1024 * 1024)
+    with pytest.raises(KeyboardInterrupt):
+        limits.admit(1, Budget(1.0, clock))
+    assert (limits.messages.available, limits.nbytes.available) == (10, 1024 * 1024)

@@ -141,6 +141,43 @@ def test_119_a_message_that_can_not_be_sent_never_runs_its_transaction(
     assert (caught.value.response_code, listener.executed, ends(transport)) == (10001, [], [])
 
 
+@pytest.mark.parametrize("answer", ["COMMIT_MESSAGE", True, []])
+def test_119_an_answer_that_is_no_state_is_unknown_with_a_remark(
+    make_producer: Make, transport: ScriptedTransport, answer: Any
+) -> None:
+    def execute(_message: Message, _arg: Any) -> Any:
+        return answer
+
+    producer = started(make_producer, Listener())
+    result = producer.send_in_transaction(Message.of("T", b"x"), executor=execute)
+    assert result.local_transaction_state is UNKNOW
+    [(_, end)] = ends(transport)
+    assert end.commit_or_rollback == 0
+    assert f"answered {answer!r}: a LocalTransactionState or None is allowed" in end.remark
+
+
+@pytest.mark.parametrize("namespace", [None, "space"])
+def test_24_and_119_no_message_is_code_13(make_producer: Make, namespace: str | None) -> None:
+    producer = started(make_producer, Listener(), namespace=namespace)
+    for call in (producer.send, producer.send_oneway, producer.send_in_transaction):
+        with pytest.raises(MQClientException) as caught:
+            call(None)  # type: ignore[arg-type]
+        assert caught.value.response_code == 13
+
+
+def test_120_the_transaction_id_is_the_unique_id_then_and_at_every_check(
+    make_producer: Make, transport: ScriptedTransport
+) -> None:
+    # Applications keep the states of their local transactions under it, as the listener of Java's quick start does.
+    listener = Listener(UNKNOW, COMMIT)
+    producer = started(make_producer, listener)
+    result = producer.send_in_transaction(Message.of("T", b"x"))
+    ask(transport)
+    assert listener.asked.wait(PATIENCE)
+    producer.shutdown()
+    assert [listener.executed[0][0].transaction_id, listener.checked[0].transaction_id] == [result.msg_id] * 2
+
+
 def test_an_executor_of_the_callers_stands_in_for_the_listeners(
     make_producer: Make, transport: ScriptedTransport
 ) -> None:
