@@ -1,7 +1,7 @@
 """The values that travel between the layers. Frozen, slotted, without behaviour beyond their own arithmetic.
 
 Nothing here knows bytes on a wire, sockets, Arrow or Spark. Field names are RocketMQ's
-(``Message.java``, ``MessageQueue.java``, ``SendResult.java``, ``TopicRouteData.java``).
+(``Message.java``, ``MessageQueue.java``, ``SendResult.java``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import index
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import rocketmq_spark.message_const as const
 
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from rocketmq_spark.errors import RocketMQError
 
 Buffer: TypeAlias = "bytes | memoryview"
-
-MASTER_ID: Final = 0
-
-PERM_WRITE: Final = 2
 
 
 class SendStatus(enum.Enum):
@@ -356,46 +352,3 @@ class SendOutcome:
     trace_on: bool = True
     batch_uniq_id: str = ""
     recall_handle: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerData:
-    """The addresses of one broker, by broker id; id 0 is the master (``BrokerData.java``)."""
-
-    broker_name: str
-    broker_addrs: Mapping[int, str]
-    cluster: str = ""
-
-    @property
-    def master(self) -> str | None:
-        """``host:port`` of the master, or None while there is none."""
-        return self.broker_addrs.get(MASTER_ID)
-
-
-@dataclass(frozen=True, slots=True)
-class QueueData:
-    """How many queues of a topic one broker has, and what they are open for (``QueueData.java``)."""
-
-    broker_name: str
-    read_queue_nums: int
-    write_queue_nums: int
-    perm: int
-    topic_sys_flag: int = 0
-
-    @property
-    def writable(self) -> bool:
-        """True if producers may send there."""
-        return bool(self.perm & PERM_WRITE)
-
-
-@dataclass(frozen=True, slots=True)
-class TopicRouteData:
-    """Where the queues of one topic are (``TopicRouteData.java``).
-
-    Both tuples are sorted by broker name, so that two equal routes compare equal.
-    """
-
-    queue_datas: tuple[QueueData, ...]
-    broker_datas: tuple[BrokerData, ...]
-    order_topic_conf: str | None = None
-    static_topic: bool = False

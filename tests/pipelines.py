@@ -9,15 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from rocketmq_spark.errors import RemotingConnectException
-from rocketmq_spark.message import (
-    EncodedBatch,
-    Message,
-    MessageQueue,
-    SendOutcome,
-    SendRequest,
-    SendStatus,
-    TopicRouteData,
-)
+from rocketmq_spark.message import EncodedBatch, Message, MessageQueue, SendOutcome, SendRequest, SendStatus
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.delivery import Delivery
@@ -26,6 +18,7 @@ from rocketmq_spark.producer.pipeline import SendPipeline
 from rocketmq_spark.producer.rate import RateLimit
 from rocketmq_spark.producer.route_cache import TopicPublishInfo, publish_info_of
 from rocketmq_spark.producer.selector import RoundRobinSelector
+from rocketmq_spark.route_data import TopicRouteData
 from rocketmq_spark.transport.script import ManualClock, Reply
 from rocketmq_spark.transport.scripted import ScriptedTransport
 from rocketmq_spark.wire.records import encode_batch

@@ -15,9 +15,10 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from rocketmq_spark.message import BrokerData, Message, QueueData, TopicRouteData
+from rocketmq_spark.message import Message
 from rocketmq_spark.message_const import RESERVED_PROPERTIES
 from rocketmq_spark.message_ext import MessageExt
+from rocketmq_spark.route_data import BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.wire.command import LANGUAGES, RemotingCommand
 
 int16s = st.integers(-(2**15), 2**15 - 1)

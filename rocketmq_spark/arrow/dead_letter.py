@@ -13,7 +13,7 @@ Follows design.md section 7; the limits are those of block.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final
@@ -92,9 +92,9 @@ class DeadLetterBatcher:
         # Rows are checked here and not when the result is iterated.
         return chain(self._rows.add(batch, now), self._add_letters(now))
 
-    def expired(self, now: float) -> Iterator[Ready]:
-        """Return the batches whose first row has waited long enough."""
-        return chain(self._rows.expired(now), self._dead.expired(now))
+    def expired(self, now: float, known: Callable[[str], bool]) -> Iterator[Ready]:
+        """Return the batches of `known` topics whose first row has waited long enough."""
+        return chain(self._rows.expired(now, known), self._dead.expired(now, known))
 
     def flush(self) -> Iterator[Ready]:
         """Return all batches that are being filled."""

@@ -151,9 +151,9 @@ class RemotingBatcher:
         bad = None if invalid is None else invalid.mask
         return self._encode(block, groups, bad, self._ids.take(block.rows), now)
 
-    def expired(self, now: float) -> Iterator[Ready]:
-        """Return the batches whose first row has waited for `LINGER_S` or longer."""
-        late = [key for key, group in self._groups.items() if now - group.since >= LINGER_S]
+    def expired(self, now: float, known: Callable[[str], bool]) -> Iterator[Ready]:
+        """Return the batches of `known` topics whose first row has waited for `LINGER_S` or longer."""
+        late = [key for key, group in self._groups.items() if now - group.since >= LINGER_S and known(key.topic)]
         return map(self._close, late)
 
     def flush(self) -> Iterator[Ready]:

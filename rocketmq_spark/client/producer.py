@@ -363,6 +363,29 @@ class Producer(MQAdmin):
         """Try another broker after this broker code, too."""
         self._parts.retry_response_codes.add(code)
 
+    def set_back_pressure_for_async_send(self, messages: int, nbytes: int) -> None:
+        """Set how much `send_async` may have under way; what is under way stays counted.
+
+        Parameters
+        ----------
+        messages : int
+            10 at least.
+        nbytes : int
+            1 MiB at least.
+
+        Raises
+        ------
+        MQClientException
+            It does not run, or was made without ``enable_backpressure_for_async_mode``.
+        """
+        limits = self._running_service().sending.back_pressure
+        if limits is None:
+            raise MQClientException(
+                f"producer {self.producer_group} has no back pressure to set: it was made without "
+                "enable_backpressure_for_async_mode=True"
+            )
+        limits.resize(messages, nbytes)
+
     def set_send_latency_fault_enable(self, enable: bool) -> None:
         """Switch the fault strategy of the client instance on or off."""
         self._running().faults.enabled = enable

@@ -209,7 +209,8 @@ class ProducerService:
     def _new_instance(self) -> ClientInstance:
         options = self._options
         transport = self._parts.transport or remoting_transport(options)
-        return ClientInstance(self.client_id, transport, options, idle_seconds=math.inf)
+        api_timeout = options.mq_client_api_timeout / 1000
+        return ClientInstance(self.client_id, transport, options, idle_seconds=math.inf, api_timeout=api_timeout)
 
     def _pool(self, name: str, threads: int) -> OwnPool:
         pool = OwnPool(name, threads)

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from rocketmq_spark.errors import RemotingCommandException, RemotingConnectException, RemotingTimeoutException
-from rocketmq_spark.message import TopicRouteData
+from rocketmq_spark.route_data import TopicRouteData
 from rocketmq_spark.wire.codes import STORED, RequestCode, ResponseCode, broker_error
 from rocketmq_spark.wire.command import RemotingCommand, encode_command
 from rocketmq_spark.wire.framing import FrameBuffer

@@ -62,8 +62,8 @@ class Batcher(Protocol[RowsT]):
         """Take rows in, and yield the batches that are full."""
         ...
 
-    def expired(self, now: float) -> Iterator[tuple[EncodedBatch, MessageQueue | None]]:
-        """Yield the batches that have waited long enough for more rows."""
+    def expired(self, now: float, known: Callable[[str], bool]) -> Iterator[tuple[EncodedBatch, MessageQueue | None]]:
+        """Yield the batches of `known` topics that have waited long enough for more rows."""
         ...
 
     def flush(self) -> Iterator[tuple[EncodedBatch, MessageQueue | None]]:
@@ -225,6 +225,10 @@ class BatchSender(Generic[RowsT]):
             return batch
         return replace(batch, topic=wrap(self._options.namespace, batch.topic))
 
+    def _has_route(self, topic: str) -> bool:
+        # Of others the caller's thread finds the route, or says within seconds why there is none.
+        return self._instance.routes.cached(wrap(self._options.namespace, topic)) is not None
+
     def _has_room(self, batch: EncodedBatch) -> bool:
         pending = self._pipeline.pending_bytes
         grouped = self._batcher.pending_bytes if self._batcher else 0
@@ -343,7 +347,7 @@ class BatchSender(Generic[RowsT]):
                 self._pipeline.complete(*event, now)
                 event = None if self._events.empty() else self._events.get()
             if self._reading and self._batcher is not None:
-                for batch, queue in self._batcher.expired(now):
+                for batch, queue in self._batcher.expired(now, self._has_route):
                     self._pipeline.offer(self._named(batch), queue, now)
             self._dispatch()
             self._changed.notify_all()

@@ -63,6 +63,8 @@ class ClientInstance:
         Seconds.
     idle_seconds : float, default 60
         How long it stays warm without a user.
+    api_timeout : float, default 3.0
+        Seconds for a route, heart-beat or unregister request (``mqClientApiTimeout``).
     """
 
     def __init__(
@@ -73,7 +75,9 @@ class ClientInstance:
         *,
         clock: Callable[[], float] = time.monotonic,
         idle_seconds: float = IDLE_SECONDS,
+        api_timeout: float = API_TIMEOUT,
     ) -> None:
+        self._api_timeout = api_timeout
         self.client_id = client_id
         self.transport = transport
         self.routes = RouteCache(
@@ -89,7 +93,7 @@ class ClientInstance:
         self._detect_timeout = options.detect_timeout / 1000
         self._clock = clock
         self._idle_seconds = idle_seconds
-        self._heart_beats = HeartBeats(client_id, transport, self.routes)
+        self._heart_beats = HeartBeats(client_id, transport, self.routes, api_timeout)
         self._detector = FaultDetector(
             self.faults.table,
             master_of=lambda broker_name: self.routes.masters().get(broker_name),
@@ -140,7 +144,7 @@ class ClientInstance:
     def forget(self, producer_group: str) -> None:
         """Count every producer of a group out, and tell every address of every broker that it is gone.
 
-        Does not raise; each address may take `API_TIMEOUT`.
+        Does not raise; each address may take the time of one request.
         """
         with self._lock:
             self._groups.pop(producer_group, None)
@@ -207,7 +211,7 @@ class ClientInstance:
     def _refresh(self, topic: str, now: float) -> None:
         self._refreshed_at[topic] = now
         try:
-            if self.routes.refresh(topic, API_TIMEOUT):
+            if self.routes.refresh(topic, self._api_timeout):
                 logger.info("route of topic %s changed", topic)
         except RocketMQError as exc:
             logger.warning("%s (the cached route goes on)", exc)

@@ -34,9 +34,14 @@ class HeartBeats:
     client_id : str
     transport : Transport
     routes : RouteCache
+    api_timeout : float, default 3.0
+        Seconds for one request.
     """
 
-    def __init__(self, client_id: str, transport: Transport, routes: RouteCache) -> None:
+    def __init__(
+        self, client_id: str, transport: Transport, routes: RouteCache, api_timeout: float = API_TIMEOUT
+    ) -> None:
+        self._api_timeout = api_timeout
         self._client_id = client_id
         self._transport = transport
         self._routes = routes
@@ -55,7 +60,7 @@ class HeartBeats:
         """Tell every address of every broker that the group is gone."""
 
         def call(address: str) -> None:
-            self._transport.unregister_client(address, self._client_id, group, API_TIMEOUT)
+            self._transport.unregister_client(address, self._client_id, group, self._api_timeout)
 
         self._tell(self._routes.addresses(), f"unregistering group {group}", call)
 
@@ -75,7 +80,7 @@ class HeartBeats:
         return True
 
     def _beat(self, address: str, groups: Collection[str]) -> None:
-        self._transport.heart_beat(address, self._client_id, groups, API_TIMEOUT)
+        self._transport.heart_beat(address, self._client_id, groups, self._api_timeout)
 
     def _tell(self, addresses: Iterable[str], what: str, call: Callable[[str], None]) -> None:
         for address in addresses:

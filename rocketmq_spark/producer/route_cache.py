@@ -25,7 +25,8 @@ from rocketmq_spark.errors import (
     RouteNotFoundException,
     TopicRouteStaleException,
 )
-from rocketmq_spark.message import MASTER_ID, MessageQueue, TopicRouteData
+from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.route_data import MASTER_ID, TopicRouteData
 
 logger = logging.getLogger("rocketmq_spark.producer")
 

@@ -158,11 +158,12 @@ def _with_namespace(options: SinkOptions) -> SinkOptions:
     namespace = options.namespace or namespace_of(options.name_server[0])
     if namespace is None:
         return options
-    if len(wrap(namespace, options.topic or "")) > MAX_TOPIC_LENGTH:
-        raise OptionError(
-            f"topic {options.topic} in namespace {namespace} has a name of more than {MAX_TOPIC_LENGTH} characters: "
-            "shorten one of the two"
-        )
+    for topic in filter(None, (options.topic, options.dead_letter_topic)):
+        if len(wrap(namespace, topic)) > MAX_TOPIC_LENGTH:
+            raise OptionError(
+                f"topic {topic} in namespace {namespace} has a name of more than {MAX_TOPIC_LENGTH} characters: "
+                "shorten one of the two"
+            )
     return dataclasses.replace(options, namespace=namespace, producer_group=wrap(namespace, options.producer_group))
 
 

@@ -11,8 +11,9 @@ import math
 from collections.abc import Callable, Collection
 from typing import Protocol, TypeAlias
 
-from rocketmq_spark.message import MessageQueue, SendOutcome, SendRequest, TopicRouteData
+from rocketmq_spark.message import MessageQueue, SendOutcome, SendRequest
 from rocketmq_spark.message_ext import MessageExt
+from rocketmq_spark.route_data import TopicRouteData
 from rocketmq_spark.transaction import EndTransaction, TransactionCheck
 
 OnOutcome: TypeAlias = Callable[[SendOutcome], None]

@@ -364,7 +364,11 @@ class IoLoop:
             self._by_address.clear()
         for connection in connections:
             what = "the transport was closed" if cause is None else f"the transport's thread failed ({cause!r})"
-            self._settle(connection, connection.close(self._clock(), what, cause))
+            try:
+                self._settle(connection, connection.close(self._clock(), what, cause))
+            except Exception:
+                # One that can't be closed in good order must not keep the others from telling who waits there.
+                logger.exception("%r: closing it failed", connection)
         self._finish_refused()
         self._release()
 

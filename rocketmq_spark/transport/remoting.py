@@ -25,8 +25,9 @@ from rocketmq_spark.errors import (
     RemotingSendRequestException,
     RemotingTimeoutException,
 )
-from rocketmq_spark.message import MessageQueue, SendRequest, TopicRouteData
+from rocketmq_spark.message import MessageQueue, SendRequest
 from rocketmq_spark.message_ext import MessageExt
+from rocketmq_spark.route_data import TopicRouteData
 from rocketmq_spark.transaction import EndTransaction
 from rocketmq_spark.transport.base import OnCheckTransaction, OnOutcome
 from rocketmq_spark.transport.client import Body, RemotingClient

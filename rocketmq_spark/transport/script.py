@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.message import MASTER_ID, BrokerData, QueueData, SendStatus, TopicRouteData
+from rocketmq_spark.message import SendStatus
+from rocketmq_spark.route_data import MASTER_ID, BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.wire.codes import broker_error
 
 

@@ -23,7 +23,8 @@ from dataclasses import replace
 from typing import Final
 
 from rocketmq_spark.errors import MQBrokerException, RemotingSendRequestException, RemotingTimeoutException
-from rocketmq_spark.message import SendOutcome, SendRequest, TopicRouteData
+from rocketmq_spark.message import SendOutcome, SendRequest
+from rocketmq_spark.route_data import TopicRouteData
 from rocketmq_spark.transport.base import OnOutcome
 from rocketmq_spark.transport.script import ManualClock, Reply, route
 from rocketmq_spark.transport.scripted_calls import ScriptedCalls

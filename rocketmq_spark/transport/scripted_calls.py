@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 from rocketmq_spark.errors import MQClientException, RemotingTimeoutException, RocketMQError
-from rocketmq_spark.message import MASTER_ID, BrokerData, Message, MessageQueue, QueueData, TopicRouteData
+from rocketmq_spark.message import Message, MessageQueue
 from rocketmq_spark.message_ext import MessageExt
+from rocketmq_spark.route_data import MASTER_ID, BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.transaction import EndTransaction, TransactionCheck
 from rocketmq_spark.transport.base import OnCheckTransaction
 from rocketmq_spark.transport.scripted_store import ScriptedStore

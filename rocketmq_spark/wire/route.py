@@ -13,7 +13,7 @@ import re
 from typing import Any, Final
 
 from rocketmq_spark.errors import RemotingCommandException
-from rocketmq_spark.message import BrokerData, QueueData, TopicRouteData
+from rocketmq_spark.route_data import BrokerData, QueueData, TopicRouteData
 
 # A string is consumed whole before a key can match inside it. Its closing quote is optional so that a body cut off
 # within a string costs one scan, not one per quote.

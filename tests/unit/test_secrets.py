@@ -13,9 +13,9 @@ from pyspark import cloudpickle
 from pyspark.sql.types import StructType
 
 from rocketmq_spark.errors import DeliveryError
-from rocketmq_spark.message import MASTER_ID, BrokerData, TopicRouteData
 from rocketmq_spark.options import parse_sink_options
 from rocketmq_spark.producer.client_instance import close_instances
+from rocketmq_spark.route_data import MASTER_ID, BrokerData, TopicRouteData
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.spark.writer import RocketMQBatchWriter, _new_instance, stream_writer
 from rocketmq_spark.transport.script import Reply, route

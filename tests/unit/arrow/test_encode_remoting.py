@@ -174,13 +174,23 @@ def test_groups_that_share_a_chunk_keep_no_more_memory_alive_than_they_hold():
 
 
 def test_a_group_goes_once_its_first_row_has_waited_long_enough():
+    def known(_topic: str) -> bool:
+        return True
+
     batcher = new_batcher()
     list(batcher.add(bodies(b"early", shardingKey=pa.array(["a"])), 10.0))
     list(batcher.add(bodies(b"late", shardingKey=pa.array(["b"])), 10.0 + LINGER_S / 2))
-    assert list(batcher.expired(10.0 + LINGER_S * 0.9)) == []
-    assert [batch.rows for batch, _ in batcher.expired(10.0 + LINGER_S * 1.2)] == [1]
+    assert list(batcher.expired(10.0 + LINGER_S * 0.9, known)) == []
+    assert [batch.rows for batch, _ in batcher.expired(10.0 + LINGER_S * 1.2, known)] == [1]
     list(batcher.add(bodies(b"later", shardingKey=pa.array(["b"])), 10.0 + LINGER_S * 1.3))
-    assert [batch.rows for batch, _ in batcher.expired(10.0 + LINGER_S * 2)] == [2]
+    assert [batch.rows for batch, _ in batcher.expired(10.0 + LINGER_S * 2, known)] == [2]
+
+
+def test_a_group_whose_topic_nobody_has_looked_up_stays():
+    batcher = new_batcher(BatchSettings(topic=None))
+    list(batcher.add(bodies(b"x", b"y", topic=pa.array(["known", "unknown"])), 0.0))
+    assert [batch.topic for batch, _ in batcher.expired(10.0, "known".__eq__)] == ["known"]
+    assert [batch.topic for batch, _ in batcher.flush()] == ["unknown"]
 
 
 def test_the_largest_group_goes_when_all_together_wait_for_too_much():

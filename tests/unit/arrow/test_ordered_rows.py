@@ -74,7 +74,7 @@ def test_rows_of_a_queue_keep_their_order_and_none_is_missing(
     for rows in parts:
         ready += batcher.add(record_batch(rows, first), 0.0)
         first += len(rows)
-        ready += batcher.expired(1.0) if linger else ()
+        ready += batcher.expired(1.0, lambda _topic: True) if linger else ()
     ready += batcher.flush()
     found = numbers(ready)
     assert all(queue_numbers == sorted(queue_numbers) for queue_numbers in found.values())

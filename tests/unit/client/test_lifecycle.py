@@ -15,8 +15,9 @@ import pytest
 from rocketmq_spark.client.lifecycle import ServiceState
 from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.errors import MQClientException, OptionError
-from rocketmq_spark.message import Message, MessageQueue, TopicRouteData
+from rocketmq_spark.message import Message, MessageQueue
 from rocketmq_spark.message_ext import MessageExt
+from rocketmq_spark.route_data import TopicRouteData
 from rocketmq_spark.send_result import LocalTransactionState
 from rocketmq_spark.transport.script import Reply, route
 from rocketmq_spark.transport.scripted import ScriptedTransport

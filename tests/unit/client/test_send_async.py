@@ -169,6 +169,23 @@ def test_107_with_back_pressure_one_too_many_is_too_much_and_permits_come_back(
     assert (limits.messages.available, limits.nbytes.available) == (10, 1024 * 1024 * 100)
 
 
+def test_107_limits_may_change_and_what_is_under_way_stays_counted(
+    make_producer: Make, transport: ScriptedTransport
+) -> None:
+    producer = started(make_producer, enable_backpressure_for_async_mode=True, back_pressure_for_async_send_num=20)
+    assert producer._service is not None
+    limits = producer._service.sending.back_pressure
+    assert limits is not None
+    transport.always = dict.fromkeys("ab", Reply(delay=0.2))
+    under_way = [producer.send_async(MESSAGE) for _ in range(15)]
+    producer.set_back_pressure_for_async_send(1, 1)
+    assert limits.messages.available == -5
+    assert all(future.result(PATIENCE) for future in under_way)
+    assert (limits.messages.available, limits.nbytes.available) == (10, 1024 * 1024)
+    with pytest.raises(MQClientException, match="has no back pressure"):
+        started(make_producer).set_back_pressure_for_async_send(10, 10)
+
+
 def test_a_future_that_is_cancelled_before_it_began_sends_nothing(
     make_producer: Make, transport: ScriptedTransport
 ) -> None:

@@ -231,16 +231,28 @@ def test_120_a_check_is_answered_to_the_address_that_asked(
 def test_120_a_check_of_a_group_that_is_not_here_is_logged_and_ignored(
     make_producer: Make, transport: ScriptedTransport, caplog: pytest.LogCaptureFixture
 ) -> None:
-    started(make_producer, Listener(UNKNOW), instance_name="two").send_in_transaction(Message.of("T", b"x"))
-    other = make_producer("other", instance_name="two", transaction_listener=Listener())
+    gone = started(make_producer, Listener(UNKNOW), instance_name="shared")
+    other = make_producer("other", instance_name="shared", transaction_listener=Listener())
     other.start()
-    first = transport.calls
+    gone.send_in_transaction(Message.of("T", b"x"))
+    gone.shutdown()
+    before = ends(transport)
     transport.check_transaction("10.0.0.9:1", 0)
-    assert len(first) >= 1
-    producer = make_producer("plain", instance_name="three")
-    producer.start()
+    assert "of group 'pg', which no producer here answers for" in caplog.text
+    other.shutdown()
+    assert ends(transport) == before
+
+
+def test_120_a_producer_without_a_listener_logs_and_ignores_a_check(
+    make_producer: Make, transport: ScriptedTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = make_producer()
+    plain.start()
+    plain.send(Message.of("T", b"x").with_properties({"TRAN_MSG": "true", "PGROUP": "pg"}))
     ask(transport)
-    assert "which no producer here answers for" in caplog.text or "transaction_listener" in caplog.text
+    plain.shutdown()
+    assert "producer pg has no transaction_listener" in caplog.text
+    assert ends(transport) == []
 
 
 def test_a_namespace_is_taken_off_what_the_listener_sees(make_producer: Make, transport: ScriptedTransport) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -53,8 +54,8 @@ class RowBatcher:
             if len(self.rows) == self.size:
                 yield from self.flush()
 
-    def expired(self, now: float) -> Iterator[Pair]:
-        return self.flush()
+    def expired(self, now: float, known: Callable[[str], bool]) -> Iterator[Pair]:
+        return self.flush() if known("T") else iter(())
 
     def flush(self) -> Iterator[Pair]:
         rows, self.rows = self.rows, []
@@ -147,6 +148,16 @@ def test_rows_that_wait_for_company_are_sent_while_the_upstream_is_slow(rig: Rig
     assert stored_meanwhile == [11]
 
 
+def test_rows_of_an_unknown_topic_fail_with_its_reason_behind_a_slow_upstream_too() -> None:
+    def slow() -> Iterator[list[str]]:
+        yield ["x"]
+        time.sleep(0.5)
+
+    for rig in made(routes={}, send_msg_timeout=50):
+        with pytest.raises(RouteNotFoundException, match="no name server knows it"):
+            rig.producer.write(slow(), RowBatcher())
+
+
 def test_an_invalid_row_fails_with_the_account_of_the_rows_before_it(rig: Rig) -> None:
     rows = [["1"] * 10, ["2"] * 3 + ["bad"]]
     with pytest.raises(InvalidRowError, match=r"row 7: bad\. .*stored: [ab] 10 rows.*not sent: 4.*unknown: 0"):
@@ -209,7 +220,7 @@ def test_an_error_of_the_upstream_goes_through_as_it_is_and_ends_the_thread(rig:
 
 def test_a_crash_of_its_own_thread_reaches_the_caller(rig: Rig) -> None:
     class Crashing(RowBatcher):
-        def expired(self, now: float) -> Iterator[Pair]:
+        def expired(self, now: float, known: Callable[[str], bool]) -> Iterator[Pair]:
             raise ZeroDivisionError("expired")
 
     def upstream() -> Iterator[list[str]]:

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.errors import RemotingConnectException, RemotingTimeoutException, RouteNotFoundException
-from rocketmq_spark.message import BrokerData, MessageQueue, QueueData, TopicRouteData
+from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.batch_sender import BatchSender
 from rocketmq_spark.producer.client_instance import ClientInstance, acquire_instance, close_instances
 from rocketmq_spark.producer.fault_preset import FaultSite
+from rocketmq_spark.route_data import BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.transport.script import ManualClock, route
 from rocketmq_spark.transport.scripted import ScriptedTransport
 

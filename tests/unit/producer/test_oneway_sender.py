@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -32,7 +32,7 @@ class Rows:
         body = encode_batch([Message("T", row.encode()) for row in rows])
         yield EncodedBatch("T", (body,), len(rows), len(body)), self.queue
 
-    def expired(self, now: float) -> Iterator[tuple[EncodedBatch, MessageQueue | None]]:
+    def expired(self, now: float, known: Callable[[str], bool]) -> Iterator[tuple[EncodedBatch, MessageQueue | None]]:
         return iter(())
 
     def flush(self) -> Iterator[tuple[EncodedBatch, MessageQueue | None]]:

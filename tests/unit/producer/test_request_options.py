@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from rocketmq_spark.errors import RemotingConnectException, RouteNotFoundException
-from rocketmq_spark.message import EncodedBatch, Message, MessageQueue, SendRequest, TopicRouteData
+from rocketmq_spark.message import EncodedBatch, Message, MessageQueue, SendRequest
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.batch_sender import BatchSender
 from rocketmq_spark.producer.client_instance import ClientInstance
 from rocketmq_spark.producer.delivery import broker_vip_channel
+from rocketmq_spark.route_data import TopicRouteData
 from rocketmq_spark.transport.script import route
 from rocketmq_spark.transport.scripted import ScriptedTransport
 from rocketmq_spark.wire.records import encode_batch
@@ -40,12 +41,12 @@ class Rows:
         else:
             yield pair
 
-    def expired(self, now: float) -> Iterator[Pair]:
+    def expired(self, now: float, known: Callable[[str], bool]) -> Iterator[Pair]:
         pairs, self.waiting = self.waiting, []
         return iter(pairs)
 
     def flush(self) -> Iterator[Pair]:
-        return self.expired(0.0)
+        return self.expired(0.0, lambda _topic: True)
 
 
 def write(

@@ -14,8 +14,9 @@ from rocketmq_spark.errors import (
     RouteNotFoundException,
     TopicRouteStaleException,
 )
-from rocketmq_spark.message import BrokerData, MessageQueue, QueueData, TopicRouteData
+from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.producer.route_cache import RouteCache, publish_info_of
+from rocketmq_spark.route_data import BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.wire.route import decode_topic_route
 
 

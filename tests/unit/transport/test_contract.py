@@ -24,8 +24,9 @@ from rocketmq_spark.errors import (
     RocketMQError,
     TopicRouteStaleException,
 )
-from rocketmq_spark.message import MASTER_ID, BrokerData, Message, MessageQueue, SendRequest, SendStatus, TopicRouteData
+from rocketmq_spark.message import Message, MessageQueue, SendRequest, SendStatus
 from rocketmq_spark.message_ext import decode_message_id
+from rocketmq_spark.route_data import MASTER_ID, BrokerData, TopicRouteData
 from rocketmq_spark.transaction import EndTransaction, TransactionCheck
 from rocketmq_spark.transport.base import Transport
 from rocketmq_spark.transport.remoting import RemotingTransport
@@ -276,6 +277,7 @@ def test_a_half_message_is_checked_and_the_answer_carries_the_checks_offsets(
     assert cluster.stored.get(QUEUE, []) == []
     _, physical_offset = decode_message_id(outcome.offset_msg_id)
     asked = cluster.check_transaction(physical_offset)
+    cluster.transport.heart_beat(cluster.address, "client", ["pg"], PATIENCE)
     [check] = checks.wait(1)
     assert check == asked
     assert (check.address, check.producer_group, check.unique_id) == (cluster.address, "pg", "U1")

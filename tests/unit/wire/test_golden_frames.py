@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.message import BrokerData, Message, QueueData, TopicRouteData
+from rocketmq_spark.message import Message
+from rocketmq_spark.route_data import BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.wire.codes import RequestCode
 from rocketmq_spark.wire.command import RemotingCommand, SerializeType, decode_command, encode_command, encode_head
 from rocketmq_spark.wire.headers import (

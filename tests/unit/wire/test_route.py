@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.errors import RemotingCommandException
-from rocketmq_spark.message import BrokerData, QueueData, TopicRouteData
+from rocketmq_spark.route_data import BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.wire.route import decode_topic_route, loads_lenient
 from tests.strategies import encode_route, fastjson, routes
 from tests.vectors import load
