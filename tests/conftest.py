@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).parent
 
+# JVMs that live for minutes: what a thorough compiler would gain, it would first cost.
+QUICK_JVM = ("-XX:TieredStopAtLevel=1",)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run what needs no server first, and fetch the server's jars meanwhile."""
@@ -51,7 +54,7 @@ def unavailable(exc: ClusterError) -> NoReturn:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
     """A name server and two brokers for the whole run; tests that break servers start their own."""
-    shared = LocalCluster(brokers=2)
+    shared = LocalCluster(brokers=2, jvm_options=QUICK_JVM)
     try:
         shared.start()
     except ClusterError as exc:
@@ -87,6 +90,7 @@ def spark() -> Iterator[SparkSession]:
         .appName("rocketmq-spark tests")
         .config("spark.ui.enabled", "false")
         .config("spark.log.level", "OFF")
+        .config("spark.driver.extraJavaOptions", " ".join(QUICK_JVM))
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.driver.bindAddress", "127.0.0.1")
