@@ -246,6 +246,15 @@ class MessageQueue:
         return f"{self.topic}/{self.broker_name}/{self.queue_id}"
 
 
+class Encoding(enum.Enum):
+    """Whose layout the body of an `EncodedBatch` has."""
+
+    # Batch items (spec/remoting.md section 6.1), or one message's plain body with its property string beside it.
+    REMOTING = "remoting"
+    # Fields ``messages`` of a SendMessageRequest, back to back: each is a tag, a length and a Message (spec/grpc.md 7).
+    GRPC = "grpc"
+
+
 @dataclass(frozen=True, slots=True)
 class EncodedBatch:
     """The body of one send request, encoded once and sent as often as it takes.
@@ -267,6 +276,12 @@ class EncodedBatch:
         The user's flag of a single message; a batch carries it per item.
     sys_flag : int, default 0
         Compression and transaction bits (spec/remoting.md section 7).
+    encoding : Encoding, default REMOTING
+        A single message is always `REMOTING`: a transport that speaks another protocol translates it.
+    born_timestamp : int, default 0
+        When the messages of a `GRPC` body say that they were born, epoch milliseconds; of others the request says it.
+    message_group : str, default ""
+        Messages of one group keep their order (FIFO topics of gRPC): one goes when the one before it is stored.
     """
 
     topic: str
@@ -277,6 +292,9 @@ class EncodedBatch:
     properties: str = ""
     flag: int = 0
     sys_flag: int = 0
+    encoding: Encoding = Encoding.REMOTING
+    born_timestamp: int = 0
+    message_group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +342,8 @@ class SendOutcome:
     Parameters
     ----------
     queue : MessageQueue
-        The queue of the request; with a status, the queue id is the one the broker answered.
+        The queue of the request; with a status, the queue id is the one the broker answered, -1 where that is not
+        told (gRPC).
     status : SendStatus or None
     error : RocketMQError or None
     latency_ms : float

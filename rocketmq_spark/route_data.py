@@ -49,9 +49,14 @@ class TopicRouteData:
     """Where the queues of one topic are (``TopicRouteData.java``).
 
     Both tuples are sorted by broker name, so that two equal routes compare equal.
+
+    Over gRPC a proxy takes a broker's place: its ``host:port`` is the broker's name and its address, with one queue.
+    `message_types` are the types of message that the topic accepts then (``NORMAL``, ``FIFO``, ``DELAY``,
+    ``TRANSACTION``); a name server does not tell them.
     """
 
     queue_datas: tuple[QueueData, ...]
     broker_datas: tuple[BrokerData, ...]
     order_topic_conf: str | None = None
     static_topic: bool = False
+    message_types: frozenset[str] = frozenset()

@@ -218,7 +218,7 @@ class ClientInstance:
 
     def _probe(self, queue: MessageQueue, address: str) -> bool:
         try:
-            self.transport.max_offset(queue, address, self._detect_timeout)
+            self.transport.probe(queue, address, self._detect_timeout)
         except RocketMQError as exc:
             logger.info("broker %s still can't be reached: %s", queue.broker_name, exc)
             return False

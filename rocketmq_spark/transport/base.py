@@ -79,6 +79,10 @@ class Transport(Protocol):
         """Tell a broker that this producer group is gone (UNREGISTER_CLIENT)."""
         ...
 
+    def probe(self, queue: MessageQueue, address: str, timeout: float) -> None:
+        """Ask a broker something cheap about a queue of its own, to see whether it can be reached; raise if not."""
+        ...
+
     def max_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
         """Return the offset that the queue's next message will get (GET_MAX_OFFSET)."""
         ...

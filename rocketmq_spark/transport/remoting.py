@@ -235,6 +235,10 @@ class RemotingTransport(RemotingClient):
         doing = f"unregistering {producer_group} of {client_id}"
         self._call(address, RequestCode.UNREGISTER_CLIENT, header.to_ext_fields(), timeout, doing)
 
+    def probe(self, queue: MessageQueue, address: str, timeout: float) -> None:
+        """Ask for the queue's max offset, as Java's detector does."""
+        self.max_offset(queue, address, timeout)
+
     def max_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
         """Return the offset that the queue's next message will get (GET_MAX_OFFSET).
 

@@ -66,6 +66,10 @@ class ScriptedCalls:
         """Record the call."""
         self._record(timeout, "unregister_client", address, client_id, producer_group)
 
+    def probe(self, queue: MessageQueue, address: str, timeout: float) -> None:
+        """Ask for the queue's max offset."""
+        self.max_offset(queue, address, timeout)
+
     def max_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
         """Return how many messages `stored` has for the queue."""
         self._record(timeout, "max_offset", queue, address)

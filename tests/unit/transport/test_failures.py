@@ -317,7 +317,7 @@ def test_111_a_socket_that_accepts_no_byte_is_given_up(
         queued.wait(1)
         over.set()
     assert kinds(started) == [RemotingSendRequestException]
-    assert "accepted no byte for 0.2 s" in str(started[0].error)
+    assert "the server accepted no byte for" in str(started[0].error)
     assert started[0].latency_ms == 0.0
     assert kinds(queued) == [RemotingConnectException]
     assert "this request was not sent" in str(queued[0].error)
