@@ -28,6 +28,8 @@ class RocketMQError(Exception):
         The broker is healthy and refused for now: same queue again, after a wait, with a smaller window.
     maybe_stored : bool
         The broker may have stored the rows although no acknowledgement came.
+    split : bool
+        A row of the batch is refused, or all of them are too much at once: its halves may be sent.
     """
 
     retriable: ClassVar[bool] = False
@@ -35,6 +37,7 @@ class RocketMQError(Exception):
     isolate: ClassVar[bool] = False
     flow_control: ClassVar[bool] = False
     maybe_stored: ClassVar[bool] = False
+    split: ClassVar[bool] = False
 
 
 class MQClientException(RocketMQError):
@@ -99,6 +102,12 @@ class MQBrokerException(RocketMQError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class MessageRefusedException(MQBrokerException):
+    """A proxy refuses what a request holds; of a batch it doesn't say which message is wrong, and stores none."""
+
+    split = True
 
 
 class BrokerBusyException(MQBrokerException):

@@ -5,13 +5,16 @@ Rule 2: what may go to any queue of a topic waits in the topic's line, what wait
 Rule 3: lines are served in turn, so that with one slot free at a time none starves.
 Rule 4: serial lines (``ordered``, ``sendMode=sync``) have one delivery under way each: what is behind it waits until it
         is stored, its own waits for another attempt included.
+Rule 5: messages of a group are in a serial line always; groups share lines, or a million keys would be a million lines.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.message import EncodedBatch, MessageQueue
@@ -20,6 +23,9 @@ from rocketmq_spark.producer.window import BATCH_COST, SINGLE_COST
 
 # What a waiting single message takes beside its bytes: measured, the objects around it.
 _SINGLE_OVERHEAD = 512
+
+# Lines that the message groups of a topic share: as many as single messages may be on their way to one endpoint.
+_GROUP_LINES: Final = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -118,7 +124,7 @@ class Lines:
 
     def release(self, delivery: Delivery) -> None:
         """Let the one behind a delivery that is stored go."""
-        if self._serial and (line := self._held.pop(self._key(delivery))):
+        if self._is_serial(delivery) and (line := self._held.pop(self._key(delivery))):
             self._by_key[self._key(delivery)] = line
 
     def take(self, start: Callable[[Delivery], Dispatch | None]) -> Iterator[Dispatch]:
@@ -135,17 +141,21 @@ class Lines:
                 if dispatch is None:
                     continue
                 served = True
-                line.popleft()
                 del self._by_key[key]
-                if self._serial:
+                if self._is_serial(line.popleft()):
                     self._held[key] = line
                 elif line:
                     self._by_key[key] = line
                 yield dispatch
 
+    def _is_serial(self, delivery: Delivery) -> bool:
+        return self._serial or bool(delivery.batch.message_group)
+
     def _key(self, delivery: Delivery) -> Hashable:
         if self._single:
             return None
+        if delivery.batch.message_group:
+            return delivery.batch.topic, zlib.crc32(delivery.batch.message_group.encode()) % _GROUP_LINES
         # A serial line is known by what never changes: its delivery is to find it again when it comes back.
         queue = delivery.bound if self._serial else delivery.wanted_queue
         return queue or delivery.batch.topic

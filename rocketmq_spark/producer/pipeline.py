@@ -9,6 +9,7 @@ Rule 5: the whole of it is bounded by ``deliveryTimeoutMs``, counted from a batc
 Rule 6: with ``ordered`` no batch goes before the one offered earlier for its queue is stored; with ``sendMode=sync``
         none goes before the one offered earlier is stored.
 Rule 7: with a rate, a batch's first try waits for its turn; that waiting has no deadline.
+Rule 8: a batch of which some message is refused is sent again in halves, until that message stands alone.
 
 States of a delivery: ready -> in flight -> (stored | failed | waiting -> ready). Follows design.md section 2.
 """
@@ -36,6 +37,7 @@ from rocketmq_spark.producer.retry import Backoff, RetryPolicy, Verdict
 from rocketmq_spark.producer.route_cache import TopicPublishInfo
 from rocketmq_spark.producer.selector import QueueSelector
 from rocketmq_spark.producer.window import Window
+from rocketmq_spark.wire.batch_split import split_batch
 
 _MIB = 1024 * 1024
 
@@ -181,6 +183,9 @@ class SendPipeline:
             self._wait(delivery, now)
             return
         why = reason(outcome)
+        if verdict is Verdict.GIVE_UP and self._split(delivery, outcome, now):
+            self._recorder.record_retry(broker, why, now)
+            return
         if verdict is Verdict.GIVE_UP:
             self._recorder.record_failure(broker, why, now)
             self._fail(delivery, refused_for_good(delivery, outcome))
@@ -239,6 +244,14 @@ class SendPipeline:
         )
         if self._on_stored is not None:
             self._on_stored(batch, outcome)
+
+    def _split(self, delivery: Delivery, outcome: SendOutcome, now: float) -> bool:
+        """Put the halves of a refused batch in its place, if it has halves."""
+        halves = split_batch(delivery.batch) if outcome.error is not None and outcome.error.split else None
+        # The second half first: what was tried before goes to the head of its line.
+        for half in reversed(halves or ()):
+            self._wait(Delivery(half, delivery.bound, first_tried_at=delivery.first_tried_at), now)
+        return halves is not None
 
     def _wait(self, delivery: Delivery, until: float) -> None:
         self._sequence += 1

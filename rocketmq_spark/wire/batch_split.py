@@ -1,0 +1,56 @@
+"""An encoded batch in two halves, for finding the one message that a server refuses.
+
+Rule 1: messages are neither decoded nor copied one by one: only their lengths are read.
+
+Follows spec/remoting.md section 6.1 (a batch item begins with its size) and the Protocol Buffers encoding (a field
+``messages`` begins with its tag and its length as a varint).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from rocketmq_spark.message import EncodedBatch, Encoding
+
+# Field 1 of SendMessageRequest, length-delimited.
+MESSAGES_TAG: Final = 0x0A
+
+
+def split_batch(batch: EncodedBatch) -> tuple[EncodedBatch, EncodedBatch] | None:
+    """Return the first and the second half of a batch; None of one message alone."""
+    if not batch.batch or batch.rows < 2:
+        return None
+    body = memoryview(b"".join(batch.body))
+    end_of = _ENDS[batch.encoding]
+    rows, border = batch.rows // 2, 0
+    for _ in range(rows):
+        border = end_of(body, border)
+    first, second = body[:border], body[border:]
+    return (
+        replace(batch, body=(first,), rows=rows, nbytes=len(first)),
+        replace(batch, body=(second,), rows=batch.rows - rows, nbytes=len(second)),
+    )
+
+
+def _end_of_item(body: memoryview, at: int) -> int:
+    return at + int.from_bytes(body[at : at + 4], "big")
+
+
+def _end_of_field(body: memoryview, at: int) -> int:
+    if body[at] != MESSAGES_TAG:
+        raise ValueError(f"byte {at} of a gRPC batch is {body[at]:#04x}, the tag of a message is {MESSAGES_TAG:#04x}")
+    length = shift = 0
+    while True:
+        at += 1
+        length |= (body[at] & 0x7F) << shift
+        if body[at] < 0x80:
+            return at + 1 + length
+        shift += 7
+
+
+_ENDS: Final[dict[Encoding, Callable[[memoryview, int], int]]] = {
+    Encoding.REMOTING: _end_of_item,
+    Encoding.GRPC: _end_of_field,
+}

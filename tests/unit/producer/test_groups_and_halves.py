@@ -1,0 +1,134 @@
+"""Message groups keep their order though they share endpoints; a refused batch goes on in halves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocketmq_spark.errors import DeliveryError, MessageRefusedException
+from rocketmq_spark.message import EncodedBatch, Message, SendOutcome, SendRequest
+from rocketmq_spark.transport.script import Reply, route
+from rocketmq_spark.wire.batch_split import split_batch
+from rocketmq_spark.wire.records import decode_batch, encode_batch
+from tests.pipelines import REPLIES, Rig
+
+ENDPOINTS = {"p1:8081": 1, "p2:8081": 1}
+
+
+def offer_to_group(rig: Rig, group: str, body: bytes) -> None:
+    rig.pipeline.offer(EncodedBatch("T", (body,), 1, len(body), batch=False, message_group=group), None, rig.clock.now)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.dictionaries(st.sampled_from(sorted(ENDPOINTS)), st.lists(REPLIES, max_size=12)),
+    st.lists(st.sampled_from(["red", "green", "blue"]), min_size=1, max_size=20),
+    st.integers(0, 2**32),
+)
+def test_messages_of_a_group_are_first_stored_in_their_order_whatever_endpoint_takes_them(
+    script: dict[str, list[Reply]], groups: list[str], seed: int
+) -> None:
+    rig = Rig(route(ENDPOINTS), seed)
+    for endpoint, replies in script.items():
+        rig.transport.play(endpoint, *replies)
+    first_stored: list[bytes] = []
+    send, under_way = rig.transport.send, set[str]()
+
+    def checked(request: SendRequest, timeout, on_outcome, *, within) -> None:  # type: ignore[no-untyped-def]
+        group = request.batch.message_group
+        assert group not in under_way
+        under_way.add(group)
+
+        def ended(outcome: SendOutcome) -> None:
+            under_way.discard(group)
+            if outcome.error is None:
+                first_stored.append(request.batch.body[0])
+            on_outcome(outcome)
+
+        send(request, timeout, ended, within=within)
+
+    rig.transport.send = checked  # type: ignore[method-assign]
+    for number, group in enumerate(groups):
+        offer_to_group(rig, group, f"{group}-{number:03}".encode())
+    rig.run()
+    for group in set(groups):
+        acknowledged = [body for body in first_stored if body.startswith(group.encode())]
+        assert acknowledged == sorted(acknowledged)
+    if rig.pipeline.failure is None:
+        assert len(set(first_stored)) == len(groups)
+
+
+def test_a_group_that_waits_holds_up_no_batch_and_no_group_of_another_line() -> None:
+    rig = Rig(route(ENDPOINTS), retry_backoff_ms=5000)
+    rig.transport.play("p1:8081", Reply.code(2, "busy"))
+    rig.transport.play("p2:8081", Reply.code(2, "busy"))
+    for number in range(3):
+        offer_to_group(rig, "red", b"r%d" % number)
+    for number in range(3):
+        offer_to_group(rig, "green", b"g%d" % number)
+    rig.offer(5)
+    rig.run()
+    assert rig.pipeline.stored_rows == 11
+
+
+def refusing(rig: Rig, is_bad: Callable[[EncodedBatch], bool]) -> list[int]:
+    """Have such batches refused whole, and return how many messages each attempt held."""
+    send, attempts = rig.transport.send, list[int]()
+
+    def checked(request: SendRequest, timeout, on_outcome, *, within) -> None:  # type: ignore[no-untyped-def]
+        attempts.append(request.batch.rows)
+        if is_bad(request.batch):
+            error = MessageRefusedException("refused", 40007, "illegal property", request.address)
+            rig.transport.play(request.queue.broker_name, Reply(error=error))
+        send(request, timeout, on_outcome, within=within)
+
+    rig.transport.send = checked  # type: ignore[method-assign]
+    return attempts
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 700), st.data())
+def test_grpc_07_one_bad_row_is_found_good_rows_are_stored_once_and_the_calls_are_few(
+    rows: int, data: st.DataObject
+) -> None:
+    bad = data.draw(st.integers(0, rows - 1))
+    rig = Rig(route(ENDPOINTS))
+    attempts = refusing(rig, lambda batch: b"BAD" in b"".join(batch.body))
+    rig.offer_bodies([b"BAD" if row == bad else b"row-%d" % row for row in range(rows)])
+    rig.run()
+    assert isinstance(rig.pipeline.failure, DeliveryError)
+    assert "sending 1 rows" in str(rig.pipeline.failure)
+    assert isinstance(rig.pipeline.failure.__cause__, MessageRefusedException)
+    stored = [m.body for messages in rig.transport.stored.values() for m in messages]
+    assert len(stored) == len(set(stored)) == rig.pipeline.stored_rows
+    assert len(attempts) <= 2 * math.ceil(math.log2(max(rows, 2))) + 1
+    assert rig.pipeline.unfinished().not_sent + rig.pipeline.stored_rows == rows
+
+
+def test_halves_of_a_batch_keep_their_order_where_one_goes_at_a_time() -> None:
+    rig = Rig(route({"p1:8081": 1}), send_mode="sync")
+    attempts = refusing(rig, lambda batch: batch.rows > 2)
+    rig.offer_bodies([b"%d" % row for row in range(8)])
+    rig.offer_bodies([b"8"])
+    rig.run()
+    assert rig.pipeline.failure is None
+    assert attempts == [8, 4, 2, 2, 4, 2, 2, 1]
+    [messages] = rig.transport.stored.values()
+    assert [int(message.body) for message in messages] == list(range(9))
+
+
+@given(st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=40))
+def test_halves_hold_what_the_batch_held(bodies: list[bytes]) -> None:
+    body = encode_batch([Message("T", each) for each in bodies])
+    batch = EncodedBatch("T", (memoryview(body)[:7], memoryview(body)[7:]), len(bodies), len(body))
+    halves = split_batch(batch)
+    if len(bodies) == 1:
+        assert halves is None
+        return
+    assert halves is not None
+    assert [half.rows for half in halves] == [len(bodies) // 2, len(bodies) - len(bodies) // 2]
+    assert [m.body for half in halves for m in decode_batch(b"".join(half.body), "T")] == bodies
+    assert sum(half.nbytes for half in halves) == batch.nbytes
