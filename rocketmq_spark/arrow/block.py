@@ -31,11 +31,17 @@ from rocketmq_spark.arrow.columns import (
     int_column,
     list_column,
 )
-from rocketmq_spark.arrow.properties import Property, join_keys, reserved_names, user_properties
+from rocketmq_spark.arrow.properties import (
+    Property,
+    join_keys,
+    property_fields,
+    property_strings,
+    reserved_names,
+    user_properties,
+)
 from rocketmq_spark.arrow.row_id import RowIds, content_hashes
 from rocketmq_spark.arrow.schema import DELAY_COLUMNS, READ_COLUMNS, check_schema
 from rocketmq_spark.arrow.settings import BatchSettings
-from rocketmq_spark.arrow.unique_id import UniqueIds
 from rocketmq_spark.arrow.validate import (
     TOPIC_NULL,
     Rule,
@@ -47,6 +53,7 @@ from rocketmq_spark.arrow.validate import (
     topic_rule,
     violations,
 )
+from rocketmq_spark.arrow.validate_grpc import check_for_grpc
 from rocketmq_spark.message_const import SHARDING_KEY
 from rocketmq_spark.wire.records import ITEM_OVERHEAD, MAX_PROPERTIES
 
@@ -91,6 +98,8 @@ class MessageBlock:
         System properties but UNIQ_KEY, in their order.
     user : ByteColumn or None
         The user's properties as property strings.
+    user_fields : ByteColumn or None
+        The user's properties as fields of a gRPC message; None without any, and for other protocols.
     flags : int64 array or None
         None: all 0.
     no_wait : bool array or None
@@ -116,6 +125,7 @@ class MessageBlock:
     sharding_key: ByteColumn | None
     properties: tuple[Property, ...]
     user: ByteColumn | None
+    user_fields: ByteColumn | None
     flags: npt.NDArray[np.int64] | None
     no_wait: Mask | None
     queue_ids: tuple[npt.NDArray[np.int64], Mask | None] | None
@@ -178,7 +188,8 @@ class _Reader:
         topics, topic_codes = self._topics()
         keys = self._keys()
         tags = self._tags()
-        no_wait = false_rows(self._columns.get("waitStoreMsgOK"))
+        # A proxy has every message stored as safely as its broker stores any.
+        no_wait = None if settings.over_grpc else false_rows(self._columns.get("waitStoreMsgOK"))
         sharding_key = self._sharding_key()
         delays, delayed = self._delays()
         properties: list[Property] = [] if keys is None else [Property(b"KEYS", keys, keys.valid)]
@@ -189,17 +200,25 @@ class _Reader:
             properties.append(Property(SHARDING_KEY.encode(), sharding_key, sharding_key.valid))
         properties += delays
         entries = self._user_properties()
-        user = None if entries is None else entries.joined()
+        strings = None if entries is None else property_strings(entries)
+        user = None if strings is None else strings.joined()
         if self._row_ids is not None and rows:
-            properties.append(self._row_id(self._row_ids, topics, topic_codes, properties, entries, body))
-        property_sizes: npt.NDArray[np.int64] = np.full(rows, len(UNIQ_KEY) + UniqueIds.LENGTH + 2, np.int64)
+            properties.append(self._row_id(self._row_ids, topics, topic_codes, properties, strings, body))
+        property_sizes: npt.NDArray[np.int64] = np.full(rows, len(UNIQ_KEY) + settings.unique_id_length + 2, np.int64)
         for one in properties:
             property_sizes += one.sizes(rows)
         if user is not None:
             property_sizes += user.sizes
         item_sizes: npt.NDArray[np.int64] = property_sizes + body.sizes + ITEM_OVERHEAD
         single = self._single(delayed, item_sizes, topics, topic_codes)
+        if settings.over_grpc and sharding_key is not None:
+            # A message group has an order: its messages go one by one.
+            of_groups = np.ones(rows, np.bool_) if sharding_key.valid is None else sharding_key.valid
+            single = of_groups if single is None else single | of_groups
         self._check_property_sizes(property_sizes, single)
+        flags = self._flags()
+        if settings.over_grpc:
+            self._violations += check_for_grpc(rows, properties, entries, flags)
         return MessageBlock(
             rows=rows,
             topics=topics,
@@ -209,7 +228,8 @@ class _Reader:
             sharding_key=sharding_key,
             properties=tuple(properties),
             user=user,
-            flags=self._flags(),
+            user_fields=property_fields(entries).joined() if settings.over_grpc and entries is not None else None,
+            flags=flags,
             no_wait=no_wait,
             queue_ids=self._queue_ids() if by_column else None,
             broker_names=coded_column(self._columns.get("brokerName")) if by_column else None,

@@ -20,8 +20,8 @@ from typing import Final
 
 import pyarrow as pa
 
+from rocketmq_spark.arrow.batcher import ArrowBatcher, Ready
 from rocketmq_spark.arrow.columns import ListColumn, byte_column, false_rows, int_column, list_column
-from rocketmq_spark.arrow.encode_remoting import Ready, RemotingBatcher
 from rocketmq_spark.arrow.invalid import InvalidRows
 from rocketmq_spark.arrow.properties import is_blank, reserved_names
 from rocketmq_spark.arrow.schema import READ_COLUMNS
@@ -61,18 +61,18 @@ _SCHEMA: Final = pa.schema(
 class DeadLetterBatcher:
     """Batches the good rows of one partition, and its invalid ones as dead letters.
 
-    It has the face of `RemotingBatcher`.
+    It has the face of `ArrowBatcher`.
 
     Parameters
     ----------
-    rows : RemotingBatcher
+    rows : ArrowBatcher
         Its `on_invalid` is the `take` of `letters`.
-    dead : RemotingBatcher
+    dead : ArrowBatcher
         Of the dead-letter topic; it raises what is invalid, and gets nothing that is.
     letters : DeadLetters
     """
 
-    def __init__(self, rows: RemotingBatcher, dead: RemotingBatcher, letters: DeadLetters) -> None:
+    def __init__(self, rows: ArrowBatcher, dead: ArrowBatcher, letters: DeadLetters) -> None:
         self._rows = rows
         self._dead = dead
         self._letters = letters
@@ -88,7 +88,7 @@ class DeadLetterBatcher:
         return self._rows.taken_rows + self._dead.taken_rows + self._letters.waiting_rows
 
     def add(self, batch: pa.RecordBatch, now: float) -> Iterator[Ready]:
-        """Take the rows of one batch and return the batches that are full; see `RemotingBatcher.add`."""
+        """Take the rows of one batch and return the batches that are full; see `ArrowBatcher.add`."""
         # Rows are checked here and not when the result is iterated.
         return chain(self._rows.add(batch, now), self._add_letters(now))
 

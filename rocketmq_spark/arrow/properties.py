@@ -1,6 +1,7 @@
 """Lists and maps of a block as bytes a row: user properties, and ``keys`` given as arrays.
 
-Rule 1: entries are encoded back to back, so a row's part of a property string is a slice and not a copy.
+Rule 1: entries are encoded back to back, so a row's part of a property string, or of a gRPC message, is a slice and
+        not a copy.
 Rule 2: what the broker or this connector writes itself is no user property; a copy job drops it, any other is refused.
 """
 
@@ -17,6 +18,7 @@ import pyarrow.compute as pc
 from rocketmq_spark.arrow.columns import ByteColumn, Ints, ListColumn, Mask
 from rocketmq_spark.arrow.gather import Choice, Frame, Part, assemble
 from rocketmq_spark.arrow.validate import Rule, Violation, check_text, violations
+from rocketmq_spark.arrow.varint import Varints
 from rocketmq_spark.message_const import RESERVED_PROPERTIES, SHARDING_KEY
 from rocketmq_spark.wire.row_hash import ROW_ID
 
@@ -76,7 +78,7 @@ def reserved_names(*, sharding_key: bool, row_id: bool) -> frozenset[str]:
 def user_properties(
     entries: ListColumn, *, reserved: frozenset[str], drop_reserved: bool
 ) -> tuple[ListColumn, list[Violation]]:
-    """Encode a map column as property strings and check it.
+    """Check a map column, and leave out what is to be left out.
 
     Parameters
     ----------
@@ -89,7 +91,7 @@ def user_properties(
     Returns
     -------
     tuple of ListColumn and list of Violation
-        ``name 0x01 value 0x02`` of each entry, in the order of the map.
+        The entries, in the order of the map.
     """
     found: list[Violation] = []
     names, codes, is_reserved = _named(entries, reserved)
@@ -104,18 +106,40 @@ def user_properties(
     found += check_text("the value of a property", entries.values, blank=True, entries=entries)
     found += _check_nulls(entries)
     found += _check_duplicates(entries, codes, len(is_reserved))
+    return entries, found
+
+
+def property_strings(entries: ListColumn) -> ListColumn:
+    """Return ``name 0x01 value 0x02`` of each entry (spec/remoting.md section 5)."""
+    names = _names_of(entries)
     parts: list[Part] = [names, Frame(b"\x01"), entries.values, Frame(b"\x02")]
-    return _assembled(entries, parts, names.sizes + entries.values.sizes + 2), found
+    return _assembled(entries, parts, names.sizes + entries.values.sizes + 2)
+
+
+def property_fields(entries: ListColumn) -> ListColumn:
+    """Return the field ``user_properties`` of a gRPC message for each entry (spec/grpc.md section 7)."""
+    names, values = _names_of(entries), entries.values
+    name_size, value_size = Varints.of(names.sizes), Varints.of(values.sizes)
+    sizes = 2 + name_size.width + value_size.width + names.sizes + values.sizes
+    size = Varints.of(sizes)
+    head = size.after(Frame(b"\x12")).then(name_size.after(Frame(b"\x0a")))
+    parts: list[Part] = [head, names, value_size.after(Frame(b"\x12")), values]
+    return _assembled(entries, parts, sizes + 1 + size.width)
+
+
+def _names_of(entries: ListColumn) -> ByteColumn:
+    if entries.names is None:
+        raise TypeError("user properties are a map, not a list")
+    return entries.names
 
 
 def _named(entries: ListColumn, reserved: frozenset[str]) -> tuple[ByteColumn, Ints, Mask]:
     """Return the names of `entries`, a number for each, and which numbers are reserved names."""
-    if entries.names is None:
-        raise TypeError("user properties are a map, not a list")
-    encoded = entries.names.to_arrow().dictionary_encode()
+    names = _names_of(entries)
+    encoded = names.to_arrow().dictionary_encode()
     wanted = pa.array([name.encode() for name in sorted(reserved)], encoded.dictionary.type)
     is_reserved = pc.is_in(encoded.dictionary, wanted).to_numpy(zero_copy_only=False)
-    return entries.names, encoded.indices.to_numpy(zero_copy_only=False), is_reserved
+    return names, encoded.indices.to_numpy(zero_copy_only=False), is_reserved
 
 
 def _assembled(items: ListColumn, parts: Sequence[Part], sizes: Ints) -> ListColumn:

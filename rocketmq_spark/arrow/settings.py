@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
+from rocketmq_spark.arrow.unique_id import MessageIds, UniqueIds
 from rocketmq_spark.compression import DEFAULT_LEVEL, CompressionType
+from rocketmq_spark.message import Encoding
 from rocketmq_spark.wire.records import MAX_BATCH_ROWS, MAX_BODY
+
+# Kept free of a batch that a proxy is to make: it adds properties to each message before the broker's 4 MiB are
+# measured (spec/grpc.md 5.3).
+_PROXY_ROOM: Final = 512 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,8 @@ class BatchSettings:
     compress_over : int, default 4096
         Bodies of at least so many bytes are long.
     compress_level : int, default 5
+    encoding : Encoding, default REMOTING
+        The protocol that rows are checked and batched for.
     """
 
     topic: str | None = None
@@ -54,8 +63,19 @@ class BatchSettings:
     compress_type: CompressionType | None = None
     compress_over: int = 4096
     compress_level: int = DEFAULT_LEVEL
+    encoding: Encoding = Encoding.REMOTING
+
+    @property
+    def over_grpc(self) -> bool:
+        """True if a proxy takes the rows."""
+        return self.encoding is Encoding.GRPC
 
     @property
     def item_limit(self) -> int:
         """Bytes of the largest batch, so also of the largest item: what is larger goes as a single message."""
-        return min(MAX_BODY, self.max_message_size)
+        return min(MAX_BODY - _PROXY_ROOM if self.over_grpc else MAX_BODY, self.max_message_size)
+
+    @property
+    def unique_id_length(self) -> int:
+        """Digits of a message's id."""
+        return MessageIds.LENGTH if self.over_grpc else UniqueIds.LENGTH

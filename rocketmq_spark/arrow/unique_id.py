@@ -1,15 +1,18 @@
-"""Client message ids (``UNIQ_KEY``) by the thousand (spec/remoting.md 9.2, ``MessageClientIDSetter.java``).
+"""Client message ids by the thousand: ``UNIQ_KEY`` (spec/remoting.md 9.2), ``message_id`` of gRPC (spec/grpc.md 5.2).
 
 Rule 1: an id is 10 bytes that stay for the life of a task, and a 48-bit sequence that starts at ``ms << 16``.
 Rule 2: the sequence only counts up, so more than 65,536 rows carry into the time part and never repeat an id.
 Rule 3: the 10 bytes hold 4 random ones, so a retried task or a forked worker gives other ids.
+Rule 4: those of gRPC have 9 bytes that stay, 6 of them random, and a 64-bit sequence that starts at ``seconds << 32``.
+
+Follows ``MessageClientIDSetter.java``, and ``MessageIdCodec.java`` of the gRPC client.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +39,7 @@ class UniqueIds:
         Read once, here.
     """
 
-    LENGTH: Final = 32
+    LENGTH: ClassVar[int] = 32
 
     def __init__(self, *, ip: bytes, pid: int, wall_clock: Callable[[], float], rng: random.Random) -> None:
         if len(ip) != 4:
@@ -45,7 +48,7 @@ class UniqueIds:
         self._next = milliseconds_of_month(wall_clock()) << 16
 
     def __repr__(self) -> str:
-        return f"<UniqueIds {self.prefix.hex().upper()} next={self._next:012X}>"
+        return f"<{type(self).__name__} {self.prefix.hex().upper()} next={self._next:012X}>"
 
     def take(self, count: int) -> int:
         """Reserve `count` ids and return the sequence number of the first."""
@@ -76,3 +79,39 @@ class UniqueIds:
             return _HEX4[time >> 16 & 0xFFFF].tobytes(), _HEX4[time & 0xFFFF].tobytes(), _HEX4[low]
         times = carry + time
         return _HEX4[times >> 16 & 0xFFFF], _HEX4[times & 0xFFFF], _HEX4[low & 0xFFFF]
+
+
+# The epoch of ids of version 1: 2021-01-01T00:00:00Z.
+_EPOCH_V1: Final = 1_609_459_200
+
+
+class MessageIds(UniqueIds):
+    """The same for gRPC: version 1, with random bytes in the place of the network card's address.
+
+    Containers on many hosts have equal addresses and process ids.
+
+    Parameters
+    ----------
+    pid : int
+    wall_clock : callable
+        Returns epoch seconds; read once, here.
+    rng : random.Random
+        Read once, here.
+    """
+
+    LENGTH = 34
+
+    def __init__(self, *, pid: int, wall_clock: Callable[[], float], rng: random.Random) -> None:
+        self.prefix = b"\x01" + rng.getrandbits(48).to_bytes(6, "big") + (pid & 0xFFFF).to_bytes(2, "big")
+        self._next = (int(wall_clock()) - _EPOCH_V1) << 32
+
+    @staticmethod
+    def digits(first: int, rows: Ints) -> tuple[bytes | npt.NDArray[np.uint32], ...]:
+        """Return the last 16 hex digits of ids, as four groups of four; see `UniqueIds.digits`."""
+        low = rows + (first & 0xFFFF)
+        carry = low >> 16
+        rest = first >> 16
+        if not carry.any():
+            return *(_HEX4[rest >> shift & 0xFFFF].tobytes() for shift in (32, 16, 0)), _HEX4[low]
+        numbers = carry + rest
+        return *(_HEX4[numbers >> shift & 0xFFFF] for shift in (32, 16, 0)), _HEX4[low & 0xFFFF]

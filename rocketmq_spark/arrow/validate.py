@@ -115,13 +115,19 @@ def check_text(
             "any other is allowed: these two separate properties",
             "remove or replace it",
         )
-        yield from violations(rule, _elements_with(column, (column.span - 1) < 2), entries)
-    if blank and (lowest <= _SPACE or _has_empty(column)):
-        rule = Rule(f"{name} is blank", "at least one visible character is needed", "use null where there is none")
-        yield from violations(rule, _blank_elements(column), entries)
+        yield from violations(rule, elements_with(column, (column.span - 1) < 2), entries)
+    if blank:
+        yield from check_blank(name, column, entries)
     if pipe and (hits := column.span == _PIPE).any():
         rule = Rule(f"{name} holds '|'", "one tag a message is allowed", "put the others into keys or properties")
-        yield from violations(rule, _elements_with(column, hits), entries)
+        yield from violations(rule, elements_with(column, hits), entries)
+
+
+def check_blank(name: str, column: ByteColumn, entries: ListColumn | None = None) -> Iterator[Violation]:
+    """A text has something above U+0020 in it; parameters as of `check_text`."""
+    if int(column.span.min(initial=0xFF)) <= _SPACE or _has_empty(column):
+        rule = Rule(f"{name} is blank", "at least one visible character is needed", "use null where there is none")
+        yield from violations(rule, _blank_elements(column), entries)
 
 
 def check_key_items(items: ListColumn) -> Iterator[Violation]:
@@ -131,7 +137,7 @@ def check_key_items(items: ListColumn) -> Iterator[Violation]:
     yield from check_text("keys", values, entries=items)
     if (hits := values.span == _SPACE).any():
         rule = Rule("an item of keys holds a space", "the space separates keys", todo)
-        yield from violations(rule, _elements_with(values, hits), items)
+        yield from violations(rule, elements_with(values, hits), items)
     rule = Rule("an item of keys is null or empty", "each item is a key of at least one character", todo)
     yield from violations(rule, np.flatnonzero(values.sizes == 0), items)
 
@@ -161,7 +167,7 @@ def _not_null(column: ByteColumn, elements: Ints) -> Ints:
     return elements if column.valid is None else elements[column.valid[elements]]
 
 
-def _elements_with(column: ByteColumn, hits: Mask) -> Ints:
+def elements_with(column: ByteColumn, hits: Mask) -> Ints:
     """Return the elements in which one of the marked bytes of the column's span lies, ascending."""
     positions = np.flatnonzero(hits) + int(column.offsets[0])
     return _not_null(column, np.unique(np.searchsorted(column.offsets, positions, side="right") - 1))

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketmq_spark.arrow.encode_remoting import LINGER_S, BatchSettings
+from rocketmq_spark.arrow.batcher import LINGER_S
+from rocketmq_spark.arrow.encode_remoting import BatchSettings
 from rocketmq_spark.compression import CompressionType, decompress
 from rocketmq_spark.errors import InvalidRowError, RouteNotFoundException
 from rocketmq_spark.message import MessageQueue
