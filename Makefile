@@ -44,6 +44,10 @@ check: setup ## Format, lint, types, unit tests
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest tests/unit -q
 
+.PHONY: proto
+proto: setup ## Generate the gRPC messages from proto/
+	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. proto/rocketmq_spark/transport/_pb/*.proto
+
 .PHONY: clean
 clean: ## Remove the virtual environment and what tools left behind
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis spark-warehouse
