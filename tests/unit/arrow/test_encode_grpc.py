@@ -1,0 +1,289 @@
+"""Requests made of columns equal those made of message objects; rows that a proxy would refuse are named."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocketmq_spark.arrow.encode_grpc import GrpcBatcher
+from rocketmq_spark.arrow.row_id import RowIds
+from rocketmq_spark.arrow.settings import BatchSettings
+from rocketmq_spark.arrow.unique_id import MessageIds
+from rocketmq_spark.compression import CompressionType, compress
+from rocketmq_spark.errors import InvalidRowError
+from rocketmq_spark.message import EncodedBatch, Encoding, MessageQueue
+from rocketmq_spark.transport._pb import definition_pb2 as pb
+from rocketmq_spark.transport._pb import service_pb2
+from rocketmq_spark.wire.batch_split import split_batch
+from rocketmq_spark.wire.records import decode_properties
+
+EPOCH_OFFSET = 1_700_000_000.25
+NOW = 50.5
+BORN_MS = 1_700_000_050_750
+
+# No control character, and something visible in it.
+texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1, max_size=60).filter(
+    lambda text: any(character > " " for character in text)
+)
+bodies = st.binary(min_size=1, max_size=40) | st.sampled_from([127, 128, 16_383, 16_384]).map(lambda size: b"b" * size)
+
+
+def optional(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.none() | strategy
+
+
+rows = st.fixed_dictionaries(
+    {
+        "body": bodies,
+        "topic": st.sampled_from(["orders", "invoices_of_a_long_name", "t"]),
+        "tags": optional(texts.filter(lambda text: "|" not in text)),
+        "keys": optional(texts),
+        "properties": optional(st.dictionaries(texts.map(lambda text: "p" + text), texts, max_size=4)),
+    }
+)
+
+
+def new_ids(wall_clock: Any = lambda: 1_700_000_000.0) -> MessageIds:
+    return MessageIds(pid=0x12345, wall_clock=wall_clock, rng=random.Random(4))
+
+
+def new_batcher(batch_settings: BatchSettings, **more: Any) -> GrpcBatcher:
+    arguments: dict[str, Any] = {
+        "partition_id": 3,
+        "queues_of": lambda topic: [MessageQueue(topic, "proxy:8081", 0)],
+        "unique_ids": new_ids(),
+        "born_host": "worker-1",
+        "epoch_offset": EPOCH_OFFSET,
+    }
+    return GrpcBatcher(batch_settings, **(arguments | more))
+
+
+def table_of(some: Sequence[dict[str, Any]], *without: str) -> pa.RecordBatch:
+    types = {
+        "body": pa.binary(),
+        "topic": pa.string(),
+        "tags": pa.string(),
+        "keys": pa.string(),
+        "shardingKey": pa.string(),
+        "flag": pa.int32(),
+        "properties": pa.map_(pa.string(), pa.string()),
+    }
+    names = [name for name in types if name not in without and any(name in row for row in some)]
+    return pa.record_batch(
+        {
+            name: pa.array(
+                [list(v.items()) if isinstance(v := row.get(name), dict) else v for row in some], types[name]
+            )
+            for name in names
+        }
+    )
+
+
+def encode(batch: pa.RecordBatch, batch_settings: BatchSettings, **more: Any) -> list[EncodedBatch]:
+    batcher = new_batcher(batch_settings, **more)
+    return [one for one, _ in [*batcher.add(batch, NOW), *batcher.flush()]]
+
+
+def parsed(batch: EncodedBatch) -> list[pb.Message]:
+    assert (batch.batch, batch.encoding) == (True, Encoding.GRPC)
+    assert batch.nbytes == len(b"".join(batch.body))
+    messages = list(service_pb2.SendMessageRequest.FromString(b"".join(batch.body)).messages)
+    assert len(messages) == batch.rows
+    return messages
+
+
+def plain(row: dict[str, Any], topic: str, message_id: str, namespace: str = "") -> pb.Message:
+    """Return a row as a message object, field by field."""
+    message = pb.Message(topic=pb.Resource(name=topic, resource_namespace=namespace), body=row["body"])
+    message.user_properties.update(row.get("properties") or {})
+    system = message.system_properties
+    if row.get("tags"):
+        system.tag = row["tags"]
+    if row.get("keys"):
+        system.keys.append(row["keys"])
+    system.message_id = message_id
+    system.body_encoding = pb.IDENTITY
+    system.message_type = pb.NORMAL
+    system.born_timestamp.FromMilliseconds(BORN_MS)
+    system.born_host = "worker-1"
+    return message
+
+
+def ids_of(count: int) -> list[str]:
+    ids = new_ids()
+    first = ids.take(count)
+    return [f"{ids.prefix.hex().upper()}{first + row:016X}" for row in range(count)]
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.lists(rows, min_size=1, max_size=12), st.booleans(), st.sampled_from(["", "ns"]), st.sampled_from([1024, 65536])
+)
+def test_grpc_03_requests_of_columns_are_those_of_objects(
+    some: list[dict[str, Any]], by_column: bool, namespace: str, batch_bytes: int
+) -> None:
+    batch_settings = BatchSettings(topic=None if by_column else "orders", batch_bytes=batch_bytes)
+    done = encode(table_of(some), batch_settings, namespace=namespace)
+    found = {message.system_properties.message_id: message for one in done for message in parsed(one)}
+    wanted = [
+        plain(row, row["topic"] if by_column else "orders", message_id, namespace)
+        for row, message_id in zip(some, ids_of(len(some)), strict=True)
+    ]
+    assert [found[message.system_properties.message_id] for message in wanted] == wanted
+    assert len(found) == len(some)
+    for one in done:
+        assert one.born_timestamp == BORN_MS
+        assert {message.topic.name for message in parsed(one)} == {one.topic}
+        assert one.nbytes <= batch_bytes or one.rows == 1
+
+
+@pytest.mark.parametrize("without", [(), ("tags",), ("keys",), ("properties",), ("tags", "keys", "properties")])
+def test_rows_keep_their_order_and_columns_may_be_missing(without: tuple[str, ...]) -> None:
+    some = [
+        {"body": b"%d" % number, "tags": "t" * (number % 3) or None, "keys": f"k{number}", "properties": {"a": "1"}}
+        for number in range(5000)
+    ]
+    done = encode(table_of(some, *without), BatchSettings(topic="orders", batch_bytes=50_000))
+    messages = [message for one in done for message in parsed(one)]
+    kept = [{name: value for name, value in row.items() if name not in without} for row in some]
+    assert messages == [plain(row, "orders", i) for row, i in zip(kept, ids_of(len(some)), strict=True)]
+    assert len(done) > 5
+
+
+def test_the_option_tags_stands_in_for_null() -> None:
+    done = encode(
+        table_of([{"body": b"1", "tags": None}, {"body": b"2", "tags": "own"}]),
+        BatchSettings(topic="o", tags="default"),
+    )
+    assert [m.system_properties.tag for one in done for m in parsed(one)] == ["default", "own"]
+    done = encode(table_of([{"body": b"1"}]), BatchSettings(topic="o", tags="default"))
+    assert [m.system_properties.tag for one in done for m in parsed(one)] == ["default"]
+
+
+def test_compressed_bodies_go_apart_from_plain_ones_and_say_gzip() -> None:
+    some = [{"body": b"z" * 5000}, {"body": b"short"}, {"body": b"y" * 9000}]
+    done = encode(table_of(some), BatchSettings(topic="o", compress_type=CompressionType.ZLIB))
+    by_flag = {one.sys_flag: parsed(one) for one in done}
+    zlib_flag = CompressionType.ZLIB.sys_flag
+    assert {flag: [m.system_properties.body_encoding for m in messages] for flag, messages in by_flag.items()} == {
+        0: [pb.IDENTITY],
+        zlib_flag: [pb.GZIP, pb.GZIP],
+    }
+    assert [m.body for m in by_flag[zlib_flag]] == [
+        compress(some[row]["body"], CompressionType.ZLIB, 5) for row in (0, 2)
+    ]
+
+
+def test_row_ids_are_user_properties_and_equal_those_of_remoting() -> None:
+    row = {"body": b"1", "keys": "k", "properties": {"a": "1"}}
+    ids = RowIds("write", 7, 3, None)
+    [one] = encode(table_of([row]), BatchSettings(topic="o"), row_ids=ids)
+    [message] = parsed(one)
+    from rocketmq_spark.wire.records import decode_batch
+    from tests.encoding import encode as encode_for_brokers
+    from tests.encoding import joined
+
+    [(batch, _)] = encode_for_brokers([table_of([row])], BatchSettings(topic="o"), row_ids=RowIds("write", 7, 3, None))
+    [stored] = decode_batch(joined(batch), "o")
+    assert dict(message.user_properties) == {"a": "1", "SPARK_ROW_ID": stored.properties["SPARK_ROW_ID"]}
+
+
+def test_rows_of_a_message_group_and_delayed_rows_go_alone() -> None:
+    some = [
+        {"body": b"1", "shardingKey": "red"},
+        {"body": b"2", "shardingKey": None},
+        {"body": b"3", "shardingKey": ""},
+        {"body": b"4", "shardingKey": "grün"},
+    ]
+    done = encode(table_of(some), BatchSettings(topic="o"))
+    singles = [one for one in done if not one.batch]
+    assert [(one.body[0], one.message_group) for one in singles] == [(b"1", "red"), (b"4", "grün")]
+    assert {one.encoding for one in singles} == {Encoding.REMOTING}
+    assert [decode_properties(one.properties.encode()) for one in singles] == [
+        {"__SHARDINGKEY": key, "UNIQ_KEY": ids_of(4)[row]} for key, row in (("red", 0), ("grün", 3))
+    ]
+    assert [m.body for one in done if one.batch for m in parsed(one)] == [b"2", b"3"]
+    delayed = pa.record_batch({"body": pa.array([b"1", b"2"]), "delayMs": pa.array([None, 5000], pa.int64())})
+    done = encode(delayed, BatchSettings(topic="o"))
+    assert [(one.batch, one.rows) for one in done] == [(False, 1), (True, 1)]
+
+
+def test_wait_store_msg_ok_parts_no_batches() -> None:
+    table = pa.record_batch({"body": pa.array([b"1", b"2"]), "waitStoreMsgOK": pa.array([True, False])})
+    [one] = encode(table, BatchSettings(topic="o"))
+    assert [m.body for m in parsed(one)] == [b"1", b"2"]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"keys": "a\tb"}, "keys holds a control character"),
+        ({"keys": "  "}, "keys is blank"),
+        ({"tags": "a\x7f"}, "tags holds a control character"),
+        ({"properties": {"a\n": "1"}}, "the name of a property holds a control character"),
+        ({"properties": {"a": "x\x85"}}, "the value of a property holds a control character"),
+        ({"flag": 3}, "flag is set"),
+        ({"shardingKey": "k" * 64}, "shardingKey is too long"),
+        ({"shardingKey": "k\r"}, "shardingKey holds a control character"),
+        ({"properties": {f"p{n}": "1" for n in range(129)}}, "too many properties"),
+        ({"properties": {"p": "v" * 16_384}}, "properties are too long"),
+        ({"keys": "k" * 16_385}, "properties are too long"),
+    ],
+)
+def test_what_a_proxy_would_refuse_is_named_before_anything_is_sent(row: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRowError, match=said) as caught:
+        encode(table_of([{"body": b"fine"}, {"body": b"1", **row}]), BatchSettings(topic="o"))
+    assert caught.value.row == 1
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"keys": "a b"},
+        {"keys": "¡ÿ€", "tags": "Â"},
+        {"shardingKey": "k" * 63},
+        {"properties": {f"p{n}": "1" for n in range(128)}},
+        {"properties": {"p": "v" * 16_383}},
+        {"flag": 0},
+    ],
+)
+def test_what_a_proxy_takes_goes(row: dict[str, Any]) -> None:
+    assert sum(one.rows for one in encode(table_of([{"body": b"1", **row}]), BatchSettings(topic="o"))) == 1
+
+
+def test_grpc_02_ids_have_34_digits_and_carry_over_into_the_seconds() -> None:
+    ids = new_ids(lambda: 1_609_459_200.0 + 7)
+    assert ids.take(0) == 7 << 32
+    assert ids.prefix[0] == 1
+    assert ids.prefix[7:] == b"\x23\x45"
+    assert len(ids.prefix) * 2 + 16 == MessageIds.LENGTH == 34
+    ids.take(0xFFFF_FFFE)
+    some = [{"body": b"1"}] * 5
+    found = [
+        m.system_properties.message_id
+        for one in encode(table_of(some), BatchSettings(topic="o"), unique_ids=ids)
+        for m in parsed(one)
+    ]
+    assert found == [f"{ids.prefix.hex().upper()}{(7 << 32) + 0xFFFF_FFFE + row:016X}" for row in range(5)]
+    assert new_ids().prefix == new_ids().prefix
+    assert MessageIds(pid=1, wall_clock=lambda: 0.0, rng=random.Random(5)).prefix[1:7] != new_ids().prefix[1:7]
+
+
+def test_halves_of_a_request_are_requests() -> None:
+    some = [{"body": b"x" * (1 + 40 * number), "properties": {"n": str(number)}} for number in range(101)]
+    [one] = encode(table_of(some), BatchSettings(topic="o"))
+    halves = split_batch(one)
+    assert halves is not None
+    assert [m.user_properties["n"] for half in halves for m in parsed(half)] == [str(number) for number in range(101)]
+
+
+def test_a_body_that_no_batch_holds_goes_alone() -> None:
+    some = [{"body": b"1"}, {"body": b"L" * (4 * 1024 * 1024)}, {"body": b"3"}]
+    done = encode(table_of(some), BatchSettings(topic="o"))
+    assert [(one.batch, one.rows) for one in sorted(done, key=lambda one: one.batch)] == [(False, 1), (True, 2)]
