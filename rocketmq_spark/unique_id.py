@@ -5,20 +5,28 @@ Rule 1: an id is a prefix that stays for the life of a process, and a 48-bit seq
 Rule 2: a fork draws a new prefix before its first id, and never waits for a lock that a thread of its parent held.
 Rule 3: a new month starts the time anew and with it the prefix, so that no id of last month comes again.
 
-Follows ``MessageClientIDSetter.java`` (spec/producer.md 3.7, spec/remoting.md 9.2); ids by the thousand are drawn in
-`rocketmq_spark.arrow.unique_id`.
+Rule 4: ids of gRPC are of another make (version 1): 6 random bytes and the process id stay, and a 64-bit sequence starts
+        at the seconds since 2021.
+
+Follows ``MessageClientIDSetter.java`` (spec/producer.md 3.7, spec/remoting.md 9.2) and ``MessageIdCodec.java`` of the
+gRPC client (spec/grpc.md 5.2); ids by the thousand are drawn in `rocketmq_spark.arrow.unique_id`.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
+from typing import Final
 
 from rocketmq_spark.wire.records import unique_id, unique_id_prefix
+
+# 2021-01-01T00:00:00Z.
+_EPOCH_V1: Final = 1_609_459_200
 
 
 def milliseconds_of_month(now: float) -> int:
@@ -30,6 +38,19 @@ def milliseconds_of_month(now: float) -> int:
         Epoch seconds.
     """
     return int((now - month_start(now)) * 1000)
+
+
+def message_id_prefix(pid: int, rng: random.Random) -> bytes:
+    """Return what stays of a process's gRPC message ids, 9 bytes.
+
+    The 6 in the place of a network card's address are random: containers of many hosts have equal addresses.
+    """
+    return b"\x01" + rng.getrandbits(48).to_bytes(6, "big") + (pid & 0xFFFF).to_bytes(2, "big")
+
+
+def message_id_sequence(now: float) -> int:
+    """Return where the sequence of gRPC message ids starts; `now` is epoch seconds."""
+    return (int(now) - _EPOCH_V1) << 32
 
 
 def month_start(now: float) -> float:
@@ -105,3 +126,45 @@ class _Sequence:
         # 32 days after the first of a month is always in the next one.
         self._month_end = month_start(self._month_start + 32 * 86_400)
         self._last = -1
+
+
+class MessageIdGenerator:
+    """Draws message ids of gRPC. Share one for a process; it may be used by any thread, and inherited over a fork.
+
+    Parameters
+    ----------
+    wall_clock : callable, default time.time
+        Returns epoch seconds; read once a process.
+    rng : random.Random, default SystemRandom
+        Read once a process.
+    getpid : callable, default os.getpid
+    """
+
+    def __init__(
+        self,
+        *,
+        wall_clock: Callable[[], float] = time.time,
+        rng: random.Random | None = None,
+        getpid: Callable[[], int] = os.getpid,
+    ) -> None:
+        self._wall_clock = wall_clock
+        self._rng = rng or random.SystemRandom()
+        self._getpid = getpid
+        self._of_process = self._begin()
+
+    def __repr__(self) -> str:
+        return f"<MessageIdGenerator {self._of_process[1]}>"
+
+    def next_id(self) -> str:
+        """Return an id that no other call returns: 34 upper-case hex digits."""
+        pid, prefix, numbers = self._of_process
+        if pid != self._getpid():
+            # Several threads of a new process may do this at once: their prefixes differ, and so do their ids.
+            _, prefix, numbers = self._of_process = self._begin()
+        return f"{prefix}{next(numbers):016X}"
+
+    def _begin(self) -> tuple[int, str, Iterator[int]]:
+        pid = self._getpid()
+        prefix = message_id_prefix(pid, self._rng).hex().upper()
+        # next() of a count is one step of the interpreter: no two threads get the same number.
+        return pid, prefix, itertools.count(message_id_sequence(self._wall_clock()))

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocketmq_spark.arrow.columns import Ints
-from rocketmq_spark.unique_id import milliseconds_of_month
+from rocketmq_spark.unique_id import message_id_prefix, message_id_sequence, milliseconds_of_month
 from rocketmq_spark.wire.records import unique_id_prefix
 
 # "0000" to "FFFF", each read as one 32-bit number: a group of four hex digits is one look-up and one store.
@@ -81,14 +81,8 @@ class UniqueIds:
         return _HEX4[times >> 16 & 0xFFFF], _HEX4[times & 0xFFFF], _HEX4[low & 0xFFFF]
 
 
-# The epoch of ids of version 1: 2021-01-01T00:00:00Z.
-_EPOCH_V1: Final = 1_609_459_200
-
-
 class MessageIds(UniqueIds):
     """The same for gRPC: version 1, with random bytes in the place of the network card's address.
-
-    Containers on many hosts have equal addresses and process ids.
 
     Parameters
     ----------
@@ -102,8 +96,8 @@ class MessageIds(UniqueIds):
     LENGTH = 34
 
     def __init__(self, *, pid: int, wall_clock: Callable[[], float], rng: random.Random) -> None:
-        self.prefix = b"\x01" + rng.getrandbits(48).to_bytes(6, "big") + (pid & 0xFFFF).to_bytes(2, "big")
-        self._next = (int(wall_clock()) - _EPOCH_V1) << 32
+        self.prefix = message_id_prefix(pid, rng)
+        self._next = message_id_sequence(wall_clock())
 
     @staticmethod
     def digits(first: int, rows: Ints) -> tuple[bytes | npt.NDArray[np.uint32], ...]:

@@ -6,11 +6,12 @@ import os
 import random
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
 import pytest
 
-from rocketmq_spark.unique_id import UniqueIdGenerator, milliseconds_of_month
+from rocketmq_spark.unique_id import MessageIdGenerator, UniqueIdGenerator, milliseconds_of_month
 from rocketmq_spark.wire.records import unique_id, unique_id_prefix
 
 IP = bytes([10, 0, 0, 7])
@@ -135,3 +136,25 @@ def test_a_clock_set_back_over_the_start_of_a_month_goes_on_counting() -> None:
 
 def test_the_month_is_that_of_the_local_time_zone() -> None:
     assert milliseconds_of_month(MAY) == 12_345
+
+
+def test_grpc_02_message_ids_have_34_digits_and_differ_over_threads() -> None:
+    ids = MessageIdGenerator(wall_clock=lambda: 1_609_459_200.0 + 3, rng=random.Random(1), getpid=lambda: 0x54321)
+    with ThreadPoolExecutor(8) as pool:
+        drawn = list(pool.map(lambda _: ids.next_id(), range(4000)))
+    assert len(set(drawn)) == 4000
+    assert {len(one) for one in drawn} == {34}
+    assert sorted(drawn)[0][:2] == "01"
+    assert sorted(drawn)[0][14:] == f"4321{3:08X}{0:08X}"
+    assert {one[14:26] for one in drawn} == {f"4321{3:08X}"}
+
+
+def test_grpc_02_another_process_draws_other_message_ids() -> None:
+    pid = 1
+    ids = MessageIdGenerator(wall_clock=lambda: 1_700_000_000.0, rng=random.Random(1), getpid=lambda: pid)
+    first = ids.next_id()
+    pid = 65_537  # ids hold 16 bits of it
+    second, third = ids.next_id(), ids.next_id()
+    assert first[2:14] != second[2:14] == third[2:14]
+    assert int(third, 16) == int(second, 16) + 1
+    assert first[2:14] in repr(MessageIdGenerator(wall_clock=lambda: 0.0, rng=random.Random(1), getpid=lambda: 1))
