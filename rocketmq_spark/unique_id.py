@@ -5,8 +5,8 @@ Rule 1: an id is a prefix that stays for the life of a process, and a 48-bit seq
 Rule 2: a fork draws a new prefix before its first id, and never waits for a lock that a thread of its parent held.
 Rule 3: a new month starts the time anew and with it the prefix, so that no id of last month comes again.
 
-Rule 4: ids of gRPC are of another make (version 1): 6 random bytes and the process id stay, and a 64-bit sequence starts
-        at the seconds since 2021.
+Rule 4: ids of gRPC are of another make (version 1): 6 random bytes and the process id stay, and a 64-bit sequence
+        starts at the seconds since 2021.
 
 Follows ``MessageClientIDSetter.java`` (spec/producer.md 3.7, spec/remoting.md 9.2) and ``MessageIdCodec.java`` of the
 gRPC client (spec/grpc.md 5.2); ids by the thousand are drawn in `rocketmq_spark.arrow.unique_id`.
