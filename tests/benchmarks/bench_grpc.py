@@ -1,0 +1,208 @@
+"""Rows per second through a real proxy: ours, the official Python client, and a replay of ready-made requests.
+
+Run: make bench (python tests/benchmarks/bench_grpc.py [rounds] [seconds a run])
+
+All send 100-byte bodies with a tag and a key to one topic of one proxy, each in a process of its own, in turn; figures
+are medians over the rounds, and ratios are medians of each round's ratio. The replay sends requests that `GrpcBatcher`
+made beforehand over one channel with the same number on their way: what the wire, the proxy and the broker allow.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+TOPIC = "bench-grpc"
+BODY = b"x" * 100
+ROWS = 10_000
+WINDOW = 8
+METHOD = "/apache.rocketmq.v2.MessagingService/SendMessage"
+
+
+def record_batches(until: float) -> Iterator[Any]:
+    import pyarrow as pa
+
+    batch = pa.record_batch(
+        {
+            "body": pa.array([BODY] * ROWS),
+            "tags": pa.array(["tag"] * ROWS),
+            "keys": pa.array([f"key-{row:06}" for row in range(ROWS)]),
+        }
+    )
+    while time.perf_counter() < until:
+        yield batch
+
+
+def ours(endpoints: str, seconds: float) -> float:
+    """`Producer.send_arrow` over gRPC; returns rows per second."""
+    from rocketmq_spark import Producer
+
+    with Producer("bench-ours", endpoints=endpoints) as producer:
+        producer.send_arrow(record_batches(time.perf_counter() + 0.5), topic=TOPIC)
+        began = time.perf_counter()
+        summary = producer.send_arrow(record_batches(began + seconds), topic=TOPIC)
+        took = time.perf_counter() - began
+    return sum(broker["rows"] for broker in summary.to_dict().values()) / took
+
+
+def replay(endpoints: str, seconds: float) -> float:
+    """Ready-made requests over a bare channel."""
+    import grpc
+
+    requests = ready_made()
+    metadata = (("x-mq-client-id", f"replay@{os.getpid()}"), ("x-mq-language", "PYTHON"), ("x-mq-protocol", "v2"))
+    room = threading.Semaphore(WINDOW)
+    failed: list[str] = []
+
+    def done(call: Any) -> None:
+        if call.exception() is not None:
+            failed.append(str(call.exception()))
+        elif b"\x08\xa0\x9c\x01" not in call.result()[:8]:  # status.code 20000
+            failed.append(repr(call.result()[:200]))
+        room.release()
+
+    with grpc.insecure_channel(f"ipv4:{endpoints}") as channel:
+        send = channel.unary_unary(METHOD)
+        rows, number, warm = 0, 0, time.perf_counter() + 0.5
+        began, until = warm, warm + seconds
+        while (now := time.perf_counter()) < until:
+            if now < warm:
+                rows, began = 0, now
+            request, count = requests[number % len(requests)]
+            number += 1
+            room.acquire()
+            send.future(request, timeout=10, metadata=metadata).add_done_callback(done)
+            rows += count
+        for _ in range(WINDOW):
+            room.acquire()
+        took = time.perf_counter() - began
+    if failed:
+        raise SystemExit(f"{len(failed)} requests failed, the first: {failed[0]}")
+    return rows / took
+
+
+def ready_made() -> list[tuple[bytes, int]]:
+    """Return requests as a write makes them, and how many rows each has."""
+    import random
+
+    from rocketmq_spark.arrow.encode_grpc import GrpcBatcher
+    from rocketmq_spark.arrow.unique_id import MessageIds
+    from rocketmq_spark.client.write_rows import batch_settings
+    from rocketmq_spark.options import parse_sink_options
+
+    options = parse_sink_options({"endpoints": "127.0.0.1:1", "topic": TOPIC}, {})
+    batcher = GrpcBatcher(
+        batch_settings(options, None),
+        partition_id=0,
+        queues_of=lambda _topic: (),
+        unique_ids=MessageIds(pid=1, wall_clock=time.time, rng=random.Random(1)),
+        born_host="127.0.0.1",
+        epoch_offset=time.time(),
+    )
+    batches = (next(record_batches(float("inf"))) for _ in range(20))
+    return [(b"".join(one.body), one.rows) for batch in batches for one, _ in batcher.add(batch, 0.0)]
+
+
+def official_sync(endpoints: str, seconds: float) -> float:
+    """The official client's `send`, one message after the other."""
+
+    def run(producer: Any, message: Callable[[int], Any], until: float) -> int:
+        count = 0
+        while time.perf_counter() < until:
+            producer.send(message(count))
+            count += 1
+        return count
+
+    return official(endpoints, seconds, run)
+
+
+def official_async(endpoints: str, seconds: float) -> float:
+    """The official client's `send_async`, 64 on their way."""
+
+    def run(producer: Any, message: Callable[[int], Any], until: float) -> int:
+        count, room = 0, threading.Semaphore(64)
+        while time.perf_counter() < until:
+            room.acquire()
+            producer.send_async(message(count)).add_done_callback(lambda future: (future.result(), room.release()))
+            count += 1
+        for _ in range(64):
+            room.acquire()
+        return count
+
+    return official(endpoints, seconds, run)
+
+
+def official(endpoints: str, seconds: float, run: Callable[[Any, Callable[[int], Any], float], int]) -> float:
+    from rocketmq import ClientConfiguration, Credentials, Message, Producer
+
+    def message(number: int) -> Any:
+        made = Message()
+        made.topic, made.body, made.tag, made.keys = TOPIC, BODY, "tag", f"key-{number:06}"
+        return made
+
+    producer = Producer(ClientConfiguration(endpoints, Credentials()), (TOPIC,))
+    producer.startup()
+    try:
+        run(producer, message, time.perf_counter() + 0.5)
+        began = time.perf_counter()
+        count = run(producer, message, began + seconds)
+        return count / (time.perf_counter() - began)
+    finally:
+        producer.shutdown()
+
+
+CONTESTANTS: dict[str, Callable[[str, float], float]] = {
+    "ours": ours,
+    "replay": replay,
+    "official sync": official_sync,
+    "official async": official_async,
+}
+
+
+def measure(name: str, endpoints: str, seconds: float) -> float:
+    """Run one contestant in a process of its own and return its rows per second."""
+    command = [sys.executable, __file__, "--run", name, endpoints, str(seconds)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=seconds + 120)
+    return float(json.loads(done.stdout.splitlines()[-1]))
+
+
+def main(rounds: int, seconds: float) -> None:
+    from rocketmq_spark import LocalCluster, Producer
+
+    print(f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} processors")
+    figures: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
+    with LocalCluster(proxy=True) as cluster:
+        with Producer("bench-admin", name_server=cluster.name_server) as admin:
+            admin.create_topic("TBW102", TOPIC, 8)
+        measure("replay", cluster.endpoints, 3.0)  # the JVMs compile what all of them use
+        for number in range(rounds):
+            for name, taken in figures.items():
+                taken.append(measure(name, cluster.endpoints, seconds))
+            line = "  ".join(f"{name} {taken[-1]:,.0f}" for name, taken in figures.items())
+            print(f"round {number + 1}: {line}", flush=True)
+    for name, taken in figures.items():
+        print(f"{name:15} {statistics.median(taken):>10,.0f} rows/s (median of {rounds})")
+    best = [max(pair) for pair in zip(figures["official sync"], figures["official async"], strict=True)]
+    print(f"ours / official client's best  {ratio(figures['ours'], best):8.1f}")
+    print(f"ours / replay                  {ratio(figures['ours'], figures['replay']):8.2f}")
+
+
+def ratio(ours_figures: list[float], others: list[float]) -> float:
+    return statistics.median(mine / other for mine, other in zip(ours_figures, others, strict=True))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--run"]:
+        _, _, contestant, address, length = sys.argv
+        print(json.dumps(CONTESTANTS[contestant](address, float(length))))
+        os._exit(0)  # the official client leaves threads that never end
+    given = dict(enumerate(sys.argv))
+    main(int(given.get(1, 5)), float(given.get(2, 4)))
