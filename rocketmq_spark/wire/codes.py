@@ -130,16 +130,21 @@ _CLASSES: Final[Mapping[int, type[MQBrokerException]]] = {
     ResponseCode.RPC_TIME_OUT: BrokerOutcomeUnknownException,
 }
 
+PASSING_TROUBLE: Final = (
+    # 4.x brokers say SYSTEM_ERROR where 5.x say SYSTEM_BUSY.
+    ("broker busy, start flow control", BrokerBusyException),
+    ("timer message is under flow control", BrokerBusyException),
+    ("create mapped file failed", BrokerUnavailableException),
+    ("in-sync replicas not enough", BrokerUnavailableException),
+    ("broker unable to service, until", BrokerUnavailableException),
+    ("name server not ready", BrokerUnavailableException),
+)
+"""What brokers say, under a code that tells nothing, when they store nothing for now, and the error it is."""
+
 # Looked up by "contains", first match wins: a proxy wraps the remarks of the broker behind it.
 _BY_REMARK: Final[Mapping[int, tuple[tuple[str, type[MQBrokerException]], ...]]] = {
     ResponseCode.SYSTEM_ERROR: (
-        # 4.x brokers say SYSTEM_ERROR where 5.x say SYSTEM_BUSY.
-        ("broker busy, start flow control", BrokerBusyException),
-        ("timer message is under flow control", BrokerBusyException),
-        ("create mapped file failed", BrokerUnavailableException),
-        ("in-sync replicas not enough", BrokerUnavailableException),
-        ("broker unable to service, until", BrokerUnavailableException),
-        ("name server not ready", BrokerUnavailableException),
+        *PASSING_TROUBLE,
         # A proxy's own remoting client, towards the broker.
         ("wait response on the channel", BrokerOutcomeUnknownException),
         ("send request to <", BrokerOutcomeUnknownException),
