@@ -151,7 +151,7 @@ _ADDRESS: Final = (
 _AUTHORITY: Final = "the certificate is not signed by an authority that tlsCaFile holds"
 _OTHER_NAME: Final = "the certificate is for another name: set tlsServerName to one that it has"
 _NO_PEM: Final = "tlsCaFile holds no PEM certificate"
-_NOT_A_PROXY: Final = "is the address a proxy's gRPC port, and does an http_proxy of the environment leave it alone?"
+_NO_CALL: Final = "this proxy has no such call, or the address is no proxy's (an http_proxy in between answers so, too)"
 
 _RECALL: Final = "brokers allow it with recallMessageEnable=true"
 _TRANSACTION: Final = (
@@ -246,7 +246,7 @@ _FAILURES: Final = (
     _Failure("INVALID_ARGUMENT", "", MQBrokerException, "", Code.BAD_REQUEST),
     _Failure("PERMISSION_DENIED", "", MQBrokerException, _RIGHTS, Code.FORBIDDEN),
     _Failure("UNAUTHENTICATED", "", MQBrokerException, _RIGHTS, Code.UNAUTHORIZED),
-    _Failure("UNIMPLEMENTED", "", MQBrokerException, _NOT_A_PROXY, Code.NOT_IMPLEMENTED),
+    _Failure("UNIMPLEMENTED", "", MQBrokerException, _NO_CALL, Code.NOT_IMPLEMENTED),
 )
 
 

@@ -48,9 +48,19 @@ NUMBERS = {
 }
 # What a folder may not import from outside the standard library.
 FOREIGN = {
-    "rocketmq_spark.wire": {"pyarrow", "numpy", "pyspark", "socket", "threading", "time", "selectors"},
-    "rocketmq_spark.arrow": {"pyspark", "socket", "threading", "grpc"},
-    "rocketmq_spark.producer": {"pyspark", "pyarrow", "numpy", "socket", "grpc"},
+    "rocketmq_spark.wire": {
+        "pyarrow",
+        "numpy",
+        "pyspark",
+        "grpc",
+        "google",
+        "socket",
+        "threading",
+        "time",
+        "selectors",
+    },
+    "rocketmq_spark.arrow": {"pyspark", "socket", "threading", "grpc", "google"},
+    "rocketmq_spark.producer": {"pyspark", "pyarrow", "numpy", "socket", "grpc", "google"},
     "rocketmq_spark.transport": {"pyspark", "pyarrow", "numpy"},
     "rocketmq_spark.metrics": {"pyspark", "pyarrow", "socket"},
     "rocketmq_spark.options": {"pyspark", "pyarrow", "socket"},
