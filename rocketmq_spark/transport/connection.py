@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 import math
 import socket
-import ssl
 import threading
 from collections.abc import Callable
 from typing import Final, TypeAlias
@@ -31,7 +30,7 @@ from rocketmq_spark.transport.dial import Dial
 from rocketmq_spark.transport.failures import broken, overdue
 from rocketmq_spark.transport.request import FLAG_REQUEST, Answer, Outbound, Request, next_opaque
 from rocketmq_spark.transport.state import TRANSITIONS, Event, State
-from rocketmq_spark.transport.tls import TlsStream
+from rocketmq_spark.transport.tls import Secure, TlsStream
 from rocketmq_spark.wire.codes import ResponseCode
 from rocketmq_spark.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand
 from rocketmq_spark.wire.framing import FrameBuffer
@@ -65,7 +64,7 @@ class Connection:
     on_request : callable
         Given the address and what the server asks of us (spec/remoting.md section 12.3), on the loop's thread; returns
         False for what it does not know, which is then refused.
-    tls : SSLContext, optional
+    secure : callable, optional
         Encrypts it; the handshake is part of connecting.
 
     Attributes
@@ -83,7 +82,7 @@ class Connection:
         connect_timeout: float,
         attend: Callable[[Connection], None],
         on_request: OnRequest,
-        tls: ssl.SSLContext | None = None,
+        secure: Secure | None = None,
     ) -> None:
         self.address = address
         self.state = State.CONNECTING
@@ -93,7 +92,7 @@ class Connection:
         self._connect_timeout = connect_timeout
         self._attend = attend
         self._on_server_request = on_request
-        self._dial = Dial(address, self.due, lambda: attend(self), tls=tls)
+        self._dial = Dial(address, self.due, lambda: attend(self), secure=secure)
         self._stream: socket.socket | TlsStream | None = None
         self._lock = threading.Lock()
         self._table: dict[int, Request] = {}

@@ -16,14 +16,13 @@ import errno
 import math
 import os
 import socket
-import ssl
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-from rocketmq_spark.transport.tls import TlsStream
+from rocketmq_spark.transport.tls import Secure, TlsStream
 
 Candidate: TypeAlias = "tuple[socket.AddressFamily, Any]"
 
@@ -72,8 +71,8 @@ class Dial:
         Called by the look-up's thread when it knows the addresses.
     look_up : callable, default resolve
         Finds the addresses of a host that is not numeric; may block.
-    tls : SSLContext, optional
-        Encrypts the connection; the certificate must be for the address's host.
+    secure : callable, optional
+        Encrypts the connection; given the host that was dialled.
 
     Attributes
     ----------
@@ -94,7 +93,7 @@ class Dial:
         wake: Callable[[], None],
         look_up: Callable[[str, int], list[Candidate]] = resolve,
         *,
-        tls: ssl.SSLContext | None = None,
+        secure: Secure | None = None,
     ) -> None:
         self.address = address
         self.deadline = deadline
@@ -105,7 +104,7 @@ class Dial:
         self.abandoned: list[socket.socket] = []
         self._wake = wake
         self._look_up = look_up
-        self._tls = tls
+        self._secure = secure
         self._secured: TlsStream | None = None
         self._candidates: deque[Candidate] | None = None
         self._looked_up: list[Candidate] | Exception | None = None
@@ -198,7 +197,7 @@ class Dial:
         if error:
             self._attempt_failed(OSError(error, os.strerror(error)))
             self.step(now)
-        elif self._tls is None:
+        elif self._secure is None:
             self.connected = True
         else:
             self._shake_hands(now)
@@ -210,10 +209,10 @@ class Dial:
 
     def _shake_hands(self, now: float) -> None:
         assert self.sock is not None
-        assert self._tls is not None
+        assert self._secure is not None
         try:
             if self._secured is None:
-                self._secured = TlsStream(self.sock, self._tls, parse_address(self.address)[0])
+                self._secured = self._secure(self.sock, parse_address(self.address)[0])
             self.connected = self._secured.handshake()
         except (OSError, ValueError) as exc:
             self._attempt_failed(exc)

@@ -15,7 +15,6 @@ import math
 import os
 import selectors
 import socket
-import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,7 @@ from rocketmq_spark.transport.connection import Completion, Connection, OnReques
 from rocketmq_spark.transport.hooks import RequestHook
 from rocketmq_spark.transport.request import Answer, Request
 from rocketmq_spark.transport.state import State
+from rocketmq_spark.transport.tls import Secure
 from rocketmq_spark.wire.codes import ResponseCode
 
 logger = logging.getLogger("rocketmq_spark.transport")
@@ -45,8 +45,8 @@ class IoLoop:
         Seconds.
     on_request : callable
         Given what servers ask of us; see :class:`.connection.Connection`.
-    tls : SSLContext, optional
-        Every connection is encrypted with it.
+    secure : callable, optional
+        Encrypts every connection.
     hooks : sequence of callables, default none
         See :func:`~rocketmq_spark.transport.hooks.request_hooks`.
     """
@@ -56,13 +56,13 @@ class IoLoop:
         clock: Callable[[], float],
         connect_timeout: float,
         on_request: OnRequest,
-        tls: ssl.SSLContext | None = None,
+        secure: Secure | None = None,
         hooks: Sequence[RequestHook] = (),
     ) -> None:
         self._clock = clock
         self._connect_timeout = connect_timeout
         self._on_request = on_request
-        self._tls = tls
+        self._secure = secure
         self._hooks = hooks
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -182,7 +182,7 @@ class IoLoop:
             if self._thread is None:
                 self._start()
             connection = Connection(
-                address, self._clock, self._connect_timeout, self._attend, self._on_request, self._tls
+                address, self._clock, self._connect_timeout, self._attend, self._on_request, self._secure
             )
             self._by_address[address] = connection
             return connection, True

@@ -126,8 +126,8 @@ class RemotingTransport(RemotingClient):
             except ValueError as exc:
                 raise OptionError(f"nameServer: {exc}") from exc
         self.name_servers = tuple(dict.fromkeys(name_servers))
-        context = None if tls is None else tls.context()
-        loop = IoLoop(clock, connect_timeout, self._on_request, context, request_hooks(namespace_v2, credentials))
+        secure = None if tls is None else tls.secure()
+        loop = IoLoop(clock, connect_timeout, self._on_request, secure, request_hooks(namespace_v2, credentials))
         super().__init__(loop, clock, client_async_semaphore_value, client_oneway_semaphore_value)
         self.on_check_transaction: OnCheckTransaction | None = None
         # Where the next route request starts: at random first, so that many workers spread over the servers; then it

@@ -1,7 +1,7 @@
 """TLS over a socket that never blocks.
 
-Rule 1: a server's certificate must be signed by a trusted authority and name the host of the address that was dialled;
-        Java's client checks neither.
+Rule 1: a server's certificate must be signed by a trusted authority and name the host of the address that was dialled,
+        or the name that was given for all servers; Java's client checks neither.
 Rule 2: bytes are encrypted in helpings of 64 KiB, the next one when the socket has taken the last: no more than that
         can have been "written" and be here still.
 Rule 3: what OpenSSL holds is not safe for two threads: one lock per stream.
@@ -17,12 +17,15 @@ import contextlib
 import socket
 import ssl
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final, TypeAlias, cast
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.message import Buffer
+
+# (connected socket, host that was dialled) -> what to send and receive by
+Secure: TypeAlias = "Callable[[socket.socket, str], TlsStream]"
 
 _HELPING: Final = 64 * 1024
 
@@ -50,9 +53,12 @@ class TlsSettings:
     ----------
     ca_file : str, optional
         PEM file with the certificates of the authorities to trust. Default: those of the system.
+    server_name : str, optional
+        What every server's certificate must name. Default: the host that was dialled.
     """
 
     ca_file: str | None = None
+    server_name: str | None = None
 
     def context(self) -> ssl.SSLContext:
         """Return the context of all connections.
@@ -74,6 +80,17 @@ class TlsSettings:
         context.options |= ssl.OP_NO_RENEGOTIATION
         return context
 
+    def secure(self) -> Secure:
+        """Return what encrypts the connections of one transport.
+
+        Raises
+        ------
+        OptionError
+            See `context`.
+        """
+        context = self.context()
+        return lambda sock, host: TlsStream(sock, context, host, self.server_name)
+
 
 class TlsStream:
     """The bytes of one connected socket, encrypted; `sendmsg` and `recv_into` as a socket has them.
@@ -84,22 +101,25 @@ class TlsStream:
         Connected, non-blocking. It stays the caller's, to watch and to close.
     context : SSLContext
     host : str
-        Name or address that the certificate must be for.
+        Name or address that was dialled.
+    server_name : str, optional
+        What the certificate must be for, if not for the host.
 
     Raises
     ------
     ValueError
-        The host is no name that a certificate could have.
+        That is no name that a certificate could have.
     """
 
-    __slots__ = ("_host", "_incoming", "_lock", "_outgoing", "_sock", "_ssl", "_unsent")
+    __slots__ = ("_host", "_incoming", "_lock", "_outgoing", "_server_name", "_sock", "_ssl", "_unsent")
 
-    def __init__(self, sock: socket.socket, context: ssl.SSLContext, host: str) -> None:
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, host: str, server_name: str | None = None) -> None:
         self._sock = sock
         self._host = host
+        self._server_name = server_name
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
-        self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
+        self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_name or host)
         self._unsent = memoryview(b"")
         self._lock = threading.Lock()
 
@@ -227,10 +247,15 @@ class TlsStream:
         return moved
 
     def _advice(self, verify_code: int) -> str:
+        if verify_code in _OTHER_HOST and self._server_name is not None:
+            return (
+                f"the server's certificate must name {self._server_name} (subjectAltName), which is the option "
+                f"tlsServerName; the server was dialled by {self._host}"
+            )
         if verify_code in _OTHER_HOST:
             return (
                 f"the server's certificate must name {self._host} (subjectAltName), by which the server was dialled; "
-                "a broker is dialled by its brokerIP1"
+                "a broker is dialled by its brokerIP1; or set tlsServerName to the one name that all certificates have"
             )
         if verify_code in _OUT_OF_DATE:
             return "the server needs a new certificate, or a clock is wrong"

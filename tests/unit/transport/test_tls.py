@@ -130,6 +130,26 @@ def test_a_certificate_for_another_host_is_refused_and_says_which_it_must_be_for
     assert "must name localhost (subjectAltName)" in str(other)
 
 
+def test_a_name_for_all_servers_takes_the_place_of_the_host_that_is_dialled(
+    authority: Authority, make_transport: MakeTransport, request_to: RequestTo, outcomes: Any
+) -> None:
+    tls = TlsSettings(str(authority.ca_file), server_name="inside.example")
+    with Peer(Session.serve, tls=authority.context("inside", "DNS:inside.example")) as peer:
+        make_transport(tls=tls).send(request_to(peer.address), PATIENCE, outcomes)
+        assert outcomes.wait(1)[0].status is SendStatus.SEND_OK
+
+
+def test_a_certificate_without_the_name_for_all_servers_is_refused_though_it_names_the_host(
+    authority: Authority, server: ssl.SSLContext, make_transport: MakeTransport, request_to: RequestTo, outcomes: Any
+) -> None:
+    tls = TlsSettings(str(authority.ca_file), server_name="inside.example")
+    with Peer(Session.serve, tls=server) as peer:
+        error = refusal(make_transport(tls=tls), request_to(peer.address), outcomes)
+    assert type(error) is RemotingCertificateException
+    assert "must name inside.example (subjectAltName), which is the option tlsServerName" in str(error)
+    assert "dialled by 127.0.0.1" in str(error)
+
+
 def test_the_route_of_an_untrusted_name_server_is_refused_for_good(
     make_transport: MakeTransport, server: ssl.SSLContext
 ) -> None:
