@@ -25,7 +25,7 @@ _SPARK_KEYS: Final = frozenset(
 _SPARK_PREFIX: Final = "option."
 
 
-def parse_values(table: Sequence[OptionSpec], options: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, Any]:
+def parse_values(table: Sequence[OptionSpec], options: Mapping[str, str]) -> dict[str, Any]:
     """Return the parsed value of every option given, by field; those not given are absent.
 
     Raises
@@ -49,10 +49,24 @@ def parse_values(table: Sequence[OptionSpec], options: Mapping[str, str], enviro
                 f"options {given_as[spec.field]} and {name} are one option with two values: give one of them"
             )
         given_as.setdefault(spec.field, name)
-    for spec in table:
-        if spec.env and spec.field not in values and environ.get(spec.env, "").strip():
-            values[spec.field] = parse_one(spec, environ[spec.env], f"{spec.name} (environment variable {spec.env})")
     return values
+
+
+def parse_environment(
+    table: Sequence[OptionSpec], values: Mapping[str, Any], environ: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the parsed value, by field, of every option that is not among `values` and that a variable stands in for.
+
+    Raises
+    ------
+    OptionError
+        The variable's text is malformed.
+    """
+    return {
+        spec.field: parse_one(spec, environ[spec.env], f"{spec.name} (environment variable {spec.env})")
+        for spec in table
+        if spec.env and spec.field not in values and environ.get(spec.env, "").strip()
+    }
 
 
 def redacted_repr(value: Any, table: Sequence[OptionSpec]) -> str:

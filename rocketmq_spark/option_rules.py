@@ -20,6 +20,7 @@ _NEEDS: Final = (
     ("secret_key", "secretKey", "access_key", "accessKey"),
     ("security_token", "securityToken", "access_key", "accessKey"),
     ("tls_ca_file", "tlsCaFile", "use_tls", "useTls"),
+    ("tls_server_name", "tlsServerName", "use_tls", "useTls"),
 )
 _NOT_ABOVE: Final = (
     ("retry_backoff_ms", "retryBackoffMs", "retry_backoff_max_ms", "retryBackoffMaxMs"),
@@ -119,6 +120,6 @@ def _against_order(options: SinkOptions) -> Iterator[str]:
         )
     if options.topic is None:
         yield (
-            "ordered=true needs the option topic: the driver finds the queues of one topic for the whole write; where "
-            "topics come from a column, write each of them by itself"
+            "ordered=true needs the option topic: the driver finds the queues of one topic for the whole write (over "
+            "gRPC, its type); where topics come from a column, write each of them by itself"
         )

@@ -14,7 +14,8 @@ from typing import Final
 
 import rocketmq_spark.option_values as kinds
 from rocketmq_spark.names import DEFAULT_PRODUCER_GROUP, FORBIDDEN_TOPICS, MAX_GROUP_LENGTH, MAX_TOPIC_LENGTH
-from rocketmq_spark.option_values import ADDRESSES, BOOLEAN, INT_MAX, MIB, ValueKind
+from rocketmq_spark.option_transport import GRPC, REMOTING
+from rocketmq_spark.option_values import ADDRESSES, BOOLEAN, ENDPOINTS, INT_MAX, MIB, ValueKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +70,20 @@ SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
     OptionSpec(
         "nameServer",
         ADDRESSES,
-        "Addresses of the name servers, separated by ; or a comma.",
+        "Addresses of the name servers, separated by ; or a comma: needed unless `endpoints` are given.",
         aliases=("nameServerAddress", "namesrvAddr"),
         env="NAMESRV_ADDR",
+    ),
+    OptionSpec(
+        "transport",
+        kinds.choice(REMOTING, GRPC),
+        "`remoting`: to the brokers that `nameServer` tells of; `grpc`: to the RocketMQ 5 proxies of `endpoints`, "
+        "which alone mean it.",
+    ),
+    OptionSpec(
+        "endpoints",
+        ENDPOINTS,
+        "Addresses of proxies (host:port, separated by ; or a comma), for writing over gRPC without a name server.",
     ),
     TOPIC_SPEC,
     OptionSpec(
@@ -155,7 +167,8 @@ SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
     OptionSpec(
         "compressType",
         kinds.choice("ZLIB", "LZ4", "ZSTD", "NONE"),
-        "How; every consumer reads ZLIB, those before 4.9.4 nothing else. LZ4 costs least time.",
+        "How; every consumer reads ZLIB, those before 4.9.4 nothing else. LZ4 costs least time. Over gRPC the default "
+        "is NONE, and ZLIB the only other.",
     ),
     OptionSpec(
         "compressLevel", kinds.integer(0, 22), "How much: 0 to 9 for ZLIB, 1 to 22 for ZSTD; LZ4 has no levels."
@@ -259,12 +272,18 @@ SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
     OptionSpec(
         "useTls",
         BOOLEAN,
-        "Encrypt every connection, to name servers and brokers; their certificates must be for the addresses dialled.",
+        "Encrypt every connection, to name servers and brokers or to proxies; their certificates must be for the "
+        "addresses dialled.",
     ),
     OptionSpec(
         "tlsCaFile",
         _PRINTABLE,
         "PEM file of the authorities to trust, at one path on the driver and every executor; by default the system's.",
+    ),
+    OptionSpec(
+        "tlsServerName",
+        kinds.text("a host name or address without a port", r"[\s/@\[\]]|^\.|^[^:]*:[^:]*$"),
+        "The one name that the certificates of all servers are for, where it is not the addresses dialled.",
     ),
     OptionSpec(
         "enableTrace",

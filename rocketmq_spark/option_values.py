@@ -208,6 +208,15 @@ def _parse_addresses(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def _parse_endpoints(text: str) -> tuple[str, ...]:
+    # As the official clients take them: a scheme is no part of the address, and says nothing of TLS.
+    parts = filter(None, map(str.strip, re.split("[;,]", text)))
+    found = tuple(dict.fromkeys(_parse_address(re.sub("^https?://", "", part, flags=re.IGNORECASE)) for part in parts))
+    if not found:
+        raise ValueError
+    return found
+
+
 def _parse_address(text: str) -> str:
     # The last colon splits, so that an IPv6 host may stand bare (spec/remoting.md).
     host, _, port = text.rpartition(":")
@@ -223,4 +232,7 @@ BOOLEAN: Final = ValueKind("boolean", "true or false", _parse_boolean)
 ROW_ID: Final = ValueKind("row id", "false, true, or columns:a,b with the names of columns, each once", _parse_row_id)
 ADDRESSES: Final = ValueKind(
     "addresses", "host:port;host:port, as in 10.0.0.1:9876;10.0.0.2:9876 or [::1]:9876", _parse_addresses
+)
+ENDPOINTS: Final = ValueKind(
+    "addresses", "host:port;host:port, as in 10.0.0.1:8081;10.0.0.2:8081 or [::1]:8081", _parse_endpoints
 )

@@ -8,13 +8,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.option_parsing import parse_one, parse_values, redacted_repr
+from rocketmq_spark.option_parsing import parse_environment, parse_one, parse_values, redacted_repr
 from rocketmq_spark.option_rules import contradictions
 from rocketmq_spark.option_table import SINK_OPTIONS, TOPIC_SPEC
+from rocketmq_spark.option_transport import GRPC, GRPC_DEFAULTS, REMOTING, refused_over_grpc, transport_of
 from rocketmq_spark.option_values import MIB
+
+_SPELLING: Final = {spec.field: spec.name for spec in SINK_OPTIONS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,9 @@ class SinkOptions:
     Hashable and picklable; equal options share a client instance. Building one directly checks nothing.
     """
 
-    name_server: tuple[str, ...]
+    name_server: tuple[str, ...] = ()
+    transport: str = REMOTING
+    endpoints: tuple[str, ...] = ()
     topic: str | None = None
     tags: str | None = None
     producer_group: str = "spark-rocketmq-sink"
@@ -89,11 +94,27 @@ class SinkOptions:
     security_token: str | None = None
     use_tls: bool = False
     tls_ca_file: str | None = None
+    tls_server_name: str | None = None
     enable_trace: bool = False
     trace_topic: str = "RMQ_SYS_TRACE_TOPIC"
     max_rate_per_second: int | None = None
     max_rate_tasks: int | None = None
     metrics_path: str | None = None
+
+    @property
+    def over_grpc(self) -> bool:
+        """True if proxies take the rows, not brokers."""
+        return self.transport == GRPC
+
+    @property
+    def route_servers(self) -> tuple[str, ...]:
+        """Whom routes are asked of: name servers, or the proxies."""
+        return self.endpoints if self.over_grpc else self.name_server
+
+    @property
+    def wrapped_namespace(self) -> str:
+        """The namespace that names of topics and groups begin with; over gRPC it goes beside them, so it is empty."""
+        return "" if self.over_grpc else self.namespace or ""
 
     @property
     def custom_selector(self) -> str | None:
@@ -119,21 +140,29 @@ def parse_sink_options(options: Mapping[str, str], environ: Mapping[str, str]) -
     OptionError
         An option is unknown, malformed or missing, or two contradict each other.
     """
-    values = parse_values(SINK_OPTIONS, options, environ)
+    values = parse_values(SINK_OPTIONS, options)
+    if transport_of(values, _SPELLING.__getitem__) == GRPC:
+        values = {**GRPC_DEFAULTS, **values}
+    else:
+        values |= parse_environment(SINK_OPTIONS, values, environ)
     path = next((text for key, text in options.items() if key.lower() == "path"), None)
     if path is not None:
         named = parse_one(TOPIC_SPEC, path, 'path (.save("topic"), .start("topic"))')
         if values.setdefault("topic", named) != named:
             raise OptionError(f"topic={values['topic']!r} and .save({named!r}) name two topics: give one of them")
-    if "name_server" not in values:
+    parsed = SinkOptions(**values)
+    if not parsed.route_servers:
         raise OptionError(
             'option nameServer is missing: give .option("nameServer", "host:9876;host:9876"), or set the environment '
-            "variable NAMESRV_ADDR on the driver. INSERT INTO a table hands its writer no options: say "
+            "variable NAMESRV_ADDR on the driver; to write over gRPC, give the proxies: "
+            '.option("endpoints", "host:8081"). INSERT INTO a table hands its writer no options: say '
             "INSERT INTO t WITH ('nameServer'='host:9876') SELECT ..."
         )
-    parsed = SinkOptions(**values)
     for contradiction in contradictions(parsed):
         raise OptionError(contradiction)
+    if parsed.over_grpc:
+        for refused in refused_over_grpc(parsed, _SPELLING.__getitem__):
+            raise OptionError(refused)
     return parsed
 
 
@@ -149,8 +178,6 @@ def options_table() -> list[OptionRow]:
 
 
 def _shown_default(value: Any) -> str:
-    if value is dataclasses.MISSING:
-        return "required"
     if value is None:
         return "none"
     if isinstance(value, bool):

@@ -17,10 +17,13 @@ from typing import Any, Final
 import rocketmq_spark.option_values as kinds
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.option_table import SINK_OPTIONS
+from rocketmq_spark.option_transport import GRPC, GRPC_DEFAULTS, REMOTING, refused_over_grpc, transport_of
 from rocketmq_spark.option_values import BOOLEAN, INT_MAX, MIB
 
 # retryResponseCodes of 5.x (spec/producer.md section 2).
 RETRY_RESPONSE_CODES: Final = frozenset({17, 14, 1, 2, 16, 204, 205, 1500})
+# The same for the codes of a proxy: those after which another one may succeed (spec/grpc.md sections 5.8, 6.1).
+GRPC_RETRY_RESPONSE_CODES: Final = frozenset({40300, 40402, 40800, 42900, 50000, 50001, 50400})
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -28,6 +31,8 @@ class ProducerOptions:
     """The properties of one producer, parsed. Times are milliseconds, sizes bytes."""
 
     name_server: tuple[str, ...] = ()
+    transport: str = REMOTING
+    endpoints: tuple[str, ...] = ()
     instance_name: str = "DEFAULT"
     client_ip: str | None = None
     unit_name: str | None = None
@@ -71,6 +76,22 @@ class ProducerOptions:
     security_token: str | None = None
     use_tls: bool = False
     tls_ca_file: str | None = None
+    tls_server_name: str | None = None
+
+    @property
+    def over_grpc(self) -> bool:
+        """True if proxies take the messages, not brokers."""
+        return self.transport == GRPC
+
+    @property
+    def route_servers(self) -> tuple[str, ...]:
+        """Whom routes are asked of: name servers, or the proxies."""
+        return self.endpoints if self.over_grpc else self.name_server
+
+    @property
+    def wrapped_namespace(self) -> str:
+        """The namespace that names of topics and groups begin with; over gRPC it goes beside them, so it is empty."""
+        return "" if self.over_grpc else self.namespace or ""
 
     def __repr__(self) -> str:
         values = {name: getattr(self, name) for name in _PROPERTIES}
@@ -107,7 +128,7 @@ def producer_options(properties: Mapping[str, Any], environ: Mapping[str, str]) 
     properties : mapping of str to value
         By field name; None is as if it were not there; several values as a list or tuple.
     environ : mapping of str to str
-        ``NAMESRV_ADDR`` stands in for the name servers.
+        ``NAMESRV_ADDR`` stands in for the name servers, unless something asks for gRPC.
 
     Raises
     ------
@@ -115,9 +136,17 @@ def producer_options(properties: Mapping[str, Any], environ: Mapping[str, str]) 
         A property is unknown or malformed, or two contradict each other.
     """
     values = {name: _checked(name, value) for name, value in properties.items() if value is not None}
-    if "name_server" not in values and environ.get("NAMESRV_ADDR", "").strip():
+    if transport_of(values, str) == GRPC:
+        codes = tuple(sorted(RETRY_RESPONSE_CODES | GRPC_RETRY_RESPONSE_CODES))
+        values = {**GRPC_DEFAULTS, "retry_response_codes": codes, **values}
+    elif "name_server" not in values and environ.get("NAMESRV_ADDR", "").strip():
         values["name_server"] = _checked("name_server", environ["NAMESRV_ADDR"])
     parsed = ProducerOptions(**values)
+    if parsed.over_grpc:
+        for refused in refused_over_grpc(parsed, str):
+            raise OptionError(refused)
+    if parsed.tls_server_name is not None and not parsed.use_tls:
+        raise OptionError("tls_server_name is given without use_tls: give both, or neither")
     if (parsed.access_key is None) != (parsed.secret_key is None):
         raise OptionError("access_key and secret_key sign requests together: give both or neither")
     return parsed

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,6 +29,9 @@ READ_COLUMNS: Final = (
 )
 
 DELAY_COLUMNS: Final = ("delayTimeLevel", "delayMs", "deliverTime")
+
+# Over gRPC, the type that a column makes a row's message of.
+_COLUMN_TYPES: Final = {"shardingKey": "FIFO", "delayMs": "DELAY", "deliverTime": "DELAY"}
 
 
 def value_type(arrow_type: pa.DataType) -> pa.DataType:
@@ -163,6 +166,63 @@ def check_ordered(names: Sequence[str]) -> None:
         )
 
 
+def check_grpc(schema: pa.Schema) -> None:
+    """Refuse a column that means something a proxy can't be told.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        Has passed `check_schema`.
+
+    Raises
+    ------
+    SchemaError
+        There are delay levels.
+    """
+    if "delayTimeLevel" in _filled(schema):
+        raise SchemaError(
+            "column delayTimeLevel: over gRPC a message has a time of delivery, and no delay level; use delayMs or "
+            "deliverTime"
+        )
+
+
+def check_message_types(schema: pa.Schema, topic: str, message_types: Collection[str]) -> None:
+    """Refuse columns that make messages of a type that their topic does not accept (spec/grpc.md section 5.4).
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        Has passed `check_schema`.
+    topic : str
+        The one that all rows go to.
+    message_types : collection of str
+        What the topic accepts, such as ``NORMAL``, ``FIFO``, ``DELAY``; empty: nobody said.
+
+    Raises
+    ------
+    SchemaError
+        A column of a type that is not accepted; or none of the columns that would make messages of one that is.
+    """
+    if not message_types:
+        return
+    filled = _filled(schema)
+    made = {name: message_type for name, message_type in _COLUMN_TYPES.items() if name in filled}
+    accepted = f"topic {topic} accepts messages of the type {' and '.join(sorted(message_types))} only"
+    for name, message_type in made.items():
+        if message_type not in message_types:
+            raise SchemaError(
+                f"column {name} makes {message_type} messages, and {accepted}: drop the column, or write to a topic "
+                f"made for them (mqadmin updateTopic -a +message.type={message_type})"
+            )
+    if not {"NORMAL", *made.values()} & set(message_types):
+        makers = [name for name, message_type in _COLUMN_TYPES.items() if message_type in message_types]
+        add = f"add the column {' or '.join(makers)}, or " if makers else ""
+        raise SchemaError(
+            f"{accepted}, and rows of these columns are NORMAL messages: {add}write to a topic made for them (mqadmin "
+            "updateTopic -a +message.type=NORMAL)"
+        )
+
+
 def check_row_id(schema: pa.Schema, columns: Sequence[str]) -> None:
     """Refuse columns that ``rowId=columns:...`` can't make an id of.
 
@@ -186,6 +246,11 @@ def check_row_id(schema: pa.Schema, columns: Sequence[str]) -> None:
                 f"rowId=columns:{','.join(columns)}: column {name} is {arrow_type}; strings, binaries, arrays of "
                 "strings, whole numbers, booleans and timestamps make an id"
             )
+
+
+def _filled(schema: pa.Schema) -> set[str]:
+    """Return the columns that may hold a value."""
+    return {field.name for field in schema if not pa.types.is_null(field.type)}
 
 
 def _check_payload(names: list[str]) -> None:

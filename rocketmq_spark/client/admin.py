@@ -25,9 +25,9 @@ _READ_WRITE = 6
 class MQAdmin(ABC):
     """What a running client can be asked; topics and queues are given and returned without the namespace.
 
-    Every method raises ``MQClientException`` outside of the running state, ``RouteNotFoundException`` for a topic that
-    no name server knows, a ``RemotingException`` where a server can't be asked, ``MQBrokerException`` where one
-    refuses.
+    Every method raises ``MQClientException`` outside of the running state, and over gRPC, where there is nobody to ask;
+    ``RouteNotFoundException`` for a topic that no name server knows, a ``RemotingException`` where a server can't be
+    asked, ``MQBrokerException`` where one refuses.
     """
 
     @abstractmethod
@@ -135,9 +135,9 @@ class MQAdmin(ABC):
         CompressionError
             The body is not what its flags say.
         """
+        transport = self._running().transport
         address, offset = decode_message_id(offset_msg_id)
-        wrapped = wrap(self._namespace, topic)
-        found = self._running().transport.view_message(address, offset, self._api_timeout, topic=wrapped)
+        found = transport.view_message(address, offset, self._api_timeout, topic=wrap(self._namespace, topic))
         return replace(
             found,
             topic=unwrap(found.topic, self._namespace),

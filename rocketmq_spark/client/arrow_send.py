@@ -12,8 +12,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from rocketmq_spark.arrow.schema import check_ordered, check_row_id, check_schema
-from rocketmq_spark.client.write_rows import ordered_queues, write_rows
+from rocketmq_spark.client.write_rows import check_columns, check_topic, ordered_queues, write_rows
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
 from rocketmq_spark.option_table import SINK_OPTIONS
@@ -37,7 +36,8 @@ def sink_options(producer: ProducerOptions, group: str, topic: str | None, optio
     taken = sorted(name for name in options if name.lower() in own)
     if taken:
         raise OptionError(f"options {', '.join(taken)} belong to the producer: give them to Producer(...) instead")
-    given = {**options, "nameServer": ";".join(producer.name_server)}
+    servers = "endpoints" if producer.over_grpc else "nameServer"
+    given = {**options, servers: ";".join(producer.route_servers)}
     if topic is not None:
         given["topic"] = topic
     parsed = parse_sink_options(given, {})
@@ -56,8 +56,8 @@ def send_arrow(
     """Send every row; see :meth:`rocketmq_spark.Producer.send_arrow`."""
     parsed = sink_options(producer, group, topic, options)
     recorder = Recorder(uuid.uuid4().hex, -1, 0)
-    queues = ordered_queues(parsed, instance) if parsed.ordered else None
-    rows = _checked(_batches(data), parsed)
+    queues = ordered_queues(parsed, instance)
+    rows = _checked(_batches(data), parsed, instance)
     write_rows(parsed, instance, recorder, rows, write_id=recorder.write_id, queues=queues)
     summary = WriteSummary()
     merge_into(summary, recorder.snapshot())
@@ -72,15 +72,15 @@ def _batches(data: ArrowData) -> Iterator[pa.RecordBatch]:
     return iter(data)
 
 
-def _checked(batches: Iterator[pa.RecordBatch], options: SinkOptions) -> Iterator[pa.RecordBatch]:
+def _checked(
+    batches: Iterator[pa.RecordBatch], options: SinkOptions, instance: ClientInstance
+) -> Iterator[pa.RecordBatch]:
     schema: pa.Schema | None = None
     for batch in batches:
         if schema is None or batch.schema != schema:
             schema = batch.schema
-            check_schema(schema, topic=options.topic, queue_selector=options.queue_selector)
-            if options.ordered:
-                check_ordered(schema.names)
-            if isinstance(options.row_id, tuple):
-                check_row_id(schema, options.row_id)
+            check_columns(schema, options)
+            if options.over_grpc:
+                check_topic(options, instance, schema)
         if batch.num_rows:
             yield batch

@@ -67,8 +67,8 @@ class BatchTracer:
         transport: Transport | None = None,
     ) -> None:
         self._topic = options.trace_topic
-        self._group = unwrap(options.producer_group, options.namespace)
-        self._namespace = options.namespace
+        self._group = unwrap(options.producer_group, options.wrapped_namespace)
+        self._namespace = options.wrapped_namespace
         self._address_of = address_of
         self._clock = clock
         self._producer = Producer(
@@ -81,6 +81,7 @@ class BatchTracer:
             security_token=options.security_token,
             use_tls=options.use_tls,
             tls_ca_file=options.tls_ca_file,
+            tls_server_name=options.tls_server_name,
             send_msg_timeout=_TIMEOUT_MS,
             max_message_size=MAX_MESSAGE_BYTES,
         )

@@ -45,6 +45,7 @@ _TRACE_TIMEOUT_MS: Final = 5000
 # How the tracer reaches the brokers; all else are its own defaults.
 _SHARED_WITH_TRACER: Final = (
     "name_server", "client_ip", "unit_name", "access_key", "secret_key", "security_token", "use_tls", "tls_ca_file",
+    "tls_server_name",
 )  # fmt: skip
 
 
@@ -55,8 +56,9 @@ class Producer(MQAdmin):
     ----------
     producer_group : str
         Names the application; every producer of one group is the same to a broker. Checked by `start`.
-    transport : Transport, optional
-        Where requests go; default: the remoting protocol to `name_server`. A
+    transport : str or Transport, optional
+        ``"remoting"``: the brokers that `name_server` tells of; ``"grpc"``: the RocketMQ 5 proxies of `endpoints`,
+        which alone mean it. Or an object that requests go to: a
         :class:`~rocketmq_spark.transport.scripted.ScriptedTransport` makes tests without a server.
     transaction_listener : TransactionListener, optional
         Decides on half messages, and is asked about those left open.
@@ -65,12 +67,17 @@ class Producer(MQAdmin):
     **properties
         The Java producer's properties in snake_case, times in milliseconds: see
         :class:`~rocketmq_spark.producer_options.ProducerOptions`. ``name_server="host:9876;host:9876"`` is needed, here
-        or in the environment variable ``NAMESRV_ADDR``.
+        or in the environment variable ``NAMESRV_ADDR``, or ``endpoints="host:8081;host:8081"``.
 
     Raises
     ------
     OptionError
-        A property is unknown or malformed.
+        A property is unknown or malformed, or means nothing over gRPC.
+
+    Notes
+    -----
+    Over gRPC a proxy chooses the queues, answers every request and is asked for nothing but routes: a queue or
+    selector, `send_oneway` and the calls of `MQAdmin` raise ``MQClientException``.
 
     Examples
     --------
@@ -85,12 +92,14 @@ class Producer(MQAdmin):
         self,
         producer_group: str,
         *,
-        transport: Transport | None = None,
+        transport: Transport | str | None = None,
         transaction_listener: TransactionListener | None = None,
         async_sender_executor: Executor | None = None,
         callback_executor: Executor | None = None,
         **properties: Any,
     ) -> None:
+        if isinstance(transport, str):
+            properties["transport"], transport = transport, None
         self.producer_group = producer_group
         self._options = producer_options(properties, os.environ)
         self._parts = Parts(
@@ -388,7 +397,7 @@ class Producer(MQAdmin):
 
     def set_send_latency_fault_enable(self, enable: bool) -> None:
         """Switch the fault strategy of the client instance on or off."""
-        self._running().faults.enabled = enable
+        self._running_service().instance.faults.enabled = enable
 
     def register_send_message_hook(self, hook: SendMessageHook) -> None:
         """Observe every attempt from now on."""
@@ -406,14 +415,20 @@ class Producer(MQAdmin):
 
     @property
     def _namespace(self) -> str:
-        return self._options.namespace or ""
+        return self._options.wrapped_namespace
 
     @property
     def _api_timeout(self) -> float:
         return self._options.mq_client_api_timeout / 1000
 
     def _running(self) -> ClientInstance:
-        return self._running_service().instance
+        service = self._running_service()
+        if self._options.over_grpc:
+            raise MQClientException(
+                f"producer {self.producer_group} works over gRPC, which has no questions about queues, offsets and "
+                "stored messages, and creates no topics: ask a producer with transport=remoting (name_server)"
+            )
+        return service.instance
 
     def _running_service(self) -> ProducerService:
         self._lifecycle.require_running(f"producer {self.producer_group}")

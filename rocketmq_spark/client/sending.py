@@ -82,7 +82,7 @@ class Sending:
         rng: random.Random,
     ) -> None:
         self._options = options
-        self._namespace = options.namespace or ""
+        self._namespace = options.wrapped_namespace
         self._instance = instance
         self._kernel = kernel
         self._async_executor = async_executor
@@ -127,6 +127,11 @@ class Sending:
 
     def send_oneway(self, pack: Callable[[], Outgoing], target: Target, seconds: float) -> None:
         """Send, and wait until it is written."""
+        if self._options.over_grpc:
+            raise _not_over_grpc(
+                "sending oneway: a proxy answers every request, and none is sent without waiting for it; use send or "
+                "send_async"
+            )
         budget = Budget(seconds, self._clock)
         outgoing = pack()
 
@@ -215,6 +220,11 @@ class Sending:
     ) -> SendResult | None:
         topic = outgoing.message.topic
         if target.queue is not None or target.selector is not None:
+            if self._options.over_grpc:
+                raise _not_over_grpc(
+                    f"sending to a queue of topic {outgoing.topic}: a proxy chooses the queues itself; leave queue and "
+                    "selector out, messages of one sharding_key keep their order in a topic of the type FIFO"
+                )
             queue = self._wanted_queue(outgoing, target, budget)
             return attempt(queue, budget.require(f"sending to {queue}"))
         info = self._route(topic, budget)
@@ -251,9 +261,10 @@ class Sending:
         info = self._instance.routes.cached(topic)
         if info is not None and info.ok:
             return info
-        if not self._options.name_server:
+        if not self._options.route_servers:
             raise RouteNotFoundException(
-                f"sending to topic {topic}: the list of name servers is empty; give name_server", _NO_NAME_SERVER
+                f"sending to topic {topic}: the list of name servers is empty; give name_server, or endpoints for gRPC",
+                _NO_NAME_SERVER,
             )
         return self._instance.routes.find(topic, min(self._api_timeout, max(budget.left, 0.0)))
 
@@ -303,3 +314,7 @@ class Sending:
             assert result is not None
             future.set_result(result)
         self._ended()
+
+
+def _not_over_grpc(reason: str) -> MQClientException:
+    return MQClientException(f"{reason}; or use a producer with transport=remoting (name_server)")

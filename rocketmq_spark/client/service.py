@@ -25,7 +25,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Final
 
-from rocketmq_spark.client.connect import remoting_transport
+from rocketmq_spark.client.connect import new_transport
 from rocketmq_spark.client.own_pool import OwnPool
 from rocketmq_spark.client.registry import registry
 from rocketmq_spark.client.sending import Sending
@@ -106,7 +106,7 @@ class ProducerService:
         self._options = options
         self._hooks = hooks
         self._parts = parts
-        self._namespace = options.namespace or ""
+        self._namespace = options.wrapped_namespace
         self._pools: list[OwnPool] = []
         self._checks: CheckExecutor | None = None
         self._trace: TraceDispatcher | None = None
@@ -208,7 +208,7 @@ class ProducerService:
 
     def _new_instance(self) -> ClientInstance:
         options = self._options
-        transport = self._parts.transport or remoting_transport(options)
+        transport = self._parts.transport or new_transport(options, self.client_id)
         api_timeout = options.mq_client_api_timeout / 1000
         return ClientInstance(self.client_id, transport, options, idle_seconds=math.inf, api_timeout=api_timeout)
 

@@ -140,7 +140,9 @@ class Transactions:
     def _end(self, half: Message, result: SendResult, state: LocalTransactionState, failure: Exception | None) -> None:
         queue = replace(result.message_queue, topic=wrap(self.namespace, result.message_queue.topic))
         address = self.kernel.address_of(queue)
-        _, commit_log_offset = decode_message_id(result.offset_msg_id or result.msg_id)
+        # A proxy tells neither queue nor offset, and keeps them itself (spec/grpc.md section 5.7).
+        known = queue.queue_id >= 0
+        commit_log_offset = decode_message_id(result.offset_msg_id or result.msg_id)[1] if known else 0
         end = EndTransaction(
             topic=queue.topic,
             producer_group=self.producer_group,

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
+from rocketmq_spark.arrow.schema import check_grpc, check_message_types, check_ordered, check_row_id, check_schema
 from rocketmq_spark.arrow.settings import BatchSettings
 from rocketmq_spark.arrow.unique_id import UniqueIds
 from rocketmq_spark.client.row_batcher import row_batcher
@@ -110,14 +111,55 @@ def _batch_settings(options: SinkOptions, rate: float | None) -> BatchSettings:
     )
 
 
-def ordered_queues(options: SinkOptions, instance: ClientInstance) -> Sequence[MessageQueue]:
+def check_columns(schema: pa.Schema, options: SinkOptions) -> None:
+    """Refuse columns that a write with these options could not send in full, as far as that is known without a server.
+
+    Raises
+    ------
+    SchemaError
+    """
+    check_schema(schema, topic=options.topic, queue_selector=options.queue_selector)
+    if options.ordered:
+        check_ordered(schema.names)
+    if isinstance(options.row_id, tuple):
+        check_row_id(schema, options.row_id)
+    if options.over_grpc:
+        check_grpc(schema)
+
+
+def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schema) -> None:
+    """Look up the option topic, and refuse columns that it can't take; without that option do nothing.
+
+    Raises
+    ------
+    MQClientException
+        10005: no name server or proxy answers, or none knows the topic, nor a template for it.
+    SchemaError
+        The topic does not accept messages of the type that the columns make, as only proxies tell.
+    """
+    if options.topic is None:
+        return
+    queues = BatchSender(options, instance, Recorder("", -1, 0)).publish_queues(options.topic)
+    info = instance.routes.cached(queues[0].topic)
+    if info is not None:
+        check_message_types(schema, options.topic, info.route.message_types)
+
+
+def ordered_queues(options: SinkOptions, instance: ClientInstance) -> Sequence[MessageQueue] | None:
     """Return the queues that the rows of a whole ordered write are bound to.
+
+    Returns
+    -------
+    sequence of MessageQueue or None
+        None for a write that is not ordered; and over gRPC, where the proxy has one queue for the rows of each key.
 
     Raises
     ------
     MQClientException
         10005: no name server answers, or the topic does not exist.
     """
+    if not options.ordered or options.over_grpc:
+        return None
     assert options.topic is not None
     queues = BatchSender(options, instance, Recorder("", -1, 0)).publish_queues(options.topic)
     info = instance.routes.cached(queues[0].topic)

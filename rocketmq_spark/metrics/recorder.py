@@ -143,7 +143,7 @@ class Recorder:
         latency_ms : float
             From its last byte written to its acknowledgement.
         queue : MessageQueue
-            Where the broker put it; without a receipt if the id is none that a queue can have.
+            Where the broker put it; without a receipt if the id is none that a queue can have, as the -1 of gRPC.
         queue_offset : int
             Offset of its first row in the queue; negative if unknown.
         now : float

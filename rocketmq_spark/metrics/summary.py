@@ -80,7 +80,8 @@ class WriteSummary:
             ``requests``, ``bytes``, ``retries``, ``failures``, ``p50_ms``, ``p90_ms``,
             ``p99_ms``, ``max_ms`` (None without a successful attempt), ``retries_by_reason``, ``failures_by_code``,
             ``queues`` (``{topic: {queue id: {"rows", "first_offset", "last_offset"}}}``, ids as text so that it is
-            JSON; an unknown offset is None), ``isolated_times``, ``isolated_ms`` (both summed over tasks).
+            JSON; an unknown offset is None; empty over gRPC, where a proxy tells neither), ``isolated_times``,
+            ``isolated_ms`` (both summed over tasks).
         """
         return _by_broker(self.measures(write_id))
 

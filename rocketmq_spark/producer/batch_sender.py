@@ -41,6 +41,8 @@ logger = logging.getLogger("rocketmq_spark.producer")
 RowsT = TypeVar("RowsT", contravariant=True)
 
 _NO_NAME_SERVER = 10004
+# A proxy that was asked for a topic before it was created keeps that answer for so long, seconds (spec/grpc.md 4.1).
+_PROXY_FORGETS = 30.0
 # How often the producer's thread looks for groups that have waited long enough, seconds.
 _LINGER_TICK = 0.1
 
@@ -144,8 +146,9 @@ class BatchSender(Generic[RowsT]):
         """Return the queues of the whole write, if it has such, or a topic's writable ones, looking its route up.
 
         Until a first route has been found by this process, and for a topic that nobody knows, patience is
-        ``sendMsgTimeout`` for each name server; afterwards a name server that is gone is waited for until
-        ``deliveryTimeoutMs``.
+        ``sendMsgTimeout`` for each name server (or endpoint); afterwards a name server that is gone is waited for until
+        ``deliveryTimeoutMs``. A topic that proxies do not know is waited for 30 s (at most ``deliveryTimeoutMs``): it
+        may just have been created.
 
         Raises
         ------
@@ -154,7 +157,7 @@ class BatchSender(Generic[RowsT]):
         """
         if self._fixed_queues and topic == self._options.topic:
             return self._fixed_queues
-        return self._find_route(wrap(self._options.namespace, topic)).queues
+        return self._find_route(wrap(self._options.wrapped_namespace, topic)).queues
 
     def write(self, batches: Iterable[RowsT], batcher: Batcher[RowsT]) -> None:
         """Send every row of `batches`; return when each is stored and acknowledged.
@@ -221,13 +224,13 @@ class BatchSender(Generic[RowsT]):
 
     def _named(self, batch: EncodedBatch) -> EncodedBatch:
         """Return the batch under the name that brokers know its topic by."""
-        if not self._options.namespace:
+        if not self._options.wrapped_namespace:
             return batch
-        return replace(batch, topic=wrap(self._options.namespace, batch.topic))
+        return replace(batch, topic=wrap(self._options.wrapped_namespace, batch.topic))
 
     def _has_route(self, topic: str) -> bool:
         # Of others the caller's thread finds the route, or says within seconds why there is none.
-        return self._instance.routes.cached(wrap(self._options.namespace, topic)) is not None
+        return self._instance.routes.cached(wrap(self._options.wrapped_namespace, topic)) is not None
 
     def _has_room(self, batch: EncodedBatch) -> bool:
         pending = self._pipeline.pending_bytes
@@ -275,19 +278,22 @@ class BatchSender(Generic[RowsT]):
         info = routes.cached(topic)
         if info is not None and info.ok:
             return info
-        if not self._options.name_server:
+        servers = len(self._options.route_servers)
+        if not servers:
             raise RouteNotFoundException(f"looking up topic {topic}: the name server list is empty", _NO_NAME_SERVER)
         started, waits = self._clock(), 0
-        short = self._options.send_msg_timeout * len(self._options.name_server) / 1000
+        short, longest = self._options.send_msg_timeout * servers / 1000, self._options.delivery_timeout_ms / 1000
         while True:
             try:
-                return routes.find(topic, min(short, API_TIMEOUT * len(self._options.name_server)))
+                return routes.find(topic, min(short, API_TIMEOUT * servers))
             except RouteNotFoundException as exc:
                 # What once had a route is waited for; a wrong address or a wrong topic is not (design.md section 2).
                 # Of an ordered write the driver has found the queues: a topic without them has lost its brokers.
                 once_ok = routes.was_ok(topic) or (self._fixed_queues is not None and not exc.unreachable)
                 lost = once_ok or (exc.unreachable and not routes.is_empty)
-                patience = self._options.delivery_timeout_ms / 1000 if lost else short
+                patience = longest if lost else short
+                if self._options.over_grpc and not exc.unreachable:
+                    patience = max(patience, min(_PROXY_FORGETS, longest))
                 waits += 1
                 pause = self._pipeline.backoff.delay(waits, self._rng)
                 if self._clock() + pause >= started + patience:

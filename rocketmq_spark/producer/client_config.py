@@ -9,6 +9,11 @@ class ClientConfig(Protocol):
     """Route, schedule and fault settings; times are milliseconds (spec/producer.md section 2)."""
 
     @property
+    def over_grpc(self) -> bool:
+        """True if routes come from proxies."""
+        ...
+
+    @property
     def create_topic_key(self) -> str:
         """Template topic for topics without a route of their own."""
         ...

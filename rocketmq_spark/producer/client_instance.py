@@ -82,7 +82,8 @@ class ClientInstance:
         self.transport = transport
         self.routes = RouteCache(
             transport.query_route,
-            create_topic_key=options.create_topic_key,
+            # Through a proxy no message creates a topic.
+            create_topic_key=None if options.over_grpc else options.create_topic_key,
             default_topic_queue_nums=options.default_topic_queue_nums,
             on_change=self._wake,
         )

@@ -233,9 +233,9 @@ class SendPipeline:
 
     def _record(self, batch: EncodedBatch, outcome: SendOutcome, now: float) -> None:
         queue = outcome.queue
-        if self._options.namespace:
+        if self._options.wrapped_namespace:
             # Receipts have the names that the user gave.
-            queue = replace(queue, topic=unwrap(queue.topic, self._options.namespace))
+            queue = replace(queue, topic=unwrap(queue.topic, self._options.wrapped_namespace))
         if self._options.send_mode == "oneway":
             self._recorder.record_sent(queue.broker_name, batch.rows, batch.nbytes, now)
             return

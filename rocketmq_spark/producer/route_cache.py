@@ -4,7 +4,8 @@ Rule 1: a publish info is replaced, never mutated; whoever holds one may go on u
 Rule 2: a failed refresh changes nothing: cached routes go on (a name server may be gone for a while).
 Rule 3: a topic whose route exists but has no writable queue is an error; it never falls back to the template.
 Rule 4: a topic that the name server does not know gets the queues of ``createTopicKey``, at most
-        ``defaultTopicQueueNums`` on each broker, until it has a route of its own.
+        ``defaultTopicQueueNums`` on each broker, until it has a route of its own. One that a proxy does not know is
+        unknown.
 Rule 5: a broker's addresses are those of the route that came last, as a whole; what no cached route names any more goes
         with the next clean-up.
 
@@ -144,8 +145,8 @@ class RouteCache:
     ----------
     query_route : callable
         ``(topic, timeout in seconds) -> TopicRouteData``; a transport's.
-    create_topic_key : str
-        Template topic for topics without a route of their own.
+    create_topic_key : str or None
+        Template topic for topics without a route of their own; None over gRPC, where nothing creates topics.
     default_topic_queue_nums : int
         Most queues per broker that a template gives.
     on_change : callable, optional
@@ -156,7 +157,7 @@ class RouteCache:
         self,
         query_route: QueryRoute,
         *,
-        create_topic_key: str,
+        create_topic_key: str | None,
         default_topic_queue_nums: int,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
@@ -289,14 +290,15 @@ class RouteCache:
                 raise
             raise RouteNotFoundException(f"looking up the route of topic {topic}: {exc}", unreachable=True) from exc
         except TopicRouteStaleException as exc:
-            return self._fetch_template(topic, timeout, exc)
+            if self._create_topic_key is None:
+                raise _unknown_to_proxy(topic, exc) from exc
+            return self._fetch_template(topic, self._create_topic_key, timeout, exc)
         except MQBrokerException as exc:
             if not exc.retriable:
                 raise
             raise RouteNotFoundException(f"looking up the route of topic {topic}: {exc}", unreachable=True) from exc
 
-    def _fetch_template(self, topic: str, timeout: float, unknown: MQBrokerException) -> TopicPublishInfo:
-        key = self._create_topic_key
+    def _fetch_template(self, topic: str, key: str, timeout: float, unknown: MQBrokerException) -> TopicPublishInfo:
         try:
             route = template_route(self._query_route(key, timeout), self._default_topic_queue_nums)
         except (RemotingException, MQBrokerException) as exc:
@@ -309,6 +311,16 @@ class RouteCache:
 
     def __repr__(self) -> str:
         return f"<RouteCache topics={len(self._infos)} brokers={len(self._broker_addrs)}>"
+
+
+def _unknown_to_proxy(topic: str, unknown: MQBrokerException) -> RouteNotFoundException:
+    return RouteNotFoundException(
+        f"looking up the route of topic {topic}: the proxy does not know it ({unknown.remark or unknown}), and over "
+        "gRPC no message creates a topic; create it first "
+        f"(mqadmin updateTopic -n <name server> -c <cluster> -t {topic} -a +message.type=NORMAL; FIFO for messages "
+        "with a sharding key, DELAY for delayed ones). A proxy that was asked for a topic before it was there goes on "
+        "saying so for up to 30 s"
+    )
 
 
 def _names(route: TopicRouteData) -> str:

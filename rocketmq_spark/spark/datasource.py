@@ -79,7 +79,7 @@ class RocketMQDataSource(DataSource):
         OptionError, SchemaError
             Before any task has started.
         MQClientException
-            No name server answers, or the topic has no route (10005).
+            No name server (over gRPC, no proxy) answers, or the topic has no route (10005).
         """
         if overwrite:
             raise OptionError(
@@ -88,8 +88,9 @@ class RocketMQDataSource(DataSource):
             )
         from rocketmq_spark.spark.writer import RocketMQBatchWriter, look_up_route
 
-        options = self._checked_options(schema)
-        queues = look_up_route(options)
+        columns = arrow_schema(schema)
+        options = self._checked_options(columns)
+        queues = look_up_route(options, columns)
         return RocketMQBatchWriter(options, self._accumulator, write_id=str(uuid.uuid4()), queues=queues)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
@@ -107,25 +108,21 @@ class RocketMQDataSource(DataSource):
         """
         from rocketmq_spark.spark.writer import look_up_route, stream_writer
 
-        options = self._checked_options(schema)
+        columns = arrow_schema(schema)
+        options = self._checked_options(columns)
         if overwrite:
             logger.warning("outputMode complete: a topic can't be truncated; every trigger appends the whole result")
-        queues = look_up_route(options) if options.ordered else None
+        queues = look_up_route(options, columns) if options.ordered else None
         return stream_writer(options, self._accumulator, schema, queues)
 
-    def _checked_options(self, schema: StructType) -> SinkOptions:
+    def _checked_options(self, columns: pa.Schema) -> SinkOptions:
         from rocketmq_spark.arrow.custom_selector import load_class
-        from rocketmq_spark.arrow.schema import check_ordered, check_row_id, check_schema
-        from rocketmq_spark.client.connect import tls_settings
+        from rocketmq_spark.client.connect import check_connection
+        from rocketmq_spark.client.write_rows import check_columns
 
         options = parse_sink_options(self.options, os.environ)
-        tls = tls_settings(options)
-        if tls is not None:
-            tls.context()  # a file that can't be used is known before any task
-        columns = arrow_schema(schema)
-        check_schema(columns, topic=options.topic, queue_selector=options.queue_selector)
-        if isinstance(options.row_id, tuple):
-            check_row_id(columns, options.row_id)
+        check_connection(options)
+        check_columns(columns, options)
         if options.custom_selector is not None:
             load_class(options.custom_selector)
         if self._speculation and not options.row_id:
@@ -133,8 +130,6 @@ class RocketMQDataSource(DataSource):
                 "spark.speculation is true: a task that Spark starts twice stores its rows twice; set rowId=true to "
                 "let readers tell repeats, or spark.speculation=false"
             )
-        if options.ordered:
-            check_ordered(schema.names)
         if options.send_mode == "oneway":
             logger.warning("sendMode=oneway: brokers acknowledge nothing, and rows may be lost without a word")
         return self._with_rate_tasks(_with_namespace(options))
@@ -152,9 +147,14 @@ class RocketMQDataSource(DataSource):
 
 
 def _with_namespace(options: SinkOptions) -> SinkOptions:
-    """Put the group into the namespace, which a name server's address may give, too; topics follow with each batch."""
+    """Put the group into the namespace, which a name server's address may give, too; topics follow with each batch.
+
+    Over gRPC names stay as they are.
+    """
     from rocketmq_spark.producer.namespace import namespace_of, wrap
 
+    if options.over_grpc:
+        return options
     namespace = options.namespace or namespace_of(options.name_server[0])
     if namespace is None:
         return options

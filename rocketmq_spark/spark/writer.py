@@ -17,6 +17,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +25,11 @@ import pyspark.sql.datasource as spark_datasource
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
-from rocketmq_spark.client.connect import remoting_transport
-from rocketmq_spark.errors import TopicRouteStaleException
+from rocketmq_spark.client.connect import new_transport
+from rocketmq_spark.errors import MQBrokerException, TopicRouteStaleException
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
-from rocketmq_spark.producer.batch_sender import BatchSender
 from rocketmq_spark.producer.client_instance import ClientInstance, acquire_instance
 from rocketmq_spark.spark.metrics_file import record_commit
 from rocketmq_spark.spark.report import CommitMessage, log_summary
@@ -197,8 +197,14 @@ def stream_writer(
     return RocketMQStreamWriter(options, accumulator, queues=queues)
 
 
-def look_up_route(options: SinkOptions) -> Sequence[MessageQueue] | None:
+def look_up_route(options: SinkOptions, columns: pa.Schema) -> Sequence[MessageQueue] | None:
     """Look up the routes of the topics that options name, so that a wrong address or topic fails before any task.
+
+    Parameters
+    ----------
+    options : SinkOptions
+    columns : pyarrow.Schema
+        Of the data to be written.
 
     Returns
     -------
@@ -208,32 +214,44 @@ def look_up_route(options: SinkOptions) -> Sequence[MessageQueue] | None:
     Raises
     ------
     MQClientException
-        10005: no name server answers, or none knows the topic nor a template to create it from; with ``ordered`` the
-        topic itself must exist.
+        10005: no name server or proxy answers, or none knows the topic, nor a template to create it from; with
+        ``ordered`` and over gRPC the topic itself must exist.
+    SchemaError
+        Over gRPC: the topic does not accept messages of the type that the columns make.
     """
-    from rocketmq_spark.client.write_rows import ordered_queues
+    import pyarrow as pa
+
+    from rocketmq_spark.client.write_rows import check_topic, ordered_queues
 
     instance = _new_instance(options)
     try:
-        queues = ordered_queues(options, instance) if options.ordered else None
-        if options.topic and queues is None:
-            BatchSender(options, instance, Recorder("", -1, 0)).publish_queues(options.topic)
-        if options.dead_letter_topic:
-            BatchSender(options, instance, Recorder("", -1, 0)).publish_queues(options.dead_letter_topic)
-        if options.topic is None and options.dead_letter_topic is None:
-            # Topics come with the rows; that a name server answers at all is what can be known now.
-            patience = options.send_msg_timeout * len(options.name_server) / 1000
-            instance.transport.query_route(options.create_topic_key, patience)
+        queues = ordered_queues(options, instance)
+        check_topic(options, instance, columns)
+        if options.dead_letter_topic is not None:
+            # Dead letters have neither keys of order nor delays.
+            check_topic(replace(options, topic=options.dead_letter_topic), instance, pa.schema([]))
+        elif options.topic is None:
+            _await_any_answer(options, instance)
         return queues
-    except TopicRouteStaleException:
-        logger.debug("the name server answers, and has no topic %s", options.create_topic_key)
     finally:
         instance.close()
-    return None
+
+
+def _await_any_answer(options: SinkOptions, instance: ClientInstance) -> None:
+    """Return once a name server or proxy has answered: where topics come with the rows, no more can be known now."""
+    try:
+        instance.transport.query_route(
+            options.create_topic_key, options.send_msg_timeout * len(options.route_servers) / 1000
+        )
+    except MQBrokerException as exc:
+        # A proxy refuses questions about its own topics, and about those that the user has no right to.
+        if not (options.over_grpc or isinstance(exc, TopicRouteStaleException)):
+            raise
+        logger.debug("an answer, if not a route: %s", exc)
 
 
 def _new_instance(options: SinkOptions) -> ClientInstance:
     # The repr has no secrets: a client id is sent and logged, and must not be a means to guess them.
     name = options.instance_name or f"{os.getpid()}#{hashlib.sha1(repr(options).encode()).hexdigest()[:8]}"
     client_id = "@".join(filter(None, (options.client_ip or local_ip(), name, options.unit_name)))
-    return ClientInstance(client_id, remoting_transport(options), options)
+    return ClientInstance(client_id, new_transport(options, client_id), options)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
+import sys
 
 import pytest
-from pyspark.sql.types import StringType, StructType
+from pyspark.sql.types import IntegerType, StringType, StructType
 
-from rocketmq_spark.errors import OptionError
-from rocketmq_spark.spark.datasource import RocketMQDataSource
+from rocketmq_spark.errors import MQBrokerException, OptionError, RemotingConnectException, SchemaError
+from rocketmq_spark.options import SinkOptions
+from rocketmq_spark.producer.client_instance import ClientInstance
+from rocketmq_spark.spark.datasource import RocketMQDataSource, _with_namespace
+from rocketmq_spark.spark.writer import _await_any_answer
+from tests.proxies import ScriptedProxies
 
 BODY = StructType().add("body", StringType())
 
@@ -34,3 +39,58 @@ def test_a_selector_class_is_looked_for_on_the_driver() -> None:
     source = RocketMQDataSource({"nameServer": "a:1", "topic": "t", "queueSelector": "no_such_module:Thing"})
     with pytest.raises(OptionError, match="importing module no_such_module failed"):
         source.streamWriter(BODY, overwrite=False)
+
+
+OVER_GRPC = {"endpoints": "p:8081", "topic": "t"}
+
+
+def test_a_stream_over_grpc_is_checked_without_asking_a_proxy() -> None:
+    RocketMQDataSource(OVER_GRPC).streamWriter(BODY, overwrite=False)
+
+
+def test_a_delay_level_over_grpc_is_refused_on_the_driver() -> None:
+    levels = StructType([*BODY, *StructType().add("delayTimeLevel", IntegerType())])
+    RocketMQDataSource({"nameServer": "a:1", "topic": "t"}).streamWriter(levels, overwrite=False)
+    with pytest.raises(SchemaError, match=r"column delayTimeLevel: .*use delayMs or deliverTime"):
+        RocketMQDataSource(OVER_GRPC).streamWriter(levels, overwrite=False)
+
+
+def test_grpc_that_is_not_installed_is_said_on_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with pytest.raises(OptionError, match=r"pip install 'rocketmq-spark\[grpc\]'"):
+        RocketMQDataSource(OVER_GRPC).streamWriter(BODY, overwrite=False)
+
+
+def test_the_group_goes_into_the_namespace_by_remoting_only() -> None:
+    remoting = SinkOptions(name_server=("MQ_INST_1_2.example:9876",), producer_group="g")
+    assert _with_namespace(remoting).producer_group == "MQ_INST_1_2%g"
+    grpc = SinkOptions(
+        transport="grpc", endpoints=("MQ_INST_1_2.example:8081",), producer_group="g", namespace="n", topic="t" * 127
+    )
+    assert _with_namespace(grpc) == grpc
+
+
+def instance_of(options: SinkOptions) -> tuple[ClientInstance, ScriptedProxies]:
+    transport = ScriptedProxies({})
+    return ClientInstance("test@1", transport, options), transport
+
+
+def test_where_topics_come_with_the_rows_any_answer_of_a_proxy_will_do() -> None:
+    options = SinkOptions(transport="grpc", endpoints=("p:8081", "q:8081"))
+    instance, transport = instance_of(options)
+    _await_any_answer(options, instance)
+    transport.fail("query_route", MQBrokerException("illegal topic", 40002, "illegal", "p:8081"))
+    _await_any_answer(options, instance)
+    transport.fail("query_route", RemotingConnectException("connecting to p:8081: refused"))
+    with pytest.raises(RemotingConnectException):
+        _await_any_answer(options, instance)
+    assert len(transport.calls) == 3
+
+
+def test_where_topics_come_with_the_rows_a_name_server_need_not_know_the_template() -> None:
+    options = SinkOptions(name_server=("a:1",))
+    instance, transport = instance_of(options)
+    _await_any_answer(options, instance)
+    transport.fail("query_route", MQBrokerException("not ready", 1, "not ready", "a:1"))
+    with pytest.raises(MQBrokerException, match="not ready"):
+        _await_any_answer(options, instance)

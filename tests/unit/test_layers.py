@@ -25,6 +25,7 @@ NUMBERS = {
     "rocketmq_spark.transaction": 0.8,
     "rocketmq_spark.java_hash": 0,
     "rocketmq_spark.option_rules": 0.5,
+    "rocketmq_spark.option_transport": 0.5,
     "rocketmq_spark.option_values": 0.5,
     "rocketmq_spark.option_table": 0.7,
     "rocketmq_spark.option_parsing": 0.8,

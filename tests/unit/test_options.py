@@ -37,7 +37,9 @@ def test_name_server_alone_gives_every_default() -> None:
 def test_defaults_are_those_of_the_design() -> None:
     shown = {row.name: row.default for row in options_table()}
     assert shown == {
-        "nameServer": "required",
+        "nameServer": "none",
+        "transport": "remoting",
+        "endpoints": "none",
         "topic": "none",
         "tags": "none",
         "producerGroup": "spark-rocketmq-sink",
@@ -90,6 +92,7 @@ def test_defaults_are_those_of_the_design() -> None:
         "securityToken": "none",
         "useTls": "false",
         "tlsCaFile": "none",
+        "tlsServerName": "none",
         "maxRatePerSecond": "none",
         "maxRateTasks": "none",
         "enableTrace": "false",
@@ -103,7 +106,7 @@ def test_every_field_has_its_row_in_the_same_order() -> None:
 
 
 def test_every_shown_default_is_accepted_and_changes_nothing() -> None:
-    given = {row.name: row.default for row in options_table() if row.default not in ("required", "none")}
+    given = {row.name: row.default for row in options_table() if row.default != "none"}
     assert parse(**given) == parse()
 
 
@@ -115,10 +118,10 @@ def test_every_row_is_documented() -> None:
 def test_names_are_accepted_in_any_case(spec: OptionSpec, random: object) -> None:
     sample = {"nameServer": "h:1", "clientIP": "1.2.3.4", "queueSelector": "hash", "latencyMax": "1,2"}
     sample |= {"notAvailableDuration": "0,9", "machineRoom": "idc1", "maxRatePerSecond": "9", "maxRateTasks": "9"}
-    sample["metricsPath"] = "/var/sink.jsonl"
+    sample |= {"metricsPath": "/var/sink.jsonl", "endpoints": "p:8081"}
     value = sample.get(spec.name) or next(row.default for row in options_table() if row.name == spec.name)
     name = "".join(random.choice((letter.lower(), letter.upper())) for letter in spec.name)  # type: ignore[attr-defined]
-    assert parse_values(SINK_OPTIONS, {name: value}, {}) == parse_values(SINK_OPTIONS, {spec.name: value}, {})
+    assert parse_values(SINK_OPTIONS, {name: value}) == parse_values(SINK_OPTIONS, {spec.name: value})
 
 
 @pytest.mark.parametrize(
@@ -179,7 +182,7 @@ def test_a_malformed_environment_variable_is_named() -> None:
 def test_a_missing_name_server_says_how_to_give_it(environ: dict[str, str]) -> None:
     message = refusal({"topic": "t"}, environ)
     assert message.startswith("option nameServer is missing")
-    for hint in ('.option("nameServer", ', "NAMESRV_ADDR", "INSERT INTO"):
+    for hint in ('.option("nameServer", ', "NAMESRV_ADDR", '.option("endpoints", ', "INSERT INTO"):
         assert hint in message
 
 
@@ -208,7 +211,7 @@ def test_an_unknown_option_near_to_none_lists_what_there_is_and_hides_its_value(
     assert "hunter2" not in message
 
 
-@pytest.mark.parametrize("later", ["credentialsProvider", "tlsKeyFile", "endpoints"])
+@pytest.mark.parametrize("later", ["credentialsProvider", "tlsKeyFile"])
 def test_options_of_later_releases_are_unknown(later: str) -> None:
     assert refusal({**NAME_SERVER, later: "x"}).startswith(f"unknown option {later!r}")
 
@@ -250,6 +253,7 @@ def test_keys_of_spark_itself_are_ignored() -> None:
         ("sendMsgMaxTimeoutPerRequest", "-1", -1),
         ("maxRatePerSecond", "1", 1),
         ("namespace", "MQ_INST_1-a", "MQ_INST_1-a"),
+        ("transport", "REMOTING", "remoting"),
         ("metricsPath", "/var/log/sink.jsonl", "/var/log/sink.jsonl"),
         ("metricsPath", "s3://bucket/a folder", "s3://bucket/a folder"),
         ("metricsPath", "hdfs://me@host:8020/sink", "hdfs://me@host:8020/sink"),
@@ -312,6 +316,12 @@ def test_values_that_are_allowed(name: str, text_: str, value: object) -> None:
         ("producerGroup", "DEFAULT_PRODUCER"),
         ("instanceName", " "),
         ("clientIP", "10.0.0.1@x"),
+        ("tlsServerName", ""),
+        ("tlsServerName", "mq.example:8081"),
+        ("tlsServerName", "https://mq.example"),
+        ("tlsServerName", ".example"),
+        ("tlsServerName", "[::1]"),
+        ("transport", "http2"),
         ("retryBackoffMs", "0"),
         ("sendMode", "fast"),
         ("sendMsgMaxTimeoutPerRequest", "-2"),
@@ -481,7 +491,7 @@ def test_options_are_frozen() -> None:
 
 def test_repr_shows_every_option() -> None:
     shown = repr(parse(topic="orders"))
-    assert shown.startswith("SinkOptions(name_server=('a:9876',), topic='orders', ")
+    assert shown.startswith("SinkOptions(name_server=('a:9876',), transport='remoting', endpoints=(), topic='orders', ")
     assert all(f"{field.name}=" in shown for field in dataclasses.fields(SinkOptions))
 
 
@@ -507,7 +517,7 @@ CREDENTIALS = (
 
 
 def test_a_secret_is_parsed_and_not_shown_by_repr() -> None:
-    credentials = Credentials(**parse_values(CREDENTIALS, {"accesskey": "me", "secretkey": "hunter22"}, {}))
+    credentials = Credentials(**parse_values(CREDENTIALS, {"accesskey": "me", "secretkey": "hunter22"}))
     assert credentials.secret_key == "hunter22"
     assert redacted_repr(credentials, CREDENTIALS) == "Credentials(access_key='me', secret_key=<redacted>)"
 
@@ -518,7 +528,7 @@ def test_a_secret_that_is_not_set_shows_as_such() -> None:
 
 def test_a_malformed_secret_is_nowhere_in_its_error() -> None:
     with pytest.raises(OptionError) as caught:
-        parse_values(CREDENTIALS, {"secretKey": "hunter2"}, {})
+        parse_values(CREDENTIALS, {"secretKey": "hunter2"})
     assert str(caught.value) == (
         "option secretKey has a value (not shown: it is secret) that is not allowed: allowed is an even length"
     )
@@ -528,16 +538,21 @@ def test_a_malformed_secret_is_nowhere_in_its_error() -> None:
 
 def test_a_secret_given_twice_differently_is_not_shown() -> None:
     with pytest.raises(OptionError) as caught:
-        parse_values(CREDENTIALS, {"secretKey": "hunter22", "SECRETKEY": "hunter33"}, {})
+        parse_values(CREDENTIALS, {"secretKey": "hunter22", "SECRETKEY": "hunter33"})
     assert "hunter" not in str(caught.value)
 
 
 def test_the_secrets_of_a_write_travel_with_its_options_and_are_not_shown() -> None:
     options = parse(
-        accesskey="me", secretkey="hunter22", securitytoken="hunter33", usetls="true", tlscafile="/a b/ca.pem"
+        accesskey="me",
+        secretkey="hunter22",
+        securitytoken="hunter33",
+        usetls="true",
+        tlscafile="/a b/ca.pem",
+        tlsservername="::1",
     )
     assert (options.access_key, options.secret_key, options.security_token) == ("me", "hunter22", "hunter33")
-    assert (options.use_tls, options.tls_ca_file) == (True, "/a b/ca.pem")
+    assert (options.use_tls, options.tls_ca_file, options.tls_server_name) == (True, "/a b/ca.pem", "::1")
     assert pickle.loads(pickle.dumps(options)) == options
     for shown in (repr(options), str(options), f"{options!s:>2} {[options]!r}"):
         assert "access_key='me', secret_key=<redacted>, security_token=<redacted>" in shown
@@ -552,6 +567,7 @@ def test_the_secrets_of_a_write_travel_with_its_options_and_are_not_shown() -> N
         ({"securityToken": "hunter2"}, "securityToken is given without accessKey: give both, or neither"),
         ({"tlsCaFile": "ca.pem"}, "tlsCaFile is given without useTls: give both, or neither"),
         ({"tlsCaFile": "ca.pem", "useTls": "false"}, "tlsCaFile is given without useTls: give both, or neither"),
+        ({"tlsServerName": "mq.example"}, "tlsServerName is given without useTls: give both, or neither"),
     ],
 )
 def test_one_security_option_without_the_other_is_refused(given: dict[str, str], message: str) -> None:

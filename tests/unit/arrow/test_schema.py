@@ -4,6 +4,7 @@ import pyarrow as pa
 import pytest
 
 from rocketmq_spark.arrow.block import check_schema
+from rocketmq_spark.arrow.schema import check_grpc, check_message_types
 from rocketmq_spark.errors import SchemaError
 
 EVERY_COLUMN = pa.schema(
@@ -144,3 +145,73 @@ def test_a_topic_must_come_from_somewhere():
 def test_a_selector_needs_its_column(selector, column):
     text = refusal({"body": pa.string(), "brokerName": pa.string()}, selector=selector)
     assert text.startswith(f"queueSelector={selector} needs the column {column}, and there is none: ")
+
+
+def types_refusal(schema: dict[str, pa.DataType], *message_types: str) -> str:
+    with pytest.raises(SchemaError) as raised:
+        check_message_types(pa.schema({"body": pa.string(), **schema}), "orders", frozenset(message_types))
+    return str(raised.value)
+
+
+DELAYED = {"delayMs": pa.int64(), "deliverTime": pa.timestamp("us", "UTC")}
+KEYED = {"shardingKey": pa.string()}
+
+
+@pytest.mark.parametrize(
+    ("schema", "message_types"),
+    [
+        ({}, ["NORMAL"]),
+        (KEYED, ["FIFO"]),
+        (DELAYED, ["DELAY"]),
+        ({**KEYED, **DELAYED}, ["NORMAL", "FIFO", "DELAY", "TRANSACTION"]),
+        ({}, ["NORMAL", "FIFO"]),
+        # An empty column makes no message anything; and a type of a later release is nobody's business.
+        (dict.fromkeys((*KEYED, *DELAYED), pa.null()), ["NORMAL"]),
+        ({}, ["NORMAL", "LITE"]),
+    ],
+)
+def test_columns_whose_messages_a_topic_accepts(schema, message_types):
+    check_message_types(pa.schema({"body": pa.string(), **schema}), "orders", frozenset(message_types))
+
+
+@pytest.mark.parametrize("schema", [{}, KEYED, DELAYED])
+def test_a_topic_of_which_nobody_said_what_it_accepts_takes_any_columns(schema):
+    check_message_types(pa.schema({"body": pa.string(), **schema}), "orders", frozenset())
+
+
+@pytest.mark.parametrize(
+    ("schema", "accepted", "column", "made"),
+    [
+        (KEYED, "NORMAL", "shardingKey", "FIFO"),
+        (KEYED, "DELAY", "shardingKey", "FIFO"),
+        (DELAYED, "NORMAL", "delayMs", "DELAY"),
+        ({**KEYED, "deliverTime": pa.timestamp("us", "UTC")}, "FIFO", "deliverTime", "DELAY"),
+    ],
+)
+def test_a_column_whose_messages_a_topic_does_not_accept_is_named_with_what_to_do(schema, accepted, column, made):
+    assert types_refusal(schema, accepted) == (
+        f"column {column} makes {made} messages, and topic orders accepts messages of the type {accepted} only: drop "
+        f"the column, or write to a topic made for them (mqadmin updateTopic -a +message.type={made})"
+    )
+
+
+@pytest.mark.parametrize(
+    ("message_types", "advice"),
+    [
+        (["FIFO"], "add the column shardingKey, or write to"),
+        (["DELAY"], "add the column delayMs or deliverTime, or write to"),
+        (["FIFO", "DELAY"], "add the column shardingKey or delayMs or deliverTime, or write to"),
+        (["TRANSACTION"], "NORMAL messages: write to"),
+    ],
+)
+def test_plain_rows_for_a_topic_that_takes_none_are_refused(message_types, advice):
+    message = types_refusal({}, *message_types)
+    assert message.startswith(f"topic orders accepts messages of the type {' and '.join(sorted(message_types))} only")
+    assert advice in message
+    assert types_refusal(dict.fromkeys(KEYED, pa.null()), *message_types) == message
+
+
+def test_a_delay_level_can_not_be_told_over_grpc():
+    with pytest.raises(SchemaError, match=r"column delayTimeLevel: .*use delayMs or deliverTime"):
+        check_grpc(pa.schema({"body": pa.string(), "delayTimeLevel": pa.int32()}))
+    check_grpc(pa.schema({"body": pa.string(), "delayTimeLevel": pa.null(), "delayMs": pa.int64(), "flag": pa.int32()}))

@@ -202,3 +202,13 @@ def test_an_answer_with_an_odd_queue_or_offset_costs_no_more_than_its_receipt(qu
     facts = summary_of([recording.snapshot()]).to_dict()["b"]
     assert facts["rows"] == 5
     assert facts["queues"]["t"]["7"] == {"rows": 2, "first_offset": 40, "last_offset": 41}
+
+
+def test_rows_that_a_proxy_took_leave_no_receipt_and_count_in_everything_else() -> None:
+    recording = recorder()
+    success(recording, "p:8081", rows=3, latency_ms=2, nbytes=30, queue_id=-1, offset=-1)
+    success(recording, "p:8081", rows=4, latency_ms=4, nbytes=40, queue_id=-1, offset=77)
+    facts = summary_of([recording.snapshot()]).to_dict()["p:8081"]
+    assert facts["queues"] == {}
+    assert (facts["rows"], facts["requests"], facts["bytes"], facts["max_ms"]) == (7, 2, 70, 4.015)
+    assert recording.lines() == ["p:8081 7 rows in 2 requests (p50 2.0 ms, p99 4.0 ms, max 4.0 ms)"]

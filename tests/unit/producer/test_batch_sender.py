@@ -25,6 +25,7 @@ from rocketmq_spark.producer.client_instance import ClientInstance
 from rocketmq_spark.transport.script import Reply, route
 from rocketmq_spark.transport.scripted import ScriptedTransport
 from rocketmq_spark.wire.records import encode_batch
+from tests.proxies import proxy_route
 
 Pair = tuple[EncodedBatch, MessageQueue | None]
 
@@ -190,6 +191,70 @@ def test_52_an_empty_name_server_list_is_10004() -> None:
         producer.publish_queues("T")
     assert raised.value.response_code == 10004
     assert transport.calls == []
+
+
+class Jumping:
+    """A clock that moves on by a second whenever it is asked, and calls `at` once it has passed a time."""
+
+    def __init__(self, when: float = 1e9, at: Callable[[], object] = lambda: None) -> None:
+        self.now = 0.0
+        self.when, self.at = when, at
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        if self.now >= self.when:
+            self.when = 1e9
+            self.at()
+        return self.now
+
+
+def over_grpc(
+    routes: dict[str, Any], clock: Jumping, **options: Any
+) -> tuple[BatchSender[list[str]], ScriptedTransport, ClientInstance]:
+    transport = ScriptedTransport(routes, threaded=True)
+    sink = SinkOptions(transport="grpc", endpoints=("p:8081",), retry_backoff_ms=1, retry_backoff_max_ms=2, **options)
+    instance = ClientInstance("test@1", transport, sink)
+    return BatchSender(sink, instance, Recorder("w", -1, 0), clock=clock), transport, instance
+
+
+def test_a_topic_that_a_proxy_does_not_know_yet_is_waited_for() -> None:
+    clock = Jumping(25.0, lambda: transport.routes.update(T=proxy_route("NORMAL", endpoints=("p:8081",))))
+    producer, transport, instance = over_grpc({}, clock)
+    assert producer.publish_queues("T") == (MessageQueue("T", "p:8081", 0),)
+    assert clock.now >= 25
+    instance.close()
+
+
+@pytest.mark.parametrize(("delivery_timeout_ms", "patience"), [(120_000, 30), (10_000, 10)])
+def test_a_topic_that_no_proxy_knows_fails_after_the_time_for_which_one_may_be_mistaken(
+    delivery_timeout_ms: int, patience: int
+) -> None:
+    clock = Jumping()
+    producer, _, instance = over_grpc({}, clock, delivery_timeout_ms=delivery_timeout_ms)
+    with pytest.raises(RouteNotFoundException, match="topic T: the proxy does not know it"):
+        producer.publish_queues("T")
+    assert patience <= clock.now <= patience + 3
+    instance.close()
+
+
+def test_an_endpoint_that_can_not_be_reached_fails_within_seconds() -> None:
+    clock = Jumping()
+    producer, transport, instance = over_grpc({}, clock)
+    transport.fail("query_route", *[RemotingConnectException("connecting to p:8081: refused")] * 50)
+    with pytest.raises(RouteNotFoundException, match="refused"):
+        producer.publish_queues("T")
+    assert clock.now <= 6
+    instance.close()
+
+
+def test_over_grpc_a_namespace_is_no_part_of_names() -> None:
+    producer, transport, instance = over_grpc(
+        {"T": proxy_route("NORMAL", endpoints=("p:8081",))}, Jumping(), namespace="ns"
+    )
+    producer.write([["1"]], RowBatcher())
+    [request] = transport.requests
+    assert (request.batch.topic, request.queue, request.address) == ("T", MessageQueue("T", "p:8081", 0), "p:8081")
+    instance.close()
 
 
 def test_what_is_in_flight_stays_within_max_in_flight_bytes() -> None:

@@ -196,6 +196,18 @@ def test_52_neither_topic_nor_template_says_what_to_do() -> None:
     assert not raised.value.unreachable
 
 
+def test_a_topic_that_a_proxy_does_not_know_is_unknown_and_no_template_is_asked_for() -> None:
+    server = NameServer(TBW102=route(data("a"), a="h:1"))
+    routes = RouteCache(server.query_route, create_topic_key=None, default_topic_queue_nums=4)
+    with pytest.raises(
+        RouteNotFoundException, match=r"the proxy does not know it \(No topic T\).*create it first"
+    ) as raised:
+        routes.find("T", 1.0)
+    assert server.asked == ["T"]
+    assert (raised.value.response_code, raised.value.unreachable) == (10005, False)
+    assert "-t T -a +message.type=NORMAL" in str(raised.value)
+
+
 @pytest.mark.parametrize(
     "failure",
     [RemotingConnectException("ns:1 refused"), MQBrokerException("answered 1: name server not ready", 1, "", "ns:1")],

@@ -1,0 +1,241 @@
+"""What a producer does otherwise when proxies take its messages (spec/grpc.md)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rocketmq_spark.client.connect import check_connection, new_transport
+from rocketmq_spark.client.producer import Producer
+from rocketmq_spark.errors import (
+    BrokerBusyException,
+    BrokerOutcomeUnknownException,
+    MQBrokerException,
+    MQClientException,
+    OptionError,
+    RouteNotFoundException,
+    SchemaError,
+)
+from rocketmq_spark.message import Message, MessageQueue
+from rocketmq_spark.options import SinkOptions
+from rocketmq_spark.producer.queue_selectors import SelectMessageQueueByHash
+from rocketmq_spark.send_result import LocalTransactionState
+from rocketmq_spark.transaction import TRANSACTION_COMMIT_TYPE
+from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.transport.script import Reply
+from tests.proxies import ENDPOINTS, ScriptedProxies, proxy_route
+
+Make = Callable[..., Producer]
+NAMES_REMOTING = r"transport=remoting \(name_server\)"
+
+
+@pytest.fixture
+def transport() -> Iterator[ScriptedProxies]:
+    routes = {"T": proxy_route("NORMAL"), "fifo": proxy_route("FIFO"), "delay": proxy_route("DELAY")}
+    with ScriptedProxies(routes, threaded=True) as scripted:
+        yield scripted
+
+
+@pytest.fixture
+def make(make_producer: Make) -> Make:
+    def made(group: str = "pg", **properties: Any) -> Producer:
+        producer = make_producer(group, **{"name_server": None, "endpoints": ENDPOINTS, **properties})
+        producer.start()
+        return producer
+
+    return made
+
+
+@pytest.fixture
+def producer(make: Make) -> Producer:
+    return make()
+
+
+def test_a_message_goes_to_an_endpoint_under_its_plain_names(make: Make, transport: ScriptedProxies) -> None:
+    result = make(namespace="ns").send(Message.of("T", b"x" * 9000))
+    [request] = transport.requests
+    assert request.address in ENDPOINTS
+    assert result.message_queue == MessageQueue("T", request.address, -1)
+    assert (request.batch.topic, request.producer_group) == ("T", "pg")
+    assert "INSTANCE_ID" not in request.batch.properties
+    assert (request.batch.sys_flag, request.batch.nbytes) == (0, 9000)
+
+
+@pytest.mark.parametrize("code", [40300, 40402, 40800, 42900, 50000, 50001, 50400])
+def test_grpc_06_after_a_code_that_another_proxy_may_not_have_the_other_one_is_asked(
+    producer: Producer, transport: ScriptedProxies, code: int
+) -> None:
+    kind = BrokerBusyException if code == 42900 else BrokerOutcomeUnknownException
+    for endpoint in ENDPOINTS:
+        transport.play(endpoint, Reply(error=kind("no", code, "no", endpoint)))
+    producer.send(Message.of("T", b"x"))
+    assert sorted({request.address for request in transport.requests[:2]}) == sorted(ENDPOINTS)
+    assert len(transport.requests) == 3
+
+
+def test_grpc_06_a_refusal_for_good_is_one_call(producer: Producer, transport: ScriptedProxies) -> None:
+    refusal = MQBrokerException("illegal", 40007, "illegal", "p:8081")
+    transport.always.update(dict.fromkeys(ENDPOINTS, Reply(error=refusal)))
+    with pytest.raises(MQBrokerException) as caught:
+        producer.send(Message.of("T", b"x"))
+    assert caught.value.response_code == 40007
+    assert len(transport.requests) == 1
+
+
+def test_grpc_14_a_queue_or_selector_is_refused_before_anything_is_sent(
+    producer: Producer, transport: ScriptedProxies
+) -> None:
+    message, queue = Message.of("T", b"x"), MessageQueue("T", ENDPOINTS[0], 0)
+    targets: list[dict[str, Any]] = [{"queue": queue}, {"selector": SelectMessageQueueByHash(), "arg": "o-1"}]
+    for target in targets:
+        with pytest.raises(MQClientException, match=rf"a proxy chooses the queues itself.*{NAMES_REMOTING}"):
+            producer.send(message, **target)
+        error = producer.send_async(message, **target).exception(20)
+        assert isinstance(error, MQClientException)
+        assert "a proxy chooses the queues itself" in str(error)
+    with pytest.raises(MQClientException, match="a proxy chooses the queues itself"):
+        producer.send_batch([message], queue)
+    assert transport.requests == []
+
+
+def test_oneway_sends_are_refused(producer: Producer, transport: ScriptedProxies) -> None:
+    with pytest.raises(MQClientException, match=rf"a proxy answers every request.*{NAMES_REMOTING}"):
+        producer.send_oneway(Message.of("T", b"x"))
+    assert transport.oneways == transport.requests == transport.calls == []
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda producer: producer.create_topic("TBW102", "new", 4),
+        lambda producer: producer.fetch_publish_message_queues("T"),
+        lambda producer: producer.max_offset(MessageQueue("T", "p:8081", 0)),
+        lambda producer: producer.min_offset(MessageQueue("T", "p:8081", 0)),
+        lambda producer: producer.search_offset(MessageQueue("T", "p:8081", 0), 0),
+        lambda producer: producer.earliest_msg_store_time(MessageQueue("T", "p:8081", 0)),
+        lambda producer: producer.view_message("no id at all"),
+    ],
+)
+def test_questions_of_an_admin_are_refused(
+    producer: Producer, transport: ScriptedProxies, ask: Callable[[Producer], object]
+) -> None:
+    with pytest.raises(MQClientException, match=rf"works over gRPC.*{NAMES_REMOTING}"):
+        ask(producer)
+    assert transport.calls == []
+
+
+def test_a_running_producer_may_still_switch_its_fault_strategy(producer: Producer) -> None:
+    producer.set_send_latency_fault_enable(True)
+    assert producer._service is not None
+    assert producer._service.instance.faults.enabled
+
+
+def test_a_topic_that_no_proxy_knows_has_no_template(producer: Producer, transport: ScriptedProxies) -> None:
+    transport.routes["TBW102"] = proxy_route("NORMAL")
+    with pytest.raises(RouteNotFoundException, match=r"create it first .*-t new -a \+message\.type=NORMAL.*30 s"):
+        producer.send(Message.of("new", b"x"))
+    assert [call for call in transport.calls if call[0] == "query_route"] == [("query_route", "new")]
+    assert transport.requests == []
+
+
+@pytest.mark.parametrize("unique_id", ["0" * 32, "an id of my own"])
+def test_a_transaction_is_ended_at_its_proxy_without_any_offset(
+    make: Make, transport: ScriptedProxies, unique_id: str
+) -> None:
+    class Listener:
+        def execute_local_transaction(self, message: Message, arg: Any) -> LocalTransactionState:
+            return LocalTransactionState.COMMIT_MESSAGE
+
+        def check_local_transaction(self, message: Message) -> None:
+            return None
+
+    producer = make(transaction_listener=Listener())
+    producer.send_in_transaction(Message.of("T", b"x").with_properties({"UNIQ_KEY": unique_id}))
+    [request] = transport.requests
+    [(_, address, end)] = [call for call in transport.calls if call[0] == "end_transaction"]
+    assert address == request.address
+    assert (end.topic, end.msg_id, end.commit_or_rollback) == ("T", unique_id, TRANSACTION_COMMIT_TYPE)
+    assert end.commit_log_offset == 0
+
+
+# Arrow tables
+
+
+def rows(**columns: Any) -> pa.Table:
+    return pa.table({"body": ["x" * 9000], **columns})
+
+
+def test_an_arrow_table_goes_uncompressed_and_leaves_no_receipt(producer: Producer, transport: ScriptedProxies) -> None:
+    facts = producer.send_arrow(rows(), "T").to_dict()
+    [request] = transport.requests
+    assert (facts[request.address]["rows"], facts[request.address]["queues"]) == (1, {})
+    assert request.batch.sys_flag == 0
+
+
+@pytest.mark.parametrize(
+    ("topic", "columns", "text"),
+    [
+        ("T", {"shardingKey": ["k"]}, r"column shardingKey makes FIFO messages, and topic T accepts .* NORMAL only"),
+        ("T", {"delayMs": [5]}, r"column delayMs makes DELAY messages.*-a \+message\.type=DELAY"),
+        ("fifo", {}, "topic fifo accepts messages of the type FIFO only.*add the column shardingKey"),
+        ("delay", {}, "topic delay accepts messages of the type DELAY only.*add the column delayMs or deliverTime"),
+        ("T", {"delayTimeLevel": [3]}, "column delayTimeLevel: .*use delayMs or deliverTime"),
+    ],
+)
+def test_columns_that_a_topic_does_not_take_are_refused_before_anything_is_sent(
+    producer: Producer, transport: ScriptedProxies, topic: str, columns: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(SchemaError, match=text):
+        producer.send_arrow(rows(**columns), topic)
+    assert transport.requests == []
+
+
+def test_an_ordered_write_wants_a_fifo_topic_and_binds_no_row_to_a_queue(
+    producer: Producer, transport: ScriptedProxies
+) -> None:
+    with pytest.raises(SchemaError, match="column shardingKey makes FIFO messages"):
+        producer.send_arrow(rows(shardingKey=["k"]), "T", ordered="true")
+    assert transport.requests == []
+    facts = producer.send_arrow(rows(shardingKey=["k"]), "fifo", ordered="true").to_dict()
+    assert sum(broker["rows"] for broker in facts.values()) == 1
+
+
+def test_options_of_a_write_over_grpc_are_held_to_it(producer: Producer, transport: ScriptedProxies) -> None:
+    with pytest.raises(OptionError, match="queueSelector=hash is not possible over gRPC"):
+        producer.send_arrow(rows(shardingKey=["k"]), "T", queueSelector="hash")
+    with pytest.raises(OptionError, match="options endpoints belong to the producer"):
+        producer.send_arrow(rows(), "T", endpoints="r:8081")
+
+
+# Where connections come from
+
+
+def test_name_servers_make_a_remoting_transport_without_touching_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    options = SinkOptions(name_server=("a:1",))
+    check_connection(options)
+    transport = new_transport(options, "client@1")
+    assert isinstance(transport, RemotingTransport)
+    transport.close()
+
+
+def test_the_word_grpc_chooses_the_transport_of_a_producer() -> None:
+    assert Producer("pg", transport="grpc", endpoints="p:8081").options.over_grpc
+    with pytest.raises(OptionError, match="property transport is 'http', which is not allowed"):
+        Producer("pg", transport="http")
+
+
+@pytest.mark.parametrize("missing", ["grpc", "google", "google.protobuf"])
+def test_without_its_packages_grpc_is_refused_in_one_line_that_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    options = SinkOptions(transport="grpc", endpoints=ENDPOINTS)
+    for refused in (lambda: check_connection(options), lambda: new_transport(options, "client@1")):
+        with pytest.raises(OptionError, match=r"pip install 'rocketmq-spark\[grpc\]'") as caught:
+            refused()
+        assert "\n" not in str(caught.value)
