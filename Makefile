@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# What the demo writes over: remoting, or grpc.
+TRANSPORT ?= remoting
 # Spark's workers run the environment's interpreter, not whatever python3 is on PATH.
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 
@@ -26,8 +28,8 @@ $(STAMP): setup.cfg pyproject.toml
 setup: $(STAMP) ## Make the virtual environment in .venv
 
 .PHONY: demo
-demo: setup ## Write 336,776 flights to two real brokers and count them
-	@$(BIN)/rocketmq-spark demo
+demo: setup ## Write 336,776 flights to two real brokers and count them (TRANSPORT=grpc: over gRPC)
+	@$(BIN)/rocketmq-spark demo --transport $(TRANSPORT)
 
 .PHONY: test
 test: setup ## Run the whole test suite, real brokers included (under 10 minutes on 2 cores)

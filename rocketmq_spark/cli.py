@@ -6,14 +6,17 @@ Rule 2: what is heavy is imported by the command that needs it: ``--help`` start
 
 from __future__ import annotations
 
+import enum
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
 from rocketmq_spark.cluster.commands import app as cluster
 from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.option_transport import GRPC, REMOTING
 
 app = typer.Typer(
     name="rocketmq-spark",
@@ -25,8 +28,17 @@ app = typer.Typer(
 app.add_typer(cluster, name="cluster")
 
 
+class _Transport(str, enum.Enum):
+    REMOTING = REMOTING
+    GRPC = GRPC
+
+
 @app.command()
-def demo() -> None:
+def demo(
+    transport: Annotated[
+        _Transport, typer.Option(help="Write to the brokers, or over gRPC to a proxy before them.")
+    ] = _Transport.REMOTING,
+) -> None:
     """Write 336,776 flights to a name server and two brokers of its own, and count what they store."""
     from rich.console import Console
 
@@ -34,7 +46,7 @@ def demo() -> None:
 
     # Ended from outside, it still stops what it started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    run(Console())
+    run(Console(), over_grpc=transport is _Transport.GRPC)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

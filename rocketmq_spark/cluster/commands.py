@@ -134,14 +134,15 @@ def _end(file: StateFile, state: ClusterState) -> None:
 
 
 def _how_to_use(state: ClusterState) -> str:
-    options = f'.option("nameServer", "{state.name_server}").option("topic", "orders")'
+    write = 'df.write.format("rocketmq").option("{}", "{}").option("topic", "orders").mode("append").save()'
     lines = [
         f"name server  {state.name_server}",
         *([f"gRPC proxy   {state.endpoints}"] if state.endpoints else []),
         f"folder       {state.directory}" + ("  (removed by down)" if state.temporary else ""),
         "",
         "write to it:",
-        f'  df.write.format("rocketmq"){options}.mode("append").save()',
+        f"  {write.format('nameServer', state.name_server)}",
+        *([f"  {write.format('endpoints', state.endpoints)}  # to a topic that exists"] if state.endpoints else []),
         "",
         "stop it: rocketmq-spark cluster down",
     ]

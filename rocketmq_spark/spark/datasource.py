@@ -44,9 +44,14 @@ class RocketMQDataSource(DataSource):
     (same key, same queue), ``queueId`` and ``brokerName`` (with ``queueSelector=column``), ``delayTimeLevel`` /
     ``delayMs`` / ``deliverTime``, ``waitStoreMsgOK`` (boolean).
 
-    **Options**: ``nameServer`` (``host:port;host:port``, required, or the environment variable ``NAMESRV_ADDR``),
-    ``topic`` (wins over the column; also ``.save("topic")``), and those that `rocketmq_spark.options.options_table`
-    lists with their defaults. Names are case-insensitive; an unknown one is an error.
+    **Options**: ``nameServer`` (``host:port;host:port``, or the environment variable ``NAMESRV_ADDR``) or ``endpoints``
+    (the same, of RocketMQ 5 proxies, for gRPC): one of the two is required; ``topic`` (wins over the column; also
+    ``.save("topic")``), and those that `rocketmq_spark.options.options_table` lists with their defaults. Names are
+    case-insensitive; an unknown one is an error.
+
+    **Over gRPC** a topic must exist and accept the type of message that the columns make: ``FIFO`` with
+    ``shardingKey``, ``DELAY`` with ``delayMs`` or ``deliverTime`` (``delayTimeLevel`` is an error), else ``NORMAL``.
+    The proxy chooses the queues, and tells neither them nor offsets.
 
     Examples
     --------

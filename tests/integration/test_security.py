@@ -75,7 +75,7 @@ def tls(authority: Authority) -> TlsSettings:
 @pytest.fixture(scope="module")
 def secured(authority: Authority, tls: TlsSettings) -> Iterator[LocalCluster]:
     """One broker; its user may publish to topics that begin with ``allowed-``, and nothing else."""
-    certificate, key = authority.server("server", "IP:127.0.0.1")
+    certificate, key = authority.server("server", "IP:127.0.0.1,DNS:rocketmq.inside")
     files = [f"-Dtls.server.certPath={certificate}", f"-Dtls.server.keyPath={key}"]
     options = ["-Dtls.server.mode=enforcing", "-Dtls.test.mode.enable=false", *files]
     with LocalCluster(broker_properties=access_control(), jvm_options=options) as cluster:
@@ -170,6 +170,12 @@ def test_a_cluster_whose_authority_is_not_known_is_not_trusted(options: dict[str
     del options["tlsCaFile"]
     with pytest.raises(RemotingCertificateException, match="is not trusted; set tlsCaFile"):
         write_here(options)
+
+
+def test_the_name_that_all_certificates_carry_takes_the_place_of_the_addresses(options: dict[str, str]) -> None:
+    write_here({**options, "tlsServerName": "rocketmq.inside"})
+    with pytest.raises(RemotingCertificateException, match=r"must name rocketmq\.outside .*option tlsServerName"):
+        write_here({**options, "tlsServerName": "rocketmq.outside"})
 
 
 def test_a_cluster_that_demands_tls_is_recognised(options: dict[str, str]) -> None:

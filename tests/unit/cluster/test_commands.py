@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.cli import main
+from rocketmq_spark.cluster.commands import _how_to_use
 from rocketmq_spark.cluster.state import ClusterState, ServerRecord, StateFile, process_start
 
 Capture = pytest.CaptureFixture[str]
@@ -126,3 +128,17 @@ def test_help_imports_neither_spark_nor_arrow() -> None:
     )
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (answer.returncode, answer.stderr.strip()) == (0, "")
+
+
+def test_a_demo_over_another_transport_is_a_wrong_command_line(capsys: Capture) -> None:
+    assert main(["demo", "--transport", "http"]) == 2
+    shown = capsys.readouterr().err
+    assert "remoting" in shown
+    assert "grpc" in shown
+
+
+def test_a_running_cluster_with_a_proxy_says_how_to_write_by_both_protocols(running: ClusterState) -> None:
+    shown = _how_to_use(running)
+    assert f'.option("nameServer", "{running.name_server}").option("topic", "orders")' in shown
+    assert f'.option("endpoints", "{running.endpoints}").option("topic", "orders")' in shown
+    assert "endpoints" not in _how_to_use(dataclasses.replace(running, endpoints=None))
