@@ -8,13 +8,16 @@ Follows design.md section 7.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from rocketmq_spark.arrow.batcher import ArrowBatcher
 from rocketmq_spark.arrow.custom_selector import CustomSelector
 from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher, DeadLetters
+from rocketmq_spark.arrow.encode_grpc import GrpcBatcher
 from rocketmq_spark.arrow.encode_remoting import RemotingBatcher
 from rocketmq_spark.arrow.invalid import InvalidRows
 from rocketmq_spark.arrow.row_id import RowIds
@@ -23,6 +26,7 @@ from rocketmq_spark.arrow.unique_id import UniqueIds
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
+from rocketmq_spark.transport.local_address import local_ip
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,14 +57,25 @@ def row_batcher(
     queues_of : callable
         The writable queues of a topic.
     unique_ids : UniqueIds
+        Of the protocol's make.
     """
-    batcher = partial(RemotingBatcher, partition_id=recorder.partition_id, queues_of=queues_of, unique_ids=unique_ids)
+    common: dict[str, Any] = {"partition_id": recorder.partition_id, "queues_of": queues_of, "unique_ids": unique_ids}
+    batcher: Callable[..., ArrowBatcher] = partial(RemotingBatcher, **common)
+    if options.over_grpc:
+        batcher = partial(
+            GrpcBatcher,
+            **common,
+            namespace=options.namespace or "",
+            born_host=options.client_ip or local_ip(),
+            epoch_offset=time.time() - time.monotonic(),
+        )
     row_ids = None
     if options.row_id:
         columns = options.row_id if isinstance(options.row_id, tuple) else None
         row_ids = RowIds(write_id, recorder.batch_id, recorder.partition_id, columns)
-    custom = None if options.custom_selector is None else CustomSelector(options.custom_selector)
-    of_rows = partial(batcher, settings, row_ids=row_ids, custom=custom)
+    of_rows = partial(batcher, settings, row_ids=row_ids)
+    if options.custom_selector is not None:
+        of_rows = partial(of_rows, custom=CustomSelector(options.custom_selector))
     if options.on_error == "skip":
         return of_rows(on_invalid=lambda invalid: recorder.record_skipped(invalid.by_rule()))
     if options.dead_letter_topic is None:

@@ -45,7 +45,7 @@ from rocketmq_spark.send_result import SendResult
 from rocketmq_spark.transaction import TransactionCheck
 from rocketmq_spark.transport.base import Transport
 from rocketmq_spark.transport.local_address import local_ip
-from rocketmq_spark.unique_id import UniqueIdGenerator
+from rocketmq_spark.unique_id import MessageIdGenerator, UniqueIdGenerator
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -62,6 +62,12 @@ def trace_group(producer_group: str) -> str:
 def unique_ids() -> UniqueIdGenerator:
     """Return the process's source of message ids; a fork draws ids of its own from it."""
     return UniqueIdGenerator(socket.inet_aton(local_ip()))
+
+
+@functools.cache
+def message_ids() -> MessageIdGenerator:
+    """Return the process's source of message ids for gRPC."""
+    return MessageIdGenerator()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +127,7 @@ class ProducerService:
             compress_over=options.compress_msg_body_over_howmuch,
             compression=None if options.compress_type == "NONE" else CompressionType.parse(options.compress_type),
             compress_level=options.compress_level,
-            next_id=unique_ids().next_id,
+            next_id=message_ids().next_id if options.over_grpc else unique_ids().next_id,
         )
         # After what can fail: nobody would take the group out of the instance again.
         self.instance = registry.join(self.client_id, producer_group, self._on_check, self._new_instance)

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from rocketmq_spark.arrow.schema import check_grpc, check_message_types, check_ordered, check_row_id, check_schema
 from rocketmq_spark.arrow.settings import BatchSettings
-from rocketmq_spark.arrow.unique_id import UniqueIds
+from rocketmq_spark.arrow.unique_id import MessageIds, UniqueIds
 from rocketmq_spark.client.row_batcher import row_batcher
 from rocketmq_spark.compression import CompressionType
 from rocketmq_spark.errors import RouteNotFoundException
@@ -78,18 +78,21 @@ def write_rows(
         sender: BatchSender[pa.RecordBatch] = sender_class(
             options, instance, recorder, fixed_queues=queues, max_rate_per_second=rate, on_stored=on_stored
         )
-        unique_ids = UniqueIds(
-            ip=socket.inet_aton(local_ip()), pid=os.getpid(), wall_clock=time.time, rng=random.SystemRandom()
-        )
         batcher = row_batcher(
             options,
             _batch_settings(options, rate),
             recorder,
             write_id=write_id,
             queues_of=sender.publish_queues,
-            unique_ids=unique_ids,
+            unique_ids=_unique_ids(options),
         )
         sender.write(batches, batcher)
+
+
+def _unique_ids(options: SinkOptions) -> UniqueIds:
+    if options.over_grpc:
+        return MessageIds(pid=os.getpid(), wall_clock=time.time, rng=random.SystemRandom())
+    return UniqueIds(ip=socket.inet_aton(local_ip()), pid=os.getpid(), wall_clock=time.time, rng=random.SystemRandom())
 
 
 def _batch_settings(options: SinkOptions, rate: float | None) -> BatchSettings:

@@ -11,7 +11,8 @@ import zlib
 from dataclasses import dataclass
 from typing import Final
 
-from rocketmq_spark.message import Message, MessageQueue, SendRequest
+from rocketmq_spark.message import EncodedBatch, Encoding, Message, MessageQueue, SendRequest
+from rocketmq_spark.message_const import KEYS, TAGS, UNIQ_KEY
 from rocketmq_spark.message_ext import MessageExt, encode_message_id
 from rocketmq_spark.transaction import TRANSACTION_COMMIT_TYPE, EndTransaction, TransactionCheck
 from rocketmq_spark.wire.records import decode_batch, decode_properties
@@ -51,11 +52,7 @@ class ScriptedStore:
     def keep(self, request: SendRequest, now: float) -> tuple[int, str]:
         """Store a request's messages; return the first one's queue offset and the ids, comma-separated."""
         batch, queue = request.batch, request.queue
-        body = b"".join(batch.body)
-        if batch.batch:
-            messages = decode_batch(body, batch.topic)
-        else:
-            messages = [Message(batch.topic, body, batch.flag, decode_properties(batch.properties.encode()))]
+        messages = _messages_of(batch)
         half = not batch.batch and messages[0].is_half_message
         stored_in = MessageQueue(HALF_TOPIC, queue.broker_name, 0) if half else queue
         first, store_timestamp = len(self._log), int(now * 1000)
@@ -143,3 +140,21 @@ class ScriptedStore:
         entry = _Entry(message, stored_in, meant_for, len(kept), sys_flag, born_timestamp, store_timestamp)
         kept.append(message)
         self._log.append(entry)
+
+
+def _messages_of(batch: EncodedBatch) -> list[Message]:
+    body = b"".join(batch.body)
+    if not batch.batch:
+        return [Message(batch.topic, body, batch.flag, decode_properties(batch.properties.encode()))]
+    if batch.encoding is Encoding.REMOTING:
+        return decode_batch(body, batch.topic)
+    # Who writes to brokers need not have protobuf.
+    from rocketmq_spark.transport._pb.service_pb2 import SendMessageRequest
+
+    found = []
+    for message in SendMessageRequest.FromString(body).messages:
+        system = message.system_properties
+        named = {KEYS: " ".join(system.keys), TAGS: system.tag, UNIQ_KEY: system.message_id}
+        properties = {name: text for name, text in named.items() if text} | dict(message.user_properties)
+        found.append(Message(message.topic.name, message.body, properties=properties))
+    return found

@@ -20,11 +20,12 @@ from rocketmq_spark.errors import (
     RouteNotFoundException,
     SchemaError,
 )
-from rocketmq_spark.message import Message, MessageQueue
+from rocketmq_spark.message import Encoding, Message, MessageQueue
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.queue_selectors import SelectMessageQueueByHash
 from rocketmq_spark.send_result import LocalTransactionState
 from rocketmq_spark.transaction import TRANSACTION_COMMIT_TYPE
+from rocketmq_spark.transport._pb.service_pb2 import SendMessageRequest
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.transport.script import Reply
 from tests.proxies import ENDPOINTS, ScriptedProxies, proxy_route
@@ -200,8 +201,12 @@ def test_an_ordered_write_wants_a_fifo_topic_and_binds_no_row_to_a_queue(
     with pytest.raises(SchemaError, match="column shardingKey makes FIFO messages"):
         producer.send_arrow(rows(shardingKey=["k"]), "T", ordered="true")
     assert transport.requests == []
-    facts = producer.send_arrow(rows(shardingKey=["k"]), "fifo", ordered="true").to_dict()
-    assert sum(broker["rows"] for broker in facts.values()) == 1
+    keys = [f"k{number % 7}" for number in range(200)]
+    producer.send_arrow(pa.table({"body": list(map(str, range(200))), "shardingKey": keys}), "fifo", ordered="true")
+    assert {request.batch.message_group for request in transport.requests} == set(keys)
+    for key in set(keys):
+        sent = [int(b"".join(one.batch.body)) for one in transport.requests if one.batch.message_group == key]
+        assert sent == [number for number in range(200) if f"k{number % 7}" == key]
 
 
 def test_options_of_a_write_over_grpc_are_held_to_it(producer: Producer, transport: ScriptedProxies) -> None:
@@ -209,6 +214,38 @@ def test_options_of_a_write_over_grpc_are_held_to_it(producer: Producer, transpo
         producer.send_arrow(rows(shardingKey=["k"]), "T", queueSelector="hash")
     with pytest.raises(OptionError, match="options endpoints belong to the producer"):
         producer.send_arrow(rows(), "T", endpoints="r:8081")
+
+
+def test_batches_are_of_the_protocols_make_and_so_are_the_ids_of_single_messages(
+    make: Make, transport: ScriptedProxies
+) -> None:
+    producer = make(namespace="ns", client_ip="10.1.2.3")
+    producer.send_arrow(pa.table({"body": ["one", "two"], "tags": ["a", None], "keys": [None, "k"]}), "T")
+    [request] = transport.requests
+    assert (request.batch.encoding, request.batch.rows) == (Encoding.GRPC, 2)
+    first, second = SendMessageRequest.FromString(b"".join(request.batch.body)).messages
+    assert (first.topic.name, first.topic.resource_namespace) == ("T", "ns")
+    assert (first.body, first.system_properties.tag) == (b"one", "a")
+    assert (second.body, list(second.system_properties.keys)) == (b"two", ["k"])
+    assert first.system_properties.born_host == "10.1.2.3"
+    assert first.system_properties.born_timestamp.ToMilliseconds() == request.batch.born_timestamp
+    sent = producer.send(Message.of("T", b"x"))
+    ids = [first.system_properties.message_id, second.system_properties.message_id, sent.msg_id]
+    assert [(len(one), one[:2]) for one in ids] == [(34, "01")] * 3
+    assert len(set(ids)) == 3
+    assert [message.body for messages in transport.stored.values() for message in messages] == [b"one", b"two", b"x"]
+
+
+def test_invalid_rows_and_dead_letters_are_those_of_the_protocol(
+    producer: Producer, transport: ScriptedProxies
+) -> None:
+    transport.routes["dead"] = proxy_route("NORMAL")
+    table = pa.table({"body": ["good", "with a flag"], "flag": [0, 7]})
+    facts = producer.send_arrow(table, "T", onError="deadLetter", deadLetterTopic="dead")
+    assert facts.invalid_rows()["dead_lettered_by_rule"] == {"flag is set": 1}
+    stored = {queue.topic: messages[0] for queue, messages in transport.stored.items()}
+    assert stored["T"].body == b"good"
+    assert (stored["dead"].body, stored["dead"].properties["DEAD_LETTER_rule"]) == (b"with a flag", "flag is set")
 
 
 # Where connections come from
@@ -233,6 +270,8 @@ def test_the_word_grpc_chooses_the_transport_of_a_producer() -> None:
 def test_without_its_packages_grpc_is_refused_in_one_line_that_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
+    # What other tests have imported would be found whatever its package is.
+    monkeypatch.delitem(sys.modules, "google.protobuf", raising=False)
     monkeypatch.setitem(sys.modules, missing, None)
     options = SinkOptions(transport="grpc", endpoints=ENDPOINTS)
     for refused in (lambda: check_connection(options), lambda: new_transport(options, "client@1")):
