@@ -41,8 +41,8 @@ logger = logging.getLogger("rocketmq_spark.producer")
 RowsT = TypeVar("RowsT", contravariant=True)
 
 _NO_NAME_SERVER = 10004
-# A proxy that was asked for a topic before it was created keeps that answer for 20 s, and gives it once more then. Tried:
-# it knew the topic after 21 s where it was asked every second, after 27 s where every 4.5 s. Seconds.
+# A proxy that was asked for a topic before it was created keeps that answer for 20 s, and gives it once more then. On a
+# real one: known after 21 s where it was asked every second, after 27 s where every 4.5 s. Seconds.
 _PROXY_FORGETS = 35.0
 # How often the producer's thread looks for groups that have waited long enough, seconds.
 _LINGER_TICK = 0.1
