@@ -314,8 +314,10 @@ class RouteCache:
 
 
 def _unknown_to_proxy(topic: str, unknown: MQBrokerException) -> RouteNotFoundException:
+    # Behind the first line servers tell where to read about errors.
+    told = (unknown.remark or str(unknown)).partition("\n")[0]
     return RouteNotFoundException(
-        f"looking up the route of topic {topic}: the proxy does not know it ({unknown.remark or unknown}), and over "
+        f"looking up the route of topic {topic}: the proxy does not know it ({told}), and over "
         "gRPC no message creates a topic; create it first "
         f"(mqadmin updateTopic -n <name server> -c <cluster> -t {topic} -a +message.type=NORMAL; FIFO for messages "
         "with a sharding key, DELAY for delayed ones). A proxy that was asked for a topic before it was there goes on "

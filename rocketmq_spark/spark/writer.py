@@ -48,6 +48,10 @@ logger = logging.getLogger("rocketmq_spark.spark")
 # spark.sql.execution.arrow.maxRecordsPerBatch.
 _ROWS_PER_BATCH = 10_000
 
+# A proxy that is asked about the template topic: it is one of its own (ILLEGAL_TOPIC), or the user has no right to it
+# (UNAUTHORIZED, FORBIDDEN).
+_REFUSALS = frozenset({40002, 40100, 40300})
+
 _BATCH_ID = "streaming.sql.batchId"
 _QUERY_ID = "sql.streaming.queryId"
 
@@ -244,8 +248,7 @@ def _await_any_answer(options: SinkOptions, instance: ClientInstance) -> None:
             options.create_topic_key, options.send_msg_timeout * len(options.route_servers) / 1000
         )
     except MQBrokerException as exc:
-        # A proxy refuses questions about its own topics, and about those that the user has no right to.
-        if not (options.over_grpc or isinstance(exc, TopicRouteStaleException)):
+        if not (isinstance(exc, TopicRouteStaleException) or (options.over_grpc and exc.response_code in _REFUSALS)):
             raise
         logger.debug("an answer, if not a route: %s", exc)
 

@@ -75,16 +75,21 @@ def instance_of(options: SinkOptions) -> tuple[ClientInstance, ScriptedProxies]:
     return ClientInstance("test@1", transport, options), transport
 
 
-def test_where_topics_come_with_the_rows_any_answer_of_a_proxy_will_do() -> None:
+def test_where_topics_come_with_the_rows_any_answer_of_a_proxy_to_a_question_will_do() -> None:
     options = SinkOptions(transport="grpc", endpoints=("p:8081", "q:8081"))
     instance, transport = instance_of(options)
     _await_any_answer(options, instance)
-    transport.fail("query_route", MQBrokerException("illegal topic", 40002, "illegal", "p:8081"))
-    _await_any_answer(options, instance)
+    for code in (40002, 40100, 40300):
+        transport.fail("query_route", MQBrokerException("refused", code, "refused", "p:8081"))
+        _await_any_answer(options, instance)
+    # No proxy, but a gateway on the way to it.
+    transport.fail("query_route", MQBrokerException("UNIMPLEMENTED", 50100, "status: 404", "p:8081"))
+    with pytest.raises(MQBrokerException, match="UNIMPLEMENTED"):
+        _await_any_answer(options, instance)
     transport.fail("query_route", RemotingConnectException("connecting to p:8081: refused"))
     with pytest.raises(RemotingConnectException):
         _await_any_answer(options, instance)
-    assert len(transport.calls) == 3
+    assert len(transport.calls) == 6
 
 
 def test_where_topics_come_with_the_rows_a_name_server_need_not_know_the_template() -> None:

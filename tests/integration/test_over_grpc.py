@@ -1,0 +1,173 @@
+"""A write over gRPC on a real proxy, from its options to the rows: what the driver finds out, and what arrives."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import LongType, StringType, StructType
+
+from rocketmq_spark.client.producer import Producer
+from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.errors import (
+    ClusterError,
+    MQClientException,
+    RocketMQError,
+    RouteNotFoundException,
+    SchemaError,
+    TopicRouteStaleException,
+)
+from rocketmq_spark.message import Message
+from rocketmq_spark.message_ext import MessageExt
+from rocketmq_spark.producer.client_instance import close_instances
+from rocketmq_spark.spark.datasource import RocketMQDataSource
+from rocketmq_spark.transport.remoting import RemotingTransport
+from tests.conftest import QUICK_JVM, unavailable
+from tests.reading import read_topic
+
+pytestmark = pytest.mark.integration
+
+PATIENCE = 20.0
+MakeTopic = Callable[..., str]
+COLUMNS = {"delayMs": LongType()}
+
+
+@pytest.fixture(scope="module")
+def proxied() -> Iterator[LocalCluster]:
+    """Two brokers and a proxy before them."""
+    cluster = LocalCluster(brokers=2, proxy=True, jvm_options=QUICK_JVM)
+    try:
+        cluster.start()
+    except ClusterError as exc:
+        unavailable(exc)
+    yield cluster
+    close_instances()
+    cluster.stop()
+
+
+@pytest.fixture
+def make_topic(proxied: LocalCluster, topic: str) -> MakeTopic:
+    """Create the test's topic for messages of a type, on all brokers, and return its name."""
+
+    def make(message_type: str, name: str = topic) -> str:
+        attributes = f"+message.type={message_type}"
+        with RemotingTransport([proxied.name_server]) as transport:
+            for broker in proxied.brokers:
+                transport.create_topic(broker.address, name, 2, 6, PATIENCE, attributes=attributes)
+            deadline = time.monotonic() + PATIENCE
+            while True:
+                try:
+                    if len(transport.query_route(name, PATIENCE).broker_datas) == len(proxied.brokers):
+                        return name
+                except TopicRouteStaleException:
+                    pass  # The name server learns of it in a moment.
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+
+    return make
+
+
+def write(cluster: LocalCluster, columns: Mapping[str, list[Any]], **options: str) -> None:
+    """Write rows as Spark would: the driver's part and a task's, both in this process."""
+    schema = StructType()
+    for name in columns:
+        schema.add(name, COLUMNS.get(name, StringType()))
+    given = {"endpoints": cluster.endpoints, **options}
+    writer = RocketMQDataSource(given).writer(schema, overwrite=False)
+    writer.write(iter([pa.RecordBatch.from_pydict(dict(columns))]))
+
+
+def stored(cluster: LocalCluster, topic: str, rows: int) -> list[MessageExt]:
+    return read_topic(cluster.name_server, topic, rows, key=lambda message: message.body)
+
+
+def test_plain_rows_arrive_with_their_tags_and_keys_and_the_topics_own_name(
+    proxied: LocalCluster, make_topic: MakeTopic
+) -> None:
+    topic, numbers = make_topic("NORMAL"), range(3000)
+    columns = {
+        "body": [f"row {number}" for number in numbers],
+        "tags": [f"t{number % 3}" for number in numbers],
+        "keys": [f"k{number}" for number in numbers],
+    }
+    write(proxied, columns, topic=topic, namespace="spaces")
+    found = stored(proxied, topic, len(numbers))
+    assert sorted((message.body.decode(), message.tags, message.keys) for message in found) == sorted(
+        zip(columns["body"], columns["tags"], columns["keys"], strict=True)
+    )
+    assert len({message.unique_id for message in found}) == len(numbers)
+
+
+def test_rows_find_their_topics_in_a_column(proxied: LocalCluster, make_topic: MakeTopic, topic: str) -> None:
+    names = [make_topic("NORMAL", f"{topic}-{number}") for number in range(2)]
+    write(proxied, {"body": ["a", "b", "c"], "topic": [names[0], names[1], names[0]]})
+    assert [sorted(message.body for message in stored(proxied, name, 1)) for name in names] == [[b"a", b"c"], [b"b"]]
+
+
+def test_rows_of_one_key_keep_their_order_in_one_queue_of_a_fifo_topic(
+    proxied: LocalCluster, make_topic: MakeTopic
+) -> None:
+    topic, numbers = make_topic("FIFO"), range(400)
+    keys = [f"key-{number % 20}" for number in numbers]
+    write(proxied, {"body": list(map(str, numbers)), "shardingKey": keys}, topic=topic, ordered="true")
+    found: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for message in stored(proxied, topic, len(numbers)):
+        found[keys[int(message.body)]][message.queue_id].append(int(message.body))
+    # By broker and queue; a queue id may be that of either broker, and no key has rows in both.
+    assert {key: list(queues.values()) for key, queues in found.items()} == {
+        f"key-{key}": [list(range(key, 400, 20))] for key in range(20)
+    }
+
+
+def test_delayed_rows_arrive_when_their_time_has_come(proxied: LocalCluster, make_topic: MakeTopic) -> None:
+    topic = make_topic("DELAY")
+    write(proxied, {"body": ["late", "later"], "delayMs": [1000, 2000]}, topic=topic)
+    assert sorted(message.body for message in stored(proxied, topic, 2)) == [b"late", b"later"]
+
+
+@pytest.mark.parametrize(
+    ("message_type", "columns", "text"),
+    [
+        ("NORMAL", {"shardingKey": ["k"]}, "column shardingKey makes FIFO messages"),
+        ("NORMAL", {"delayMs": [1]}, "column delayMs makes DELAY messages"),
+        ("FIFO", {}, "accepts messages of the type FIFO only.*add the column shardingKey"),
+    ],
+)
+def test_columns_that_do_not_fit_the_topic_are_refused_before_any_task(
+    proxied: LocalCluster, make_topic: MakeTopic, message_type: str, columns: dict[str, list[Any]], text: str
+) -> None:
+    with pytest.raises(SchemaError, match=text):
+        write(proxied, {"body": ["x"], **columns}, topic=make_topic(message_type))
+
+
+def test_an_unknown_topic_is_waited_for_and_then_refused_with_what_to_do(proxied: LocalCluster, topic: str) -> None:
+    with pytest.raises(RouteNotFoundException, match=rf"the proxy does not know it.*create it first .*-t {topic} "):
+        write(proxied, {"body": ["x"]}, topic=topic, sendMsgTimeout="500", deliveryTimeoutMs="1500")
+
+
+@pytest.mark.parametrize("with_topic", [True, False])
+def test_an_address_that_is_no_proxy_fails_within_seconds(proxied: LocalCluster, with_topic: bool) -> None:
+    columns = {"body": ["x"], **({} if with_topic else {"topic": ["t"]})}
+    options = {"topic": "t"} if with_topic else {}
+    with pytest.raises(RocketMQError, match=f"{proxied.name_server}.*not a name server or broker"):
+        write(proxied, columns, endpoints=proxied.name_server, sendMsgTimeout="1000", **options)
+
+
+def test_a_producer_sends_every_way_that_a_proxy_knows(proxied: LocalCluster, make_topic: MakeTopic) -> None:
+    topic = make_topic("NORMAL")
+    with Producer("pg-grpc", endpoints=proxied.endpoints) as producer:
+        one = producer.send(Message.of(topic, b"one", tags="t", keys=["a", "b"], properties={"own": "1"}))
+        two = producer.send_async(Message.of(topic, b"two")).result(PATIENCE)
+        producer.send_batch([Message.of(topic, b"three"), Message.of(topic, b"four")])
+        producer.send_arrow(pa.table({"body": ["five", "six"]}), topic)
+        with pytest.raises(MQClientException, match="transport=remoting"):
+            producer.send_oneway(Message.of(topic, b"never"))
+    found = {message.body: message for message in stored(proxied, topic, 6)}
+    assert sorted(found) == [b"five", b"four", b"one", b"six", b"three", b"two"]
+    assert (found[b"one"].tags, found[b"one"].keys, found[b"one"].properties["own"]) == ("t", "a b", "1")
+    assert [found[b"one"].unique_id, found[b"two"].unique_id] == [one.msg_id, two.msg_id]
+    assert one.message_queue.queue_id == -1
