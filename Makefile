@@ -50,6 +50,10 @@ check: setup ## Format, lint, types, unit tests
 proto: setup ## Generate the gRPC messages from proto/
 	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. proto/rocketmq_spark/transport/_pb/*.proto
 
+.PHONY: bench
+bench: setup ## Measure gRPC against the official Python client and against the wire (about 3 minutes)
+	@$(BIN)/python tests/benchmarks/bench_grpc.py
+
 .PHONY: clean
 clean: ## Remove the virtual environment and what tools left behind
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis spark-warehouse

@@ -16,6 +16,7 @@ import random
 import socket
 import time
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import pyarrow as pa
 
@@ -34,6 +35,10 @@ from rocketmq_spark.producer.oneway_sender import OnewaySender
 from rocketmq_spark.producer.rate import largest_batch
 from rocketmq_spark.transport.local_address import local_ip
 from rocketmq_spark.wire.records import MAX_BATCH_ROWS
+
+# A proxy is fastest with requests of so many rows: measured with 100-byte bodies, 1,000 rows went 1.3 times as fast as
+# the 5,000 that batchBytes would allow, 500 and 2,000 a little slower.
+_GRPC_BATCH_ROWS: Final = 1000
 
 
 def write_rows(
@@ -80,7 +85,7 @@ def write_rows(
         )
         batcher = row_batcher(
             options,
-            _batch_settings(options, rate),
+            batch_settings(options, rate),
             recorder,
             write_id=write_id,
             queues_of=sender.publish_queues,
@@ -95,7 +100,9 @@ def _unique_ids(options: SinkOptions) -> UniqueIds:
     return UniqueIds(ip=socket.inet_aton(local_ip()), pid=os.getpid(), wall_clock=time.time, rng=random.SystemRandom())
 
 
-def _batch_settings(options: SinkOptions, rate: float | None) -> BatchSettings:
+def batch_settings(options: SinkOptions, rate: float | None) -> BatchSettings:
+    """Return what the options of a write say about batches; `rate` is the task's share of ``maxRatePerSecond``."""
+    most_rows = _GRPC_BATCH_ROWS if options.over_grpc else MAX_BATCH_ROWS
     return BatchSettings(
         topic=options.topic,
         tags=options.tags,
@@ -110,7 +117,7 @@ def _batch_settings(options: SinkOptions, rate: float | None) -> BatchSettings:
         # Groups that fill and batches that are on their way share maxInFlightBytes.
         max_pending_bytes=options.max_in_flight_bytes // 2,
         ordered=options.ordered,
-        max_rows=MAX_BATCH_ROWS if rate is None else min(MAX_BATCH_ROWS, largest_batch(rate)),
+        max_rows=most_rows if rate is None else min(most_rows, largest_batch(rate)),
     )
 
 
