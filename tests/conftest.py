@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).parent
 
+pytest.register_assert_rewrite("tests.contract")
+
 # JVMs that live for minutes: what a thorough compiler would gain, it would first cost.
 QUICK_JVM = ("-XX:TieredStopAtLevel=1",)
 

@@ -103,12 +103,20 @@ def restamp(body: bytes, born_timestamp: int) -> bytes:
     return request.SerializeToString()
 
 
-def outcome_of(request: SendRequest, response: SendMessageResponse, latency_ms: float) -> SendOutcome:
+def outcome_of(request: SendRequest, response: SendMessageResponse, latency_ms: float, doing: str = "") -> SendOutcome:
     """Return what an answer says of an attempt.
 
     Stored is only what the status and every result call stored, of which there must be one at least.
+
+    Parameters
+    ----------
+    request : SendRequest
+    response : SendMessageResponse
+    latency_ms : float
+    doing : str, optional
+        What was sent, to what, by which call, for the text of an error. Default: rows and topic.
     """
-    judged = _judged(request, response)
+    judged = _judged(request, response, doing or f"sending {request.batch.rows} rows to topic {request.batch.topic}")
     if isinstance(judged, MQBrokerException):
         return SendOutcome(request.queue, None, judged, latency_ms)
     first = response.entries[0]
@@ -243,33 +251,32 @@ def _body_encoding(topic: str, sys_flag: int) -> pb.Encoding:
     return pb.GZIP
 
 
-def _judged(request: SendRequest, response: SendMessageResponse) -> SendStatus | MQBrokerException:
+def _judged(request: SendRequest, response: SendMessageResponse, doing: str) -> SendStatus | MQBrokerException:
     rows, results = request.batch.rows, [entry.status for entry in response.entries]
     status = response.status
+
+    def failure(status: pb.Status, message: str = "") -> MQBrokerException:
+        return proxy_error(status.code, message or status.message, request.address, doing)
+
     if status.code not in STORED and status.code != pb.MULTIPLE_RESULTS:
-        return _failure(request, status)
+        return failure(status)
     if not results:
-        return _failure(request, status, "it holds no result")
+        return failure(status, "it holds no result")
     if status.code == pb.MULTIPLE_RESULTS and len(results) != rows:
-        return _failure(request, status, f"it holds {len(results)} results")
-    failed = [_failure(request, result) for result in results if result.code not in STORED]
+        return failure(status, f"it holds {len(results)} results")
+    failed = [failure(result) for result in results if result.code not in STORED]
     if failed:
         # One that will never be right decides; else what is stored can't be told from what is not.
         fatal = [error for error in failed if not error.retriable]
         if fatal or len(results) == 1:
             return (fatal or failed)[0]
-        return _failure(request, status, f"{len(failed)} of {len(results)} results are failures: {failed[0]}")
+        return failure(status, f"{len(failed)} of {len(results)} results are failures: {failed[0]}")
     return _least_safe([status, *results])
 
 
 def _least_safe(statuses: Sequence[pb.Status]) -> SendStatus:
     safety = [STORED[status.code] for status in statuses if status.code != pb.MULTIPLE_RESULTS]
     return next((one for one in safety if one is not SendStatus.SEND_OK), SendStatus.SEND_OK)
-
-
-def _failure(request: SendRequest, status: pb.Status, message: str = "") -> MQBrokerException:
-    doing = f"sending {request.batch.rows} rows to topic {request.batch.topic}"
-    return proxy_error(status.code, message or status.message, request.address, doing)
 
 
 def _illegal(topic: str, reason: str) -> MQClientException:

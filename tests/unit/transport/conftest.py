@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,38 +10,24 @@ import pytest
 from rocketmq_spark.message import Buffer, EncodedBatch, Message, MessageQueue, SendOutcome, SendRequest
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.records import encode_batch
+from tests.certificates import Authority
+from tests.outcomes import Outcomes
 from tests.peer import PATIENCE
 
 
-class Collected(list[Any]):
-    """A callback that keeps what it is called with."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._changed = threading.Condition()
-        self.threads: list[threading.Thread] = []
-
-    def __call__(self, item: Any) -> None:
-        with self._changed:
-            self.threads.append(threading.current_thread())
-            self.append(item)
-            self._changed.notify_all()
-
-    def wait(self, count: int) -> Collected:
-        """Return itself once it has so many items."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: len(self) >= count, PATIENCE), f"{len(self)} of {count} came: {self}"
-        return self
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
 
 
 @pytest.fixture
-def outcomes() -> Collected:
-    return Collected()
+def outcomes() -> Outcomes:
+    return Outcomes()
 
 
 @pytest.fixture
-def collected() -> Callable[[], Collected]:
-    return Collected
+def collected() -> Callable[[], Outcomes]:
+    return Outcomes
 
 
 @pytest.fixture
@@ -95,7 +80,7 @@ def transport(make_transport: Callable[..., RemotingTransport]) -> RemotingTrans
 @pytest.fixture
 def send_and_wait(transport: RemotingTransport) -> Callable[..., SendOutcome]:
     def send(request: SendRequest, timeout: float = PATIENCE) -> SendOutcome:
-        outcomes = Collected()
+        outcomes = Outcomes()
         transport.send(request, timeout, outcomes)
         outcome = outcomes.wait(1)[0]
         assert isinstance(outcome, SendOutcome)

@@ -36,11 +36,6 @@ HELPING = 64 * 1024
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture(scope="module")
 def server(authority: Authority) -> ssl.SSLContext:
     """A server for 127.0.0.1 and localhost."""
     return authority.context("server", "IP:127.0.0.1,DNS:localhost")

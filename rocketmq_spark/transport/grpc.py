@@ -1,0 +1,335 @@
+"""The gRPC protocol v2 through RocketMQ 5 proxies: one channel per endpoint, many calls in flight on each.
+
+Rule 1: this file turns what the seam asks for into calls, and replies into outcomes; channels are the client's affair.
+Rule 2: a configured endpoint takes a broker's place: its name, its address, and the one queue that can be chosen.
+Rule 3: no retry of a send. Only a route is tried twice, at the next endpoint.
+Rule 4: whatever is live belongs to one process. In another one everything begins anew, under a client id of its own;
+        what was inherited is neither used nor closed nor let go of: each of those can hang (spec/grpc.md section 2.4).
+
+Follows spec/grpc.md.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import math
+import os
+import random as random_module
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from rocketmq_spark import __version__
+from rocketmq_spark.errors import (
+    BrokerBusyException,
+    BrokerOutcomeUnknownException,
+    MQBrokerException,
+    MQClientException,
+    OptionError,
+    RemotingCommandException,
+    RemotingException,
+    RemotingTimeoutException,
+    RocketMQError,
+)
+from rocketmq_spark.message import MessageQueue, SendOutcome, SendRequest
+from rocketmq_spark.route_data import TopicRouteData
+from rocketmq_spark.transaction import TRANSACTION_NOT_TYPE, EndTransaction, TransactionCheck
+from rocketmq_spark.transport._pb import service_pb2 as service
+from rocketmq_spark.transport.base import OnCheckTransaction, OnOutcome
+from rocketmq_spark.transport.grpc_channels import Channels, root_certificates, target_of
+from rocketmq_spark.transport.grpc_client import GrpcAnswer, GrpcClient, parsed
+from rocketmq_spark.transport.grpc_messages import encode_send_request, outcome_of
+from rocketmq_spark.transport.grpc_metadata import MetadataSource
+from rocketmq_spark.transport.grpc_refusals import RemotingOnly
+from rocketmq_spark.transport.grpc_telemetry import Pauses, Telemetry
+from rocketmq_spark.transport.grpc_values import end_transaction_request, route_of, route_request, settings_of
+from rocketmq_spark.transport.permits import Permits
+from rocketmq_spark.transport.tls import TlsSettings
+from rocketmq_spark.wire.acl import Credentials
+
+logger = logging.getLogger("rocketmq_spark.transport")
+
+# MessageSysFlag.java: the bits of a transaction, and those of a half message.
+_TRANSACTION_BITS: Final = 0xC
+_TRANSACTION_PREPARED: Final = 0x4
+
+# ClientErrorCode.NO_NAME_SERVER_EXCEPTION: nobody to ask.
+_NO_ENDPOINT: Final = 10004
+
+
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """What one process has: connections, threads, an id."""
+
+    client: GrpcClient
+    telemetry: Telemetry
+
+
+class GrpcTransport(RemotingOnly):
+    """Implements :class:`~rocketmq_spark.transport.base.Transport` over gRPC v2 (a 5.x proxy).
+
+    Parameters
+    ----------
+    endpoints : sequence of str
+        ``host:port`` of each proxy; they are told from one another by these texts. May be empty if no route is ever
+        asked for.
+    client_id : str
+        What proxies list this client under, with a random end.
+    credentials : Credentials, optional
+        Signs every call. Default: none is signed.
+    tls : TlsSettings, optional
+        Encrypts every connection. Default: none is encrypted.
+    namespace : str, default ""
+        Told with every call; a topic's name stays as it is.
+    client_async_semaphore_value : int, default 65535
+        How many sends may be under way. One beyond the limit ends at once with a ``RemotingTooMuchRequestException``.
+    random : random.Random, optional
+        Picks the endpoint that is asked for routes first, and the end of the client id.
+    clock, wall_clock : callable, default time.monotonic, time.time
+        Seconds; monotonic, and since the epoch.
+    pauses : Pauses, optional
+        Of Telemetry streams.
+
+    Attributes
+    ----------
+    on_check_transaction : callable or None
+        See :class:`.base.Transport`. To be set before the first half message is sent.
+
+    Raises
+    ------
+    OptionError
+        An endpoint that is not ``host:port``, a limit below 1, a file of `tls` that can't be used, a text that no
+        header can hold; or grpc is not installed.
+
+    Notes
+    -----
+    Nothing is opened, nor grpc imported, before the first call. It can't be pickled. A process that inherits one over
+    a fork gets connections of its own with its first call, and nothing of what its parent had in flight.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        *,
+        client_id: str,
+        credentials: Credentials | None = None,
+        tls: TlsSettings | None = None,
+        namespace: str = "",
+        client_async_semaphore_value: int = 65_535,
+        random: random_module.Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        pauses: Pauses | None = None,
+    ) -> None:
+        if importlib.util.find_spec("grpc") is None:
+            raise OptionError("option transport: grpc is not installed here; pip install 'rocketmq-spark[grpc]'")
+        for endpoint in endpoints:
+            try:
+                target_of(endpoint)
+            except ValueError as exc:
+                raise OptionError(f"option endpoints: {exc}") from exc
+        self.endpoints = tuple(dict.fromkeys(endpoints))
+        self.on_check_transaction: OnCheckTransaction | None = None
+        self._client_id = client_id
+        self._credentials = credentials
+        self._tls = tls
+        self._roots = None if tls is None else root_certificates(tls)
+        self._namespace = namespace
+        self._limit = client_async_semaphore_value
+        self._random = random or random_module.SystemRandom()
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._pauses = pauses or Pauses()
+        self._closed = False
+        # As with name servers: at random first, then the one that answered last.
+        self._good = self._random.randrange(len(self.endpoints)) if self.endpoints else 0
+        # By process. A lock would not do: a thread of the parent may have held it for ever. Nothing is taken out:
+        # collecting an inherited channel as garbage would close it.
+        self._live = {os.getpid(): self._new_live()}
+
+    def __repr__(self) -> str:
+        live = self._live.get(os.getpid())
+        state = "closed" if self._closed else "not used in this process" if live is None else repr(live.client)
+        return f"<GrpcTransport endpoints={';'.join(self.endpoints)} {state}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a GrpcTransport holds channels and can't be pickled: pickle its options, and make it there")
+
+    def __enter__(self) -> GrpcTransport:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def closed(self) -> bool:
+        """True after `close`, or when the thread behind it has failed."""
+        live = self._live.get(os.getpid())
+        return self._closed or (live is not None and live.client.closed)
+
+    def send(self, request: SendRequest, timeout: float, on_outcome: OnOutcome, *, within: float = math.inf) -> None:
+        """Start one attempt (SendMessage); see :class:`.base.Transport`.
+
+        The call's deadline is the shorter of `timeout` and `within`, and both count from here: gRPC does not tell when
+        the last byte was written. What the protocol can't carry is an ``MQClientException`` as outcome.
+
+        Raises
+        ------
+        RocketMQError
+            This transport is closed; `on_outcome` is not called then.
+        """
+        live, batch, queue = self._here(), request.batch, request.queue
+
+        def on_answer(answer: GrpcAnswer) -> None:
+            on_outcome(_outcome_of(request, answer))
+
+        doing = f"sending {batch.rows} rows to {queue}"
+        try:
+            body = encode_send_request(request, namespace=self._namespace)
+        except RocketMQError as exc:
+            live.client.refuse(exc, on_answer)
+            return
+        if batch.sys_flag & _TRANSACTION_BITS == _TRANSACTION_PREPARED and self.on_check_transaction is not None:
+            live.telemetry.half_message(batch.topic, request.producer_group)
+        live.client.start(request.address, "SendMessage", body, min(timeout, within), on_answer, doing)
+
+    def query_route(self, topic: str, timeout: float) -> TopicRouteData:
+        """Ask the proxies for a topic's route; see :class:`.base.Transport`.
+
+        Every endpoint is in it, whichever answers. Each is asked at most once, with an equal share of the time left;
+        the first that can tell has the word, and is asked first the next time.
+
+        Raises
+        ------
+        MQClientException
+            There is no endpoint (code 10004).
+        TopicRouteStaleException
+            The proxy knows no such topic.
+        MQBrokerException, RemotingException
+            None of them could tell; the text names each and why.
+        """
+        live, endpoints = self._here(), self.endpoints
+        if not endpoints:
+            raise MQClientException(
+                f"looking up the route of topic {topic}: no proxy is set; set the option endpoints", _NO_ENDPOINT
+            )
+        deadline = self._clock() + timeout
+        start, failures = self._good, []
+        last: MQBrokerException | RemotingException | None = None
+        for turn in range(len(endpoints)):
+            index = (start + turn) % len(endpoints)
+            share = (deadline - self._clock()) / (len(endpoints) - turn)
+            if share <= 0:
+                failures.append(f"{endpoints[index]}: not asked, no time was left")
+                continue
+            try:
+                reply = self._query_route(live, topic, endpoints[index], share)
+                self._good = index
+                return route_of(reply, endpoints)
+            except (BrokerBusyException, BrokerOutcomeUnknownException, RemotingException) as exc:
+                failures.append(f"{endpoints[index]}: {exc}")
+                last = exc
+        text = f"no proxy gave the route of topic {topic} within {timeout:g} s: {'; '.join(failures)}"
+        if isinstance(last, MQBrokerException):
+            raise type(last)(text, last.response_code, last.remark, last.broker_addr) from last
+        raise (RemotingTimeoutException if last is None else type(last))(text) from last
+
+    def heart_beat(
+        self,
+        address: str,
+        client_id: str,  # noqa: ARG002 - a broker's; a proxy is told this transport's own
+        producer_groups: Collection[str],  # noqa: ARG002
+        timeout: float,
+    ) -> None:
+        """Tell a proxy that this client lives (Heartbeat), if it has a Telemetry stream there; else do nothing.
+
+        The protocol knows no producer groups.
+        """
+        self._here().telemetry.heart_beat(address, timeout)
+
+    def unregister_client(
+        self,
+        address: str,
+        client_id: str,  # noqa: ARG002
+        producer_group: str,
+        timeout: float,
+    ) -> None:
+        """Answer no checks for a producer group any more; after the last one tell the proxy (NotifyClientTermination).
+
+        Where there is no Telemetry stream, nothing is sent.
+        """
+        self._here().telemetry.unregister(address, producer_group, timeout)
+
+    def probe(self, queue: MessageQueue, address: str, timeout: float) -> None:
+        """Ask for the route of the queue's topic."""
+        self._query_route(self._here(), queue.topic, address, timeout)
+
+    def end_transaction(self, address: str, request: EndTransaction, timeout: float) -> None:
+        """Commit or roll back a half message (EndTransaction), at the proxy that took it or asked; wait for its reply.
+
+        A proxy keeps a half message for 30 s. An undecided one is told nothing: the word for it would use it up, and
+        the proxy asks back.
+        """
+        if request.commit_or_rollback == TRANSACTION_NOT_TYPE:
+            return
+        message, doing = end_transaction_request(request, self._namespace), f"ending transaction {request.msg_id}"
+        self._here().client.invoke(address, "EndTransaction", message, service.EndTransactionResponse, timeout, doing)
+
+    def close(self) -> None:
+        """Close every channel of this process and end its threads; what is in flight fails. Idempotent."""
+        self._closed = True
+        live = self._live.get(os.getpid())
+        if live is not None:
+            live.telemetry.close()
+            live.client.close()
+
+    def _here(self) -> _Live:
+        """Return what this process has, made by whoever comes first.
+
+        Raises
+        ------
+        RocketMQError
+            Closed.
+        """
+        if self.closed:
+            raise RocketMQError("this transport is closed: make a new one")
+        pid = os.getpid()
+        live = self._live.get(pid)
+        return self._live.setdefault(pid, self._new_live()) if live is None else live
+
+    def _new_live(self) -> _Live:
+        metadata = MetadataSource(
+            self._client_id,
+            __version__,
+            self._credentials,
+            self._namespace,
+            random=self._random,
+            wall_clock=self._wall_clock,
+        )
+        permits = Permits(self._limit, "clientAsyncSemaphoreValue")
+        client = GrpcClient(Channels(self._tls, self._roots), metadata, permits, self._clock)
+        return _Live(client, Telemetry(client, self.endpoints, self._settings, self._on_check, self._pauses))
+
+    def _query_route(self, live: _Live, topic: str, endpoint: str, timeout: float) -> service.QueryRouteResponse:
+        request, doing = route_request(topic, self._namespace, endpoint), f"looking up the route of topic {topic}"
+        return live.client.invoke(endpoint, "QueryRoute", request, service.QueryRouteResponse, timeout, doing)
+
+    def _settings(self, endpoint: str, topics: Sequence[str]) -> service.TelemetryCommand:
+        return settings_of(endpoint, topics, self._namespace, __version__)
+
+    def _on_check(self, check: TransactionCheck) -> None:
+        if self.on_check_transaction is not None:
+            self.on_check_transaction(check)
+
+
+def _outcome_of(request: SendRequest, answer: GrpcAnswer) -> SendOutcome:
+    error = answer.error
+    if answer.reply is not None:
+        try:
+            reply = parsed(answer.reply, service.SendMessageResponse, request.address, answer.doing)
+            return outcome_of(request, reply, answer.latency_ms, answer.doing)
+        except RemotingCommandException as exc:
+            error = exc
+    return SendOutcome(request.queue, None, error, answer.latency_ms)

@@ -1,0 +1,139 @@
+"""Channels to proxies: what is dialled, with which settings, and whom to trust.
+
+Rule 1: one channel per endpoint, opened by the first call to it; calls share it, and it connects anew by itself.
+Rule 2: grpc is imported by what opens a channel. Whoever only imports this module can fork afterwards.
+Rule 3: channels belong to the process that opened them. Closing an inherited one, even collecting it as garbage, can
+        hang: whoever owns these must keep them referenced in a child, and close nothing (spec/grpc.md section 2.4).
+
+Follows spec/grpc.md sections 2.1 to 2.4.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.transport.dial import parse_address
+from rocketmq_spark.transport.tls import TlsSettings
+
+if TYPE_CHECKING:
+    import grpc
+
+_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
+    # Sizes are ours to check: a body's limit is the server's.
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # Retries are ours.
+    ("grpc.enable_retries", 0),
+    # Two transports of one process would share a connection otherwise.
+    ("grpc.use_local_subchannel_pool", 1),
+    # A proxy hangs up on pings that come more often than every 5 minutes.
+    ("grpc.keepalive_time_ms", 300_000),
+    ("grpc.keepalive_timeout_ms", 30_000),
+    # The default's ceiling is 2 minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 3_000),
+    ("grpc.max_reconnect_backoff_ms", 3_000),
+)
+
+
+def target_of(endpoint: str) -> str:
+    """Return gRPC's name of a ``host:port``, by what its host is: ``ipv4:``, ``ipv6:`` or ``dns:``.
+
+    Raises
+    ------
+    ValueError
+        It is not ``host:port``.
+    """
+    host, port = parse_address(endpoint)
+    try:
+        version = ipaddress.ip_address(host).version
+    except ValueError:
+        return f"dns:{host}:{port}"
+    return f"ipv4:{host}:{port}" if version == 4 else f"ipv6:[{host}]:{port}"
+
+
+def root_certificates(tls: TlsSettings) -> bytes | None:
+    """Return the certificates of the authorities to trust (PEM): the file's, or the system's as Python knows them.
+
+    None: this system has none where Python looks, and gRPC's own list holds.
+
+    Raises
+    ------
+    OptionError
+        The file can't be read, or holds no certificate.
+    """
+    tls.context()
+    if tls.ca_file is not None:
+        return Path(tls.ca_file).read_bytes()
+    places = ssl.get_default_verify_paths()
+    if places.cafile is not None:
+        return Path(places.cafile).read_bytes()
+    # OpenSSL finds an authority in the folder by the hash of its name, and a number from 0.
+    files = sorted(Path(places.capath).glob("*.[0-9]")) if places.capath is not None else []
+    return b"\n".join(file.read_bytes() for file in files) or None
+
+
+class Channels:
+    """The channels of one process, by endpoint; safe for many threads.
+
+    Parameters
+    ----------
+    tls : TlsSettings or None
+        Encrypts every connection; None: none is encrypted.
+    roots : bytes or None
+        See `root_certificates`.
+    """
+
+    def __init__(self, tls: TlsSettings | None, roots: bytes | None) -> None:
+        self._tls = tls
+        self._roots = roots
+        self._lock = threading.Lock()
+        self._open: dict[str, grpc.Channel] = {}
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Channels {'closed' if self._closed else sorted(self._open)}>"
+
+    def channel(self, endpoint: str) -> grpc.Channel:
+        """Return the channel to ``host:port``, opening it if there is none.
+
+        Raises
+        ------
+        RocketMQError
+            Closed.
+        ValueError
+            It is not ``host:port``.
+        """
+        found = self._open.get(endpoint)
+        if found is not None:
+            return found
+        with self._lock:
+            if self._closed:
+                raise RocketMQError("this transport is closed: make a new one")
+            if endpoint not in self._open:
+                self._open[endpoint] = self._opened(endpoint)
+            return self._open[endpoint]
+
+    def close(self) -> None:
+        """Close every channel; calls under way are cancelled. Idempotent."""
+        with self._lock:
+            self._closed = True
+            channels, self._open = self._open, {}
+        for channel in channels.values():
+            channel.close()
+
+    def _opened(self, endpoint: str) -> grpc.Channel:
+        import grpc
+
+        target = target_of(endpoint)
+        if self._tls is None:
+            return grpc.insecure_channel(target, options=_OPTIONS)
+        options: tuple[tuple[str, int | str], ...] = _OPTIONS
+        if self._tls.server_name is not None:
+            options = (*options, ("grpc.ssl_target_name_override", self._tls.server_name))
+        return grpc.secure_channel(target, grpc.ssl_channel_credentials(self._roots), options=options)

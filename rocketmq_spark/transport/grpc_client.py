@@ -1,0 +1,327 @@
+"""Calls to proxies: told of the reply later, waiting for it, or as a stream.
+
+Rule 1: whoever does not wait is told on one thread of this client's own. gRPC calls back on the thread that reads a
+        connection, or inside the starting call if that has failed already: there an ended call is put into a queue.
+Rule 2: what is under way stands in one table, and who takes it out tells its end: so it ends once, whether its reply
+        or `close` comes first.
+Rule 3: a client is used in the process that made it, and opens nothing before its first call. One that is not closed is
+        kept for ever: in a forked child its collection would cancel calls and close channels that are the parent's.
+Rule 4: gRPC's failures become our errors here. A status inside a reply is read by who asked for it, or by `invoke`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from rocketmq_spark.errors import (
+    RemotingCommandException,
+    RemotingSendRequestException,
+    RemotingTooMuchRequestException,
+    RocketMQError,
+)
+from rocketmq_spark.transport._pb import definition_pb2 as pb
+from rocketmq_spark.transport.grpc_channels import Channels
+from rocketmq_spark.transport.grpc_metadata import MetadataSource
+from rocketmq_spark.transport.permits import Permit, Permits
+from rocketmq_spark.wire.grpc_codes import call_error, proxy_error
+
+if TYPE_CHECKING:
+    import grpc
+    from google.protobuf.message import Message as ProtoMessage
+
+logger = logging.getLogger("rocketmq_spark.transport")
+
+_SERVICE: Final = "/apache.rocketmq.v2.MessagingService/"
+_JOIN_TIMEOUT: Final = 5.0
+
+_opened: Final[set[GrpcClient]] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcAnswer:
+    """How a call ended. Exactly one of `reply` and `error` is set.
+
+    Parameters
+    ----------
+    reply : bytes or None
+        The server's message, whatever its status says.
+    error : RocketMQError or None
+    latency_ms : float
+        From the call's start, milliseconds.
+    doing : str
+        What was done, to what, by which request: for the text of an error.
+    """
+
+    reply: bytes | None
+    error: RocketMQError | None
+    latency_ms: float
+    doing: str
+
+
+OnAnswer: TypeAlias = Callable[[GrpcAnswer], None]
+
+
+class _Reply(Protocol):
+    """What every reply has."""
+
+    @property
+    def status(self) -> pb.Status: ...
+
+    def ParseFromString(self, serialized: bytes) -> int: ...  # noqa: N802
+
+
+_ReplyT = TypeVar("_ReplyT", bound=_Reply)
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A call under way whose caller does not wait."""
+
+    endpoint: str
+    doing: str
+    on_answer: OnAnswer
+    started: float
+    permit: Permit | None
+
+
+class GrpcClient:
+    """The calls of one process; safe for many threads.
+
+    Parameters
+    ----------
+    channels : Channels
+        The client's own, closed with it.
+    metadata : MetadataSource
+    permits : Permits
+        For calls whose callers do not wait.
+    clock : callable
+        Seconds, monotonic.
+    """
+
+    def __init__(
+        self, channels: Channels, metadata: MetadataSource, permits: Permits, clock: Callable[[], float]
+    ) -> None:
+        self._channels = channels
+        self._metadata = metadata
+        self._permits = permits
+        self._clock = clock
+        self._numbers = itertools.count()
+        self._flights: dict[int, _Flight] = {}
+        # (number of the flight, its call or what happened instead of one, when); None ends the thread.
+        self._ended: queue.SimpleQueue[tuple[int, grpc.Future | RocketMQError, float] | None] = queue.SimpleQueue()
+        # By endpoint, the last one: kept from the collector with the client.
+        self._streams: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        return f"<GrpcClient {self._metadata.client_id} {state}, {len(self._flights)} in flight, {self._channels!r}>"
+
+    @property
+    def closed(self) -> bool:
+        """No call is taken any more: it was closed, or its thread has failed."""
+        return self._closed
+
+    def start(
+        self, endpoint: str, method: str, request: bytes, timeout: float, on_answer: OnAnswer, doing: str
+    ) -> None:
+        """Begin a call and return; `on_answer` is called once, on the client's thread, and must not block.
+
+        Parameters
+        ----------
+        endpoint : str
+            ``host:port``.
+        method : str
+        request : bytes
+            The serialized message.
+        timeout : float
+            Seconds in all.
+        on_answer : callable
+        doing : str
+            What is being done and to what, for the text of an error.
+
+        Raises
+        ------
+        RocketMQError
+            Closed; `on_answer` is not called then.
+        """
+        channel = self._channel(endpoint)
+        request_id, metadata = self._metadata.fresh()
+        permit = self._permits.take() if timeout > 0 else None
+        flight = _Flight(endpoint, _named(doing, request_id), on_answer, self._clock(), permit)
+        number = self._register(flight)
+        if permit is None:
+            refusal = self._permits.exhausted(flight.doing) if timeout > 0 else _no_time(flight.doing)
+            self._ended.put((number, refusal, flight.started))
+            return
+        try:
+            call = channel.unary_unary(_SERVICE + method).future(request, timeout, metadata)
+        except BaseException:
+            # If it is not in the table any more, it was told its end by `close`, which has closed the channel too.
+            if self._flights.pop(number, None) is not None:
+                permit.release()
+                self._check()
+                raise
+        else:
+            call.add_done_callback(lambda ended: self._ended.put((number, ended, self._clock())))
+
+    def refuse(self, error: RocketMQError, on_answer: OnAnswer) -> None:
+        """End a call that can't be made, on the thread on which all of them end.
+
+        Raises
+        ------
+        RocketMQError
+            Closed.
+        """
+        now = self._clock()
+        self._ended.put((self._register(_Flight("", "", on_answer, now, None)), error, now))
+
+    def invoke(
+        self, endpoint: str, method: str, request: ProtoMessage, reply_type: type[_ReplyT], timeout: float, doing: str
+    ) -> _ReplyT:
+        """Call and wait for the reply; parameters as for `start`.
+
+        Raises
+        ------
+        MQBrokerException
+            The reply's status is not OK.
+        RemotingException
+            There was no reply, or no time.
+        RocketMQError
+            Closed.
+        """
+        channel = self._channel(endpoint)
+        request_id, metadata = self._metadata.fresh()
+        doing = _named(doing, request_id)
+        if timeout <= 0:
+            raise _no_time(doing)
+        try:
+            call = channel.unary_unary(_SERVICE + method).future(request.SerializeToString(), timeout, metadata)
+        except ValueError:
+            self._check()
+            raise
+        found = self._end_of(call, endpoint, doing)
+        if isinstance(found, RocketMQError):
+            raise found
+        reply = parsed(found, reply_type, endpoint, doing)
+        if reply.status.code != pb.OK:
+            raise proxy_error(reply.status.code, reply.status.message, endpoint, doing)
+        return reply
+
+    def stream(self, endpoint: str, method: str, requests: Iterator[ProtoMessage]) -> Any:
+        """Open a stream both ways.
+
+        Iterating over it gives the server's messages as bytes, and raises ``grpc.RpcError`` when it breaks; `cancel`
+        ends it.
+        """
+        _, metadata = self._metadata.fresh()
+        stream = self._channel(endpoint).stream_stream(_SERVICE + method, _serialize)
+        self._streams[endpoint] = opened = stream(requests, metadata=metadata)
+        return opened
+
+    def close(self) -> None:
+        """Close the channels and end the thread; what is in flight fails. Idempotent."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        self._ended.put(None)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_JOIN_TIMEOUT)
+        self._channels.close()
+        self._streams.clear()
+        _opened.discard(self)
+
+    def _channel(self, endpoint: str) -> grpc.Channel:
+        self._check()
+        _opened.add(self)
+        return self._channels.channel(endpoint)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise RocketMQError("this transport is closed: make a new one")
+
+    def _register(self, flight: _Flight) -> int:
+        number = next(self._numbers)
+        with self._lock:
+            self._check()
+            self._flights[number] = flight
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="rocketmq-spark-grpc", daemon=True)
+                self._thread.start()
+        return number
+
+    def _run(self) -> None:
+        try:
+            while (ended := self._ended.get()) is not None:
+                number, end, at = ended
+                flight = self._flights.get(number)
+                if flight is not None:
+                    found = end if isinstance(end, RocketMQError) else self._end_of(end, flight.endpoint, flight.doing)
+                    self._tell(number, found, at)
+        finally:
+            # Closed, or a fault of this very thread: from now on nobody would be told.
+            with self._lock:
+                self._closed = True
+            for number, flight in tuple(self._flights.items()):
+                text = f"{flight.doing}: the transport was closed; it may have been executed"
+                self._tell(number, RemotingSendRequestException(text), self._clock())
+
+    def _tell(self, number: int, found: bytes | RocketMQError, at: float) -> None:
+        flight = self._flights.pop(number, None)
+        if flight is None:
+            return
+        if flight.permit is not None:
+            flight.permit.release()
+        reply, error = (None, found) if isinstance(found, RocketMQError) else (found, None)
+        try:
+            flight.on_answer(GrpcAnswer(reply, error, (at - flight.started) * 1000.0, flight.doing))
+        except Exception:
+            logger.exception("a callback raised")
+
+    def _end_of(self, call: grpc.Future, endpoint: str, doing: str) -> bytes | RocketMQError:
+        """Return the reply of a call, waiting for it if it is still under way, or why there is none."""
+        code = call.code()
+        if code.name == "OK":
+            reply: bytes = call.result()
+            return reply
+        error = call_error(code.name, call.details() or "", endpoint, doing)
+        error.__cause__ = call.exception()
+        return error
+
+
+def parsed(data: bytes, reply_type: type[_ReplyT], endpoint: str, doing: str) -> _ReplyT:
+    """Return a reply's message.
+
+    Raises
+    ------
+    RemotingCommandException
+        The bytes are none.
+    """
+    reply = reply_type()
+    try:
+        reply.ParseFromString(data)
+    except DecodeError as exc:
+        raise RemotingCommandException(f"{doing}: {endpoint} answered {len(data)} bytes that are no reply") from exc
+    return reply
+
+
+def _named(doing: str, request_id: str) -> str:
+    return f"{doing} (request {request_id})"
+
+
+def _no_time(doing: str) -> RemotingTooMuchRequestException:
+    return RemotingTooMuchRequestException(f"{doing}: not sent, no time is left")
+
+
+def _serialize(message: ProtoMessage) -> bytes:
+    return message.SerializeToString()

@@ -1,0 +1,121 @@
+"""What every call to a proxy carries beside its message: who asks, in which namespace, and the signature.
+
+Rule 1: a proxy keys its settings and registrations by the client id: it is this client's alone, so a random end is
+        added to the name that the caller gives.
+Rule 2: what does not change is put together once; date-time and signature are renewed at most once a second.
+Rule 3: values are printable ASCII, for HTTP/2 takes no other. Secrets show in no repr and no error.
+
+Follows spec/grpc.md section 3; the date-time is UTC, as its ``Z`` says.
+"""
+
+from __future__ import annotations
+
+import hmac
+import random as random_module
+import time
+import uuid
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.wire.acl import Credentials
+
+Metadata: TypeAlias = tuple[tuple[str, str], ...]
+
+REQUEST_ID: Final = "x-mq-request-id"
+
+_DATE_TIME: Final = "%Y%m%dT%H%M%SZ"
+
+
+class MetadataSource:
+    """Makes the metadata of one client's calls; safe for many threads.
+
+    Parameters
+    ----------
+    client_id : str
+        What the client calls itself.
+    version : str
+        Of this package, for who looks at a proxy's clients.
+    credentials : Credentials, optional
+        Signs. Default: nothing is signed.
+    namespace : str, default ""
+    random : random.Random, optional
+        Draws the end of the client id.
+    wall_clock : callable, default time.time
+        Epoch seconds.
+
+    Attributes
+    ----------
+    client_id : str
+        With its random end.
+
+    Raises
+    ------
+    OptionError
+        Namespace, access key or token hold what no header can.
+    """
+
+    def __init__(
+        self,
+        client_id: str,
+        version: str,
+        credentials: Credentials | None = None,
+        namespace: str = "",
+        *,
+        random: random_module.Random | None = None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        end = (random or random_module.SystemRandom()).getrandbits(64)
+        self.client_id = f"{client_id.encode('ascii', 'backslashreplace').decode()}@{end:016x}"
+        self._credentials = credentials
+        self._wall_clock = wall_clock
+        static = [
+            ("x-mq-client-id", self.client_id),
+            # A proxy ends the stream of a client whose language it does not know.
+            ("x-mq-language", "PYTHON"),
+            ("x-mq-protocol", "v2"),
+            ("x-mq-client-version", version),
+            ("x-mq-namespace", _printable("namespace", namespace)),
+        ]
+        if credentials is not None:
+            _printable("accessKey", credentials.access_key)
+            if credentials.security_token:
+                static.append(("x-mq-session-token", _printable("securityToken", credentials.security_token)))
+        self._static = tuple(static)
+        # Replaced as a whole: two threads at the turn of a second may both make it, and either will do.
+        self._of_second: tuple[int, Metadata] = (-1, ())
+
+    def __repr__(self) -> str:
+        return f"<MetadataSource {self.client_id} {'signs' if self._credentials else 'does not sign'}>"
+
+    def fresh(self) -> tuple[str, Metadata]:
+        """Return the id of a new request, and its metadata."""
+        second = int(self._wall_clock())
+        made_for, metadata = self._of_second
+        if made_for != second:
+            metadata = self._made_for(second)
+            self._of_second = (second, metadata)
+        request_id = str(uuid.uuid4())
+        return request_id, (*metadata, (REQUEST_ID, request_id))
+
+    def _made_for(self, second: int) -> Metadata:
+        date_time = time.strftime(_DATE_TIME, time.gmtime(second))
+        signature: Metadata = ()
+        if self._credentials is not None:
+            signature = (("authorization", authorization(self._credentials, date_time)),)
+        return (*self._static, ("x-mq-date-time", date_time), *signature)
+
+
+def authorization(credentials: Credentials, date_time: str) -> str:
+    """Return the header that signs a date-time, which is all that is signed."""
+    # Text that is not Unicode passes: an error would hold it.
+    key = credentials.secret_key.encode("utf-8", "surrogatepass")
+    signature = hmac.new(key, date_time.encode("ascii"), "sha1").hexdigest().upper()
+    return f"MQv2-HMAC-SHA1 Credential={credentials.access_key}, SignedHeaders=x-mq-date-time, Signature={signature}"
+
+
+def _printable(option: str, value: str) -> str:
+    """Return a value that a header can have; the text of the error does not show it, for it may be a secret."""
+    if not (value.isascii() and value.isprintable()):
+        raise OptionError(f"option {option}: over gRPC only printable ASCII characters are allowed, it has others")
+    return value

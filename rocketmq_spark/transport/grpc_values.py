@@ -1,0 +1,84 @@
+"""What a proxy is asked and told beside sends, and what it answers, as the seam's values. Pure functions.
+
+Rule 1: the endpoint that the user configured is used, never one that a proxy returns: those are what it takes to be its
+        own addresses, and behind a load balancer or a mapped port they are wrong.
+Rule 2: an endpoint takes a broker's place in a route, with one queue, for the proxy picks broker and queue by itself.
+
+Follows spec/grpc.md sections 4.1, 4.2 and 5.7.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import platform
+from collections.abc import Iterable
+from typing import Final
+
+from rocketmq_spark.route_data import MASTER_ID, BrokerData, QueueData, TopicRouteData
+from rocketmq_spark.transaction import TRANSACTION_COMMIT_TYPE, EndTransaction
+from rocketmq_spark.transport._pb import definition_pb2 as pb
+from rocketmq_spark.transport._pb import service_pb2 as service
+from rocketmq_spark.transport.dial import parse_address
+
+_READ: Final = 4
+_READ_WRITE: Final = 6
+_WRITABLE: Final = (pb.WRITE, pb.READ_WRITE)
+
+
+def endpoints_of(endpoint: str) -> pb.Endpoints:
+    """Return a ``host:port`` as proxies are told the address that they were reached by."""
+    host, port = parse_address(endpoint)
+    try:
+        scheme = pb.IPv4 if ipaddress.ip_address(host).version == 4 else pb.IPv6
+    except ValueError:
+        scheme = pb.DOMAIN_NAME
+    return pb.Endpoints(scheme=scheme, addresses=[pb.Address(host=host, port=port)])
+
+
+def route_request(topic: str, namespace: str, endpoint: str) -> service.QueryRouteRequest:
+    """Return the question for a topic's route."""
+    return service.QueryRouteRequest(
+        topic=pb.Resource(resource_namespace=namespace, name=topic), endpoints=endpoints_of(endpoint)
+    )
+
+
+def route_of(reply: service.QueryRouteResponse, endpoints: Iterable[str]) -> TopicRouteData:
+    """Return a topic's route: every endpoint, writable if any queue of the topic is, and the types it accepts."""
+    candidates = [
+        queue for queue in reply.message_queues if queue.permission in _WRITABLE and queue.broker.id == MASTER_ID
+    ]
+    types = {kind for queue in candidates for kind in queue.accept_message_types}
+    names = sorted(endpoints)
+    return TopicRouteData(
+        queue_datas=tuple(QueueData(name, 1, 1, _READ_WRITE if candidates else _READ) for name in names),
+        broker_datas=tuple(BrokerData(name, {MASTER_ID: name}) for name in names),
+        # A number that this proto does not know is a type that nobody here could send.
+        message_types=frozenset(pb.MessageType.Name(kind) for kind in types if kind in pb.MessageType.values()),
+    )
+
+
+def settings_of(endpoint: str, topics: Iterable[str], namespace: str, version: str) -> service.TelemetryCommand:
+    """Return what a producer says of itself when it opens its stream."""
+    settings = pb.Settings(
+        client_type=pb.PRODUCER,
+        access_point=endpoints_of(endpoint),
+        publishing=pb.Publishing(
+            topics=[pb.Resource(resource_namespace=namespace, name=topic) for topic in topics],
+            validate_message_type=True,
+        ),
+        user_agent=pb.UA(language=pb.PYTHON, version=version, platform=platform.platform(), hostname=platform.node()),
+    )
+    settings.request_timeout.FromSeconds(3)
+    return service.TelemetryCommand(settings=settings)
+
+
+def end_transaction_request(request: EndTransaction, namespace: str) -> service.EndTransactionRequest:
+    """Return how a transaction ended; it must be committed or rolled back."""
+    committed = request.commit_or_rollback == TRANSACTION_COMMIT_TYPE
+    return service.EndTransactionRequest(
+        topic=pb.Resource(resource_namespace=namespace, name=request.topic),
+        message_id=request.msg_id,
+        transaction_id=request.transaction_id,
+        resolution=pb.COMMIT if committed else pb.ROLLBACK,
+        source=pb.SOURCE_SERVER_CHECK if request.from_transaction_check else pb.SOURCE_CLIENT,
+    )
