@@ -42,14 +42,16 @@ def status(code: int = Code.OK, message: str = "") -> pb.Status:
     return pb.Status(code=code, message=message)  # type: ignore[arg-type]
 
 
-def route_reply(*types: int, permission: int = pb.READ_WRITE, host: str = "10.9.9.9") -> service.QueryRouteResponse:
+def route_reply(
+    *types: int, permission: int = pb.READ_WRITE, broker_id: int = 0, host: str = "10.9.9.9"
+) -> service.QueryRouteResponse:
     """A route as a proxy tells it, with an address that nobody must ever dial."""
     address = pb.Endpoints(scheme=pb.IPv4, addresses=[pb.Address(host=host, port=1)] if host else [])
     queues = [
         pb.MessageQueue(
             id=number,
             permission=permission,  # type: ignore[arg-type]
-            broker=pb.Broker(name="broker-0", id=0, endpoints=address),
+            broker=pb.Broker(name="broker-0", id=broker_id, endpoints=address),
             accept_message_types=types,  # type: ignore[arg-type]
         )
         for number in range(4)
@@ -224,9 +226,9 @@ class FakeProxy(grpc.GenericRpcHandler):  # type: ignore[misc]
                         self._changed.notify_all()
                     commands.put(service.TelemetryCommand(status=status(), settings=command.settings))
 
-        threading.Thread(target=read, daemon=True).start()
-        context.add_callback(lambda: commands.put(None))
         self._streams.append(commands)
+        context.add_callback(lambda: commands.put(None))
+        threading.Thread(target=read, daemon=True).start()
         while not self._stopping.is_set() and (command := commands.get()) is not None:
             yield command.SerializeToString()
 

@@ -66,7 +66,7 @@ class MetadataSource:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         end = (random or random_module.SystemRandom()).getrandbits(64)
-        self.client_id = f"{client_id.encode('ascii', 'backslashreplace').decode()}@{end:016x}"
+        self.client_id = f"{client_id.encode('unicode_escape').decode()}@{end:016x}"
         self._credentials = credentials
         self._wall_clock = wall_clock
         static = [

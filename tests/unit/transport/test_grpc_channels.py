@@ -1,0 +1,175 @@
+"""Which targets are dialled, whom they trust, and what a wrong one says (spec/grpc.md section 10, lines 13 and 22)."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark.errors import (
+    OptionError,
+    RemotingCertificateException,
+    RemotingConnectException,
+    RemotingException,
+    RemotingTimeoutException,
+)
+from rocketmq_spark.transport.grpc import GrpcTransport
+from rocketmq_spark.transport.grpc_channels import root_certificates, target_of
+from rocketmq_spark.transport.tls import TlsSettings
+from tests.certificates import Authority
+from tests.contract import SOON, single
+from tests.outcomes import Outcomes
+from tests.peer import PATIENCE, Peer, Session, refused_address
+from tests.proxy import FakeProxy
+from tests.seams import Grpc
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "target"),
+    [
+        ("10.0.0.1:8081", "ipv4:10.0.0.1:8081"),
+        ("[::1]:8081", "ipv6:[::1]:8081"),
+        ("proxy.example:8081", "dns:proxy.example:8081"),
+        ("localhost:1", "dns:localhost:1"),
+    ],
+)
+def test_an_endpoint_is_dialled_by_what_its_host_is(endpoint: str, target: str) -> None:
+    assert target_of(endpoint) == target
+
+
+@pytest.mark.parametrize("endpoint", ["proxy", "proxy:", ":8081", "proxy:0", "proxy:http", ""])
+def test_what_is_no_endpoint_is_refused_at_once(endpoint: str) -> None:
+    with pytest.raises(OptionError, match=r"option endpoints: .*host:port"):
+        GrpcTransport([endpoint], client_id="test")
+
+
+def test_an_ipv6_endpoint_is_reached() -> None:
+    with contextlib.ExitStack() as stack:
+        try:
+            proxy = stack.enter_context(FakeProxy(address="[::1]:0"))
+        except RuntimeError:
+            pytest.skip("this machine has no IPv6")
+        endpoint = f"[::1]:{proxy.address.rpartition(':')[2]}"
+        transport = stack.enter_context(GrpcTransport([endpoint], client_id="test"))
+        assert transport.query_route("orders", PATIENCE).broker_datas[0].master == endpoint
+
+
+def test_one_channel_serves_all_calls_to_an_endpoint() -> None:
+    peers = set()
+    with FakeProxy() as proxy, GrpcTransport([proxy.address], client_id="test") as transport:
+        answer = proxy.handlers["QueryRoute"]
+        proxy.handlers["QueryRoute"] = lambda request, context: peers.add(context.peer()) or answer(request, context)
+        for _ in range(5):
+            transport.query_route("orders", PATIENCE)
+    assert len(peers) == 1
+
+
+def failures(endpoint: str, tls: TlsSettings | None = None, timeout: float = PATIENCE) -> Iterator[RemotingException]:
+    """What a route query, a send and a probe say."""
+    with GrpcTransport([endpoint], client_id="test", tls=tls) as transport:
+        seam = Grpc(transport, FakeProxy(), tls)
+        outcomes = Outcomes()
+        queue, address = seam.elsewhere(endpoint)
+        transport.send(seam.request(single("orders", b"one"), (queue, address)), timeout, outcomes)
+        yield outcomes.wait(1)[0].error
+        with pytest.raises(RemotingException) as raised:
+            transport.query_route("orders", timeout)
+        yield raised.value
+        with pytest.raises(RemotingException) as raised:
+            transport.probe(queue, address, timeout)
+        yield raised.value
+
+
+def say(endpoint: str, kind: type[RemotingException], *words: str, tls: TlsSettings | None = None) -> None:
+    for error in failures(endpoint, tls):
+        assert type(error) is kind
+        assert error.maybe_stored is False
+        assert [word for word in (endpoint, *words) if word not in str(error)] == []
+
+
+def test_grpc_13_a_closed_port_says_so() -> None:
+    say(refused_address(), RemotingConnectException, "Connection refused", "gRPC ports of proxies")
+
+
+def test_grpc_13_a_name_that_nobody_knows_says_so() -> None:
+    say("no-such-host.invalid:8081", RemotingConnectException, "check the names in endpoints")
+
+
+def speak_remoting(session: Session) -> None:
+    """Answer as a name server does to bytes that are no frame: hang up."""
+    session.sock.recv(1 << 16)
+
+
+def speak_http_1(session: Session) -> None:
+    session.sock.recv(1 << 16)
+    session.sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+@pytest.mark.parametrize("script", [speak_remoting, speak_http_1])
+def test_grpc_13_a_port_of_another_protocol_says_so(script: Callable[[Session], None]) -> None:
+    with Peer(script) as peer:
+        say(peer.address, RemotingConnectException, "not a name server or broker", "useTls")
+
+
+def test_grpc_13_tls_towards_a_port_without_says_so(authority: Authority) -> None:
+    with FakeProxy() as proxy:
+        tls = TlsSettings(str(authority.ca_file))
+        say(proxy.address, RemotingConnectException, "TLS", "useTls=false", tls=tls)
+
+
+def test_grpc_13_a_port_that_wants_tls_says_so(authority: Authority) -> None:
+    with FakeProxy(tls=authority.server("server", "IP:127.0.0.1")) as proxy:
+        say(proxy.address, RemotingConnectException, "is useTls right?")
+
+
+def test_grpc_13_a_certificate_of_an_unknown_authority_says_so(authority: Authority, tmp_path: Path) -> None:
+    other = TlsSettings(str(Authority(tmp_path, "another").ca_file))
+    with FakeProxy(tls=authority.server("server", "IP:127.0.0.1")) as proxy:
+        say(proxy.address, RemotingCertificateException, "tlsCaFile", tls=other)
+
+
+def test_grpc_13_a_certificate_for_another_name_says_so(authority: Authority) -> None:
+    tls = TlsSettings(str(authority.ca_file))
+    with FakeProxy(tls=authority.server("elsewhere", "DNS:elsewhere.example")) as proxy:
+        say(proxy.address, RemotingCertificateException, "tlsServerName", tls=tls)
+
+
+def test_grpc_13_a_silent_port_ends_within_the_deadline() -> None:
+    with Peer(Session.wait_for_hangup) as peer:
+        for error in failures(peer.address, timeout=SOON):
+            assert isinstance(error, RemotingTimeoutException)
+            assert peer.address in str(error)
+
+
+def test_grpc_22_one_name_may_stand_for_all_servers(authority: Authority) -> None:
+    tls = TlsSettings(str(authority.ca_file), "elsewhere.example")
+    with (
+        FakeProxy(tls=authority.server("elsewhere", "DNS:elsewhere.example")) as proxy,
+        GrpcTransport([proxy.address], client_id="test", tls=tls) as transport,
+    ):
+        assert transport.query_route("orders", PATIENCE).message_types == {"NORMAL"}
+
+
+def test_a_file_without_a_certificate_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "empty.pem").write_text("no certificate")
+    for path in (tmp_path / "empty.pem", tmp_path / "missing.pem"):
+        with pytest.raises(OptionError, match="tlsCaFile"):
+            GrpcTransport(["proxy:8081"], client_id="test", tls=TlsSettings(str(path)))
+
+
+def test_without_a_file_the_system_s_authorities_are_trusted(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca_file))
+    assert root_certificates(TlsSettings()) == authority.ca_file.read_bytes()
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "missing.pem"))
+    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
+    assert root_certificates(TlsSettings()) is None
+    (tmp_path / "0a1b2c3d.0").write_bytes(authority.ca_file.read_bytes())
+    (tmp_path / "ca.pem").write_bytes(b"not found by its hash")
+    roots = root_certificates(TlsSettings())
+    assert roots == authority.ca_file.read_bytes()
+    assert ssl.create_default_context(cadata=roots.decode()).cert_store_stats()["x509_ca"] == 1

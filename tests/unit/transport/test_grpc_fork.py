@@ -1,0 +1,207 @@
+"""What becomes of the gRPC transport over a fork (spec/grpc.md sections 2.4 and 10, lines 2 and 10).
+
+Each case is a process of its own, for gRPC reads its variable when it is imported; the proxy is here. What hangs there
+hangs whatever timeout a call has: so the process is waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.peer import PATIENCE
+from tests.proxy import FakeProxy
+
+PRELUDE = """
+import gc, os, sys, traceback
+from rocketmq_spark.transport.grpc import GrpcTransport
+from rocketmq_spark.wire.acl import Credentials
+from tests.contract import batch, single
+from tests.outcomes import Outcomes
+from tests.seams import Grpc
+
+PROXY = sys.argv[1]
+
+class Address:
+    address, replies = PROXY, []
+
+def make():
+    return GrpcTransport([PROXY], client_id="test")
+
+def stored(transport, body):
+    seam = Grpc(transport, Address, None)
+    [outcome] = seam.send(single("orders", body))
+    assert outcome.error is None, outcome.error
+
+def child(run):
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            run()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+
+"""
+
+# What the parent did before the fork, and what the child does.
+CASES = {
+    "only made": """
+transport = make()
+child(lambda: stored(transport, b"child"))
+stored(transport, b"parent")
+""",
+    "used, and the child makes its own": """
+transport = make()
+stored(transport, b"parent")
+def run():
+    with make() as own:
+        stored(own, b"child")
+child(run)
+stored(transport, b"parent")
+""",
+    "used, and the child uses it": """
+transport = make()
+stored(transport, b"parent")
+def run():
+    stored(transport, b"child")
+    transport.close()
+child(run)
+stored(transport, b"parent")
+""",
+    "used, and the child lets it go": """
+transport = make()
+stored(transport, b"parent")
+def run():
+    global transport
+    transport = None
+    gc.collect()
+    import grpc
+    assert any(isinstance(one, grpc.Channel) for one in gc.get_objects()), "the parent's channel was collected"
+    with make() as own:
+        stored(own, b"child")
+child(run)
+stored(transport, b"parent")
+""",
+    "used and closed": """
+transport = make()
+stored(transport, b"parent")
+transport.close()
+def run():
+    assert transport.closed
+    with make() as own:
+        stored(own, b"child")
+child(run)
+with make() as again:
+    stored(again, b"parent")
+""",
+}
+
+WITH_SUPPORT = {"used, and the child makes its own", "used, and the child uses it", "used, and the child lets it go"}
+
+
+@pytest.fixture
+def proxy() -> Iterator[FakeProxy]:
+    with FakeProxy() as made:
+        yield made
+
+
+def run(proxy: FakeProxy, script: str, fork_support: str | None) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
+    if fork_support is not None:
+        environment["GRPC_ENABLE_FORK_SUPPORT"] = fork_support
+    done = subprocess.run(
+        [sys.executable, "-c", PRELUDE + script, proxy.address],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=3 * PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("case", "fork_support"),
+    [(case, support) for case in CASES for support in (None, "1") if support is None or case in WITH_SUPPORT],
+)
+def test_grpc_10_parent_and_child_both_send(proxy: FakeProxy, case: str, fork_support: str | None) -> None:
+    run(proxy, CASES[case], fork_support)
+    bodies = [message.body for message in proxy.messages]
+    assert set(bodies) == {b"parent", b"child"}
+
+
+def test_grpc_10_what_was_only_made_is_used_in_a_child_without_fork_support(proxy: FakeProxy) -> None:
+    run(proxy, CASES["only made"], "0")
+    assert [message.body for message in proxy.messages] == [b"child", b"parent"]
+
+
+def test_grpc_02_parent_and_children_have_client_ids_of_their_own(proxy: FakeProxy) -> None:
+    script = """
+transport = make()
+for body in (b"one", b"two"):
+    child(lambda: stored(transport, body))
+stored(transport, b"parent")
+stored(transport, b"parent")
+"""
+    run(proxy, script, None)
+    by_body: dict[bytes, set[str]] = {}
+    for call, message in zip(proxy.requests("SendMessage"), proxy.messages, strict=True):
+        by_body.setdefault(message.body, set()).add(call.metadata["x-mq-client-id"])
+    assert [len(ids) for ids in by_body.values()] == [1, 1, 1]
+    assert len(set.union(*by_body.values())) == 3
+
+
+def test_grpc_10_what_the_parent_has_in_flight_is_none_of_the_child_s(proxy: FakeProxy) -> None:
+    answer = proxy.handlers["SendMessage"]
+
+    def send(request: bytes, context: Any) -> bytes:
+        if b"in flight" in request:
+            proxy.silence(context)
+        return answer(request, context)
+
+    proxy.handlers["SendMessage"] = send
+    script = """
+transport, outcomes = make(), Outcomes()
+seam = Grpc(transport, Address, None)
+transport.send(seam.request(single("orders", b"in flight")), 0.4, outcomes)
+def run():
+    before = len(outcomes)
+    stored(transport, b"child")
+    transport.close()
+    assert len(outcomes) == before
+child(run)
+[outcome] = outcomes.wait(1)
+assert "DEADLINE_EXCEEDED" in str(outcome.error), outcome.error
+"""
+    run(proxy, script, "1")
+
+
+def test_grpc_10_an_open_telemetry_stream_is_the_parent_s(proxy: FakeProxy) -> None:
+    script = """
+transport = make()
+seam = Grpc(transport, Address, None)
+transport.on_check_transaction = Outcomes()
+seam.send(single("orders", b"half", TRAN_MSG="true"))
+def run():
+    global transport, seam
+    transport = seam = None
+    gc.collect()
+    with make() as own:
+        stored(own, b"child")
+child(run)
+stored(transport, b"parent")
+transport.close()
+"""
+    run(proxy, script, "1")
+    assert [message.body for message in proxy.messages] == [b"child", b"parent"]

@@ -1,0 +1,160 @@
+"""What every call carries beside its message (spec/grpc.md section 10, line 1)."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import random
+import traceback
+from collections.abc import Iterator
+
+import pytest
+
+from rocketmq_spark.errors import MQBrokerException, OptionError
+from rocketmq_spark.transaction import TRANSACTION_COMMIT_TYPE, EndTransaction
+from rocketmq_spark.transport._pb import service_pb2 as service
+from rocketmq_spark.transport.grpc import GrpcTransport
+from rocketmq_spark.transport.grpc_metadata import MetadataSource
+from rocketmq_spark.transport.script import ManualClock
+from rocketmq_spark.wire.acl import Credentials
+from tests.contract import single
+from tests.outcomes import Outcomes
+from tests.peer import PATIENCE
+from tests.proxy import FakeProxy, refusal, status_reply
+from tests.seams import Grpc
+
+SECRETS = ("hush-hush", "token-token")
+USER = Credentials("the-user", *SECRETS)
+# 2026-03-04 05:06:07 UTC.
+MOMENT = 1_772_600_767.0
+
+
+@pytest.fixture
+def proxy() -> Iterator[FakeProxy]:
+    with FakeProxy() as made:
+        yield made
+
+
+def every_call(proxy: FakeProxy, transport: GrpcTransport) -> None:
+    """Make each call that there is."""
+    seam = Grpc(transport, proxy, None)
+    transport.on_check_transaction = Outcomes()
+    transport.query_route("orders", PATIENCE)
+    seam.send(single("orders", b"one"), single("orders", b"half", TRAN_MSG="true"))
+    proxy.wait(lambda: proxy.settings)
+    transport.heart_beat(proxy.address, "", [], PATIENCE)
+    end = EndTransaction(
+        topic="orders",
+        producer_group="pg",
+        tran_state_table_offset=-1,
+        commit_log_offset=-1,
+        commit_or_rollback=TRANSACTION_COMMIT_TYPE,
+        msg_id="id",
+        broker_name=proxy.address,
+    )
+    transport.end_transaction(proxy.address, end, PATIENCE)
+    transport.unregister_client(proxy.address, "", "pg", PATIENCE)
+
+
+def test_grpc_01_every_call_carries_every_key(proxy: FakeProxy) -> None:
+    with GrpcTransport([proxy.address], client_id="10.0.0.1@7", credentials=USER, namespace="ns") as transport:
+        every_call(proxy, transport)
+    methods = {"QueryRoute", "SendMessage", "Telemetry", "Heartbeat", "EndTransaction", "NotifyClientTermination"}
+    assert {call.method for call in proxy.calls} == methods
+    ids, requests = set(), set()
+    for call in proxy.calls:
+        metadata = call.metadata
+        assert metadata["x-mq-language"] == "PYTHON"
+        assert metadata["x-mq-protocol"] == "v2"
+        assert metadata["x-mq-client-version"] == "0.1.0"
+        assert metadata["x-mq-namespace"] == "ns"
+        assert metadata["x-mq-session-token"] == SECRETS[1]
+        ids.add(metadata["x-mq-client-id"])
+        requests.add(metadata["x-mq-request-id"])
+        signature = hmac.new(SECRETS[0].encode(), metadata["x-mq-date-time"].encode(), hashlib.sha1).hexdigest()
+        scheme, _, rest = metadata["authorization"].partition(" ")
+        named = dict(part.split("=") for part in rest.split(", "))
+        assert scheme == "MQv2-HMAC-SHA1"
+        assert named.pop("Signature").lower() == signature
+        assert named == {"Credential": "the-user", "SignedHeaders": "x-mq-date-time"}
+    assert [one.startswith("10.0.0.1@7@") for one in ids] == [True]
+    assert len(requests) == len(proxy.calls)
+    assert {service.SendMessageRequest.FromString(call.request).messages[0].topic.resource_namespace
+            for call in proxy.requests("SendMessage")} == {"ns"}  # fmt: skip
+
+
+def test_grpc_01_without_credentials_nothing_is_signed(proxy: FakeProxy) -> None:
+    with GrpcTransport([proxy.address], client_id="test") as transport:
+        transport.query_route("orders", PATIENCE)
+    [call] = proxy.calls
+    assert not {"authorization", "x-mq-session-token"} & call.metadata.keys()
+    assert call.metadata["x-mq-namespace"] == ""
+    assert "x-mq-date-time" in call.metadata
+
+
+def test_grpc_01_the_signature_is_made_anew_once_a_second() -> None:
+    clock = ManualClock(MOMENT)
+    source = MetadataSource("test", "1", USER, wall_clock=clock)
+    seen = []
+    for now in (MOMENT, MOMENT + 0.9, MOMENT + 1.0, MOMENT + 3600.0):
+        clock.now = now
+        seen.append(source.fresh()[1])
+    assert [dict(metadata)["x-mq-date-time"] for metadata in seen] == [
+        "20260304T050607Z",
+        "20260304T050607Z",
+        "20260304T050608Z",
+        "20260304T060607Z",
+    ]
+    assert len({dict(metadata)["authorization"] for metadata in seen}) == 3
+
+
+def test_grpc_01_a_known_signature() -> None:
+    # printf 20260304T050607Z | openssl dgst -sha1 -hmac hush-hush
+    source = MetadataSource("test", "1", USER, wall_clock=ManualClock(MOMENT))
+    assert dict(source.fresh()[1])["authorization"] == (
+        "MQv2-HMAC-SHA1 Credential=the-user, SignedHeaders=x-mq-date-time, "
+        "Signature=820043B3DC62ACDCB52FC8A4E13F784CF82FEF07"
+    )
+
+
+def test_grpc_01_no_secret_shows(proxy: FakeProxy, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    proxy.handlers["QueryRoute"] = lambda *_: status_reply(40100, "check signature failed.")
+    proxy.replies.append(refusal(40100, "User:the-user is not found."))
+    with GrpcTransport([proxy.address], client_id="test", credentials=USER) as transport:
+        seam = Grpc(transport, proxy, None)
+        with pytest.raises(MQBrokerException, match="40100 UNAUTHORIZED") as raised:
+            transport.query_route("orders", PATIENCE)
+        [outcome] = seam.send(single("orders", b"one"))
+        [dead] = seam.send(single("orders", b"one"), where=seam.dead())
+        shown = [repr(transport), repr(vars(transport)), repr(MetadataSource("test", "1", USER)), caplog.text]
+        for error in (raised.value, outcome.error, dead.error):
+            shown += [str(error), repr(error), repr(vars(error)), "".join(traceback.format_exception(error))]
+    assert [secret for secret in SECRETS if any(secret in text for text in shown)] == []
+
+
+@pytest.mark.parametrize(
+    ("option", "settings"),
+    [
+        ("namespace", {"namespace": "naïve"}),
+        ("namespace", {"namespace": "a\nb"}),
+        ("accessKey", {"credentials": Credentials("müller", *SECRETS)}),
+        ("securityToken", {"credentials": Credentials("the-user", "sk", f"{SECRETS[1]}\x7f")}),
+    ],
+)
+def test_grpc_01_what_no_header_can_hold_is_refused_at_once(option: str, settings: dict[str, object]) -> None:
+    with pytest.raises(OptionError, match=f"option {option}: .* printable ASCII") as raised:
+        GrpcTransport(["localhost:8081"], client_id="test", **settings)  # type: ignore[arg-type]
+    assert SECRETS[1] not in str(raised.value)
+
+
+def test_a_client_id_of_any_text_is_sent_as_ascii() -> None:
+    source = MetadataSource("10.0.0.1@Zürich\t", "1", random=random.Random(7))
+    assert source.client_id.isascii()
+    assert source.client_id.isprintable()
+    assert dict(source.fresh()[1])["x-mq-client-id"] == source.client_id
+
+
+def test_two_clients_of_one_name_have_different_ids() -> None:
+    assert len({MetadataSource("test", "1").client_id for _ in range(50)}) == 50

@@ -1,0 +1,350 @@
+"""Checks of transactions over gRPC, and the streams that bring them (spec/grpc.md sections 4.2 and 5.7)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from rocketmq_spark.client.producer import Producer
+from rocketmq_spark.errors import MQBrokerException, RocketMQError
+from rocketmq_spark.message import Message, SendStatus
+from rocketmq_spark.message_ext import MessageExt
+from rocketmq_spark.send_result import LocalTransactionState
+from rocketmq_spark.transaction import (
+    TRANSACTION_COMMIT_TYPE,
+    TRANSACTION_NOT_TYPE,
+    TRANSACTION_ROLLBACK_TYPE,
+    EndTransaction,
+    TransactionCheck,
+)
+from rocketmq_spark.transport._pb import definition_pb2 as pb
+from rocketmq_spark.transport._pb import service_pb2 as service
+from rocketmq_spark.transport.grpc import GrpcTransport
+from rocketmq_spark.transport.grpc_telemetry import Pauses
+from tests.contract import batch, single
+from tests.outcomes import Outcomes
+from tests.peer import PATIENCE, refused_address
+from tests.proxy import FakeProxy, refusal, route_reply, status, status_reply
+from tests.seams import Grpc
+
+AT_ONCE = Pauses(reopen=0.01)
+
+
+@pytest.fixture
+def proxy() -> Iterator[FakeProxy]:
+    with FakeProxy() as made:
+        made.routes["orders"] = made.routes["other"] = route_reply(pb.TRANSACTION)
+        yield made
+
+
+@pytest.fixture
+def seam(proxy: FakeProxy) -> Iterator[Grpc]:
+    with GrpcTransport([proxy.address], client_id="test", namespace="ns", pauses=AT_ONCE) as transport:
+        yield Grpc(transport, proxy, None)
+
+
+def half(seam: Grpc, body: bytes = b"half", topic: str = "orders", group: str = "pg") -> str:
+    """Send a half message; return its id."""
+    encoded = single(topic, body, TRAN_MSG="true", PGROUP=group, TAGS="a", KEYS="k1", mine="yours")
+    outcomes = Outcomes()
+    seam.transport.send(replace(seam.request(encoded), producer_group=group), PATIENCE, outcomes)
+    [outcome] = outcomes.wait(1)
+    assert outcome.status is SendStatus.SEND_OK
+    assert isinstance(outcome.transaction_id, str)
+    return outcome.transaction_id
+
+
+def topics(proxy: FakeProxy) -> list[list[str]]:
+    return [[topic.name for topic in settings.publishing.topics] for settings in tuple(proxy.settings)]
+
+
+def test_without_a_half_message_there_is_no_stream(seam: Grpc) -> None:
+    seam.transport.on_check_transaction = Outcomes()
+    seam.send(batch("orders", b"one", b"two"), single("orders", b"three"))
+    seam.transport.heart_beat(seam.address, "", ["pg"], PATIENCE)
+    seam.transport.unregister_client(seam.address, "", "pg", PATIENCE)
+    assert {call.method for call in seam.proxy.calls} == {"SendMessage"}
+
+
+def test_without_anybody_who_answers_checks_there_is_no_stream(seam: Grpc) -> None:
+    half(seam)
+    seam.transport.heart_beat(seam.address, "", ["pg"], PATIENCE)
+    assert {call.method for call in seam.proxy.calls} == {"SendMessage"}
+
+
+def test_the_first_half_message_opens_a_stream_to_every_endpoint_with_the_topic_in_its_settings(
+    proxy: FakeProxy,
+) -> None:
+    with FakeProxy() as other, GrpcTransport([proxy.address, other.address], client_id="test") as transport:
+        seam = Grpc(transport, proxy, None)
+        transport.on_check_transaction = Outcomes()
+        half(seam)
+        half(seam)
+        for one in (proxy, other):
+            one.wait(lambda one=one: one.settings)
+            [settings] = one.settings
+            assert settings.client_type == pb.PRODUCER
+            assert [address.port for address in settings.access_point.addresses] == [int(one.address.split(":")[1])]
+            assert [topic.name for topic in settings.publishing.topics] == ["orders"]
+            assert settings.publishing.validate_message_type is True
+            assert settings.user_agent.language == pb.PYTHON
+            assert settings.user_agent.version == "0.1.0"
+            assert settings.request_timeout.ToMilliseconds() == 3000
+        half(seam, topic="other")
+        for one in (proxy, other):
+            one.wait(lambda one=one: len(one.settings) == 2)
+            assert topics(one) == [["orders"], ["orders", "other"]]
+            assert len(one.requests("Telemetry")) == 1
+
+
+def test_a_check_becomes_the_seam_s_and_its_answer_ends_the_transaction_where_it_came_from(seam: Grpc) -> None:
+    checks = Outcomes()
+    seam.transport.on_check_transaction = checks
+    message_id = half(seam, group="the-group")
+    seam.proxy.wait(lambda: seam.proxy.settings)
+    seam.proxy.check(message_id)
+    [check] = checks.wait(1)
+    assert isinstance(check, TransactionCheck)
+    assert (check.address, check.broker_name) == (seam.address, seam.address)
+    assert (check.producer_group, check.unique_id, check.transaction_id) == ("the-group", message_id, message_id)
+    message = check.message
+    assert (message.topic, message.body, message.tags, message.keys) == ("orders", b"half", "a", "k1")
+    assert message.user_properties == {"mine": "yours"}
+    assert message.is_half_message is True
+    seam.transport.end_transaction(check.address, check.answer(TRANSACTION_COMMIT_TYPE), PATIENCE)
+    [end] = seam.proxy.ends
+    assert (end.topic.name, end.topic.resource_namespace) == ("orders", "ns")
+    assert (end.message_id, end.transaction_id) == (message_id, message_id)
+    assert (end.resolution, end.source) == (pb.COMMIT, pb.SOURCE_SERVER_CHECK)
+    assert [message.body for message in seam.stored(1)] == [b"half"]
+
+
+def test_a_check_goes_to_the_group_that_last_sent_to_the_topic(seam: Grpc) -> None:
+    checks = Outcomes()
+    seam.transport.on_check_transaction = checks
+    first, other = half(seam, group="first"), half(seam, topic="other", group="another")
+    half(seam, group="second")
+    seam.proxy.wait(lambda: topics(seam.proxy)[-1:] == [["orders", "other"]])
+    seam.proxy.check(first)
+    seam.proxy.check(other)
+    assert [check.producer_group for check in checks.wait(2)] == ["second", "another"]
+
+
+def end(message_id: str, how: int) -> EndTransaction:
+    return EndTransaction(
+        topic="orders",
+        producer_group="pg",
+        tran_state_table_offset=0,
+        commit_log_offset=-1,
+        commit_or_rollback=how,
+        msg_id=message_id,
+        transaction_id=message_id,
+        broker_name="",
+    )
+
+
+def test_a_producer_s_own_end_says_so_and_an_undecided_one_says_nothing(seam: Grpc) -> None:
+    message_id = half(seam)
+    seam.transport.end_transaction(seam.address, end(message_id, TRANSACTION_NOT_TYPE), PATIENCE)
+    assert seam.proxy.ends == []
+    seam.transport.end_transaction(seam.address, end(message_id, TRANSACTION_ROLLBACK_TYPE), PATIENCE)
+    assert [(one.resolution, one.source) for one in seam.proxy.ends] == [(pb.ROLLBACK, pb.SOURCE_CLIENT)]
+    assert seam.stored(0) == []
+
+
+def test_an_end_that_comes_too_late_is_an_error(seam: Grpc) -> None:
+    seam.proxy.handlers["EndTransaction"] = lambda *_: status_reply(50001, "cannot found transaction data")
+    with pytest.raises(MQBrokerException, match=r"ending transaction id-1.*cannot found transaction data") as raised:
+        seam.transport.end_transaction(seam.address, end("id-1", TRANSACTION_COMMIT_TYPE), PATIENCE)
+    assert raised.value.retriable is False
+
+
+def test_heart_beats_go_where_a_stream_is(seam: Grpc) -> None:
+    seam.transport.on_check_transaction = Outcomes()
+    half(seam)
+    seam.proxy.wait(lambda: seam.proxy.settings)
+    seam.transport.heart_beat(seam.address, "", ["pg"], PATIENCE)
+    seam.transport.heart_beat(refused_address(), "", ["pg"], PATIENCE)
+    [beat] = seam.proxy.requests("Heartbeat")
+    assert service.HeartbeatRequest.FromString(beat.request) == service.HeartbeatRequest(client_type=pb.PRODUCER)
+
+
+def test_a_group_that_leaves_is_asked_no_more_and_the_last_one_says_good_bye(seam: Grpc) -> None:
+    seam.transport.on_check_transaction = Outcomes()
+    half(seam, group="first")
+    half(seam, topic="other", group="second")
+    seam.proxy.wait(lambda: topics(seam.proxy)[-1:] == [["orders", "other"]])
+    seam.transport.unregister_client(seam.address, "", "first", PATIENCE)
+    seam.proxy.wait(lambda: topics(seam.proxy)[-1] == ["other"])
+    assert seam.proxy.requests("NotifyClientTermination") == []
+    seam.transport.unregister_client(seam.address, "", "second", PATIENCE)
+    assert len(seam.proxy.requests("NotifyClientTermination")) == 1
+    seam.transport.heart_beat(seam.address, "", [], PATIENCE)
+    assert seam.proxy.requests("Heartbeat") == []
+    # Who comes back is heard again.
+    half(seam, group="first")
+    seam.proxy.wait(lambda: topics(seam.proxy)[-1] == ["orders"])
+
+
+def test_a_stream_that_ends_is_opened_again_and_says_the_settings(seam: Grpc, caplog: pytest.LogCaptureFixture) -> None:
+    checks = Outcomes()
+    seam.transport.on_check_transaction = checks
+    message_id = half(seam)
+    for turn in range(1, 4):
+        seam.proxy.wait(lambda turn=turn: len(seam.proxy.settings) == turn)
+        seam.proxy.hang_up_streams()
+    seam.proxy.wait(lambda: len(seam.proxy.settings) == 4)
+    seam.proxy.check(message_id)
+    checks.wait(1)
+    assert all(f"Telemetry stream to {seam.address}: the proxy ended it" in record.message for record in caplog.records)
+
+
+def test_a_dead_endpoint_is_complained_of_once_and_served_when_it_comes(caplog: pytest.LogCaptureFixture) -> None:
+    address = refused_address()
+    with FakeProxy() as proxy, GrpcTransport([proxy.address, address], client_id="t", pauses=AT_ONCE) as transport:
+        transport.on_check_transaction = Outcomes()
+        half(Grpc(transport, proxy, None))
+        proxy.wait(lambda: proxy.settings)
+        with FakeProxy(address=address) as late:
+            late.wait(lambda: late.settings)
+            late.hang_up_streams()
+            late.wait(lambda: len(late.settings) == 2)
+    complaints = [
+        record for record in caplog.records if record.levelno == logging.WARNING and address in record.message
+    ]
+    assert ["UNAVAILABLE" in record.message for record in complaints] == [True, False]
+
+
+def test_settings_are_repeated_on_a_stream_that_stays_open(proxy: FakeProxy) -> None:
+    with GrpcTransport([proxy.address], client_id="test", pauses=Pauses(settings=0.01)) as transport:
+        transport.on_check_transaction = Outcomes()
+        half(Grpc(transport, proxy, None))
+        proxy.wait(lambda: len(proxy.settings) == 4)
+        assert len(proxy.requests("Telemetry")) == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        service.TelemetryCommand(),
+        service.TelemetryCommand(status=status(40100, "check signature failed.")),
+        service.TelemetryCommand(verify_message_command=service.VerifyMessageCommand(nonce="n")),
+        service.TelemetryCommand(print_thread_stack_trace_command=service.PrintThreadStackTraceCommand(nonce="n")),
+        service.TelemetryCommand(recover_orphaned_transaction_command=service.RecoverOrphanedTransactionCommand()),
+    ],
+)
+def test_commands_that_are_not_ours_and_empty_ones_end_no_stream(seam: Grpc, command: service.TelemetryCommand) -> None:
+    checks = Outcomes()
+
+    def on_check(check: TransactionCheck) -> None:
+        if not check.unique_id:
+            raise ValueError("a check of nothing")
+        checks(check)
+
+    seam.transport.on_check_transaction = on_check
+    message_id = half(seam)
+    seam.proxy.wait(lambda: seam.proxy.settings)
+    seam.proxy.command(command)
+    seam.proxy.check(message_id)
+    checks.wait(1)
+    assert len(seam.proxy.requests("Telemetry")) == 1
+
+
+def test_a_refused_stream_says_why(seam: Grpc, caplog: pytest.LogCaptureFixture) -> None:
+    seam.transport.on_check_transaction = Outcomes()
+    half(seam)
+    seam.proxy.wait(lambda: seam.proxy.settings)
+    seam.proxy.command(service.TelemetryCommand(status=status(40100, "check signature failed.")))
+    seam.proxy.hang_up_streams()
+    seam.proxy.wait(lambda: len(seam.proxy.settings) > 1)
+    assert "UNAUTHORIZED check signature failed." in caplog.text
+
+
+def test_a_proxy_may_ask_for_a_new_stream(seam: Grpc) -> None:
+    seam.transport.on_check_transaction = Outcomes()
+    half(seam)
+    seam.proxy.wait(lambda: seam.proxy.settings)
+    seam.proxy.command(service.TelemetryCommand(reconnect_endpoints_command=service.ReconnectEndpointsCommand()))
+    seam.proxy.wait(lambda: len(seam.proxy.requests("Telemetry")) == 2)
+
+
+def test_close_ends_the_streams_and_their_threads(seam: Grpc) -> None:
+    seam.transport.on_check_transaction = Outcomes()
+    half(seam)
+    seam.proxy.wait(lambda: seam.proxy.settings)
+    seam.transport.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.endswith(seam.address)]
+
+
+COMMIT, ROLLBACK, UNKNOW = LocalTransactionState
+
+
+class Listener:
+    """Leaves a transaction open when it runs, and knows better when it is asked."""
+
+    def __init__(self, execute: LocalTransactionState) -> None:
+        self.execute = execute
+        self.checked = Outcomes()
+
+    def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState:
+        return self.execute
+
+    def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
+        self.checked(message)
+        return COMMIT
+
+
+@pytest.fixture
+def start(seam: Grpc) -> Iterator[Callable[[Listener], Producer]]:
+    started: list[Producer] = []
+
+    def make(listener: Listener) -> Producer:
+        # The name server's address is not asked: the transport is there.
+        producer = Producer("pg", transport=seam.transport, name_server="a:1", transaction_listener=listener)
+        started.append(producer)
+        producer.start()
+        return producer
+
+    yield make
+    for producer in started:
+        producer.shutdown()
+
+
+@pytest.mark.parametrize(("decided", "resolution"), [(COMMIT, pb.COMMIT), (ROLLBACK, pb.ROLLBACK)])
+def test_a_producer_s_transaction_ends_at_the_proxy_that_took_it(
+    seam: Grpc, start: Callable[[Listener], Producer], decided: LocalTransactionState, resolution: int
+) -> None:
+    result = start(Listener(decided)).send_in_transaction(Message.of("orders", b"half"), None)
+    assert result.local_transaction_state is decided
+    [one] = seam.proxy.ends
+    assert (one.message_id, one.transaction_id) == (result.msg_id, result.msg_id)
+    assert (one.resolution, one.source) == (resolution, pb.SOURCE_CLIENT)
+
+
+def test_a_producer_s_listener_is_asked_for_what_it_left_open(
+    seam: Grpc, start: Callable[[Listener], Producer]
+) -> None:
+    listener = Listener(UNKNOW)
+    result = start(listener).send_in_transaction(Message.of("orders", b"half"), None)
+    assert seam.proxy.ends == []
+    seam.proxy.wait(lambda: seam.proxy.settings)
+    seam.proxy.check(result.msg_id)
+    [asked] = listener.checked.wait(1)
+    assert (asked.body, asked.transaction_id) == (b"half", result.msg_id)
+    seam.proxy.wait(lambda: seam.proxy.ends)
+    assert [(one.resolution, one.source) for one in seam.proxy.ends] == [(pb.COMMIT, pb.SOURCE_SERVER_CHECK)]
+    assert [message.body for message in seam.stored(1)] == [b"half"]
+
+
+def test_a_half_message_that_a_proxy_refuses_runs_no_transaction(
+    seam: Grpc, start: Callable[[Listener], Producer]
+) -> None:
+    producer = start(Listener(COMMIT))
+    seam.proxy.replies.extend([refusal(40014, "the expected type is NORMAL, but actual type is TRANSACTION")] * 9)
+    with pytest.raises(RocketMQError, match="40014"):
+        producer.send_in_transaction(Message.of("orders", b"half"), None)
+    assert seam.proxy.ends == []
