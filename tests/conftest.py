@@ -7,8 +7,9 @@ import os
 import re
 import sys
 import threading
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -17,8 +18,10 @@ import pytest
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.cluster.jars import server_jars
 from rocketmq_spark.cluster.java import find_java
-from rocketmq_spark.errors import ClusterError
+from rocketmq_spark.errors import ClusterError, TopicRouteStaleException
+from rocketmq_spark.transport.remoting import RemotingTransport
 from tests.java import Java
+from tests.peer import PATIENCE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,6 +66,53 @@ def cluster() -> Iterator[LocalCluster]:
         unavailable(exc)
     yield shared
     shared.stop()
+
+
+# A broker notes in batches which half messages have ended, and asks back for those that it has not noted: so the note
+# must come before the first check (it does with the defaults, 3 s and 6 s).
+ASKS_BACK_SOON = {
+    "transactionCheckInterval": 500,
+    "transactionTimeOut": 3000,
+    "transactionOpBatchInterval": 200,
+    "transactionCheckMax": 1000,
+}
+
+
+@pytest.fixture(scope="session")
+def proxied() -> Iterator[LocalCluster]:
+    """Two brokers that soon ask back for half messages, and a proxy before them, for the whole run."""
+    shared = LocalCluster(brokers=2, proxy=True, broker_properties=ASKS_BACK_SOON, jvm_options=QUICK_JVM)
+    try:
+        shared.start()
+    except ClusterError as exc:
+        unavailable(exc)
+    yield shared
+    shared.stop()
+
+
+@pytest.fixture
+def make_topic(proxied: LocalCluster, topic: str) -> Callable[..., str]:
+    """Create the test's topic for messages of a type, on all proxied brokers, and return its name.
+
+    A proxy creates no topic, and remembers for a while that it has not found one: so none is named to it before.
+    """
+
+    def make(message_type: str, name: str = topic, queues: int = 2) -> str:
+        attributes = f"+message.type={message_type}"
+        with RemotingTransport([proxied.name_server]) as transport:
+            for broker in proxied.brokers:
+                transport.create_topic(broker.address, name, queues, 6, PATIENCE, attributes=attributes)
+            deadline = time.monotonic() + PATIENCE
+            while True:
+                try:
+                    if len(transport.query_route(name, PATIENCE).broker_datas) == len(proxied.brokers):
+                        return name
+                except TopicRouteStaleException:
+                    pass  # The name server learns of it in a moment.
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+
+    return make
 
 
 @pytest.fixture(scope="session")

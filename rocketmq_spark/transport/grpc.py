@@ -11,7 +11,6 @@ Follows spec/grpc.md.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import math
 import os
@@ -100,8 +99,8 @@ class GrpcTransport(RemotingOnly):
     Raises
     ------
     OptionError
-        An endpoint that is not ``host:port``, a limit below 1, a file of `tls` that can't be used, a text that no
-        header can hold; or grpc is not installed.
+        An endpoint that is not ``host:port``, a limit below 1, a file of `tls` that can't be used, or a text that no
+        header can hold.
 
     Notes
     -----
@@ -123,8 +122,6 @@ class GrpcTransport(RemotingOnly):
         wall_clock: Callable[[], float] = time.time,
         pauses: Pauses | None = None,
     ) -> None:
-        if importlib.util.find_spec("grpc") is None:
-            raise OptionError("option transport: grpc is not installed here; pip install 'rocketmq-spark[grpc]'")
         for endpoint in endpoints:
             try:
                 target_of(endpoint)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -14,19 +13,15 @@ from pyspark.sql.types import LongType, StringType, StructType
 from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.errors import (
-    ClusterError,
     MQClientException,
     RocketMQError,
     RouteNotFoundException,
     SchemaError,
-    TopicRouteStaleException,
 )
 from rocketmq_spark.message import Message
 from rocketmq_spark.message_ext import MessageExt
 from rocketmq_spark.producer.client_instance import close_instances
 from rocketmq_spark.spark.datasource import RocketMQDataSource
-from rocketmq_spark.transport.remoting import RemotingTransport
-from tests.conftest import QUICK_JVM, unavailable
 from tests.reading import read_topic
 
 pytestmark = pytest.mark.integration
@@ -36,39 +31,10 @@ MakeTopic = Callable[..., str]
 COLUMNS = {"delayMs": LongType()}
 
 
-@pytest.fixture(scope="module")
-def proxied() -> Iterator[LocalCluster]:
-    """Two brokers and a proxy before them."""
-    cluster = LocalCluster(brokers=2, proxy=True, jvm_options=QUICK_JVM)
-    try:
-        cluster.start()
-    except ClusterError as exc:
-        unavailable(exc)
-    yield cluster
+@pytest.fixture(scope="module", autouse=True)
+def _close_instances(proxied: LocalCluster) -> Iterator[None]:
+    yield
     close_instances()
-    cluster.stop()
-
-
-@pytest.fixture
-def make_topic(proxied: LocalCluster, topic: str) -> MakeTopic:
-    """Create the test's topic for messages of a type, on all brokers, and return its name."""
-
-    def make(message_type: str, name: str = topic) -> str:
-        attributes = f"+message.type={message_type}"
-        with RemotingTransport([proxied.name_server]) as transport:
-            for broker in proxied.brokers:
-                transport.create_topic(broker.address, name, 2, 6, PATIENCE, attributes=attributes)
-            deadline = time.monotonic() + PATIENCE
-            while True:
-                try:
-                    if len(transport.query_route(name, PATIENCE).broker_datas) == len(proxied.brokers):
-                        return name
-                except TopicRouteStaleException:
-                    pass  # The name server learns of it in a moment.
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
-
-    return make
 
 
 def write(cluster: LocalCluster, columns: Mapping[str, list[Any]], **options: str) -> None:

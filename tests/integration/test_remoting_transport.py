@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 import uuid
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -24,30 +22,11 @@ from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.codes import RequestCode, ResponseCode
 from rocketmq_spark.wire.headers import PullMessageRequestHeader
 from rocketmq_spark.wire.records import encode_batch, unique_id, unique_id_prefix
-from tests.peer import refused_address
+from tests.outcomes import Outcomes
+from tests.peer import PATIENCE, refused_address
 from tests.reading import read_topic
 
 pytestmark = pytest.mark.integration
-
-PATIENCE = 20.0
-
-
-class Outcomes(list[Any]):
-    """A callback that collects, and can be waited for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._changed = threading.Condition()
-
-    def __call__(self, outcome: Any) -> None:
-        with self._changed:
-            self.append(outcome)
-            self._changed.notify_all()
-
-    def wait(self, count: int) -> Outcomes:
-        with self._changed:
-            assert self._changed.wait_for(lambda: len(self) >= count, PATIENCE), f"{len(self)} of {count}"
-        return self
 
 
 @pytest.fixture
@@ -261,13 +240,6 @@ def test_a_pull_that_the_broker_holds_back_delays_no_other_answer(transport: Rem
     transport.send(request(queue, address, batch_of(topic, b"awaited")), PATIENCE, outcomes)
     assert outcomes.wait(1)[0].status is SendStatus.SEND_OK
     assert held.wait(1)[0].command.code == ResponseCode.SUCCESS
-
-
-@pytest.fixture(scope="module")
-def proxied() -> Iterator[LocalCluster]:
-    """A cluster with a proxy, which the shared one has not."""
-    with LocalCluster(brokers=1, proxy=True) as made:
-        yield made
 
 
 def test_a_proxy_serves_as_name_server_and_broker(proxied: LocalCluster) -> None:
