@@ -31,6 +31,8 @@ _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.enable_retries", 0),
     # Two transports of one process would share a connection otherwise.
     ("grpc.use_local_subchannel_pool", 1),
+    # RocketMQ's proxies are meant, not those of a company's way to the web: they know no gRPC.
+    ("grpc.enable_http_proxy", 0),
     # A proxy hangs up on pings that come more often than every 5 minutes.
     ("grpc.keepalive_time_ms", 300_000),
     ("grpc.keepalive_timeout_ms", 30_000),
