@@ -226,7 +226,7 @@ class GrpcTransport(RemotingOnly):
                 self._good = index
                 return route_of(reply, endpoints)
             except (BrokerBusyException, BrokerOutcomeUnknownException, RemotingException) as exc:
-                failures.append(f"{endpoints[index]}: {exc}")
+                failures.append(str(exc))
                 last = exc
         text = f"no proxy gave the route of topic {topic} within {timeout:g} s: {'; '.join(failures)}"
         if isinstance(last, MQBrokerException):

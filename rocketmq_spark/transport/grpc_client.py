@@ -117,6 +117,7 @@ class GrpcClient:
         self._flights: dict[int, _Flight] = {}
         # (number of the flight, its call or what happened instead of one, when); None ends the thread.
         self._ended: queue.SimpleQueue[tuple[int, grpc.Future | RocketMQError, float] | None] = queue.SimpleQueue()
+        self._calls: dict[tuple[str, str], grpc.UnaryUnaryMultiCallable] = {}
         # By endpoint, the last one: kept from the collector with the client.
         self._streams: dict[str, Any] = {}
         self._lock = threading.Lock()
@@ -155,7 +156,7 @@ class GrpcClient:
         RocketMQError
             Closed; `on_answer` is not called then.
         """
-        channel = self._channel(endpoint)
+        call = self._call(endpoint, method)
         request_id, metadata = self._metadata.fresh()
         permit = self._permits.take() if timeout > 0 else None
         flight = _Flight(endpoint, _named(doing, request_id), on_answer, self._clock(), permit)
@@ -165,7 +166,7 @@ class GrpcClient:
             self._ended.put((number, refusal, flight.started))
             return
         try:
-            call = channel.unary_unary(_SERVICE + method).future(request, timeout, metadata)
+            started = call.future(request, timeout, metadata)
         except BaseException:
             # If it is not in the table any more, it was told its end by `close`, which has closed the channel too.
             if self._flights.pop(number, None) is not None:
@@ -173,7 +174,7 @@ class GrpcClient:
                 self._check()
                 raise
         else:
-            call.add_done_callback(lambda ended: self._ended.put((number, ended, self._clock())))
+            started.add_done_callback(lambda ended: self._ended.put((number, ended, self._clock())))
 
     def refuse(self, error: RocketMQError, on_answer: OnAnswer) -> None:
         """End a call that can't be made, on the thread on which all of them end.
@@ -200,17 +201,17 @@ class GrpcClient:
         RocketMQError
             Closed.
         """
-        channel = self._channel(endpoint)
+        call = self._call(endpoint, method)
         request_id, metadata = self._metadata.fresh()
         doing = _named(doing, request_id)
         if timeout <= 0:
             raise _no_time(doing)
         try:
-            call = channel.unary_unary(_SERVICE + method).future(request.SerializeToString(), timeout, metadata)
+            started = call.future(request.SerializeToString(), timeout, metadata)
         except ValueError:
             self._check()
             raise
-        found = self._end_of(call, endpoint, doing)
+        found = self._end_of(started, endpoint, doing)
         if isinstance(found, RocketMQError):
             raise found
         reply = parsed(found, reply_type, endpoint, doing)
@@ -240,6 +241,13 @@ class GrpcClient:
         self._channels.close()
         self._streams.clear()
         _opened.discard(self)
+
+    def _call(self, endpoint: str, method: str) -> grpc.UnaryUnaryMultiCallable:
+        """Return what makes a call, with bytes in and out."""
+        call = self._calls.get((endpoint, method))
+        if call is None:
+            call = self._calls[endpoint, method] = self._channel(endpoint).unary_unary(_SERVICE + method)
+        return call
 
     def _channel(self, endpoint: str) -> grpc.Channel:
         self._check()

@@ -1,7 +1,7 @@
 """What every call to a proxy carries beside its message: who asks, in which namespace, and the signature.
 
 Rule 1: a proxy keys its settings and registrations by the client id: it is this client's alone, so a random end is
-        added to the name that the caller gives.
+        added to the name that the caller gives. Request ids are that end and a number: they too are nobody else's.
 Rule 2: what does not change is put together once; date-time and signature are renewed at most once a second.
 Rule 3: values are printable ASCII, for HTTP/2 takes no other. Secrets show in no repr and no error.
 
@@ -11,9 +11,9 @@ Follows spec/grpc.md section 3; the date-time is UTC, as its ``Z`` says.
 from __future__ import annotations
 
 import hmac
+import itertools
 import random as random_module
 import time
-import uuid
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
@@ -65,8 +65,9 @@ class MetadataSource:
         random: random_module.Random | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        end = (random or random_module.SystemRandom()).getrandbits(64)
-        self.client_id = f"{client_id.encode('unicode_escape').decode()}@{end:016x}"
+        self._end = f"{(random or random_module.SystemRandom()).getrandbits(64):016x}"
+        self.client_id = f"{client_id.encode('unicode_escape').decode()}@{self._end}"
+        self._numbers = itertools.count(1)
         self._credentials = credentials
         self._wall_clock = wall_clock
         static = [
@@ -95,7 +96,7 @@ class MetadataSource:
         if made_for != second:
             metadata = self._made_for(second)
             self._of_second = (second, metadata)
-        request_id = str(uuid.uuid4())
+        request_id = f"{self._end}-{next(self._numbers)}"
         return request_id, (*metadata, (REQUEST_ID, request_id))
 
     def _made_for(self, second: int) -> Metadata:

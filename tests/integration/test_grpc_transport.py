@@ -1,0 +1,463 @@
+"""The gRPC transport against a real proxy (spec/grpc.md section 10, lines 16 to 22).
+
+A topic is made before its name is said to the proxy, which remembers for a while what it has not found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+import pytest
+
+from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.errors import (
+    MessageRefusedException,
+    MQBrokerException,
+    RemotingCertificateException,
+    RocketMQError,
+    TopicRouteStaleException,
+)
+from rocketmq_spark.message import EncodedBatch, Encoding, MessageQueue, SendOutcome, SendRequest, SendStatus
+from rocketmq_spark.message_ext import MessageExt
+from rocketmq_spark.transaction import (
+    TRANSACTION_COMMIT_TYPE,
+    TRANSACTION_NOT_TYPE,
+    TRANSACTION_ROLLBACK_TYPE,
+    EndTransaction,
+)
+from rocketmq_spark.transport._pb import definition_pb2 as pb
+from rocketmq_spark.transport._pb import service_pb2 as service
+from rocketmq_spark.transport.grpc import GrpcTransport
+from rocketmq_spark.transport.grpc_values import route_request
+from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.transport.tls import TlsSettings
+from tests.certificates import Authority
+from tests.contract import batch, next_id, single
+from tests.outcomes import Outcomes
+from tests.peer import PATIENCE
+from tests.reading import read_topic
+
+pytestmark = pytest.mark.integration
+
+MakeTopic = Callable[..., str]
+
+MIB = 1024 * 1024
+# A proxy keeps a half message for 30 s and looks for old ones every 10 s.
+FORGOTTEN_SECONDS = 42.0
+# It tells its brokers of a new client's topics every 20 s; before that nobody is asked back.
+CHECK_PATIENCE = 60.0
+
+
+@pytest.fixture
+def transport(proxied: LocalCluster) -> Iterator[GrpcTransport]:
+    with GrpcTransport([proxied.endpoints], client_id="10.0.0.1@grpc-test") as made:
+        yield made
+
+
+class Aging(NamedTuple):
+    """A half message that nobody ends, and who sent it."""
+
+    transport: GrpcTransport
+    end: EndTransaction
+    sent: float
+
+
+@pytest.fixture(scope="module", autouse=True)
+def aging(proxied: LocalCluster) -> Iterator[Aging]:
+    """Sent before the first test of this file, so that the last one has not so long to wait."""
+    topic = f"aging-{next_id()}"
+    with RemotingTransport([proxied.name_server]) as remoting:
+        for broker in proxied.brokers:
+            remoting.create_topic(broker.address, topic, 1, 6, PATIENCE, attributes="+message.type=TRANSACTION")
+    with GrpcTransport([proxied.endpoints], client_id="10.0.0.1@aging") as transport:
+        yield Aging(transport, half(transport, topic, b"aging"), time.monotonic())
+
+
+def request(endpoint: str, encoded: EncodedBatch) -> SendRequest:
+    queue = MessageQueue(encoded.topic, endpoint, 0)
+    return SendRequest(encoded, queue, endpoint, "pg", "TBW102", 4, int(time.time() * 1000))
+
+
+def send(transport: GrpcTransport, *encoded: EncodedBatch) -> list[SendOutcome]:
+    """Send, each when the one before it is answered; return the outcomes."""
+    outcomes = Outcomes()
+    for number, one in enumerate(encoded, 1):
+        transport.send(request(transport.endpoints[0], one), PATIENCE, outcomes)
+        outcomes.wait(number)
+    return outcomes
+
+
+def stored(cluster: LocalCluster, topic: str, count: int) -> dict[bytes, MessageExt]:
+    found = read_topic(cluster.name_server, topic, count)
+    assert len(found) == count
+    return {message.body: message for message in found}
+
+
+def message(topic: str, body: bytes, **system: Any) -> pb.Message:
+    """A message that nothing of ours has looked at."""
+    made = pb.Message(topic=pb.Resource(name=topic), body=body)
+    properties = system.pop("user_properties", {})
+    made.user_properties.update(properties)
+    born = system.pop("born", None)
+    made.system_properties.CopyFrom(pb.SystemProperties(**{"message_id": next_id(), **system}))
+    if born is not None:
+        made.system_properties.born_timestamp.FromMilliseconds(born)
+    return made
+
+
+def ready(topic: str, *messages: pb.Message) -> EncodedBatch:
+    """A request that is sent as it is."""
+    body = service.SendMessageRequest(messages=messages).SerializeToString()
+    now = int(time.time() * 1000)
+    return EncodedBatch(topic, (body,), len(messages), len(body), encoding=Encoding.GRPC, born_timestamp=now)
+
+
+def test_grpc_16_a_batch_comes_back_as_it_was_sent(
+    proxied: LocalCluster, transport: GrpcTransport, make_topic: MakeTopic
+) -> None:
+    topic, before = make_topic("NORMAL"), int(time.time() * 1000)
+    bodies = [b"row %d" % number for number in range(500)]
+    [outcome] = send(transport, batch(topic, *bodies))
+    assert (outcome.status, outcome.queue_offset) == (SendStatus.SEND_OK, 0)
+    found = stored(proxied, topic, 500)
+    assert sorted(found) == sorted(bodies)
+    assert len({one.unique_id for one in found.values()}) == 500
+    # One batch lies in one queue, one message after the other.
+    assert sorted(one.queue_offset for one in found.values()) == list(range(500))
+    assert all(before <= one.born_timestamp <= one.store_timestamp for one in found.values())
+
+
+def test_grpc_16_a_single_message_comes_back_with_all_that_it_had(
+    proxied: LocalCluster, transport: GrpcTransport, make_topic: MakeTopic
+) -> None:
+    topic = make_topic("NORMAL")
+    encoded = single(topic, "Grüße".encode(), TAGS="tag", KEYS="k1 k2", mine="Straße", INSTANCE_ID="i")
+    [outcome] = send(transport, encoded)
+    assert outcome.queue == MessageQueue(topic, transport.endpoints[0], -1)
+    [found] = stored(proxied, topic, 1).values()
+    assert (found.body.decode(), found.tags, found.keys) == ("Grüße", "tag", "k1 k2")
+    assert found.properties["mine"] == "Straße"
+    assert found.unique_id is not None
+    assert found.unique_id in encoded.properties
+    # The proxy's own: the protocol has no group.
+    assert found.properties["PGROUP"] == topic
+
+
+def test_grpc_16_it_needs_neither_a_stream_nor_heart_beats(transport: GrpcTransport, make_topic: MakeTopic) -> None:
+    topics = {kind: make_topic(kind, f"{kind}-{next_id()}") for kind in ("NORMAL", "FIFO", "DELAY", "TRANSACTION")}
+    outcomes = send(
+        transport,
+        batch(topics["NORMAL"], b"one", b"two"),
+        single(topics["FIFO"], b"three", __SHARDINGKEY="g"),
+        single(topics["DELAY"], b"four", TIMER_DELAY_MS="1000"),
+        single(topics["TRANSACTION"], b"five", TRAN_MSG="true"),
+    )
+    assert [(outcome.status, outcome.error) for outcome in outcomes] == [(SendStatus.SEND_OK, None)] * 4
+    for kind, topic in topics.items():
+        assert transport.query_route(topic, PATIENCE).message_types == {kind}
+
+
+REFUSALS: dict[str, tuple[int, Callable[[str], list[pb.Message]]]] = {
+    "an empty body": (41302, lambda topic: [message(topic, b"")]),
+    "a reserved property": (40007, lambda topic: [message(topic, b"x", user_properties={"KEYS": "k"})]),
+    "a tab in a value": (40007, lambda topic: [message(topic, b"x", user_properties={"a": "b\tc"})]),
+    "too many properties": (
+        43101,
+        lambda topic: [message(topic, b"x", user_properties={f"p{number}": "v" for number in range(129)})],
+    ),
+    "properties too large": (43101, lambda topic: [message(topic, b"x", user_properties={"p": "v" * 16_384})]),
+    "a blank tag": (40004, lambda topic: [message(topic, b"x", tag=" ")]),
+    "a tag with a bar": (40004, lambda topic: [message(topic, b"x", tag="a|b")]),
+    "a blank key": (40005, lambda topic: [message(topic, b"x", keys=[" "])]),
+    "an empty id": (40009, lambda topic: [message(topic, b"x", message_id="")]),
+    "a group of 64 bytes": (40006, lambda topic: [message(topic, b"x", message_group="g" * 64)]),
+    "another type": (40014, lambda topic: [message(topic, b"x", message_group="g")]),
+    "two topics": (40016, lambda topic: [message(topic, b"x"), message("TBW102", b"y")]),
+    "an illegal topic": (40002, lambda topic: [message("TBW102", b"x")]),
+    "nothing": (40016, lambda topic: []),
+    "one bad message of many": (41302, lambda topic: [message(topic, b"x"), message(topic, b""), message(topic, b"y")]),
+}
+# What is wrong with one message of perhaps many: a batch is halved to find it.
+OF_A_MESSAGE = {40004, 40005, 40006, 40007, 40009, 41302, 43101}
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_grpc_17_what_a_proxy_refuses_is_told_by_its_code_and_nothing_is_stored(
+    proxied: LocalCluster, transport: GrpcTransport, make_topic: MakeTopic, what: str
+) -> None:
+    topic = make_topic("NORMAL")
+    code, messages = REFUSALS[what]
+    [outcome] = send(transport, ready(topic, *messages(topic)))
+    assert isinstance(outcome.error, MQBrokerException)
+    assert outcome.error.response_code == code
+    assert outcome.error.retriable is False
+    assert outcome.error.split is (code in OF_A_MESSAGE)
+    assert read_topic(proxied.name_server, topic) == []
+
+
+def test_grpc_17_bytes_that_are_no_request_are_an_error_of_grpc_s_own(
+    transport: GrpcTransport, make_topic: MakeTopic
+) -> None:
+    topic = make_topic("NORMAL")
+    encoded = EncodedBatch(topic, (b"\xff\xff",), 1, 2, encoding=Encoding.GRPC, born_timestamp=int(time.time() * 1000))
+    [outcome] = send(transport, encoded)
+    assert isinstance(outcome.error, RocketMQError)
+    assert "gRPC UNKNOWN" in str(outcome.error)
+
+
+def test_grpc_17_an_unknown_topic_is_a_stale_route(transport: GrpcTransport) -> None:
+    topic = f"unknown-{next_id()}"
+    [outcome] = send(transport, batch(topic, b"x"))
+    assert type(outcome.error) is TopicRouteStaleException
+    with pytest.raises(TopicRouteStaleException, match="40402"):
+        transport.query_route(topic, PATIENCE)
+
+
+def test_grpc_17_delays_and_transactions_are_refused_in_a_batch(
+    proxied: LocalCluster, transport: GrpcTransport, make_topic: MakeTopic
+) -> None:
+    delay, transaction = make_topic("DELAY"), make_topic("TRANSACTION", f"transaction-{next_id()}")
+    delayed = [message(delay, b"x") for _ in range(2)]
+    for one in delayed:
+        one.system_properties.delivery_timestamp.FromMilliseconds(int(time.time() * 1000) + 60_000)
+    halves = [message(transaction, b"x", message_type=pb.TRANSACTION) for _ in range(2)]
+    outcomes = send(transport, ready(delay, *delayed), ready(transaction, *halves))
+    assert [type(outcome.error) for outcome in outcomes] == [MessageRefusedException] * 2
+    assert ["batching" in str(outcomes[0].error), "illegal" in str(outcomes[1].error)] == [True, True]
+
+
+def test_grpc_18_a_body_of_4_mib_passes_and_one_byte_more_does_not(
+    proxied: LocalCluster, transport: GrpcTransport, make_topic: MakeTopic
+) -> None:
+    topic = make_topic("NORMAL")
+    largest, larger = send(transport, single(topic, b"x" * (4 * MIB)), single(topic, b"x" * (4 * MIB + 1)))
+    assert largest.status is SendStatus.SEND_OK
+    assert isinstance(larger.error, MQBrokerException)
+    assert (larger.error.response_code, larger.error.split) == (41301, True)
+    [found] = stored(proxied, topic, 1).values()
+    assert len(found.body) == 4 * MIB
+
+
+def test_grpc_18_a_batch_s_sum_is_limited_too(transport: GrpcTransport, make_topic: MakeTopic) -> None:
+    topic = make_topic("NORMAL")
+    under, over = send(
+        transport,
+        batch(topic, *[b"x" * (2 * MIB - 1024)] * 2),
+        batch(topic, *[b"x" * (2 * MIB)] * 2),
+    )
+    assert under.status is SendStatus.SEND_OK
+    assert type(over.error) is MessageRefusedException
+    assert "message body size exceeded" in str(over.error).lower()
+
+
+def test_grpc_19_messages_of_a_group_keep_their_order_in_one_queue(
+    proxied: LocalCluster, transport: GrpcTransport, make_topic: MakeTopic
+) -> None:
+    topic = make_topic("FIFO", queues=4)
+    groups = [f"group-{number}" for number in range(100)]
+    for turn in range(3):
+        outcomes = Outcomes()
+        for group in groups:
+            encoded = single(topic, f"{group}:{turn}".encode(), __SHARDINGKEY=group)
+            transport.send(request(transport.endpoints[0], encoded), PATIENCE, outcomes)
+        assert {outcome.status for outcome in outcomes.wait(len(groups))} == {SendStatus.SEND_OK}
+    queues: dict[str, set[tuple[str, int]]] = defaultdict(set)
+    orders: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for found in stored(proxied, topic, 300).values():
+        group, _, turn = found.body.decode().partition(":")
+        assert found.sharding_key == group
+        queues[group].add((found.store_host, found.queue_id))
+        orders[group].append((found.queue_offset, int(turn)))
+    assert {len(places) for places in queues.values()} == {1}
+    assert len(set.union(*queues.values())) > 1
+    assert all([turn for _, turn in sorted(order)] == [0, 1, 2] for order in orders.values())
+
+
+def test_grpc_20_a_delayed_message_comes_when_it_is_due_and_has_a_recall_handle(
+    proxied: LocalCluster, transport: GrpcTransport, make_topic: MakeTopic
+) -> None:
+    topic = make_topic("DELAY")
+    due = int(time.time() * 1000) + 2000
+    absolute, relative, past, far = send(
+        transport,
+        single(topic, b"absolute", TIMER_DELIVER_MS=str(due)),
+        single(topic, b"relative", TIMER_DELAY_SEC="1"),
+        single(topic, b"past", TIMER_DELIVER_MS="1000"),
+        single(topic, b"far", TIMER_DELIVER_MS=str(due + 48 * 3_600_000)),
+    )
+    assert [one.status for one in (absolute, relative, past)] == [SendStatus.SEND_OK] * 3
+    assert [bool(one.recall_handle) for one in (absolute, relative)] == [True, True]
+    assert isinstance(far.error, MQBrokerException)
+    assert far.error.response_code == 40012
+    found = stored(proxied, topic, 3)
+    assert sorted(found) == [b"absolute", b"past", b"relative"]
+    assert found[b"absolute"].store_timestamp >= due - 1000
+
+
+def half(transport: GrpcTransport, topic: str, body: bytes) -> EndTransaction:
+    """Send a half message; return how it would be ended."""
+    [outcome] = send(transport, single(topic, body, TRAN_MSG="true", KEYS="k1", mine="yours", PGROUP="pg"))
+    assert outcome.status is SendStatus.SEND_OK
+    return EndTransaction(
+        topic=topic,
+        producer_group="pg",
+        tran_state_table_offset=outcome.queue_offset,
+        commit_log_offset=-1,
+        commit_or_rollback=TRANSACTION_COMMIT_TYPE,
+        msg_id=outcome.transaction_id,
+        transaction_id=outcome.transaction_id,
+        broker_name=transport.endpoints[0],
+    )
+
+
+def rolled_back(end: EndTransaction) -> EndTransaction:
+    return replace(end, commit_or_rollback=TRANSACTION_ROLLBACK_TYPE)
+
+
+def test_grpc_20_a_committed_half_message_becomes_visible_and_a_rolled_back_one_never_does(
+    proxied: LocalCluster, transport: GrpcTransport, make_topic: MakeTopic
+) -> None:
+    topic = make_topic("TRANSACTION")
+    endpoint, never, visible = transport.endpoints[0], half(transport, topic, b"never"), half(transport, topic, b"yes")
+    transport.end_transaction(endpoint, rolled_back(never), PATIENCE)
+    transport.end_transaction(endpoint, visible, PATIENCE)
+    [found] = stored(proxied, topic, 1).values()
+    assert (found.body, found.keys, found.properties["mine"]) == (b"yes", "k1", "yours")
+    # A half message can be ended once.
+    for again in (visible, rolled_back(never)):
+        with pytest.raises(MQBrokerException, match="cannot found transaction data") as raised:
+            transport.end_transaction(endpoint, again, PATIENCE)
+        assert raised.value.retriable is False
+
+
+def test_grpc_20_a_half_message_left_open_is_asked_for_and_the_answer_decides(
+    proxied: LocalCluster, transport: GrpcTransport, make_topic: MakeTopic
+) -> None:
+    topic, checks = make_topic("TRANSACTION"), Outcomes()
+    transport.on_check_transaction = checks
+    endpoint = transport.endpoints[0]
+    commit, roll_back = half(transport, topic, b"commit"), half(transport, topic, b"roll back")
+    # Nothing is told: the proxy keeps it, and the broker asks back.
+    transport.end_transaction(endpoint, replace(commit, commit_or_rollback=TRANSACTION_NOT_TYPE), PATIENCE)
+    answers = {commit.msg_id: TRANSACTION_COMMIT_TYPE, roll_back.msg_id: TRANSACTION_ROLLBACK_TYPE}
+    deadline = time.monotonic() + CHECK_PATIENCE
+    while answers.keys() - {check.unique_id for check in tuple(checks)}:
+        assert time.monotonic() < deadline, f"not asked for: {answers}, but {checks}"
+        transport.heart_beat(endpoint, "", [], PATIENCE)
+        time.sleep(0.2)
+    for message_id, answer in answers.items():
+        check = next(check for check in checks if check.unique_id == message_id)
+        assert (check.address, check.producer_group, check.message.topic) == (endpoint, "pg", topic)
+        assert (check.message.keys, check.message.user_properties["mine"]) == ("k1", "yours")
+        transport.end_transaction(check.address, check.answer(answer), PATIENCE)
+    assert set(stored(proxied, topic, 1)) == {b"commit"}
+    transport.unregister_client(endpoint, "", "pg", PATIENCE)
+
+
+def call(endpoint: str, method: str, body: bytes) -> bytes:
+    """Make a call without the transport."""
+    with grpc.insecure_channel(f"ipv4:{endpoint}") as channel:
+        made = channel.unary_unary(f"/apache.rocketmq.v2.MessagingService/{method}")
+        reply: bytes = made(body, timeout=PATIENCE, metadata=(("x-mq-client-id", "test"),))
+        return reply
+
+
+def test_grpc_21_offsets_and_pulls_are_still_not_implemented(proxied: LocalCluster) -> None:
+    for method in ("PullMessage", "QueryOffset", "GetOffset", "UpdateOffset"):
+        with pytest.raises(grpc.RpcError) as raised:
+            call(proxied.endpoints, method, b"")
+        assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_grpc_21_a_proxy_s_own_port_is_in_its_answer_and_not_in_the_route(
+    proxied: LocalCluster, make_topic: MakeTopic
+) -> None:
+    topic, port = make_topic("NORMAL"), int(proxied.endpoints.rpartition(":")[2])
+    with Front(port) as front, GrpcTransport([front.address], client_id="test") as transport:
+        asked = route_request(topic, "", front.address).SerializeToString()
+        told = service.QueryRouteResponse.FromString(call(front.address, "QueryRoute", asked)).message_queues
+        addresses = {address.port for queue in told for address in queue.broker.endpoints.addresses}
+        assert addresses == {port}
+        route = transport.query_route(topic, PATIENCE)
+        assert {broker.master for broker in route.broker_datas} == {front.address}
+        [outcome] = send(transport, batch(topic, b"through the front"))
+        assert outcome.status is SendStatus.SEND_OK
+
+
+class Front:
+    """What stands before proxies: another port, and perhaps TLS, which it takes off."""
+
+    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
+        self.port = port
+        self.tls = tls
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        self.sockets: list[socket.socket] = []
+
+    def __enter__(self) -> Front:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.listener.close()
+        for sock in self.sockets:
+            sock.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self.listener.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            if self.tls is not None:
+                client = self.tls.wrap_socket(client, server_side=True)
+            server = socket.create_connection(("127.0.0.1", self.port))
+            self.sockets += (client, server)
+            threading.Thread(target=self._copy, args=(server, client), daemon=True).start()
+            self._copy(client, server)
+
+    def _copy(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+
+def test_grpc_22_rows_go_through_a_gateway_with_tls_under_one_name_for_all(
+    proxied: LocalCluster, make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    topic, authority = make_topic("NORMAL"), Authority(tmp_path)
+    context = authority.context("gateway", "DNS:rocketmq.example")
+    context.set_alpn_protocols(["h2"])
+    port = int(proxied.endpoints.rpartition(":")[2])
+    trusting = TlsSettings(str(authority.ca_file), "rocketmq.example")
+    with Front(port, context) as front:
+        with GrpcTransport([front.address], client_id="test", tls=trusting) as transport:
+            assert transport.query_route(topic, PATIENCE).message_types == {"NORMAL"}
+            [outcome] = send(transport, batch(topic, *[b"x" * 1000] * 1000))
+            assert outcome.status is SendStatus.SEND_OK
+        nameless = TlsSettings(str(authority.ca_file))
+        with (
+            GrpcTransport([front.address], client_id="test", tls=nameless) as transport,
+            pytest.raises(RemotingCertificateException, match="tlsServerName"),
+        ):
+            transport.query_route(topic, PATIENCE)
+    assert len(read_topic(proxied.name_server, topic, 1000)) == 1000
+
+
+def test_grpc_20_a_half_message_is_too_old_to_be_ended_when_the_proxy_has_forgotten_it(aging: Aging) -> None:
+    time.sleep(max(0.0, aging.sent + FORGOTTEN_SECONDS - time.monotonic()))
+    with pytest.raises(MQBrokerException, match="cannot found transaction data"):
+        aging.transport.end_transaction(aging.transport.endpoints[0], aging.end, PATIENCE)
