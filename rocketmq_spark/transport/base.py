@@ -56,8 +56,9 @@ class Transport(Protocol):
 
         `on_outcome` is called exactly once, on the transport's own thread (never inside this call), and must neither
         block nor raise. `timeout` counts from the moment the request's last byte was handed to the socket; a
-        connection that accepts no byte for as long fails everything that is waiting on it. `within` bounds the whole
-        attempt, from this call on: connecting, waiting behind others, writing, and the answer. Where too many sends are
+        connection that accepts no byte for as long fails everything that is waiting on it. (gRPC does not tell that
+        moment: there it counts from this call on.) `within` bounds the whole attempt, from this call on: connecting,
+        waiting behind others, writing, and the answer. Where too many sends are
         under way already, the outcome is a ``RemotingTooMuchRequestException``.
         """
         ...

@@ -38,8 +38,9 @@ _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.keepalive_timeout_ms", 30_000),
     # The default's ceiling is 2 minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 3_000),
     ("grpc.max_reconnect_backoff_ms", 3_000),
+    # Despite its name the time for one connect: 20 s by default, in which a dead host would not be tried again.
+    ("grpc.min_reconnect_backoff_ms", 3_000),
 )
 
 
