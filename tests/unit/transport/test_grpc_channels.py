@@ -67,6 +67,15 @@ def test_one_channel_serves_all_calls_to_an_endpoint() -> None:
     assert len(peers) == 1
 
 
+def test_an_http_proxy_of_the_environment_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+        monkeypatch.setenv(name, f"http://{refused_address()}")
+    for name in ("no_grpc_proxy", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with FakeProxy() as proxy, GrpcTransport([proxy.address], client_id="test") as transport:
+        assert transport.query_route("orders", PATIENCE).message_types == {"NORMAL"}
+
+
 def failures(endpoint: str, tls: TlsSettings | None = None, timeout: float = PATIENCE) -> Iterator[RemotingException]:
     """What a route query, a send and a probe say."""
     with GrpcTransport([endpoint], client_id="test", tls=tls) as transport:
