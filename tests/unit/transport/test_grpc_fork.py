@@ -17,25 +17,28 @@ import pytest
 from tests.peer import PATIENCE
 from tests.proxy import FakeProxy
 
+# Only what a task would import: a dozen of these are started.
 PRELUDE = """
-import gc, os, sys, traceback
+import gc, os, queue, sys, traceback
+from rocketmq_spark.message import EncodedBatch, MessageQueue, SendRequest
 from rocketmq_spark.transport.grpc import GrpcTransport
-from rocketmq_spark.wire.acl import Credentials
-from tests.contract import batch, single
-from tests.outcomes import Outcomes
-from tests.seams import Grpc
 
 PROXY = sys.argv[1]
-
-class Address:
-    address, replies = PROXY, []
 
 def make():
     return GrpcTransport([PROXY], client_id="test")
 
-def stored(transport, body):
-    seam = Grpc(transport, Address, None)
-    [outcome] = seam.send(single("orders", body))
+def send(transport, body, outcomes, timeout=20.0, **properties):
+    text = "".join(f"{name}\\x01{value}\\x02" for name, value in {"UNIQ_KEY": f"{body}", **properties}.items())
+    flag = 4 if properties else 0
+    encoded = EncodedBatch("orders", (body,), 1, len(body), batch=False, properties=text, sys_flag=flag)
+    queue_, now = MessageQueue("orders", PROXY, 0), 1_700_000_000_000
+    transport.send(SendRequest(encoded, queue_, PROXY, "pg", "TBW102", 4, now), timeout, outcomes.put)
+
+def stored(transport, body, **properties):
+    outcomes = queue.SimpleQueue()
+    send(transport, body, outcomes, **properties)
+    outcome = outcomes.get(timeout=20.0)
     assert outcome.error is None, outcome.error
 
 def child(run):
@@ -56,11 +59,6 @@ def child(run):
 
 # What the parent did before the fork, and what the child does.
 CASES = {
-    "only made": """
-transport = make()
-child(lambda: stored(transport, b"child"))
-stored(transport, b"parent")
-""",
     "used, and the child makes its own": """
 transport = make()
 stored(transport, b"parent")
@@ -142,7 +140,12 @@ def test_grpc_10_parent_and_child_both_send(proxy: FakeProxy, case: str, fork_su
 
 
 def test_grpc_10_what_was_only_made_is_used_in_a_child_without_fork_support(proxy: FakeProxy) -> None:
-    run(proxy, CASES["only made"], "0")
+    script = """
+transport = make()
+child(lambda: stored(transport, b"child"))
+stored(transport, b"parent")
+"""
+    run(proxy, script, "0")
     assert [message.body for message in proxy.messages] == [b"child", b"parent"]
 
 
@@ -172,16 +175,15 @@ def test_grpc_10_what_the_parent_has_in_flight_is_none_of_the_child_s(proxy: Fak
 
     proxy.handlers["SendMessage"] = send
     script = """
-transport, outcomes = make(), Outcomes()
-seam = Grpc(transport, Address, None)
-transport.send(seam.request(single("orders", b"in flight")), 0.4, outcomes)
+transport, outcomes = make(), queue.SimpleQueue()
+send(transport, b"in flight", outcomes, timeout=0.4)
 def run():
-    before = len(outcomes)
+    before = outcomes.qsize()
     stored(transport, b"child")
     transport.close()
-    assert len(outcomes) == before
+    assert outcomes.qsize() == before
 child(run)
-[outcome] = outcomes.wait(1)
+outcome = outcomes.get(timeout=20.0)
 assert "DEADLINE_EXCEEDED" in str(outcome.error), outcome.error
 """
     run(proxy, script, "1")
@@ -190,12 +192,11 @@ assert "DEADLINE_EXCEEDED" in str(outcome.error), outcome.error
 def test_grpc_10_an_open_telemetry_stream_is_the_parent_s(proxy: FakeProxy) -> None:
     script = """
 transport = make()
-seam = Grpc(transport, Address, None)
-transport.on_check_transaction = Outcomes()
-seam.send(single("orders", b"half", TRAN_MSG="true"))
+transport.on_check_transaction = print
+stored(transport, b"half", TRAN_MSG="true")
 def run():
-    global transport, seam
-    transport = seam = None
+    global transport
+    transport = None
     gc.collect()
     with make() as own:
         stored(own, b"child")
