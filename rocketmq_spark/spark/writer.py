@@ -34,6 +34,7 @@ from rocketmq_spark.producer.client_instance import ClientInstance, acquire_inst
 from rocketmq_spark.spark.metrics_file import record_commit
 from rocketmq_spark.spark.report import CommitMessage, log_summary
 from rocketmq_spark.transport.local_address import local_ip
+from rocketmq_spark.wire.grpc_codes import Code
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,9 +49,8 @@ logger = logging.getLogger("rocketmq_spark.spark")
 # spark.sql.execution.arrow.maxRecordsPerBatch.
 _ROWS_PER_BATCH = 10_000
 
-# A proxy that is asked about the template topic: it is one of its own (ILLEGAL_TOPIC), or the user has no right to it
-# (UNAUTHORIZED, FORBIDDEN).
-_REFUSALS = frozenset({40002, 40100, 40300})
+# What a proxy may say that is asked about the template topic: it is one of its own, or the user has no right to it.
+_REFUSALS = frozenset({Code.ILLEGAL_TOPIC, Code.UNAUTHORIZED, Code.FORBIDDEN})
 
 _BATCH_ID = "streaming.sql.batchId"
 _QUERY_ID = "sql.streaming.queryId"

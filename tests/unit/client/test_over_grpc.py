@@ -21,11 +21,12 @@ from rocketmq_spark.errors import (
     SchemaError,
 )
 from rocketmq_spark.message import Encoding, Message, MessageQueue
-from rocketmq_spark.options import SinkOptions
+from rocketmq_spark.options import SinkOptions, parse_sink_options
 from rocketmq_spark.producer.queue_selectors import SelectMessageQueueByHash
 from rocketmq_spark.send_result import LocalTransactionState
 from rocketmq_spark.transaction import TRANSACTION_COMMIT_TYPE
 from rocketmq_spark.transport._pb.service_pb2 import SendMessageRequest
+from rocketmq_spark.transport.grpc import GrpcTransport
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.transport.script import Reply
 from tests.proxies import ENDPOINTS, ScriptedProxies, proxy_route
@@ -257,6 +258,16 @@ def test_name_servers_make_a_remoting_transport_without_touching_grpc(monkeypatc
     check_connection(options)
     transport = new_transport(options, "client@1")
     assert isinstance(transport, RemotingTransport)
+    transport.close()
+
+
+def test_endpoints_make_a_grpc_transport_that_nothing_secret_shows_of() -> None:
+    given = {"endpoints": "http://p:8081;q:8081", "namespace": "ns", "accessKey": "me", "secretKey": "hush-hush"}
+    transport = new_transport(parse_sink_options({**given, "useTls": "true", "tlsServerName": "mq"}, {}), "client@1")
+    assert isinstance(transport, GrpcTransport)
+    assert transport.endpoints == ENDPOINTS
+    assert "client@1" in repr(transport)
+    assert "hush-hush" not in repr(transport)
     transport.close()
 
 
