@@ -20,6 +20,7 @@ from rocketmq_spark.message_const import RESERVED_PROPERTIES
 from rocketmq_spark.message_ext import MessageExt
 from rocketmq_spark.route_data import BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.wire.command import LANGUAGES, RemotingCommand
+from rocketmq_spark.wire.row_hash import ROW_ID
 
 int16s = st.integers(-(2**15), 2**15 - 1)
 int32s = st.integers(-(2**31), 2**31 - 1)
@@ -192,7 +193,8 @@ def fastjson(value: object, *, quote_numbers: bool = False) -> str:
 column_texts = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02|"), max_size=12)
 visible_texts = column_texts.filter(lambda text: any(char > " " for char in text))
 key_items = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02 "), min_size=1, max_size=8)
-property_names = visible_texts.filter(lambda name: name not in RESERVED_PROPERTIES and not name.startswith("INNER_"))
+_TAKEN = {*RESERVED_PROPERTIES, ROW_ID}
+property_names = visible_texts.filter(lambda name: name not in _TAKEN and not name.startswith("INNER_"))
 
 
 def _column_values(draw: st.DrawFn) -> dict[str, st.SearchStrategy[Any]]:
