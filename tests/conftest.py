@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,10 +18,10 @@ import pytest
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.cluster.jars import server_jars
 from rocketmq_spark.cluster.java import find_java
-from rocketmq_spark.errors import ClusterError, TopicRouteStaleException
-from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.errors import ClusterError
 from tests.java import Java
-from tests.peer import PATIENCE
+from tests.sharing import SharedCluster, shared
+from tests.topics import create_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,15 +57,18 @@ def unavailable(exc: ClusterError) -> NoReturn:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[LocalCluster]:
-    """A name server and two brokers for the whole run; tests that break servers start their own."""
-    shared = LocalCluster(brokers=2, jvm_options=QUICK_JVM)
-    try:
-        shared.start()
-    except ClusterError as exc:
-        unavailable(exc)
-    yield shared
-    shared.stop()
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedCluster]:
+    """A name server, two brokers and a proxy for the whole run; tests that break servers start their own."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with contextlib.ExitStack() as stack:
+        try:
+            make = functools.partial(LocalCluster, brokers=2, proxy=True, jvm_options=QUICK_JVM)
+            found = stack.enter_context(shared(folder / "cluster", make))
+        except ClusterError as exc:
+            unavailable(exc)
+        yield found
 
 
 # A broker notes in batches which half messages have ended, and asks back for those that it has not noted: so the note
@@ -78,39 +81,27 @@ ASKS_BACK_SOON = {
 }
 
 
-@pytest.fixture(scope="session")
-def proxied() -> Iterator[LocalCluster]:
-    """Two brokers that soon ask back for half messages, and a proxy before them, for the whole run."""
-    shared = LocalCluster(brokers=2, proxy=True, broker_properties=ASKS_BACK_SOON, jvm_options=QUICK_JVM)
+@pytest.fixture(scope="module")
+def transactional() -> Iterator[LocalCluster]:
+    """A broker that soon asks back for half messages, and a proxy before it.
+
+    Not the one that all tests share: a broker that has ended a transaction keeps half a processor busy ever after.
+    """
+    own = LocalCluster(proxy=True, broker_properties=ASKS_BACK_SOON, jvm_options=QUICK_JVM)
     try:
-        shared.start()
+        own.start()
     except ClusterError as exc:
         unavailable(exc)
-    yield shared
-    shared.stop()
+    yield own
+    own.stop()
 
 
 @pytest.fixture
-def make_topic(proxied: LocalCluster, topic: str) -> Callable[..., str]:
-    """Create the test's topic for messages of a type, on all proxied brokers, and return its name.
-
-    A proxy creates no topic, and remembers for a while that it has not found one: so none is named to it before.
-    """
+def make_topic(cluster: SharedCluster, topic: str) -> Callable[..., str]:
+    """Create the test's topic for messages of a type, on all brokers, and return its name."""
 
     def make(message_type: str, name: str = topic, queues: int = 2) -> str:
-        attributes = f"+message.type={message_type}"
-        with RemotingTransport([proxied.name_server]) as transport:
-            for broker in proxied.brokers:
-                transport.create_topic(broker.address, name, queues, 6, PATIENCE, attributes=attributes)
-            deadline = time.monotonic() + PATIENCE
-            while True:
-                try:
-                    if len(transport.query_route(name, PATIENCE).broker_datas) == len(proxied.brokers):
-                        return name
-                except TopicRouteStaleException:
-                    pass  # The name server learns of it in a moment.
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+        return create_topic(cluster, name, message_type, queues)
 
     return make
 

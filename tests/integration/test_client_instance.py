@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.client_instance import ClientInstance
 from rocketmq_spark.producer.fault_preset import FaultSite
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.route import loads_lenient
+from tests.sharing import SharedCluster
 
 pytestmark = pytest.mark.integration
 
@@ -30,19 +30,19 @@ def group() -> str:
 
 
 @pytest.fixture
-def admin(cluster: LocalCluster) -> Iterator[RemotingTransport]:
+def admin(cluster: SharedCluster) -> Iterator[RemotingTransport]:
     with RemotingTransport([cluster.name_server]) as made:
         yield made
 
 
-def options_of(cluster: LocalCluster) -> SinkOptions:
+def options_of(cluster: SharedCluster) -> SinkOptions:
     # Nothing is due of itself within the test.
     options = SinkOptions((cluster.name_server,), heartbeat_broker_interval=600_000, send_latency_fault_enable=True)
     return replace(options, start_detector_enable=True, detect_timeout=3000)
 
 
 @pytest.fixture
-def instance(cluster: LocalCluster) -> Iterator[ClientInstance]:
+def instance(cluster: SharedCluster) -> Iterator[ClientInstance]:
     made = ClientInstance(
         f"127.0.0.1@{uuid.uuid4().hex}", RemotingTransport([cluster.name_server]), options_of(cluster)
     )
@@ -71,7 +71,7 @@ def eventually(holds: Callable[[], bool]) -> bool:
 
 
 def test_a_broker_knows_the_group_from_the_first_route_until_the_group_leaves(
-    cluster: LocalCluster, instance: ClientInstance, admin: RemotingTransport, group: str, topic: str
+    cluster: SharedCluster, instance: ClientInstance, admin: RemotingTransport, group: str, topic: str
 ) -> None:
     addresses = [broker.address for broker in cluster.brokers]
     instance.register(group)
@@ -86,7 +86,7 @@ def test_a_broker_knows_the_group_from_the_first_route_until_the_group_leaves(
 
 
 def test_74_a_real_broker_answers_the_detector_for_a_topic_it_may_not_even_have(
-    cluster: LocalCluster, instance: ClientInstance, topic: str
+    cluster: SharedCluster, instance: ClientInstance, topic: str
 ) -> None:
     instance.routes.find(topic, PATIENCE)
     names = [broker.name for broker in cluster.brokers]

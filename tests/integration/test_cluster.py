@@ -29,6 +29,8 @@ from rocketmq_spark.wire.headers import GetMaxOffsetRequestHeader
 from rocketmq_spark.wire.response_headers import OffsetResponseHeader
 
 # The shared cluster comes first: where no server can run, its fixture says so for all of these.
+from tests.sharing import SharedCluster
+
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cluster")]
 
 PROBE = Probe(timeout=2.0)
@@ -46,30 +48,18 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_new_topic_can_be_written_at_once_on_every_broker(cluster: LocalCluster, topic: str) -> None:
+def test_new_topic_can_be_written_at_once_on_every_broker(cluster: SharedCluster, topic: str) -> None:
     assert [broker.name for broker in cluster.brokers] == ["broker-0", "broker-1"]
     for broker in cluster.brokers:
         assert PROBE.send(broker.address, broker.name, topic, b"first").queue_offset == 0
         assert PROBE.send(broker.address, broker.name, topic, b"second").queue_offset == 1
 
 
-def test_servers_listen_on_this_machine_only(cluster: LocalCluster) -> None:
+def test_servers_listen_on_this_machine_only(cluster: SharedCluster) -> None:
     assert re.fullmatch(r"127\.0\.0\.1:\d+", cluster.name_server)
     addresses = PROBE.registered_brokers(cluster.name_server)
     assert addresses == {broker.name: broker.address for broker in cluster.brokers}
     assert all(address.startswith("127.0.0.1:") for address in addresses.values())
-
-
-def test_repr_shows_every_server(cluster: LocalCluster) -> None:
-    assert repr(cluster) == (
-        f"<LocalCluster namesrv running {cluster.name_server},"
-        f" broker-0 running {cluster.brokers[0].address}, broker-1 running {cluster.brokers[1].address}>"
-    )
-
-
-def test_cluster_that_runs_is_not_started_twice(cluster: LocalCluster) -> None:
-    with pytest.raises(ClusterError, match="runs already"):
-        cluster.start()
 
 
 def written_files(pid: int) -> Iterator[Path]:
@@ -78,15 +68,6 @@ def written_files(pid: int) -> Iterator[Path]:
             flags = re.search(r"flags:\s+(\d+)", Path(f"/proc/{pid}/fdinfo/{link.name}").read_text())
             if flags and int(flags[1], 8) & (os.O_WRONLY | os.O_RDWR) and link.is_file():
                 yield link.resolve(strict=True)
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are listed in /proc")
-def test_servers_write_nothing_outside_their_folder(cluster: LocalCluster) -> None:
-    for server in cluster.servers:
-        assert server.pid is not None
-        files = list(written_files(server.pid))
-        assert server.log.resolve() in files
-        assert [file for file in files if not file.is_relative_to(cluster.directory.resolve())] == []
 
 
 def test_broker_freezes_dies_and_comes_back_with_its_messages(tmp_path: Path, topic: str) -> None:
@@ -125,10 +106,24 @@ def test_broker_freezes_dies_and_comes_back_with_its_messages(tmp_path: Path, to
         again.brokers[0].kill()  # instead of the long way down
 
 
-def test_two_clusters_share_nothing_and_a_proxy_speaks_for_one(cluster: LocalCluster, topic: str) -> None:
+def test_two_clusters_share_nothing_and_a_proxy_speaks_for_one(cluster: SharedCluster, topic: str) -> None:
     with LocalCluster(proxy=True) as other:
-        ports = [port for each in (cluster, other) for server in each.servers for port in server.ports]
+        theirs = {
+            cluster.name_server,
+            cluster.endpoints,
+            *(server.address for server in (*cluster.brokers, cluster.proxy)),
+        }
+        ports = [port for server in other.servers for port in server.ports]
         assert len(set(ports)) == len(ports)
+        assert not {int(address.rpartition(":")[2]) for address in theirs} & set(ports)
+        assert repr(other) == (
+            f"<LocalCluster namesrv running {other.name_server},"
+            f" broker-0 running {other.brokers[0].address}, proxy running {other.servers[-1].address}>"
+        )
+        with pytest.raises(ClusterError, match="runs already"):
+            other.start()
+        if Path("/proc/self/fd").exists():
+            check_that_servers_write_in_their_folder(other)
         assert PROBE.registered_brokers(other.name_server) == {"broker-0": other.brokers[0].address}
 
         proxy = other.proxy
@@ -143,6 +138,14 @@ def test_two_clusters_share_nothing_and_a_proxy_speaks_for_one(cluster: LocalClu
         folder = other.directory
     assert not folder.exists()
     assert proxy.state is State.KILLED
+
+
+def check_that_servers_write_in_their_folder(cluster: LocalCluster) -> None:
+    for server in cluster.servers:
+        assert server.pid is not None
+        files = list(written_files(server.pid))
+        assert server.log.resolve() in files
+        assert [file for file in files if not file.is_relative_to(cluster.directory.resolve())] == []
 
 
 def topics(name_server: str) -> list[str]:

@@ -12,14 +12,12 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 import pytest
 
-from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.errors import (
     MessageRefusedException,
     MQBrokerException,
@@ -27,80 +25,31 @@ from rocketmq_spark.errors import (
     RocketMQError,
     TopicRouteStaleException,
 )
-from rocketmq_spark.message import EncodedBatch, Encoding, MessageQueue, SendOutcome, SendRequest, SendStatus
-from rocketmq_spark.message_ext import MessageExt
-from rocketmq_spark.transaction import (
-    TRANSACTION_COMMIT_TYPE,
-    TRANSACTION_NOT_TYPE,
-    TRANSACTION_ROLLBACK_TYPE,
-    EndTransaction,
-)
+from rocketmq_spark.message import EncodedBatch, Encoding, MessageQueue, SendStatus
 from rocketmq_spark.transport._pb import definition_pb2 as pb
 from rocketmq_spark.transport._pb import service_pb2 as service
 from rocketmq_spark.transport.grpc import GrpcTransport
 from rocketmq_spark.transport.grpc_values import route_request
-from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.transport.tls import TlsSettings
 from tests.certificates import Authority
 from tests.contract import batch, next_id, single
+from tests.grpc_sends import request, send, stored
 from tests.outcomes import Outcomes
 from tests.peer import PATIENCE
 from tests.reading import read_topic
+from tests.sharing import SharedCluster
 
 pytestmark = pytest.mark.integration
 
 MakeTopic = Callable[..., str]
 
 MIB = 1024 * 1024
-# A proxy keeps a half message for 30 s and looks for old ones every 10 s.
-FORGOTTEN_SECONDS = 42.0
-# It tells its brokers of a new client's topics every 20 s; before that nobody is asked back.
-CHECK_PATIENCE = 60.0
 
 
 @pytest.fixture
-def transport(proxied: LocalCluster) -> Iterator[GrpcTransport]:
-    with GrpcTransport([proxied.endpoints], client_id="10.0.0.1@grpc-test") as made:
+def transport(cluster: SharedCluster) -> Iterator[GrpcTransport]:
+    with GrpcTransport([cluster.endpoints], client_id="10.0.0.1@grpc-test") as made:
         yield made
-
-
-class Aging(NamedTuple):
-    """A half message that nobody ends, and who sent it."""
-
-    transport: GrpcTransport
-    end: EndTransaction
-    sent: float
-
-
-@pytest.fixture(scope="module", autouse=True)
-def aging(proxied: LocalCluster) -> Iterator[Aging]:
-    """Sent before the first test of this file, so that the last one has not so long to wait."""
-    topic = f"aging-{next_id()}"
-    with RemotingTransport([proxied.name_server]) as remoting:
-        for broker in proxied.brokers:
-            remoting.create_topic(broker.address, topic, 1, 6, PATIENCE, attributes="+message.type=TRANSACTION")
-    with GrpcTransport([proxied.endpoints], client_id="10.0.0.1@aging") as transport:
-        yield Aging(transport, half(transport, topic, b"aging"), time.monotonic())
-
-
-def request(endpoint: str, encoded: EncodedBatch) -> SendRequest:
-    queue = MessageQueue(encoded.topic, endpoint, 0)
-    return SendRequest(encoded, queue, endpoint, "pg", "TBW102", 4, int(time.time() * 1000))
-
-
-def send(transport: GrpcTransport, *encoded: EncodedBatch) -> list[SendOutcome]:
-    """Send, each when the one before it is answered; return the outcomes."""
-    outcomes = Outcomes()
-    for number, one in enumerate(encoded, 1):
-        transport.send(request(transport.endpoints[0], one), PATIENCE, outcomes)
-        outcomes.wait(number)
-    return outcomes
-
-
-def stored(cluster: LocalCluster, topic: str, count: int) -> dict[bytes, MessageExt]:
-    found = read_topic(cluster.name_server, topic, count)
-    assert len(found) == count
-    return {message.body: message for message in found}
 
 
 def message(topic: str, body: bytes, **system: Any) -> pb.Message:
@@ -123,13 +72,13 @@ def ready(topic: str, *messages: pb.Message) -> EncodedBatch:
 
 
 def test_grpc_16_a_batch_comes_back_as_it_was_sent(
-    proxied: LocalCluster, transport: GrpcTransport, make_topic: MakeTopic
+    cluster: SharedCluster, transport: GrpcTransport, make_topic: MakeTopic
 ) -> None:
     topic, before = make_topic("NORMAL"), int(time.time() * 1000)
     bodies = [b"row %d" % number for number in range(500)]
     [outcome] = send(transport, batch(topic, *bodies))
     assert (outcome.status, outcome.queue_offset) == (SendStatus.SEND_OK, 0)
-    found = stored(proxied, topic, 500)
+    found = stored(cluster.name_server, topic, 500)
     assert sorted(found) == sorted(bodies)
     assert len({one.unique_id for one in found.values()}) == 500
     # One batch lies in one queue, one message after the other.
@@ -138,13 +87,13 @@ def test_grpc_16_a_batch_comes_back_as_it_was_sent(
 
 
 def test_grpc_16_a_single_message_comes_back_with_all_that_it_had(
-    proxied: LocalCluster, transport: GrpcTransport, make_topic: MakeTopic
+    cluster: SharedCluster, transport: GrpcTransport, make_topic: MakeTopic
 ) -> None:
     topic = make_topic("NORMAL")
     encoded = single(topic, "Grüße".encode(), TAGS="tag", KEYS="k1 k2", mine="Straße", INSTANCE_ID="i")
     [outcome] = send(transport, encoded)
     assert outcome.queue == MessageQueue(topic, transport.endpoints[0], -1)
-    [found] = stored(proxied, topic, 1).values()
+    [found] = stored(cluster.name_server, topic, 1).values()
     assert (found.body.decode(), found.tags, found.keys) == ("Grüße", "tag", "k1 k2")
     assert found.properties["mine"] == "Straße"
     assert found.unique_id is not None
@@ -193,7 +142,7 @@ OF_A_MESSAGE = {40004, 40005, 40006, 40007, 40009, 41302, 43101}
 
 @pytest.mark.parametrize("what", REFUSALS)
 def test_grpc_17_what_a_proxy_refuses_is_told_by_its_code_and_nothing_is_stored(
-    proxied: LocalCluster, transport: GrpcTransport, make_topic: MakeTopic, what: str
+    cluster: SharedCluster, transport: GrpcTransport, make_topic: MakeTopic, what: str
 ) -> None:
     topic = make_topic("NORMAL")
     code, messages = REFUSALS[what]
@@ -202,7 +151,7 @@ def test_grpc_17_what_a_proxy_refuses_is_told_by_its_code_and_nothing_is_stored(
     assert outcome.error.response_code == code
     assert outcome.error.retriable is False
     assert outcome.error.split is (code in OF_A_MESSAGE)
-    assert read_topic(proxied.name_server, topic) == []
+    assert read_topic(cluster.name_server, topic) == []
 
 
 def test_grpc_17_bytes_that_are_no_request_are_an_error_of_grpc_s_own(
@@ -224,7 +173,7 @@ def test_grpc_17_an_unknown_topic_is_a_stale_route(transport: GrpcTransport) -> 
 
 
 def test_grpc_17_delays_and_transactions_are_refused_in_a_batch(
-    proxied: LocalCluster, transport: GrpcTransport, make_topic: MakeTopic
+    cluster: SharedCluster, transport: GrpcTransport, make_topic: MakeTopic
 ) -> None:
     delay, transaction = make_topic("DELAY"), make_topic("TRANSACTION", f"transaction-{next_id()}")
     delayed = [message(delay, b"x") for _ in range(2)]
@@ -237,14 +186,14 @@ def test_grpc_17_delays_and_transactions_are_refused_in_a_batch(
 
 
 def test_grpc_18_a_body_of_4_mib_passes_and_one_byte_more_does_not(
-    proxied: LocalCluster, transport: GrpcTransport, make_topic: MakeTopic
+    cluster: SharedCluster, transport: GrpcTransport, make_topic: MakeTopic
 ) -> None:
     topic = make_topic("NORMAL")
     largest, larger = send(transport, single(topic, b"x" * (4 * MIB)), single(topic, b"x" * (4 * MIB + 1)))
     assert largest.status is SendStatus.SEND_OK
     assert isinstance(larger.error, MQBrokerException)
     assert (larger.error.response_code, larger.error.split) == (41301, True)
-    [found] = stored(proxied, topic, 1).values()
+    [found] = stored(cluster.name_server, topic, 1).values()
     assert len(found.body) == 4 * MIB
 
 
@@ -261,7 +210,7 @@ def test_grpc_18_a_batch_s_sum_is_limited_too(transport: GrpcTransport, make_top
 
 
 def test_grpc_19_messages_of_a_group_keep_their_order_in_one_queue(
-    proxied: LocalCluster, transport: GrpcTransport, make_topic: MakeTopic
+    cluster: SharedCluster, transport: GrpcTransport, make_topic: MakeTopic
 ) -> None:
     topic = make_topic("FIFO", queues=4)
     groups = [f"group-{number}" for number in range(100)]
@@ -273,7 +222,7 @@ def test_grpc_19_messages_of_a_group_keep_their_order_in_one_queue(
         assert {outcome.status for outcome in outcomes.wait(len(groups))} == {SendStatus.SEND_OK}
     queues: dict[str, set[tuple[str, int]]] = defaultdict(set)
     orders: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for found in stored(proxied, topic, 300).values():
+    for found in stored(cluster.name_server, topic, 300).values():
         group, _, turn = found.body.decode().partition(":")
         assert found.sharding_key == group
         queues[group].add((found.store_host, found.queue_id))
@@ -284,7 +233,7 @@ def test_grpc_19_messages_of_a_group_keep_their_order_in_one_queue(
 
 
 def test_grpc_20_a_delayed_message_comes_when_it_is_due_and_has_a_recall_handle(
-    proxied: LocalCluster, transport: GrpcTransport, make_topic: MakeTopic
+    cluster: SharedCluster, transport: GrpcTransport, make_topic: MakeTopic
 ) -> None:
     topic = make_topic("DELAY")
     due = int(time.time() * 1000) + 2000
@@ -299,69 +248,9 @@ def test_grpc_20_a_delayed_message_comes_when_it_is_due_and_has_a_recall_handle(
     assert [bool(one.recall_handle) for one in (absolute, relative)] == [True, True]
     assert isinstance(far.error, MQBrokerException)
     assert far.error.response_code == 40012
-    found = stored(proxied, topic, 3)
+    found = stored(cluster.name_server, topic, 3)
     assert sorted(found) == [b"absolute", b"past", b"relative"]
     assert found[b"absolute"].store_timestamp >= due - 1000
-
-
-def half(transport: GrpcTransport, topic: str, body: bytes) -> EndTransaction:
-    """Send a half message; return how it would be ended."""
-    [outcome] = send(transport, single(topic, body, TRAN_MSG="true", KEYS="k1", mine="yours", PGROUP="pg"))
-    assert outcome.status is SendStatus.SEND_OK
-    return EndTransaction(
-        topic=topic,
-        producer_group="pg",
-        tran_state_table_offset=outcome.queue_offset,
-        commit_log_offset=-1,
-        commit_or_rollback=TRANSACTION_COMMIT_TYPE,
-        msg_id=outcome.transaction_id,
-        transaction_id=outcome.transaction_id,
-        broker_name=transport.endpoints[0],
-    )
-
-
-def rolled_back(end: EndTransaction) -> EndTransaction:
-    return replace(end, commit_or_rollback=TRANSACTION_ROLLBACK_TYPE)
-
-
-def test_grpc_20_a_committed_half_message_becomes_visible_and_a_rolled_back_one_never_does(
-    proxied: LocalCluster, transport: GrpcTransport, make_topic: MakeTopic
-) -> None:
-    topic = make_topic("TRANSACTION")
-    endpoint, never, visible = transport.endpoints[0], half(transport, topic, b"never"), half(transport, topic, b"yes")
-    transport.end_transaction(endpoint, rolled_back(never), PATIENCE)
-    transport.end_transaction(endpoint, visible, PATIENCE)
-    [found] = stored(proxied, topic, 1).values()
-    assert (found.body, found.keys, found.properties["mine"]) == (b"yes", "k1", "yours")
-    # A half message can be ended once.
-    for again in (visible, rolled_back(never)):
-        with pytest.raises(MQBrokerException, match="cannot found transaction data") as raised:
-            transport.end_transaction(endpoint, again, PATIENCE)
-        assert raised.value.retriable is False
-
-
-def test_grpc_20_a_half_message_left_open_is_asked_for_and_the_answer_decides(
-    proxied: LocalCluster, transport: GrpcTransport, make_topic: MakeTopic
-) -> None:
-    topic, checks = make_topic("TRANSACTION"), Outcomes()
-    transport.on_check_transaction = checks
-    endpoint = transport.endpoints[0]
-    commit, roll_back = half(transport, topic, b"commit"), half(transport, topic, b"roll back")
-    # Nothing is told: the proxy keeps it, and the broker asks back.
-    transport.end_transaction(endpoint, replace(commit, commit_or_rollback=TRANSACTION_NOT_TYPE), PATIENCE)
-    answers = {commit.msg_id: TRANSACTION_COMMIT_TYPE, roll_back.msg_id: TRANSACTION_ROLLBACK_TYPE}
-    deadline = time.monotonic() + CHECK_PATIENCE
-    while answers.keys() - {check.unique_id for check in tuple(checks)}:
-        assert time.monotonic() < deadline, f"not asked for: {answers}, but {checks}"
-        transport.heart_beat(endpoint, "", [], PATIENCE)
-        time.sleep(0.2)
-    for message_id, answer in answers.items():
-        check = next(check for check in checks if check.unique_id == message_id)
-        assert (check.address, check.producer_group, check.message.topic) == (endpoint, "pg", topic)
-        assert (check.message.keys, check.message.user_properties["mine"]) == ("k1", "yours")
-        transport.end_transaction(check.address, check.answer(answer), PATIENCE)
-    assert set(stored(proxied, topic, 1)) == {b"commit"}
-    transport.unregister_client(endpoint, "", "pg", PATIENCE)
 
 
 def call(endpoint: str, method: str, body: bytes) -> bytes:
@@ -372,17 +261,17 @@ def call(endpoint: str, method: str, body: bytes) -> bytes:
         return reply
 
 
-def test_grpc_21_offsets_and_pulls_are_still_not_implemented(proxied: LocalCluster) -> None:
+def test_grpc_21_offsets_and_pulls_are_still_not_implemented(cluster: SharedCluster) -> None:
     for method in ("PullMessage", "QueryOffset", "GetOffset", "UpdateOffset"):
         with pytest.raises(grpc.RpcError) as raised:
-            call(proxied.endpoints, method, b"")
+            call(cluster.endpoints, method, b"")
         assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_grpc_21_a_proxy_s_own_port_is_in_its_answer_and_not_in_the_route(
-    proxied: LocalCluster, make_topic: MakeTopic
+    cluster: SharedCluster, make_topic: MakeTopic
 ) -> None:
-    topic, port = make_topic("NORMAL"), int(proxied.endpoints.rpartition(":")[2])
+    topic, port = make_topic("NORMAL"), int(cluster.endpoints.rpartition(":")[2])
     with Front(port) as front, GrpcTransport([front.address], client_id="test") as transport:
         asked = route_request(topic, "", front.address).SerializeToString()
         told = service.QueryRouteResponse.FromString(call(front.address, "QueryRoute", asked)).message_queues
@@ -436,12 +325,12 @@ class Front:
 
 
 def test_grpc_22_rows_go_through_a_gateway_with_tls_under_one_name_for_all(
-    proxied: LocalCluster, make_topic: MakeTopic, tmp_path: Path
+    cluster: SharedCluster, make_topic: MakeTopic, tmp_path: Path
 ) -> None:
     topic, authority = make_topic("NORMAL"), Authority(tmp_path)
     context = authority.context("gateway", "DNS:rocketmq.example")
     context.set_alpn_protocols(["h2"])
-    port = int(proxied.endpoints.rpartition(":")[2])
+    port = int(cluster.endpoints.rpartition(":")[2])
     trusting = TlsSettings(str(authority.ca_file), "rocketmq.example")
     with Front(port, context) as front:
         with GrpcTransport([front.address], client_id="test", tls=trusting) as transport:
@@ -454,10 +343,4 @@ def test_grpc_22_rows_go_through_a_gateway_with_tls_under_one_name_for_all(
             pytest.raises(RemotingCertificateException, match="tlsServerName"),
         ):
             transport.query_route(topic, PATIENCE)
-    assert len(read_topic(proxied.name_server, topic, 1000)) == 1000
-
-
-def test_grpc_20_a_half_message_is_too_old_to_be_ended_when_the_proxy_has_forgotten_it(aging: Aging) -> None:
-    time.sleep(max(0.0, aging.sent + FORGOTTEN_SECONDS - time.monotonic()))
-    with pytest.raises(MQBrokerException, match="cannot found transaction data"):
-        aging.transport.end_transaction(aging.transport.endpoints[0], aging.end, PATIENCE)
+    assert len(read_topic(cluster.name_server, topic, 1000)) == 1000

@@ -11,7 +11,6 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructType
 
 from rocketmq_spark.client.producer import Producer
-from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.errors import (
     MQClientException,
     RocketMQError,
@@ -23,6 +22,7 @@ from rocketmq_spark.message_ext import MessageExt
 from rocketmq_spark.producer.client_instance import close_instances
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from tests.reading import read_topic
+from tests.sharing import SharedCluster
 
 pytestmark = pytest.mark.integration
 
@@ -32,12 +32,12 @@ COLUMNS = {"delayMs": LongType()}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _close_instances(proxied: LocalCluster) -> Iterator[None]:
+def _close_instances(cluster: SharedCluster) -> Iterator[None]:
     yield
     close_instances()
 
 
-def write(cluster: LocalCluster, columns: Mapping[str, list[Any]], **options: str) -> None:
+def write(cluster: SharedCluster, columns: Mapping[str, list[Any]], **options: str) -> None:
     """Write rows as Spark would: the driver's part and a task's, both in this process."""
     schema = StructType()
     for name in columns:
@@ -47,12 +47,12 @@ def write(cluster: LocalCluster, columns: Mapping[str, list[Any]], **options: st
     writer.write(iter([pa.RecordBatch.from_pydict(dict(columns))]))
 
 
-def stored(cluster: LocalCluster, topic: str, rows: int) -> list[MessageExt]:
+def stored(cluster: SharedCluster, topic: str, rows: int) -> list[MessageExt]:
     return read_topic(cluster.name_server, topic, rows, key=lambda message: message.body)
 
 
 def test_plain_rows_arrive_with_their_tags_and_keys_and_the_topics_own_name(
-    proxied: LocalCluster, make_topic: MakeTopic
+    cluster: SharedCluster, make_topic: MakeTopic
 ) -> None:
     topic, numbers = make_topic("NORMAL"), range(3000)
     columns = {
@@ -60,28 +60,28 @@ def test_plain_rows_arrive_with_their_tags_and_keys_and_the_topics_own_name(
         "tags": [f"t{number % 3}" for number in numbers],
         "keys": [f"k{number}" for number in numbers],
     }
-    write(proxied, columns, topic=topic, namespace="spaces")
-    found = stored(proxied, topic, len(numbers))
+    write(cluster, columns, topic=topic, namespace="spaces")
+    found = stored(cluster, topic, len(numbers))
     assert sorted((message.body.decode(), message.tags, message.keys) for message in found) == sorted(
         zip(columns["body"], columns["tags"], columns["keys"], strict=True)
     )
     assert len({message.unique_id for message in found}) == len(numbers)
 
 
-def test_rows_find_their_topics_in_a_column(proxied: LocalCluster, make_topic: MakeTopic, topic: str) -> None:
+def test_rows_find_their_topics_in_a_column(cluster: SharedCluster, make_topic: MakeTopic, topic: str) -> None:
     names = [make_topic("NORMAL", f"{topic}-{number}") for number in range(2)]
-    write(proxied, {"body": ["a", "b", "c"], "topic": [names[0], names[1], names[0]]})
-    assert [sorted(message.body for message in stored(proxied, name, 1)) for name in names] == [[b"a", b"c"], [b"b"]]
+    write(cluster, {"body": ["a", "b", "c"], "topic": [names[0], names[1], names[0]]})
+    assert [sorted(message.body for message in stored(cluster, name, 1)) for name in names] == [[b"a", b"c"], [b"b"]]
 
 
 def test_rows_of_one_key_keep_their_order_in_one_queue_of_a_fifo_topic(
-    proxied: LocalCluster, make_topic: MakeTopic
+    cluster: SharedCluster, make_topic: MakeTopic
 ) -> None:
     topic, numbers = make_topic("FIFO"), range(400)
     keys = [f"key-{number % 20}" for number in numbers]
-    write(proxied, {"body": list(map(str, numbers)), "shardingKey": keys}, topic=topic, ordered="true")
+    write(cluster, {"body": list(map(str, numbers)), "shardingKey": keys}, topic=topic, ordered="true")
     found: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for message in stored(proxied, topic, len(numbers)):
+    for message in stored(cluster, topic, len(numbers)):
         found[keys[int(message.body)]][message.queue_id].append(int(message.body))
     # By broker and queue; a queue id may be that of either broker, and no key has rows in both.
     assert {key: list(queues.values()) for key, queues in found.items()} == {
@@ -89,10 +89,10 @@ def test_rows_of_one_key_keep_their_order_in_one_queue_of_a_fifo_topic(
     }
 
 
-def test_delayed_rows_arrive_when_their_time_has_come(proxied: LocalCluster, make_topic: MakeTopic) -> None:
+def test_delayed_rows_arrive_when_their_time_has_come(cluster: SharedCluster, make_topic: MakeTopic) -> None:
     topic = make_topic("DELAY")
-    write(proxied, {"body": ["late", "later"], "delayMs": [1000, 2000]}, topic=topic)
-    assert sorted(message.body for message in stored(proxied, topic, 2)) == [b"late", b"later"]
+    write(cluster, {"body": ["late", "later"], "delayMs": [1000, 2000]}, topic=topic)
+    assert sorted(message.body for message in stored(cluster, topic, 2)) == [b"late", b"later"]
 
 
 @pytest.mark.parametrize(
@@ -104,35 +104,35 @@ def test_delayed_rows_arrive_when_their_time_has_come(proxied: LocalCluster, mak
     ],
 )
 def test_columns_that_do_not_fit_the_topic_are_refused_before_any_task(
-    proxied: LocalCluster, make_topic: MakeTopic, message_type: str, columns: dict[str, list[Any]], text: str
+    cluster: SharedCluster, make_topic: MakeTopic, message_type: str, columns: dict[str, list[Any]], text: str
 ) -> None:
     with pytest.raises(SchemaError, match=text):
-        write(proxied, {"body": ["x"], **columns}, topic=make_topic(message_type))
+        write(cluster, {"body": ["x"], **columns}, topic=make_topic(message_type))
 
 
-def test_an_unknown_topic_is_waited_for_and_then_refused_with_what_to_do(proxied: LocalCluster, topic: str) -> None:
+def test_an_unknown_topic_is_waited_for_and_then_refused_with_what_to_do(cluster: SharedCluster, topic: str) -> None:
     with pytest.raises(RouteNotFoundException, match=rf"the proxy does not know it.*create it first .*-t {topic} "):
-        write(proxied, {"body": ["x"]}, topic=topic, sendMsgTimeout="500", deliveryTimeoutMs="1500")
+        write(cluster, {"body": ["x"]}, topic=topic, sendMsgTimeout="500", deliveryTimeoutMs="1500")
 
 
 @pytest.mark.parametrize("with_topic", [True, False])
-def test_an_address_that_is_no_proxy_fails_within_seconds(proxied: LocalCluster, with_topic: bool) -> None:
+def test_an_address_that_is_no_proxy_fails_within_seconds(cluster: SharedCluster, with_topic: bool) -> None:
     columns = {"body": ["x"], **({} if with_topic else {"topic": ["t"]})}
     options = {"topic": "t"} if with_topic else {}
-    with pytest.raises(RocketMQError, match=f"{proxied.name_server}.*not a name server or broker"):
-        write(proxied, columns, endpoints=proxied.name_server, sendMsgTimeout="1000", **options)
+    with pytest.raises(RocketMQError, match=f"{cluster.name_server}.*not a name server or broker"):
+        write(cluster, columns, endpoints=cluster.name_server, sendMsgTimeout="1000", **options)
 
 
-def test_a_producer_sends_every_way_that_a_proxy_knows(proxied: LocalCluster, make_topic: MakeTopic) -> None:
+def test_a_producer_sends_every_way_that_a_proxy_knows(cluster: SharedCluster, make_topic: MakeTopic) -> None:
     topic = make_topic("NORMAL")
-    with Producer("pg-grpc", endpoints=proxied.endpoints) as producer:
+    with Producer("pg-grpc", endpoints=cluster.endpoints) as producer:
         one = producer.send(Message.of(topic, b"one", tags="t", keys=["a", "b"], properties={"own": "1"}))
         two = producer.send_async(Message.of(topic, b"two")).result(PATIENCE)
         producer.send_batch([Message.of(topic, b"three"), Message.of(topic, b"four")])
         producer.send_arrow(pa.table({"body": ["five", "six"]}), topic)
         with pytest.raises(MQClientException, match="transport=remoting"):
             producer.send_oneway(Message.of(topic, b"never"))
-    found = {message.body: message for message in stored(proxied, topic, 6)}
+    found = {message.body: message for message in stored(cluster, topic, 6)}
     assert sorted(found) == [b"five", b"four", b"one", b"six", b"three", b"two"]
     assert (found[b"one"].tags, found[b"one"].keys, found[b"one"].properties["own"]) == ("t", "a b", "1")
     assert [found[b"one"].unique_id, found[b"two"].unique_id] == [one.msg_id, two.msg_id]

@@ -11,11 +11,11 @@ import pytest
 
 import rocketmq_spark
 from rocketmq_spark.client.producer import Producer
-from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.errors import InvalidRowError, MQBrokerException, MQClientException, OptionError, SchemaError
 from rocketmq_spark.message import Message, MessageQueue, SendStatus
 from rocketmq_spark.producer.queue_selectors import SelectMessageQueueByHash
 from tests.reading import read_topic
+from tests.sharing import SharedCluster
 
 pytestmark = pytest.mark.integration
 
@@ -23,7 +23,7 @@ PATIENCE = 20
 
 
 @pytest.fixture(scope="module")
-def producer(cluster: LocalCluster) -> Iterator[Producer]:
+def producer(cluster: SharedCluster) -> Iterator[Producer]:
     with Producer(f"pg-{uuid.uuid4().hex[:8]}", name_server=cluster.name_server) as started:
         yield started
 
@@ -43,7 +43,7 @@ def made_topic(producer: Producer, topic: str) -> str:
         time.sleep(0.1)
 
 
-def test_every_way_to_send_arrives(producer: Producer, cluster: LocalCluster, made_topic: str) -> None:
+def test_every_way_to_send_arrives(producer: Producer, cluster: SharedCluster, made_topic: str) -> None:
     topic = made_topic
     results = [
         producer.send(Message.of(topic, b"sync", tags="t", keys=["a", "b"], properties={"own": "1"})),
@@ -103,7 +103,7 @@ def test_topics_are_made_on_every_broker_and_the_servers_own_are_refused(produce
     assert caught.value.response_code == 17
 
 
-def test_a_delayed_message_comes_later(producer: Producer, cluster: LocalCluster, made_topic: str) -> None:
+def test_a_delayed_message_comes_later(producer: Producer, cluster: SharedCluster, made_topic: str) -> None:
     sent = time.time()
     producer.send(Message.of(made_topic, b"level", delay_time_level=1))
     producer.send(Message.of(made_topic, b"timer", delay_ms=1200))
@@ -113,7 +113,7 @@ def test_a_delayed_message_comes_later(producer: Producer, cluster: LocalCluster
 
 
 def test_an_arrow_table_arrives_with_every_row_and_its_summary(
-    producer: Producer, cluster: LocalCluster, made_topic: str
+    producer: Producer, cluster: SharedCluster, made_topic: str
 ) -> None:
     rows = 5000
     table = pa.table(
@@ -145,7 +145,7 @@ def test_a_table_that_is_wrong_is_refused_as_a_dataframe_is(producer: Producer, 
         producer.send_arrow(pa.table({"body": ["x"]}), made_topic, batchByte="64k")
 
 
-def test_the_package_exports_the_producer_and_its_values(cluster: LocalCluster, topic: str) -> None:
+def test_the_package_exports_the_producer_and_its_values(cluster: SharedCluster, topic: str) -> None:
     with rocketmq_spark.Producer(f"pg-{topic}"[:100], name_server=cluster.name_server) as producer:
         result = producer.send(rocketmq_spark.Message.of(topic, b"x"))
     assert result.status is rocketmq_spark.SendStatus.SEND_OK

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.errors import (
     MQBrokerException,
     MQClientException,
@@ -25,18 +24,19 @@ from rocketmq_spark.wire.records import encode_batch, unique_id, unique_id_prefi
 from tests.outcomes import Outcomes
 from tests.peer import PATIENCE, refused_address
 from tests.reading import read_topic
+from tests.sharing import SharedCluster
 
 pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def transport(cluster: LocalCluster) -> Iterator[RemotingTransport]:
+def transport(cluster: SharedCluster) -> Iterator[RemotingTransport]:
     with RemotingTransport([cluster.name_server]) as made:
         yield made
 
 
 @pytest.fixture
-def topic(cluster: LocalCluster, transport: RemotingTransport) -> str:
+def topic(cluster: SharedCluster, transport: RemotingTransport) -> str:
     name = f"transport_{uuid.uuid4().hex}"
     for broker in cluster.brokers:
         transport.create_topic(broker.address, name, 2, 6, PATIENCE)
@@ -68,7 +68,7 @@ def batch_of(topic: str, *bodies: bytes) -> EncodedBatch:
 
 
 def test_every_batch_sent_to_every_queue_is_stored_once(
-    cluster: LocalCluster, transport: RemotingTransport, topic: str
+    cluster: SharedCluster, transport: RemotingTransport, topic: str
 ) -> None:
     outcomes, expected = Outcomes(), []
     queues = routed_queues(transport, topic)
@@ -103,7 +103,7 @@ def test_a_batch_of_1_mib_and_a_window_of_them(transport: RemotingTransport, top
 
 
 def test_a_single_message_comes_back_as_it_was_sent(
-    cluster: LocalCluster, transport: RemotingTransport, topic: str
+    cluster: SharedCluster, transport: RemotingTransport, topic: str
 ) -> None:
     outcomes = Outcomes()
     [(queue, address), *_] = routed_queues(transport, topic)
@@ -140,7 +140,7 @@ def test_an_unknown_topic_has_no_route(transport: RemotingTransport) -> None:
     assert raised.value.response_code == ResponseCode.TOPIC_NOT_EXIST
 
 
-def test_a_dead_name_server_is_passed_over(cluster: LocalCluster, topic: str) -> None:
+def test_a_dead_name_server_is_passed_over(cluster: SharedCluster, topic: str) -> None:
     with RemotingTransport([refused_address(), cluster.name_server, refused_address()]) as transport:
         for _ in range(3):
             assert len(transport.query_route(topic, PATIENCE).queue_datas) == len(cluster.brokers)
@@ -156,7 +156,7 @@ def test_a_broker_that_is_not_there_says_so(transport: RemotingTransport, topic:
     assert outcome.error.maybe_stored is False
 
 
-def test_heart_beat_and_unregister_are_accepted(cluster: LocalCluster, transport: RemotingTransport) -> None:
+def test_heart_beat_and_unregister_are_accepted(cluster: SharedCluster, transport: RemotingTransport) -> None:
     address = cluster.brokers[0].address
     client_id = f"127.0.0.1@{uuid.uuid4().hex}"
     transport.heart_beat(address, client_id, ["pg-one", "pg-two"], PATIENCE)
@@ -164,7 +164,7 @@ def test_heart_beat_and_unregister_are_accepted(cluster: LocalCluster, transport
     transport.unregister_client(address, client_id, "pg-two", PATIENCE)
 
 
-def test_a_oneway_send_is_stored(cluster: LocalCluster, transport: RemotingTransport, topic: str) -> None:
+def test_a_oneway_send_is_stored(cluster: SharedCluster, transport: RemotingTransport, topic: str) -> None:
     [(queue, address), *_] = routed_queues(transport, topic)
     for number in range(20):
         transport.send_oneway(request(queue, address, batch_of(topic, b"%d-a" % number, b"%d-b" % number)), PATIENCE)
@@ -175,7 +175,7 @@ def test_a_oneway_send_is_stored(cluster: LocalCluster, transport: RemotingTrans
 
 
 def test_offsets_by_time_and_views_agree_with_what_was_stored(
-    cluster: LocalCluster, transport: RemotingTransport, topic: str
+    cluster: SharedCluster, transport: RemotingTransport, topic: str
 ) -> None:
     [(queue, address), (other, other_address), *_] = routed_queues(transport, topic)
     assert transport.earliest_msg_store_time(queue, address, PATIENCE) == -1
@@ -213,7 +213,7 @@ def test_a_view_of_no_message_is_an_error_that_no_retry_mends(transport: Remotin
 
 
 def test_a_topic_may_have_more_queues_to_read_than_to_write(
-    cluster: LocalCluster, transport: RemotingTransport
+    cluster: SharedCluster, transport: RemotingTransport
 ) -> None:
     name = f"transport_{uuid.uuid4().hex}"
     transport.create_topic(cluster.brokers[0].address, name, 2, 6, PATIENCE, read_queue_nums=5)
@@ -242,19 +242,18 @@ def test_a_pull_that_the_broker_holds_back_delays_no_other_answer(transport: Rem
     assert held.wait(1)[0].command.code == ResponseCode.SUCCESS
 
 
-def test_a_proxy_serves_as_name_server_and_broker(proxied: LocalCluster) -> None:
-    assert proxied.proxy is not None
-    address, topic, outcomes = proxied.proxy.address, f"proxied_{uuid.uuid4().hex}", Outcomes()
+def test_a_proxy_serves_as_name_server_and_broker(cluster: SharedCluster) -> None:
+    address, topic, outcomes = cluster.proxy.address, f"proxied_{uuid.uuid4().hex}", Outcomes()
     with RemotingTransport([address]) as transport:
         # A proxy creates no topics, neither on request nor by itself (spec/remoting.md 2.5).
-        transport.create_topic(proxied.brokers[0].address, topic, 2, 6, PATIENCE)
+        transport.create_topic(cluster.brokers[0].address, topic, 2, 6, PATIENCE)
         queues = routed_queues(transport, topic)
         assert {found for _, found in queues} == {address}
         for queue, found in queues:
             transport.send(request(queue, found, batch_of(topic, b"one", b"two")), PATIENCE, outcomes)
         outcomes.wait(len(queues))
         assert {outcome.status for outcome in outcomes} == {SendStatus.SEND_OK}
-        stored = read_topic(proxied.name_server, topic, 4)
+        stored = read_topic(cluster.name_server, topic, 4)
         assert sorted(message.body for message in stored) == [b"one", b"one", b"two", b"two"]
         assert [transport.max_offset(queue, found, PATIENCE) for queue, found in queues] == [2, 2]
         transport.heart_beat(address, "127.0.0.1@transport-test", ["pg"], PATIENCE)

@@ -105,33 +105,35 @@ class Transactional:
                 self.beat()
 
 
-def topic_of(proxied: LocalCluster, transport: RemotingTransport) -> str:
+def topic_of(transactional: LocalCluster, transport: RemotingTransport) -> str:
     name = f"tx_{uuid.uuid4().hex}"
     # A proxy takes half messages for topics of this type only.
-    address = proxied.brokers[0].address
+    address = transactional.brokers[0].address
     transport.create_topic(address, name, 1, 6, PATIENCE, attributes="+message.type=TRANSACTION")
     return name
 
 
-def test_119_a_committed_half_message_becomes_visible_and_a_rolled_back_one_never_does(proxied: LocalCluster) -> None:
-    with RemotingTransport([proxied.name_server]) as transport:
-        topic = topic_of(proxied, transport)
-        producer = Transactional(transport, proxied.brokers[0].address, topic)
+def test_119_a_committed_half_message_becomes_visible_and_a_rolled_back_one_never_does(
+    transactional: LocalCluster,
+) -> None:
+    with RemotingTransport([transactional.name_server]) as transport:
+        topic = topic_of(transactional, transport)
+        producer = Transactional(transport, transactional.brokers[0].address, topic)
         producer.end(producer.send_half(b"rolled back"), TRANSACTION_ROLLBACK_TYPE, "the account is closed")
         producer.end(producer.send_half(b"committed"), TRANSACTION_COMMIT_TYPE)
         unanswered = producer.send_half(b"unanswered")
         # The check of the younger one: by then the broker has been through the older ones too.
         check = producer.next_check()
         assert (check.message.body, check.msg_id) == (b"unanswered", unanswered.msg_id)
-        [stored] = read_topic(proxied.name_server, topic, 1)
+        [stored] = read_topic(transactional.name_server, topic, 1)
         assert (stored.body, stored.queue_id, stored.properties["KEYS"]) == (b"committed", 0, "k1")
         assert stored.sys_flag & 0xC == TRANSACTION_COMMIT_TYPE
 
 
-def test_120_an_unknown_half_message_is_asked_back_for_and_the_answer_decides(proxied: LocalCluster) -> None:
-    with RemotingTransport([proxied.name_server]) as transport:
-        address = proxied.brokers[0].address
-        topic = topic_of(proxied, transport)
+def test_120_an_unknown_half_message_is_asked_back_for_and_the_answer_decides(transactional: LocalCluster) -> None:
+    with RemotingTransport([transactional.name_server]) as transport:
+        address = transactional.brokers[0].address
+        topic = topic_of(transactional, transport)
         producer = Transactional(transport, address, topic)
         halves = {body: producer.send_half(body) for body in (b"to commit", b"to roll back", b"undecided")}
         for half in halves.values():
@@ -154,26 +156,26 @@ def test_120_an_unknown_half_message_is_asked_back_for_and_the_answer_decides(pr
             # Written again before it asked: an answer with the half message's own offsets would be refused.
             assert check.commit_log_offset > half.commit_log_offset
             assert check.tran_state_table_offset > half.tran_state_table_offset
-        assert [message.body for message in read_topic(proxied.name_server, topic, 1)] == [b"to commit"]
+        assert [message.body for message in read_topic(transactional.name_server, topic, 1)] == [b"to commit"]
 
 
-def test_120_a_proxy_passes_checks_on_and_only_their_answers_count(proxied: LocalCluster) -> None:
-    assert proxied.proxy is not None
-    with RemotingTransport([proxied.proxy.address]) as transport:
-        topic = topic_of(proxied, transport)
-        producer = Transactional(transport, proxied.proxy.address, topic)
+def test_120_a_proxy_passes_checks_on_and_only_their_answers_count(transactional: LocalCluster) -> None:
+    assert transactional.proxy is not None
+    with RemotingTransport([transactional.proxy.address]) as transport:
+        topic = topic_of(transactional, transport)
+        producer = Transactional(transport, transactional.proxy.address, topic)
         half = producer.send_half(b"half")
         # Answered with success and without effect: a 5.5.0 proxy knows only half messages that came over gRPC.
         producer.end(half, TRANSACTION_COMMIT_TYPE)
         check = producer.next_check()
-        assert (check.address, check.broker_name, check.offset_msg_id) == (proxied.proxy.address, "", "")
+        assert (check.address, check.broker_name, check.offset_msg_id) == (transactional.proxy.address, "", "")
         assert (check.message.topic, check.message.body, check.unique_id) == (topic, b"half", half.msg_id)
-        assert read_topic(proxied.name_server, topic) == []
+        assert read_topic(transactional.name_server, topic) == []
         transport.end_transaction(check.address, check.answer(TRANSACTION_COMMIT_TYPE), PATIENCE)
-        assert [message.body for message in read_topic(proxied.name_server, topic, 1)] == [b"half"]
+        assert [message.body for message in read_topic(transactional.name_server, topic, 1)] == [b"half"]
 
 
-def test_120_a_producers_listener_is_asked_about_what_it_left_open(proxied: LocalCluster) -> None:
+def test_120_a_producers_listener_is_asked_about_what_it_left_open(transactional: LocalCluster) -> None:
     class Listener:
         """Leaves everything open at first, and decides when it is asked."""
 
@@ -189,42 +191,42 @@ def test_120_a_producers_listener_is_asked_about_what_it_left_open(proxied: Loca
                 return LocalTransactionState.COMMIT_MESSAGE
             return LocalTransactionState.ROLLBACK_MESSAGE
 
-    with RemotingTransport([proxied.name_server]) as transport:
-        topic = topic_of(proxied, transport)
+    with RemotingTransport([transactional.name_server]) as transport:
+        topic = topic_of(transactional, transport)
     listener = Listener()
-    settings = {"name_server": proxied.name_server, "heartbeat_broker_interval": 1000}
+    settings = {"name_server": transactional.name_server, "heartbeat_broker_interval": 1000}
     with Producer(f"pg-{topic}", transaction_listener=listener, **settings) as producer:
         for body in (b"never does", b"becomes visible"):
             result = producer.send_in_transaction(Message.of(topic, body))
             assert result.local_transaction_state is LocalTransactionState.UNKNOW
-        assert read_topic(proxied.name_server, topic) == []
+        assert read_topic(transactional.name_server, topic) == []
         asked = {listener.checked.get(timeout=CHECK_PATIENCE) for _ in range(2)}
         assert asked == {b"never does", b"becomes visible"}
         # A broker that asks again before it has noted the answer gets a second one, and delivers the message again.
-        assert {message.body for message in read_topic(proxied.name_server, topic, 1)} == {b"becomes visible"}
+        assert {message.body for message in read_topic(transactional.name_server, topic, 1)} == {b"becomes visible"}
         # Were the rolled-back one to come, it would come with the checks of a younger one.
         producer.send_in_transaction(Message.of(topic, b"younger"))
         while listener.checked.get(timeout=CHECK_PATIENCE) != b"younger":
             pass
-        assert {message.body for message in read_topic(proxied.name_server, topic)} == {b"becomes visible"}
+        assert {message.body for message in read_topic(transactional.name_server, topic)} == {b"becomes visible"}
 
 
-def test_a_java_producer_s_transaction_becomes_visible_when_committed(java: Java, proxied: LocalCluster) -> None:
-    with RemotingTransport([proxied.name_server]) as transport:
-        topic = topic_of(proxied, transport)
+def test_a_java_producer_s_transaction_becomes_visible_when_committed(java: Java, transactional: LocalCluster) -> None:
+    with RemotingTransport([transactional.name_server]) as transport:
+        topic = topic_of(transactional, transport)
     states = ["COMMIT_MESSAGE", "ROLLBACK_MESSAGE", "COMMIT_MESSAGE"]
     requests = [
         {"messages": [line_of(topic, b"%d" % number)], "transaction": state} for number, state in enumerate(states)
     ]
     # Nobody answers the end of a transaction: only when a later message is answered is it certain to have been sent.
     requests.append({"messages": [line_of(topic, b"3")]})
-    *results, _ = java.send(proxied.name_server, requests)
+    *results, _ = java.send(transactional.name_server, requests)
     assert [one["msgId"] for one in results] == [one["transactionId"] for one in results]
-    stored = read_topic(proxied.name_server, topic, 3)
+    stored = read_topic(transactional.name_server, topic, 3)
     assert sorted(message.body for message in stored) == [b"0", b"2", b"3"]
 
 
-def test_a_java_consumer_sees_a_committed_message_and_no_other(java: Java, proxied: LocalCluster) -> None:
+def test_a_java_consumer_sees_a_committed_message_and_no_other(java: Java, transactional: LocalCluster) -> None:
     class Listener:
         def execute_local_transaction(self, message: Message, arg: LocalTransactionState) -> LocalTransactionState:
             return arg
@@ -232,11 +234,11 @@ def test_a_java_consumer_sees_a_committed_message_and_no_other(java: Java, proxi
         def check_local_transaction(self, message: object) -> LocalTransactionState:
             return LocalTransactionState.UNKNOW
 
-    with RemotingTransport([proxied.name_server]) as transport:
-        topic = topic_of(proxied, transport)
+    with RemotingTransport([transactional.name_server]) as transport:
+        topic = topic_of(transactional, transport)
     group = f"pg-{topic}"
-    with Producer(group, name_server=proxied.name_server, transaction_listener=Listener()) as producer:
+    with Producer(group, name_server=transactional.name_server, transaction_listener=Listener()) as producer:
         for state in LocalTransactionState:
             producer.send_in_transaction(Message.of(topic, state.name.encode(), keys="k"), state)
-    found = java.read_topic(proxied.name_server, topic, 2, within=8.0)
+    found = java.read_topic(transactional.name_server, topic, 2, within=8.0)
     assert [(line["body"], line["properties"]["KEYS"]) for line in found] == [(b"COMMIT_MESSAGE", "k")]

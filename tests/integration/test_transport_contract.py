@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.message import Message, MessageQueue
 from rocketmq_spark.transport.base import Transport
 from rocketmq_spark.transport.grpc import GrpcTransport
 from rocketmq_spark.transport.remoting import RemotingTransport
 from tests.contract import Promises, Seam
 from tests.reading import read_topic
+from tests.sharing import SharedCluster
 
 pytestmark = pytest.mark.integration
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 class Real(Seam):
     """Either transport; what it has sent is read back from the brokers."""
 
-    def __init__(self, cluster: LocalCluster, transport: Transport, queue: MessageQueue, address: str) -> None:
+    def __init__(self, cluster: SharedCluster, transport: Transport, queue: MessageQueue, address: str) -> None:
         super().__init__(transport, queue, address)
         self.cluster = cluster
 
@@ -45,16 +45,16 @@ class Grpc(Real):
 
 
 @pytest.fixture(params=["remoting", "grpc"])
-def seam(request: pytest.FixtureRequest, proxied: LocalCluster, make_topic: Callable[..., str]) -> Iterator[Seam]:
+def seam(request: pytest.FixtureRequest, cluster: SharedCluster, make_topic: Callable[..., str]) -> Iterator[Seam]:
     topic = make_topic("NORMAL")
     made: Real
     if request.param == "grpc":
-        grpc = GrpcTransport([proxied.endpoints], client_id="test")
-        made = Grpc(proxied, grpc, MessageQueue(topic, proxied.endpoints, 0), proxied.endpoints)
+        grpc = GrpcTransport([cluster.endpoints], client_id="test")
+        made = Grpc(cluster, grpc, MessageQueue(topic, cluster.endpoints, 0), cluster.endpoints)
     else:
-        broker = proxied.brokers[0]
-        remoting = RemotingTransport([proxied.name_server])
-        made = Remoting(proxied, remoting, MessageQueue(topic, broker.name, 0), broker.address)
+        broker = cluster.brokers[0]
+        remoting = RemotingTransport([cluster.name_server])
+        made = Remoting(cluster, remoting, MessageQueue(topic, broker.name, 0), broker.address)
     with made.stack:
         yield made
     made.transport.close()

@@ -13,7 +13,6 @@ import pytest
 from rocketmq_spark.arrow.encode_remoting import BatchSettings, RemotingBatcher
 from rocketmq_spark.arrow.row_id import RowIds
 from rocketmq_spark.arrow.unique_id import UniqueIds
-from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.compression import CompressionType, compress, decompress
 from rocketmq_spark.java_hash import queue_index, string_hash
 from rocketmq_spark.message import EncodedBatch, Message, MessageQueue, SendOutcome, SendRequest, SendStatus
@@ -26,6 +25,7 @@ from rocketmq_spark.wire.records import encode_properties
 from rocketmq_spark.wire.row_hash import row_hash
 from tests.java import Java, line_of
 from tests.reading import read_topic
+from tests.sharing import SharedCluster
 
 pytestmark = pytest.mark.integration
 
@@ -34,7 +34,7 @@ IDS = UniqueIdGenerator(bytes([127, 0, 0, 1]))
 LARGE = b" ".join(random.Random(5).choices([b"queue", b"topic", b"broker", b"a message of many words"], k=60_000))
 
 
-def make_topic(cluster: LocalCluster, topic: str) -> tuple[MessageQueue, ...]:
+def make_topic(cluster: SharedCluster, topic: str) -> tuple[MessageQueue, ...]:
     """Make a topic of two queues a broker, and return its queues in the order in which Java selects from them."""
     with RemotingTransport([cluster.name_server]) as transport:
         for broker in cluster.brokers:
@@ -42,7 +42,7 @@ def make_topic(cluster: LocalCluster, topic: str) -> tuple[MessageQueue, ...]:
         return publish_info_of(topic, transport.query_route(topic, PATIENCE)).queues
 
 
-def send(cluster: LocalCluster, *batches: EncodedBatch) -> list[SendOutcome]:
+def send(cluster: SharedCluster, *batches: EncodedBatch) -> list[SendOutcome]:
     """Send each to the first queue of its topic."""
     found = []
     with RemotingTransport([cluster.name_server]) as transport:
@@ -72,7 +72,7 @@ def single(message: Message, kind: CompressionType | None = None) -> EncodedBatc
     )
 
 
-def test_a_java_consumer_unpacks_what_we_compressed(java: Java, cluster: LocalCluster, topic: str) -> None:
+def test_a_java_consumer_unpacks_what_we_compressed(java: Java, cluster: SharedCluster, topic: str) -> None:
     make_topic(cluster, topic)
     sent = [
         (Message.of(topic, body, tags=kind.name, properties={"size": str(len(body))}), kind)
@@ -85,7 +85,9 @@ def test_a_java_consumer_unpacks_what_we_compressed(java: Java, cluster: LocalCl
     assert [kind.name for _, kind in sent] == [one["properties"]["TAGS"] for one in found]
 
 
-def test_a_java_consumer_reads_our_batch_and_filters_by_its_tags(java: Java, cluster: LocalCluster, topic: str) -> None:
+def test_a_java_consumer_reads_our_batch_and_filters_by_its_tags(
+    java: Java, cluster: SharedCluster, topic: str
+) -> None:
     make_topic(cluster, topic)
     members = [
         Message.of(
@@ -104,7 +106,7 @@ def test_a_java_consumer_reads_our_batch_and_filters_by_its_tags(java: Java, clu
     assert [outcome.queue_offset + number for number in range(1, 100, 2)] == [one["queueOffset"] for one in found]
 
 
-def test_a_java_consumer_of_a_namespace_reads_what_we_wrapped(java: Java, cluster: LocalCluster, topic: str) -> None:
+def test_a_java_consumer_of_a_namespace_reads_what_we_wrapped(java: Java, cluster: SharedCluster, topic: str) -> None:
     wrapped = wrap("MQ_INST_1_interop", topic)
     make_topic(cluster, wrapped)
     send(cluster, single(Message.of(wrapped, b"body", properties={"INSTANCE": "1"})))
@@ -113,7 +115,7 @@ def test_a_java_consumer_of_a_namespace_reads_what_we_wrapped(java: Java, cluste
 
 
 def test_a_java_producer_s_result_is_read_back_and_its_keys_meet_our_queues(
-    java: Java, cluster: LocalCluster, topic: str
+    java: Java, cluster: SharedCluster, topic: str
 ) -> None:
     queues = make_topic(cluster, topic)
     keys = ["", "polygenelubricants", "order-17", "\U0001f600", "h\u00e9", "negative-hash"]
@@ -134,7 +136,7 @@ def test_a_java_producer_s_result_is_read_back_and_its_keys_meet_our_queues(
         assert result["queueOffset"] == message.queue_offset
 
 
-def test_we_unpack_what_a_java_producer_compressed(java: Java, cluster: LocalCluster, topic: str) -> None:
+def test_we_unpack_what_a_java_producer_compressed(java: Java, cluster: SharedCluster, topic: str) -> None:
     make_topic(cluster, topic)
     sent = [(kind, body) for kind in CompressionType for body in (LARGE, b"x" * 4096)]
     requests = [
@@ -163,7 +165,7 @@ def encoded_rows(topic: str, bodies: list[bytes], **settings: Any) -> list[Encod
 
 @pytest.mark.parametrize("kind", CompressionType)
 def test_90_91_java_unpacks_the_long_rows_of_a_batch_and_finds_their_ids(
-    java: Java, cluster: LocalCluster, topic: str, kind: CompressionType
+    java: Java, cluster: SharedCluster, topic: str, kind: CompressionType
 ) -> None:
     make_topic(cluster, topic)
     bodies = [LARGE, b"short", b"y" * 4096, b"z" * 4095, LARGE[:100_000]]
@@ -175,7 +177,7 @@ def test_90_91_java_unpacks_the_long_rows_of_a_batch_and_finds_their_ids(
         assert properties["SPARK_ROW_ID"] == f"a-write/-1/0/{place}/{row_hash(topic, body, properties)}"
 
 
-def test_java_takes_an_inner_batch_apart(java: Java, cluster: LocalCluster, topic: str) -> None:
+def test_java_takes_an_inner_batch_apart(java: Java, cluster: SharedCluster, topic: str) -> None:
     with RemotingTransport([cluster.name_server]) as transport:
         for broker in cluster.brokers:
             transport.create_topic(broker.address, topic, 2, 6, PATIENCE, attributes="+queue.type=BatchCQ")

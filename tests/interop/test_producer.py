@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 
 from rocketmq_spark.client.producer import Producer
-from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.message import Message
 from rocketmq_spark.producer.queue_selectors import SelectMessageQueueByHash
 from tests.interop.test_java_client import make_topic
 from tests.java import Java, line_of
 from tests.reading import read_topic
+from tests.sharing import SharedCluster
 
 pytestmark = pytest.mark.integration
 
@@ -24,12 +24,12 @@ LARGE = b" ".join(random.Random(5).choices([b"queue", b"topic", b"broker", b"a m
 
 
 @pytest.fixture
-def producer(cluster: LocalCluster) -> Iterator[Producer]:
+def producer(cluster: SharedCluster) -> Iterator[Producer]:
     with Producer(f"pg-{uuid.uuid4().hex[:8]}", name_server=cluster.name_server) as started:
         yield started
 
 
-def test_a_java_consumer_reads_every_kind_of_message(java: Java, cluster: LocalCluster, topic: str) -> None:
+def test_a_java_consumer_reads_every_kind_of_message(java: Java, cluster: SharedCluster, topic: str) -> None:
     for kind in ("ZLIB", "LZ4", "ZSTD"):
         group = f"pg-{uuid.uuid4().hex[:8]}"
         with Producer(group, name_server=cluster.name_server, compress_type=kind) as producer:
@@ -59,7 +59,7 @@ def test_a_java_consumer_reads_every_kind_of_message(java: Java, cluster: LocalC
 
 
 def test_the_same_key_meets_the_same_queue_from_java(
-    java: Java, cluster: LocalCluster, producer: Producer, topic: str
+    java: Java, cluster: SharedCluster, producer: Producer, topic: str
 ) -> None:
     make_topic(cluster, topic)
     keys = ["", "order-17", "\U0001f600", "h\u00e9", "polygenelubricants"]
@@ -69,7 +69,7 @@ def test_the_same_key_meets_the_same_queue_from_java(
     assert [(one.broker_name, one.queue_id) for one in ours] == [(one["brokerName"], one["queueId"]) for one in theirs]
 
 
-def test_javas_decoder_reads_our_trace_records(java: Java, cluster: LocalCluster, topic: str) -> None:
+def test_javas_decoder_reads_our_trace_records(java: Java, cluster: SharedCluster, topic: str) -> None:
     # The trace topic is the brokers' own; a topic of this test's keeps its records apart from others'.
     trace_topic = f"trace-{uuid.uuid4().hex[:8]}"
     group = f"pg-{uuid.uuid4().hex[:8]}"
@@ -85,7 +85,7 @@ def test_javas_decoder_reads_our_trace_records(java: Java, cluster: LocalCluster
     assert record["regionId"] == result.region_id
 
 
-def test_javas_decoder_reads_the_trace_of_a_table(java: Java, cluster: LocalCluster, topic: str) -> None:
+def test_javas_decoder_reads_the_trace_of_a_table(java: Java, cluster: SharedCluster, topic: str) -> None:
     trace_topic = f"trace-{uuid.uuid4().hex[:8]}"
     tracing = {"enable_trace": True, "trace_topic": trace_topic}
     with Producer(f"pg-{uuid.uuid4().hex[:8]}", name_server=cluster.name_server, **tracing) as producer:

@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rocketmq_spark.cluster import LocalCluster
-
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from rocketmq_spark.spark.report import Metrics
+    from tests.sharing import SharedCluster
 
 
 @pytest.fixture
-def save(cluster: LocalCluster, topic: str, metrics: Metrics) -> Callable[..., None]:
+def save(cluster: SharedCluster, topic: str, metrics: Metrics) -> Callable[..., None]:
     """Save a DataFrame to the test's topic; keyword arguments are options."""
 
     def save_to_topic(frame: DataFrame, **options: Any) -> None:

@@ -16,13 +16,13 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.cluster.jars import server_jars
 from rocketmq_spark.cluster.java import find_java
 from rocketmq_spark.spark.register import register, unregister
 from rocketmq_spark.spark.report import Metrics
 from rocketmq_spark.transport.remoting import RemotingTransport
 from tests.reading import read_topic
+from tests.sharing import SharedCluster
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -39,7 +39,7 @@ def numbered(spark: SparkSession, rows: int, partitions: int = 4) -> Any:
     )
 
 
-def create_topic(cluster: LocalCluster, topic: str) -> None:
+def create_topic(cluster: SharedCluster, topic: str) -> None:
     with RemotingTransport([cluster.name_server]) as transport:
         for broker in cluster.brokers:
             transport.create_topic(broker.address, topic, 4, 6, 5.0)
@@ -54,7 +54,7 @@ class Written:
 
 
 @pytest.fixture(scope="module")
-def written(spark: SparkSession, cluster: LocalCluster) -> Written:
+def written(spark: SparkSession, cluster: SharedCluster) -> Written:
     metrics, topic = register(spark), f"two-hundred-thousand-{uuid.uuid4().hex[:8]}"
     frame = numbered(spark, ROWS)
     frame.write.format("rocketmq").option("nameServer", cluster.name_server).option("topic", topic).save()
@@ -67,7 +67,7 @@ def body_of(number: int) -> bytes:
 
 
 def test_two_hundred_thousand_rows_arrive_once_each_and_whole_on_both_brokers(
-    cluster: LocalCluster, written: Written
+    cluster: SharedCluster, written: Written
 ) -> None:
     stored = read_topic(cluster.name_server, written.topic, ROWS)
     assert Counter(message.properties["KEYS"] for message in stored) == Counter(f"k{n}" for n in range(ROWS))
@@ -83,7 +83,7 @@ def test_two_hundred_thousand_rows_arrive_once_each_and_whole_on_both_brokers(
     assert len({message.properties["UNIQ_KEY"] for message in stored}) == ROWS
 
 
-def test_the_metrics_count_each_row_and_are_a_receipt_of_the_queues(cluster: LocalCluster, written: Written) -> None:
+def test_the_metrics_count_each_row_and_are_a_receipt_of_the_queues(cluster: SharedCluster, written: Written) -> None:
     assert set(written.metrics) == {broker.name for broker in cluster.brokers}
     assert sum(facts["rows"] for facts in written.metrics.values()) == ROWS
     receipt = [queue for facts in written.metrics.values() for queue in facts["queues"][written.topic].values()]
@@ -99,7 +99,7 @@ PRINTED = re.compile(
 )
 
 
-def test_rocketmqs_own_tool_reads_the_same_rows(cluster: LocalCluster, written: Written, tmp_path: Path) -> None:
+def test_rocketmqs_own_tool_reads_the_same_rows(cluster: SharedCluster, written: Written, tmp_path: Path) -> None:
     read_topic(cluster.name_server, written.topic, ROWS)
     java = find_java()
     classpath = ":".join(map(str, server_jars(lambda: java)))

@@ -13,12 +13,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.spark.report import Metrics
 from rocketmq_spark.transport.remoting import RemotingTransport
 from tests.reading import read_topic
+from tests.sharing import SharedCluster
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -29,13 +29,13 @@ def numbered(spark: SparkSession, rows: int = ROWS, partitions: int = 2) -> Data
     return spark.range(0, rows, 1, partitions).select(F.col("id").cast("string").alias("body"))
 
 
-def create_topic(cluster: LocalCluster, topic: str) -> None:
+def create_topic(cluster: SharedCluster, topic: str) -> None:
     with RemotingTransport([cluster.name_server]) as transport:
         for broker in cluster.brokers:
             transport.create_topic(broker.address, topic, 4, 6, 5.0)
 
 
-def bodies(cluster: LocalCluster, topic: str, rows: int = ROWS) -> Counter[int]:
+def bodies(cluster: SharedCluster, topic: str, rows: int = ROWS) -> Counter[int]:
     messages = read_topic(cluster.name_server, topic, rows, key=lambda message: message.body)
     return Counter(int(message.body) for message in messages)
 
@@ -52,7 +52,7 @@ def refusal(save: Callable[..., None], frame: DataFrame, **options: Any) -> str:
 
 def test_oneway_rows_arrive_and_count_as_sent_and_not_as_stored(
     spark: SparkSession,
-    cluster: LocalCluster,
+    cluster: SharedCluster,
     topic: str,
     metrics: Metrics,
     save: Callable[..., None],
@@ -67,7 +67,7 @@ def test_oneway_rows_arrive_and_count_as_sent_and_not_as_stored(
 
 
 def test_sync_rows_arrive_once_each(
-    spark: SparkSession, cluster: LocalCluster, topic: str, metrics: Metrics, save: Callable[..., None]
+    spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics, save: Callable[..., None]
 ) -> None:
     save(numbered(spark), sendMode="sync", batchBytes="4k")
     assert bodies(cluster, topic) == Counter(range(ROWS))
@@ -75,7 +75,7 @@ def test_sync_rows_arrive_once_each(
 
 
 def test_rows_of_a_namespace_are_in_its_topic_sent_by_the_brokers_second_port(
-    spark: SparkSession, cluster: LocalCluster, topic: str, metrics: Metrics, save: Callable[..., None]
+    spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics, save: Callable[..., None]
 ) -> None:
     options = {"namespace": "ns1", "unitName": "u1", "unitMode": "true", "vipChannelEnabled": "true"}
     save(numbered(spark), **options)
@@ -84,7 +84,7 @@ def test_rows_of_a_namespace_are_in_its_topic_sent_by_the_brokers_second_port(
 
 
 def test_a_rate_holds_for_the_whole_job(
-    spark: SparkSession, cluster: LocalCluster, topic: str, metrics: Metrics, save: Callable[..., None]
+    spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics, save: Callable[..., None]
 ) -> None:
     rate = 500
     save(numbered(spark, partitions=5), maxRatePerSecond=rate)
@@ -99,7 +99,7 @@ def test_a_rate_holds_for_the_whole_job(
 
 def test_each_write_leaves_a_line_at_metrics_path(
     spark: SparkSession,
-    cluster: LocalCluster,
+    cluster: SharedCluster,
     topic: str,
     metrics: Metrics,
     save: Callable[..., None],
@@ -127,14 +127,14 @@ def test_each_write_leaves_a_line_at_metrics_path(
 
 
 def test_a_metrics_path_that_can_not_be_written_fails_no_write(
-    spark: SparkSession, cluster: LocalCluster, topic: str, save: Callable[..., None]
+    spark: SparkSession, cluster: SharedCluster, topic: str, save: Callable[..., None]
 ) -> None:
     save(numbered(spark), metricsPath="/proc/no/such/place.jsonl")
     assert bodies(cluster, topic) == Counter(range(ROWS))
 
 
 def test_ordered_rows_of_a_key_are_in_one_queue_in_their_order(
-    spark: SparkSession, cluster: LocalCluster, topic: str, metrics: Metrics, save: Callable[..., None]
+    spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics, save: Callable[..., None]
 ) -> None:
     create_topic(cluster, topic)
     keyed = spark.range(ROWS).withColumn("shardingKey", (F.col("id") % 50).cast("string"))
@@ -147,7 +147,7 @@ def test_ordered_rows_of_a_key_are_in_one_queue_in_their_order(
 
 
 def test_an_ordered_stream_takes_its_queues_from_the_driver_too(
-    spark: SparkSession, cluster: LocalCluster, topic: str, metrics: Metrics, tmp_path: Path
+    spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics, tmp_path: Path
 ) -> None:
     create_topic(cluster, topic)
     rows = spark.range(100).selectExpr("cast(id as string) as body", "cast(id % 5 as string) as shardingKey")
@@ -169,7 +169,7 @@ def test_an_ordered_stream_takes_its_queues_from_the_driver_too(
 
 
 def test_an_ordered_write_needs_the_column_a_key_in_each_row_and_a_topic_that_exists(
-    spark: SparkSession, cluster: LocalCluster, topic: str, metrics: Metrics, save: Callable[..., None]
+    spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics, save: Callable[..., None]
 ) -> None:
     rows = numbered(spark, 10)
     keyed = rows.withColumn("shardingKey", F.col("body"))
@@ -181,7 +181,7 @@ def test_an_ordered_write_needs_the_column_a_key_in_each_row_and_a_topic_that_ex
 
 
 def test_a_rate_whose_tasks_nobody_knows_is_refused_on_the_driver(
-    spark: SparkSession, cluster: LocalCluster, topic: str
+    spark: SparkSession, cluster: SharedCluster, topic: str
 ) -> None:
     options = {"nameServer": cluster.name_server, "topic": topic, "maxRatePerSecond": "10"}
     with pytest.raises(OptionError, match=r"register\(spark\).*maxRateTasks"):

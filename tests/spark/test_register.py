@@ -16,10 +16,10 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql import DataFrameWriter, SparkSession
 
-from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.spark.register import register, unregister
 from rocketmq_spark.spark.report import Metrics
 from tests.reading import read_topic
+from tests.sharing import SharedCluster
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -43,7 +43,7 @@ def save(spark, rows, mode=None):
 """
 
 
-def run(script: str, cluster: LocalCluster, topic: str) -> subprocess.CompletedProcess[str]:
+def run(script: str, cluster: SharedCluster, topic: str) -> subprocess.CompletedProcess[str]:
     """Run a script in an interpreter, so in a JVM, of its own."""
     return subprocess.run(
         [sys.executable, "-c", PREAMBLE + script, cluster.name_server, topic],
@@ -55,7 +55,7 @@ def run(script: str, cluster: LocalCluster, topic: str) -> subprocess.CompletedP
     )
 
 
-def test_without_register_the_source_is_found_and_the_summary_logged(cluster: LocalCluster, topic: str) -> None:
+def test_without_register_the_source_is_found_and_the_summary_logged(cluster: SharedCluster, topic: str) -> None:
     done = run(
         """
 spark = session(SparkSession.builder.master("local[2]"))
@@ -79,7 +79,7 @@ spark.stop()
         assert "DATA_SOURCE_NOT_FOUND" in done.stderr
 
 
-def test_metrics_come_back_from_executors_in_other_processes(cluster: LocalCluster, topic: str) -> None:
+def test_metrics_come_back_from_executors_in_other_processes(cluster: SharedCluster, topic: str) -> None:
     done = run(
         """
 spark = session(SparkSession.builder.master("local-cluster[2,1,1024]"))
@@ -98,7 +98,7 @@ spark.stop()
     assert len(read_topic(cluster.name_server, topic, 2000)) == 2000
 
 
-def test_on_connect_a_write_works_and_the_metrics_say_where_they_are(cluster: LocalCluster, topic: str) -> None:
+def test_on_connect_a_write_works_and_the_metrics_say_where_they_are(cluster: SharedCluster, topic: str) -> None:
     pytest.importorskip("grpc_status", reason="Spark Connect needs pyspark[connect]")
     done = run(
         """
@@ -137,7 +137,7 @@ def spoil_first_attempt(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Record
 
 
 def test_failed_attempts_are_sent_again_and_do_not_count(
-    spark: SparkSession, cluster: LocalCluster, topic: str, metrics: Metrics
+    spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics
 ) -> None:
     # More rows than one record batch holds: the first ones are stored before the bad one is seen.
     frame = spark.range(0, 60_000, 1, 2).selectExpr("cast(id as string) as body")
@@ -152,7 +152,7 @@ def test_failed_attempts_are_sent_again_and_do_not_count(
 
 
 def test_two_writes_stay_apart_and_reset_begins_anew(
-    spark: SparkSession, cluster: LocalCluster, topic: str, metrics: Metrics, save: Any
+    spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics, save: Any
 ) -> None:
     for rows in (30, 7):
         save(spark.range(rows).selectExpr("cast(id as string) as body"))

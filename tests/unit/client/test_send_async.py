@@ -176,7 +176,7 @@ def test_107_limits_may_change_and_what_is_under_way_stays_counted(
     assert producer._service is not None
     limits = producer._service.sending.back_pressure
     assert limits is not None
-    transport.always = dict.fromkeys("ab", Reply(delay=0.2))
+    transport.always = dict.fromkeys("ab", Reply(delay=0.8))
     under_way = [producer.send_async(MESSAGE) for _ in range(15)]
     producer.set_back_pressure_for_async_send(1, 1)
     assert limits.messages.available == -5

@@ -1,0 +1,125 @@
+"""Transactions through a real proxy (spec/grpc.md section 10, line 20)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+
+from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.errors import MQBrokerException
+from rocketmq_spark.message import SendStatus
+from rocketmq_spark.transaction import (
+    TRANSACTION_COMMIT_TYPE,
+    TRANSACTION_NOT_TYPE,
+    TRANSACTION_ROLLBACK_TYPE,
+    EndTransaction,
+)
+from rocketmq_spark.transport.grpc import GrpcTransport
+from tests.contract import next_id, single
+from tests.grpc_sends import send, stored
+from tests.outcomes import Outcomes
+from tests.peer import PATIENCE
+from tests.topics import create_topic
+
+pytestmark = pytest.mark.integration
+
+# A proxy keeps a half message for 30 s and looks for old ones every 10 s.
+FORGOTTEN_SECONDS = 42.0
+# It tells its brokers of a new client's topics every 20 s; before that nobody is asked back.
+CHECK_PATIENCE = 60.0
+
+
+def new_topic(cluster: LocalCluster) -> str:
+    return create_topic(cluster, f"transactions-{next_id()}", "TRANSACTION", 1)
+
+
+@pytest.fixture
+def transport(transactional: LocalCluster) -> Iterator[GrpcTransport]:
+    with GrpcTransport([transactional.endpoints], client_id="10.0.0.1@grpc-test") as made:
+        yield made
+
+
+class Aging(NamedTuple):
+    """A half message that nobody ends, and who sent it."""
+
+    transport: GrpcTransport
+    end: EndTransaction
+    sent: float
+
+
+@pytest.fixture(scope="module", autouse=True)
+def aging(transactional: LocalCluster) -> Iterator[Aging]:
+    """Sent before the first test of this file, so that the last one has not so long to wait."""
+    topic = new_topic(transactional)
+    with GrpcTransport([transactional.endpoints], client_id="10.0.0.1@aging") as transport:
+        yield Aging(transport, half(transport, topic, b"aging"), time.monotonic())
+
+
+def half(transport: GrpcTransport, topic: str, body: bytes) -> EndTransaction:
+    """Send a half message; return how it would be ended."""
+    [outcome] = send(transport, single(topic, body, TRAN_MSG="true", KEYS="k1", mine="yours", PGROUP="pg"))
+    assert outcome.status is SendStatus.SEND_OK
+    return EndTransaction(
+        topic=topic,
+        producer_group="pg",
+        tran_state_table_offset=outcome.queue_offset,
+        commit_log_offset=-1,
+        commit_or_rollback=TRANSACTION_COMMIT_TYPE,
+        msg_id=outcome.transaction_id,
+        transaction_id=outcome.transaction_id,
+        broker_name=transport.endpoints[0],
+    )
+
+
+def rolled_back(end: EndTransaction) -> EndTransaction:
+    return replace(end, commit_or_rollback=TRANSACTION_ROLLBACK_TYPE)
+
+
+def test_grpc_20_a_committed_half_message_becomes_visible_and_a_rolled_back_one_never_does(
+    transactional: LocalCluster, transport: GrpcTransport
+) -> None:
+    topic = new_topic(transactional)
+    endpoint, never, visible = transport.endpoints[0], half(transport, topic, b"never"), half(transport, topic, b"yes")
+    transport.end_transaction(endpoint, rolled_back(never), PATIENCE)
+    transport.end_transaction(endpoint, visible, PATIENCE)
+    [found] = stored(transactional.name_server, topic, 1).values()
+    assert (found.body, found.keys, found.properties["mine"]) == (b"yes", "k1", "yours")
+    # A half message can be ended once.
+    for again in (visible, rolled_back(never)):
+        with pytest.raises(MQBrokerException, match="cannot found transaction data") as raised:
+            transport.end_transaction(endpoint, again, PATIENCE)
+        assert raised.value.retriable is False
+
+
+def test_grpc_20_a_half_message_left_open_is_asked_for_and_the_answer_decides(
+    transactional: LocalCluster, transport: GrpcTransport
+) -> None:
+    topic, checks = new_topic(transactional), Outcomes()
+    transport.on_check_transaction = checks
+    endpoint = transport.endpoints[0]
+    commit, roll_back = half(transport, topic, b"commit"), half(transport, topic, b"roll back")
+    # Nothing is told: the proxy keeps it, and the broker asks back.
+    transport.end_transaction(endpoint, replace(commit, commit_or_rollback=TRANSACTION_NOT_TYPE), PATIENCE)
+    answers = {commit.msg_id: TRANSACTION_COMMIT_TYPE, roll_back.msg_id: TRANSACTION_ROLLBACK_TYPE}
+    deadline = time.monotonic() + CHECK_PATIENCE
+    while answers.keys() - {check.unique_id for check in tuple(checks)}:
+        assert time.monotonic() < deadline, f"not asked for: {answers}, but {checks}"
+        transport.heart_beat(endpoint, "", [], PATIENCE)
+        time.sleep(0.2)
+    for message_id, answer in answers.items():
+        check = next(check for check in checks if check.unique_id == message_id)
+        assert (check.address, check.producer_group, check.message.topic) == (endpoint, "pg", topic)
+        assert (check.message.keys, check.message.user_properties["mine"]) == ("k1", "yours")
+        transport.end_transaction(check.address, check.answer(answer), PATIENCE)
+    assert set(stored(transactional.name_server, topic, 1)) == {b"commit"}
+    transport.unregister_client(endpoint, "", "pg", PATIENCE)
+
+
+def test_grpc_20_a_half_message_is_too_old_to_be_ended_when_the_proxy_has_forgotten_it(aging: Aging) -> None:
+    time.sleep(max(0.0, aging.sent + FORGOTTEN_SECONDS - time.monotonic()))
+    with pytest.raises(MQBrokerException, match="cannot found transaction data"):
+        aging.transport.end_transaction(aging.transport.endpoints[0], aging.end, PATIENCE)

@@ -1,0 +1,79 @@
+"""One cluster for all processes of a test run: the first that needs it starts it, and stops it when nobody else does.
+
+Servers cost more than most of the tests that use them, so a run has them once and not once for each of its processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rocketmq_spark.cluster import LocalCluster
+
+
+@dataclass(frozen=True)
+class SharedServer:
+    """A broker, or the proxy."""
+
+    name: str
+    address: str
+
+
+@dataclass(frozen=True)
+class SharedCluster:
+    """What tests need to know of a cluster; they neither stop nor pause anything of it."""
+
+    name_server: str
+    brokers: tuple[SharedServer, ...]
+    proxy: SharedServer
+    endpoints: str
+
+    @classmethod
+    def of(cls, cluster: LocalCluster) -> SharedCluster:
+        assert cluster.proxy is not None
+        brokers = tuple(SharedServer(broker.name, broker.address) for broker in cluster.brokers)
+        proxy = SharedServer(cluster.proxy.name, cluster.proxy.address)
+        return cls(cluster.name_server, brokers, proxy, cluster.endpoints)
+
+    @classmethod
+    def read(cls, path: Path) -> SharedCluster:
+        facts = json.loads(path.read_text())
+        brokers = tuple(SharedServer(**broker) for broker in facts.pop("brokers"))
+        return cls(brokers=brokers, proxy=SharedServer(**facts.pop("proxy")), **facts)
+
+
+@contextlib.contextmanager
+def shared(folder: Path, make: Callable[[], LocalCluster]) -> Iterator[SharedCluster]:
+    """Yield the cluster of a run, with a proxy in it.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        The same for all processes of the run.
+    make : callable
+        Returns the cluster, not started yet.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    facts, own = folder / "cluster.json", None
+    # A lock goes with its process, however that ends.
+    with (folder / "lock").open("w") as lock, (folder / "users").open("w") as users:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not facts.exists():
+            own = make()
+            own.start()
+            facts.write_text(json.dumps(asdict(SharedCluster.of(own))))
+        fcntl.flock(users, fcntl.LOCK_SH)
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        try:
+            yield SharedCluster.read(facts)
+        finally:
+            if own is not None:
+                # Whoever comes from now on starts another one; whoever is here already is waited for.
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                fcntl.flock(users, fcntl.LOCK_EX)
+                facts.unlink()
+                own.stop()
