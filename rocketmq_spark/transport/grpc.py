@@ -11,7 +11,6 @@ Follows spec/grpc.md.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import random as random_module
@@ -24,6 +23,7 @@ from rocketmq_spark import __version__
 from rocketmq_spark.errors import (
     BrokerBusyException,
     BrokerOutcomeUnknownException,
+    BrokerUnavailableException,
     MQBrokerException,
     MQClientException,
     OptionError,
@@ -48,11 +48,12 @@ from rocketmq_spark.transport.permits import Permits
 from rocketmq_spark.transport.tls import TlsSettings
 from rocketmq_spark.wire.acl import Credentials
 
-logger = logging.getLogger("rocketmq_spark.transport")
-
 # MessageSysFlag.java: the bits of a transaction, and those of a half message.
 _TRANSACTION_BITS: Final = 0xC
 _TRANSACTION_PREPARED: Final = 0x4
+
+# What is the matter with one proxy, or what it is connected to, and not with the question.
+_ANOTHER_MAY_TELL: Final = (BrokerBusyException, BrokerOutcomeUnknownException, BrokerUnavailableException)
 
 # ClientErrorCode.NO_NAME_SERVER_EXCEPTION: nobody to ask.
 _NO_ENDPOINT: Final = 10004
@@ -225,7 +226,7 @@ class GrpcTransport(RemotingOnly):
                 reply = self._query_route(live, topic, endpoints[index], share)
                 self._good = index
                 return route_of(reply, endpoints)
-            except (BrokerBusyException, BrokerOutcomeUnknownException, RemotingException) as exc:
+            except (*_ANOTHER_MAY_TELL, RemotingException) as exc:
                 failures.append(str(exc))
                 last = exc
         text = f"no proxy gave the route of topic {topic} within {timeout:g} s: {'; '.join(failures)}"

@@ -126,10 +126,10 @@ def test_a_dead_endpoint_is_passed_over_and_asked_last_from_then_on(proxy: FakeP
     assert dead not in str(raised.value)
 
 
-@pytest.mark.parametrize("code", [42900, 50001])
-def test_a_proxy_that_can_t_tell_is_passed_over(proxy: FakeProxy, code: int) -> None:
+@pytest.mark.parametrize(("code", "why"), [(42900, "flow limit"), (50001, "trouble"), (50001, "name server not ready")])
+def test_a_proxy_that_can_t_tell_is_passed_over(proxy: FakeProxy, code: int, why: str) -> None:
     with FakeProxy() as troubled, transport_to(troubled.address, proxy.address) as transport:
-        troubled.handlers["QueryRoute"] = lambda *_: status_reply(code, "trouble")
+        troubled.handlers["QueryRoute"] = lambda *_: status_reply(code, why)
         assert transport.query_route("orders", PATIENCE).message_types == {"NORMAL"}
 
 
