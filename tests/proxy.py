@@ -86,6 +86,7 @@ class FakeProxy(grpc.GenericRpcHandler):  # type: ignore[misc]
         self.stored: list[pb.Message] = []
         self.halves: dict[str, pb.Message] = {}
         self.settings: list[pb.Settings] = []
+        self.answers_settings = True
         self.ends: list[service.EndTransactionRequest] = []
         self.handlers: dict[str, Callable[[bytes, Any], bytes]] = {
             "QueryRoute": self._query_route,
@@ -224,7 +225,8 @@ class FakeProxy(grpc.GenericRpcHandler):  # type: ignore[misc]
                     with self._changed:
                         self.settings.append(command.settings)
                         self._changed.notify_all()
-                    commands.put(service.TelemetryCommand(status=status(), settings=command.settings))
+                    if self.answers_settings:
+                        commands.put(service.TelemetryCommand(status=status(), settings=command.settings))
 
         self._streams.append(commands)
         context.add_callback(lambda: commands.put(None))

@@ -106,8 +106,9 @@ class Telemetry:
                         )
 
     def heart_beat(self, endpoint: str, timeout: float) -> None:
-        """Tell a proxy that the client lives, if a stream goes there; others know no client that could."""
-        if endpoint in self._streams:
+        """Tell a proxy that the client lives, if it has taken its settings; others know no client that could."""
+        stream = self._streams.get(endpoint)
+        if stream is not None and stream.acknowledged:
             request = service.HeartbeatRequest(client_type=pb.PRODUCER)
             self._client.invoke(endpoint, "Heartbeat", request, service.HeartbeatResponse, timeout, "heart-beat")
 
@@ -168,6 +169,8 @@ class _Stream:
         self._wishes: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._call: Any = None
         self._well = True
+        # The proxy has taken the settings of the stream that is open now.
+        self.acknowledged = False
         self._thread = threading.Thread(target=self._run, name=f"rocketmq-spark-telemetry-{endpoint}", daemon=True)
         self._thread.start()
 
@@ -206,6 +209,7 @@ class _Stream:
             except (RocketMQError, ValueError):
                 return  # the client is closed, or was while gRPC looked
             finally:
+                self.acknowledged = False
                 # The thread of gRPC that takes our commands waits for the next one still.
                 wishes.put(False)
             self._stopped.wait(self._pauses.reopen)
@@ -228,7 +232,9 @@ class _Stream:
                 return
             self._well = True
             kind = command.WhichOneof("command")
-            if kind == "recover_orphaned_transaction_command":
+            if kind == "settings":
+                self.acknowledged = True
+            elif kind == "recover_orphaned_transaction_command":
                 self._on_check(self._endpoint, command.recover_orphaned_transaction_command)
             elif kind == "reconnect_endpoints_command":
                 self._call.cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -166,11 +167,24 @@ def test_an_end_that_comes_too_late_is_an_error(seam: Grpc) -> None:
 def test_heart_beats_go_where_a_stream_is(seam: Grpc) -> None:
     seam.transport.on_check_transaction = Outcomes()
     half(seam)
-    seam.proxy.wait(lambda: seam.proxy.settings)
-    seam.transport.heart_beat(seam.address, "", ["pg"], PATIENCE)
+    deadline = time.monotonic() + PATIENCE
+    while not seam.proxy.requests("Heartbeat"):
+        assert time.monotonic() < deadline
+        seam.transport.heart_beat(seam.address, "", ["pg"], PATIENCE)
+        time.sleep(0.01)
     seam.transport.heart_beat(refused_address(), "", ["pg"], PATIENCE)
     [beat] = seam.proxy.requests("Heartbeat")
     assert service.HeartbeatRequest.FromString(beat.request) == service.HeartbeatRequest(client_type=pb.PRODUCER)
+
+
+def test_a_proxy_that_has_not_taken_the_settings_hears_no_heart_beat(seam: Grpc) -> None:
+    # It would answer that it can't find the client's settings.
+    seam.proxy.answers_settings = False
+    seam.transport.on_check_transaction = Outcomes()
+    half(seam)
+    seam.proxy.wait(lambda: seam.proxy.settings)
+    seam.transport.heart_beat(seam.address, "", ["pg"], PATIENCE)
+    assert seam.proxy.requests("Heartbeat") == []
 
 
 def test_a_group_that_leaves_is_asked_no_more_and_the_last_one_says_good_bye(seam: Grpc) -> None:
