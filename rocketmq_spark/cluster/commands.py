@@ -39,7 +39,7 @@ def up(
         int | None, typer.Option(help="Port of the name server. Default: 9876, or any other if that is taken.")
     ] = None,
 ) -> None:
-    """Start a cluster and leave it running. The first time, the RocketMQ server is fetched (97 MB)."""
+    """Start a cluster and leave it running. The first time, the RocketMQ server is fetched (101 MB)."""
     from rocketmq_spark.cluster.config import is_free
     from rocketmq_spark.cluster.local import LocalCluster
     from rocketmq_spark.cluster.state import ClusterState

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.resources
+import json
 import random
 import re
 import socket
@@ -28,13 +29,23 @@ _PORTS: Final = range(20_000, 30_000)
 # Not the generator that programs seed: two that seed alike would want the same ports.
 _draw: Final = random.SystemRandom().randrange
 
-_OWN: Final = {
+_BROKERS_OWN: Final = {
     "brokerName": "it is broker-0, broker-1, ...",
     "brokerIP1": "it is 127.0.0.1",
     "bindAddress": "it is 127.0.0.1",
     "namesrvAddr": "it is the cluster's own name server",
     "storePathRootDir": "use directory=",
     "storePathCommitLog": "use directory=",
+}
+
+_PROXYS_OWN: Final = {
+    "rocketMQClusterName": "it is the brokers'",
+    "proxyMode": "it is CLUSTER",
+    "namesrvAddr": "it is the cluster's own name server",
+    "localServeAddr": "it is 127.0.0.1",
+    "remotingAccessAddr": "it is 127.0.0.1",
+    "grpcServerPort": "it is a free port, see LocalCluster.endpoints",
+    "remotingListenPort": "it is a free port, see Proxy.address",
 }
 
 
@@ -98,10 +109,35 @@ def broker_overrides(
     overrides = []
     for properties in each:
         for name in properties:
-            if name in _OWN:
-                raise ClusterError(f"broker_properties may not set {name}: {_OWN[name]}")
+            if name in _BROKERS_OWN:
+                raise ClusterError(f"broker_properties may not set {name}: {_BROKERS_OWN[name]}")
         overrides.append({name: _property_value(value) for name, value in properties.items()})
     return overrides
+
+
+def proxy_overrides(given: bool | Mapping[str, object]) -> dict[str, object] | None:
+    """Return the properties that the `proxy` of a cluster gives its proxy, or None if there is to be none.
+
+    Parameters
+    ----------
+    given : bool or mapping
+        A mapping, even an empty one, asks for a proxy.
+
+    Raises
+    ------
+    ClusterError
+        A property that the cluster sets itself, or a value that JSON does not have.
+    """
+    if not isinstance(given, Mapping):
+        return {} if given else None
+    for name, value in given.items():
+        if name in _PROXYS_OWN:
+            raise ClusterError(f"proxy may not set {name}: {_PROXYS_OWN[name]}")
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as exc:
+            raise ClusterError(f"proxy: {name} takes what JSON has, not a {type(value).__name__}") from exc
+    return dict(given)
 
 
 def named_port(properties: Mapping[str, str], name: str) -> int | None:

@@ -21,12 +21,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, TypeVar
 
-from rocketmq_spark.cluster.config import broker_overrides, checked_port
+from rocketmq_spark.cluster.config import broker_overrides, checked_port, proxy_overrides
 from rocketmq_spark.cluster.jars import Progress, server_jars, tell_nobody
 from rocketmq_spark.cluster.java import find_java
 from rocketmq_spark.cluster.probe import Probe
 from rocketmq_spark.cluster.process import State, Watchdog
-from rocketmq_spark.cluster.server import Server, Site
+from rocketmq_spark.cluster.server import ENFORCING, Server, Site
 from rocketmq_spark.cluster.servers import Broker, NameServer, Proxy
 from rocketmq_spark.errors import ClusterError
 
@@ -41,15 +41,15 @@ STORE_BYTES: Final = 512 * 1024 * 1024
 class LocalCluster:
     """A name server, brokers and (if wanted) a proxy, on this machine only.
 
-    The RocketMQ 5.5.0 server is fetched on first use (97 MB, about 2 minutes) and kept; Java 17 or newer is needed.
+    The RocketMQ 5.5.0 server is fetched on first use (101 MB, about 2 minutes) and kept; Java 17 or newer is needed.
     A broker takes 300 to 700 MB of memory, the name server 100 MB, the proxy 400 MB.
 
     Parameters
     ----------
     brokers : int, default 1
         Masters, named ``broker-0``, ``broker-1``, ...
-    proxy : bool, default False
-        Start a proxy for gRPC, too.
+    proxy : bool or mapping, default False
+        Start a proxy for gRPC, too. A mapping has properties of ``ProxyConfig``; they win over conf/proxy.json.
     directory : path, optional
         Where configuration, logs and stores are kept, and stay. Default: a temporary folder, removed by :meth:`stop`;
         after an error its logs are left.
@@ -59,7 +59,8 @@ class LocalCluster:
     jvm_options : sequence of str, default none
         Added to the command line of every server, after the built-in ones: ``-Xmx1g``,
         ``-Dtls.server.mode=enforcing`` (TLS is off otherwise) with ``-Dtls.test.mode.enable=false``,
-        ``-Dtls.server.certPath=`` and ``-Dtls.server.keyPath=`` (PEM, PKCS#8) for a certificate of your own.
+        ``-Dtls.server.certPath=`` and ``-Dtls.server.keyPath=`` (PEM, PKCS#8) for a certificate of your own; the
+        proxy's is named by its properties ``tlsTestModeEnable``, ``tlsCertPath`` and ``tlsKeyPath``.
     start_timeout : float, default 90.0
         Seconds until all servers must serve; also for :meth:`Broker.restart`.
     port : int, optional
@@ -82,7 +83,7 @@ class LocalCluster:
     def __init__(
         self,
         brokers: int = 1,
-        proxy: bool = False,
+        proxy: bool | Mapping[str, object] = False,
         *,
         directory: str | os.PathLike[str] | None = None,
         broker_properties: Mapping[str, object] | Sequence[Mapping[str, object]] | None = None,
@@ -94,7 +95,7 @@ class LocalCluster:
         if brokers < 1:
             raise ClusterError(f"brokers={brokers}: a cluster needs at least one")
         self._overrides = broker_overrides(broker_properties, brokers)
-        self._with_proxy = proxy
+        self._proxy_overrides = proxy_overrides(proxy)
         self._wanted_directory = Path(directory).absolute() if directory is not None else None
         self._jvm_options = tuple(jvm_options)
         self._start_timeout = start_timeout
@@ -109,7 +110,8 @@ class LocalCluster:
 
     def __repr__(self) -> str:
         if self._site is None:
-            return f"<LocalCluster not running, brokers={len(self._overrides)} proxy={self._with_proxy}>"
+            with_proxy = self._proxy_overrides is not None
+            return f"<LocalCluster not running, brokers={len(self._overrides)} proxy={with_proxy}>"
         servers = ", ".join(f"{server.name} {server.state.value} {server.address}" for server in self.servers)
         return f"<LocalCluster {servers}>"
 
@@ -221,7 +223,7 @@ class LocalCluster:
             jars=jars,
             directory=directory,
             watchdog=Watchdog(directory if self.is_temporary else None),
-            probe=Probe(tls="-Dtls.server.mode=enforcing" in self._jvm_options),
+            probe=Probe(tls=ENFORCING in self._jvm_options),
             jvm_options=self._jvm_options,
             start_timeout=self._start_timeout,
         )
@@ -246,13 +248,13 @@ class LocalCluster:
             self._brokers = tuple(brokers)
         for broker in brokers:
             broker.launch()
-        steps = len(brokers) + self._with_proxy + 1
+        steps = len(brokers) + (self._proxy_overrides is not None) + 1
         for done, broker in enumerate(brokers, start=1):
             self._tell(f"starting {broker.name}", done / steps)
             broker.await_ready(deadline)
-        if self._with_proxy:
+        if self._proxy_overrides is not None:
             self._tell("starting the proxy", (steps - 1) / steps)
-            self._proxy = Proxy(site)
+            self._proxy = Proxy(site, self._proxy_overrides)
             self._proxy.launch()
             self._proxy.await_ready(deadline)
         self._tell("the cluster is ready", 1.0)

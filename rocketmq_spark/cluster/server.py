@@ -40,6 +40,9 @@ _EVERY_JVM: Final = (
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
 )
 
+ENFORCING: Final = "-Dtls.server.mode=enforcing"
+"""The JVM option by which a server takes TLS only."""
+
 _COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC")
 
 

@@ -8,6 +8,7 @@ Follows spec/remoting.md sections 2.5, 3.3 and 15.2, ``BrokerStartup.java``, ``P
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Mapping
 from typing import Final
@@ -21,7 +22,7 @@ from rocketmq_spark.cluster.config import (
     render,
     require_free,
 )
-from rocketmq_spark.cluster.server import Server, Site
+from rocketmq_spark.cluster.server import ENFORCING, Server, Site
 from rocketmq_spark.errors import ClusterError, MQBrokerException
 from rocketmq_spark.wire.codes import ResponseCode
 
@@ -141,10 +142,11 @@ class Broker(Server):
 
 
 class Proxy(Server):
-    """The proxy: gRPC at :attr:`endpoints`, remoting at :attr:`address`."""
+    """The proxy: gRPC at :attr:`endpoints`, remoting at :attr:`address`; `overrides` are the user's properties."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, overrides: Mapping[str, object]) -> None:
         super().__init__(site, "proxy")
+        self._overrides = dict(overrides)
         self._grpc_port = self._remoting_port = 0
         self._choose_ports()
 
@@ -163,6 +165,17 @@ class Proxy(Server):
         """The gRPC port and the remoting port."""
         return (self._grpc_port, self._remoting_port)
 
+    @property
+    def properties(self) -> dict[str, object]:
+        """What its configuration file says: ours, and the user's on top."""
+        text = render(
+            "proxy.json",
+            name_server=self._site.name_server,
+            grpc_port=self._grpc_port,
+            remoting_port=self._remoting_port,
+        )
+        return {**json.loads(text), **self._overrides}
+
     def _choose_ports(self) -> bool:
         self._grpc_port = pick_port(self._site.ports)
         self._remoting_port = pick_port(self._site.ports | {self._grpc_port})
@@ -171,10 +184,11 @@ class Proxy(Server):
 
     def _configure(self) -> list[str]:
         config = self.folder / "proxy.json"
-        ports = {"grpc_port": self._grpc_port, "remoting_port": self._remoting_port}
-        config.write_text(render("proxy.json", name_server=self._site.name_server, **ports), encoding="utf-8")
+        config.write_text(json.dumps(self.properties, indent=2), encoding="utf-8")
         main = "org.apache.rocketmq.proxy.ProxyStartup"
-        return self._site.command(self.folder, _PROXY_MEMORY, main, ["-pc", str(config)])
+        # Some of its clients would connect without TLS, whatever the servers demand.
+        tls = ["-Dtls.enable=true"] if ENFORCING in self._site.jvm_options else []
+        return self._site.command(self.folder, [*_PROXY_MEMORY, *tls], main, ["-pc", str(config)])
 
     def _may_try_again(self, keep_ports: bool) -> bool:
         # It also dies at once if no broker was registered when it started; by now one is, or waiting has failed.
@@ -182,8 +196,13 @@ class Proxy(Server):
 
     def _ask(self) -> None:
         brokers = self._site.probe.registered_brokers(self._site.name_server)
-        for name in list(brokers)[:1]:
-            self._site.probe.route(self.address, name)
+        try:
+            for name in list(brokers)[:1]:
+                self._site.probe.route(self.address, name)
+        except MQBrokerException:
+            # One that wants credentials refuses us, and by no code of its own.
+            if str(self.properties.get("authenticationEnabled")).lower() != "true":
+                raise
         try:
             socket.create_connection(("127.0.0.1", self._grpc_port), 2.0).close()
         except OSError as exc:

@@ -21,6 +21,7 @@ from rocketmq_spark.cluster.config import (
     pick_port,
     properties_of,
     properties_text,
+    proxy_overrides,
     render,
     require_free,
 )
@@ -137,6 +138,25 @@ def test_wrong_number_of_mappings_is_refused() -> None:
 def test_property_that_the_cluster_sets_itself_is_refused() -> None:
     with pytest.raises(ClusterError, match="may not set storePathRootDir: use directory="):
         broker_overrides({"storePathRootDir": "/tmp"}, 1)
+
+
+def test_a_proxy_takes_properties_as_json_has_them() -> None:
+    given = {"grpcClientIdleTimeMills": 2000, "authenticationEnabled": True, "proxyName": "p"}
+    assert proxy_overrides(given) == given
+    with pytest.raises(ClusterError, match="proxy: proxyName takes what JSON has, not a bytes"):
+        proxy_overrides({"proxyName": b"p"})
+
+
+@pytest.mark.parametrize(("given", "overrides"), [(True, {}), ({}, {}), (False, None)])
+def test_a_mapping_asks_for_a_proxy_even_an_empty_one(
+    given: bool | dict[str, object], overrides: dict[str, object] | None
+) -> None:
+    assert proxy_overrides(given) == overrides
+
+
+def test_property_of_a_proxy_that_the_cluster_sets_itself_is_refused() -> None:
+    with pytest.raises(ClusterError, match=r"proxy may not set grpcServerPort: .*LocalCluster\.endpoints"):
+        proxy_overrides({"grpcServerPort": 8081})
 
 
 def test_port_someone_listens_on_is_not_free(taken: int) -> None:

@@ -18,7 +18,10 @@ from rocketmq_spark.errors import ClusterError
 
 MakeJava = Callable[[Path, str], Path]
 
-SERVERS = [f"rocketmq-{name}-{RELEASE}.jar" for name in ("namesrv", "broker", "proxy", "tools")]
+SERVERS = [
+    *(f"rocketmq-{name}-{RELEASE}.jar" for name in ("namesrv", "broker", "proxy", "tools")),
+    "netty-tcnative-boringssl-static-2.0.53.Final-linux-x86_64.jar",
+]
 # The last argument of Ivy's command line is the pattern of the files to retrieve.
 FOLDER = 'for last; do :; done\nfolder="${last%/*}"\nmkdir -p "$folder"\n'
 
@@ -67,7 +70,7 @@ def test_fetch_that_dies_half_way_leaves_nothing_trusted(tmp_path: Path, make_ja
         run_fetch(cache, make_java(tmp_path, writes(*SERVERS[:2]) + "kill -9 $$\n"))
     assert installed_jars(cache) is None
     assert leftovers(cache) == []
-    assert len(run_fetch(cache, make_java(tmp_path, WHOLE))) == 5
+    assert len(run_fetch(cache, make_java(tmp_path, WHOLE))) == len(SERVERS) + 1
 
 
 def test_interrupted_fetch_ends_ivy_and_leaves_nothing(tmp_path: Path, make_java: MakeJava) -> None:

@@ -20,6 +20,8 @@ def test_wrong_parameters_are_refused_before_anything_starts() -> None:
         LocalCluster(port=80)
     with pytest.raises(ClusterError, match="2 mappings for 1 brokers"):
         LocalCluster(broker_properties=[{}, {}])
+    with pytest.raises(ClusterError, match="proxy may not set proxyMode"):
+        LocalCluster(proxy={"proxyMode": "LOCAL"})
 
 
 def test_cluster_that_does_not_run_says_so() -> None:
@@ -31,6 +33,11 @@ def test_cluster_that_does_not_run_says_so() -> None:
             getattr(cluster, attribute)
     cluster.check()
     cluster.stop()
+
+
+def test_properties_of_the_proxy_may_be_secrets_and_are_not_shown() -> None:
+    cluster = LocalCluster(proxy={"innerClientAuthenticationCredentials": "hush"})
+    assert repr(cluster) == "<LocalCluster not running, brokers=1 proxy=True>"
 
 
 def test_without_java_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
