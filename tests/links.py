@@ -46,6 +46,7 @@ class TcpProxy:
         self._listener.bind(("127.0.0.1", 0))
         self._listener.listen()
         self.forwarded = 0
+        self.accepted = 0
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
 
     def __enter__(self) -> TcpProxy:
@@ -62,6 +63,11 @@ class TcpProxy:
         for end in (self._listener, *self._sockets):
             end.close()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether every connection that was accepted has been hung up."""
+        return not any(thread.is_alive() for thread in self._threads[1:])
+
     def _start(self, target: Callable[..., None], *args: object) -> None:
         thread = threading.Thread(target=target, args=args, daemon=True)
         self._threads.append(thread)
@@ -75,6 +81,7 @@ class TcpProxy:
                 server = socket.create_connection(self._target, timeout=5)
                 self._sockets.append(server)
                 server.settimeout(None)
+                self.accepted += 1
                 self._start(self._pump, client, server, self._slow)
                 self._start(self._pump, server, client, self._rewrite)
 

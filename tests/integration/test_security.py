@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,9 +18,12 @@ from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.errors import (
     DeliveryError,
+    MQBrokerException,
     MQClientException,
     RemotingCertificateException,
+    RocketMQError,
     RouteNotFoundException,
+    TopicRouteStaleException,
 )
 from rocketmq_spark.message import Message, SendStatus
 from rocketmq_spark.producer.client_instance import close_instances
@@ -28,9 +33,13 @@ from rocketmq_spark.transport.tls import TlsSettings
 from rocketmq_spark.wire.acl import Credentials
 from rocketmq_spark.wire.codes import RequestCode, ResponseCode
 from tests.certificates import Authority
+from tests.conftest import QUICK_JVM
+from tests.links import TcpProxy
 from tests.reading import read_topic
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import SparkSession
 
     from rocketmq_spark.spark.report import Metrics
@@ -62,6 +71,24 @@ def access_control() -> dict[str, object]:
     }
 
 
+def proxy_properties(certificate: Path, key: Path) -> dict[str, object]:
+    """Properties of a proxy that lets in whom the brokers know, and hangs up on whoever is idle for 2 seconds."""
+    package = "org.apache.rocketmq.proxy.auth"
+    properties = access_control()
+    del properties["initAuthenticationUser"]
+    return {
+        **properties,
+        "authenticationMetadataProvider": f"{package}.ProxyAuthenticationMetadataProvider",
+        "authorizationMetadataProvider": f"{package}.ProxyAuthorizationMetadataProvider",
+        # Else it asks the brokers for its users without credentials of its own.
+        "enableAclRpcHookForClusterMode": True,
+        "tlsTestModeEnable": False,
+        "tlsCertPath": str(certificate),
+        "tlsKeyPath": str(key),
+        "grpcClientIdleTimeMills": 2000,
+    }
+
+
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("authority"))
@@ -74,16 +101,22 @@ def tls(authority: Authority) -> TlsSettings:
 
 @pytest.fixture(scope="module")
 def secured(authority: Authority, tls: TlsSettings) -> Iterator[LocalCluster]:
-    """One broker; its user may publish to topics that begin with ``allowed-``, and nothing else."""
+    """One broker and a proxy; their user may publish to ``allowed-...``, read ``readable-...``, and nothing else."""
     certificate, key = authority.server("server", "IP:127.0.0.1,DNS:rocketmq.inside")
     files = [f"-Dtls.server.certPath={certificate}", f"-Dtls.server.keyPath={key}"]
-    options = ["-Dtls.server.mode=enforcing", "-Dtls.test.mode.enable=false", *files]
-    with LocalCluster(broker_properties=access_control(), jvm_options=options) as cluster:
+    options = ["-Dtls.server.mode=enforcing", "-Dtls.test.mode.enable=false", *files, *QUICK_JVM]
+    proxy = proxy_properties(certificate, key)
+    with LocalCluster(
+        proxy=proxy, broker_properties=access_control(), jvm_options=options, start_timeout=180.0
+    ) as cluster:
         address = cluster.brokers[0].address
         user = {"username": USER["accessKey"], "password": USER["secretKey"], "userType": "Normal"}
-        entry = {"resource": "Topic:allowed-*", "actions": ["Pub"], "decision": "Allow"}
+        entries = [
+            {"resource": f"Topic:{prefix}-*", "actions": [action], "decision": "Allow"}
+            for prefix, action in (("allowed", "Pub"), ("readable", "Sub"))
+        ]
         subject = f"User:{USER['accessKey']}"
-        acl = {"subject": subject, "policies": [{"policyType": "Custom", "entries": [entry]}]}
+        acl = {"subject": subject, "policies": [{"policyType": "Custom", "entries": entries}]}
         with RemotingTransport([cluster.name_server], credentials=ADMIN, tls=tls) as admin:
             for code, fields, body in (
                 (RequestCode.AUTH_CREATE_USER, {"username": USER["accessKey"]}, user),
@@ -94,13 +127,44 @@ def secured(authority: Authority, tls: TlsSettings) -> Iterator[LocalCluster]:
         yield cluster
 
 
+MakeTopic = Callable[[str], str]
+
+
 @pytest.fixture
-def allowed(secured: LocalCluster, tls: TlsSettings) -> str:
+def make_topic(secured: LocalCluster, tls: TlsSettings) -> MakeTopic:
+    """Create a topic whose name begins with a prefix, wait until the name server knows it, and return its name."""
+
+    def make(prefix: str) -> str:
+        name = f"{prefix}-{uuid.uuid4().hex[:8]}"
+        with RemotingTransport([secured.name_server], credentials=ADMIN, tls=tls) as admin:
+            admin.create_topic(secured.brokers[0].address, name, 2, 6, PATIENCE)
+            deadline = time.monotonic() + PATIENCE
+            while True:
+                try:
+                    admin.query_route(name, PATIENCE)
+                    return name
+                except TopicRouteStaleException:
+                    assert time.monotonic() < deadline
+                time.sleep(0.1)
+
+    return make
+
+
+@pytest.fixture
+def allowed(make_topic: MakeTopic) -> str:
     """A topic that the user may publish to."""
-    name = f"allowed-{uuid.uuid4().hex[:8]}"
-    with RemotingTransport([secured.name_server], credentials=ADMIN, tls=tls) as admin:
-        admin.create_topic(secured.brokers[0].address, name, 2, 6, PATIENCE)
-    return name
+    return make_topic("allowed")
+
+
+@pytest.fixture
+def grpc(secured: LocalCluster, authority: Authority) -> Iterator[dict[str, Any]]:
+    """What a producer takes to reach the proxy."""
+    user = {"access_key": USER["accessKey"], "secret_key": USER["secretKey"]}
+    tls = {"use_tls": True, "tls_ca_file": str(authority.ca_file)}
+    # A proxy asks a broker for a user that it has not seen, and is slow at everything that it does for the first time.
+    patience = {"send_msg_timeout": int(PATIENCE * 1000), "mq_client_api_timeout": int(PATIENCE * 1000)}
+    yield {"endpoints": secured.endpoints, **tls, **user, **patience}
+    close_instances()
 
 
 @pytest.fixture
@@ -206,3 +270,113 @@ def test_a_producer_of_plain_python_signs_and_encrypts_too(
             wrong.send(Message.of(allowed, b"x"))
         assert caught.value.response_code == ResponseCode.NO_PERMISSION
         assert "wrong-hush-hush" not in str(caught.value) + repr(wrong)
+
+
+def refusals_of(cluster: LocalCluster) -> int:
+    """How many requests the proxy has refused for want of a right, by its own log."""
+    assert cluster.proxy is not None
+    return cluster.proxy.log.read_text(encoding="utf-8").count("RocketmqAuthAudit")
+
+
+SENDS: dict[str, Callable[[Producer, str], object]] = {
+    "send": lambda producer, topic: producer.send(Message.of(topic, b"row")),
+    "send_arrow": lambda producer, topic: producer.send_arrow(pa.table({"body": ["one", "two"]}), topic),
+}
+
+
+def test_grpc_23_the_right_key_is_let_in_and_its_secret_is_shown_nowhere(
+    secured: LocalCluster, tls: TlsSettings, grpc: dict[str, Any], allowed: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with Producer("pg-grpc", **grpc, security_token=USER["securityToken"]) as producer:
+        for send in SENDS.values():
+            send(producer, allowed)
+        shown = f"{producer!r} {producer.options!r} {caplog.text}"
+    found = read_topic(secured.name_server, allowed, 3, tls=tls, credentials=ADMIN)
+    assert sorted(message.body for message in found) == [b"one", b"row", b"two"]
+    assert [secret for secret in SECRETS if secret in shown] == []
+
+
+@pytest.mark.parametrize("send", SENDS)
+@pytest.mark.parametrize(
+    ("change", "prefix", "text", "refusals"),
+    [
+        ({"secret_key": "wrong-hush-hush"}, "allowed", r"check signature failed\.", 1),
+        ({"access_key": "nobody"}, "allowed", r"User:nobody is not found\.", 1),
+        # Of somebody without a name the proxy keeps no record.
+        ({"access_key": None, "secret_key": None}, "allowed", r"username cannot be null\.", 0),
+        ({}, "forbidden", "User:spark-user has no permission to access Topic:forbidden-", 1),
+        # Reading lets a user ask for the route: it is the send itself that is refused.
+        ({}, "readable", "User:spark-user has no permission to access Topic:readable-", 1),
+    ],
+    ids=["wrong secret", "unknown user", "no key", "no right", "right to read only"],
+)
+def test_grpc_23_who_may_not_send_is_told_so_by_the_first_answer(
+    secured: LocalCluster,
+    tls: TlsSettings,
+    grpc: dict[str, Any],
+    make_topic: MakeTopic,
+    caplog: pytest.LogCaptureFixture,
+    send: str,
+    change: dict[str, Any],
+    prefix: str,
+    text: str,
+    refusals: int,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    topic, before = make_topic(prefix), refusals_of(secured)
+    given = {name: value for name, value in {**grpc, **change}.items() if value is not None}
+    with Producer("pg-refused", **given) as producer:
+        with pytest.raises(
+            (MQBrokerException, DeliveryError), match=rf"40100 UNAUTHORIZED: {text}.*check accessKey, secretKey"
+        ) as caught:
+            SENDS[send](producer, topic)
+        shown = f"{caught.value} {caught.value!r} {producer!r} {producer.options!r} {caplog.text}"
+    assert refusals_of(secured) - before == refusals
+    assert [secret for secret in SECRETS if secret in shown] == []
+    assert read_topic(secured.name_server, topic, 0, tls=tls, credentials=ADMIN) == []
+
+
+def test_grpc_23_a_write_that_may_not_be_fails_with_what_is_not_sent(
+    secured: LocalCluster, options: dict[str, str]
+) -> None:
+    del options["nameServer"]
+    write_here({**options, "endpoints": secured.endpoints})
+    with pytest.raises(RocketMQError, match=r"check signature failed\..*check accessKey, secretKey") as raised:
+        write_here({**options, "endpoints": secured.endpoints, "secretKey": "wrong-hush-hush"})
+    assert [secret for secret in SECRETS if secret in f"{raised.value}{raised.value!r}"] == []
+
+
+def test_grpc_25_a_producer_that_was_hung_up_on_while_idle_sends_again(
+    secured: LocalCluster, tls: TlsSettings, grpc: dict[str, Any], allowed: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "rocketmq_spark")
+    with TcpProxy(secured.endpoints) as link, Producer("pg-idle", **{**grpc, "endpoints": link.address}) as producer:
+        for body in (b"before", b"after"):
+            producer.send(Message.of(allowed, body))
+            deadline = time.monotonic() + PATIENCE
+            while not link.is_idle:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        producer.send_arrow(pa.table({"body": ["rows"]}), allowed)
+        assert link.accepted >= 3
+    found = read_topic(secured.name_server, allowed, 3, tls=tls, credentials=ADMIN)
+    assert sorted(message.body for message in found) == [b"after", b"before", b"rows"]
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_grpc_22_a_proxy_that_demands_tls_is_recognised(grpc: dict[str, Any], allowed: str) -> None:
+    del grpc["tls_ca_file"]
+    given = {**grpc, "use_tls": False, "send_msg_timeout": 1000}
+    with Producer("pg-plain", **given) as producer, pytest.raises(RocketMQError, match="useTls"):
+        producer.send(Message.of(allowed, b"x"))
+
+
+def test_grpc_22_the_name_that_all_certificates_carry_takes_the_place_of_the_proxys(
+    grpc: dict[str, Any], allowed: str
+) -> None:
+    with Producer("pg-named", **grpc, tls_server_name="rocketmq.inside") as producer:
+        assert producer.send(Message.of(allowed, b"x")).status is SendStatus.SEND_OK
+    misnamed = Producer("pg-misnamed", **grpc, tls_server_name="rocketmq.outside")
+    with misnamed, pytest.raises(RemotingCertificateException, match="tlsServerName"):
+        misnamed.send(Message.of(allowed, b"x"))
