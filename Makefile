@@ -37,14 +37,14 @@ test: setup ## Run the whole test suite, real brokers included (under 10 minutes
 
 .PHONY: unit
 unit: setup ## Run the unit tests (under a minute, no network, no Spark)
-	@$(BIN)/python -m pytest tests/unit -q
+	@$(BIN)/python -m pytest tests/unit -q -n 2
 
 .PHONY: check
 check: setup ## Format, lint, types, unit tests
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest tests/unit -q
+	@$(BIN)/python -m pytest tests/unit -q -n 2
 
 .PHONY: proto
 proto: setup ## Generate the gRPC messages from proto/
