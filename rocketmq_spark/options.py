@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from rocketmq_spark.errors import OptionError
@@ -125,7 +126,9 @@ class SinkOptions:
         return redacted_repr(self, SINK_OPTIONS)
 
 
-def parse_sink_options(options: Mapping[str, str], environ: Mapping[str, str]) -> SinkOptions:
+def parse_sink_options(
+    options: Mapping[str, str], environ: Mapping[str, str], settled: Mapping[str, Any] = MappingProxyType({})
+) -> SinkOptions:
     """Return the options of a write.
 
     Parameters
@@ -134,6 +137,8 @@ def parse_sink_options(options: Mapping[str, str], environ: Mapping[str, str]) -
         As Spark hands them over; keys in any case.
     environ : mapping of str to str
         Environment of the driver: ``NAMESRV_ADDR`` stands in for ``nameServer``, as in the Java client.
+    settled : mapping of str to value, default none
+        Fields that `options` do not give because something else has settled them, such as the producer that writes.
 
     Raises
     ------
@@ -150,7 +155,7 @@ def parse_sink_options(options: Mapping[str, str], environ: Mapping[str, str]) -
         named = parse_one(TOPIC_SPEC, path, 'path (.save("topic"), .start("topic"))')
         if values.setdefault("topic", named) != named:
             raise OptionError(f"topic={values['topic']!r} and .save({named!r}) name two topics: give one of them")
-    parsed = SinkOptions(**values)
+    parsed = SinkOptions(**{**values, **settled})
     if not parsed.route_servers:
         raise OptionError(
             'option nameServer is missing: give .option("nameServer", "host:9876;host:9876"), or set the environment '

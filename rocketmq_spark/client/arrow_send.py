@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -29,7 +29,7 @@ def sink_options(producer: ProducerOptions, group: str, topic: str | None, optio
     Raises
     ------
     OptionError
-        An option is unknown or malformed, or says what the producer has settled already.
+        An option is unknown or malformed, says what the producer has settled already, or contradicts that.
     """
     settled = {field.name for field in fields(ProducerOptions)} | {"producer_group"}
     own = {name.lower() for spec in SINK_OPTIONS if spec.field in settled for name in spec.names}
@@ -40,9 +40,9 @@ def sink_options(producer: ProducerOptions, group: str, topic: str | None, optio
     given = {**options, servers: ";".join(producer.route_servers)}
     if topic is not None:
         given["topic"] = topic
-    parsed = parse_sink_options(given, {})
     shared = {field.name for field in fields(SinkOptions)} & settled - {"producer_group", "instance_name"}
-    return replace(parsed, producer_group=group, **{name: getattr(producer, name) for name in shared})
+    values = {name: getattr(producer, name) for name in shared}
+    return parse_sink_options(given, {}, {"producer_group": group, **values})
 
 
 def send_arrow(

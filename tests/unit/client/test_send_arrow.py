@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from rocketmq_spark.client.producer import Producer
-from rocketmq_spark.errors import RouteNotFoundException, SchemaError
+from rocketmq_spark.errors import OptionError, RouteNotFoundException, SchemaError
 from rocketmq_spark.transport.script import route
 from rocketmq_spark.transport.scripted import ScriptedTransport
 
@@ -59,3 +59,21 @@ def test_an_ordered_write_without_sharding_keys_is_refused_and_its_rows_are_not_
     with pytest.raises(SchemaError, match="ordered=true keeps the order of rows of one shardingKey"):
         producer.send_arrow(pa.table({"body": ["x"]}), "T", ordered="true", onError="skip")
     assert transport.requests == []
+
+
+def test_options_of_a_write_are_held_against_the_properties_of_its_producer(
+    make_producer: Callable[..., Producer], transport: ScriptedTransport
+) -> None:
+    with make_producer(send_msg_timeout=500) as hasty:
+        hasty.send_arrow(keyed(0), "T", deliveryTimeoutMs="1000")
+    assert sum(map(len, transport.stored.values())) == len(KEYS)
+    with (
+        make_producer(send_msg_timeout=200_000) as patient,
+        pytest.raises(OptionError, match="sendMsgTimeout=200000 is more than deliveryTimeoutMs=120000"),
+    ):
+        patient.send_arrow(keyed(0), "T")
+    with (
+        make_producer(send_latency_fault_enable=True) as avoiding,
+        pytest.raises(OptionError, match="ordered=true and sendLatencyFaultEnable=true exclude each other"),
+    ):
+        avoiding.send_arrow(keyed(0), "T", ordered="true")
