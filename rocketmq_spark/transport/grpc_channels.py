@@ -36,9 +36,10 @@ _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     # A proxy hangs up on pings that come more often than every 5 minutes.
     ("grpc.keepalive_time_ms", 300_000),
     ("grpc.keepalive_timeout_ms", 30_000),
-    # The default's ceiling is 2 minutes.
+    # The default's ceiling is 2 minutes. Between two connects every call fails at once, and is sent again later, after
+    # a wait of up to retryBackoffMaxMs: a proxy that is back is to be found before the next one ends.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 3_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
     # Despite its name the time for one connect: 20 s by default, in which a dead host would not be tried again.
     ("grpc.min_reconnect_backoff_ms", 3_000),
 )
