@@ -28,7 +28,7 @@ def offer_to_group(rig: Rig, group: str, body: bytes) -> None:
     st.lists(st.sampled_from(["red", "green", "blue"]), min_size=1, max_size=20),
     st.integers(0, 2**32),
 )
-def test_messages_of_a_group_are_first_stored_in_their_order_whatever_endpoint_takes_them(
+def test_grpc_09_messages_of_a_group_are_first_stored_in_their_order_whatever_endpoint_takes_them(
     script: dict[str, list[Reply]], groups: list[str], seed: int
 ) -> None:
     rig = Rig(route(ENDPOINTS), seed)
