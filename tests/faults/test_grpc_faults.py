@@ -1,0 +1,220 @@
+"""A write over gRPC while a proxy goes, comes, or freezes: whatever it returns is read back from the brokers.
+
+What is the same row is told by its key. A row may be there more than once, but then it is the same message sent again:
+under one id.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+
+import pyarrow as pa
+import pytest
+
+from rocketmq_spark.admin import queue_offsets
+from rocketmq_spark.client.producer import Producer
+from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.errors import ClusterError, DeliveryError
+from rocketmq_spark.message import Message
+from rocketmq_spark.message_ext import MessageExt
+from tests.conftest import QUICK_JVM, unavailable
+from tests.links import TcpProxy
+from tests.peer import PATIENCE, refused_address
+from tests.reading import read_topic
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+MakeTopic = Callable[..., str]
+# Small requests, so that whenever the fault comes some are on their way.
+SMALL = {"batchBytes": "16k"}
+PIECE = 500
+
+
+@pytest.fixture(scope="module")
+def proxied() -> Iterator[LocalCluster]:
+    """A broker and a proxy that these tests may kill; each leaves it running."""
+    cluster = LocalCluster(proxy=True, jvm_options=QUICK_JVM)
+    try:
+        cluster.start()
+    except ClusterError as exc:
+        unavailable(exc)
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture
+def way(proxied: LocalCluster) -> Iterator[tuple[str, Callable[[], None]]]:
+    """The address of another way to the proxy, and what cuts it off once requests have been answered over it."""
+    with ExitStack() as closing:
+        link = closing.enter_context(TcpProxy(proxied.endpoints))
+
+        def cut() -> None:
+            wait_for(lambda: link.forwarded > 100_000)
+            closing.close()
+
+        yield link.address, cut
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def rows(count: int, groups: int = 0) -> Iterator[pa.RecordBatch]:
+    """Yield so many rows, of so many message groups in turn."""
+    for start in range(0, count, PIECE):
+        numbers = range(start, min(start + PIECE, count))
+        columns = {"body": [str(number).ljust(200, ".") for number in numbers], "keys": [f"k{n}" for n in numbers]}
+        if groups:
+            columns["shardingKey"] = [f"group-{number % groups}" for number in numbers]
+        yield pa.RecordBatch.from_pydict(columns)
+
+
+def broken(
+    batches: Iterator[pa.RecordBatch], before: int, cluster: LocalCluster, topic: str, fault: Callable[[], object]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the batches; in their midst, with some rows stored and many on their way, have the fault happen."""
+    for number, batch in enumerate(batches):
+        if number == before:
+            wait_for(lambda: sum(o.messages for o in queue_offsets([cluster.name_server], topic)) >= PIECE // 2)
+            fault()
+        yield batch
+
+
+def stored(cluster: LocalCluster, topic: str, count: int) -> list[MessageExt]:
+    """Return what is there, after looking whether it is all, and whether what repeats has one id."""
+    messages = read_topic(cluster.name_server, topic, count, key=lambda message: message.keys)
+    ids: dict[str, set[str | None]] = defaultdict(set)
+    for message in messages:
+        ids[message.keys].add(message.unique_id)
+    assert ids.keys() == {f"k{number}" for number in range(count)}
+    assert {len(found) for found in ids.values()} == {1}
+    return messages
+
+
+def kill_and_restart(cluster: LocalCluster) -> None:
+    assert cluster.proxy is not None
+    cluster.proxy.kill()
+    cluster.proxy.restart()
+
+
+def test_grpc_24_a_proxy_that_is_killed_and_restarted_in_mid_write_loses_no_row(
+    proxied: LocalCluster, make_topic: MakeTopic
+) -> None:
+    topic, count = make_topic("NORMAL"), 20_000
+    with Producer("pg", endpoints=proxied.endpoints) as producer:
+        batches = broken(rows(count), 30, proxied, topic, lambda: kill_and_restart(proxied))
+        told = producer.send_arrow(batches, topic, **SMALL).to_dict()[proxied.endpoints]
+    stored(proxied, topic, count)
+    assert told["rows"] == count
+    assert told["retries"] > 0
+
+
+def test_grpc_24_rows_of_a_group_stay_in_order_over_the_restart_of_their_proxy(
+    proxied: LocalCluster, make_topic: MakeTopic
+) -> None:
+    topic, count, groups = make_topic("FIFO"), 3_000, 40
+    with Producer("pg", endpoints=proxied.endpoints) as producer:
+        batches = broken(rows(count, groups), 3, proxied, topic, lambda: kill_and_restart(proxied))
+        summary = producer.send_arrow(batches, topic, ordered="true")
+    numbers: dict[str, list[int]] = defaultdict(list)
+    queues: dict[str, set[int]] = defaultdict(set)
+    for message in stored(proxied, topic, count):
+        group = message.properties["__SHARDINGKEY"]
+        numbers[group].append(int(message.body.rstrip(b".")))
+        queues[group].add(message.queue_id)
+    assert {group: list(dict.fromkeys(found)) for group, found in numbers.items()} == {
+        f"group-{group}": list(range(group, count, groups)) for group in range(groups)
+    }
+    assert {len(found) for found in queues.values()} == {1}
+    assert summary.to_dict()[proxied.endpoints]["retries"] > 0
+
+
+def test_rows_that_a_frozen_proxy_holds_are_sent_again_and_none_is_lost(
+    proxied: LocalCluster, make_topic: MakeTopic
+) -> None:
+    topic, count, proxy = make_topic("NORMAL"), 20_000, proxied.proxy
+    assert proxy is not None
+
+    def freeze() -> None:
+        proxy.pause()
+        threading.Event().wait(3.0)
+        proxy.resume()
+
+    with Producer("pg", endpoints=proxied.endpoints, send_msg_timeout=1000) as producer:
+        summary = producer.send_arrow(broken(rows(count), 30, proxied, topic, freeze), topic, **SMALL)
+    stored(proxied, topic, count)
+    told = summary.to_dict()[proxied.endpoints]
+    assert told["rows"] == count
+    assert told["retries_by_reason"]["RemotingTimeoutException"] > 0
+
+
+@pytest.mark.parametrize("faults", [False, True], ids=["without-faults", "with-faults"])
+def test_an_endpoint_that_is_dead_from_the_start_gets_no_row_and_holds_up_none(
+    proxied: LocalCluster, make_topic: MakeTopic, *, faults: bool
+) -> None:
+    topic, count, dead = make_topic("NORMAL"), 15_000, refused_address()
+    endpoints = f"{dead};{proxied.endpoints}"
+    with Producer("pg", endpoints=endpoints, send_latency_fault_enable=faults) as producer:
+        told = producer.send_arrow(rows(count), topic, **SMALL).to_dict()
+        for number in range(4):
+            message = Message.of(topic, b"one by one", keys=f"k{count + number}")
+            assert producer.send(message).message_queue.broker_name == proxied.endpoints
+    stored(proxied, topic, count + 4)
+    assert (told[dead]["rows"], told[proxied.endpoints]["rows"]) == (0, count)
+    assert told[dead]["retries_by_reason"].keys() == {"RemotingConnectException"}
+    # Of hundreds of requests few were tried there: it is left alone for longer and longer, or for good.
+    assert told[dead]["retries"] <= (8 if faults else 30)
+    assert (told[dead]["isolated_times"] > 0) is faults
+
+
+@pytest.mark.parametrize("faults", [False, True], ids=["without-faults", "with-faults"])
+def test_an_endpoint_that_dies_in_mid_write_leaves_its_rows_to_the_other(
+    proxied: LocalCluster, make_topic: MakeTopic, way: tuple[str, Callable[[], None]], *, faults: bool
+) -> None:
+    topic, count, (dying, cut) = make_topic("NORMAL"), 20_000, way
+    endpoints, options = f"{dying};{proxied.endpoints}", {**SMALL, "maxInFlight": "4"}
+    with Producer("pg", endpoints=endpoints, send_latency_fault_enable=faults) as producer:
+        told = producer.send_arrow(broken(rows(count), 30, proxied, topic, cut), topic, **options).to_dict()
+    stored(proxied, topic, count)
+    assert told[dying]["rows"] + told[proxied.endpoints]["rows"] == count
+    assert 0 < told[dying]["rows"] < told[proxied.endpoints]["rows"]
+    assert told[dying]["retries"] > 0
+    if faults:
+        # What was on its way failed; from the first outcome on nothing more was tried there.
+        assert told[dying]["isolated_times"] > 0
+        assert told[dying]["retries"] <= 4
+
+
+def test_a_write_whose_only_endpoint_stays_away_fails_and_its_account_is_true(
+    proxied: LocalCluster, make_topic: MakeTopic, way: tuple[str, Callable[[], None]]
+) -> None:
+    topic, count, (dying, cut) = make_topic("NORMAL"), 20_000, way
+    taken = list[int]()
+
+    def counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            taken.append(batch.num_rows)
+            yield batch
+
+    batches = counted(broken(rows(count), 30, proxied, topic, cut))
+    with Producer("pg", endpoints=dying, send_msg_timeout=1000) as producer, pytest.raises(DeliveryError) as raised:
+        producer.send_arrow(batches, topic, deliveryTimeoutMs="2000", **SMALL)
+    account = re.search(r"stored: \S+ (\d+) rows.*not sent: (\d+).*unknown: (\d+)", str(raised.value))
+    assert account is not None
+    acknowledged, not_sent, unknown = map(int, account.groups())
+    assert acknowledged + not_sent + unknown == sum(taken)
+    assert 0 < acknowledged < count
+    found = distinct(read_topic(proxied.name_server, topic, acknowledged, key=lambda message: message.keys))
+    assert acknowledged <= found <= acknowledged + unknown
+
+
+def distinct(messages: Sequence[MessageExt]) -> int:
+    return len({message.keys for message in messages})
