@@ -8,12 +8,12 @@ Rule 3: what is not carried at all (null and blank values, what no longer fits) 
 Rule 4: rows are bad rarely: this is plain code, one row at a time. But every row may be bad, so that no more than a
         slice of them is held.
 
-Follows design.md section 7; the limits are those of block.py.
+Follows design.md section 7; the limits are those of block.py, and of validate_grpc.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final
@@ -25,10 +25,12 @@ from rocketmq_spark.arrow.columns import ListColumn, byte_column, false_rows, in
 from rocketmq_spark.arrow.invalid import InvalidRows
 from rocketmq_spark.arrow.properties import is_blank, reserved_names
 from rocketmq_spark.arrow.schema import READ_COLUMNS
+from rocketmq_spark.arrow.validate_grpc import MAX_PROPERTIES, MAX_PROPERTY_BYTES
 from rocketmq_spark.wire.row_hash import ROW_ID
 
 PREFIX: Final = "DEAD_LETTER_"
 _LEFT_OUT: Final = f"{PREFIX}leftOut"
+_LEFT_OUT_SIZE: Final = len(_LEFT_OUT) + 12
 
 _NULL_BODY: Final = b"(null)"
 _EMPTY_BODY: Final = b"(empty)"
@@ -38,16 +40,49 @@ _SLICE_ROWS: Final = 1_000
 _SLICE_BYTES: Final = 8 * 1024 * 1024
 
 # What is moved to another property is cut, characters; keys and tags stay where they are if they are no longer than
-# this, bytes; all properties together leave room for what the broker and the encoder add (block.py).
+# this, bytes.
 _CUT: Final = 200
 _LONGEST_KEYS: Final = 8_000
 _LONGEST_TAGS: Final = 1_000
-_ROOM: Final = 30_000
 
 _TEXTS: Final = ("shardingKey", "brokerName")
 _NUMBERS: Final = ("flag", "queueId", "delayTimeLevel", "delayMs", "deliverTime")
 
-_CLEAN: Final = {1: "\ufffd", 2: "\ufffd"}
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """What a protocol carries of keys, tags and properties.
+
+    Parameters
+    ----------
+    room : int
+        Bytes of all together.
+    most : int
+        Properties, but for keys and tags.
+    forbidden : mapping of int to str
+        No text holds these characters; here is what takes their place.
+    blank_keys : bool
+        Keys may be blank.
+    """
+
+    room: int
+    most: int
+    forbidden: Mapping[int, str]
+    blank_keys: bool
+
+    def takes(self, text: str) -> bool:
+        return text == text.translate(self.forbidden)
+
+    def cleaned(self, value: object) -> str:
+        return str(value)[:_CUT].translate(self.forbidden)
+
+
+# Room is left for what the broker and the encoder add (block.py); a proxy counts before that.
+_REMOTING: Final = _Limits(30_000, 30_000, dict.fromkeys((1, 2), "\ufffd"), blank_keys=True)
+_GRPC: Final = _Limits(
+    MAX_PROPERTY_BYTES, MAX_PROPERTIES, dict.fromkeys((*range(0x20), *range(0x7F, 0xA0)), "\ufffd"), blank_keys=False
+)
+
 _SCHEMA: Final = pa.schema(
     {
         "body": pa.large_binary(),
@@ -118,6 +153,8 @@ class DeadLetters:
     write_id : str
     batch_id : int
         The micro-batch; -1 in a batch write.
+    over_grpc : bool, default False
+        A proxy takes them, which carries less.
 
     Attributes
     ----------
@@ -125,8 +162,9 @@ class DeadLetters:
         What was taken and not yet given back.
     """
 
-    def __init__(self, max_message_size: int, write_id: str, batch_id: int) -> None:
+    def __init__(self, max_message_size: int, write_id: str, batch_id: int, *, over_grpc: bool = False) -> None:
         self._max_message_size = max_message_size
+        self._limits = _GRPC if over_grpc else _REMOTING
         self._write = {f"{PREFIX}writeId": write_id} | ({f"{PREFIX}batchId": str(batch_id)} if batch_id >= 0 else {})
         self._taken: list[InvalidRows] = []
         self.waiting_rows = 0
@@ -162,7 +200,7 @@ class DeadLetters:
         return pa.RecordBatch.from_pydict(columns, _SCHEMA)
 
     def _letters_of(self, invalid: InvalidRows) -> Iterator[_Letter]:
-        reader = _RowReader(invalid)
+        reader = _RowReader(invalid, self._limits)
         for place, row in enumerate(invalid.rows.tolist()):
             properties = {
                 f"{PREFIX}rule": invalid.rule(place).broken,
@@ -192,7 +230,8 @@ class _Letter:
 class _RowReader:
     """Reads rows of one batch as Python values; what is not UTF-8 in a text becomes U+FFFD."""
 
-    def __init__(self, invalid: InvalidRows) -> None:
+    def __init__(self, invalid: InvalidRows, limits: _Limits) -> None:
+        self._limits = limits
         self._block = invalid.block
         batch = invalid.batch
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
@@ -210,14 +249,16 @@ class _RowReader:
 
     def add_columns(self, row: int, properties: dict[str, str]) -> tuple[str | None, str | None]:
         """Put what a dead letter has no place for into its properties, and return keys and tags if they keep theirs."""
-        block = self._block
+        block, limits = self._block, self._limits
         keys = None if block.keys is None else _decoded(block.keys.value(row))
         tags = None if self._tags is None else _decoded(self._tags.value(row))
         moved: dict[str, object] = {"topic": block.topic(row)}
-        if keys is not None and (_has_separator(keys) or len(keys.encode()) > _LONGEST_KEYS):
+        if keys is not None and (
+            not limits.takes(keys) or (is_blank(keys) and not limits.blank_keys) or len(keys.encode()) > _LONGEST_KEYS
+        ):
             moved["keys"], keys = keys, None
         if tags is not None and (
-            _has_separator(tags) or is_blank(tags) or "|" in tags or len(tags.encode()) > _LONGEST_TAGS
+            not limits.takes(tags) or is_blank(tags) or "|" in tags or len(tags.encode()) > _LONGEST_TAGS
         ):
             moved["tags"], tags = tags, None
         for name, column in self._texts.items():
@@ -230,13 +271,13 @@ class _RowReader:
         if self._row_id is not None:
             properties[ROW_ID] = _decoded(self._row_id.value(row)) or ""
         for name, value in moved.items():
-            if value is not None and not is_blank(text := _cleaned(value)):
+            if value is not None and not is_blank(text := limits.cleaned(value)):
                 properties[f"{PREFIX}{name}"] = text
         return keys, tags
 
     def add_user_properties(self, row: int, properties: dict[str, str], used: int) -> None:
         """Add the row's own properties as far as they are valid and fit."""
-        entries = self._properties
+        entries, limits = self._properties, self._limits
         if entries is None:
             return
         left_out = 0
@@ -244,11 +285,13 @@ class _RowReader:
         for name, value in _entries_of(entries, row):
             if name in self._reserved and self._drop_reserved:
                 continue
-            if name in self._reserved or _has_separator(name):
-                name, value = f"{PREFIX}{_cleaned(name)}", _cleaned(value or "")
-            text = (value or "").translate(_CLEAN)
+            if name in self._reserved or not limits.takes(name):
+                name, value = f"{PREFIX}{limits.cleaned(name)}", limits.cleaned(value or "")
+            text = (value or "").translate(limits.forbidden)
             size = _size_of((name, text))
-            if is_blank(name) or is_blank(text) or name in properties or used + size > _ROOM:
+            # One more will say how many are left out.
+            full = used + size + _LEFT_OUT_SIZE > limits.room or len(properties) + 1 >= limits.most
+            if is_blank(name) or is_blank(text) or name in properties or full:
                 left_out += 1
             else:
                 properties[name] = text
@@ -265,14 +308,6 @@ def _entries_of(entries: ListColumn, row: int) -> Iterator[tuple[str, str | None
 
 def _decoded(value: bytes | None) -> str | None:
     return None if value is None else value.decode("utf-8", "replace")
-
-
-def _cleaned(value: object) -> str:
-    return str(value)[:_CUT].translate(_CLEAN)
-
-
-def _has_separator(text: str) -> bool:
-    return "\x01" in text or "\x02" in text
 
 
 def _size_of(entry: tuple[str, str]) -> int:

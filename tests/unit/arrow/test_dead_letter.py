@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pyarrow as pa
@@ -10,30 +11,52 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher, DeadLetters
-from rocketmq_spark.arrow.encode_remoting import BatchSettings
-from rocketmq_spark.message import EncodedBatch, Message
+from rocketmq_spark.arrow.encode_grpc import GrpcBatcher
+from rocketmq_spark.arrow.settings import BatchSettings
+from rocketmq_spark.arrow.unique_id import MessageIds
+from rocketmq_spark.message import EncodedBatch, Encoding, Message
 from rocketmq_spark.message_const import RESERVED_PROPERTIES
+from rocketmq_spark.transport._pb import definition_pb2 as pb
+from rocketmq_spark.transport._pb.service_pb2 import SendMessageRequest
 from rocketmq_spark.wire.records import MAX_PROPERTIES, decode_batch, decode_properties
-from tests.encoding import joined, new_batcher
+from tests.encoding import joined, new_batcher, queues_of
 
 PROPERTIES = pa.map_(pa.string(), pa.string())
 
 
-def dead_letter_batcher(settings_: BatchSettings) -> DeadLetterBatcher:
-    letters = DeadLetters(settings_.max_message_size, "write-1", 7)
+def grpc_batcher(settings_: BatchSettings, **more: Any) -> GrpcBatcher:
+    ids = MessageIds(pid=1, wall_clock=lambda: 1_700_000_000.0, rng=random.Random(0))
+    common = {"queues_of": queues_of, "unique_ids": ids, "born_host": "worker", "epoch_offset": 0.0}
+    return GrpcBatcher(settings_, partition_id=3, **common, **more)
+
+
+def dead_letter_batcher(settings_: BatchSettings, *, over_grpc: bool = False) -> DeadLetterBatcher:
+    letters = DeadLetters(settings_.max_message_size, "write-1", 7, over_grpc=over_grpc)
     dead = BatchSettings(topic="dead", max_message_size=settings_.max_message_size)
-    return DeadLetterBatcher(new_batcher(settings_, on_invalid=letters.take), new_batcher(dead), letters)
+    make = grpc_batcher if over_grpc else new_batcher
+    return DeadLetterBatcher(make(settings_, on_invalid=letters.take), make(dead), letters)
+
+
+def properties_of(message: pb.Message) -> dict[str, str]:
+    system = message.system_properties
+    fields = {"TAGS": system.tag, "KEYS": " ".join(system.keys), "UNIQ_KEY": system.message_id}
+    return {**message.user_properties, **{name: value for name, value in fields.items() if value}}
 
 
 def messages_of(one: EncodedBatch) -> list[Message]:
+    if one.encoding is Encoding.GRPC:
+        sent = SendMessageRequest.FromString(joined(one)).messages
+        return [Message(one.topic, message.body, 0, properties_of(message)) for message in sent]
     if one.batch:
         return decode_batch(joined(one), one.topic)
     return [Message(one.topic, joined(one), one.flag, decode_properties(one.properties.encode()))]
 
 
-def written(batch: pa.RecordBatch, settings_: BatchSettings | None = None) -> tuple[list[Message], list[Message]]:
+def written(
+    batch: pa.RecordBatch, settings_: BatchSettings | None = None, *, over_grpc: bool = False
+) -> tuple[list[Message], list[Message]]:
     """Return the messages of the rows and the dead letters."""
-    batcher = dead_letter_batcher(settings_ or BatchSettings(topic="orders"))
+    batcher = dead_letter_batcher(settings_ or BatchSettings(topic="orders"), over_grpc=over_grpc)
     done = [one for one, _ in batcher.add(batch, 0.0)] + [one for one, _ in batcher.flush()]
     assert batcher.taken_rows == batch.num_rows
     assert batcher.pending_bytes == 0
@@ -42,11 +65,11 @@ def written(batch: pa.RecordBatch, settings_: BatchSettings | None = None) -> tu
     return [message for message in messages if message.topic != "dead"], dead
 
 
-def dead_letter(**columns: Any) -> tuple[bytes, dict[str, str]]:
+def dead_letter(*, over_grpc: bool = False, **columns: Any) -> tuple[bytes, dict[str, str]]:
     """Return body and properties, UNIQ_KEY aside, of the letter that one invalid row becomes."""
     typed = {name: values if isinstance(values, pa.Array) else pa.array([values]) for name, values in columns.items()}
     typed.setdefault("body", pa.array([b"payload"]))
-    good, (letter,) = written(pa.RecordBatch.from_pydict(typed))
+    good, (letter,) = written(pa.RecordBatch.from_pydict(typed), over_grpc=over_grpc)
     assert good == []
     properties = dict(letter.properties)
     del properties["UNIQ_KEY"]
@@ -119,6 +142,33 @@ def test_what_is_valid_stays_and_what_is_not_becomes_a_property() -> None:
     }
 
 
+def test_over_grpc_a_dead_letter_holds_no_control_character_and_no_blank_keys() -> None:
+    _, properties = dead_letter(
+        over_grpc=True,
+        tags="a\tb",
+        keys=" ",
+        shardingKey="s\x85",
+        properties=pa.array([[("note", "two\nlines"), ("a\x7fb", "1"), ("plain", "\u00a0")]], PROPERTIES),
+    )
+    assert properties == FACTS | {
+        "DEAD_LETTER_rule": "keys is blank",
+        "DEAD_LETTER_bodySize": "7",
+        "DEAD_LETTER_tags": "a\ufffdb",
+        "DEAD_LETTER_shardingKey": "s\ufffd",
+        "note": "two\ufffdlines",
+        "DEAD_LETTER_a\ufffdb": "1",
+        "plain": "\u00a0",
+    }
+
+
+@pytest.mark.parametrize(("entries", "size", "kept"), [(200, 1, 128 - 7 - 1), (20, 3_000, 5)])
+def test_over_grpc_a_dead_letter_keeps_as_many_properties_as_a_proxy_takes(entries: int, size: int, kept: int) -> None:
+    properties = pa.array([[(f"n{number}", "v" * size) for number in range(entries)]], PROPERTIES)
+    _, found = dead_letter(over_grpc=True, properties=properties)
+    assert sum(name.startswith("n") for name in found) == kept
+    assert found["DEAD_LETTER_leftOut"] == str(entries - kept)
+
+
 def test_a_copy_job_leaves_out_the_brokers_own_properties() -> None:
     properties = pa.array([[("MSG_REGION", "x"), ("mine", "1")]], PROPERTIES)
     _, found = dead_letter(body=b"", properties=properties, queueOffset=5)
@@ -159,7 +209,7 @@ def test_no_more_than_a_slice_of_many_bad_rows_is_held() -> None:
 
 
 # Anything that a column may hold: separators, blanks, pipes, reserved names, ill-formed UTF-8.
-texts = st.none() | st.text(st.sampled_from("ab |\x00\x01\x02\u3000é𐍈"), max_size=6) | st.just("long" * 3_000)
+texts = st.none() | st.text(st.sampled_from("ab |\x00\x01\x02\t\x7f\x85\u3000é𐍈"), max_size=6) | st.just("long" * 3_000)
 ill_formed = st.sampled_from([b"caf\xe9", b"\xff\x01", b"\xed\xa0\x80"])
 names = st.sampled_from([*sorted(RESERVED_PROPERTIES), "INNER_NUM", "__SHARDINGKEY", "DEAD_LETTER_row", ""])
 any_row = st.fixed_dictionaries(
@@ -202,14 +252,15 @@ def column_of(name: str, values: list[Any], bad: bytes | None) -> pa.Array:
     st.none() | ill_formed,
     st.booleans(),
     st.integers(1, 50),
+    st.booleans(),
 )
 def test_whatever_is_wrong_with_a_row_its_dead_letter_is_valid(
-    rows: list[dict[str, Any]], columns: list[str], bad: bytes | None, batching: bool, limit: int
+    rows: list[dict[str, Any]], columns: list[str], bad: bytes | None, batching: bool, limit: int, over_grpc: bool
 ) -> None:
     batch = pa.RecordBatch.from_pydict(
         {name: column_of(name, [row[name] for row in rows], bad) for name in ["body", "topic", *columns]}
     )
-    good, dead = written(batch, BatchSettings(max_message_size=limit, batching=batching))
+    good, dead = written(batch, BatchSettings(max_message_size=limit, batching=batching), over_grpc=over_grpc)
     assert len(good) + len(dead) == len(rows)
     for letter in dead:
         assert 1 <= len(letter.body) <= limit
