@@ -15,6 +15,7 @@ from contextlib import ExitStack
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 from rocketmq_spark.admin import queue_offsets
 from rocketmq_spark.client.producer import Producer
@@ -22,7 +23,9 @@ from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.errors import ClusterError, DeliveryError
 from rocketmq_spark.message import Message
 from rocketmq_spark.message_ext import MessageExt
+from rocketmq_spark.spark.report import Metrics
 from tests.conftest import QUICK_JVM, unavailable
+from tests.faults.test_write_under_faults import numbered, when_stored
 from tests.links import TcpProxy
 from tests.peer import PATIENCE, refused_address
 from tests.reading import read_topic
@@ -36,22 +39,22 @@ PIECE = 500
 
 
 @pytest.fixture(scope="module")
-def proxied() -> Iterator[LocalCluster]:
-    """A broker and a proxy that these tests may kill; each leaves it running."""
-    cluster = LocalCluster(proxy=True, jvm_options=QUICK_JVM)
+def cluster() -> Iterator[LocalCluster]:
+    """A broker and a proxy of this file's own, in place of those that all tests share: here the proxy is killed."""
+    own = LocalCluster(proxy=True, jvm_options=QUICK_JVM)
     try:
-        cluster.start()
+        own.start()
     except ClusterError as exc:
         unavailable(exc)
-    yield cluster
-    cluster.stop()
+    yield own
+    own.stop()
 
 
 @pytest.fixture
-def way(proxied: LocalCluster) -> Iterator[tuple[str, Callable[[], None]]]:
+def way(cluster: LocalCluster) -> Iterator[tuple[str, Callable[[], None]]]:
     """The address of another way to the proxy, and what cuts it off once requests have been answered over it."""
     with ExitStack() as closing:
-        link = closing.enter_context(TcpProxy(proxied.endpoints))
+        link = closing.enter_context(TcpProxy(cluster.endpoints))
 
         def cut() -> None:
             wait_for(lambda: link.forwarded > 100_000)
@@ -105,28 +108,32 @@ def kill_and_restart(cluster: LocalCluster) -> None:
     cluster.proxy.restart()
 
 
+@pytest.mark.spark
 def test_grpc_24_a_proxy_that_is_killed_and_restarted_in_mid_write_loses_no_row(
-    proxied: LocalCluster, make_topic: MakeTopic
+    spark: SparkSession, metrics: Metrics, cluster: LocalCluster, make_topic: MakeTopic
 ) -> None:
-    topic, count = make_topic("NORMAL"), 20_000
-    with Producer("pg", endpoints=proxied.endpoints) as producer:
-        batches = broken(rows(count), 30, proxied, topic, lambda: kill_and_restart(proxied))
-        told = producer.send_arrow(batches, topic, **SMALL).to_dict()[proxied.endpoints]
-    stored(proxied, topic, count)
+    topic, count = make_topic("NORMAL"), 30_000
+    restarter = when_stored(cluster.name_server, topic, PIECE, lambda: kill_and_restart(cluster))
+    # At that rate the write takes five seconds: whatever the machine, the kill falls into it.
+    options = {"endpoints": cluster.endpoints, "topic": topic, "maxRatePerSecond": "6000", **SMALL}
+    numbered(spark, count, 200).write.format("rocketmq").options(**options).save()
+    restarter.join(60)
+    stored(cluster, topic, count)
+    told = metrics.to_dict()[cluster.endpoints]
     assert told["rows"] == count
     assert told["retries"] > 0
 
 
 def test_grpc_24_rows_of_a_group_stay_in_order_over_the_restart_of_their_proxy(
-    proxied: LocalCluster, make_topic: MakeTopic
+    cluster: LocalCluster, make_topic: MakeTopic
 ) -> None:
     topic, count, groups = make_topic("FIFO"), 3_000, 40
-    with Producer("pg", endpoints=proxied.endpoints) as producer:
-        batches = broken(rows(count, groups), 3, proxied, topic, lambda: kill_and_restart(proxied))
+    with Producer("pg", endpoints=cluster.endpoints) as producer:
+        batches = broken(rows(count, groups), 3, cluster, topic, lambda: kill_and_restart(cluster))
         summary = producer.send_arrow(batches, topic, ordered="true")
     numbers: dict[str, list[int]] = defaultdict(list)
     queues: dict[str, set[int]] = defaultdict(set)
-    for message in stored(proxied, topic, count):
+    for message in stored(cluster, topic, count):
         group = message.properties["__SHARDINGKEY"]
         numbers[group].append(int(message.body.rstrip(b".")))
         queues[group].add(message.queue_id)
@@ -134,13 +141,13 @@ def test_grpc_24_rows_of_a_group_stay_in_order_over_the_restart_of_their_proxy(
         f"group-{group}": list(range(group, count, groups)) for group in range(groups)
     }
     assert {len(found) for found in queues.values()} == {1}
-    assert summary.to_dict()[proxied.endpoints]["retries"] > 0
+    assert summary.to_dict()[cluster.endpoints]["retries"] > 0
 
 
 def test_rows_that_a_frozen_proxy_holds_are_sent_again_and_none_is_lost(
-    proxied: LocalCluster, make_topic: MakeTopic
+    cluster: LocalCluster, make_topic: MakeTopic
 ) -> None:
-    topic, count, proxy = make_topic("NORMAL"), 20_000, proxied.proxy
+    topic, count, proxy = make_topic("NORMAL"), 20_000, cluster.proxy
     assert proxy is not None
 
     def freeze() -> None:
@@ -148,27 +155,27 @@ def test_rows_that_a_frozen_proxy_holds_are_sent_again_and_none_is_lost(
         threading.Event().wait(3.0)
         proxy.resume()
 
-    with Producer("pg", endpoints=proxied.endpoints, send_msg_timeout=1000) as producer:
-        summary = producer.send_arrow(broken(rows(count), 30, proxied, topic, freeze), topic, **SMALL)
-    stored(proxied, topic, count)
-    told = summary.to_dict()[proxied.endpoints]
+    with Producer("pg", endpoints=cluster.endpoints, send_msg_timeout=1000) as producer:
+        summary = producer.send_arrow(broken(rows(count), 30, cluster, topic, freeze), topic, **SMALL)
+    stored(cluster, topic, count)
+    told = summary.to_dict()[cluster.endpoints]
     assert told["rows"] == count
     assert told["retries_by_reason"]["RemotingTimeoutException"] > 0
 
 
 @pytest.mark.parametrize("faults", [False, True], ids=["without-faults", "with-faults"])
 def test_an_endpoint_that_is_dead_from_the_start_gets_no_row_and_holds_up_none(
-    proxied: LocalCluster, make_topic: MakeTopic, *, faults: bool
+    cluster: LocalCluster, make_topic: MakeTopic, *, faults: bool
 ) -> None:
     topic, count, dead = make_topic("NORMAL"), 15_000, refused_address()
-    endpoints = f"{dead};{proxied.endpoints}"
+    endpoints = f"{dead};{cluster.endpoints}"
     with Producer("pg", endpoints=endpoints, send_latency_fault_enable=faults) as producer:
         told = producer.send_arrow(rows(count), topic, **SMALL).to_dict()
         for number in range(4):
             message = Message.of(topic, b"one by one", keys=f"k{count + number}")
-            assert producer.send(message).message_queue.broker_name == proxied.endpoints
-    stored(proxied, topic, count + 4)
-    assert (told[dead]["rows"], told[proxied.endpoints]["rows"]) == (0, count)
+            assert producer.send(message).message_queue.broker_name == cluster.endpoints
+    stored(cluster, topic, count + 4)
+    assert (told[dead]["rows"], told[cluster.endpoints]["rows"]) == (0, count)
     assert told[dead]["retries_by_reason"].keys() == {"RemotingConnectException"}
     # Of hundreds of requests few were tried there: it is left alone for longer and longer, or for good.
     assert told[dead]["retries"] <= (8 if faults else 30)
@@ -177,15 +184,15 @@ def test_an_endpoint_that_is_dead_from_the_start_gets_no_row_and_holds_up_none(
 
 @pytest.mark.parametrize("faults", [False, True], ids=["without-faults", "with-faults"])
 def test_an_endpoint_that_dies_in_mid_write_leaves_its_rows_to_the_other(
-    proxied: LocalCluster, make_topic: MakeTopic, way: tuple[str, Callable[[], None]], *, faults: bool
+    cluster: LocalCluster, make_topic: MakeTopic, way: tuple[str, Callable[[], None]], *, faults: bool
 ) -> None:
     topic, count, (dying, cut) = make_topic("NORMAL"), 20_000, way
-    endpoints, options = f"{dying};{proxied.endpoints}", {**SMALL, "maxInFlight": "4"}
+    endpoints, options = f"{dying};{cluster.endpoints}", {**SMALL, "maxInFlight": "4"}
     with Producer("pg", endpoints=endpoints, send_latency_fault_enable=faults) as producer:
-        told = producer.send_arrow(broken(rows(count), 30, proxied, topic, cut), topic, **options).to_dict()
-    stored(proxied, topic, count)
-    assert told[dying]["rows"] + told[proxied.endpoints]["rows"] == count
-    assert 0 < told[dying]["rows"] < told[proxied.endpoints]["rows"]
+        told = producer.send_arrow(broken(rows(count), 30, cluster, topic, cut), topic, **options).to_dict()
+    stored(cluster, topic, count)
+    assert told[dying]["rows"] + told[cluster.endpoints]["rows"] == count
+    assert 0 < told[dying]["rows"] < told[cluster.endpoints]["rows"]
     assert told[dying]["retries"] > 0
     if faults:
         # What was on its way failed; from the first outcome on nothing more was tried there.
@@ -194,7 +201,7 @@ def test_an_endpoint_that_dies_in_mid_write_leaves_its_rows_to_the_other(
 
 
 def test_a_write_whose_only_endpoint_stays_away_fails_and_its_account_is_true(
-    proxied: LocalCluster, make_topic: MakeTopic, way: tuple[str, Callable[[], None]]
+    cluster: LocalCluster, make_topic: MakeTopic, way: tuple[str, Callable[[], None]]
 ) -> None:
     topic, count, (dying, cut) = make_topic("NORMAL"), 20_000, way
     taken = list[int]()
@@ -204,7 +211,7 @@ def test_a_write_whose_only_endpoint_stays_away_fails_and_its_account_is_true(
             taken.append(batch.num_rows)
             yield batch
 
-    batches = counted(broken(rows(count), 30, proxied, topic, cut))
+    batches = counted(broken(rows(count), 30, cluster, topic, cut))
     with Producer("pg", endpoints=dying, send_msg_timeout=1000) as producer, pytest.raises(DeliveryError) as raised:
         producer.send_arrow(batches, topic, deliveryTimeoutMs="2000", **SMALL)
     account = re.search(r"stored: \S+ (\d+) rows.*not sent: (\d+).*unknown: (\d+)", str(raised.value))
@@ -212,7 +219,7 @@ def test_a_write_whose_only_endpoint_stays_away_fails_and_its_account_is_true(
     acknowledged, not_sent, unknown = map(int, account.groups())
     assert acknowledged + not_sent + unknown == sum(taken)
     assert 0 < acknowledged < count
-    found = distinct(read_topic(proxied.name_server, topic, acknowledged, key=lambda message: message.keys))
+    found = distinct(read_topic(cluster.name_server, topic, acknowledged, key=lambda message: message.keys))
     assert acknowledged <= found <= acknowledged + unknown
 
 
