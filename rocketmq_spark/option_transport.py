@@ -21,8 +21,8 @@ GRPC: Final = "grpc"
 # field -> what the user calls it
 Spelling: TypeAlias = Callable[[str], str]
 
-# Defaults that differ from the remoting protocol's. Readers of the two worlds take a compressed body for different
-# formats (spec/grpc.md section 5.1), so nothing is compressed that nobody asked for.
+# Defaults that differ from the remoting protocol's. Some clients of proxies take any compressed body for gzip, which no
+# consumer over remoting unpacks (spec/grpc.md section 5.1), so nothing is compressed that nobody asked for.
 GRPC_DEFAULTS: Final[Mapping[str, Any]] = {"transport": GRPC, "compress_type": "NONE"}
 
 _CREATE_FIRST: Final = "a proxy creates no topics: create them first (mqadmin updateTopic -a +message.type=NORMAL)"

@@ -9,7 +9,7 @@ import re
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -19,7 +19,9 @@ from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.cluster.jars import server_jars
 from rocketmq_spark.cluster.java import find_java
 from rocketmq_spark.errors import ClusterError
+from tests.grpc_client import grpc_client_jar
 from tests.java import Java
+from tests.official import Read, ReadWith, with_java, with_java_over_grpc, with_python_over_grpc
 from tests.sharing import SharedCluster, shared
 from tests.topics import create_topic
 
@@ -47,6 +49,7 @@ def fetch_jars() -> None:
     # What is wrong is said by the test that needs them.
     with contextlib.suppress(ClusterError):
         server_jars(find_java)
+        grpc_client_jar(find_java())
 
 
 def unavailable(exc: ClusterError) -> NoReturn:
@@ -113,6 +116,30 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Java:
         return Java(tmp_path_factory.mktemp("java"))
     except ClusterError as exc:
         unavailable(exc)
+
+
+@pytest.fixture(scope="session")
+def java_over_grpc(tmp_path_factory: pytest.TempPathFactory) -> Java:
+    """The official Java client for proxies."""
+    try:
+        return Java(tmp_path_factory.mktemp("java-grpc"), over_grpc=True)
+    except ClusterError as exc:
+        unavailable(exc)
+
+
+@pytest.fixture
+def read_with(request: pytest.FixtureRequest, tmp_path: Path) -> ReadWith:
+    """Read topics with one of the official clients; only those that are asked for are made ready."""
+
+    def read(client: str, of: LocalCluster | SharedCluster, topics: Sequence[str], count: int) -> list[Read]:
+        if client == "java":
+            return with_java(request.getfixturevalue("java"), of.name_server, topics, count)
+        if client == "java over gRPC":
+            return with_java_over_grpc(request.getfixturevalue("java_over_grpc"), of.endpoints, topics, count)
+        assert client == "python over gRPC"
+        return with_python_over_grpc(tmp_path, of.endpoints, topics, count)
+
+    return read
 
 
 @pytest.fixture

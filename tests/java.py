@@ -1,7 +1,8 @@
 """RocketMQ's own Java classes, for tests that compare with them: small programs run against the server's jars.
 
 A program is a class of ``tests/interop/java``. It reads one JSON object a line and answers with one a line, with
-`Lines.java`. Bodies travel in base64. The jars are the ones that `LocalCluster` runs, the official client among them.
+`Lines.java`. Bodies travel in base64. The jars are the ones that `LocalCluster` runs, the official client among them;
+the programs of ``tests/interop/java/grpc`` have the official client for proxies, too.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import json
 import os
 import subprocess
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rocketmq_spark.cluster.jars import server_jars
 from rocketmq_spark.cluster.java import find_java
 from rocketmq_spark.errors import ClusterError
+from tests.grpc_client import grpc_client_jar
 
 SOURCES = Path(__file__).parent / "interop" / "java"
 
@@ -34,6 +36,8 @@ class Java:
     ----------
     folder : Path
         For classes, and for what the programs write.
+    over_grpc : bool, default False
+        Compile and run the programs for proxies.
 
     Raises
     ------
@@ -41,17 +45,21 @@ class Java:
         No JDK, or the jars can't be had.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, over_grpc: bool = False) -> None:
         self._java = find_java()
         compiler = self._java.resolve().with_name("javac")
         if not os.access(compiler, os.X_OK):
             raise ClusterError(f"{self._java} has no javac beside it: install a JDK, or set JAVA_HOME to one")
         self._folder = folder
-        jars = (str(jar) for jar in server_jars(find_java))
-        self._class_path = os.pathsep.join((str(folder / "classes"), *jars))
-        sources = [str(source) for source in sorted(SOURCES.glob("*.java"))]
+        jars, sources = list(server_jars(find_java)), sorted(SOURCES.glob("*.java"))
+        if over_grpc:
+            jars.insert(0, grpc_client_jar(self._java))
+            sources = [SOURCES / "Lines.java", *sorted(SOURCES.glob("grpc/*.java"))]
+        self._class_path = os.pathsep.join(map(str, (folder / "classes", *jars)))
         command = [str(compiler), "-J-XX:TieredStopAtLevel=1", "-proc:none", "-nowarn", "-encoding", "UTF-8"]
-        _run([*command, "-d", str(folder / "classes"), "-cp", self._class_path, *sources], folder, within=120.0)
+        _run(
+            [*command, "-d", str(folder / "classes"), "-cp", self._class_path, *map(str, sources)], folder, within=120.0
+        )
 
     def run(self, program: str, requests: Iterable[Mapping[str, Any]], *, within: float = 60.0) -> list[Line]:
         """Give `requests` to a program and return its answers.
@@ -83,7 +91,20 @@ class Java:
         namespace: str | None = None,
         within: float = 30.0,
     ) -> list[Line]:
-        """Return the messages of a topic as a Java consumer sees them, once there are `count` or time is over.
+        """Return the messages of a topic as a Java consumer sees them; see `read_topics`."""
+        return self.read_topics(name_server, [topic], count, tags=tags, namespace=namespace, within=within)
+
+    def read_topics(
+        self,
+        name_server: str,
+        topics: Sequence[str],
+        count: int,
+        *,
+        tags: str = "*",
+        namespace: str | None = None,
+        within: float = 30.0,
+    ) -> list[Line]:
+        """Return the messages of topics as a Java consumer sees them, once there are `count` or time is over.
 
         Each has ``topic``, ``body`` (bytes, decompressed by Java), ``properties``, ``flag``, ``sysFlag``,
         ``brokerName``, ``queueId``, ``queueOffset``, ``commitLogOffset``, ``msgId``, ``bornTimestamp``,
@@ -91,14 +112,30 @@ class Java:
         """
         request = {
             "nameServer": name_server,
-            "topic": topic,
+            "topics": topics,
             "count": count,
             "tags": tags,
             "namespace": namespace,
             "withinMs": int(within * 1000),
         }
-        found = self.run("Reader", [request], within=within + 60.0)
-        return [{**line, "body": un64(line["body"]) if line["body"] else b""} for line in found]
+        return _with_bodies(self.run("Reader", [request], within=within + 60.0))
+
+    def read_over_grpc(
+        self, endpoints: str, topics: Sequence[str], count: int, *, group: str, within: float = 60.0
+    ) -> list[Line]:
+        """Return the messages of topics as a consumer of a proxy sees them, once there are `count` or time is over.
+
+        Each has ``topic``, ``body`` (bytes, decompressed by Java), ``keys`` (a list), ``tag``, ``group`` (the message
+        group), ``properties`` (the user's), ``msgId`` and ``bornTimestamp``. `group` must be new.
+        """
+        request = {
+            "endpoints": endpoints,
+            "topics": topics,
+            "count": count,
+            "group": group,
+            "withinMs": int(within * 1000),
+        }
+        return _with_bodies(self.run("GrpcReader", [request], within=within + 60.0))
 
     def send(
         self,
@@ -131,6 +168,10 @@ def b64(data: bytes) -> str:
 def un64(text: str) -> bytes:
     """Return what `b64` was given."""
     return base64.b64decode(text, validate=True)
+
+
+def _with_bodies(lines: list[Line]) -> list[Line]:
+    return [{**line, "body": un64(line["body"]) if line["body"] else b""} for line in lines]
 
 
 def _run(command: list[str], folder: Path, within: float) -> None:

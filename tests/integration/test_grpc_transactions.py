@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 import pytest
 
+from rocketmq_spark import Message, Producer
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.errors import MQBrokerException
 from rocketmq_spark.message import SendStatus
+from rocketmq_spark.send_result import LocalTransactionState
 from rocketmq_spark.transaction import (
     TRANSACTION_COMMIT_TYPE,
     TRANSACTION_NOT_TYPE,
@@ -21,6 +23,7 @@ from rocketmq_spark.transaction import (
 from rocketmq_spark.transport.grpc import GrpcTransport
 from tests.contract import next_id, single
 from tests.grpc_sends import send, stored
+from tests.official import CLIENTS, ReadWith, Seen
 from tests.outcomes import Outcomes
 from tests.peer import PATIENCE
 from tests.topics import create_topic
@@ -117,6 +120,28 @@ def test_grpc_20_a_half_message_left_open_is_asked_for_and_the_answer_decides(
         transport.end_transaction(check.address, check.answer(answer), PATIENCE)
     assert set(stored(transactional.name_server, topic, 1)) == {b"commit"}
     transport.unregister_client(endpoint, "", "pg", PATIENCE)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_grpc_16_an_official_client_reads_the_committed_message_of_a_producer_and_no_other(
+    transactional: LocalCluster, read_with: ReadWith, client: str
+) -> None:
+    class Listener:
+        def execute_local_transaction(self, message: Message, arg: LocalTransactionState) -> LocalTransactionState:
+            return arg
+
+        def check_local_transaction(self, message: object) -> LocalTransactionState:
+            return LocalTransactionState.UNKNOW
+
+    topic, ids = new_topic(transactional), []
+    with Producer("pg", endpoints=transactional.endpoints, transaction_listener=Listener()) as producer:
+        for state in (LocalTransactionState.ROLLBACK_MESSAGE, LocalTransactionState.COMMIT_MESSAGE):
+            message = Message.of(topic, state.name.encode(), tags="t", keys="k", properties={"own": "1"})
+            ids.append(producer.send_in_transaction(message, state).msg_id)
+    [found] = read_with(client, transactional, [topic], 1)
+    assert found.seen == Seen(topic, b"COMMIT_MESSAGE", ("k",), "t", None, (("own", "1"),))
+    assert found.id == ids[1]
+    assert 0 <= time.time() * 1000 - found.born < 600_000
 
 
 def test_grpc_20_a_half_message_is_too_old_to_be_ended_when_the_proxy_has_forgotten_it(aging: Aging) -> None:

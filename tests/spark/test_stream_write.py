@@ -2,50 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 from rocketmq_spark.spark.report import Metrics
 from tests.reading import read_topic
+from tests.streams import run_until, start
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
-
-
-def start(spark: SparkSession, name_server: str, topic: str, checkpoint: Path) -> StreamingQuery:
-    rates = spark.readStream.format("rate").option("rowsPerSecond", 2000).option("numPartitions", 2).load()
-    return (
-        rates.selectExpr("cast(value as string) as body", "concat('k', value) as keys")
-        .writeStream.format("rocketmq")
-        .option("nameServer", name_server)
-        .option("topic", topic)
-        .option("checkpointLocation", str(checkpoint))
-        .trigger(processingTime="500 milliseconds")
-        .start()
-    )
-
-
-def run_until(query: StreamingQuery, batches: int) -> int:
-    """Wait for so many more micro-batches with rows, stop the query, and return the rows it reports."""
-    deadline = time.monotonic() + 120
-    while sum(progress.numInputRows > 0 for progress in query.recentProgress) < batches:
-        assert query.exception() is None
-        assert time.monotonic() < deadline, query.status
-        time.sleep(0.1)
-    rows = sum(progress.numInputRows for progress in query.recentProgress)
-    query.stop()
-    return rows
 
 
 def test_a_query_that_is_stopped_and_restarted_sends_every_row(
     spark: SparkSession, cluster: Any, topic: str, metrics: Metrics, tmp_path: Path
 ) -> None:
-    sent = sum(run_until(start(spark, cluster.name_server, topic, tmp_path), 2) for _ in range(2))
+    sent = sum(run_until(start(spark, topic, tmp_path, nameServer=cluster.name_server), 2) for _ in range(2))
     messages = read_topic(cluster.name_server, topic, sent, key=attrgetter("body"))
     bodies = [int(message.body) for message in messages]
     # The rate source counts on from its checkpoint. A micro-batch that the stop cut short is sent again by the restart;

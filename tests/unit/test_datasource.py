@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import pickle
+import subprocess
 import sys
+from typing import Any
 
 import pytest
+from pyspark import cloudpickle
 from pyspark.sql.types import IntegerType, StringType, StructType
 
 from rocketmq_spark.errors import MQBrokerException, OptionError, RemotingConnectException, SchemaError
@@ -14,6 +19,7 @@ from rocketmq_spark.producer.client_instance import ClientInstance
 from rocketmq_spark.spark.datasource import RocketMQDataSource, _with_namespace
 from rocketmq_spark.spark.writer import _await_any_answer
 from tests.proxies import ScriptedProxies
+from tests.proxy import FakeProxy
 
 BODY = StructType().add("body", StringType())
 
@@ -46,6 +52,43 @@ OVER_GRPC = {"endpoints": "p:8081", "topic": "t"}
 
 def test_a_stream_over_grpc_is_checked_without_asking_a_proxy() -> None:
     RocketMQDataSource(OVER_GRPC).streamWriter(BODY, overwrite=False)
+
+
+class Unpickler(pickle.Unpickler):
+    """Notes where everything in a pickle comes from."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data))
+        self.modules: set[str] = set()
+
+    def find_class(self, module: str, name: str) -> Any:
+        self.modules.add(module)
+        return super().find_class(module, name)
+
+
+def test_grpc_10_what_is_shipped_of_a_write_holds_nothing_of_the_connection_that_looked_up_its_route() -> None:
+    with FakeProxy() as proxy:
+        source = RocketMQDataSource({"endpoints": proxy.address, "topic": "orders"})
+        shipped = cloudpickle.dumps(source.writer(BODY, overwrite=False))
+        assert [call.method for call in proxy.calls] == ["QueryRoute"]
+    unpickler = Unpickler(shipped)
+    assert unpickler.load()._options.endpoints == (proxy.address,)
+    assert unpickler.modules == {"rocketmq_spark.spark.writer", "rocketmq_spark.options"}
+
+
+def test_grpc_10_the_data_source_and_its_pickled_writer_import_no_grpc() -> None:
+    script = f"""
+import pickle, sys
+import pyspark_rocketmq, rocketmq_spark
+from pyspark import cloudpickle
+from pyspark.sql.types import StructType
+source = pyspark_rocketmq.DefaultSource({OVER_GRPC!r})
+writer = source.streamWriter(StructType().add("body", "string"), False)
+pickle.loads(cloudpickle.dumps((rocketmq_spark.Producer, type(source), writer)))
+sys.exit(str({{"grpc", "google.protobuf"}} & set(sys.modules) or ""))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stderr.strip() == ""
 
 
 def test_a_delay_level_over_grpc_is_refused_on_the_driver() -> None:

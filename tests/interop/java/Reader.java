@@ -1,6 +1,8 @@
 import com.alibaba.fastjson2.JSONObject;
 import java.util.HashMap;
+import java.util.HashSet;
 import java.util.LinkedHashMap;
+import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
@@ -10,7 +12,7 @@ import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 
-/** Reads a topic from its first message on, until enough are seen or time is over, and answers each message. */
+/** Reads topics from their first messages on, until enough are seen or time is over, and answers each message. */
 @SuppressWarnings("deprecation")
 public final class Reader {
     public static void main(String[] files) {
@@ -27,14 +29,14 @@ public final class Reader {
     }
 
     private static void read(Lines lines, JSONObject request, DefaultMQPullConsumer consumer) throws Exception {
-        String topic = request.getString("topic");
+        List<String> topics = request.getList("topics", String.class);
         long deadline = System.currentTimeMillis() + request.getLongValue("withinMs");
         Map<MessageQueue, Long> offsets = new HashMap<>();
         int wanted = request.getIntValue("count");
         int seen = 0;
         while (seen < wanted && System.currentTimeMillis() < deadline) {
             boolean found = false;
-            for (MessageQueue queue : queues(consumer, topic)) {
+            for (MessageQueue queue : queues(consumer, topics)) {
                 long offset = offsets.containsKey(queue) ? offsets.get(queue) : consumer.minOffset(queue);
                 // The smallest offset of a BatchCQ queue without messages is -1, and such a queue's next one, too.
                 PullResult result = consumer.pull(queue, request.getString("tags"), Math.max(0, offset), 32);
@@ -53,13 +55,16 @@ public final class Reader {
         }
     }
 
-    /** No queues while the topic isn't known yet. */
-    private static Set<MessageQueue> queues(DefaultMQPullConsumer consumer, String topic) {
-        try {
-            return consumer.fetchSubscribeMessageQueues(topic);
-        } catch (MQClientException unknown) {
-            return Set.of();
+    private static Set<MessageQueue> queues(DefaultMQPullConsumer consumer, List<String> topics) {
+        Set<MessageQueue> found = new HashSet<>();
+        for (String topic : topics) {
+            try {
+                found.addAll(consumer.fetchSubscribeMessageQueues(topic));
+            } catch (MQClientException unknown) {
+                // No queues while the topic isn't known yet.
+            }
         }
+        return found;
     }
 
     private static Map<String, Object> describe(MessageExt message) {

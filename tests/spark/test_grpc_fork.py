@@ -1,0 +1,71 @@
+"""gRPC in the driver and in Spark's forked workers, whatever GRPC_ENABLE_FORK_SUPPORT says (spec/grpc.md section 2.4).
+
+gRPC reads its variable when it is first used, and what hangs hangs whatever timeout a call has: so each case is a
+process, and a JVM, of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from tests.reading import read_topic
+from tests.sharing import SharedCluster
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+ROWS = 200
+
+SCRIPT = """
+import sys
+from pyspark.sql import SparkSession
+import rocketmq_spark
+from rocketmq_spark import Message, Producer
+
+endpoints, topic = sys.argv[1:]
+# Open, and with a channel in use, while Spark starts its processes and writes.
+with Producer("driver", endpoints=endpoints) as producer:
+    producer.send(Message.of(topic, b"before"))
+    builder = SparkSession.builder.master("local[2]")
+    for key, value in {"spark.ui.enabled": "false", "spark.log.level": "ERROR", "spark.driver.host": "127.0.0.1",
+                       "spark.driver.bindAddress": "127.0.0.1",
+                       "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    metrics = rocketmq_spark.register(spark)
+    # Twice: the second write finds workers that have used gRPC.
+    for half in range(2):
+        frame = spark.range(half * ROWS // 2, (half + 1) * ROWS // 2, 1, 2).selectExpr("cast(id as string) as body")
+        frame.write.format("rocketmq").option("endpoints", endpoints).option("topic", topic).save()
+    producer.send(Message.of(topic, b"after"))
+    print("rows", sum(facts["rows"] for facts in metrics.to_dict().values()))
+    spark.stop()
+"""
+
+
+@pytest.mark.parametrize("fork_support", [None, "0", "1"])
+def test_grpc_10_driver_and_forked_workers_both_send(
+    cluster: SharedCluster, make_topic: Callable[..., str], fork_support: str | None
+) -> None:
+    topic = make_topic("NORMAL")
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
+    environment["PYSPARK_PYTHON"] = sys.executable
+    if fork_support is not None:
+        environment["GRPC_ENABLE_FORK_SUPPORT"] = fork_support
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.replace("ROWS", str(ROWS)), cluster.endpoints, topic],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"rows {ROWS}\n" in done.stdout
+    bodies = Counter(message.body for message in read_topic(cluster.name_server, topic, ROWS + 2))
+    assert bodies == Counter([b"before", b"after", *(b"%d" % number for number in range(ROWS))])

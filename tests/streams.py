@@ -1,0 +1,33 @@
+"""Streaming queries of the tests: rows that count on, and a stop after so many micro-batches."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+
+def start(spark: SparkSession, topic: str, checkpoint: Path, **options: str) -> StreamingQuery:
+    """Start a query that sends the numbers from 0 on, 2,000 a second, in two partitions; `options` are the sink's."""
+    rates = spark.readStream.format("rate").option("rowsPerSecond", 2000).option("numPartitions", 2).load()
+    return (
+        rates.selectExpr("cast(value as string) as body", "concat('k', value) as keys")
+        .writeStream.format("rocketmq")
+        .options(topic=topic, checkpointLocation=str(checkpoint), **options)
+        .trigger(processingTime="500 milliseconds")
+        .start()
+    )
+
+
+def run_until(query: StreamingQuery, batches: int) -> int:
+    """Wait for so many more micro-batches with rows, stop the query, and return the rows it reports."""
+    deadline = time.monotonic() + 120
+    while sum(progress.numInputRows > 0 for progress in query.recentProgress) < batches:
+        assert query.exception() is None
+        assert time.monotonic() < deadline, query.status
+        time.sleep(0.1)
+    rows = sum(progress.numInputRows for progress in query.recentProgress)
+    query.stop()
+    return rows
