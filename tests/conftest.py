@@ -86,11 +86,12 @@ ASKS_BACK_SOON = {
 
 @pytest.fixture(scope="module")
 def transactional() -> Iterator[LocalCluster]:
-    """A broker that soon asks back for half messages, and a proxy before it.
+    """A broker that soon asks back for half messages and lets delayed ones be recalled, and a proxy before it.
 
     Not the one that all tests share: a broker that has ended a transaction keeps half a processor busy ever after.
     """
-    own = LocalCluster(proxy=True, broker_properties=ASKS_BACK_SOON, jvm_options=QUICK_JVM)
+    properties = {**ASKS_BACK_SOON, "recallMessageEnable": "true"}
+    own = LocalCluster(proxy=True, broker_properties=properties, jvm_options=QUICK_JVM)
     try:
         own.start()
     except ClusterError as exc:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rocketmq_spark.client.admin import MQAdmin
 from rocketmq_spark.client.lifecycle import Event, Lifecycle, ServiceState
+from rocketmq_spark.client.recall import recall_message
 from rocketmq_spark.client.registry import GroupTakenError
 from rocketmq_spark.client.sending import Target
 from rocketmq_spark.client.service import Parts, ProducerService, trace_group
@@ -334,6 +335,32 @@ class Producer(MQAdmin):
             )
         assert self._transactions is not None
         return self._transactions.run(message, executor or self._parts.listener.execute_local_transaction, arg)
+
+    def recall_message(self, topic: str, recall_handle: str) -> str:
+        """Take a delayed message back before it is delivered, and return its id.
+
+        Parameters
+        ----------
+        topic : str
+        recall_handle : str
+            ``SendResult.recall_handle``: of a message with a delivery time, not with a delay level.
+
+        Raises
+        ------
+        MQClientException
+            No handle, a topic that nothing can be recalled from, or a broker that nobody knows.
+        MQBrokerException, RemotingException
+            The server refused (brokers allow it with ``recallMessageEnable=true``), or did not answer.
+        """
+        service = self._running_service()
+        return recall_message(
+            service.instance,
+            wrap(self._options.wrapped_namespace, topic),
+            recall_handle,
+            service.producer_group,
+            self._options.send_msg_timeout / 1000,
+            over_grpc=self._options.over_grpc,
+        )
 
     def send_arrow(self, data: ArrowData, topic: str | None = None, **options: str) -> WriteSummary:
         """Send the rows of an Arrow table or of record batches; return when every row is stored and acknowledged.

@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias
 
 from rocketmq_spark.message import MessageQueue, SendOutcome, SendRequest
 from rocketmq_spark.message_ext import MessageExt
+from rocketmq_spark.recall import RecallMessage
 from rocketmq_spark.route_data import TopicRouteData
 from rocketmq_spark.transaction import EndTransaction, TransactionCheck
 
@@ -161,6 +162,13 @@ class Transport(Protocol):
 
         Never to be repeated: a broker delivers a second commit's message again (spec/remoting.md section 11.2). If it
         got lost the broker asks back.
+        """
+        ...
+
+    def recall_message(self, address: str, request: RecallMessage, timeout: float) -> str:
+        """Take a delayed message back before it is delivered, and return its id (RECALL_MESSAGE).
+
+        Brokers allow it with ``recallMessageEnable=true``.
         """
         ...
 

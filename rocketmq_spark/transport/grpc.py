@@ -33,6 +33,7 @@ from rocketmq_spark.errors import (
     RocketMQError,
 )
 from rocketmq_spark.message import MessageQueue, SendOutcome, SendRequest
+from rocketmq_spark.recall import RecallMessage
 from rocketmq_spark.route_data import TopicRouteData
 from rocketmq_spark.transaction import TRANSACTION_NOT_TYPE, EndTransaction, TransactionCheck
 from rocketmq_spark.transport._pb import service_pb2 as service
@@ -43,7 +44,13 @@ from rocketmq_spark.transport.grpc_messages import encode_send_request, outcome_
 from rocketmq_spark.transport.grpc_metadata import MetadataSource
 from rocketmq_spark.transport.grpc_refusals import RemotingOnly
 from rocketmq_spark.transport.grpc_telemetry import Pauses, Telemetry
-from rocketmq_spark.transport.grpc_values import end_transaction_request, route_of, route_request, settings_of
+from rocketmq_spark.transport.grpc_values import (
+    end_transaction_request,
+    recall_message_request,
+    route_of,
+    route_request,
+    settings_of,
+)
 from rocketmq_spark.transport.permits import Permits
 from rocketmq_spark.transport.tls import TlsSettings
 from rocketmq_spark.wire.acl import Credentials
@@ -274,6 +281,15 @@ class GrpcTransport(RemotingOnly):
             return
         message, doing = end_transaction_request(request, self._namespace), f"ending transaction {request.msg_id}"
         self._here().client.invoke(address, "EndTransaction", message, service.EndTransactionResponse, timeout, doing)
+
+    def recall_message(self, address: str, request: RecallMessage, timeout: float) -> str:
+        """Take a delayed message back (RecallMessage); see :class:`.base.Transport`."""
+        message = recall_message_request(request, self._namespace)
+        doing = f"recalling a message of topic {request.topic}"
+        reply = self._here().client.invoke(
+            address, "RecallMessage", message, service.RecallMessageResponse, timeout, doing
+        )
+        return reply.message_id
 
     def close(self) -> None:
         """Close every channel of this process and end its threads; what is in flight fails. Idempotent."""

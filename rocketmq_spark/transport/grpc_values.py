@@ -14,6 +14,7 @@ import platform
 from collections.abc import Iterable
 from typing import Final
 
+from rocketmq_spark.recall import RecallMessage
 from rocketmq_spark.route_data import MASTER_ID, BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.transaction import TRANSACTION_COMMIT_TYPE, EndTransaction
 from rocketmq_spark.transport._pb import definition_pb2 as pb
@@ -70,6 +71,12 @@ def settings_of(endpoint: str, topics: Iterable[str], namespace: str, version: s
     )
     settings.request_timeout.FromSeconds(3)
     return service.TelemetryCommand(settings=settings)
+
+
+def recall_message_request(request: RecallMessage, namespace: str) -> service.RecallMessageRequest:
+    """Return the request to take a delayed message back."""
+    topic = pb.Resource(resource_namespace=namespace, name=request.topic)
+    return service.RecallMessageRequest(topic=topic, recall_handle=request.recall_handle)
 
 
 def end_transaction_request(request: EndTransaction, namespace: str) -> service.EndTransactionRequest:

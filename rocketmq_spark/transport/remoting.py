@@ -27,6 +27,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.message import MessageQueue, SendRequest
 from rocketmq_spark.message_ext import MessageExt
+from rocketmq_spark.recall import RecallMessage
 from rocketmq_spark.route_data import TopicRouteData
 from rocketmq_spark.transaction import EndTransaction
 from rocketmq_spark.transport.base import OnCheckTransaction, OnOutcome
@@ -52,6 +53,7 @@ from rocketmq_spark.wire.headers import (
     GetMaxOffsetRequestHeader,
     GetMinOffsetRequestHeader,
     GetRouteInfoRequestHeader,
+    RecallMessageRequestHeader,
     SearchOffsetRequestHeader,
     UnregisterClientRequestHeader,
     ViewMessageRequestHeader,
@@ -316,6 +318,18 @@ class RemotingTransport(RemotingClient):
         """
         fields = end_transaction_fields(request)
         self.invoke_oneway(address, RequestCode.END_TRANSACTION, fields, (), timeout, request.remark)
+
+    def recall_message(self, address: str, request: RecallMessage, timeout: float) -> str:
+        """Take a delayed message back (RECALL_MESSAGE); see :class:`.base.Transport`."""
+        header = RecallMessageRequestHeader(
+            producer_group=request.producer_group,
+            topic=request.topic,
+            recall_handle=request.recall_handle,
+            broker_name=request.broker_name,
+        )
+        doing = f"recalling a message of topic {request.topic} from {request.broker_name}"
+        command = self._call(address, RequestCode.RECALL_MESSAGE, header.to_ext_fields(), timeout, doing)
+        return command.ext_fields.get("msgId", "")
 
     def _call(
         self, address: str, code: int, ext_fields: Mapping[str, str], timeout: float, doing: str, body: Body = ()

@@ -15,6 +15,7 @@ from typing import Any
 from rocketmq_spark.errors import MQClientException, RemotingTimeoutException, RocketMQError
 from rocketmq_spark.message import Message, MessageQueue
 from rocketmq_spark.message_ext import MessageExt
+from rocketmq_spark.recall import RecallMessage
 from rocketmq_spark.route_data import MASTER_ID, BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.transaction import EndTransaction, TransactionCheck
 from rocketmq_spark.transport.base import OnCheckTransaction
@@ -103,6 +104,11 @@ class ScriptedCalls:
         self._record(timeout, "end_transaction", address, request)
         with self._changed:
             self._store.end_transaction(request, self._clock())
+
+    def recall_message(self, address: str, request: RecallMessage, timeout: float) -> str:
+        """Record the call; what is stored here is delivered at once, so nothing is taken back."""
+        self._record(timeout, "recall_message", address, request)
+        return request.recall_handle
 
     def check_transaction(self, address: str, physical_offset: int) -> TransactionCheck:
         """Let a broker ask back for the half message at a commit-log offset; return what it asked.

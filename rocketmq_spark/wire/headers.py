@@ -217,6 +217,21 @@ class EndTransactionRequestHeader(_RequestHeader):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecallMessageRequestHeader(_RequestHeader):
+    """RECALL_MESSAGE (spec/remoting.md section 10).
+
+    Parameters
+    ----------
+    producer_group, topic, recall_handle, broker_name : str
+    """
+
+    producer_group: str
+    topic: str
+    recall_handle: str
+    broker_name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PullMessageRequestHeader(_RequestHeader):
     """PULL_MESSAGE and LITE_PULL_MESSAGE (spec/remoting.md 13.1).
 

@@ -1,4 +1,4 @@
-"""Transactions through a real proxy (spec/grpc.md section 10, line 20)."""
+"""Transactions through a real proxy, and messages taken back (spec/grpc.md section 10, line 20)."""
 
 from __future__ import annotations
 
@@ -142,6 +142,18 @@ def test_grpc_16_an_official_client_reads_the_committed_message_of_a_producer_an
     assert found.seen == Seen(topic, b"COMMIT_MESSAGE", ("k",), "t", None, (("own", "1"),))
     assert found.id == ids[1]
     assert 0 <= time.time() * 1000 - found.born < 600_000
+
+
+@pytest.mark.parametrize("protocol", ["remoting", "grpc"])
+def test_grpc_20_a_delayed_message_is_taken_back(transactional: LocalCluster, protocol: str) -> None:
+    topic, over_grpc = create_topic(transactional, f"recall-{next_id()}", "DELAY", 1), protocol == "grpc"
+    servers = {"endpoints": transactional.endpoints} if over_grpc else {"name_server": transactional.name_server}
+    with Producer(f"pg-{protocol}", **servers) as producer:
+        bodies = (b"taken back", b"kept")
+        taken, _ = [producer.send(Message.of(topic, body, delay_ms=4000)) for body in bodies]
+        assert producer.recall_message(topic, taken.recall_handle) == taken.msg_id
+        # What is due later is there: the other one has been left out.
+        assert set(stored(transactional.name_server, topic, 1)) == {b"kept"}
 
 
 def test_grpc_20_a_half_message_is_too_old_to_be_ended_when_the_proxy_has_forgotten_it(aging: Aging) -> None:

@@ -12,6 +12,7 @@ from pyspark.sql.types import LongType, StringType, StructType
 
 from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.errors import (
+    MQBrokerException,
     MQClientException,
     RocketMQError,
     RouteNotFoundException,
@@ -137,3 +138,15 @@ def test_a_producer_sends_every_way_that_a_proxy_knows(cluster: SharedCluster, m
     assert (found[b"one"].tags, found[b"one"].keys, found[b"one"].properties["own"]) == ("t", "a b", "1")
     assert [found[b"one"].unique_id, found[b"two"].unique_id] == [one.msg_id, two.msg_id]
     assert one.message_queue.queue_id == -1
+
+
+@pytest.mark.parametrize("protocol", ["remoting", "grpc"])
+def test_grpc_20_nothing_is_taken_back_where_brokers_do_not_allow_it(
+    cluster: SharedCluster, make_topic: MakeTopic, protocol: str
+) -> None:
+    topic, over_grpc = make_topic("DELAY"), protocol == "grpc"
+    servers = {"endpoints": cluster.endpoints} if over_grpc else {"name_server": cluster.name_server}
+    with Producer(f"pg-recall-{protocol}", **servers) as producer:
+        sent = producer.send(Message.of(topic, b"x", delay_ms=60_000))
+        with pytest.raises(MQBrokerException, match=f"recalling a message of topic {topic}.*forbidden"):
+            producer.recall_message(topic, sent.recall_handle)

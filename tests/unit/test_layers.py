@@ -19,6 +19,7 @@ NUMBERS = {
     "rocketmq_spark.message_const": 0.2,
     "rocketmq_spark.names": 0,
     "rocketmq_spark.route_data": 0,
+    "rocketmq_spark.recall": 0.2,
     "rocketmq_spark.message": 0.4,
     "rocketmq_spark.message_ext": 0.6,
     "rocketmq_spark.send_result": 0.6,
