@@ -75,7 +75,7 @@ def test_grpc_16_rows_arrive_once_each_and_whole_and_the_metrics_count_them_by_p
     for name in ("UNIQ_KEY", "SPARK_ROW_ID"):
         assert len({message.properties[name] for message in messages}) == ROWS
     [(proxy, facts)] = metrics.to_dict().items()
-    assert (proxy, facts["rows"], facts["retries"], facts["failures"]) == (cluster.endpoints, ROWS, 0, 0)
+    assert (proxy, facts["rows"]) == (cluster.endpoints, ROWS)
     assert 0 < facts["p50_ms"] <= facts["p99_ms"] <= facts["max_ms"]
     # A proxy does not tell where it has stored rows: no receipt.
     assert facts["queues"] == {}
