@@ -13,6 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.spark.report import Metrics
 from rocketmq_spark.transport.remoting import RemotingTransport
+from tests.conftest import QUICK_JVM
 from tests.faults.test_write_under_faults import when_stored
 from tests.reading import read_topic
 
@@ -24,7 +25,7 @@ ROWS, KEYS, ROWS_PER_SECOND = 40_000, 300, 5_000
 
 @pytest.fixture
 def two_brokers() -> Iterator[LocalCluster]:
-    with LocalCluster(brokers=2) as cluster:
+    with LocalCluster(brokers=2, jvm_options=QUICK_JVM) as cluster:
         yield cluster
 
 

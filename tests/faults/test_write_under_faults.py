@@ -16,6 +16,7 @@ from rocketmq_spark.admin import queue_offsets
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.spark.report import Metrics
+from tests.conftest import QUICK_JVM
 from tests.links import slow_cluster
 from tests.reading import read_topic
 
@@ -59,7 +60,7 @@ def when_stored(name_server: str, topic: str, messages: int, then: Callable[[], 
 
 @pytest.fixture
 def two_brokers() -> Iterator[LocalCluster]:
-    with LocalCluster(brokers=2) as cluster:
+    with LocalCluster(brokers=2, jvm_options=QUICK_JVM) as cluster:
         yield cluster
 
 
@@ -83,7 +84,9 @@ def test_a_broker_that_is_killed_in_mid_write_loses_no_row(
 
 def test_constant_flow_control_loses_no_row(spark: SparkSession, topic: str, metrics: Metrics) -> None:
     rows = 100_000
-    with LocalCluster(brokers=2, broker_properties=[{"waitTimeMillsInSendQueue": 5}, {}]) as cluster:
+    with LocalCluster(
+        brokers=2, broker_properties=[{"waitTimeMillsInSendQueue": 5}, {}], jvm_options=QUICK_JVM
+    ) as cluster:
         write(numbered(spark, rows, 100), cluster.name_server, topic)
         found = keys(cluster.name_server, topic, rows)
     assert set(found) == {f"k{number}" for number in range(rows)}
