@@ -238,7 +238,9 @@ SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
         "bodies are not compressed then, and on other topics nothing changes.",
     ),
     OptionSpec(
-        "maxInFlight", kinds.integer(1, 1024), "Largest number of batches on their way to one broker, per task."
+        "maxInFlight",
+        kinds.integer(1, 1024),
+        "Largest number of batches on their way to one broker, per task; 3 to a proxy, unless it is given.",
     ),
     OptionSpec(
         "maxInFlightBytes",

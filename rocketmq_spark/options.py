@@ -15,7 +15,14 @@ from rocketmq_spark.errors import OptionError
 from rocketmq_spark.option_parsing import parse_environment, parse_one, parse_values, redacted_repr
 from rocketmq_spark.option_rules import contradictions
 from rocketmq_spark.option_table import SINK_OPTIONS, TOPIC_SPEC
-from rocketmq_spark.option_transport import GRPC, GRPC_DEFAULTS, REMOTING, refused_over_grpc, transport_of
+from rocketmq_spark.option_transport import (
+    GRPC,
+    GRPC_DEFAULTS,
+    GRPC_MAX_IN_FLIGHT,
+    REMOTING,
+    refused_over_grpc,
+    transport_of,
+)
 from rocketmq_spark.option_values import MIB
 
 _SPELLING: Final = {spec.field: spec.name for spec in SINK_OPTIONS}
@@ -147,7 +154,7 @@ def parse_sink_options(
     """
     values = parse_values(SINK_OPTIONS, options)
     if transport_of(values, _SPELLING.__getitem__) == GRPC:
-        values = {**GRPC_DEFAULTS, **values}
+        values = {**GRPC_DEFAULTS, "max_in_flight": GRPC_MAX_IN_FLIGHT, **values}
     else:
         values |= parse_environment(SINK_OPTIONS, values, environ)
     path = next((text for key, text in options.items() if key.lower() == "path"), None)

@@ -23,7 +23,7 @@ from typing import Any
 TOPIC = "bench-grpc"
 BODY = b"x" * 100
 ROWS = 10_000
-WINDOW = 8
+WINDOW = 3
 METHOD = "/apache.rocketmq.v2.MessagingService/SendMessage"
 
 

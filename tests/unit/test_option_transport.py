@@ -39,7 +39,9 @@ def test_endpoints_alone_ask_for_grpc_whatever_the_environment_says(
     given: dict[str, str], environ: dict[str, str]
 ) -> None:
     options = parse_sink_options(given, environ)
-    assert options == SinkOptions(transport="grpc", endpoints=("p:8081", "q:8081"), compress_type="NONE")
+    assert options == SinkOptions(
+        transport="grpc", endpoints=("p:8081", "q:8081"), compress_type="NONE", max_in_flight=3
+    )
     assert (options.over_grpc, options.route_servers) == (True, ("p:8081", "q:8081"))
     producers = producer_options(given, environ)
     assert (producers.over_grpc, producers.name_server) == (True, ())
