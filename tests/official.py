@@ -28,7 +28,7 @@ _WITHIN = 60.0
 _NOT_THE_USERS = {*RESERVED_PROPERTIES, SHARDING_KEY, TRANSACTION_ID}
 
 _PYTHON_READER = """
-import base64, json, os, sys, threading, time
+import base64, json, os, sys, threading, time, traceback
 from rocketmq import ClientConfiguration, Credentials, FilterExpression, SimpleConsumer
 endpoints, group, count, within, *topics = sys.argv[1:]
 consumer = SimpleConsumer(
@@ -37,18 +37,25 @@ consumer = SimpleConsumer(
 consumer.startup()
 found, missing = [], threading.Semaphore(0)
 def read():
+    # What a call that failed has missed comes again after so many seconds.
+    for message in consumer.receive(32, 15) or ():
+        found.append({
+            "topic": message.topic, "body": base64.b64encode(message.body).decode(), "tag": message.tag,
+            "keys": sorted(message.keys), "group": message.message_group, "properties": message.properties,
+            "msgId": message.message_id, "bornTimestamp": message.born_timestamp,
+        })
+        missing.release()
+        consumer.ack(message)
+def read_on():
     while True:
-        # Invisible for longer than anybody waits: none comes twice.
-        for message in consumer.receive(32, 300) or ():
-            found.append({
-                "topic": message.topic, "body": base64.b64encode(message.body).decode(), "tag": message.tag,
-                "keys": sorted(message.keys), "group": message.message_group, "properties": message.properties,
-                "msgId": message.message_id, "bornTimestamp": message.born_timestamp,
-            })
-            missing.release()
+        try:
+            read()
+        except Exception:
+            traceback.print_exc()
+            time.sleep(0.1)
 # A call waits for one topic at one broker, and brings 32 messages at most.
 for _ in range(8 * len(topics)):
-    threading.Thread(target=read, daemon=True).start()
+    threading.Thread(target=read_on, daemon=True).start()
 deadline = time.monotonic() + float(within)
 for _ in range(int(count)):
     missing.acquire(timeout=max(0, deadline - time.monotonic()))
@@ -97,7 +104,9 @@ def with_python_over_grpc(home: Path, endpoints: str, topics: Sequence[str], cou
     environment = {**os.environ, "HOME": str(home)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=2 * _WITHIN, check=False)
     assert done.returncode == 0, done.stderr
-    return [_read({**line, "body": un64(line["body"])}) for line in json.loads(done.stdout)]
+    found = [_read({**line, "body": un64(line["body"])}) for line in json.loads(done.stdout)]
+    assert len(found) >= count, f"{len(found)} of {count} within {_WITHIN:.0f} s: {done.stderr}"
+    return found
 
 
 def _new_group() -> str:

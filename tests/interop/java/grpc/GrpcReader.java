@@ -46,12 +46,13 @@ public final class GrpcReader {
     private static void read(SimpleConsumer consumer, Lines lines, CountDownLatch missing) {
         while (missing.getCount() > 0) {
             try {
-                // Longer than anybody waits: none comes twice.
-                for (MessageView message : consumer.receive(32, Duration.ofMinutes(5))) {
+                // What a call that failed has missed comes again after that time.
+                for (MessageView message : consumer.receive(32, Duration.ofSeconds(15))) {
                     synchronized (lines) {
                         lines.answer(describe(message));
                     }
                     missing.countDown();
+                    consumer.ack(message);
                 }
             } catch (Exception failed) {
                 failed.printStackTrace();
