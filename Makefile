@@ -33,7 +33,7 @@ demo: setup ## Write 336,776 flights to two real brokers and count them (TRANSPO
 
 .PHONY: test
 test: setup ## Run the whole test suite, real brokers included (under 10 minutes on 2 cores)
-	@$(BIN)/python -m pytest tests -m "not bench" -q -n 3 --dist worksteal
+	@$(BIN)/python -m pytest tests -m "not bench" -q -n 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: unit
 unit: setup ## Run the unit tests (under a minute, no network, no Spark)
