@@ -63,7 +63,7 @@ def _read_queue(
             topic=queue.topic,
             queue_id=queue.queue_id,
             queue_offset=offset,
-            max_msg_nums=32,
+            max_msg_nums=2000,
             broker_name=queue.broker_name,
         )
         answer = transport.invoke(address, RequestCode.PULL_MESSAGE, header.to_ext_fields(), b"", 10.0)

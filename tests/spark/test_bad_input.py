@@ -1,4 +1,4 @@
-"""What a write refuses, before any task where it can, and in whose words."""
+"""What a write refuses, before any task where it can, and in whose words: a few of the refusals of the unit tests."""
 
 from __future__ import annotations
 
@@ -30,16 +30,7 @@ def silent_server() -> Iterator[str]:
     ("options", "text"),
     [
         ({"topik": "t"}, r"topik.*topic"),
-        ({"sendMsgTimeOut2": "1"}, r"sendmsgtimeout2.*sendMsgTimeout"),
-        ({"sendMsgTimeout": "soon"}, r"sendMsgTimeout.*soon"),
-        ({"topic": "no spaces please"}, r"no spaces please"),
-        ({"topic": "x" * 128}, r"127"),
-        ({"topic": "SCHEDULE_TOPIC_XXXX"}, r"SCHEDULE_TOPIC_XXXX"),
-        ({"namesrvAddr": "127.0.0.1:1"}, r"nameServer.*namesrvAddr|namesrvAddr.*nameServer"),
-        ({"secretKey": "hush-hush"}, r"secretKey is given without accessKey"),
-        ({"accessKey": "k", "secretkeyy": "hush-hush"}, r"unknown option .secretkeyy.: did you mean secretKey"),
         ({"accessKey": "k", "secretKey": "hush-hush\n"}, r"secretKey has a value \(not shown"),
-        ({"tlsCaFile": "ca.pem"}, r"tlsCaFile is given without useTls"),
         ({"useTls": "true", "tlsCaFile": "nowhere.pem"}, r"tlsCaFile: reading 'nowhere.pem'.*PEM"),
         ({"nameServer": "127.0.0.1:1", "sendMsgTimeout": "500"}, r"127\.0\.0\.1:1"),
     ],
@@ -69,12 +60,7 @@ def test_a_host_that_answers_nothing_fails_within_its_deadline(
     ("schema", "row", "text"),
     [
         ("payload string", ("b",), r"unknown column payload.*to_json\(struct\(...\)\) AS body"),
-        ("tags string", ("t",), r"body.*to_json\(struct"),
         ("body int", (1,), r"body.*int"),
-        ("body string, value string", ("b", "v"), r"body.*value"),
-        ("body string, extra string", ("b", "e"), r"extra.*to_json\(struct"),
-        ("body string, Tags string", ("b", "t"), r"Tags.*tags"),
-        ("body string, keys int", ("b", 1), r"keys.*int"),
     ],
 )
 def test_columns_are_refused_before_any_task(
@@ -94,25 +80,17 @@ def test_a_frame_without_topic_is_refused(spark: SparkSession, cluster: Any) -> 
     ("schema", "row", "text"),
     [
         ("body string", (None,), r"partition \d+, row 2 .*null"),
-        ("body string", ("",), r"row 2 .*empty"),
-        ("body binary", (bytes(5 * 1024 * 1024),), r"row 2 .*5242880.*4194304"),
-        ("body string, topic string", ("b", "no spaces"), r"row 2 .*no spaces"),
-        ("body string, tags string", ("b", "a|b"), r"row 2 .*tags holds '\|'"),
         ("body string, keys string, properties map<string,string>", ("b", "key-7", {"KEYS": "x"}), r"key-7.*KEYS"),
-        ("body string, delayTimeLevel int", ("b", 19), r"delayTimeLevel.*19"),
     ],
 )
 def test_an_invalid_row_fails_with_its_place_and_the_rule(
     spark: SparkSession, cluster: Any, topic: str, schema: str, row: tuple[Any, ...], text: str
 ) -> None:
-    good: list[Any] = ["ok" if "string" in schema.split(",")[0] else b"ok"]
-    good += [topic if name.strip().startswith("topic") else None for name in schema.split(", ")[1:]]
-    frame = spark.createDataFrame([tuple(good), tuple(good), row], schema).coalesce(1)
+    good = ("ok", *[None] * (len(row) - 1))
+    frame = spark.createDataFrame([good, good, row], schema).coalesce(1)
     writer = frame.write.format("rocketmq").mode("append").option("nameServer", cluster.name_server)
-    if "topic" not in schema:
-        writer = writer.option("topic", topic)
     with pytest.raises(PySparkException, match=text):
-        writer.save()
+        writer.option("topic", topic).save()
 
 
 @pytest.mark.parametrize("mode", ["overwrite", "ignore"])

@@ -33,8 +33,7 @@ with Producer("driver", endpoints=endpoints) as producer:
     producer.send(Message.of(topic, b"before"))
     builder = SparkSession.builder.master("local[2]")
     for key, value in {"spark.ui.enabled": "false", "spark.log.level": "ERROR", "spark.driver.host": "127.0.0.1",
-                       "spark.driver.bindAddress": "127.0.0.1",
-                       "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}.items():
+                       "spark.driver.bindAddress": "127.0.0.1"}.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     metrics = rocketmq_spark.register(spark)
