@@ -105,7 +105,15 @@ def test_rocketmqs_own_tool_reads_the_same_rows(cluster: SharedCluster, written:
     java = find_java()
     classpath = ":".join(map(str, server_jars(lambda: java)))
     # Its log files go below user.home.
-    command = [java, *QUICK_JVM, "-XX:+UseSerialGC", f"-Duser.home={tmp_path}", "-Dfile.encoding=UTF-8", "-cp", classpath]
+    command = [
+        java,
+        *QUICK_JVM,
+        "-XX:+UseSerialGC",
+        f"-Duser.home={tmp_path}",
+        "-Dfile.encoding=UTF-8",
+        "-cp",
+        classpath,
+    ]
     command += ["org.apache.rocketmq.tools.command.MQAdminStartup", "printMsg", "-n", cluster.name_server]
     command += ["-t", written.topic, "-d", "false"]
     printed = tmp_path / "printed"
