@@ -105,17 +105,9 @@ def test_rocketmqs_own_tool_reads_the_same_rows(cluster: SharedCluster, written:
     java = find_java()
     classpath = ":".join(map(str, server_jars(lambda: java)))
     # Its log files go below user.home.
-    command = [
-        java,
-        *QUICK_JVM,
-        "-XX:+UseSerialGC",
-        f"-Duser.home={tmp_path}",
-        "-Dfile.encoding=UTF-8",
-        "-cp",
-        classpath,
-    ]
-    command += ["org.apache.rocketmq.tools.command.MQAdminStartup", "printMsg", "-n", cluster.name_server]
-    command += ["-t", written.topic, "-d", "false"]
+    command = [java, *QUICK_JVM, "-XX:+UseSerialGC", f"-Duser.home={tmp_path}", "-Dfile.encoding=UTF-8"]
+    command += ["-cp", classpath, "org.apache.rocketmq.tools.command.MQAdminStartup"]
+    command += ["printMsg", "-n", cluster.name_server, "-t", written.topic, "-d", "false"]
     printed = tmp_path / "printed"
     with printed.open("wb") as out:
         subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=True, timeout=240)
