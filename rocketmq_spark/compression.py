@@ -165,15 +165,22 @@ def _unpacked_lz4(body: Buffer, limit: int) -> bytes:
     import lz4.frame
 
     stream = lz4.frame.LZ4FrameDecompressor()
+    pieces: list[bytes] = []
+    # The room for a piece is allocated at once, whether it will be filled or not; and each call copies what is left of
+    # the body, so there must not be many.
+    size, room = 0, _CHUNK
     try:
-        data = bytes(stream.decompress(body, max_length=limit + 1))
+        while not stream.eof:
+            if stream.needs_input and pieces:
+                raise _NotWhole("the frame is cut off")
+            pieces.append(stream.decompress(b"" if pieces else body, max_length=room))
+            size += len(pieces[-1])
+            if size > limit:
+                raise _too_large(limit)
+            room *= 2
     except RuntimeError as exc:
         raise _NotWhole(str(exc)) from exc
-    if len(data) > limit:
-        raise _too_large(limit)
-    if not stream.eof:
-        raise _NotWhole("the frame is cut off")
-    return data
+    return b"".join(pieces)
 
 
 def _unpacked_zstd(body: Buffer, limit: int) -> bytes:
@@ -181,12 +188,13 @@ def _unpacked_zstd(body: Buffer, limit: int) -> bytes:
 
     if not body:
         raise _NotWhole("there is nothing to unpack")
-    pieces: list[bytes] = []
+    pieces: list[pa.Buffer] = []
     size = 0
     with pa.CompressedInputStream(pa.BufferReader(body), "zstd") as stream:
-        while piece := stream.read(_CHUNK):
+        # Not read(): when that meets bytes that are no ZSTD, pyarrow never frees the piece that it was to fill.
+        while (piece := stream.read_buffer(_CHUNK)).size:
             pieces.append(piece)
-            size += len(piece)
+            size += piece.size
             if size > limit:
                 raise _too_large(limit)
     return b"".join(pieces)

@@ -16,8 +16,9 @@ Follows ``MQClientInstance.updateTopicRouteInfoFromNameServer`` and ``topicRoute
 from __future__ import annotations
 
 import logging
+import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rocketmq_spark.errors import (
@@ -34,6 +35,12 @@ logger = logging.getLogger("rocketmq_spark.producer")
 QueryRoute = Callable[[str, float], TopicRouteData]
 
 _LOCK_TIMEOUT_S = 3.0
+
+# Each queue is an object of ours, and their number is whatever a server says. 100,000 are 20 MB, and more than 1,000
+# brokers with 64 queues each have.
+_MAX_QUEUES = 100_000
+
+_COUNT = re.compile(r"[0-9]{1,9}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +95,8 @@ def publish_info_of(topic: str, route: TopicRouteData, *, template: bool = False
     Raises
     ------
     RouteNotFoundException
-        The topic is a static (logical) one, which this connector does not write to.
+        The topic is a static (logical) one, which this connector does not write to; it has more than 100,000 queues; or
+        its order configuration can't be read.
     """
     masters = {broker.broker_name: broker.master for broker in route.broker_datas}
     addresses = {name: address for name, address in masters.items() if address is not None}
@@ -100,27 +108,36 @@ def publish_info_of(topic: str, route: TopicRouteData, *, template: bool = False
             f"looking up the route of topic {topic}: it is a static (logical) topic, which this release can't "
             "write to; use an ordinary topic",
         )
-    queues = tuple(
-        MessageQueue(topic, data.broker_name, queue_id)
+    nums = [
+        (data.broker_name, data.write_queue_nums)
         for data in sorted(route.queue_datas, key=lambda data: data.broker_name)
         if data.writable and data.broker_name in addresses
-        for queue_id in range(data.write_queue_nums)
-    )
-    return TopicPublishInfo(topic, queues, addresses, route, template=template)
+    ]
+    return TopicPublishInfo(topic, _queues(topic, nums), addresses, route, template=template)
 
 
 def _ordered_queues(topic: str, conf: str) -> tuple[MessageQueue, ...]:
     """Return the queues of an order configuration such as ``brokerA:4;brokerB:2``, in the written order."""
-    queues: list[MessageQueue] = []
+    nums: list[tuple[str, int]] = []
     for entry in filter(None, conf.split(";")):
-        broker, _, nums = entry.rpartition(":")
-        if not (broker and nums.isdecimal()):
+        broker, _, count = entry.rpartition(":")
+        if not (broker and _COUNT.fullmatch(count)):
             raise RouteNotFoundException(
                 f"looking up the route of topic {topic}: its order configuration {conf!r} is not broker:queues;... ; "
                 "mend it (mqadmin updateOrderConf)"
             )
-        queues += [MessageQueue(topic, broker, queue_id) for queue_id in range(int(nums))]
-    return tuple(queues)
+        nums.append((broker, int(count)))
+    return _queues(topic, nums)
+
+
+def _queues(topic: str, nums: Sequence[tuple[str, int]]) -> tuple[MessageQueue, ...]:
+    total = sum(max(count, 0) for _, count in nums)
+    if total > _MAX_QUEUES:
+        raise RouteNotFoundException(
+            f"looking up the route of topic {topic}: {total} queues, {_MAX_QUEUES} are allowed; is nameServer the "
+            "address of a name server of yours?"
+        )
+    return tuple(MessageQueue(topic, broker, queue_id) for broker, count in nums for queue_id in range(count))
 
 
 def template_route(route: TopicRouteData, default_topic_queue_nums: int) -> TopicRouteData:

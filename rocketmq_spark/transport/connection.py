@@ -48,6 +48,9 @@ _READS_PER_EVENT: Final = 8
 # How long an answer of ours to the broker's own request may wait for the socket, seconds.
 _RESPONSE_TIMEOUT: Final = 3.0
 
+# Behind so many frames no refusal is queued any more: a server that asks and never reads must not fill our memory.
+_MOST_UNSENT: Final = 1000
+
 
 class Connection:
     """The connection to one address.
@@ -340,11 +343,11 @@ class Connection:
         completions.append((request, Answer(command, None, latency)))
 
     def _on_request(self, command: RemotingCommand) -> None:
-        """Hand on what a broker asks of us; what nobody wants is refused, or dropped if it was oneway."""
+        """Hand on what a broker asks of us; what nobody wants is refused, or dropped if nobody reads that."""
         if self._on_server_request(self.address, command):
             return
         logger.debug("%s: request %d of the server dropped or refused", self.address, command.code)
-        if command.is_oneway:
+        if command.is_oneway or len(self._out) >= _MOST_UNSENT:
             return
         remark = f"request type {command.code} not supported"
         code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED

@@ -191,6 +191,23 @@ def decode_command(frame: Buffer) -> RemotingCommand:
     raise RemotingCommandException(f"decoding a frame: serialize type {serialize_type}, known are 0 (JSON), 1 (binary)")
 
 
+def loads(text: str) -> Any:
+    """Return what a JSON text of a server says.
+
+    Raises
+    ------
+    ValueError
+        It is no JSON, or holds half of a surrogate pair: no log, no error and no request could repeat such a text.
+    RecursionError
+        It is nested too deeply.
+    """
+    value = json.loads(text)
+    # Only an escape can smuggle one in: the text itself came as UTF-8.
+    if "\\u" in text:
+        _JSON.encode(value).encode()
+    return value
+
+
 def _encode_json(command: RemotingCommand) -> bytes:
     header: dict[str, Any] = {
         "code": command.code,
@@ -222,7 +239,7 @@ def _encode_binary(command: RemotingCommand) -> bytes:
 
 def _decode_json(header: memoryview, body: memoryview) -> RemotingCommand:
     try:
-        fields = json.loads(str(header, "utf-8"))
+        fields = loads(str(header, "utf-8"))
     except (ValueError, RecursionError) as exc:
         raise RemotingCommandException(f"decoding a JSON header of {len(header)} bytes: {exc}") from exc
     if not isinstance(fields, dict):

@@ -8,12 +8,12 @@ Follows spec/remoting.md sections 3.1 and 3.2, ``TopicRouteData.java``, ``Broker
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any, Final
 
 from rocketmq_spark.errors import RemotingCommandException
 from rocketmq_spark.route_data import BrokerData, QueueData, TopicRouteData
+from rocketmq_spark.wire.command import loads
 
 # A string is consumed whole before a key can match inside it. Its closing quote is optional so that a body cut off
 # within a string costs one scan, not one per quote.
@@ -28,14 +28,14 @@ def loads_lenient(body: bytes) -> Any:
     Raises
     ------
     RemotingCommandException
-        It is neither; or it is nested too deeply.
+        It is neither; it is nested too deeply; or a text in it is no valid Unicode.
     """
     try:
         text = bytes(body).decode()
         try:
-            return json.loads(text)
+            return loads(text)
         except ValueError:
-            return json.loads(_STRING_OR_KEY.sub(_quote_key, text))
+            return loads(_STRING_OR_KEY.sub(_quote_key, text))
     except (ValueError, RecursionError) as exc:
         raise RemotingCommandException(
             f"reading a JSON body of {len(body)} bytes that starts {bytes(body[:60])!r}: {exc}"

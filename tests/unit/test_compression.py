@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 import zlib
 
 import pyarrow as pa
@@ -123,6 +124,18 @@ def test_a_body_that_unpacks_to_more_than_the_limit_is_an_error(kind: Compressio
     with pytest.raises(CompressionError, match="unpacks to more than 1000 bytes, the limit here"):
         decompress(bomb, kind.sys_flag, limit=1000)
     assert bytes(1000) == decompress(compress(bytes(1000), kind), kind.sys_flag, limit=1000)
+
+
+@each_type
+def test_what_a_small_body_unpacks_to_bounds_what_is_allocated(kind: CompressionType) -> None:
+    packed = compress(b"small", kind)
+    decompress(packed, kind.sys_flag)
+    tracemalloc.start()
+    try:
+        decompress(packed, kind.sys_flag)
+        assert tracemalloc.get_traced_memory()[1] < 256 * KIB
+    finally:
+        tracemalloc.stop()
 
 
 def test_frames_of_other_writers_are_read() -> None:

@@ -100,10 +100,23 @@ def test_47_an_order_configuration_gives_the_queues_as_written() -> None:
     assert info.order_topic
 
 
-@pytest.mark.parametrize("conf", ["a", "a:x", ":3", "a:-1"])
+@pytest.mark.parametrize("conf", ["a", "a:x", ":3", "a:-1", "a:" + "9" * 5000, "a:\u0663"])
 def test_a_malformed_order_configuration_is_named(conf: str) -> None:
     found = replace(route(data("a"), a="h:1"), order_topic_conf=conf)
     with pytest.raises(RouteNotFoundException, match="order configuration"):
+        publish_info_of("T", found)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        route(data("a", write=2**31 - 1), a="h:1"),
+        route(*(data(name, write=60_000) for name in "ab"), a="h:1", b="h:2"),
+        replace(route(data("a"), a="h:1"), order_topic_conf="a:60000;b:60000"),
+    ],
+)
+def test_more_queues_than_any_topic_has_are_refused_and_not_allocated(found: TopicRouteData) -> None:
+    with pytest.raises(RouteNotFoundException, match=r"topic T: \d+ queues, 100000 are allowed"):
         publish_info_of("T", found)
 
 

@@ -83,6 +83,11 @@ def test_optional_fields_may_be_missing_and_unknown_ones_are_ignored() -> None:
     assert decode_command(frame) == RemotingCommand(17, -1, {}, language="OTHER", version=0)
 
 
+def test_escapes_of_whole_characters_are_read() -> None:
+    frame = json_frame(r'{"code":0,"opaque":1,"remark":"\ud83d\ude00 \u00e9 \u0001"}')
+    assert decode_command(frame).remark == "\U0001f600 \u00e9 \x01"
+
+
 def test_unknown_language_is_kept_in_json_and_other_in_binary() -> None:
     assert decode_command(json_frame('{"code":0,"opaque":1,"language":"FOO"}')).language == "FOO"
     header = struct.pack(">hbhiiii", 0, 99, 0, 1, 1, 0, 0)
@@ -132,10 +137,12 @@ def test_binary_header_leaves_empty_values_out() -> None:
         ('{"code":0,"opaque":1,"extFields":"a"}', "'extFields' is a str"),
         ('{"code":0,"opaque":1,"extFields":{"a":["b"]}}', "ext field 'a' is a list"),
         ('{"code":0,"opaque":1,"extFields":{"a":{}}}', "ext field 'a' is a dict"),
+        (r'{"code":0,"opaque":1,"remark":"\ud800"}', "surrogates"),
+        (r'{"code":0,"opaque":1,"extFields":{"\udfffa":"b"}}', "surrogates"),
         ('{"code":0,"opaque":1,"extFields":' + "[" * 200_000, "JSON"),
         ('{"code":0,"opaque":1,"extFields":' + '{"a":' * 200_000, "JSON"),
     ],
-    ids=range(26),
+    ids=range(28),
 )
 def test_ill_formed_json_header_is_refused(header: str | bytes, names: str) -> None:
     with pytest.raises(RemotingCommandException, match=names):

@@ -1,0 +1,163 @@
+"""Servers that send damaged bytes, over real connections: each request ends once, and the next is served as ever."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.errors import RemotingCommandException, RocketMQError
+from rocketmq_spark.message import SendRequest, SendStatus
+from rocketmq_spark.transport._pb import service_pb2 as service
+from rocketmq_spark.transport.grpc import GrpcTransport
+from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.wire.codes import RequestCode
+from rocketmq_spark.wire.command import RemotingCommand, SerializeType, encode_command
+from tests.contract import single
+from tests.hostile import damaged
+from tests.outcomes import Outcomes
+from tests.peer import PATIENCE, Peer, Session
+from tests.proxy import FakeProxy, status
+from tests.seams import Grpc
+
+RequestTo = Callable[..., SendRequest]
+
+
+@pytest.fixture
+def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Nothing is logged as a fault of ours."""
+    with caplog.at_level(logging.WARNING, "rocketmq_spark.transport"):
+        yield
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+def answers(opaque: int) -> list[bytes]:
+    """What a good server might send to one that waits for `opaque`."""
+    fields = {"msgId": "7F00000100002A9F000000018A98AEF8", "queueId": "0", "queueOffset": "42"}
+    commands = [
+        RemotingCommand(0, opaque, fields, flag=1),
+        RemotingCommand(2, opaque, remark="[REJECTREQUEST]system busy", flag=1),
+        RemotingCommand(1500, opaque, remark="go away", flag=1),
+        RemotingCommand(0, opaque + 1, fields, b"of another request", flag=1),
+        RemotingCommand(RequestCode.GET_CONSUMER_RUNNING_INFO, opaque, fields),
+    ]
+    return [encode_command(command, kind) for command in commands for kind in SerializeType]
+
+
+@pytest.mark.usefixtures("quiet")
+def test_of_600_connections_that_answer_with_damaged_frames_each_ends_its_request_once(
+    make_transport: Callable[..., RemotingTransport], request_to: RequestTo
+) -> None:
+    numbers = itertools.count()
+
+    def damage(session: Session) -> None:
+        request = session.read()
+        for data in damaged(answers(request.opaque), 4, next(numbers)):
+            session.sock.sendall(data)
+
+    with Peer(damage) as peer, Peer(Session.serve) as honest:
+        transport = make_transport()
+        outcomes = Outcomes()
+        transport.send(request_to(honest.address), PATIENCE, outcomes)
+        before = len(os.listdir("/dev/fd"))
+        for turn in range(1, 601):
+            transport.send(request_to(peer.address), PATIENCE, outcomes)
+            outcomes.wait(turn + 1)
+        # Over the connection that it had from the start, and by the same thread.
+        transport.send(request_to(honest.address), PATIENCE, outcomes)
+        assert outcomes.wait(602)[-1].status is SendStatus.SEND_OK
+        assert len(honest.sessions) == 1
+        assert len({thread.ident for thread in outcomes.threads}) == 1
+        # The peer's own ends included, which close a moment later.
+        assert len(os.listdir("/dev/fd")) - before < 50
+    assert len(outcomes) == 602
+    failed = [outcome.error for outcome in outcomes if outcome.error is not None]
+    assert all(isinstance(error, RocketMQError) for error in failed)
+    assert 100 < len(failed) < 600
+
+
+@pytest.mark.parametrize("length", [2**31 - 1, 16_777_213, 0xFFFFFFFF])
+def test_a_frame_of_2_gib_is_refused_as_soon_as_it_is_announced(
+    transport: RemotingTransport, request_to: RequestTo, outcomes: Any, length: int
+) -> None:
+    def announce(session: Session) -> None:
+        session.read()
+        session.sock.sendall(length.to_bytes(4, "big"))
+        session.wait_for_hangup()
+
+    with Peer(announce) as peer:
+        transport.send(request_to(peer.address), PATIENCE, outcomes)
+        [outcome] = outcomes.wait(1)
+    assert type(outcome.error) is RemotingCommandException
+    assert "allowed are 4 to 16777212" in str(outcome.error)
+    assert outcome.error.maybe_stored is True
+
+
+def test_a_server_that_asks_and_never_reads_fills_no_memory(
+    make_transport: Callable[..., RemotingTransport], request_to: RequestTo
+) -> None:
+    asking = encode_command(RemotingCommand(RequestCode.GET_CONSUMER_RUNNING_INFO, 7), SerializeType.ROCKETMQ)
+    done = threading.Event()
+
+    def flood(session: Session) -> None:
+        request = session.read()
+        for _ in range(30):
+            session.sock.sendall(asking * 1000)
+        session.answer_send(request)
+        done.wait(PATIENCE)
+
+    with Peer(flood) as peer:
+        transport = make_transport()
+        outcomes = Outcomes()
+        transport.send(request_to(peer.address), PATIENCE, outcomes)
+        outcomes.wait(1)
+        assert int(repr(transport).partition(" in flight, ")[2].partition(" ")[0]) <= 1000
+        done.set()
+
+
+class Raw(bytes):
+    """Bytes in the place of a message."""
+
+    def SerializeToString(self) -> bytes:  # noqa: N802
+        return bytes(self)
+
+
+@pytest.fixture
+def seam() -> Iterator[Grpc]:
+    with FakeProxy() as proxy, GrpcTransport([proxy.address], client_id="test") as transport:
+        yield Grpc(transport, proxy, None)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_every_send_has_one_outcome_whatever_a_proxy_replies(seam: Grpc) -> None:
+    entry = service.SendResultEntry(status=status(), message_id="M1", transaction_id="T1", offset=4)
+    good = service.SendMessageResponse(status=status(), entries=[entry]).SerializeToString()
+    replies, answer = damaged([good], 300, 7), seam.proxy.handlers["SendMessage"]
+    seam.proxy.handlers["SendMessage"] = lambda *_: next(replies)
+    outcomes = seam.send(*(single("orders", b"one") for _ in range(300)))
+    assert len(outcomes) == 300
+    failed = [outcome.error for outcome in outcomes if outcome.status is None]
+    assert all(isinstance(error, RocketMQError) for error in failed)
+    assert 0 < len(failed) < 300
+    seam.proxy.handlers["SendMessage"] = answer
+    [outcome] = seam.send(single("orders", b"two"))
+    assert outcome.status is SendStatus.SEND_OK
+
+
+def test_a_stream_of_damaged_commands_goes_on(seam: Grpc) -> None:
+    last = threading.Event()
+    seam.transport.on_check_transaction = lambda check: last.set() if check.transaction_id == "the last" else None
+    [half] = seam.send(single("orders", b"half", TRAN_MSG="true", PGROUP="pg"))
+    seam.proxy.wait(lambda: seam.proxy.settings)
+    command = service.RecoverOrphanedTransactionCommand(message=seam.proxy.halves[half.transaction_id])
+    good = service.TelemetryCommand(recover_orphaned_transaction_command=command).SerializeToString()
+    for data in damaged([good], 200, 8):
+        seam.proxy.command(Raw(data))  # type: ignore[arg-type]
+    command.transaction_id = "the last"
+    seam.proxy.command(service.TelemetryCommand(recover_orphaned_transaction_command=command))
+    assert last.wait(PATIENCE)
