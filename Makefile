@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # What the demo writes over: remoting, or grpc.
 TRANSPORT ?= remoting
+# How long the soak runs.
+MINUTES ?= 30
 # Spark's workers run the environment's interpreter, not whatever python3 is on PATH.
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 
@@ -53,6 +55,10 @@ proto: setup ## Generate the gRPC messages from proto/
 .PHONY: bench
 bench: setup ## Measure gRPC against the official Python client and against the wire (about 3 minutes)
 	@$(BIN)/python tests/benchmarks/bench_grpc.py
+
+.PHONY: soak
+soak: setup ## Write for MINUTES (30) while brokers are restarted: nothing missing, nothing grows
+	@PYTHONPATH=$(CURDIR) $(BIN)/python tests/soak.py --minutes $(MINUTES)
 
 .PHONY: clean
 clean: ## Remove the virtual environment and what tools left behind

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -40,7 +40,7 @@ def read_topic(
         def read_on(queue: MessageQueue) -> None:
             address = info.addresses[queue.broker_name]
             end = transport.max_offset(queue, address, 5.0)
-            found[queue] += _read_queue(transport, address, queue, len(found[queue]), end)
+            found[queue] += read_queue(transport, address, queue, len(found[queue]), end)
 
         with ThreadPoolExecutor(8) as pool:
             while True:
@@ -53,10 +53,10 @@ def read_topic(
         transport.close()
 
 
-def _read_queue(
+def read_queue(
     transport: RemotingTransport, address: str, queue: MessageQueue, offset: int, end: int
-) -> list[MessageExt]:
-    messages: list[MessageExt] = []
+) -> Iterator[MessageExt]:
+    """Yield the messages of a queue from one offset up to another."""
     while offset < end:
         header = PullMessageRequestHeader(
             consumer_group="test-reader",
@@ -68,6 +68,5 @@ def _read_queue(
         )
         answer = transport.invoke(address, RequestCode.PULL_MESSAGE, header.to_ext_fields(), b"", 10.0)
         assert answer.code == ResponseCode.SUCCESS, f"{queue} at {offset} of {end}: {answer.code} {answer.remark}"
-        messages += decode_records(answer.body)
+        yield from decode_records(answer.body)
         offset = PullMessageResponseHeader.from_ext_fields(answer.ext_fields).next_begin_offset
-    return messages
