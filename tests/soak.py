@@ -139,7 +139,8 @@ def session() -> SparkSession:
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
+        # Why a query has ended is said by its exception.
+        "spark.log.level": "OFF",
         "spark.sql.shuffle.partitions": "2",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
@@ -221,12 +222,14 @@ def soak(minutes: float, rate: int) -> int:
             gauge = Gauge(spark)
             query = start(spark, cluster.name_server, rate, seconds, checkpoint)
             print(f"{rate} rows a second for {minutes:g} minutes; Ctrl-C ends it", flush=True)
-            with (
-                Every(RESTARTED_EVERY, restart) as restarts,
-                Every(SAMPLED_EVERY, lambda _: samples.append(gauge.figures())) as sampling,
-            ):
-                run_out(query, seconds, (restarts, sampling))
-            query.stop()
+            try:
+                with (
+                    Every(RESTARTED_EVERY, restart) as restarts,
+                    Every(SAMPLED_EVERY, lambda _: samples.append(gauge.figures())) as sampling,
+                ):
+                    run_out(query, seconds, (restarts, sampling))
+            finally:
+                query.stop()
             retries = sum(broker["retries"] for broker in metrics.to_dict().values())
         finally:
             spark.stop()
