@@ -1,16 +1,28 @@
-"""A small TCP proxy: a link that can be slow, and that may change what passes."""
+"""A small TCP proxy: a link that can be slow or break, and that may change what passes.
+
+What happens to the bytes is told by a `Passing`: given a piece, it yields what goes on, in as many pieces as it likes.
+It may wait between them; an OSError that it raises cuts the connection there.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 # Small buffers: what a slow link holds is on its way, not hidden in the proxy.
 _BUFFER = 64 * 1024
 _CHUNK = 16 * 1024
+
+Passing: TypeAlias = "Callable[[bytes], Iterable[bytes]]"
+
+
+def unchanged(data: bytes) -> Iterator[bytes]:
+    yield data
 
 
 class TcpProxy:
@@ -22,8 +34,8 @@ class TcpProxy:
         ``host:port``.
     bytes_per_second : float or None, default None
         Speed from client to server, over all connections together.
-    rewrite : callable, default none
-        Applied to each piece that the server sends; it must keep the length.
+    to_server, to_client : Passing, default unchanged
+        What becomes of the pieces that the client, or the server, sends; of all connections together.
     """
 
     def __init__(
@@ -31,12 +43,14 @@ class TcpProxy:
         target: str,
         *,
         bytes_per_second: float | None = None,
-        rewrite: Callable[[bytes], bytes] = bytes,
+        to_server: Passing = unchanged,
+        to_client: Passing = unchanged,
     ) -> None:
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
         self._rate = bytes_per_second
-        self._rewrite = rewrite
+        self._to_server = to_server
+        self._to_client = to_client
         self._free_at = 0.0
         self._turn = threading.Lock()
         self._sockets: list[socket.socket] = []
@@ -83,22 +97,23 @@ class TcpProxy:
                 server.settimeout(None)
                 self.accepted += 1
                 self._start(self._pump, client, server, self._slow)
-                self._start(self._pump, server, client, self._rewrite)
+                self._start(self._pump, server, client, self._to_client)
 
-    def _slow(self, data: bytes) -> bytes:
+    def _slow(self, data: bytes) -> Iterable[bytes]:
         self.forwarded += len(data)
         if self._rate:
             with self._turn:
                 self._free_at = max(self._free_at, time.monotonic()) + len(data) / self._rate
                 wait = self._free_at - time.monotonic()
             time.sleep(max(0.0, wait))
-        return data
+        return self._to_server(data)
 
     @staticmethod
-    def _pump(source: socket.socket, sink: socket.socket, passing: Callable[[bytes], bytes]) -> None:
+    def _pump(source: socket.socket, sink: socket.socket, passing: Passing) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(_CHUNK):
-                sink.sendall(passing(data))
+                for piece in passing(data):
+                    sink.sendall(piece)
         for end in (source, sink):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -107,14 +122,96 @@ class TcpProxy:
 @contextlib.contextmanager
 def slow_cluster(name_server: str, brokers: list[str], bytes_per_second: float) -> Iterator[str]:
     """Put a slow link before every broker, and yield the address of a name server whose routes lead over the links."""
+    with linked_cluster(name_server, brokers, bytes_per_second=bytes_per_second) as (address, _):
+        yield address
+
+
+@contextlib.contextmanager
+def linked_cluster(
+    name_server: str, brokers: Sequence[str], **settings: Any
+) -> Iterator[tuple[str, tuple[TcpProxy, ...]]]:
+    """Put a link before every broker; yield the links, and the address of a name server whose routes lead over them.
+
+    `settings` are those of each `TcpProxy`.
+    """
     with contextlib.ExitStack() as stack:
-        links = [stack.enter_context(TcpProxy(broker, bytes_per_second=bytes_per_second)) for broker in brokers]
+        links = tuple(stack.enter_context(TcpProxy(broker, **settings)) for broker in brokers)
         addresses = {broker.encode(): link.address.encode() for broker, link in zip(brokers, links, strict=True)}
         assert all(len(old) == len(new) for old, new in addresses.items()), "ports of another length"
 
-        def rewrite(data: bytes) -> bytes:
+        def rewrite(data: bytes) -> Iterator[bytes]:
             for old, new in addresses.items():
                 data = data.replace(old, new)
-            return data
+            yield data
 
-        yield stack.enter_context(TcpProxy(name_server, rewrite=rewrite)).address
+        yield stack.enter_context(TcpProxy(name_server, to_client=rewrite)).address, links
+
+
+class Fault:
+    """Does something to a stream of bytes now and then; see the functions below.
+
+    Parameters
+    ----------
+    act : callable
+        Given a piece and a place in it, yields what goes on, as a `Passing` does.
+    every : int
+        How many bytes pass from one time to the next, on average.
+    seed : int, default 1
+
+    Attributes
+    ----------
+    times : int
+        How often it has happened.
+    """
+
+    def __init__(self, act: Callable[[bytes, int], Iterator[bytes]], every: int, seed: int = 1) -> None:
+        self._act = act
+        self._every = every
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+        self._next = self._gap()
+        self.times = 0
+
+    def __call__(self, data: bytes) -> Iterator[bytes]:
+        with self._lock:
+            at, self._next = self._next, self._next - len(data)
+            due = self._next < 0
+            if due:
+                self._next = self._gap()
+                self.times += 1
+        return self._act(data, at) if due else unchanged(data)
+
+    def _gap(self) -> int:
+        return self._random.randrange(1, 2 * self._every)
+
+
+def cut(data: bytes, at: int) -> Iterator[bytes]:
+    """Hang up in the midst of the piece."""
+    yield data[:at]
+    raise ConnectionAbortedError
+
+
+def freeze(seconds: float) -> Callable[[bytes, int], Iterator[bytes]]:
+    """Have the first half of a piece arrive, and the rest long after."""
+
+    def act(data: bytes, at: int) -> Iterator[bytes]:
+        yield data[:at]
+        time.sleep(seconds)
+        yield data[at:]
+
+    return act
+
+
+def flip(data: bytes, at: int) -> Iterator[bytes]:
+    """Change one bit."""
+    yield data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :]
+
+
+def delayed(seconds: float) -> Passing:
+    """Have every piece arrive later."""
+
+    def passing(data: bytes) -> Iterator[bytes]:
+        time.sleep(seconds)
+        yield data
+
+    return passing

@@ -1,0 +1,99 @@
+"""A write over links that break, stall and change bytes: what remoting, with TLS and without, can and can't notice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from rocketmq_spark.spark.report import Metrics
+from rocketmq_spark.wire.row_hash import ROW_ID, row_hash
+from tests.faults.test_write_under_faults import numbered, write
+from tests.ledger import Account, Ledger
+from tests.links import Fault, Passing, cut, delayed, flip, freeze, linked_cluster, unchanged
+from tests.reading import read_topic
+from tests.sharing import SharedCluster
+
+pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
+
+ROWS = 10_000
+MakeTopic = Callable[..., str]
+WriteOver = Callable[..., Account]
+
+
+@pytest.fixture
+def write_over(
+    spark: SparkSession, cluster: SharedCluster, topic: str, make_topic: MakeTopic, metrics: Metrics, ledger: Ledger
+) -> WriteOver:
+    """Write rows to the test's topic over links before all brokers, and return what it has cost."""
+
+    def write_over_links(
+        fault: str, *, to_server: Passing = unchanged, to_client: Passing = unchanged, timeout: str = "1000"
+    ) -> Account:
+        make_topic("NORMAL", queues=4)
+        brokers = [broker.address for broker in cluster.brokers]
+        links = linked_cluster(cluster.name_server, brokers, to_server=to_server, to_client=to_client)
+        with links as (name_server, _), ledger.watch([cluster.name_server], topic, brokers):
+            write(numbered(spark, ROWS, 100), name_server, topic, rowId="true", batchBytes="8k", sendMsgTimeout=timeout)
+        retries = sum(facts["retries"] for facts in metrics.to_dict().values())
+        return ledger.settle(fault, cluster.name_server, topic, {f"k{number}" for number in range(ROWS)}, retries)
+
+    return write_over_links
+
+
+def test_connections_that_are_cut_in_mid_frame_lose_no_row(write_over: WriteOver) -> None:
+    requests, answers = Fault(cut, 300_000), Fault(cut, 50_000)
+    account = write_over("connections cut in mid-frame", to_server=requests, to_client=answers)
+    assert requests.times > 0
+    assert answers.times > 0
+    assert account.retries > 0
+
+
+def test_half_frames_with_nothing_behind_them_lose_no_row(write_over: WriteOver) -> None:
+    # Longer than a request's patience, and shorter than the test's.
+    requests, answers = Fault(freeze(3.0), 1_000_000), Fault(freeze(3.0), 200_000)
+    account = write_over("half a frame, then nothing", to_server=requests, to_client=answers)
+    assert requests.times + answers.times > 0
+    assert account.retries > 0
+
+
+def test_a_long_way_to_the_brokers_costs_no_repeat(write_over: WriteOver) -> None:
+    account = write_over("links of 100 ms", to_server=delayed(0.1), to_client=delayed(0.1), timeout="20000")
+    assert (account.repeats, account.retries) == (0, 0)
+
+
+def test_answers_in_which_bits_change_lose_no_row(write_over: WriteOver) -> None:
+    answers = Fault(flip_in_answer, 10_000)
+    account = write_over("bits changed in answers", to_client=answers)
+    assert answers.times > 0
+    assert account.retries > 0
+
+
+def test_a_body_that_changes_on_its_way_is_stored_and_told_by_its_row_id(
+    write_over: WriteOver, cluster: SharedCluster, topic: str
+) -> None:
+    requests = Fault(flip_in_body, 300_000)
+    write_over("bits changed in bodies", to_server=requests)
+    messages = read_topic(cluster.name_server, topic, ROWS, key=lambda message: message.properties["KEYS"])
+    changed = [m for m in messages if not m.properties[ROW_ID].endswith(row_hash(topic, m.body, m.properties))]
+    # A request has no checksum that a broker would look at: the one of TCP, and TLS, are all that there is on the way.
+    assert len(changed) == requests.times > 0
+    assert all(b"/" in message.body for message in changed)
+
+
+def flip_in_answer(data: bytes, at: int) -> Iterator[bytes]:
+    """Change a bit of anything but an opaque: by that alone an answer finds its request, and may find a wrong one."""
+    for opaque in re.finditer(rb'"opaque":-?\d+', data):
+        if opaque.start() <= at < opaque.end():
+            return unchanged(data)
+    return flip(data, at)
+
+
+def flip_in_body(data: bytes, at: int) -> Iterator[bytes]:
+    """Change one of the dots that a body is filled with into a slash."""
+    dots = b"." * 20
+    found = data.find(dots, at) if dots in data[at:] else data.find(dots)
+    assert found >= 0
+    yield data[:found] + b"/" + data[found + 1 :]
