@@ -7,6 +7,8 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -27,6 +29,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.message import Message, SendStatus
 from rocketmq_spark.producer.client_instance import close_instances
+from rocketmq_spark.route_data import MASTER_ID, TopicRouteData
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.transport.tls import TlsSettings
@@ -34,7 +37,7 @@ from rocketmq_spark.wire.acl import Credentials
 from rocketmq_spark.wire.codes import RequestCode, ResponseCode
 from tests.certificates import Authority
 from tests.conftest import QUICK_JVM
-from tests.links import TcpProxy
+from tests.links import Fault, TcpProxy, flip
 from tests.reading import read_topic
 
 if TYPE_CHECKING:
@@ -270,6 +273,34 @@ def test_a_producer_of_plain_python_signs_and_encrypts_too(
             wrong.send(Message.of(allowed, b"x"))
         assert caught.value.response_code == ResponseCode.NO_PERMISSION
         assert "wrong-hush-hush" not in str(caught.value) + repr(wrong)
+
+
+class Detour(RemotingTransport):
+    """Goes to every broker over a link, whatever its route says."""
+
+    def __init__(self, link: TcpProxy, *name_servers: str, **settings: Any) -> None:
+        super().__init__(name_servers, **settings)
+        self._link = link
+
+    def query_route(self, topic: str, timeout: float) -> TopicRouteData:
+        route = super().query_route(topic, timeout)
+        brokers = (replace(broker, broker_addrs={MASTER_ID: self._link.address}) for broker in route.broker_datas)
+        return replace(route, broker_datas=tuple(brokers))
+
+
+def test_over_tls_a_bit_that_changes_on_the_way_changes_no_row_and_loses_none(
+    secured: LocalCluster, tls: TlsSettings, allowed: str
+) -> None:
+    rows, requests, answers = 6_000, Fault(flip, 100_000), Fault(flip, 30_000)
+    bodies = [f"row {number} ".ljust(200, ".") for number in range(rows)]
+    batches = pa.table({"body": bodies}).to_batches(max_chunksize=500)
+    with TcpProxy(secured.brokers[0].address, to_server=requests, to_client=answers) as link:
+        detour = Detour(link, secured.name_server, credentials=ADMIN, tls=tls)
+        with Producer("pg-flipped", name_server=secured.name_server, transport=detour) as producer:
+            producer.send_arrow(batches, allowed, batchBytes="8k")
+    assert min(requests.times, answers.times) > 0
+    found = read_topic(secured.name_server, allowed, rows, key=attrgetter("body"), tls=tls, credentials=ADMIN)
+    assert {message.body.decode() for message in found} == set(bodies)
 
 
 def refusals_of(cluster: LocalCluster) -> int:

@@ -1,0 +1,199 @@
+"""A write while Spark itself fails, on a standalone cluster that gets the package with each submission."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+import venv
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+
+from rocketmq_spark.admin import queue_offsets
+from tests.ledger import Ledger
+from tests.sharing import SharedCluster
+from tests.standalone import StandaloneCluster, descendants, processes
+
+# Drivers and executors are JVMs that come and go: on a busy machine that takes its time.
+pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+BUILT_FROM = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "NOTICE", "pyspark_rocketmq.py")
+PATIENCE = 200.0
+# At that rate a write takes seconds: whatever the machine, what happens to it falls into it.
+SLOWLY = {"maxRatePerSecond": "4000", "maxRateTasks": "2", "batchBytes": "16k", "rowId": "true"}
+
+
+@pytest.fixture(scope="module")
+def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
+    with StandaloneCluster(tmp_path_factory.mktemp("standalone")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package as a wheel, under a name that PySpark puts on its paths."""
+    folder = tmp_path_factory.mktemp("wheel")
+    # A copy, for setuptools leaves things where it builds.
+    source = folder / "source"
+    for name in ("rocketmq_spark", "conf"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in BUILT_FROM:
+        shutil.copy(ROOT / name, source)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*command, "--wheel-dir", str(folder), str(source)], check=True, timeout=PATIENCE)
+    (built,) = folder.glob("*.whl")
+    return built.rename(folder / "rocketmq_spark.zip")
+
+
+@pytest.fixture
+def options(cluster: SharedCluster, topic: str, make_topic: Callable[..., str]) -> dict[str, str]:
+    """Of a write to the test's topic."""
+    return {"nameServer": cluster.name_server, "topic": make_topic("NORMAL", queues=4), **SLOWLY}
+
+
+@pytest.fixture
+def addresses(cluster: SharedCluster) -> list[str]:
+    return [broker.address for broker in cluster.brokers]
+
+
+def await_stored(options: dict[str, str], messages: int) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while sum(found.messages for found in queue_offsets([options["nameServer"]], options["topic"])) < messages:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def numbers(count: int) -> set[str]:
+    return {f"k{number}" for number in range(count)}
+
+
+def retries(result: dict[str, Any]) -> int:
+    return sum(facts["retries"] for facts in result["brokers"].values())
+
+
+def test_an_executor_that_is_killed_in_mid_task_loses_no_row_of_a_write_with_a_shipped_wheel(
+    standalone: StandaloneCluster,
+    wheel: Path,
+    options: dict[str, str],
+    addresses: list[str],
+    ledger: Ledger,
+) -> None:
+    rows, arguments = 20_000, {"rows": 20_000, "partitions": 4, "options": options}
+    with ledger.watch([options["nameServer"]], options["topic"], addresses):
+        driver = standalone.submit("write", arguments, "--py-files", str(wheel))
+        await_stored(options, rows // 4)
+        victim = standalone.executors()[0]
+        orphans = descendants(victim)
+        os.kill(victim, signal.SIGKILL)
+        result = driver.result()
+    # All of it came from the wheel: this process's own paths are not theirs.
+    assert {Path(home).parents[1].name for home in result["homes"]} == {wheel.name}
+    account = ledger.settle("executor killed", options["nameServer"], options["topic"], numbers(rows), retries(result))
+    assert account.repeats > 0
+    assert sum(facts["rows"] for facts in result["brokers"].values()) == rows
+    # What the executor had started did not outlive it: nobody sends rows of a task that Spark runs elsewhere.
+    assert orphans
+    assert not orphans & processes().keys()
+
+
+@pytest.mark.long
+def test_a_speculative_copy_of_a_task_repeats_rows_and_marks_them(
+    standalone: StandaloneCluster,
+    wheel: Path,
+    options: dict[str, str],
+    addresses: list[str],
+    ledger: Ledger,
+) -> None:
+    rows = 20_000
+    speculation = {
+        "spark.speculation": "true",
+        "spark.speculation.interval": "100ms",
+        "spark.speculation.minTaskRuntime": "1s",
+        "spark.speculation.quantile": "0.5",
+        "spark.speculation.multiplier": "1.5",
+        # Small batches: what is on its way between Spark's processes while one waits is not stored yet.
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
+    }
+    arguments = {"rows": rows, "partitions": 4, "options": options, "slow": True}
+    with ledger.watch([options["nameServer"]], options["topic"], addresses):
+        driver = standalone.submit("write", arguments, "--py-files", str(wheel), conf=speculation)
+        result = driver.result()
+    account = ledger.settle("task run twice", options["nameServer"], options["topic"], numbers(rows), retries(result))
+    assert account.repeats > 0
+    # Only the copy that committed counts.
+    assert sum(facts["rows"] for facts in result["brokers"].values()) == rows
+
+
+@pytest.mark.long
+def test_a_streaming_query_whose_driver_is_killed_goes_on_from_its_checkpoint(
+    standalone: StandaloneCluster,
+    wheel: Path,
+    options: dict[str, str],
+    addresses: list[str],
+    ledger: Ledger,
+    tmp_path: Path,
+) -> None:
+    files, lines = 5, 4_000
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for file in range(files):
+        text = "".join(f"{number}{'.' * 90}\n" for number in range(file * lines, (file + 1) * lines))
+        (folder / f"{file}.txt").write_text(text)
+    arguments = {
+        "files": str(folder),
+        "options": {**options, "checkpointLocation": str(tmp_path / "checkpoint")},
+    }
+    with ledger.watch([options["nameServer"]], options["topic"], addresses):
+        driver = standalone.submit("stream", arguments, "--py-files", str(wheel))
+        await_stored(options, lines * 3 // 2)
+        driver.kill()
+        result = standalone.submit("stream", arguments, "--py-files", str(wheel)).result()
+    account = ledger.settle(
+        "driver of a query killed", options["nameServer"], options["topic"], numbers(files * lines), retries(result)
+    )
+    # The second driver began with the micro-batch that the first one left unfinished, and only that one is repeated.
+    assert 0 < account.repeats < lines
+    assert result["batches"] == list(range(1, files))
+
+
+@pytest.mark.long
+def test_a_write_runs_from_an_environment_shipped_as_an_archive(
+    standalone: StandaloneCluster,
+    wheel: Path,
+    options: dict[str, str],
+    ledger: Ledger,
+    tmp_path: Path,
+) -> None:
+    rows, environment = 1_000, tmp_path / "environment"
+    venv.create(environment, with_pip=False, symlinks=True)
+    (packages,) = environment.glob("lib/python*/site-packages")
+    shutil.unpack_archive(wheel, packages, "zip")
+    # What the package needs comes from here: hundreds of megabytes less to ship than a user's own environment has.
+    (packages / "needs.pth").write_text(str(Path(pyarrow.__file__).parents[1]))
+    archive = tmp_path / "environment.tar.gz"
+    with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
+        tar.add(environment, ".")
+    driver = standalone.submit(
+        "write",
+        {"rows": rows, "partitions": 2, "options": options},
+        "--archives",
+        f"{archive}#environment",
+        python="./environment/bin/python",
+        folder=tmp_path,
+    )
+    result = driver.result()
+    # The driver's own environment, and what the executors have unpacked.
+    ours, *theirs = result["homes"]
+    assert Path(ours).is_relative_to(environment)
+    assert {Path(home).is_relative_to(environment) for home in theirs} == {False}
+    assert {"environment" in Path(home).parts for home in theirs} == {True}
+    ledger.settle("none: from an archive", options["nameServer"], options["topic"], numbers(rows), retries(result))
