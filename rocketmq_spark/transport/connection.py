@@ -9,7 +9,7 @@ Rule 4: the lock guards the state and the out queue, and is never held while a c
 Rule 5: no retry here. A connection that breaks fails all that waits on it, saying of each whether it was sent.
 
 The model is NettyRemotingAbstract.java and NettyRemotingClient.java (spec/producer.md section 10); timeouts count from
-the last byte written, and a timeout closes only a connection that has fallen silent.
+the last byte written, and a timeout closes only a connection that has fallen silent, or on which a frame does not end.
 """
 
 from __future__ import annotations
@@ -50,6 +50,10 @@ _RESPONSE_TIMEOUT: Final = 3.0
 
 # Behind so many frames no refusal is queued any more: a server that asks and never reads must not fill our memory.
 _MOST_UNSENT: Final = 1000
+
+# How long a frame may come, seconds: the answer to a full batch takes that at 35 kB/s. One whose length was damaged on
+# its way would swallow every later answer, megabytes of them, and so look alive.
+_FRAME_TIMEOUT: Final = 30.0
 
 
 class Connection:
@@ -104,6 +108,8 @@ class Connection:
         self._opaque = -1
         self._arrivals = 0
         self._last_progress = 0.0
+        # When the frame began that is not whole yet.
+        self._frame_since = math.inf
         self._blocked = False
         self._failure: OSError | None = None
 
@@ -209,11 +215,13 @@ class Connection:
             try:
                 self._frames.feed(scratch[:count])
                 while (command := self._frames.take()) is not None:
+                    self._frame_since = math.inf
                     self._on_command(command, now, completions)
             except Exception as exc:
                 # Not RemotingCommandException alone: a decoder's own bug must not lose the answers decoded before.
                 what = f"the server sent bytes that are not the protocol ({exc})"
                 return completions + self._fail(now, what, exc, RemotingCommandException)
+            self._frame_since = min(self._frame_since, now) if self._frames.pending else math.inf
             if count < len(scratch):
                 break
         if self._failure is not None and self.state is not State.CLOSED:
@@ -221,7 +229,7 @@ class Connection:
         return completions
 
     def sweep(self, now: float) -> list[Completion]:
-        """Fail what is overdue, and the connection if it is stuck or silent."""
+        """Fail what is overdue, and the connection if it is stuck, silent, or out of step."""
         if now < self.due or self.state is State.CLOSED:
             return []
         completions: list[Completion] = []
@@ -249,6 +257,9 @@ class Connection:
         elif silent is not None:
             what = f"closed because nothing at all came from the server for {silent.timeout:g} s"
             completions += self._fail(now, what, TimeoutError("silent connection"))
+        elif completions and now - self._frame_since >= _FRAME_TIMEOUT:
+            what = f"closed because a frame of the server has not ended for {now - self._frame_since:.0f} s"
+            completions += self._fail(now, what, TimeoutError("unfinished frame"))
         return completions
 
     def close(self, now: float, what: str, cause: BaseException | None = None) -> list[Completion]:

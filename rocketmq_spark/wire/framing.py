@@ -39,6 +39,11 @@ class FrameBuffer:
     def __repr__(self) -> str:
         return f"<FrameBuffer waiting={len(self._data)} bytes max_frame={self._max_length + _LENGTH.size}>"
 
+    @property
+    def pending(self) -> int:
+        """Bytes of a command that is not whole yet."""
+        return len(self._data)
+
     def feed(self, data: Buffer) -> None:
         """Add bytes as they were received; `data` may be reused afterwards."""
         self._data += data

@@ -23,7 +23,7 @@ from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.transport.script import ManualClock
 from rocketmq_spark.wire.codes import RequestCode
 from rocketmq_spark.wire.command import RemotingCommand, encode_command
-from tests.peer import PATIENCE, Peer, Session, address_of, full_listener, refused_address
+from tests.peer import PATIENCE, Peer, Session, address_of, full_listener, refused_address, stored_fields
 
 RequestTo = Callable[..., SendRequest]
 
@@ -300,6 +300,36 @@ def test_a_timeout_keeps_a_connection_on_which_other_answers_arrive(
         assert len(peer.sessions) == 1
     assert kinds(impatient) == [RemotingTimeoutException]
     assert kinds(others) == [SendStatus.SEND_OK, SendStatus.SEND_OK]
+
+
+def test_a_frame_that_does_not_end_closes_a_connection_on_which_bytes_still_arrive(
+    make_transport: Callable[..., RemotingTransport], request_to: RequestTo, outcomes: Any
+) -> None:
+    clock = ManualClock(100.0)
+    transport = make_transport(clock=clock)
+
+    def damaged(session: Session) -> None:
+        first, _ = session.read(), session.read()
+        # The length of the second answer was 100 once; all later ones are taken for parts of it.
+        whole = session.encoded(first, ext_fields=stored_fields(first, 0))
+        session.sock.sendall(whole + bytes([0, 0x80, 0, 100]))
+        for _ in range(2):
+            session.read()
+            session.sock.sendall(bytes(100))
+        session.wait_for_hangup()
+
+    with Peer(damaged, Session.serve) as peer:
+        transport.send(request_to(peer.address), 3.0, outcomes)
+        for seconds, ended in ((0.0, 1), (4.0, 2), (30.0, 4)):
+            clock.advance(seconds)
+            transport.send(request_to(peer.address), 3.0, outcomes)
+            outcomes.wait(ended)
+        transport.send(request_to(peer.address), PATIENCE, outcomes)
+        outcomes.wait(5)
+        assert len(peer.sessions) == 2
+    timeout, broken, stored = RemotingTimeoutException, RemotingSendRequestException, SendStatus.SEND_OK
+    assert kinds(outcomes) == [stored, timeout, timeout, broken, stored]
+    assert "a frame of the server has not ended for 34 s" in str(outcomes[3].error)
 
 
 def test_111_a_socket_that_accepts_no_byte_is_given_up(
