@@ -1,11 +1,13 @@
 """Spark's standalone cluster on this machine: a master and workers as JVM processes, and programs submitted to it.
 
-Each worker has a host of its own (127.0.0.1, 127.0.0.2, ...): Spark runs no second copy of a task on the same host.
+Each worker has a host of its own (127.0.0.1, 127.0.0.2, ..., as Linux has them): Spark runs no second copy of a task on
+the same host.
 Nothing of ours is on the workers' paths but what a submission brings along.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -26,6 +28,7 @@ from tests.conftest import QUICK_JVM
 PROGRAMS = Path(__file__).parent / "programs"
 SPARK_HOME = Path(pyspark.__file__).parent
 
+_JVM = " ".join((*QUICK_JVM, "-XX:+UseSerialGC"))
 # JVMs on a busy machine.
 _WITHIN = 200.0
 _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
@@ -111,8 +114,7 @@ class StandaloneCluster:
             "spark.driver.host": "127.0.0.1",
             "spark.driver.memory": "512m",
             "spark.executor.memory": "512m",
-            "spark.driver.extraJavaOptions": " ".join(QUICK_JVM),
-            "spark.executor.extraJavaOptions": " ".join(QUICK_JVM),
+            "spark.executor.extraJavaOptions": _JVM,
             "spark.ui.enabled": "false",
             **(conf or {}),
         }
@@ -209,10 +211,15 @@ def descendants(pid: int) -> set[int]:
 
 def processes() -> dict[int, int]:
     """Return the parents of all processes that run, by their ids."""
-    # Of those that have ended some are not waited for, where nobody waits for orphans.
-    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True)
-    rows = (line.split() for line in listed.stdout.splitlines())
-    return {int(pid): int(parent) for pid, parent, state, *_ in rows if not state.startswith("Z")}
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # "pid (name) state parent ...", and a name may hold anything.
+            state, parent, *_ = stat.read_text().rpartition(")")[2].split()
+            # Nobody may wait for orphans that have ended.
+            if state != "Z":
+                found[int(stat.parent.name)] = int(parent)
+    return found
 
 
 def _environment(python: str) -> dict[str, str]:
@@ -221,6 +228,6 @@ def _environment(python: str) -> dict[str, str]:
         **kept,
         "SPARK_HOME": str(SPARK_HOME),
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": " ".join(QUICK_JVM),
+        **dict.fromkeys(("SPARK_DAEMON_JAVA_OPTS", "SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"), _JVM),
         "PYSPARK_PYTHON": python,
     }

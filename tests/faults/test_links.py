@@ -51,6 +51,7 @@ def test_connections_that_are_cut_in_mid_frame_lose_no_row(write_over: WriteOver
     assert account.retries > 0
 
 
+@pytest.mark.long
 def test_half_frames_with_nothing_behind_them_lose_no_row(write_over: WriteOver) -> None:
     # Longer than a request's patience, and shorter than the test's.
     requests, answers = Fault(freeze(3.0), 1_000_000), Fault(freeze(3.0), 200_000)
@@ -59,6 +60,7 @@ def test_half_frames_with_nothing_behind_them_lose_no_row(write_over: WriteOver)
     assert account.retries > 0
 
 
+@pytest.mark.long
 def test_a_long_way_to_the_brokers_costs_no_repeat(write_over: WriteOver) -> None:
     account = write_over("links of 100 ms", to_server=delayed(0.1), to_client=delayed(0.1), timeout="20000")
     assert (account.repeats, account.retries) == (0, 0)

@@ -36,7 +36,7 @@ arguments = json.loads(sys.argv[1])
 spark = SparkSession.builder.getOrCreate()
 metrics = rocketmq_spark.register(spark)
 partitions = arguments["partitions"]
-homes = set(spark.sparkContext.parallelize(range(partitions), partitions).map(home).collect())
+homes = set(spark.sparkContext.parallelize(range(2), 2).map(home).collect())
 frame = spark.range(0, arguments["rows"], 1, partitions).selectExpr(
     "rpad(cast(id as string), 100, '.') AS body", "concat('k', id) AS keys"
 )
