@@ -10,7 +10,6 @@ from pyspark.sql import SparkSession
 
 from rocketmq_spark.spark.report import Metrics
 from rocketmq_spark.wire.row_hash import ROW_ID, row_hash
-from tests.faults.test_write_under_faults import numbered, write
 from tests.ledger import Account, Ledger
 from tests.links import Fault, Passing, cut, delayed, flip, freeze, linked_cluster, unchanged
 from tests.reading import read_topic
@@ -36,7 +35,11 @@ def write_over(
         brokers = [broker.address for broker in cluster.brokers]
         links = linked_cluster(cluster.name_server, brokers, to_server=to_server, to_client=to_client)
         with links as (name_server, _), ledger.watch([cluster.name_server], topic, brokers):
-            write(numbered(spark, ROWS, 100), name_server, topic, rowId="true", batchBytes="8k", sendMsgTimeout=timeout)
+            options = {"rowId": "true", "batchBytes": "8k", "sendMsgTimeout": timeout}
+            rows = spark.range(0, ROWS, 1, 4).selectExpr(
+                "rpad(cast(id as string), 100, '.') as body", "concat('k', id) as keys"
+            )
+            rows.write.format("rocketmq").options(nameServer=name_server, topic=topic, **options).save()
         retries = sum(facts["retries"] for facts in metrics.to_dict().values())
         return ledger.settle(fault, cluster.name_server, topic, {f"k{number}" for number in range(ROWS)}, retries)
 

@@ -16,11 +16,14 @@ from typing import Any
 
 import pyarrow
 import pytest
+from pyspark.sql import SparkSession
 
 from rocketmq_spark.admin import queue_offsets
+from rocketmq_spark.spark.report import Metrics
 from tests.ledger import Ledger
 from tests.reading import read_topic
 from tests.sharing import SharedCluster
+from tests.spark.test_row_features import failing_late
 from tests.standalone import StandaloneCluster, descendants, processes
 
 # Drivers and executors are JVMs that come and go: on a busy machine that takes its time.
@@ -105,6 +108,28 @@ def test_an_executor_that_is_killed_in_mid_task_loses_no_row_of_a_write_with_a_s
     # What the executor had started did not outlive it: nobody sends rows of a task that Spark runs elsewhere.
     assert orphans
     assert not orphans & processes().keys()
+
+
+def test_a_task_that_fails_late_and_is_tried_again_repeats_rows_and_marks_them(
+    spark: SparkSession, metrics: Metrics, options: dict[str, str], addresses: list[str], ledger: Ledger
+) -> None:
+    rows, name_server, topic = 8_000, options["nameServer"], options["topic"]
+    frame = spark.range(0, rows, 1, 2).selectExpr(
+        "rpad(cast(id as string), 100, '.') as body", "concat('k', id) as keys"
+    )
+    # More than the other partition's rows: some of this one's are stored.
+    late = failing_late(name_server, topic, rows // 2)
+    # Spark holds back what it has of its last batch.
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
+    try:
+        with ledger.watch([name_server], topic, addresses):
+            frame.mapInArrow(late, frame.schema).write.format("rocketmq").options(**options).save()
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    result = {"brokers": metrics.to_dict()}
+    account = ledger.settle("task failed and retried", name_server, topic, numbers(rows), retries(result))
+    assert account.repeats > 0
+    assert sum(facts["rows"] for facts in result["brokers"].values()) == rows
 
 
 @pytest.mark.long
