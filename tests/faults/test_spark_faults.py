@@ -84,6 +84,7 @@ def retries(result: dict[str, Any]) -> int:
     return sum(facts["retries"] for facts in result["brokers"].values())
 
 
+@pytest.mark.long
 def test_an_executor_that_is_killed_in_mid_task_loses_no_row_of_a_write_with_a_shipped_wheel(
     standalone: StandaloneCluster,
     wheel: Path,
