@@ -130,7 +130,7 @@ def slow_cluster(name_server: str, brokers: list[str], bytes_per_second: float) 
 def linked_cluster(
     name_server: str, brokers: Sequence[str], **settings: Any
 ) -> Iterator[tuple[str, tuple[TcpProxy, ...]]]:
-    """Put a link before every broker; yield the links, and the address of a name server whose routes lead over them.
+    """Put a link before every broker; yield the address of a name server whose routes lead over them, and the links.
 
     `settings` are those of each `TcpProxy`.
     """

@@ -45,15 +45,15 @@ OnRequest: TypeAlias = Callable[[str, RemotingCommand], bool]
 # How often one socket is read before the others get their turn.
 _READS_PER_EVENT: Final = 8
 
+# How long a frame may come, seconds: the answer to a full batch takes that at 35 kB/s. One whose length was damaged on
+# its way would swallow every later answer, megabytes of them, and so look alive.
+_FRAME_TIMEOUT: Final = 30.0
+
 # How long an answer of ours to the broker's own request may wait for the socket, seconds.
 _RESPONSE_TIMEOUT: Final = 3.0
 
 # Behind so many frames no refusal is queued any more: a server that asks and never reads must not fill our memory.
 _MOST_UNSENT: Final = 1000
-
-# How long a frame may come, seconds: the answer to a full batch takes that at 35 kB/s. One whose length was damaged on
-# its way would swallow every later answer, megabytes of them, and so look alive.
-_FRAME_TIMEOUT: Final = 30.0
 
 
 class Connection:
