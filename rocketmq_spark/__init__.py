@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from rocketmq_spark.send_result import LocalTransactionState, SendResult, TransactionSendResult
     from rocketmq_spark.spark.datasource import RocketMQDataSource
+    from rocketmq_spark.spark.dedupe import dedupe
     from rocketmq_spark.spark.register import register, unregister
     from rocketmq_spark.spark.report import Metrics
 
@@ -65,6 +66,7 @@ __all__ = [
     "SendStatus",
     "TransactionListener",
     "TransactionSendResult",
+    "dedupe",
     "register",
     "unregister",
 ]
@@ -86,6 +88,7 @@ _LAZY = {
     "LocalCluster": "rocketmq_spark.cluster",
     "Metrics": "rocketmq_spark.spark.report",
     "RocketMQDataSource": "rocketmq_spark.spark.datasource",
+    "dedupe": "rocketmq_spark.spark.dedupe",
     "register": "rocketmq_spark.spark.register",
     "unregister": "rocketmq_spark.spark.register",
 }

@@ -1,0 +1,103 @@
+"""`dedupe(df)`: rows that a retry has stored twice, read back once.
+
+Rule 1: what has no row id is no repeat. Such rows go round the removal in a branch of their own, so that no state and
+        no shuffle can take one for another; `df` is evaluated in both branches.
+Rule 2: of rows with one id one stays; which one is Spark's choice, as they say the same.
+Rule 3: a stream forgets an id no sooner than `within` after it came. Rows are timed by their arrival, not by their
+        storing: of two queues one may be read hours behind the other, and Spark drops what its watermark calls late.
+
+Follows design.md section 7; the ids are those of `rocketmq_spark.arrow.row_id`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from rocketmq_spark.errors import OptionError, SchemaError
+from rocketmq_spark.wire.row_hash import ROW_ID
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_ID: Final = "__rocketmq_row_id"
+_ARRIVAL: Final = "__rocketmq_arrival"
+
+# What Spark leaves on a column that a watermark is on (EventTimeWatermark.delayKey).
+_WATERMARK: Final = "spark.watermarkDelayMs"
+
+
+def dedupe(df: DataFrame, within: str | None = None, event_time: str | None = None) -> DataFrame:
+    """Drop repeats of rows that were written with ``rowId``: of rows with equal ``SPARK_ROW_ID`` one stays.
+
+    Rows without an id all stay. An id is never given to two rows of one write (with ``rowId=columns:...`` rows equal in
+    these columns are one row), so nothing but a repeat is dropped; where a repeat has another id, because the input
+    came in another order or with other partitions, it stays.
+
+    `df` is evaluated twice, once for rows with an id and once for those without: in batch, ``cache`` what is dear; a
+    stream reads its source twice, and counts it so in its progress.
+
+    Parameters
+    ----------
+    df : pyspark.sql.DataFrame
+        Batch or streaming, Classic or Connect, with a column ``SPARK_ROW_ID``, or the column ``properties``
+        of a read (a map).
+    within : str or None, default None
+        Of a stream, and required there: how long an id is remembered at least, as in "1 hour"; a repeat that comes
+        later stays. A batch DataFrame is looked at as a whole, whatever this says.
+    event_time : str or None, default None
+        Of a stream: the timestamp column to set the watermark of `within` on, for an aggregation that follows (Spark
+        allows one watermark on the way). **Rows older than the watermark are then dropped**, as in any such query.
+        None: rows are timed by the micro-batch that they come with, so that none is late as long as the driver's clock
+        is not set back by more than `within`.
+
+    Returns
+    -------
+    pyspark.sql.DataFrame
+        With the columns of `df`.
+
+    Raises
+    ------
+    SchemaError
+        There is neither of the two columns.
+    OptionError
+        A stream without `within`, or one that has a watermark already.
+
+    Examples
+    --------
+    >>> orders = rocketmq_spark.dedupe(stream, within="1 hour")  # doctest: +SKIP
+    """
+    marked = df.selectExpr("*", f"nullif(string({_row_id(df)}), '') AS {_ID}")
+    with_id = marked.where(f"{_ID} IS NOT NULL")
+    if not df.isStreaming:
+        once = with_id.dropDuplicates([_ID])
+    else:
+        if within is None:
+            raise OptionError(
+                'dedupe of a stream needs within (such as within="1 hour"): how long an id is remembered; each takes '
+                "memory until then"
+            )
+        _refuse_second_watermark(df)
+        if event_time is None:
+            with_id = with_id.selectExpr("*", f"current_timestamp() AS {_ARRIVAL}")
+        once = with_id.withWatermark(event_time or _ARRIVAL, within).dropDuplicatesWithinWatermark([_ID]).drop(_ARRIVAL)
+    return once.union(marked.where(f"{_ID} IS NULL")).drop(_ID)
+
+
+def _row_id(df: DataFrame) -> str:
+    if ROW_ID in df.columns:
+        return ROW_ID
+    if "properties" in df.columns:
+        return f"try_element_at(properties, '{ROW_ID}')"
+    raise SchemaError(
+        f"dedupe: there is no column {ROW_ID}, nor a column properties that could hold it; there are "
+        f"{', '.join(df.columns)}: keep one of the two until repeats are dropped"
+    )
+
+
+def _refuse_second_watermark(df: DataFrame) -> None:
+    on = [field.name for field in df.schema.fields if _WATERMARK in (field.metadata or {})]
+    if on:
+        raise OptionError(
+            f"dedupe sets a watermark, and Spark allows no second one after that on {', '.join(on)}: call dedupe on "
+            f"the stream without it, as in dedupe(df, within=..., event_time={on[0]!r})"
+        )
