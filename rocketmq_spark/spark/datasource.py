@@ -7,9 +7,11 @@ Rule 2: a constructor opens nothing: Spark makes these objects more often than o
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 import uuid
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamWriter
@@ -94,7 +96,7 @@ class RocketMQDataSource(DataSource):
         from rocketmq_spark.spark.writer import RocketMQBatchWriter, look_up_route
 
         columns = arrow_schema(schema)
-        options = self._checked_options(columns)
+        options = self._checked_options(columns, logger.warning)
         queues = look_up_route(options, columns)
         return RocketMQBatchWriter(options, self._accumulator, write_id=str(uuid.uuid4()), queues=queues)
 
@@ -102,7 +104,8 @@ class RocketMQDataSource(DataSource):
         """Check the write and return the writer of a streaming query.
 
         Complete mode arrives here as `overwrite`; each trigger then appends the whole result, as Spark's Kafka
-        sink does. Spark asks for a writer at every trigger: with ``ordered`` its route is looked up each time.
+        sink does. Spark asks for a writer twice in a micro-batch: what is warned of is logged once, and with
+        ``ordered`` the route that was looked up stays.
 
         Raises
         ------
@@ -114,13 +117,13 @@ class RocketMQDataSource(DataSource):
         from rocketmq_spark.spark.writer import look_up_route, stream_writer
 
         columns = arrow_schema(schema)
-        options = self._checked_options(columns)
+        options = self._checked_options(columns, _warn_once)
         if overwrite:
-            logger.warning("outputMode complete: a topic can't be truncated; every trigger appends the whole result")
-        queues = look_up_route(options, columns) if options.ordered else None
+            _warn_once("outputMode complete: a topic can't be truncated; every trigger appends the whole result")
+        queues = look_up_route(options, columns, keep_warm=True) if options.ordered else None
         return stream_writer(options, self._accumulator, schema, queues)
 
-    def _checked_options(self, columns: pa.Schema) -> SinkOptions:
+    def _checked_options(self, columns: pa.Schema, warn: Callable[[str], None]) -> SinkOptions:
         from rocketmq_spark.arrow.custom_selector import load_class
         from rocketmq_spark.client.connect import check_connection
         from rocketmq_spark.client.write_rows import check_columns
@@ -131,12 +134,12 @@ class RocketMQDataSource(DataSource):
         if options.custom_selector is not None:
             load_class(options.custom_selector)
         if self._speculation and not options.row_id:
-            logger.warning(
+            warn(
                 "spark.speculation is true: a task that Spark starts twice stores its rows twice; set rowId=true to "
                 "let readers tell repeats, or spark.speculation=false"
             )
         if options.send_mode == "oneway":
-            logger.warning("sendMode=oneway: brokers acknowledge nothing, and rows may be lost without a word")
+            warn("sendMode=oneway: brokers acknowledge nothing, and rows may be lost without a word")
         return self._with_rate_tasks(_with_namespace(options))
 
     def _with_rate_tasks(self, options: SinkOptions) -> SinkOptions:
@@ -149,6 +152,11 @@ class RocketMQDataSource(DataSource):
                 "classic Spark, or give the option maxRateTasks (how many tasks of the write run at once)"
             )
         return dataclasses.replace(options, max_rate_tasks=self._parallelism)
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    logger.warning(text)
 
 
 def _with_namespace(options: SinkOptions) -> SinkOptions:

@@ -113,7 +113,7 @@ class _PartitionWriter:
         from rocketmq_spark.client.write_rows import write_rows
 
         options = self._options
-        instance = acquire_instance(options, options.producer_group, lambda: _new_instance(options))
+        instance = _acquire(options)
         try:
             write_rows(
                 options,
@@ -201,7 +201,9 @@ def stream_writer(
     return RocketMQStreamWriter(options, accumulator, queues=queues)
 
 
-def look_up_route(options: SinkOptions, columns: pa.Schema) -> Sequence[MessageQueue] | None:
+def look_up_route(
+    options: SinkOptions, columns: pa.Schema, *, keep_warm: bool = False
+) -> Sequence[MessageQueue] | None:
     """Look up the routes of the topics that options name, so that a wrong address or topic fails before any task.
 
     Parameters
@@ -209,6 +211,9 @@ def look_up_route(options: SinkOptions, columns: pa.Schema) -> Sequence[MessageQ
     options : SinkOptions
     columns : pyarrow.Schema
         Of the data to be written.
+    keep_warm : bool, default False
+        Keep connection and routes for the next look-up, as a stream has two in every micro-batch: name servers that
+        are gone for a while then fail none, neither at its start nor, with its rows stored, in its commit.
 
     Returns
     -------
@@ -227,7 +232,7 @@ def look_up_route(options: SinkOptions, columns: pa.Schema) -> Sequence[MessageQ
 
     from rocketmq_spark.client.write_rows import check_topic, ordered_queues
 
-    instance = _new_instance(options)
+    instance = _acquire(options) if keep_warm else _new_instance(options)
     try:
         queues = ordered_queues(options, instance)
         check_topic(options, instance, columns)
@@ -238,7 +243,10 @@ def look_up_route(options: SinkOptions, columns: pa.Schema) -> Sequence[MessageQ
             _await_any_answer(options, instance)
         return queues
     finally:
-        instance.close()
+        if keep_warm:
+            instance.unregister(options.producer_group)
+        else:
+            instance.close()
 
 
 def _await_any_answer(options: SinkOptions, instance: ClientInstance) -> None:
@@ -251,6 +259,10 @@ def _await_any_answer(options: SinkOptions, instance: ClientInstance) -> None:
         if not (isinstance(exc, TopicRouteStaleException) or (options.over_grpc and exc.response_code in _REFUSALS)):
             raise
         logger.debug("an answer, if not a route: %s", exc)
+
+
+def _acquire(options: SinkOptions) -> ClientInstance:
+    return acquire_instance(options, options.producer_group, lambda: _new_instance(options))
 
 
 def _new_instance(options: SinkOptions) -> ClientInstance:

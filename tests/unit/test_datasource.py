@@ -16,12 +16,17 @@ from pyspark.sql.types import IntegerType, StringType, StructType
 from rocketmq_spark.errors import MQBrokerException, OptionError, RemotingConnectException, SchemaError
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.client_instance import ClientInstance
-from rocketmq_spark.spark.datasource import RocketMQDataSource, _with_namespace
+from rocketmq_spark.spark.datasource import RocketMQDataSource, _warn_once, _with_namespace
 from rocketmq_spark.spark.writer import _await_any_answer
 from tests.proxies import ScriptedProxies
 from tests.proxy import FakeProxy
 
 BODY = StructType().add("body", StringType())
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_warned_of_yet() -> None:
+    _warn_once.cache_clear()
 
 
 class OnASpeculatingCluster(RocketMQDataSource):
@@ -34,6 +39,14 @@ def test_speculation_without_row_ids_is_warned_of(caplog: pytest.LogCaptureFixtu
     source.streamWriter(BODY, overwrite=False)
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * warnings
     assert all("set rowId=true" in message for message in caplog.messages)
+
+
+def test_a_stream_whose_writer_is_made_twice_in_each_micro_batch_is_warned_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for _ in range(3):
+        RocketMQDataSource({"nameServer": "a:1", "topic": "t", "sendMode": "oneway"}).streamWriter(BODY, overwrite=True)
+    assert [message.split(":")[0] for message in caplog.messages] == ["sendMode=oneway", "outputMode complete"]
 
 
 def test_without_speculation_nobody_is_warned(caplog: pytest.LogCaptureFixture) -> None:
