@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 
@@ -19,6 +19,12 @@ def start(spark: SparkSession, topic: str, checkpoint: Path, **options: str) -> 
         .trigger(processingTime="500 milliseconds")
         .start()
     )
+
+
+def numbers(spark: SparkSession, rows: int, partitions: int = 2) -> DataFrame:
+    """Return a stream whose every micro-batch has the next `rows` numbers as `value`, however often it is read."""
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows)
+    return source.option("numPartitions", partitions).load().select("value")
 
 
 def run_until(query: StreamingQuery, batches: int) -> int:

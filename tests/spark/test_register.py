@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -98,12 +99,17 @@ spark.stop()
     assert len(read_topic(cluster.name_server, topic, 2000)) == 2000
 
 
-def test_on_connect_a_write_works_and_the_metrics_say_where_they_are(cluster: SharedCluster, topic: str) -> None:
+def test_on_connect_writes_and_streams_work_and_the_metrics_say_where_they_are(
+    cluster: SharedCluster, topic: str
+) -> None:
     pytest.importorskip("grpc_status", reason="Spark Connect needs pyspark[connect]")
+    # One session for all: a Connect server takes long to start.
     done = run(
         """
-spark = session(SparkSession.builder.remote("local[2]"))
+import tempfile, time
 import rocketmq_spark
+from rocketmq_spark.admin import queue_offsets
+spark = session(SparkSession.builder.remote("local[2]").config("spark.sql.shuffle.partitions", "2"))
 metrics = rocketmq_spark.register(spark)
 save(spark, 1000)
 save(spark, 100, "append")
@@ -116,6 +122,30 @@ try:
     metrics.show()
 except rocketmq_spark.MetricsUnavailableError as exc:
     print("metrics:", exc)
+
+sink = {"nameServer": name_server, "topic": topic + "-stream"}
+def numbers(rows):
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", 2)
+    return source.load().selectExpr("cast(value as string) as body")
+def start(writer):
+    return writer.option("checkpointLocation", tempfile.mkdtemp()).trigger(once=True).start()
+def stored():
+    return sum(queue.messages for queue in queue_offsets([name_server], sink["topic"]))
+
+twice = numbers(100).selectExpr("body", "map('SPARK_ROW_ID', string(body div 2)) as properties")
+deduped = rocketmq_spark.dedupe(twice, within="1 hour").select("body")
+query = start(deduped.writeStream.format("rocketmq").options(**sink))
+print("deduped", query.awaitTermination(120), query.exception(), query.id)
+def write(batch, batch_id):
+    batch.write.format("rocketmq").options(**sink).mode("append").save()
+print("each", start(numbers(10).writeStream.foreachBatch(write)).awaitTermination(120))
+slowly = {"maxRatePerSecond": "100", "maxRateTasks": "2"}
+query = start(numbers(1_000_000).writeStream.format("rocketmq").options(**sink, **slowly))
+deadline = time.monotonic() + 60
+while stored() <= 60 and time.monotonic() < deadline:
+    time.sleep(0.1)
+query.stop()
+print("stopped", query.exception(), len(query.recentProgress), stored() > 60)
 spark.stop()
 """,
         cluster,
@@ -125,6 +155,12 @@ spark.stop()
     assert "refused overwrite True\nrefused ignore True\nmetrics: " in done.stdout
     assert "driver" in done.stdout
     assert len(read_topic(cluster.name_server, topic, 1100)) == 1100
+    deduped = re.search(r"deduped True None (\S+)", done.stdout)
+    assert deduped is not None, done.stdout
+    assert re.search(rf"micro-batch 0 of {deduped[1]}: \d+ tasks stored 50 rows", done.stderr), done.stderr
+    assert "each True\nstopped None 0 True" in done.stdout
+    # Spark logs at length that it has killed tasks in mid-batch; nothing of that is Python's.
+    assert "Traceback" not in done.stderr
 
 
 def spoil_first_attempt(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
 
+from rocketmq_spark import dedupe
+from rocketmq_spark.admin import queue_offsets
+from rocketmq_spark.message_ext import MessageExt
 from rocketmq_spark.spark.report import Metrics
+from rocketmq_spark.wire.row_hash import ROW_ID
+from tests.links import TcpProxy, linked_cluster
 from tests.reading import read_topic
-from tests.streams import run_until, start
+from tests.sharing import SharedCluster
+from tests.streams import numbers, run_until, start
+from tests.topics import create_topic
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 60
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return holds()
+
+
+def row_id(message: MessageExt) -> str:
+    return message.properties[ROW_ID]
 
 
 def test_a_query_that_is_stopped_and_restarted_sends_every_row(
@@ -44,3 +67,152 @@ def test_available_now_sends_what_there_is_once(
     assert query.awaitTermination(120)
     assert query.exception() is None
     assert sorted(int(message.body) for message in read_topic(cluster.name_server, topic, 1000)) == list(range(1000))
+
+
+def held_up(gate: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Pass everything on; a partition does not end before the gate exists."""
+
+    def passed_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        deadline = time.monotonic() + 120
+        while not gate.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    return passed_on
+
+
+@pytest.mark.parametrize("partitions", [2, 3], ids=["the same parallelism", "another parallelism"])
+def test_a_micro_batch_that_a_stop_cut_short_is_sent_again_and_dedupe_drops_its_repeats_only(
+    request: pytest.FixtureRequest,
+    spark: SparkSession,
+    cluster: SharedCluster,
+    topic: str,
+    metrics: Metrics,
+    tmp_path: Path,
+    partitions: int,
+) -> None:
+    # Of each kind some rows, equal in all they say: nothing but their place tells them apart.
+    rows, kinds, gate = 8_000, 2_000, tmp_path / "gate"
+    create_topic(cluster, topic, "NORMAL")
+    # Spark holds back what it has of its last batch.
+    request.addfinalizer(lambda: spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch"))
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
+
+    def body(kind: Any) -> str:
+        return f"{kind}{'.' * 100}"
+
+    def send(name_server: str, partitions: int) -> Any:
+        frame = numbers(spark, rows, partitions).selectExpr(f"concat(value % {kinds}, repeat('.', 100)) as body")
+        return (
+            frame.mapInArrow(held_up(gate), frame.schema)
+            .writeStream.format("rocketmq")
+            .options(nameServer=name_server, topic=topic, rowId="true", batchBytes="16k")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(once=True)
+            .start()
+        )
+
+    brokers = [broker.address for broker in cluster.brokers]
+    with linked_cluster(cluster.name_server, brokers) as (name_server, links):
+        query = send(name_server, 2)
+        try:
+            assert eventually(lambda: sum(queue.messages for queue in queue_offsets([cluster.name_server], topic)) > 0)
+        finally:
+            query.stop()
+        assert query.exception() is None
+        assert query.recentProgress == []
+        assert eventually(lambda: all(link.is_idle for link in links))
+    gate.touch()
+    again = send(cluster.name_server, partitions)
+    assert again.awaitTermination(120)
+    assert [(batch.batchId, batch.numInputRows) for batch in again.recentProgress] == [(0, rows)]
+    assert again.id == query.id
+
+    stored = read_topic(cluster.name_server, topic, rows, key=row_id)
+    places = {tuple(row_id(message).split("/")[:2]) for message in stored}
+    assert places == {(query.id, "0")}
+    table = pa.table({"body": [message.body.decode() for message in stored], ROW_ID: [*map(row_id, stored)]})
+    kept = Counter(row.body for row in dedupe(spark.createDataFrame(table)).collect())
+    sent = Counter({body(kind): rows // kinds for kind in range(kinds)})
+    assert len(stored) > rows
+    if partitions == 2:
+        assert kept == sent
+    else:
+        # What the first run stored has other places, and ids, than in the second: repeats stay, but every row does.
+        assert sent <= kept <= Counter(message.body.decode() for message in stored)
+        assert kept.total() > rows
+
+
+def test_connections_and_routes_stay_warm_from_one_micro_batch_to_the_next(
+    spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics, tmp_path: Path
+) -> None:
+    create_topic(cluster, topic, "NORMAL")
+    batches = 8
+    with (
+        linked_cluster(cluster.name_server, [broker.address for broker in cluster.brokers]) as (address, links),
+        TcpProxy(address) as name_server,
+    ):
+        # With an order the driver looks up a route for every micro-batch, and again for its commit.
+        query = (
+            numbers(spark, 100).selectExpr("cast(value as string) as body", "'k' || value as shardingKey")
+            .writeStream.format("rocketmq")
+            .options(nameServer=name_server.address, topic=topic, ordered="true")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .start()
+        )  # fmt: skip
+        sent = run_until(query, batches)
+        # At most four Python workers run tasks in this session, and two processes of the driver look up routes.
+        assert max(link.accepted for link in links) <= 6
+        assert name_server.accepted <= 6 < 2 * batches
+    found = Counter(int(message.body) for message in read_topic(cluster.name_server, topic, sent))
+    assert set(found) >= set(range(sent))
+
+
+def by_changes(counts: DataFrame, options: dict[str, str]) -> Any:
+    def write(changed: DataFrame, batch_id: int) -> None:
+        body = f"concat({batch_id}, ': ', body) as body"
+        changed.selectExpr(body).write.format("rocketmq").options(**options).save()
+
+    return counts.writeStream.outputMode("update").foreachBatch(write)
+
+
+def as_a_whole(counts: DataFrame, options: dict[str, str]) -> Any:
+    return counts.writeStream.outputMode("complete").format("rocketmq").options(**options)
+
+
+@pytest.mark.parametrize(
+    ("write", "second"),
+    [
+        (as_a_whole, ["0 x 8", "1 x 10", "2 x 2"]),
+        (by_changes, ["1: 1 x 10", "1: 2 x 2"]),
+    ],
+    ids=["complete", "foreachBatch"],
+)
+def test_complete_mode_appends_the_whole_result_and_foreach_batch_what_has_changed(
+    spark: SparkSession,
+    cluster: SharedCluster,
+    topic: str,
+    metrics: Metrics,
+    tmp_path: Path,
+    write: Callable[[DataFrame, dict[str, str]], Any],
+    second: list[str],
+) -> None:
+    first = ["0 x 8", "1 x 2"] if write is as_a_whole else ["0: 0 x 8", "0: 1 x 2"]
+    counts = numbers(spark, 10).selectExpr("cast((value + 2) div 10 as int) as kind").groupBy("kind").count()
+    bodies = counts.selectExpr("concat(kind, ' x ', count) as body")
+    options = {"nameServer": cluster.name_server, "topic": topic}
+    for _ in range(2):
+        query = write(bodies, options).option("checkpointLocation", str(tmp_path)).trigger(once=True).start()
+        assert query.awaitTermination(120)
+    stored = read_topic(cluster.name_server, topic, len(first + second))
+    assert Counter(message.body.decode() for message in stored) == Counter(first + second)
+    assert sum(facts["rows"] for facts in metrics.to_dict().values()) == len(stored)
+
+
+def test_update_mode_is_refused_by_spark(
+    spark: SparkSession, cluster: SharedCluster, topic: str, tmp_path: Path
+) -> None:
+    counts = numbers(spark, 10).groupBy("value").count().selectExpr("cast(value as string) as body")
+    writer = counts.writeStream.format("rocketmq").options(nameServer=cluster.name_server, topic=topic)
+    with pytest.raises(PySparkException, match="does not support Update mode"):
+        writer.outputMode("update").option("checkpointLocation", str(tmp_path)).start().awaitTermination(60)
