@@ -37,6 +37,10 @@ demo: setup ## Write 336,776 flights to two real brokers and count them (TRANSPO
 test: setup ## Run the whole test suite, real brokers included (under 10 minutes on 2 cores)
 	@$(BIN)/python -m pytest tests -m "not bench" -q -n 3 --dist loadfile --no-loadscope-reorder
 
+.PHONY: test-faults
+test-faults: setup ## Break servers and links for as long as it takes, and print what each fault has cost (about 15 minutes)
+	@$(BIN)/python -m pytest tests/faults -q --full
+
 .PHONY: unit
 unit: setup ## Run the unit tests (under a minute, no network, no Spark)
 	@$(BIN)/python -m pytest tests/unit -q -n 2

@@ -45,8 +45,17 @@ for _variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
 QUICK_READS = {"maxTransferCountOnMessageInMemory": 2000, "maxTransferBytesOnMessageInMemory": 2 << 20}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run what needs no server first, and fetch the server's jars meanwhile."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Say how long a run may take."""
+    parser.addoption("--full", action="store_true", help="faults at full length, and the tests marked long")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run what needs no server first, and fetch the server's jars meanwhile; leave out what takes long."""
+    if not config.getoption("--full"):
+        left_out = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: not item.path.is_relative_to(TESTS / "unit"))
     if any(item.get_closest_marker("integration") for item in items):
         threading.Thread(target=fetch_jars, name="fetch-jars", daemon=True).start()
@@ -64,6 +73,12 @@ def unavailable(exc: ClusterError) -> NoReturn:
     if os.environ.get("CI"):
         pytest.fail(f"no local cluster: {exc}")
     pytest.skip(f"no local cluster: {exc}")
+
+
+@pytest.fixture(scope="session")
+def full(request: pytest.FixtureRequest) -> bool:
+    """Whether faults have their full length (`--full`)."""
+    return bool(request.config.getoption("--full"))
 
 
 @pytest.fixture(scope="session")

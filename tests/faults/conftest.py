@@ -1,21 +1,57 @@
-"""The ledger of every fault, and the table at the end of the run."""
+"""Servers to break, the ledger of every fault, and the table at the end of the run."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.errors import ClusterError
+from tests.conftest import QUICK_JVM, unavailable
 from tests.java import Java
 from tests.ledger import Account, Ledger
+from tests.writes import Trial, heal
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from rocketmq_spark.spark.report import Metrics
 
 _PROPERTY = "account"
+
+
+@pytest.fixture(scope="session")
+def _breakable() -> Iterator[LocalCluster]:
+    # The second one flushes before it answers, so that there is something to be late with.
+    properties = [{}, {"flushDiskType": "SYNC_FLUSH"}]
+    own = LocalCluster(brokers=2, proxy=True, broker_properties=properties, jvm_options=QUICK_JVM)
+    try:
+        own.start()
+    except ClusterError as exc:
+        unavailable(exc)
+    yield own
+    own.stop()
+
+
+@pytest.fixture
+def two_brokers(_breakable: LocalCluster) -> Iterator[LocalCluster]:
+    """Servers to kill and to pause; whoever changes a broker's properties sets them back."""
+    yield _breakable
+    heal(_breakable)
 
 
 @pytest.fixture
 def ledger(java: Java, record_property: Any) -> Ledger:
     """What the test's fault costs; its account appears in the table."""
     return Ledger(java, lambda account: record_property(_PROPERTY, list(account)))
+
+
+@pytest.fixture
+def trial(spark: SparkSession, two_brokers: LocalCluster, topic: str, metrics: Metrics, ledger: Ledger) -> Trial:
+    """A write of the test's own, to a topic of its own on both brokers."""
+    return Trial(spark, two_brokers, topic, metrics, ledger)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

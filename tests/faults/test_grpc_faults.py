@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -17,37 +16,28 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from rocketmq_spark.admin import queue_offsets
 from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.cluster import LocalCluster
-from rocketmq_spark.errors import ClusterError, DeliveryError
+from rocketmq_spark.errors import DeliveryError
 from rocketmq_spark.message import Message
 from rocketmq_spark.message_ext import MessageExt
 from rocketmq_spark.spark.report import Metrics
-from tests.conftest import QUICK_JVM, unavailable
-from tests.faults.test_write_under_faults import numbered, when_stored
+from tests.ledger import Ledger
 from tests.links import TcpProxy
-from tests.peer import PATIENCE, refused_address
+from tests.peer import refused_address
 from tests.reading import read_topic
+from tests.writes import SMALL, body_of, in_mid_write, messages_in, numbered, wait_for
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
 MakeTopic = Callable[..., str]
-# Small requests, so that whenever the fault comes some are on their way.
-SMALL = {"batchBytes": "16k"}
 PIECE = 500
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    """A broker and a proxy of this file's own, in place of those that all tests share: here the proxy is killed."""
-    own = LocalCluster(proxy=True, jvm_options=QUICK_JVM)
-    try:
-        own.start()
-    except ClusterError as exc:
-        unavailable(exc)
-    yield own
-    own.stop()
+@pytest.fixture
+def cluster(two_brokers: LocalCluster) -> LocalCluster:
+    """Servers to break, in place of those that all tests share: here the proxy is killed."""
+    return two_brokers
 
 
 @pytest.fixture
@@ -61,13 +51,6 @@ def way(cluster: LocalCluster) -> Iterator[tuple[str, Callable[[], None]]]:
             closing.close()
 
         yield link.address, cut
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def rows(count: int, groups: int = 0) -> Iterator[pa.RecordBatch]:
@@ -86,7 +69,7 @@ def broken(
     """Yield the batches; in their midst, with some rows stored and many on their way, have the fault happen."""
     for number, batch in enumerate(batches):
         if number == before:
-            wait_for(lambda: sum(o.messages for o in queue_offsets([cluster.name_server], topic)) >= PIECE // 2)
+            wait_for(lambda: messages_in(cluster.name_server, topic) >= PIECE // 2)
             fault()
         yield batch
 
@@ -110,20 +93,24 @@ def kill_and_restart(cluster: LocalCluster) -> None:
 
 @pytest.mark.spark
 def test_grpc_24_a_proxy_that_is_killed_and_restarted_in_mid_write_loses_no_row(
-    spark: SparkSession, metrics: Metrics, cluster: LocalCluster, make_topic: MakeTopic
+    spark: SparkSession, metrics: Metrics, cluster: LocalCluster, make_topic: MakeTopic, ledger: Ledger, *, full: bool
 ) -> None:
-    topic, count = make_topic("NORMAL"), 30_000
-    restarter = when_stored(cluster.name_server, topic, PIECE, lambda: kill_and_restart(cluster))
-    # At that rate the write takes five seconds: whatever the machine, the kill falls into it.
-    options = {"endpoints": cluster.endpoints, "topic": topic, "maxRatePerSecond": "6000", **SMALL}
-    numbered(spark, count, 200).write.format("rocketmq").options(**options).save()
-    restarter.join(60)
-    stored(cluster, topic, count)
+    topic, count, name_server = make_topic("NORMAL"), 60_000 if full else 12_000, cluster.name_server
+    # At that rate the write takes seconds: whatever the machine, the kill falls into it.
+    options = {"endpoints": cluster.endpoints, "maxRatePerSecond": 6_000, "rowId": True, "topic": topic, **SMALL}
+    with (
+        ledger.watch([name_server], topic, [broker.address for broker in cluster.brokers]),
+        in_mid_write(name_server, topic, PIECE, lambda: kill_and_restart(cluster)),
+    ):
+        numbered(spark, count, 200).write.format("rocketmq").options(**options).save()
     told = metrics.to_dict()[cluster.endpoints]
     assert told["rows"] == count
     assert told["retries"] > 0
+    keys = {f"k{number}" for number in range(count)}
+    ledger.settle("proxy killed and started again", name_server, topic, keys, told["retries"], begins=body_of)
 
 
+@pytest.mark.long
 def test_grpc_24_rows_of_a_group_stay_in_order_over_the_restart_of_their_proxy(
     cluster: LocalCluster, make_topic: MakeTopic
 ) -> None:
@@ -144,6 +131,7 @@ def test_grpc_24_rows_of_a_group_stay_in_order_over_the_restart_of_their_proxy(
     assert summary.to_dict()[cluster.endpoints]["retries"] > 0
 
 
+@pytest.mark.long
 def test_rows_that_a_frozen_proxy_holds_are_sent_again_and_none_is_lost(
     cluster: LocalCluster, make_topic: MakeTopic
 ) -> None:
@@ -163,6 +151,7 @@ def test_rows_that_a_frozen_proxy_holds_are_sent_again_and_none_is_lost(
     assert told["retries_by_reason"]["RemotingTimeoutException"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("faults", [False, True], ids=["without-faults", "with-faults"])
 def test_an_endpoint_that_is_dead_from_the_start_gets_no_row_and_holds_up_none(
     cluster: LocalCluster, make_topic: MakeTopic, *, faults: bool
@@ -182,6 +171,7 @@ def test_an_endpoint_that_is_dead_from_the_start_gets_no_row_and_holds_up_none(
     assert (told[dead]["isolated_times"] > 0) is faults
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("faults", [False, True], ids=["without-faults", "with-faults"])
 def test_an_endpoint_that_dies_in_mid_write_leaves_its_rows_to_the_other(
     cluster: LocalCluster, make_topic: MakeTopic, way: tuple[str, Callable[[], None]], *, faults: bool

@@ -14,7 +14,7 @@ from rocketmq_spark.message import MessageQueue, SendStatus
 from rocketmq_spark.producer.fault_preset import PRESETS
 from rocketmq_spark.producer.route_cache import publish_info_of
 from rocketmq_spark.transport.script import Reply, route
-from tests.pipelines import REPLIES, Rig, refused
+from tests.pipelines import CERTAIN_REPLIES, REPLIES, Rig, refused
 
 
 def test_every_batch_is_stored_and_counted_with_its_queue_and_offset() -> None:
@@ -346,3 +346,30 @@ def test_no_row_is_ever_lost_whatever_the_brokers_do(
     else:
         # Only a batch that is stored but not safe may give up within the delivery timeout.
         assert "it is not safe there yet" in str(rig.pipeline.failure)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.dictionaries(st.sampled_from("abc"), st.lists(CERTAIN_REPLIES, max_size=12), min_size=1),
+    st.integers(0, 2**32),
+    st.integers(0, 4),
+    st.booleans(),
+    st.booleans(),
+)
+def test_what_is_stored_but_not_safe_is_stored_no_more_often_than_retries_allow(
+    script: dict[str, list[Reply]], seed: int, retries: int, elsewhere: bool, required: bool
+) -> None:
+    rig = Rig(
+        route(dict.fromkeys(script, 2)),
+        seed,
+        retry_times_when_send_failed=retries,
+        retry_another_broker_when_not_store_ok=elsewhere,
+        require_store_ok=required,
+    )
+    for broker, replies in script.items():
+        rig.transport.play(broker, *replies)
+    for number in range(8):
+        rig.offer_bodies([b"%d" % number])
+    rig.run()
+    times = Counter(message.body for messages in rig.transport.stored.values() for message in messages)
+    assert max(times.values(), default=0) <= 1 + retries

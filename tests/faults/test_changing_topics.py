@@ -1,0 +1,46 @@
+"""Topics that change under a write: more queues, no permission."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.writes import Trial, make_topic, wait_for
+
+pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
+
+
+@pytest.mark.long
+def test_queues_that_a_topic_gets_in_mid_write_are_written_to(trial: Trial) -> None:
+    def expand() -> None:
+        make_topic(trial.cluster, trial.topic, queues=8)
+
+    trial.write(60_000, expand, per_second=6_000, pollNameServerInterval=500)
+    assert len(trial.queues) == 16
+    account = trial.settle("queues expanded in mid-write")
+    assert (account.repeats, account.retries) == (0, 0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("everywhere", [False, True], ids=["one", "all"])
+def test_rows_go_to_no_broker_that_may_not_be_written_to_any_more(trial: Trial, *, everywhere: bool) -> None:
+    victim, other = trial.cluster.brokers
+    brokers, seconds = [victim, other] if everywhere else [victim], 3.0
+
+    def left_alone() -> bool:
+        """Whether none of them has got any rows for a while, though there are some for whoever takes them."""
+        now = time.monotonic() if everywhere else trial.ledger.last_stored(other.address)
+        return now > max(trial.ledger.last_stored(broker.address) for broker in brokers) + seconds
+
+    def take_away_for_a_while() -> None:
+        # No broker refuses on that account: it is the route by which producers know.
+        make_topic(trial.cluster, trial.topic, perm=4, on=brokers)
+        wait_for(left_alone)
+        make_topic(trial.cluster, trial.topic, perm=6, on=brokers)
+
+    trial.write(60_000, take_away_for_a_while, per_second=4_000, pollNameServerInterval=500)
+    where = "all brokers" if everywhere else "one broker"
+    account = trial.settle(f"permission to write taken away for {seconds:g} s, on {where}")
+    assert (account.repeats, account.retries) == (0, 0)
+    assert (account.longest_stall >= seconds) is everywhere

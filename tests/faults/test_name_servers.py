@@ -1,0 +1,80 @@
+"""Name servers that go in mid-write, are gone from the start, or of which one is left."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.spark.report import Metrics
+from tests.links import TcpProxy
+from tests.peer import address_of, refused_address
+from tests.writes import Trial, heal, make_topic, numbered, write
+
+pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
+
+# The routes are asked for again and again, so that whoever does not answer is noticed.
+EAGER = {"pollNameServerInterval": 500}
+
+
+@contextmanager
+def silent_address() -> Iterator[str]:
+    """An address that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield address_of(listener)
+
+
+def test_a_write_goes_on_by_the_routes_it_knows_while_the_name_server_is_gone(trial: Trial, *, full: bool) -> None:
+    rows, per_second = (60_000, 6_000) if full else (12_000, 6_000)
+    trial.write(rows, trial.cluster.servers[0].kill, per_second=per_second, **EAGER)
+    assert not trial.cluster.servers[0].is_alive
+    heal(trial.cluster)
+    account = trial.settle("name server killed in mid-write")
+    assert (account.repeats, account.retries) == (0, 0)
+
+
+def test_a_name_server_that_is_gone_from_the_start_fails_the_write_at_once_and_is_named(
+    spark: SparkSession, metrics: Metrics
+) -> None:
+    refused = refused_address()
+    with silent_address() as silent:
+        for address, why in ((refused, "refused"), (silent, "no answer within")):
+            with pytest.raises(PySparkException, match=why) as raised:
+                write(numbered(spark, 10, 10), address, "orders", sendMsgTimeout=500)
+            assert address in str(raised.value)
+            assert "looking up the route of topic orders" in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", ["refuses", pytest.param("is silent", marks=pytest.mark.long)])
+def test_of_two_name_servers_one_is_enough(
+    spark: SparkSession, two_brokers: LocalCluster, topic: str, metrics: Metrics, kind: str
+) -> None:
+    make_topic(two_brokers, topic)
+    with ExitStack() as stack:
+        gone = refused_address() if kind == "refuses" else stack.enter_context(silent_address())
+        # Whichever is asked first.
+        for servers in (f"{gone};{two_brokers.name_server}", f"{two_brokers.name_server};{gone}"):
+            write(numbered(spark, 100, 10), servers, topic)
+    assert sum(facts["rows"] for facts in metrics.to_dict().values()) == 200
+
+
+@pytest.mark.long
+def test_when_one_of_two_name_servers_goes_in_mid_write_the_other_tells_of_new_queues(trial: Trial) -> None:
+    with ExitStack() as stack:
+        links = [stack.enter_context(ExitStack()) for _ in range(2)]
+        ways = [link.enter_context(TcpProxy(trial.cluster.name_server)) for link in links]
+
+        def cut_and_expand() -> None:
+            # The one that was asked more often.
+            links[ways.index(max(ways, key=lambda way: way.forwarded))].close()
+            make_topic(trial.cluster, trial.topic, queues=8)
+
+        servers = ";".join(way.address for way in ways)
+        trial.write(20_000, cut_and_expand, per_second=5_000, nameServer=servers, **EAGER)
+        assert len(trial.queues) == 16
+        trial.settle("one of two name servers cut off in mid-write")

@@ -1,0 +1,101 @@
+"""Brokers that store but can't make safe: a slave that is missing, a flush that comes too late.
+
+A broker of 5.x whose slave is missing says FLUSH_SLAVE_TIMEOUT; for SLAVE_NOT_AVAILABLE, which 4.x says, there is
+unit/producer/test_pipeline.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from rocketmq_spark.client.producer import Producer
+from rocketmq_spark.cluster import Broker, LocalCluster
+from rocketmq_spark.errors import DeliveryError
+from tests.reading import read_topic
+from tests.writes import SMALL, Trial, make_topic, set_config
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+# What makes a broker say so, and what makes it well again.
+UNSAFE = {
+    "FLUSH_SLAVE_TIMEOUT": (
+        {"brokerRole": "SYNC_MASTER", "inSyncReplicas": 2, "slaveTimeout": 20},
+        {"brokerRole": "ASYNC_MASTER", "inSyncReplicas": 1, "slaveTimeout": 3000},
+    ),
+    "FLUSH_DISK_TIMEOUT": ({"syncFlushTimeout": 1}, {"syncFlushTimeout": 5000}),
+}
+EITHER = pytest.mark.parametrize(
+    "status", ["FLUSH_SLAVE_TIMEOUT", pytest.param("FLUSH_DISK_TIMEOUT", marks=pytest.mark.long)]
+)
+
+
+@contextlib.contextmanager
+def unsafe(broker: Broker, status: str) -> Iterator[None]:
+    """Have a broker answer with that status."""
+    ill, well = UNSAFE[status]
+    set_config(broker, **ill)
+    try:
+        yield
+    finally:
+        set_config(broker, **well)
+
+
+@EITHER
+@pytest.mark.long
+@pytest.mark.spark
+def test_rows_that_one_broker_can_not_make_safe_are_made_safe_by_another(trial: Trial, status: str) -> None:
+    broker, retries = trial.cluster.brokers[1], 2
+    options = {"retryAnotherBrokerWhenNotStoreOK": True, "retryTimesWhenSendFailed": retries}
+    with unsafe(broker, status):
+        trial.write(10_000, per_second=10_000, **options)
+    reasons = trial.metrics.to_dict()[broker.name]["retries_by_reason"]
+    account = trial.settle(f"{status} of one broker, the other is tried")
+    assert reasons.keys() == {status}
+    assert account.repeats > 0
+    assert account.most <= 1 + retries
+
+
+@EITHER
+@pytest.mark.long
+@pytest.mark.spark
+def test_rows_that_can_not_be_made_safe_for_a_while_are_in_the_end(trial: Trial, status: str) -> None:
+    # With the waits between them as they are by default, so many take more than twice the time of the fault.
+    broker, retries = trial.cluster.brokers[1], 12
+
+    def for_a_while() -> None:
+        with unsafe(broker, status):
+            time.sleep(5.0)
+
+    trial.write(20_000, for_a_while, per_second=3_000, retryTimesWhenSendFailed=retries)
+    account = trial.settle(f"{status} of one broker for 5 s, retryTimesWhenSendFailed={retries}")
+    assert account.repeats > 0
+    assert account.most <= 1 + retries
+
+
+def made(cluster: LocalCluster, retries: int) -> Producer:
+    return Producer("pg", name_server=cluster.name_server, retry_times_when_send_failed=retries)
+
+
+@EITHER
+def test_rows_that_can_not_be_made_safe_are_stored_no_more_often_than_retries_allow_and_the_write_fails(
+    two_brokers: LocalCluster, topic: str, status: str
+) -> None:
+    broker, rows, retries = two_brokers.brokers[1], 500, 2
+    make_topic(two_brokers, topic, on=[broker])
+    columns = {"body": ["body"] * rows, "keys": [f"k{number}" for number in range(rows)]}
+    with unsafe(broker, status), made(two_brokers, retries) as producer:
+        with pytest.raises(DeliveryError, match=rf"{broker.name} .*{status}.*requireStoreOk=false") as raised:
+            producer.send_arrow(pa.table(columns), topic, **SMALL)
+        # Whoever can live with that says so.
+        accepted = producer.send_arrow(pa.table(columns), topic, requireStoreOk="false", **SMALL)
+    assert f"outcome unknown: {rows}" in str(raised.value)
+    assert accepted.to_dict()[broker.name]["rows"] == rows
+    times = Counter(message.keys for message in read_topic(two_brokers.name_server, topic, rows))
+    assert set(times) == {f"k{number}" for number in range(rows)}
+    assert max(times.values()) == 1 + retries + 1

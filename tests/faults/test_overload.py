@@ -1,0 +1,78 @@
+"""Brokers that are asked for more than they can take: they refuse, or the link to them is slow."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from pyspark.sql import SparkSession
+
+from rocketmq_spark.cluster import Broker
+from rocketmq_spark.spark.report import Metrics
+from tests.ledger import Ledger
+from tests.links import slow_cluster
+from tests.sharing import SharedCluster
+from tests.topics import create_topic
+from tests.writes import Trial, body_of, numbered, set_config, write
+
+pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
+
+
+def busy(seconds: float, *brokers: Broker) -> None:
+    """Have brokers refuse every send for that long: they look for a buffer in a pool that they do not have."""
+    for broker in brokers:
+        set_config(broker, transientStorePoolEnable="true")
+    time.sleep(seconds)
+    for broker in brokers:
+        set_config(broker, transientStorePoolEnable="false")
+
+
+@pytest.mark.parametrize("everywhere", [False, pytest.param(True, marks=pytest.mark.long)], ids=["one", "all"])
+def test_brokers_that_answer_system_busy_all_the_time_are_waited_for_and_not_isolated(
+    trial: Trial, *, everywhere: bool, full: bool
+) -> None:
+    victim, other = trial.cluster.brokers
+    brokers, seconds = [victim, other] if everywhere else [victim], 10.0 if full else 2.0
+    rows, per_second = int(3_000 * (seconds + 2)), 3_000
+    trial.write(rows, lambda: busy(seconds, *brokers), per_second=per_second, sendLatencyFaultEnable=True)
+    facts = trial.metrics.to_dict()
+    account = trial.settle(f"SYSTEM_BUSY for {seconds:.0f} s, from {'all brokers' if everywhere else 'one broker'}")
+    for broker in brokers:
+        assert facts[broker.name]["retries_by_reason"].keys() == {"BrokerBusyException 2"}
+        assert facts[broker.name]["isolated_times"] == 0
+    # Refused means not stored.
+    assert account.repeats == 0
+    if everywhere:
+        assert account.longest_stall > seconds / 2
+    else:
+        assert facts[other.name]["rows"] > facts[victim.name]["rows"]
+
+
+@pytest.mark.long
+def test_a_broker_that_refuses_whatever_waits_5_ms_gets_its_rows_in_the_end(trial: Trial) -> None:
+    broker = trial.cluster.brokers[0]
+    set_config(broker, waitTimeMillsInSendQueue=5)
+    try:
+        trial.write(100_000, per_second=None, batchBytes="1m")
+    finally:
+        set_config(broker, waitTimeMillsInSendQueue=1000)
+    assert trial.metrics.to_dict()[broker.name]["rows"] > 0
+    trial.settle("broker that refuses what waits 5 ms")
+
+
+@pytest.mark.long
+def test_a_slow_link_causes_no_storm_of_repeats(
+    spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics, ledger: Ledger
+) -> None:
+    rows, ten_megabit = 40_000, 10_000_000 / 8
+    brokers = [broker.address for broker in cluster.brokers]
+    create_topic(cluster, topic, "NORMAL")
+    with (
+        slow_cluster(cluster.name_server, brokers, ten_megabit) as name_server,
+        ledger.watch([cluster.name_server], topic, brokers),
+    ):
+        write(numbered(spark, rows, 300), name_server, topic, rowId=True)
+    retries = sum(int(facts["retries"]) for facts in metrics.to_dict().values())
+    keys = {f"k{number}" for number in range(rows)}
+    account = ledger.settle("links of 10 Mbit/s", cluster.name_server, topic, keys, retries, begins=body_of)
+    assert account.stored <= rows * 1.05

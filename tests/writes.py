@@ -1,0 +1,176 @@
+"""Writes of numbered rows, and the faults that happen to them meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from rocketmq_spark.admin import queue_offsets
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.producer.route_cache import publish_info_of
+from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.wire.codes import ResponseCode
+from tests.ledger import Account, Ledger
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from rocketmq_spark.cluster import Broker, LocalCluster
+    from rocketmq_spark.spark.report import Metrics
+
+_UPDATE_BROKER_CONFIG = 25
+# Nothing that these tests wait for takes longer, seconds; a busy machine and the start of a JVM included.
+_PATIENCE = 60.0
+
+# Small requests, so that whenever a fault comes some are on their way.
+SMALL = {"batchBytes": "16k"}
+
+
+def numbered(spark: SparkSession, rows: int, nbytes: int) -> DataFrame:
+    """Rows with their number as body, filled up to `nbytes`, and as key."""
+    number = F.col("id").cast("string")
+    columns = F.rpad(number, nbytes, ".").alias("body"), F.concat(F.lit("k"), number).alias("keys")
+    return spark.range(0, rows, 1, 4).select(*columns)
+
+
+def body_of(key: str) -> bytes:
+    """How the body of the row with that key begins."""
+    return key[1:].encode() + b"."
+
+
+def write(frame: DataFrame, name_server: str, topic: str, **options: Any) -> None:
+    """Save rows to a topic."""
+    writer = frame.write.format("rocketmq").option("nameServer", name_server).option("topic", topic)
+    writer.options(**options).save()
+
+
+def messages_in(name_server: str, topic: str) -> int:
+    """How many messages a topic holds just now; 0 while it is not there."""
+    try:
+        return sum(offsets.messages for offsets in queue_offsets([name_server], topic))
+    except RocketMQError:
+        return 0
+
+
+def wait_for(condition: Callable[[], bool], within: float = _PATIENCE) -> None:
+    """Return once a condition holds."""
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, f"not so after {within:g} s"
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def in_mid_write(name_server: str, topic: str, messages: int, fault: Callable[[], object]) -> Iterator[None]:
+    """Have the fault happen, on a thread of its own, once a topic holds so many messages.
+
+    Leaving waits for the end of the fault, and raises what it raised.
+    """
+
+    def happen() -> None:
+        wait_for(lambda: messages_in(name_server, topic) >= messages)
+        fault()
+
+    with ThreadPoolExecutor(1) as pool:
+        happening = pool.submit(happen)
+        yield
+        happening.result()
+
+
+def make_topic(cluster: LocalCluster, topic: str, *, queues: int = 4, perm: int = 6, on: Sequence[Broker] = ()) -> None:
+    """Create or change a topic on some brokers, or on all, and wait until the name server knows."""
+    wanted = {broker.name: (queues, perm) for broker in on or cluster.brokers}
+
+    def known() -> bool:
+        with contextlib.suppress(RocketMQError):
+            route = transport.query_route(topic, 5.0)
+            found = {data.broker_name: (data.write_queue_nums, data.perm) for data in route.queue_datas}
+            return wanted.items() <= found.items()
+        return False
+
+    with RemotingTransport([cluster.name_server]) as transport:
+        for broker in on or cluster.brokers:
+            transport.create_topic(broker.address, topic, queues, perm, 5.0)
+        wait_for(known)
+
+
+def set_config(broker: Broker, **properties: object) -> None:
+    """Change properties of a broker that runs."""
+    body = "".join(f"{name}={value}\n" for name, value in properties.items()).encode()
+    with RemotingTransport([]) as transport:
+        answer = transport.invoke(broker.address, _UPDATE_BROKER_CONFIG, {}, (body,), 5.0)
+    assert answer.code == ResponseCode.SUCCESS, f"{broker.name}: {answer.code} {answer.remark}"
+
+
+def heal(cluster: LocalCluster) -> None:
+    """Have every server run again, and the name server know all brokers."""
+    name_server = cluster.servers[0]
+    for server in cluster.servers:
+        if server.is_alive:
+            server.resume()
+    if not name_server.is_alive:
+        name_server.restart()
+    for broker in cluster.brokers:
+        if not broker.is_alive:
+            broker.restart()
+        # Has it register now, and not within 30 s.
+        set_config(broker, brokerPermission=6)
+    with RemotingTransport([cluster.name_server]) as transport:
+        wait_for(lambda: len(_masters(transport)) == len(cluster.brokers))
+
+
+def _masters(transport: RemotingTransport) -> dict[str, str]:
+    # The topic that every broker knows.
+    try:
+        return dict(publish_info_of("TBW102", transport.query_route("TBW102", 5.0)).addresses)
+    except RocketMQError:
+        return {}
+
+
+@dataclass
+class Trial:
+    """One write that a fault happens to, from its topic to its account."""
+
+    spark: SparkSession
+    cluster: LocalCluster
+    topic: str
+    metrics: Metrics
+    ledger: Ledger
+    rows: int = 0
+
+    @property
+    def retries(self) -> int:
+        """Of the write, at all brokers."""
+        return sum(int(facts["retries"]) for facts in self.metrics.to_dict().values())
+
+    @property
+    def queues(self) -> set[tuple[str, str]]:
+        """Broker and id of every queue that got rows."""
+        facts = self.metrics.to_dict()
+        return {(broker, queue) for broker in facts for queue in facts[broker]["queues"].get(self.topic, ())}
+
+    def write(
+        self, rows: int, fault: Callable[[], object] = lambda: None, *, per_second: int | None, **options: Any
+    ) -> None:
+        """Write so many rows, and have the fault happen when a tenth of them is stored.
+
+        A rate gives the fault its time: whatever the machine, the write takes ``rows / per_second`` seconds.
+        """
+        make_topic(self.cluster, self.topic)
+        self.rows, name_server = rows, self.cluster.name_server
+        rate = {} if per_second is None else {"maxRatePerSecond": per_second}
+        given = {"nameServer": name_server, "rowId": True, **rate, **SMALL, **options}
+        watched = self.ledger.watch([name_server], self.topic, [broker.address for broker in self.cluster.brokers])
+        with watched, in_mid_write(name_server, self.topic, rows // 10, fault):
+            write(numbered(self.spark, rows, 200), given.pop("nameServer"), self.topic, **given)
+
+    def settle(self, fault: str) -> Account:
+        """Read everything back, and enter it in the table under the fault's name."""
+        keys = {f"k{number}" for number in range(self.rows)}
+        return self.ledger.settle(fault, self.cluster.name_server, self.topic, keys, self.retries, begins=body_of)
