@@ -38,7 +38,7 @@ test: setup ## Run the whole test suite, real brokers included (under 10 minutes
 	@$(BIN)/python -m pytest tests -m "not bench" -q -n 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: test-faults
-test-faults: setup ## Break servers and links for as long as it takes, and print what each fault has cost (about 15 minutes)
+test-faults: setup ## Break servers and links for as long as it takes, and print what each fault has cost (over 10 minutes)
 	@$(BIN)/python -m pytest tests/faults -q --full
 
 .PHONY: unit

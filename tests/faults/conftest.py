@@ -9,7 +9,7 @@ import pytest
 
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.errors import ClusterError
-from tests.conftest import QUICK_JVM, unavailable
+from tests.conftest import QUICK_JVM, QUICK_READS, unavailable
 from tests.java import Java
 from tests.ledger import Account, Ledger
 from tests.writes import Trial, heal
@@ -25,7 +25,7 @@ _PROPERTY = "account"
 @pytest.fixture(scope="session")
 def _breakable() -> Iterator[LocalCluster]:
     # The second one flushes before it answers, so that there is something to be late with.
-    properties = [{}, {"flushDiskType": "SYNC_FLUSH"}]
+    properties = [QUICK_READS, {**QUICK_READS, "flushDiskType": "SYNC_FLUSH"}]
     own = LocalCluster(brokers=2, proxy=True, broker_properties=properties, jvm_options=QUICK_JVM)
     try:
         own.start()

@@ -62,17 +62,18 @@ def test_rows_that_a_paused_broker_holds_are_sent_again_and_none_is_lost(
     trial: Trial, *, faults: bool, full: bool
 ) -> None:
     victim, other = trial.cluster.brokers
-    pause, per_second = (20.0, 4_000) if full else (3.0, 4_000)
+    pause, timeout, per_second = (20.0, 3_000, 4_000) if full else (2.0, 500, 4_000)
     rows = int(per_second * (pause + 2))
-    options = {"sendLatencyFaultEnable": faults, "sendMsgTimeout": 3_000 if full else 1_000}
+    options = {"sendLatencyFaultEnable": faults, "sendMsgTimeout": timeout}
     trial.write(rows, lambda: paused(pause, victim), per_second=per_second, **options)
     facts = trial.metrics.to_dict()
     account = trial.settle(f"broker paused {pause:.0f} s, sendLatencyFaultEnable {'on' if faults else 'off'}")
     assert facts[victim.name]["retries_by_reason"]["RemotingTimeoutException"] > 0
     assert (facts[victim.name]["isolated_times"] > 0) is faults
     # The other one takes what this one does not.
-    assert facts[other.name]["rows"] > 2 * facts[victim.name]["rows"]
-    assert account.longest_stall < pause
+    assert facts[other.name]["rows"] > facts[victim.name]["rows"]
+    if full:
+        assert account.longest_stall < pause
 
 
 @pytest.mark.long
@@ -144,9 +145,12 @@ def test_the_account_of_a_write_whose_brokers_have_all_gone_is_true(two_brokers:
             columns = {"body": [str(n).ljust(200, ".") for n in numbers], "keys": [f"k{n}" for n in numbers]}
             yield pa.RecordBatch.from_pydict(columns)
 
-    producer = Producer("pg", name_server=two_brokers.name_server, send_msg_timeout=1_000)
-    with producer, pytest.raises(DeliveryError) as raised:
-        producer.send_arrow(batches(), topic, deliveryTimeoutMs="2000", **SMALL)
+    with Producer("pg", name_server=two_brokers.name_server, send_msg_timeout=1_000) as producer:
+        with pytest.raises(DeliveryError) as raised:
+            producer.send_arrow(batches(), topic, deliveryTimeoutMs="2000", **SMALL)
+        # Before the producer says farewell to them, and waits for their answers.
+        for broker in two_brokers.brokers:
+            broker.resume()
     told = str(raised.value)
     assert "deliveryTimeoutMs=2000" in told
     account = re.search(r"stored: (.*)\. Read but not sent: (\d+); outcome unknown: (\d+)", told)
@@ -155,7 +159,5 @@ def test_the_account_of_a_write_whose_brokers_have_all_gone_is_true(two_brokers:
     not_sent, unknown = int(account[2]), int(account[3])
     assert acknowledged + not_sent + unknown == sum(taken)
     assert 0 < acknowledged < rows
-    for broker in two_brokers.brokers:
-        broker.resume()
     found = {message.keys for message in read_topic(two_brokers.name_server, topic, acknowledged, key=lambda m: m.keys)}
     assert acknowledged <= len(found) <= acknowledged + unknown

@@ -39,7 +39,7 @@ public final class Reader {
             for (MessageQueue queue : queues(consumer, topics)) {
                 long offset = offsets.containsKey(queue) ? offsets.get(queue) : consumer.minOffset(queue);
                 // The smallest offset of a BatchCQ queue without messages is -1, and such a queue's next one, too.
-                PullResult result = consumer.pull(queue, request.getString("tags"), Math.max(0, offset), 32);
+                PullResult result = consumer.pull(queue, request.getString("tags"), Math.max(0, offset), 1000);
                 offsets.put(queue, result.getNextBeginOffset());
                 if (result.getPullStatus() == PullStatus.FOUND) {
                     found = true;
