@@ -57,6 +57,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: not item.path.is_relative_to(TESTS / "unit"))
+    for item in items:
+        # One process runs a file, or all faults, so that the servers that these share start once.
+        together = TESTS / "faults" if item.path.is_relative_to(TESTS / "faults") else item.path
+        item.add_marker(pytest.mark.xdist_group(str(together)))
     if any(item.get_closest_marker("integration") for item in items):
         threading.Thread(target=fetch_jars, name="fetch-jars", daemon=True).start()
 
