@@ -11,7 +11,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -27,6 +27,7 @@ from tests.topics import create_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from xdist.scheduler import Scheduling
 
     from rocketmq_spark.spark.report import Metrics
 
@@ -57,12 +58,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: not item.path.is_relative_to(TESTS / "unit"))
-    for item in items:
-        # One process runs a file, or all faults, so that the servers that these share start once.
-        together = TESTS / "faults" if item.path.is_relative_to(TESTS / "faults") else item.path
-        item.add_marker(pytest.mark.xdist_group(str(together)))
     if any(item.get_closest_marker("integration") for item in items):
         threading.Thread(target=fetch_jars, name="fetch-jars", daemon=True).start()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    """Have one process run a file, and one all faults, so that the servers that these share start once."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByServers(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return "faults" if path.startswith("tests/faults/") else path
+
+    return ByServers(config, log)
 
 
 def fetch_jars() -> None:
