@@ -95,18 +95,21 @@ def full(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--full"))
 
 
+def common_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that all its processes have."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedCluster]:
     """A name server, two brokers and a proxy for the whole run; tests that break servers start their own."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
     with contextlib.ExitStack() as stack:
         try:
             make = functools.partial(
                 LocalCluster, brokers=2, proxy=True, broker_properties=QUICK_READS, jvm_options=QUICK_JVM
             )
-            found = stack.enter_context(shared(folder / "cluster", make))
+            found = stack.enter_context(shared(common_folder(tmp_path_factory) / "cluster", make))
         except ClusterError as exc:
             unavailable(exc)
         yield found
@@ -142,9 +145,10 @@ def transactional() -> Iterator[LocalCluster]:
 def stand_back(thread: str, pid: int | None) -> None:
     """Give a thread of a JVM what time others leave, where the system can do that."""
     for task in Path(f"/proc/{pid}/task").glob("*"):
-        # The kernel keeps 15 characters of a name.
-        if (task / "comm").read_text().rstrip() == thread[:15]:
-            os.setpriority(os.PRIO_PROCESS, int(task.name), 19)
+        with contextlib.suppress(OSError):  # ended while we looked
+            # The kernel keeps 15 characters of a name.
+            if (task / "comm").read_text().rstrip() == thread[:15]:
+                os.setpriority(os.PRIO_PROCESS, int(task.name), 19)
 
 
 @pytest.fixture
@@ -161,7 +165,7 @@ def make_topic(cluster: SharedCluster, topic: str) -> Callable[..., str]:
 def java(tmp_path_factory: pytest.TempPathFactory) -> Java:
     """The official Java client and codecs, for comparison."""
     try:
-        return Java(tmp_path_factory.mktemp("java"))
+        return Java(tmp_path_factory.mktemp("java"), common_folder(tmp_path_factory) / "classes")
     except ClusterError as exc:
         unavailable(exc)
 
@@ -170,7 +174,8 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Java:
 def java_over_grpc(tmp_path_factory: pytest.TempPathFactory) -> Java:
     """The official Java client for proxies."""
     try:
-        return Java(tmp_path_factory.mktemp("java-grpc"), over_grpc=True)
+        classes = common_folder(tmp_path_factory) / "classes-grpc"
+        return Java(tmp_path_factory.mktemp("java-grpc"), classes, over_grpc=True)
     except ClusterError as exc:
         unavailable(exc)
 

@@ -8,6 +8,7 @@ the programs of ``tests/interop/java/grpc`` have the official client for proxies
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import subprocess
@@ -30,12 +31,14 @@ _JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xss2m", "-Xmx512m")
 
 
 class Java:
-    """Compiles the programs into a folder, once, and runs them.
+    """Compiles the programs, once in a run of the tests, and runs them.
 
     Parameters
     ----------
     folder : Path
-        For classes, and for what the programs write.
+        For what the programs write.
+    classes : Path
+        A folder for their classes, which all processes of the run have; whoever comes first makes it.
     over_grpc : bool, default False
         Compile and run the programs for proxies.
 
@@ -45,7 +48,7 @@ class Java:
         No JDK, or the jars can't be had.
     """
 
-    def __init__(self, folder: Path, *, over_grpc: bool = False) -> None:
+    def __init__(self, folder: Path, classes: Path, *, over_grpc: bool = False) -> None:
         self._java = find_java()
         compiler = self._java.resolve().with_name("javac")
         if not os.access(compiler, os.X_OK):
@@ -55,11 +58,14 @@ class Java:
         if over_grpc:
             jars.insert(0, grpc_client_jar(self._java))
             sources = [SOURCES / "Lines.java", *sorted(SOURCES.glob("grpc/*.java"))]
-        self._class_path = os.pathsep.join(map(str, (folder / "classes", *jars)))
+        self._class_path = os.pathsep.join(map(str, (classes, *jars)))
         command = [str(compiler), "-J-XX:TieredStopAtLevel=1", "-proc:none", "-nowarn", "-encoding", "UTF-8"]
-        _run(
-            [*command, "-d", str(folder / "classes"), "-cp", self._class_path, *map(str, sources)], folder, within=120.0
-        )
+        command += ["-cp", self._class_path, *map(str, sources)]
+        with classes.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not classes.exists():
+                _run([*command, "-d", str(folder / "classes")], folder, within=120.0)
+                (folder / "classes").rename(classes)
 
     def run(self, program: str, requests: Iterable[Mapping[str, Any]], *, within: float = 60.0) -> list[Line]:
         """Give `requests` to a program and return its answers.
