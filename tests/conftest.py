@@ -38,9 +38,11 @@ pytest.register_assert_rewrite("tests.contract")
 # JVMs that live for minutes: what a thorough compiler would gain, it would first cost.
 QUICK_JVM = ("-XX:TieredStopAtLevel=1",)
 
-# Spark's, too, whoever starts them: the session below, the demo, notebooks. That halves what a start takes.
+# And those of tools, and of Spark, whoever starts it: the session below, the demo, notebooks. That halves what a start
+# takes.
+SHORT_JVM = (*QUICK_JVM, "-XX:+UseSerialGC")
 for _variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
-    os.environ[_variable] = " ".join((*QUICK_JVM, "-XX:+UseSerialGC"))
+    os.environ[_variable] = " ".join(SHORT_JVM)
 
 # A broker gives 32 messages at a time to whoever reads; a test reads tens of thousands.
 QUICK_READS = {"maxTransferCountOnMessageInMemory": 2000, "maxTransferBytesOnMessageInMemory": 2 << 20}
@@ -89,6 +91,19 @@ def unavailable(exc: ClusterError) -> NoReturn:
     pytest.skip(f"no local cluster: {exc}")
 
 
+@contextlib.contextmanager
+def started(own: LocalCluster) -> Iterator[LocalCluster]:
+    """Run servers of a test's own."""
+    try:
+        own.start()
+    except ClusterError as exc:
+        unavailable(exc)
+    try:
+        yield own
+    finally:
+        own.stop()
+
+
 @pytest.fixture(scope="session")
 def full(request: pytest.FixtureRequest) -> bool:
     """Whether faults have their full length (`--full`)."""
@@ -132,14 +147,9 @@ def transactional() -> Iterator[LocalCluster]:
     Not the one that all tests share: a broker that has ended a transaction keeps a processor busy ever after.
     """
     properties = {**ASKS_BACK_SOON, "recallMessageEnable": "true"}
-    own = LocalCluster(proxy=True, broker_properties=properties, jvm_options=QUICK_JVM)
-    try:
-        own.start()
-    except ClusterError as exc:
-        unavailable(exc)
-    stand_back("TransactionalOpBatchService", own.brokers[0].pid)
-    yield own
-    own.stop()
+    with started(LocalCluster(proxy=True, broker_properties=properties, jvm_options=QUICK_JVM)) as own:
+        stand_back("TransactionalOpBatchService", own.brokers[0].pid)
+        yield own
 
 
 def stand_back(thread: str, pid: int | None) -> None:
@@ -221,6 +231,14 @@ def spark() -> Iterator[SparkSession]:
     )
     yield session
     session.stop()
+
+
+@pytest.fixture
+def small_record_batches(spark: SparkSession) -> Iterator[None]:
+    """Have rows come to tasks as they are made: Spark holds back what it has of its last record batch."""
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
+    yield
+    spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ Nothing of ours is on the workers' paths but what a submission brings along.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -23,12 +22,13 @@ from typing import IO, Any
 import pyspark
 
 from rocketmq_spark.cluster.process import ServerProcess, Watchdog
-from tests.conftest import QUICK_JVM
+from tests.conftest import SHORT_JVM
+from tests.processes import processes
 
 PROGRAMS = Path(__file__).parent / "programs"
 SPARK_HOME = Path(pyspark.__file__).parent
 
-_JVM = " ".join((*QUICK_JVM, "-XX:+UseSerialGC"))
+_JVM = " ".join(SHORT_JVM)
 # JVMs on a busy machine.
 _WITHIN = 200.0
 _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
@@ -198,28 +198,6 @@ class Submission:
         # Spark's log is on one, and what Python says, errors included, on the other.
         with self._printed("out", "rb") as out, self._printed("err", "rb") as err:
             return "\n".join(file.read().decode(errors="replace")[-3000:] for file in (err, out))
-
-
-def descendants(pid: int) -> set[int]:
-    """Return the ids of all processes below one."""
-    parents, found, new = processes(), set[int](), {pid}
-    while new:
-        new = {child for child, parent in parents.items() if parent in new}
-        found |= new
-    return found
-
-
-def processes() -> dict[int, int]:
-    """Return the parents of all processes that run, by their ids."""
-    found = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            # "pid (name) state parent ...", and a name may hold anything.
-            state, parent, *_ = stat.read_text().rpartition(")")[2].split()
-            # Nobody may wait for orphans that have ended.
-            if state != "Z":
-                found[int(stat.parent.name)] = int(parent)
-    return found
 
 
 def _environment(python: str) -> dict[str, str]:

@@ -117,6 +117,25 @@ def chunkings(draw: st.DrawFn, data: bytes, max_cuts: int = 12) -> list[bytes]:
     return [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
 
 
+# A half message as a broker has it.
+HALF = MessageExt(
+    topic="orders",
+    body=b"half",
+    properties={"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": "U1"},
+    queue_id=3,
+    queue_offset=5,
+    physical_offset=36_804_876,
+    sys_flag=0,
+    born_timestamp=1_700_000_000_000,
+    born_host="127.0.0.1:50000",
+    store_timestamp=1_700_000_000_001,
+    store_host="127.0.0.1:10911",
+    reconsume_times=0,
+    prepared_transaction_offset=0,
+    body_crc=0,
+)
+
+
 def encode_stored_record(message: MessageExt) -> bytes:
     """Encode a record as a broker stores it (spec/remoting.md section 8); the topic's length chooses the magic."""
     topic = message.topic.encode()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from rocketmq_spark.admin import queue_offsets
@@ -17,6 +19,7 @@ from rocketmq_spark.producer.route_cache import publish_info_of
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.codes import ResponseCode
 from tests.ledger import Account, Ledger
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -25,18 +28,23 @@ if TYPE_CHECKING:
     from rocketmq_spark.spark.report import Metrics
 
 _UPDATE_BROKER_CONFIG = 25
-# Nothing that these tests wait for takes longer, seconds; a busy machine and the start of a JVM included.
-_PATIENCE = 60.0
 
 # Small requests, so that whenever a fault comes some are on their way.
 SMALL = {"batchBytes": "16k"}
+# How many rows come at a time where they do not come from Spark.
+PIECE = 500
 
 
-def numbered(spark: SparkSession, rows: int, nbytes: int) -> DataFrame:
+def numbered(spark: SparkSession, rows: int, nbytes: int, partitions: int = 4) -> DataFrame:
     """Rows with their number as body, filled up to `nbytes`, and as key."""
     number = F.col("id").cast("string")
     columns = F.rpad(number, nbytes, ".").alias("body"), F.concat(F.lit("k"), number).alias("keys")
-    return spark.range(0, rows, 1, 4).select(*columns)
+    return spark.range(0, rows, 1, partitions).select(*columns)
+
+
+def keys_of(rows: int) -> set[str]:
+    """The keys of so many numbered rows."""
+    return {f"k{number}" for number in range(rows)}
 
 
 def body_of(key: str) -> bytes:
@@ -50,6 +58,11 @@ def write(frame: DataFrame, name_server: str, topic: str, **options: Any) -> Non
     writer.options(**options).save()
 
 
+def retries_of(facts: Mapping[str, Mapping[str, Any]]) -> int:
+    """How often a write has tried again, from what `Metrics.to_dict` says of each broker."""
+    return sum(int(broker["retries"]) for broker in facts.values())
+
+
 def messages_in(name_server: str, topic: str) -> int:
     """How many messages a topic holds just now; 0 while it is not there."""
     try:
@@ -58,12 +71,56 @@ def messages_in(name_server: str, topic: str) -> int:
         return 0
 
 
-def wait_for(condition: Callable[[], bool], within: float = _PATIENCE) -> None:
-    """Return once a condition holds."""
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, f"not so after {within:g} s"
-        time.sleep(0.05)
+def rows(count: int, groups: int = 0) -> Iterator[pa.RecordBatch]:
+    """Yield so many numbered rows, `PIECE` at a time, of so many message groups in turn."""
+    for start in range(0, count, PIECE):
+        numbers = range(start, min(start + PIECE, count))
+        columns = {"body": [str(number).ljust(200, ".") for number in numbers], "keys": [f"k{n}" for n in numbers]}
+        if groups:
+            columns["shardingKey"] = [f"group-{number % groups}" for number in numbers]
+        yield pa.RecordBatch.from_pydict(columns)
+
+
+def broken(
+    batches: Iterable[pa.RecordBatch],
+    before: int,
+    cluster: LocalCluster,
+    topic: str,
+    fault: Callable[[], object],
+    *,
+    messages: int = PIECE // 2,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the batches; in their midst, with so many messages stored and many on their way, have the fault happen."""
+    for number, batch in enumerate(batches):
+        if number == before:
+            wait_for(lambda: messages_in(cluster.name_server, topic) >= messages)
+            fault()
+        yield batch
+
+
+def counted(batches: Iterable[pa.RecordBatch], taken: list[int]) -> Iterator[pa.RecordBatch]:
+    """Yield the batches, and note how many rows each has."""
+    for batch in batches:
+        taken.append(batch.num_rows)
+        yield batch
+
+
+def failing_late(
+    name_server: str, topic: str, rows: int
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Pass everything on; of partition 0, the first attempt then waits until more than `rows` are stored, and fails."""
+
+    def passed_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        context = TaskContext.get()
+        if context is None or context.partitionId() or context.attemptNumber():
+            return
+        deadline = time.monotonic() + 60
+        while messages_in(name_server, topic) <= rows and time.monotonic() < deadline:
+            time.sleep(0.1)
+        raise RuntimeError("the first attempt fails on purpose")
+
+    return passed_on
 
 
 @contextlib.contextmanager
@@ -145,11 +202,6 @@ class Trial:
     rows: int = 0
 
     @property
-    def retries(self) -> int:
-        """Of the write, at all brokers."""
-        return sum(int(facts["retries"]) for facts in self.metrics.to_dict().values())
-
-    @property
     def queues(self) -> set[tuple[str, str]]:
         """Broker and id of every queue that got rows."""
         facts = self.metrics.to_dict()
@@ -172,5 +224,5 @@ class Trial:
 
     def settle(self, fault: str) -> Account:
         """Read everything back, and enter it in the table under the fault's name."""
-        keys = {f"k{number}" for number in range(self.rows)}
-        return self.ledger.settle(fault, self.cluster.name_server, self.topic, keys, self.retries, begins=body_of)
+        keys, retries = keys_of(self.rows), retries_of(self.metrics.to_dict())
+        return self.ledger.settle(fault, self.cluster.name_server, self.topic, keys, retries, begins=body_of)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rocketmq_spark.cluster import LocalCluster
-from rocketmq_spark.errors import ClusterError
-from tests.conftest import QUICK_JVM, QUICK_READS, unavailable
+from tests.conftest import QUICK_JVM, QUICK_READS, started
 from tests.java import Java
 from tests.ledger import Account, Ledger
 from tests.writes import Trial, heal
@@ -26,13 +25,8 @@ _PROPERTY = "account"
 def _breakable() -> Iterator[LocalCluster]:
     # The second one flushes before it answers, so that there is something to be late with.
     properties = [QUICK_READS, {**QUICK_READS, "flushDiskType": "SYNC_FLUSH"}]
-    own = LocalCluster(brokers=2, proxy=True, broker_properties=properties, jvm_options=QUICK_JVM)
-    try:
-        own.start()
-    except ClusterError as exc:
-        unavailable(exc)
-    yield own
-    own.stop()
+    with started(LocalCluster(brokers=2, proxy=True, broker_properties=properties, jvm_options=QUICK_JVM)) as own:
+        yield own
 
 
 @pytest.fixture

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 
-import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -15,7 +13,19 @@ from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.cluster import Broker, LocalCluster
 from rocketmq_spark.errors import DeliveryError
 from tests.reading import read_topic
-from tests.writes import SMALL, Trial, in_mid_write, make_topic, messages_in, numbered, wait_for, write
+from tests.writes import (
+    PIECE,
+    SMALL,
+    Trial,
+    broken,
+    counted,
+    in_mid_write,
+    keys_of,
+    make_topic,
+    numbered,
+    rows,
+    write,
+)
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 
@@ -121,7 +131,7 @@ def test_a_write_whose_brokers_all_stay_away_fails_in_time_and_says_what_is_stor
         broker.resume()
     keys = {message.keys for message in read_topic(cluster.name_server, topic, rows // 10, key=lambda m: m.keys)}
     assert len(keys) >= rows // 10
-    assert keys <= {f"k{number}" for number in range(rows)}
+    assert keys <= keys_of(rows)
 
 
 def go_away(cluster: LocalCluster) -> float:
@@ -131,23 +141,13 @@ def go_away(cluster: LocalCluster) -> float:
 
 
 def test_the_account_of_a_write_whose_brokers_have_all_gone_is_true(two_brokers: LocalCluster, topic: str) -> None:
-    rows, piece, taken = 20_000, 500, list[int]()
+    count, taken = 20_000, list[int]()
     make_topic(two_brokers, topic)
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        for start in range(0, rows, piece):
-            numbers = range(start, start + piece)
-            if start == rows // 4:
-                # Some are stored and some on their way.
-                wait_for(lambda: messages_in(two_brokers.name_server, topic) >= piece)
-                go_away(two_brokers)
-            taken.append(piece)
-            columns = {"body": [str(n).ljust(200, ".") for n in numbers], "keys": [f"k{n}" for n in numbers]}
-            yield pa.RecordBatch.from_pydict(columns)
-
+    gone = broken(rows(count), 10, two_brokers, topic, lambda: go_away(two_brokers), messages=PIECE)
+    batches = counted(gone, taken)
     with Producer("pg", name_server=two_brokers.name_server, send_msg_timeout=1_000) as producer:
         with pytest.raises(DeliveryError) as raised:
-            producer.send_arrow(batches(), topic, deliveryTimeoutMs="2000", **SMALL)
+            producer.send_arrow(batches, topic, deliveryTimeoutMs="2000", **SMALL)
         # Before the producer says farewell to them, and waits for their answers.
         for broker in two_brokers.brokers:
             broker.resume()
@@ -158,6 +158,6 @@ def test_the_account_of_a_write_whose_brokers_have_all_gone_is_true(two_brokers:
     acknowledged = sum(map(int, re.findall(r"broker-\d (\d+) rows", account[1])))
     not_sent, unknown = int(account[2]), int(account[3])
     assert acknowledged + not_sent + unknown == sum(taken)
-    assert 0 < acknowledged < rows
+    assert 0 < acknowledged < count
     found = {message.keys for message in read_topic(two_brokers.name_server, topic, acknowledged, key=lambda m: m.keys)}
     assert acknowledged <= len(found) <= acknowledged + unknown

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from tests.writes import Trial, make_topic, wait_for
+from tests.waiting import wait_for
+from tests.writes import Trial, make_topic
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
-import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -26,12 +25,12 @@ from tests.ledger import Ledger
 from tests.links import TcpProxy
 from tests.peer import refused_address
 from tests.reading import read_topic
-from tests.writes import SMALL, body_of, in_mid_write, messages_in, numbered, wait_for
+from tests.waiting import wait_for
+from tests.writes import PIECE, SMALL, body_of, broken, counted, in_mid_write, keys_of, numbered, rows
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
 MakeTopic = Callable[..., str]
-PIECE = 500
 
 
 @pytest.fixture
@@ -53,34 +52,13 @@ def way(cluster: LocalCluster) -> Iterator[tuple[str, Callable[[], None]]]:
         yield link.address, cut
 
 
-def rows(count: int, groups: int = 0) -> Iterator[pa.RecordBatch]:
-    """Yield so many rows, of so many message groups in turn."""
-    for start in range(0, count, PIECE):
-        numbers = range(start, min(start + PIECE, count))
-        columns = {"body": [str(number).ljust(200, ".") for number in numbers], "keys": [f"k{n}" for n in numbers]}
-        if groups:
-            columns["shardingKey"] = [f"group-{number % groups}" for number in numbers]
-        yield pa.RecordBatch.from_pydict(columns)
-
-
-def broken(
-    batches: Iterator[pa.RecordBatch], before: int, cluster: LocalCluster, topic: str, fault: Callable[[], object]
-) -> Iterator[pa.RecordBatch]:
-    """Yield the batches; in their midst, with some rows stored and many on their way, have the fault happen."""
-    for number, batch in enumerate(batches):
-        if number == before:
-            wait_for(lambda: messages_in(cluster.name_server, topic) >= PIECE // 2)
-            fault()
-        yield batch
-
-
 def stored(cluster: LocalCluster, topic: str, count: int) -> list[MessageExt]:
     """Return what is there, after looking whether it is all, and whether what repeats has one id."""
     messages = read_topic(cluster.name_server, topic, count, key=lambda message: message.keys)
     ids: dict[str, set[str | None]] = defaultdict(set)
     for message in messages:
         ids[message.keys].add(message.unique_id)
-    assert ids.keys() == {f"k{number}" for number in range(count)}
+    assert ids.keys() == keys_of(count)
     assert {len(found) for found in ids.values()} == {1}
     return messages
 
@@ -106,8 +84,7 @@ def test_grpc_24_a_proxy_that_is_killed_and_restarted_in_mid_write_loses_no_row(
     told = metrics.to_dict()[cluster.endpoints]
     assert told["rows"] == count
     assert told["retries"] > 0
-    keys = {f"k{number}" for number in range(count)}
-    ledger.settle("proxy killed and started again", name_server, topic, keys, told["retries"], begins=body_of)
+    ledger.settle("proxy killed and started again", name_server, topic, keys_of(count), told["retries"], begins=body_of)
 
 
 @pytest.mark.long
@@ -195,13 +172,7 @@ def test_a_write_whose_only_endpoint_stays_away_fails_and_its_account_is_true(
 ) -> None:
     topic, count, (dying, cut) = make_topic("NORMAL"), 20_000, way
     taken = list[int]()
-
-    def counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            taken.append(batch.num_rows)
-            yield batch
-
-    batches = counted(broken(rows(count), 30, cluster, topic, cut))
+    batches = counted(broken(rows(count), 30, cluster, topic, cut), taken)
     with Producer("pg", endpoints=dying, send_msg_timeout=1000) as producer, pytest.raises(DeliveryError) as raised:
         producer.send_arrow(batches, topic, deliveryTimeoutMs="2000", **SMALL)
     account = re.search(r"stored: \S+ (\d+) rows.*not sent: (\d+).*unknown: (\d+)", str(raised.value))

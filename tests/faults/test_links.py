@@ -14,6 +14,7 @@ from tests.ledger import Account, Ledger
 from tests.links import Fault, Passing, cut, delayed, flip, freeze, linked_cluster, unchanged
 from tests.reading import read_topic
 from tests.sharing import SharedCluster
+from tests.writes import keys_of, numbered, retries_of, write
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 
@@ -36,12 +37,8 @@ def write_over(
         links = linked_cluster(cluster.name_server, brokers, to_server=to_server, to_client=to_client)
         with links as (name_server, _), ledger.watch([cluster.name_server], topic, brokers):
             options = {"rowId": "true", "batchBytes": "8k", "sendMsgTimeout": timeout}
-            rows = spark.range(0, ROWS, 1, 4).selectExpr(
-                "rpad(cast(id as string), 100, '.') as body", "concat('k', id) as keys"
-            )
-            rows.write.format("rocketmq").options(nameServer=name_server, topic=topic, **options).save()
-        retries = sum(facts["retries"] for facts in metrics.to_dict().values())
-        return ledger.settle(fault, cluster.name_server, topic, {f"k{number}" for number in range(ROWS)}, retries)
+            write(numbered(spark, ROWS, 100), name_server, topic, **options)
+        return ledger.settle(fault, cluster.name_server, topic, keys_of(ROWS), retries_of(metrics.to_dict()))
 
     return write_over_links
 

@@ -18,7 +18,7 @@ from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.cluster import Broker, LocalCluster
 from rocketmq_spark.errors import DeliveryError
 from tests.reading import read_topic
-from tests.writes import SMALL, Trial, make_topic, set_config
+from tests.writes import SMALL, Trial, keys_of, make_topic, set_config
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
@@ -97,5 +97,5 @@ def test_rows_that_can_not_be_made_safe_are_stored_no_more_often_than_retries_al
     assert f"outcome unknown: {rows}" in str(raised.value)
     assert accepted.to_dict()[broker.name]["rows"] == rows
     times = Counter(message.keys for message in read_topic(two_brokers.name_server, topic, rows))
-    assert set(times) == {f"k{number}" for number in range(rows)}
+    assert set(times) == keys_of(rows)
     assert max(times.values()) == 1 + retries + 1

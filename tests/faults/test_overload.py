@@ -13,7 +13,7 @@ from tests.ledger import Ledger
 from tests.links import slow_cluster
 from tests.sharing import SharedCluster
 from tests.topics import create_topic
-from tests.writes import Trial, body_of, numbered, set_config, write
+from tests.writes import Trial, body_of, keys_of, numbered, retries_of, set_config, write
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 
@@ -72,7 +72,6 @@ def test_a_slow_link_causes_no_storm_of_repeats(
         ledger.watch([cluster.name_server], topic, brokers),
     ):
         write(numbered(spark, rows, 300), name_server, topic, rowId=True)
-    retries = sum(int(facts["retries"]) for facts in metrics.to_dict().values())
-    keys = {f"k{number}" for number in range(rows)}
+    keys, retries = keys_of(rows), retries_of(metrics.to_dict())
     account = ledger.settle("links of 10 Mbit/s", cluster.name_server, topic, keys, retries, begins=body_of)
     assert account.stored <= rows * 1.05

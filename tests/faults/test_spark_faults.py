@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,13 +17,14 @@ import pyarrow
 import pytest
 from pyspark.sql import SparkSession
 
-from rocketmq_spark.admin import queue_offsets
 from rocketmq_spark.spark.report import Metrics
 from tests.ledger import Ledger
+from tests.processes import descendants, processes
 from tests.reading import read_topic
 from tests.sharing import SharedCluster
-from tests.spark.test_row_features import failing_late
-from tests.standalone import StandaloneCluster, descendants, processes
+from tests.standalone import StandaloneCluster
+from tests.waiting import wait_for
+from tests.writes import failing_late, keys_of, messages_in, numbered, retries_of
 
 # Drivers and executors are JVMs that come and go: on a busy machine that takes its time.
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration, pytest.mark.timeout(600)]
@@ -70,18 +70,14 @@ def addresses(cluster: SharedCluster) -> list[str]:
 
 
 def await_stored(options: dict[str, str], messages: int) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while sum(found.messages for found in queue_offsets([options["nameServer"]], options["topic"])) < messages:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: messages_in(options["nameServer"], options["topic"]) >= messages, PATIENCE)
 
 
-def numbers(count: int) -> set[str]:
-    return {f"k{number}" for number in range(count)}
-
-
-def retries(result: dict[str, Any]) -> int:
-    return sum(facts["retries"] for facts in result["brokers"].values())
+def settle(ledger: Ledger, fault: str, options: dict[str, str], rows: int, facts: dict[str, Any]) -> None:
+    """Look whether every row is there, some more than once, and only those of attempts that committed were counted."""
+    account = ledger.settle(fault, options["nameServer"], options["topic"], keys_of(rows), retries_of(facts))
+    assert account.repeats > 0
+    assert sum(broker["rows"] for broker in facts.values()) == rows
 
 
 @pytest.mark.long
@@ -103,34 +99,27 @@ def test_an_executor_that_is_killed_in_mid_task_loses_no_row_of_a_write_with_a_s
         result = driver.result()
     # All of it came from the wheel: this process's own paths are not theirs.
     assert {Path(home).parents[1].name for home in result["homes"]} == {wheel.name}
-    account = ledger.settle("executor killed", options["nameServer"], options["topic"], numbers(rows), retries(result))
-    assert account.repeats > 0
-    assert sum(facts["rows"] for facts in result["brokers"].values()) == rows
+    settle(ledger, "executor killed", options, rows, result["brokers"])
     # What the executor had started did not outlive it: nobody sends rows of a task that Spark runs elsewhere.
     assert orphans
     assert not orphans & processes().keys()
 
 
 def test_a_task_that_fails_late_and_is_tried_again_repeats_rows_and_marks_them(
-    spark: SparkSession, metrics: Metrics, options: dict[str, str], addresses: list[str], ledger: Ledger
+    spark: SparkSession,
+    small_record_batches: None,
+    metrics: Metrics,
+    options: dict[str, str],
+    addresses: list[str],
+    ledger: Ledger,
 ) -> None:
     rows, name_server, topic = 8_000, options["nameServer"], options["topic"]
-    frame = spark.range(0, rows, 1, 2).selectExpr(
-        "rpad(cast(id as string), 100, '.') as body", "concat('k', id) as keys"
-    )
+    frame = numbered(spark, rows, 100, partitions=2)
     # More than the other partition's rows: some of this one's are stored.
     late = failing_late(name_server, topic, rows // 2)
-    # Spark holds back what it has of its last batch.
-    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
-    try:
-        with ledger.watch([name_server], topic, addresses):
-            frame.mapInArrow(late, frame.schema).write.format("rocketmq").options(**options).save()
-    finally:
-        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
-    result = {"brokers": metrics.to_dict()}
-    account = ledger.settle("task failed and retried", name_server, topic, numbers(rows), retries(result))
-    assert account.repeats > 0
-    assert sum(facts["rows"] for facts in result["brokers"].values()) == rows
+    with ledger.watch([name_server], topic, addresses):
+        frame.mapInArrow(late, frame.schema).write.format("rocketmq").options(**options).save()
+    settle(ledger, "task failed and retried", options, rows, metrics.to_dict())
 
 
 @pytest.mark.long
@@ -155,10 +144,8 @@ def test_a_speculative_copy_of_a_task_repeats_rows_and_marks_them(
     with ledger.watch([options["nameServer"]], options["topic"], addresses):
         driver = standalone.submit("write", arguments, "--py-files", str(wheel), conf=speculation)
         result = driver.result()
-    account = ledger.settle("task run twice", options["nameServer"], options["topic"], numbers(rows), retries(result))
-    assert account.repeats > 0
     # Only the copy that committed counts.
-    assert sum(facts["rows"] for facts in result["brokers"].values()) == rows
+    settle(ledger, "task run twice", options, rows, result["brokers"])
 
 
 @pytest.mark.long
@@ -185,8 +172,9 @@ def test_a_streaming_query_whose_driver_is_killed_goes_on_from_its_checkpoint(
         await_stored(options, lines * 3 // 2)
         driver.kill()
         result = standalone.submit("stream", arguments, "--py-files", str(wheel)).result()
+    facts, keys = result["brokers"], keys_of(files * lines)
     account = ledger.settle(
-        "driver of a query killed", options["nameServer"], options["topic"], numbers(files * lines), retries(result)
+        "driver of a query killed", options["nameServer"], options["topic"], keys, retries_of(facts)
     )
     # The second driver began with the micro-batch that the first one left unfinished, and only that one is repeated.
     assert 0 < account.repeats < lines
@@ -224,4 +212,4 @@ def test_a_write_runs_from_an_environment_shipped_as_an_archive(
     assert {Path(home).is_relative_to(environment) for home in theirs} == {False}
     assert {"environment" in Path(home).parts for home in theirs} == {True}
     messages = read_topic(options["nameServer"], options["topic"], rows)
-    assert sorted(message.properties["KEYS"] for message in messages) == sorted(numbers(rows))
+    assert sorted(message.properties["KEYS"] for message in messages) == sorted(keys_of(rows))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -15,6 +15,7 @@ from rocketmq_spark.producer.fault_preset import FaultSite
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.route import loads_lenient
 from tests.sharing import SharedCluster
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -61,15 +62,6 @@ def clients(admin: RemotingTransport, address: str, group: str) -> set[str]:
     return {connection["clientId"] for connection in loads_lenient(bytes(answer.body))["connectionSet"]}
 
 
-def eventually(holds: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 def test_a_broker_knows_the_group_from_the_first_route_until_the_group_leaves(
     cluster: SharedCluster, instance: ClientInstance, admin: RemotingTransport, group: str, topic: str
 ) -> None:
@@ -80,7 +72,7 @@ def test_a_broker_knows_the_group_from_the_first_route_until_the_group_leaves(
     instance.start()
     instance.routes.find(topic, PATIENCE)
     for address in addresses:
-        assert eventually(lambda: clients(admin, address, group) == {instance.client_id})  # noqa: B023 - used at once
+        wait_for(lambda: clients(admin, address, group) == {instance.client_id}, PATIENCE)  # noqa: B023 - used at once
     instance.forget(group)
     assert [clients(admin, address, group) for address in addresses] == [set(), set()]
 

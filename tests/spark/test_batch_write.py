@@ -21,7 +21,7 @@ from rocketmq_spark.cluster.java import find_java
 from rocketmq_spark.spark.register import register, unregister
 from rocketmq_spark.spark.report import Metrics
 from rocketmq_spark.transport.remoting import RemotingTransport
-from tests.conftest import QUICK_JVM
+from tests.conftest import SHORT_JVM
 from tests.reading import read_topic
 from tests.sharing import SharedCluster
 
@@ -105,7 +105,7 @@ def test_rocketmqs_own_tool_reads_the_same_rows(cluster: SharedCluster, written:
     java = find_java()
     classpath = ":".join(map(str, server_jars(lambda: java)))
     # Its log files go below user.home.
-    command = [java, *QUICK_JVM, "-XX:+UseSerialGC", f"-Duser.home={tmp_path}", "-Dfile.encoding=UTF-8"]
+    command = [java, *SHORT_JVM, f"-Duser.home={tmp_path}", "-Dfile.encoding=UTF-8"]
     command += ["-cp", classpath, "org.apache.rocketmq.tools.command.MQAdminStartup"]
     command += ["printMsg", "-n", cluster.name_server, "-t", written.topic, "-d", "false"]
     printed = tmp_path / "printed"

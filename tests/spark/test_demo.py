@@ -6,37 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
+
+from tests.processes import descendants, processes
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 # Stuck is what fails these tests, not slow.
 PATIENCE = 120
-
-
-def processes() -> dict[int, int]:
-    """Return every process that is not a zombie, and its parent."""
-    table = subprocess.run(["ps", "-eo", "pid=,ppid=,stat="], capture_output=True, text=True, check=True).stdout
-    rows = (line.split() for line in table.splitlines())
-    return {int(pid): int(parent) for pid, parent, state in rows if not state.startswith("Z")}
-
-
-def descendants(of: int) -> set[int]:
-    """Return all processes below one."""
-    parents, found = processes(), {of}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {of}
-
-
-def wait_until_gone(pids: set[int]) -> set[int]:
-    """Return which of these processes are left after a while: none, one hopes."""
-    deadline = time.monotonic() + PATIENCE
-    while (left := pids & processes().keys()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return left
 
 
 def test_ctrl_c_in_the_middle_of_the_write_ends_everything_without_a_traceback(cluster: object) -> None:
@@ -60,4 +39,4 @@ def test_ctrl_c_in_the_middle_of_the_write_ends_everything_without_a_traceback(c
     # Two brokers, a name server, Spark's own JVM.
     assert len(started) >= 4, output
     assert (demo.returncode, "Traceback" in output, "stored" in output) == (130, False, False), output
-    assert wait_until_gone(started) == set()
+    wait_for(lambda: not started & processes().keys(), PATIENCE)

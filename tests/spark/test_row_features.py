@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import io
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from rocketmq_spark.compression import decompress
-from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.producer.route_cache import publish_info_of
 from rocketmq_spark.spark.report import Metrics
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.records import decode_batch
 from rocketmq_spark.wire.row_hash import row_hash
 from tests.reading import read_topic
+from tests.writes import failing_late, numbered
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -88,49 +84,15 @@ def test_a_column_that_makes_no_row_id_is_refused_before_any_task(spark: SparkSe
         save(every_tenth_is_bad(spark), rowId="columns:order")
 
 
-def failing_late(
-    name_server: str, topic: str, rows: int
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Pass everything on; of partition 0, the first attempt then waits until more than `rows` are stored, and fails."""
-
-    def stored(transport: RemotingTransport) -> int:
-        try:
-            info = publish_info_of(topic, transport.query_route(topic, 5.0))
-        except RocketMQError:
-            return 0
-        return sum(transport.max_offset(queue, info.addresses[queue.broker_name], 5.0) for queue in info.queues)
-
-    def passed_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from batches
-        context = TaskContext.get()
-        if context is None or context.partitionId() or context.attemptNumber():
-            return
-        deadline = time.monotonic() + 60
-        with RemotingTransport([name_server]) as transport:
-            while stored(transport) <= rows and time.monotonic() < deadline:
-                time.sleep(0.1)
-        raise RuntimeError("the first attempt fails on purpose")
-
-    return passed_on
-
-
 @pytest.mark.parametrize("row_id", ["true", "columns:keys"])
 def test_a_retried_task_gives_its_rows_the_same_ids(
-    spark: SparkSession, cluster: Any, topic: str, save: Save, row_id: str
+    spark: SparkSession, small_record_batches: None, cluster: Any, topic: str, save: Save, row_id: str
 ) -> None:
     rows = 8_000
-    frame = spark.range(0, rows, 1, 2).select(
-        F.concat(F.lit("body-"), F.col("id"), F.repeat(F.lit("."), 100)).alias("body"),
-        F.concat(F.lit("k"), F.col("id")).alias("keys"),
-    )
+    frame = numbered(spark, rows, 100, partitions=2)
     # More than the other partition's rows: some of this one's are stored.
     late = failing_late(cluster.name_server, topic, rows // 2)
-    # Spark holds back what it has of its last batch.
-    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
-    try:
-        save(frame.mapInArrow(late, frame.schema), rowId=row_id, batchBytes="16k")
-    finally:
-        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    save(frame.mapInArrow(late, frame.schema), rowId=row_id, batchBytes="16k")
     stored = read_topic(cluster.name_server, topic, rows, key=lambda message: message.properties["KEYS"])
     assert len(stored) > rows
     ids = {(message.properties["KEYS"], message.properties["SPARK_ROW_ID"]) for message in stored}

@@ -15,7 +15,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from rocketmq_spark import dedupe
-from rocketmq_spark.admin import queue_offsets
 from rocketmq_spark.message_ext import MessageExt
 from rocketmq_spark.spark.report import Metrics
 from rocketmq_spark.wire.row_hash import ROW_ID
@@ -24,15 +23,10 @@ from tests.reading import read_topic
 from tests.sharing import SharedCluster
 from tests.streams import numbers, run_until, start
 from tests.topics import create_topic
+from tests.waiting import wait_for
+from tests.writes import messages_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
-
-
-def eventually(holds: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 60
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return holds()
 
 
 def row_id(message: MessageExt) -> str:
@@ -83,8 +77,8 @@ def held_up(gate: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Reco
 
 @pytest.mark.parametrize("partitions", [2, 3], ids=["the same parallelism", "another parallelism"])
 def test_a_micro_batch_that_a_stop_cut_short_is_sent_again_and_dedupe_drops_its_repeats_only(
-    request: pytest.FixtureRequest,
     spark: SparkSession,
+    small_record_batches: None,
     cluster: SharedCluster,
     topic: str,
     metrics: Metrics,
@@ -94,9 +88,6 @@ def test_a_micro_batch_that_a_stop_cut_short_is_sent_again_and_dedupe_drops_its_
     # Of each kind some rows, equal in all they say: nothing but their place tells them apart.
     rows, kinds, gate = 8_000, 2_000, tmp_path / "gate"
     create_topic(cluster, topic, "NORMAL")
-    # Spark holds back what it has of its last batch.
-    request.addfinalizer(lambda: spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch"))
-    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
 
     def body(kind: Any) -> str:
         return f"{kind}{'.' * 100}"
@@ -116,12 +107,12 @@ def test_a_micro_batch_that_a_stop_cut_short_is_sent_again_and_dedupe_drops_its_
     with linked_cluster(cluster.name_server, brokers) as (name_server, links):
         query = send(name_server, 2)
         try:
-            assert eventually(lambda: sum(queue.messages for queue in queue_offsets([cluster.name_server], topic)) > 0)
+            wait_for(lambda: messages_in(cluster.name_server, topic) > 0)
         finally:
             query.stop()
         assert query.exception() is None
         assert query.recentProgress == []
-        assert eventually(lambda: all(link.is_idle for link in links))
+        wait_for(lambda: all(link.is_idle for link in links))
     gate.touch()
     again = send(cluster.name_server, partitions)
     assert again.awaitTermination(120)

@@ -14,7 +14,7 @@ import pytest
 from rocketmq_spark.compression import CompressionType, compress, decompress
 from rocketmq_spark.errors import RemotingCommandException, RocketMQError
 from rocketmq_spark.message import EncodedBatch, Message, MessageQueue, SendRequest
-from rocketmq_spark.message_ext import MessageExt, decode_message_id, format_host, pack_host
+from rocketmq_spark.message_ext import decode_message_id, format_host, pack_host
 from rocketmq_spark.producer.route_cache import publish_info_of
 from rocketmq_spark.route_data import BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.transport._pb import definition_pb2 as pb
@@ -32,7 +32,7 @@ from rocketmq_spark.wire.records import decode_batch, decode_properties, decode_
 from rocketmq_spark.wire.route import decode_topic_route
 from tests.hostile import damaged
 from tests.proxy import route_reply, status
-from tests.strategies import encode_route, encode_stored_record
+from tests.strategies import HALF, encode_route, encode_stored_record
 from tests.vectors import load
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
@@ -57,22 +57,7 @@ HEADERS = [found for found in vars(response_headers).values() if hasattr(found, 
 ITEMS = [Message("orders", b"body " * 9, 7, {"KEYS": "k1 k2", "TAGS": "a"}), Message("orders", b"", -1, {})]
 BATCH = encode_batch(ITEMS)
 TEXT = b"the same words again and again " * 40
-STORED = MessageExt(
-    topic="orders",
-    body=BATCH,
-    properties={"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": "U1", "INNER_NUM": "2"},
-    queue_id=3,
-    queue_offset=5,
-    physical_offset=36_804_876,
-    sys_flag=0xC0,
-    born_timestamp=1_700_000_000_000,
-    born_host="127.0.0.1:50000",
-    store_timestamp=1_700_000_000_001,
-    store_host="127.0.0.1:10911",
-    reconsume_times=0,
-    prepared_transaction_offset=0,
-    body_crc=0,
-)
+STORED = replace(HALF, body=BATCH, properties={**HALF.properties, "INNER_NUM": "2"}, sys_flag=0xC0)
 RECORDS = [
     encode_stored_record(STORED),
     encode_stored_record(

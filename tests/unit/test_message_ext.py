@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +10,7 @@ from rocketmq_spark.errors import MQClientException
 from rocketmq_spark.message import Message
 from rocketmq_spark.message_ext import MessageExt, decode_message_id, encode_message_id
 from rocketmq_spark.transaction import TRANSACTION_COMMIT_TYPE, EndTransaction, TransactionCheck
-from tests.strategies import hosts, int64s, stored_messages
+from tests.strategies import HALF, hosts, int64s, stored_messages
 
 
 def test_offset_message_id_vectors() -> None:
@@ -41,22 +43,7 @@ def test_a_stored_message_is_a_message_that_knows_its_id(message: MessageExt) ->
 
 
 def half(**properties: str) -> MessageExt:
-    return MessageExt(
-        topic="orders",
-        body=b"half",
-        properties={"TRAN_MSG": "true", **properties},
-        queue_id=0,
-        queue_offset=3,
-        physical_offset=2179,
-        sys_flag=0,
-        born_timestamp=0,
-        born_host="127.0.0.1:1",
-        store_timestamp=0,
-        store_host="127.0.0.1:10911",
-        reconsume_times=0,
-        prepared_transaction_offset=0,
-        body_crc=0,
-    )
+    return replace(HALF, properties={"TRAN_MSG": "true", **properties}, queue_offset=3, physical_offset=2179)
 
 
 def test_120_an_answer_to_a_check_carries_its_offsets_and_the_messages_own_topic() -> None:

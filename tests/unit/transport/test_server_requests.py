@@ -10,30 +10,13 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.message_ext import MessageExt
 from rocketmq_spark.transaction import TransactionCheck
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.codes import RequestCode, ResponseCode
 from rocketmq_spark.wire.command import RemotingCommand, encode_command
 from tests.peer import PATIENCE, Peer, Session, check_request
-from tests.strategies import encode_stored_record
+from tests.strategies import HALF, encode_stored_record
 
-HALF = MessageExt(
-    topic="orders",
-    body=b"half",
-    properties={"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": "U1"},
-    queue_id=3,
-    queue_offset=5,
-    physical_offset=36_804_876,
-    sys_flag=0,
-    born_timestamp=1_700_000_000_000,
-    born_host="127.0.0.1:50000",
-    store_timestamp=1_700_000_000_001,
-    store_host="127.0.0.1:10911",
-    reconsume_times=0,
-    prepared_transaction_offset=0,
-    body_crc=0,
-)
 CHECK = TransactionCheck(
     address="",
     message=HALF,

@@ -1,0 +1,14 @@
+"""Waiting for what must come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+def wait_for(condition: Callable[[], bool], within: float = 60.0) -> None:
+    """Return once a condition holds; nothing that tests wait for takes longer than `within` seconds."""
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, f"not so after {within:g} s"
+        time.sleep(0.05)
