@@ -15,9 +15,8 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from rocketmq_spark.admin import queue_offsets
 from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.producer.route_cache import publish_info_of
 from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.wire.codes import ResponseCode
+from rocketmq_spark.wire.codes import RequestCode, ResponseCode
 from tests.ledger import Account, Ledger
 from tests.waiting import wait_for
 
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
     from rocketmq_spark.cluster import Broker, LocalCluster
     from rocketmq_spark.spark.report import Metrics
-
-_UPDATE_BROKER_CONFIG = 25
 
 # Small requests, so that whenever a fault comes some are on their way.
 SMALL = {"batchBytes": "16k"}
@@ -161,7 +158,7 @@ def set_config(broker: Broker, **properties: object) -> None:
     """Change properties of a broker that runs."""
     body = "".join(f"{name}={value}\n" for name, value in properties.items()).encode()
     with RemotingTransport([]) as transport:
-        answer = transport.invoke(broker.address, _UPDATE_BROKER_CONFIG, {}, (body,), 5.0)
+        answer = transport.invoke(broker.address, RequestCode.UPDATE_BROKER_CONFIG, {}, (body,), 5.0)
     assert answer.code == ResponseCode.SUCCESS, f"{broker.name}: {answer.code} {answer.remark}"
 
 
@@ -176,18 +173,7 @@ def heal(cluster: LocalCluster) -> None:
     for broker in cluster.brokers:
         if not broker.is_alive:
             broker.restart()
-        # Has it register now, and not within 30 s.
-        set_config(broker, brokerPermission=6)
-    with RemotingTransport([cluster.name_server]) as transport:
-        wait_for(lambda: len(_masters(transport)) == len(cluster.brokers))
-
-
-def _masters(transport: RemotingTransport) -> dict[str, str]:
-    # The topic that every broker knows.
-    try:
-        return dict(publish_info_of("TBW102", transport.query_route("TBW102", 5.0)).addresses)
-    except RocketMQError:
-        return {}
+        broker.await_ready(time.monotonic() + 60.0)
 
 
 @dataclass

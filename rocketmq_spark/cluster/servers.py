@@ -126,6 +126,7 @@ class Broker(Server):
         probe, name_server = self._site.probe, self._site.name_server
         known = probe.registered_brokers(name_server).get(self.name)
         if known != self.address:
+            self._have_it_register()
             raise ClusterError(f"the name server has {known or 'no address'} for {self.name}, not {self.address}")
         if self.properties.get("autoCreateTopicEnable") != "false":
             # The first send to a new topic takes its queues from this route (spec/remoting.md 3.3).
@@ -137,6 +138,16 @@ class Broker(Server):
             probe.send(self.address, self.name, self.name, b"is it ready?")
         except MQBrokerException as exc:
             # A broker made read-only, or one that wants credentials, is as ready as it will ever be.
+            if exc.response_code != ResponseCode.NO_PERMISSION:
+                raise
+
+    def _have_it_register(self) -> None:
+        # A broker registers when it starts and every 30 s. The first time comes to nothing if it starts within the
+        # fraction of a second in which its client has yet to find the name server (availableNamesrvAddrMap in
+        # NettyRemotingClient); the next comes 10 s later. To be told its permission makes it register at once.
+        try:
+            self._site.probe.configure(self.address, "brokerPermission", self.properties.get("brokerPermission", "6"))
+        except MQBrokerException as exc:
             if exc.response_code != ResponseCode.NO_PERMISSION:
                 raise
 
