@@ -22,7 +22,7 @@ $(STAMP): setup.cfg pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	  { echo "no virtual environment could be made in $(VENV): install Python's venv module (Debian: apt install python3-venv)" >&2; exit 1; }
 	@echo "installing into $(VENV) (once; about two minutes) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]' || \
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --editable '.[test]' || \
 	  { echo "the install into $(VENV) failed: check the network and the disk (about 1.5 GB), then run make again" >&2; exit 1; }
 	@touch $@
 

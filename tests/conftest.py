@@ -35,17 +35,31 @@ TESTS = Path(__file__).parent
 
 pytest.register_assert_rewrite("tests.contract")
 
-# JVMs that live for minutes: what a thorough compiler would gain, it would first cost.
-QUICK_JVM = ("-XX:TieredStopAtLevel=1",)
-
-# And those of tools, and of Spark, whoever starts it: the session below, the demo, notebooks. That halves what a start
-# takes.
-SHORT_JVM = (*QUICK_JVM, "-XX:+UseSerialGC")
+# No JVM of a test lives for long: what a thorough compiler would gain, it would first cost. Every `java` reads this.
+os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1"
+# And Spark's, whoever starts it: the session below, the demo, notebooks. Both together halve what a start takes.
+SERIAL_GC = "-XX:+UseSerialGC"
 for _variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
-    os.environ[_variable] = " ".join(SHORT_JVM)
+    os.environ[_variable] = SERIAL_GC
 
 # A broker gives 32 messages at a time to whoever reads; a test reads tens of thousands.
 QUICK_READS = {"maxTransferCountOnMessageInMemory": 2000, "maxTransferBytesOnMessageInMemory": 2 << 20}
+
+
+# Folders in the order in which they run, what takes longest before what fills the gaps; and what one process runs.
+FOLDERS = ("unit", "faults", "spark", "notebooks", "integration", "interop", "benchmarks")
+TOGETHER = {
+    "faults": ("tests/faults/",),
+    "batches": tuple(
+        f"tests/spark/test_{name}.py"
+        for name in ("bad_input", "batch_write", "delivery_options", "grpc_write", "register")
+    ),
+    "streams": (
+        *(f"tests/spark/test_{name}.py" for name in ("dedupe", "row_features", "stream_write")),
+        "tests/integration/test_security.py",
+    ),
+    "transactions": ("tests/integration/test_transactions.py", "tests/integration/test_grpc_transactions.py"),
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,25 +68,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run what needs no server first, and fetch the server's jars meanwhile; leave out what takes long."""
+    """Run what needs no server first, and fetch the servers' jars meanwhile; leave out what takes long."""
     if not config.getoption("--full"):
         left_out = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
-    items.sort(key=lambda item: not item.path.is_relative_to(TESTS / "unit"))
+    items.sort(key=lambda item: FOLDERS.index(item.path.relative_to(TESTS).parts[0]))
     if any(item.get_closest_marker("integration") for item in items):
         threading.Thread(target=fetch_jars, name="fetch-jars", daemon=True).start()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
-    """Have one process run a file, and one all faults, so that the servers that these share start once."""
+    """Have one process run a file, and those that share what starts slowly: servers to break, a Spark session."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByServers(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             path = nodeid.partition("::")[0]
-            return "faults" if path.startswith("tests/faults/") else path
+            return next((name for name, of_it in TOGETHER.items() if path.startswith(of_it)), path)
 
     return ByServers(config, log)
 
@@ -121,44 +135,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedCluster]
     """A name server, two brokers and a proxy for the whole run; tests that break servers start their own."""
     with contextlib.ExitStack() as stack:
         try:
-            make = functools.partial(
-                LocalCluster, brokers=2, proxy=True, broker_properties=QUICK_READS, jvm_options=QUICK_JVM
-            )
+            make = functools.partial(LocalCluster, brokers=2, proxy=True, broker_properties=QUICK_READS)
             found = stack.enter_context(shared(common_folder(tmp_path_factory) / "cluster", make))
         except ClusterError as exc:
             unavailable(exc)
         yield found
-
-
-# A broker notes in batches which half messages have ended, and asks back for those that it has not noted: so the note
-# must come before the first check (it does with the defaults, 3 s and 6 s).
-ASKS_BACK_SOON = {
-    "transactionCheckInterval": 500,
-    "transactionTimeOut": 3000,
-    "transactionOpBatchInterval": 200,
-    "transactionCheckMax": 1000,
-}
-
-
-@pytest.fixture(scope="module")
-def transactional() -> Iterator[LocalCluster]:
-    """A broker that soon asks back for half messages and lets delayed ones be recalled, and a proxy before it.
-
-    Not the one that all tests share: a broker that has ended a transaction keeps a processor busy ever after.
-    """
-    properties = {**ASKS_BACK_SOON, "recallMessageEnable": "true"}
-    with started(LocalCluster(proxy=True, broker_properties=properties, jvm_options=QUICK_JVM)) as own:
-        stand_back("TransactionalOpBatchService", own.brokers[0].pid)
-        yield own
-
-
-def stand_back(thread: str, pid: int | None) -> None:
-    """Give a thread of a JVM what time others leave, where the system can do that."""
-    for task in Path(f"/proc/{pid}/task").glob("*"):
-        with contextlib.suppress(OSError):  # ended while we looked
-            # The kernel keeps 15 characters of a name.
-            if (task / "comm").read_text().rstrip() == thread[:15]:
-                os.setpriority(os.PRIO_PROCESS, int(task.name), 19)
 
 
 @pytest.fixture
@@ -214,12 +195,12 @@ def topic(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """One classic session; `local[2,4]` tries a failed task again, as a cluster does."""
+    """One classic session; `local[2,2]` tries a failed task again, as a cluster does."""
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     session = (
-        SparkSession.builder.master("local[2,4]")
+        SparkSession.builder.master("local[2,2]")
         .appName("rocketmq-spark tests")
         .config("spark.ui.enabled", "false")
         .config("spark.log.level", "OFF")

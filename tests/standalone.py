@@ -22,13 +22,12 @@ from typing import IO, Any
 import pyspark
 
 from rocketmq_spark.cluster.process import ServerProcess, Watchdog
-from tests.conftest import SHORT_JVM
+from tests.conftest import SERIAL_GC
 from tests.processes import processes
 
 PROGRAMS = Path(__file__).parent / "programs"
 SPARK_HOME = Path(pyspark.__file__).parent
 
-_JVM = " ".join(SHORT_JVM)
 # JVMs on a busy machine.
 _WITHIN = 200.0
 _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
@@ -114,7 +113,7 @@ class StandaloneCluster:
             "spark.driver.host": "127.0.0.1",
             "spark.driver.memory": "512m",
             "spark.executor.memory": "512m",
-            "spark.executor.extraJavaOptions": _JVM,
+            "spark.executor.extraJavaOptions": SERIAL_GC,
             "spark.ui.enabled": "false",
             **(conf or {}),
         }
@@ -201,11 +200,15 @@ class Submission:
 
 
 def _environment(python: str) -> dict[str, str]:
-    kept = {name: os.environ[name] for name in ("PATH", "JAVA_HOME", "HOME", "LANG", "TMPDIR") if name in os.environ}
+    kept = {
+        name: os.environ[name]
+        for name in ("PATH", "JAVA_HOME", "JDK_JAVA_OPTIONS", "HOME", "LANG", "TMPDIR")
+        if name in os.environ
+    }
     return {
         **kept,
         "SPARK_HOME": str(SPARK_HOME),
         "SPARK_DAEMON_MEMORY": "256m",
-        **dict.fromkeys(("SPARK_DAEMON_JAVA_OPTS", "SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"), _JVM),
+        **dict.fromkeys(("SPARK_DAEMON_JAVA_OPTS", "SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"), SERIAL_GC),
         "PYSPARK_PYTHON": python,
     }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rocketmq_spark.cluster import LocalCluster
-from tests.conftest import QUICK_JVM, QUICK_READS, started
+from tests.conftest import QUICK_READS, started
 from tests.java import Java
 from tests.ledger import Account, Ledger
 from tests.writes import Trial, heal
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 _PROPERTY = "account"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def _breakable() -> Iterator[LocalCluster]:
     # The second one flushes before it answers, so that there is something to be late with.
     properties = [QUICK_READS, {**QUICK_READS, "flushDiskType": "SYNC_FLUSH"}]
-    with started(LocalCluster(brokers=2, proxy=True, broker_properties=properties, jvm_options=QUICK_JVM)) as own:
+    with started(LocalCluster(brokers=2, proxy=True, broker_properties=properties)) as own:
         yield own
 
 

@@ -114,7 +114,7 @@ def test_a_write_whose_brokers_all_stay_away_fails_in_time_and_says_what_is_stor
     trial: Trial, spark: SparkSession, *, full: bool
 ) -> None:
     cluster, topic, rows = trial.cluster, trial.topic, 20_000
-    timeout, attempts = (5_000, 4) if full else (1_000, 4)
+    timeout, attempts = (5_000, 2) if full else (1_000, 2)
     failed_at = list[float]()
     options = {"deliveryTimeoutMs": timeout, "sendMsgTimeout": 1_000, "rowId": True, "maxRatePerSecond": 5_000, **SMALL}
     make_topic(cluster, topic)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.cluster import LocalCluster
-from tests.conftest import QUICK_JVM, QUICK_READS
+from tests.conftest import QUICK_READS
 from tests.writes import Trial
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
@@ -38,9 +38,7 @@ def two_brokers(disk: Path) -> Iterator[LocalCluster]:
     # begins to look after a minute.
     options = ("-Drocketmq.broker.diskSpaceWarningLevelRatio=0.5", "-Drocketmq.broker.diskSpaceCleanForciblyRatio=0.5")
     properties = {**QUICK_READS, "cleanResourceInterval": 500, "cleanFileForciblyEnable": False}
-    with LocalCluster(
-        brokers=2, directory=disk.parent, broker_properties=properties, jvm_options=(*QUICK_JVM, *options)
-    ) as cluster:
+    with LocalCluster(brokers=2, directory=disk.parent, broker_properties=properties, jvm_options=options) as cluster:
         time.sleep(61.0)
         yield cluster
         for broker in cluster.brokers:

@@ -36,7 +36,6 @@ from rocketmq_spark.transport.tls import TlsSettings
 from rocketmq_spark.wire.acl import Credentials
 from rocketmq_spark.wire.codes import RequestCode, ResponseCode
 from tests.certificates import Authority
-from tests.conftest import QUICK_JVM
 from tests.links import Fault, TcpProxy, flip
 from tests.reading import read_topic
 
@@ -107,7 +106,7 @@ def secured(authority: Authority, tls: TlsSettings) -> Iterator[LocalCluster]:
     """One broker and a proxy; their user may publish to ``allowed-...``, read ``readable-...``, and nothing else."""
     certificate, key = authority.server("server", "IP:127.0.0.1,DNS:rocketmq.inside")
     files = [f"-Dtls.server.certPath={certificate}", f"-Dtls.server.keyPath={key}"]
-    options = ["-Dtls.server.mode=enforcing", "-Dtls.test.mode.enable=false", *files, *QUICK_JVM]
+    options = ["-Dtls.server.mode=enforcing", "-Dtls.test.mode.enable=false", *files]
     proxy = proxy_properties(certificate, key)
     with LocalCluster(
         proxy=proxy, broker_properties=access_control(), jvm_options=options, start_timeout=180.0

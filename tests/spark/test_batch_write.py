@@ -16,14 +16,16 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
+from rocketmq_spark.admin import queue_offsets
 from rocketmq_spark.cluster.jars import server_jars
 from rocketmq_spark.cluster.java import find_java
 from rocketmq_spark.spark.register import register, unregister
 from rocketmq_spark.spark.report import Metrics
 from rocketmq_spark.transport.remoting import RemotingTransport
-from tests.conftest import SHORT_JVM
+from tests.conftest import SERIAL_GC
 from tests.reading import read_topic
 from tests.sharing import SharedCluster
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -60,6 +62,8 @@ def written(spark: SparkSession, cluster: SharedCluster) -> Written:
     frame = numbered(spark, ROWS)
     frame.write.format("rocketmq").option("nameServer", cluster.name_server).option("topic", topic).save()
     unregister()
+    # A broker builds its queues in the background.
+    wait_for(lambda: sum(queue.messages for queue in queue_offsets([cluster.name_server], topic)) == ROWS)
     return Written(topic, metrics.to_dict())
 
 
@@ -70,9 +74,9 @@ def body_of(number: int) -> bytes:
 def test_two_hundred_thousand_rows_arrive_once_each_and_whole_on_both_brokers(
     cluster: SharedCluster, written: Written
 ) -> None:
-    stored = read_topic(cluster.name_server, written.topic, ROWS)
-    assert Counter(message.properties["KEYS"] for message in stored) == Counter(f"k{n}" for n in range(ROWS))
-    for message in stored:
+    messages = read_topic(cluster.name_server, written.topic, ROWS)
+    assert Counter(message.properties["KEYS"] for message in messages) == Counter(f"k{n}" for n in range(ROWS))
+    for message in messages:
         number = int(message.properties["n"])
         assert message.body == body_of(number)
         assert message.body_crc == zlib.crc32(message.body) & 0x7FFFFFFF
@@ -80,8 +84,8 @@ def test_two_hundred_thousand_rows_arrive_once_each_and_whole_on_both_brokers(
         assert message.properties["TAGS"] == f"tag{number % 7}"
         assert message.properties["KEYS"] == f"k{number}"
         assert message.properties["ü"] == "ø"
-    assert {message.store_host for message in stored} == {broker.address for broker in cluster.brokers}
-    assert len({message.properties["UNIQ_KEY"] for message in stored}) == ROWS
+    assert {message.store_host for message in messages} == {broker.address for broker in cluster.brokers}
+    assert len({message.properties["UNIQ_KEY"] for message in messages}) == ROWS
 
 
 def test_the_metrics_count_each_row_and_are_a_receipt_of_the_queues(cluster: SharedCluster, written: Written) -> None:
@@ -101,11 +105,10 @@ PRINTED = re.compile(
 
 
 def test_rocketmqs_own_tool_reads_the_same_rows(cluster: SharedCluster, written: Written, tmp_path: Path) -> None:
-    read_topic(cluster.name_server, written.topic, ROWS)
     java = find_java()
     classpath = ":".join(map(str, server_jars(lambda: java)))
     # Its log files go below user.home.
-    command = [java, *SHORT_JVM, f"-Duser.home={tmp_path}", "-Dfile.encoding=UTF-8"]
+    command = [java, SERIAL_GC, f"-Duser.home={tmp_path}", "-Dfile.encoding=UTF-8"]
     command += ["-cp", classpath, "org.apache.rocketmq.tools.command.MQAdminStartup"]
     command += ["printMsg", "-n", cluster.name_server, "-t", written.topic, "-d", "false"]
     printed = tmp_path / "printed"

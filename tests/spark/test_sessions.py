@@ -1,0 +1,139 @@
+"""Sessions that are a process, and a JVM, of their own: executors elsewhere, the automatic lookup, Spark Connect."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pyspark
+import pytest
+
+from tests.reading import read_topic
+from tests.sharing import SharedCluster
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+# SPARK-51919: from then on a registered source may take the place of one found by lookup.
+LOOKUP_AND_REGISTER = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 1)
+
+PREAMBLE = """
+import os, sys
+from pyspark.sql import SparkSession
+name_server, topic = sys.argv[1:]
+def session(builder):
+    for key, value in {"spark.ui.enabled": "false", "spark.log.level": "ERROR",
+                       "spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"],
+                       "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+def save(spark, rows, mode=None):
+    frame = spark.range(0, rows, 1, 4).selectExpr("cast(id as string) as body")
+    writer = frame.write.format("rocketmq").option("nameServer", name_server).option("topic", topic)
+    (writer.mode(mode) if mode else writer).save()
+"""
+
+
+def run(script: str, cluster: SharedCluster, topic: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in an interpreter, so in a JVM, of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", PREAMBLE + script, cluster.name_server, topic],
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def test_executors_in_other_processes_find_the_source_and_their_metrics_come_back(
+    cluster: SharedCluster, topic: str
+) -> None:
+    done = run(
+        """
+spark = session(SparkSession.builder.master("local-cluster[1,2,1024]"))
+try:
+    save(spark, 1000, "append")
+except Exception as exc:
+    print("without register:", exc)
+import rocketmq_spark
+metrics = rocketmq_spark.register(spark)
+save(spark, 500)
+facts = metrics.to_dict()
+print("rows", sum(broker["rows"] for broker in facts.values()), "p99", all(b["p99_ms"] > 0 for b in facts.values()))
+spark.stop()
+""",
+        cluster,
+        topic,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rows 500 p99 True" in done.stdout
+    if LOOKUP_AND_REGISTER:
+        assert "without register" not in done.stdout
+        assert "4 tasks stored 1,000 rows" in done.stderr or "4 tasks stored 1000 rows" in done.stderr, done.stderr
+    else:
+        assert "DATA_SOURCE_NOT_FOUND" in done.stdout
+    rows = 1500 if LOOKUP_AND_REGISTER else 500
+    assert len(read_topic(cluster.name_server, topic, rows)) == rows
+
+
+def test_on_connect_writes_and_streams_work_and_the_metrics_say_where_they_are(
+    cluster: SharedCluster, topic: str
+) -> None:
+    pytest.importorskip("grpc_status", reason="Spark Connect needs pyspark[connect]")
+    # One session for all: a Connect server takes long to start.
+    done = run(
+        """
+import tempfile, time
+import rocketmq_spark
+from rocketmq_spark.admin import queue_offsets
+spark = session(SparkSession.builder.remote("local[2]").config("spark.sql.shuffle.partitions", "2"))
+metrics = rocketmq_spark.register(spark)
+save(spark, 1000)
+save(spark, 100, "append")
+for mode in ("overwrite", "ignore"):
+    try:
+        save(spark, 1, mode)
+    except rocketmq_spark.OptionError as exc:
+        print("refused", mode, "append" in str(exc))
+try:
+    metrics.show()
+except rocketmq_spark.MetricsUnavailableError as exc:
+    print("metrics:", exc)
+
+sink = {"nameServer": name_server, "topic": topic + "-stream"}
+def numbers(rows):
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", 2)
+    return source.load().selectExpr("cast(value as string) as body")
+def start(writer):
+    return writer.option("checkpointLocation", tempfile.mkdtemp()).trigger(once=True).start()
+def stored():
+    return sum(queue.messages for queue in queue_offsets([name_server], sink["topic"]))
+
+twice = numbers(100).selectExpr("body", "map('SPARK_ROW_ID', string(body div 2)) as properties")
+deduped = rocketmq_spark.dedupe(twice, within="1 hour").select("body")
+query = start(deduped.writeStream.format("rocketmq").options(**sink))
+print("deduped", query.awaitTermination(120), query.exception(), query.id)
+slowly = {"maxRatePerSecond": "100", "maxRateTasks": "2"}
+query = start(numbers(1_000_000).writeStream.format("rocketmq").options(**sink, **slowly))
+deadline = time.monotonic() + 60
+while stored() <= 60 and time.monotonic() < deadline:
+    time.sleep(0.1)
+query.stop()
+print("stopped", query.exception(), len(query.recentProgress), stored() > 60)
+spark.stop()
+""",
+        cluster,
+        topic,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "refused overwrite True\nrefused ignore True\nmetrics: " in done.stdout
+    assert "driver" in done.stdout
+    assert len(read_topic(cluster.name_server, topic, 1100)) == 1100
+    deduped = re.search(r"deduped True None (\S+)", done.stdout)
+    assert deduped is not None, done.stdout
+    assert re.search(rf"micro-batch 0 of {deduped[1]}: \d+ tasks stored 50 rows", done.stderr), done.stderr
+    assert "stopped None 0 True" in done.stdout
+    # Spark logs at length that it has killed tasks in mid-batch; nothing of that is Python's.
+    assert "Traceback" not in done.stderr
