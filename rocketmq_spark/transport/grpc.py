@@ -113,7 +113,9 @@ class GrpcTransport(RemotingOnly):
     Notes
     -----
     Nothing is opened, nor grpc imported, before the first call. It can't be pickled. A process that inherits one over
-    a fork gets connections of its own with its first call, and nothing of what its parent had in flight.
+    a fork gets connections of its own with its first call, and nothing of what its parent had in flight. Fork while
+    one is open, or well after it was closed: gRPC goes on taking itself down after `close`, and what is forked in that
+    moment may hang.
     """
 
     def __init__(

@@ -4,15 +4,12 @@ Rule 1: one channel per endpoint, opened by the first call to it; calls share it
 Rule 2: grpc is imported by what opens a channel. Whoever only imports this module can fork afterwards.
 Rule 3: channels belong to the process that opened them. Closing an inherited one, even collecting it as garbage, can
         hang: whoever owns these must keep them referenced in a child, and close nothing (spec/grpc.md section 2.4).
-Rule 4: gRPC stays as it is once a channel was opened. With the last one it would take itself down in a thread of its
-        own, and a fork in that moment leaves a child with a lock that nobody gives back.
 
 Follows spec/grpc.md sections 2.1 to 2.4.
 """
 
 from __future__ import annotations
 
-import functools
 import ipaddress
 import ssl
 import threading
@@ -85,14 +82,6 @@ def root_certificates(tls: TlsSettings) -> bytes | None:
     return b"\n".join(file.read_bytes() for file in files) or None
 
 
-@functools.cache
-def _keep_grpc() -> grpc.Channel:
-    """Open a channel that nobody uses, so that connects to nothing, and that is never closed (rule 4)."""
-    import grpc
-
-    return grpc.insecure_channel("ipv4:127.0.0.1:1")
-
-
 class Channels:
     """The channels of one process, by endpoint; safe for many threads.
 
@@ -145,7 +134,6 @@ class Channels:
     def _opened(self, endpoint: str) -> grpc.Channel:
         import grpc
 
-        _keep_grpc()
         target = target_of(endpoint)
         if self._tls is None:
             return grpc.insecure_channel(target, options=_OPTIONS)

@@ -28,14 +28,15 @@ import rocketmq_spark
 from rocketmq_spark import Message, Producer
 
 endpoints, topic = sys.argv[1:]
-# Open, and with a channel in use, while Spark starts its processes and writes.
+builder = SparkSession.builder.master("local[2]")
+for key, value in {"spark.ui.enabled": "false", "spark.log.level": "ERROR", "spark.driver.host": "127.0.0.1",
+                   "spark.driver.bindAddress": "127.0.0.1"}.items():
+    builder = builder.config(key, value)
+# Before gRPC is used: PySpark starts its JVM in a way that gRPC 1.81 and newer do not always survive.
+spark = builder.getOrCreate()
+# Open, and with a channel in use, while Spark starts its workers and writes.
 with Producer("driver", endpoints=endpoints) as producer:
     producer.send(Message.of(topic, b"before"))
-    builder = SparkSession.builder.master("local[2]")
-    for key, value in {"spark.ui.enabled": "false", "spark.log.level": "ERROR", "spark.driver.host": "127.0.0.1",
-                       "spark.driver.bindAddress": "127.0.0.1"}.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
     metrics = rocketmq_spark.register(spark)
     # Twice: the second write finds workers that have used gRPC.
     for half in range(2):
