@@ -99,8 +99,8 @@ def test_the_metrics_count_each_row_and_are_a_receipt_of_the_queues(cluster: Sha
 
 # One line of mqadmin printMsg, as MessageExt.toString and Message.toString have it.
 PRINTED = re.compile(
-    r"^MSGID: (?P<id>[0-9A-F]{32}) .*\bsysFlag=0,.*\bbodyCRC=(?P<crc>\d+),.*\bflag=(?P<flag>\d+), "
-    r"properties=\{(?P<properties>.*)\}, body="
+    r"^MSGID: (?P<id>[0-9A-F]{32}) .*? sysFlag=0,.*? bodyCRC=(?P<crc>\d+),.*? flag=(?P<flag>\d+), "
+    r"properties=\{(?P<properties>.*?)\}, body="
 )
 
 
