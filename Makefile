@@ -9,6 +9,8 @@ TRANSPORT ?= remoting
 MINUTES ?= 30
 # Spark's workers run the environment's interpreter, not whatever python3 is on PATH.
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
+# Spark starts Python by the hundred: what is compiled once is kept, whatever the environment says.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 
