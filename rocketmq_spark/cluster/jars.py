@@ -16,14 +16,17 @@ import hashlib
 import importlib.util
 import json
 import os
+import queue
 import re
 import shutil
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeAlias
+from xml.etree import ElementTree
 
 from rocketmq_spark.cluster.config import render
 from rocketmq_spark.errors import ClusterError
@@ -44,9 +47,12 @@ _NEEDED: Final = (
     "netty-tcnative-boringssl-static-2.0.53.Final-linux-x86_64.jar",
 )
 
-# What Ivy says once per module: resolving it, then having its jar. The sum is only for the progress display.
+# Ivy asks for one file after the other, and most of its time it waits for an answer: so several of it share the work.
+_SHARES: Final = 8
+
+# What Ivy says once per module: having found it, then having its jar. The sum is only for the progress display.
 _STEP: Final = re.compile(r"^\s+(found |\[SUCCESSFUL \])")
-_STEPS: Final = 143 + 148
+_STEPS: Final = 145 + 148
 
 # The line of Ivy's output that says most about a failure; the first pattern that matches any line wins.
 _CAUSES: Final = tuple(
@@ -212,36 +218,72 @@ def _run_ivy(work: Path, java: Path, ivy: Path, tell: Progress) -> None:
     """Let Ivy fill ``work/jars``. Its settings may be the user's own: a company's mirror of Maven Central."""
     settings = os.environ.get("ROCKETMQ_SPARK_IVY_SETTINGS") or str(work / "ivysettings.xml")
     (work / "ivysettings.xml").write_text(render("ivysettings.xml"), encoding="utf-8")
-    (work / "ivy.xml").write_text(render("ivy.xml", release=RELEASE), encoding="utf-8")
-    # Ivy's own idea of a home is moved too: nothing is read from or left in ~/.ivy2.
-    command = [str(java), f"-Divy.default.ivy.user.dir={work / 'home'}", "-cp", str(ivy), "org.apache.ivy.Main"]
-    command += ["-settings", settings, "-ivy", str(work / "ivy.xml"), "-cache", str(work / "ivy")]
-    command += ["-retrieve", f"{work / 'jars'}/[artifact]-[revision](-[classifier]).[ext]"]
     what = f"fetching the RocketMQ {RELEASE} server, once"
     tell(what, 0.0)
+    # What the readers have seen: a step, or (False) the end of one's output.
+    steps: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(_SHARES))
+        readers = []
+        for number, share in enumerate(_shares(render("ivy.xml", release=RELEASE))):
+            home = work / str(number)
+            home.mkdir()
+            (home / "ivy.xml").write_text(share, encoding="utf-8")
+            # Ivy's own idea of a home is moved too: nothing is read from or left in ~/.ivy2.
+            command = [str(java), f"-Divy.default.ivy.user.dir={home}", "-XX:TieredStopAtLevel=1"]
+            command += ["-cp", str(ivy), "org.apache.ivy.Main", "-settings", settings, "-ivy", str(home / "ivy.xml")]
+            command += ["-cache", str(home / "cache")]
+            command += ["-retrieve", f"{work / 'jars'}/[artifact]-[revision](-[classifier]).[ext]"]
+            process = stack.enter_context(
+                subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                    start_new_session=True,  # a Ctrl-C comes to us first, and we end it
+                )
+            )
+            stack.callback(process.kill)  # does nothing if it has left
+            readers.append((process, pool.submit(_read, process, steps)))
+        done, running = 0, len(readers)
+        while running:
+            if steps.get():
+                done += 1
+                tell(what, min(done / _STEPS, 0.99))
+            else:
+                running -= 1
+        for process, reader in readers:
+            code = process.wait(60)  # its output has ended: it is about to leave
+            if code != 0:
+                raise ClusterError(_why_ivy_failed(reader.result(), code))
+
+
+def _shares(ivy_xml: str) -> Iterator[str]:
+    """Deal the dependencies of an Ivy file out to several of them."""
+    for number in range(_SHARES):
+        module = ElementTree.fromstring(ivy_xml)
+        dependencies = module.find("dependencies")
+        assert dependencies is not None
+        for index, dependency in enumerate(list(dependencies)):
+            if index % _SHARES != number:
+                dependencies.remove(dependency)
+        yield ElementTree.tostring(module, "unicode")
+
+
+def _read(process: subprocess.Popen[str], steps: queue.SimpleQueue[bool]) -> list[str]:
+    """Return all that Ivy says, telling each step that it has made, and in the end that it was the last one."""
     output: list[str] = []
-    steps = 0
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # a Ctrl-C comes to us first, and we end it
-    ) as process:
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                output.append(line.rstrip())
-                if _STEP.match(line):
-                    steps += 1
-                    tell(what, min(steps / _STEPS, 0.99))
-            process.wait(60)  # its output has ended: it is about to leave
-        finally:
-            process.kill()  # does nothing if it has left
-    if process.returncode != 0:
-        raise ClusterError(_why_ivy_failed(output, process.returncode))
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            output.append(line.rstrip())
+            if _STEP.match(line):
+                steps.put(True)
+    finally:
+        steps.put(False)
+    return output
 
 
 def _why_ivy_failed(output: list[str], code: int) -> str:

@@ -9,9 +9,11 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
+from rocketmq_spark.cluster.config import render
 from rocketmq_spark.cluster.jars import FETCH_BYTES, RELEASE, cache_folder, fetch, find_ivy, installed_jars, server_jars
 from rocketmq_spark.cluster.state import process_start
 from rocketmq_spark.errors import ClusterError
@@ -60,8 +62,29 @@ def test_progress_is_told_and_never_goes_back(tmp_path: Path, make_java: MakeJav
     run_fetch(tmp_path / "cache", make_java(tmp_path, script), lambda what, fraction: told.append((what, fraction)))
     fractions = [fraction for _, fraction in told]
     assert fractions == sorted(fractions)
-    assert len(set(fractions)) == 4
+    # Nothing, the two steps of each of the eight that share the work, and all.
+    assert len(set(fractions)) == 1 + 8 * 2 + 1
     assert fractions[-1] == 1.0
+
+
+def test_each_jar_is_asked_for_once(tmp_path: Path, make_java: MakeJava) -> None:
+    script = f'for word; do case "$word" in */ivy.xml) cp "$word" {tmp_path}/$$.xml;; esac; done\n'
+    run_fetch(tmp_path / "cache", make_java(tmp_path, WHOLE + script))
+
+    def modules(text: str) -> list[str | None]:
+        return [one.get("name") for one in ElementTree.fromstring(text).iter("dependency")]
+
+    shares = [modules(file.read_text()) for file in tmp_path.glob("*.xml")]
+    assert len(shares) == 8
+    dealt = [str(name) for share in shares for name in share]
+    assert sorted(dealt) == sorted(map(str, modules(render("ivy.xml", release=RELEASE))))
+
+
+def test_one_of_several_that_fails_fails_the_fetch(tmp_path: Path, make_java: MakeJava) -> None:
+    script = WHOLE + 'case "$1" in */3) printf "java.net.SocketException: gone\\n"; exit 1;; esac\n'
+    with pytest.raises(ClusterError, match=r"java\.net\.SocketException: gone"):
+        run_fetch(tmp_path / "cache", make_java(tmp_path, script))
+    assert leftovers(tmp_path / "cache") == []
 
 
 def test_fetch_that_dies_half_way_leaves_nothing_trusted(tmp_path: Path, make_java: MakeJava) -> None:
