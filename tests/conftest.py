@@ -47,7 +47,7 @@ QUICK_READS = {"maxTransferCountOnMessageInMemory": 2000, "maxTransferBytesOnMes
 
 
 # Folders in the order in which they run, what takes longest before what fills the gaps; and what one process runs.
-FOLDERS = ("unit", "faults", "spark", "notebooks", "integration", "interop", "benchmarks")
+FOLDERS = ("unit", "faults", "spark", "integration", "notebooks", "interop", "benchmarks")
 TOGETHER = {
     "faults": ("tests/faults/",),
     "batches": tuple(
