@@ -14,9 +14,9 @@ from pyspark import TaskContext
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from rocketmq_spark.admin import queue_offsets
+from rocketmq_spark.cluster.probe import Probe
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.wire.codes import RequestCode, ResponseCode
 from tests.ledger import Account, Ledger
 from tests.waiting import wait_for
 
@@ -156,10 +156,7 @@ def make_topic(cluster: LocalCluster, topic: str, *, queues: int = 4, perm: int 
 
 def set_config(broker: Broker, **properties: object) -> None:
     """Change properties of a broker that runs."""
-    body = "".join(f"{name}={value}\n" for name, value in properties.items()).encode()
-    with RemotingTransport([]) as transport:
-        answer = transport.invoke(broker.address, RequestCode.UPDATE_BROKER_CONFIG, {}, (body,), 5.0)
-    assert answer.code == ResponseCode.SUCCESS, f"{broker.name}: {answer.code} {answer.remark}"
+    Probe(timeout=5.0).configure(broker.address, properties)
 
 
 def heal(cluster: LocalCluster) -> None:

@@ -52,7 +52,7 @@ _SHARES: Final = 8
 
 # What Ivy says once per module: having found it, then having its jar. The sum is only for the progress display.
 _STEP: Final = re.compile(r"^\s+(found |\[SUCCESSFUL \])")
-_STEPS: Final = 145 + 148
+_STEPS: Final = 141 + 148
 
 # The line of Ivy's output that says most about a failure; the first pattern that matches any line wins.
 _CAUSES: Final = tuple(
@@ -262,13 +262,12 @@ def _run_ivy(work: Path, java: Path, ivy: Path, tell: Progress) -> None:
 
 def _shares(ivy_xml: str) -> Iterator[str]:
     """Deal the dependencies of an Ivy file out to several of them."""
+    module = ElementTree.fromstring(ivy_xml)
+    dependencies = module.find("dependencies")
+    assert dependencies is not None
+    all_of_them = list(dependencies)
     for number in range(_SHARES):
-        module = ElementTree.fromstring(ivy_xml)
-        dependencies = module.find("dependencies")
-        assert dependencies is not None
-        for index, dependency in enumerate(list(dependencies)):
-            if index % _SHARES != number:
-                dependencies.remove(dependency)
+        dependencies[:] = all_of_them[number::_SHARES]
         yield ElementTree.tostring(module, "unicode")
 
 

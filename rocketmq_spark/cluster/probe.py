@@ -120,10 +120,11 @@ class Probe:
         answer = self.ask(address, RequestCode.SEND_MESSAGE_V2, header.to_ext_fields(), doing, body)
         return SendMessageResponseHeader.from_ext_fields(answer.ext_fields)
 
-    def configure(self, address: str, name: str, value: str) -> None:
-        """Change a property of a broker that runs (UPDATE_BROKER_CONFIG); it also writes it into its file."""
-        doing = f"setting {name}={value} on"
-        self.ask(address, RequestCode.UPDATE_BROKER_CONFIG, {}, doing, f"{name}={value}\n".encode())
+    def configure(self, address: str, properties: Mapping[str, object]) -> None:
+        """Change properties of a broker that runs (UPDATE_BROKER_CONFIG); it also writes them into its file."""
+        lines = [f"{name}={value}" for name, value in properties.items()]
+        doing = f"setting {', '.join(lines)} on"
+        self.ask(address, RequestCode.UPDATE_BROKER_CONFIG, {}, doing, "\n".join(lines).encode())
 
     def _receive(self, connection: socket.socket, deadline: float, doing: str) -> RemotingCommand:
         frames = FrameBuffer()

@@ -145,8 +145,9 @@ class Broker(Server):
         # A broker registers when it starts and every 30 s. The first time comes to nothing if it starts within the
         # fraction of a second in which its client has yet to find the name server (availableNamesrvAddrMap in
         # NettyRemotingClient); the next comes 10 s later. To be told its permission makes it register at once.
+        permission = {"brokerPermission": self.properties.get("brokerPermission", "6")}
         try:
-            self._site.probe.configure(self.address, "brokerPermission", self.properties.get("brokerPermission", "6"))
+            self._site.probe.configure(self.address, permission)
         except MQBrokerException as exc:
             if exc.response_code != ResponseCode.NO_PERMISSION:
                 raise

@@ -187,7 +187,7 @@ def main(rounds: int, seconds: float) -> None:
         for name in CONTESTANTS:
             measure(name, cluster.endpoints, 12.0)
         for number in range(rounds):
-            for name in list(CONTESTANTS)[:: -1 if number % 2 else 1]:
+            for name in reversed(CONTESTANTS) if number % 2 else CONTESTANTS:
                 figures[name].append(measure(name, cluster.endpoints, seconds))
             line = "  ".join(f"{name} {taken[-1]:,.0f}" for name, taken in figures.items())
             print(f"round {number + 1}: {line}", flush=True)

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,7 @@ from rocketmq_spark.wire.response_headers import OffsetResponseHeader
 
 # The shared cluster comes first: where no server can run, its fixture says so for all of these.
 from tests.sharing import SharedCluster
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cluster")]
 
@@ -40,12 +41,6 @@ def max_offset(broker: Broker, topic: str) -> int:
     header = GetMaxOffsetRequestHeader(topic=topic, queue_id=0, broker_name=broker.name)
     answer = PROBE.ask(broker.address, RequestCode.GET_MAX_OFFSET, header.to_ext_fields(), "asking for the offset")
     return OffsetResponseHeader.from_ext_fields(answer.ext_fields).offset
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what must come; the test's own timeout is the limit."""
-    while not condition():
-        time.sleep(0.05)
 
 
 def test_new_topic_can_be_written_at_once_on_every_broker(cluster: SharedCluster, topic: str) -> None:
@@ -136,7 +131,7 @@ def test_two_clusters_share_nothing_and_a_proxy_speaks_for_one(cluster: SharedCl
         host, _, port = other.endpoints.rpartition(":")
         socket.create_connection((host, int(port)), 5).close()
         PROBE.send(other.brokers[0].address, "broker-0", topic, b"made at the broker")
-        until(lambda: topic in topics(other.name_server))
+        wait_for(lambda: topic in topics(other.name_server))
         (known,) = PROBE.route(proxy.address, topic).broker_datas
         assert (known.broker_name, known.master) == ("broker-0", proxy.address)
         assert topic not in topics(cluster.name_server)
@@ -189,7 +184,7 @@ def test_broker_that_dies_later_is_noticed_and_its_log_kept(caplog: pytest.LogCa
         (broker,) = cluster.brokers
         assert broker.pid is not None
         os.kill(broker.pid, signal.SIGKILL)
-        until(lambda: not broker.is_alive)
+        wait_for(lambda: not broker.is_alive)
         with pytest.raises(ClusterError, match="broker-0 ended by SIGKILL; killed from outside"):
             cluster.check()
     assert "broker-0 ended by SIGKILL" in caplog.text
@@ -251,8 +246,8 @@ def test_servers_do_not_outlive_the_program_that_started_them(number: signal.Sig
         folder, *pids = parent.stdout.readline().split()
         assert len(pids) == 2
         parent.send_signal(number)
-    until(lambda: all(process_start(int(pid)) is None for pid in pids))
-    until(lambda: not Path(folder).exists())
+    wait_for(lambda: all(process_start(int(pid)) is None for pid in pids))
+    wait_for(lambda: not Path(folder).exists())
 
 
 def test_cluster_of_the_command_line_runs_on_until_down(tmp_path: Path, topic: str) -> None:

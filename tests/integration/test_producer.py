@@ -16,6 +16,7 @@ from rocketmq_spark.message import Message, MessageQueue, SendStatus
 from rocketmq_spark.producer.queue_selectors import SelectMessageQueueByHash
 from tests.reading import read_topic
 from tests.sharing import SharedCluster
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -78,10 +79,7 @@ def test_an_administrator_learns_offsets_and_sees_messages(producer: Producer, m
     time.sleep(0.05)
     between = int(time.time() * 1000)
     second = producer.send(Message.of(made_topic, b"second"), queue)
-    deadline = time.monotonic() + PATIENCE
-    while producer.max_offset(queue) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: producer.max_offset(queue) >= 2, PATIENCE)
     assert [producer.search_offset(queue, time_ms) for time_ms in (0, between)] == [0, second.queue_offset]
     assert before <= producer.earliest_msg_store_time(queue) <= between
     message = producer.view_message(first.offset_msg_id)

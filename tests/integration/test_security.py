@@ -38,6 +38,7 @@ from rocketmq_spark.wire.codes import RequestCode, ResponseCode
 from tests.certificates import Authority
 from tests.links import Fault, TcpProxy, flip
 from tests.reading import read_topic
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -384,10 +385,7 @@ def test_grpc_25_a_producer_that_was_hung_up_on_while_idle_sends_again(
     with TcpProxy(secured.endpoints) as link, Producer("pg-idle", **{**grpc, "endpoints": link.address}) as producer:
         for body in (b"before", b"after"):
             producer.send(Message.of(allowed, body))
-            deadline = time.monotonic() + PATIENCE
-            while not link.is_idle:
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+            wait_for(lambda: link.is_idle, PATIENCE)
         producer.send_arrow(pa.table({"body": ["rows"]}), allowed)
         assert link.accepted >= 3
     found = read_topic(secured.name_server, allowed, 3, tls=tls, credentials=ADMIN)

@@ -52,14 +52,14 @@ def test_executors_in_other_processes_find_the_source_and_their_metrics_come_bac
 ) -> None:
     done = run(
         """
-spark = session(SparkSession.builder.master("local-cluster[1,2,1024]"))
+spark = session(SparkSession.builder.master("local-cluster[2,1,1024]"))
 try:
     save(spark, 1000, "append")
 except Exception as exc:
     print("without register:", exc)
 import rocketmq_spark
 metrics = rocketmq_spark.register(spark)
-save(spark, 500)
+save(spark, 2000)
 facts = metrics.to_dict()
 print("rows", sum(broker["rows"] for broker in facts.values()), "p99", all(b["p99_ms"] > 0 for b in facts.values()))
 spark.stop()
@@ -68,13 +68,14 @@ spark.stop()
         topic,
     )
     assert done.returncode == 0, done.stderr
-    assert "rows 500 p99 True" in done.stdout
+    assert "rows 2000 p99 True" in done.stdout
     if LOOKUP_AND_REGISTER:
         assert "without register" not in done.stdout
         assert "4 tasks stored 1,000 rows" in done.stderr or "4 tasks stored 1000 rows" in done.stderr, done.stderr
     else:
+        assert "rocketmq" in done.stdout
         assert "DATA_SOURCE_NOT_FOUND" in done.stdout
-    rows = 1500 if LOOKUP_AND_REGISTER else 500
+    rows = 3000 if LOOKUP_AND_REGISTER else 2000
     assert len(read_topic(cluster.name_server, topic, rows)) == rows
 
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from rocketmq_spark.cluster.process import ServerProcess, State, Watchdog
 from rocketmq_spark.cluster.state import process_start
 from rocketmq_spark.errors import ClusterError
+from tests.waiting import wait_for
 
 Start = Callable[[str], ServerProcess]
 
@@ -42,12 +42,6 @@ def start(tmp_path: Path, watchdog: Watchdog) -> Iterator[Start]:
         process.kill()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what must come; the test's own timeout is the limit."""
-    while not condition():
-        time.sleep(0.01)
-
-
 def test_process_goes_through_its_states(start: Start) -> None:
     process = start("exec sleep 600")
     assert process.state is State.RUNNING
@@ -73,7 +67,7 @@ def test_paused_process_can_be_stopped(start: Start) -> None:
 
 def test_process_that_ignores_the_request_to_end_is_killed(start: Start, tmp_path: Path) -> None:
     process = start("trap '' TERM; : > deaf; while :; do sleep 1; done")
-    until((tmp_path / "deaf").exists)
+    wait_for((tmp_path / "deaf").exists)
     process.terminate()
     process.wait_stopped(0.1)
     assert process.state is State.STOPPED
@@ -88,7 +82,7 @@ def test_process_that_runs_is_not_started_twice(start: Start) -> None:
 
 def test_dead_process_can_not_be_paused(start: Start) -> None:
     process = start("exit 3")
-    until(lambda: process.state is State.DIED)
+    wait_for(lambda: process.state is State.DIED)
     with pytest.raises(ClusterError, match="SIGSTOP to broker-0: broker-0 ended with exit code 3"):
         process.pause()
 
@@ -107,7 +101,7 @@ def test_dead_process_can_not_be_paused(start: Start) -> None:
 )
 def test_death_is_explained_by_what_was_said(start: Start, said: str, reason: str) -> None:
     process = start(f'echo starting; echo "{said}"; echo the end; exit 1')
-    until(lambda: process.state is State.DIED)
+    wait_for(lambda: process.state is State.DIED)
     why = process.why()
     assert why.startswith(f"broker-0 ended with exit code 1; {reason}")
     assert f"it said: {said}; its logs are {process.log}" in why
@@ -119,20 +113,20 @@ def test_errors_in_the_servers_own_log_count_and_routine_lines_do_not(start: Sta
         "2026-01-01 00:00:00.000 ERROR RocketmqStore main - create mapped file failed",
     )
     process = start("".join(f"echo '{line}' >> server.log; " for line in lines) + "exit 1")
-    until(lambda: process.state is State.DIED)
+    wait_for(lambda: process.state is State.DIED)
     assert process.telling_lines() == [lines[1]]
 
 
 def test_what_an_earlier_run_said_does_not_count(start: Start, tmp_path: Path) -> None:
     (tmp_path / "console.log").write_text("java.lang.OutOfMemoryError: yesterday\n")
     process = start("echo no idea; exit 1")
-    until(lambda: process.state is State.DIED)
+    wait_for(lambda: process.state is State.DIED)
     assert process.telling_lines() == ["no idea"]
 
 
 def test_death_without_a_word_by_sigkill_points_to_memory(start: Start) -> None:
     process = start("kill -9 $$")
-    until(lambda: process.state is State.DIED)
+    wait_for(lambda: process.state is State.DIED)
     assert process.why().startswith("broker-0 ended by SIGKILL; killed from outside, by the system if memory ran out")
 
 
@@ -171,8 +165,8 @@ def test_killed_parent_takes_its_servers_and_their_folder_along(tmp_path: Path) 
         assert parent.stdout is not None
         listed, forgotten = map(int, parent.stdout.readline().split())
         parent.send_signal(signal.SIGKILL)
-    until(lambda: process_start(listed) is None)
-    until(lambda: not folder.exists())
+    wait_for(lambda: process_start(listed) is None)
+    wait_for(lambda: not folder.exists())
     assert process_start(forgotten) is not None
     os.kill(forgotten, signal.SIGKILL)
 

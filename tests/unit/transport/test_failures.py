@@ -24,6 +24,7 @@ from rocketmq_spark.transport.script import ManualClock
 from rocketmq_spark.wire.codes import RequestCode
 from rocketmq_spark.wire.command import RemotingCommand, encode_command
 from tests.peer import PATIENCE, Peer, Session, address_of, full_listener, refused_address, stored_fields
+from tests.waiting import wait_for
 
 RequestTo = Callable[..., SendRequest]
 
@@ -140,18 +141,9 @@ def test_113_a_connection_that_the_server_closed_while_idle_is_made_anew(
             transport.send(request_to(peer.address), PATIENCE, outcomes)
             outcomes.wait(count)
             # The hang-up itself must be seen first: a request written before would be lost with the connection.
-            wait_until(lambda: peer.address not in repr(transport))
+            wait_for(lambda: peer.address not in repr(transport))
     assert kinds(outcomes) == [SendStatus.SEND_OK] * 3
     assert len(peer.sessions) >= 3
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    tick = threading.Event()
-    for _ in range(2000):
-        if condition():
-            return
-        tick.wait(0.01)
-    raise AssertionError("it did not come about")
 
 
 @pytest.mark.parametrize(
@@ -246,7 +238,7 @@ def test_111_a_blocking_call_whose_connection_breaks_is_a_send_request_error_and
     with Peer(break_off) as peer:
         with pytest.raises(RemotingSendRequestException, match=r"may have been executed"):
             transport.invoke(peer.address, RequestCode.HEART_BEAT, {}, b"", PATIENCE)
-        wait_until(lambda: peer.address not in repr(transport))
+        wait_for(lambda: peer.address not in repr(transport))
 
 
 def test_112_an_entry_expires_at_its_timeout_on_the_clock_handed_in(
