@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from rocketmq_spark.spark.report import Metrics
 
-TESTS = Path(__file__).parent
 
 pytest.register_assert_rewrite("tests.contract")
 
@@ -44,10 +43,11 @@ for _variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
 
 # A broker gives 32 messages at a time to whoever reads; a test reads tens of thousands.
 QUICK_READS = {"maxTransferCountOnMessageInMemory": 2000, "maxTransferBytesOnMessageInMemory": 2 << 20}
+# Nobody kills these: what a flush of the timer wheel makes safe, 37 MB each time, is safe as it is.
+SHARED_BROKERS = {**QUICK_READS, "timerFlushIntervalMs": 3_600_000}
 
 
-# Folders in the order in which they run, what takes longest before what fills the gaps; and what one process runs.
-FOLDERS = ("unit", "faults", "spark", "integration", "notebooks", "interop", "benchmarks")
+# What one process runs: files that share what starts slowly, servers to break or a Spark session.
 TOGETHER = {
     "faults": ("tests/faults/",),
     "batches": tuple(
@@ -60,6 +60,20 @@ TOGETHER = {
     ),
     "transactions": ("tests/integration/test_transactions.py", "tests/integration/test_grpc_transactions.py"),
 }
+# The order of all: what takes longest before what fills the gaps.
+ORDER = ("tests/unit", *TOGETHER, "tests/spark", "tests/integration", "tests/notebooks", "tests/interop", "tests")
+
+
+def scope_of(nodeid: str) -> str:
+    """Return what a test is part of, to be run by one process: by default its file."""
+    path = nodeid.partition("::")[0]
+    return next((name for name, of_it in TOGETHER.items() if path.startswith(of_it)), path)
+
+
+def place_of(item: pytest.Item) -> int:
+    """Return when a test's turn is."""
+    scope = scope_of(item.nodeid)
+    return next(place for place, start in enumerate(ORDER) if scope.startswith(start))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -73,7 +87,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
-    items.sort(key=lambda item: FOLDERS.index(item.path.relative_to(TESTS).parts[0]))
+    items.sort(key=place_of)
     if any(item.get_closest_marker("integration") for item in items):
         threading.Thread(target=fetch_jars, name="fetch-jars", daemon=True).start()
 
@@ -85,8 +99,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
 
     class ByServers(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            path = nodeid.partition("::")[0]
-            return next((name for name, of_it in TOGETHER.items() if path.startswith(of_it)), path)
+            return scope_of(nodeid)
 
     return ByServers(config, log)
 
@@ -135,7 +148,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedCluster]
     """A name server, two brokers and a proxy for the whole run; tests that break servers start their own."""
     with contextlib.ExitStack() as stack:
         try:
-            make = functools.partial(LocalCluster, brokers=2, proxy=True, broker_properties=QUICK_READS)
+            make = functools.partial(LocalCluster, brokers=2, proxy=True, broker_properties=SHARED_BROKERS)
             found = stack.enter_context(shared(common_folder(tmp_path_factory) / "cluster", make))
         except ClusterError as exc:
             unavailable(exc)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def wait_for(condition: Callable[[], bool], within: float = 60.0) -> None:
+def wait_for(condition: Callable[[], bool], within: float = 180.0) -> None:
     """Return once a condition holds; nothing that tests wait for takes longer than `within` seconds."""
     deadline = time.monotonic() + within
     while not condition():

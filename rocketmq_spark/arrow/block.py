@@ -30,6 +30,7 @@ from rocketmq_spark.arrow.columns import (
     false_rows,
     int_column,
     list_column,
+    to_arrow,
 )
 from rocketmq_spark.arrow.properties import (
     Property,
@@ -311,7 +312,7 @@ class _Reader:
             )
             self._violations += violations(rule, np.flatnonzero(delayed & there))
             delayed |= there
-            text = byte_column(pa.array(values, mask=~there).cast(pa.string()))
+            text = byte_column(to_arrow(values, valid).cast(pa.string()))
             properties.append(Property(property_name, text, valid))
         return properties, delayed if properties else None
 

@@ -4,10 +4,13 @@ Rule 1: whatever the Arrow layout (sliced, large, view, dictionary, with values 
         everything after this module knows one layout only.
 Rule 2: an Arrow buffer is looked at and never copied; dictionaries and views are unpacked, which copies.
 Rule 3: a column in which every row is null is None: nothing after this module asks whether a column exists.
+Rule 4: Arrow becomes numpy and numpy Arrow here, and not by ``pa.array`` and ``Array.to_numpy``: they import pandas,
+        which costs each of Spark's workers half a second and some 40 MB.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -85,8 +88,7 @@ class ByteColumn:
     def to_arrow(self) -> pa.Array:
         """Return the column as an Arrow array of binary or large_binary, without a copy of the bytes."""
         large = self.offsets.dtype.itemsize == 8
-        valid = None if self.valid is None else pa.py_buffer(np.packbits(self.valid, bitorder="little"))
-        buffers = [valid, pa.py_buffer(np.ascontiguousarray(self.offsets)), pa.py_buffer(self.data)]
+        buffers = [_packed(self.valid), pa.py_buffer(np.ascontiguousarray(self.offsets)), pa.py_buffer(self.data)]
         return pa.Array.from_buffers(pa.large_binary() if large else pa.binary(), len(self), buffers)
 
 
@@ -119,14 +121,50 @@ class ListColumn:
     def filter(self, keep: Mask) -> ListColumn:
         """Return the column without the entries for which `keep` is False; copies what is left."""
         before = np.concatenate([[0], np.cumsum(keep)])
-        mask = pa.array(keep)
+        mask = to_arrow(keep)
         names = None if self.names is None else _all_entries(self.names.to_arrow().filter(mask))
         return ListColumn(before[self.offsets], _all_entries(self.values.to_arrow().filter(mask)), names)
 
 
+def byte_strings(values: Sequence[bytes]) -> ByteColumn:
+    """Return byte strings, a few, as a column."""
+    offsets = np.zeros(len(values) + 1, np.int64)
+    np.cumsum([len(value) for value in values], out=offsets[1:])
+    return ByteColumn(offsets, np.frombuffer(b"".join(values), np.uint8))
+
+
+def to_arrow(values: Ints | Mask, valid: Mask | None = None) -> pa.Array:
+    """Return numbers as an Arrow array that shares their memory, a mask as one that holds a copy.
+
+    Parameters
+    ----------
+    values : integer or bool array, shape (rows,)
+    valid : bool array, shape (rows,), or None
+        Which rows are not null; None: all.
+    """
+    data = _packed(values) if values.dtype == np.bool_ else pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [_packed(valid), data])
+
+
+def to_numpy(array: pa.Array) -> npt.NDArray[Any]:
+    """Return an Arrow array of numbers or booleans without nulls as numpy has it; numbers share their memory."""
+    start, stop = array.offset, array.offset + len(array)
+    data = array.buffers()[1]
+    if pa.types.is_boolean(array.type):
+        octets = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)[start // 8 : stop // 8 + 1]
+        bits = np.unpackbits(octets, bitorder="little")
+        return bits[start % 8 : start % 8 + len(array)].view(np.bool_)
+    dtype = np.dtype(array.type.to_pandas_dtype())
+    return np.frombuffer(data or b"", dtype, count=len(array), offset=start * dtype.itemsize)
+
+
+def _packed(mask: Ints | Mask | None) -> pa.Buffer | None:
+    return None if mask is None else pa.py_buffer(np.packbits(mask, bitorder="little"))
+
+
 def valid_mask(array: pa.Array) -> Mask | None:
     """Return which rows of `array` are not null; None: none is."""
-    return array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
+    return to_numpy(array.is_valid()) if array.null_count else None
 
 
 def _offsets(array: pa.Array, dtype: type[np.int32] | type[np.int64]) -> Ints:
@@ -175,8 +213,7 @@ def coded_column(array: pa.Array | None) -> tuple[Ints, list[str]] | None:
         return None
     encoded = _unpacked(array).dictionary_encode()
     texts = [value.decode("utf-8", "replace") for value in encoded.dictionary.cast(pa.large_binary()).to_pylist()]
-    codes: Ints = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    return (codes, texts) if texts else None
+    return (to_numpy(encoded.indices.fill_null(-1)), texts) if texts else None
 
 
 def list_column(array: pa.Array | None) -> ListColumn | None:
@@ -229,7 +266,7 @@ def int_column(array: pa.Array | None) -> tuple[npt.NDArray[np.int64], Mask | No
     unit = array.type.unit if pa.types.is_timestamp(array.type) else "ms"
     if pa.types.is_uint64(array.type):
         array = pc.min_element_wise(array, pa.scalar(2**63 - 1, pa.uint64()), skip_nulls=False)
-    values: npt.NDArray[np.int64] = array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    values = to_numpy(array.cast(pa.int64()).fill_null(0))
     return values * 1000 if unit == "s" else values // _PER_MS[unit], valid
 
 
@@ -237,5 +274,5 @@ def false_rows(array: pa.Array | None) -> Mask | None:
     """Return where a boolean array is False; None if it nowhere is."""
     if array is None or pa.types.is_null(array.type):
         return None
-    mask: Mask = ~array.fill_null(True).to_numpy(zero_copy_only=False)
+    mask = ~to_numpy(array.fill_null(True))
     return mask if mask.any() else None

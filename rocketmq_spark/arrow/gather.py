@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rocketmq_spark.arrow.columns import ByteColumn, Ints, Mask, Octets
+from rocketmq_spark.arrow.columns import ByteColumn, Ints, Mask, Octets, to_arrow
 
 _INT32_END: Final = 2**31
 
@@ -141,7 +141,7 @@ def assemble(
     for position, elements in enumerate(columns):
         matrix[:, position] = elements
     # boundscheck=False: every number is one that the vocabulary gave out.
-    taken = pc.take(vocabulary.array(nbytes), pa.array(flat), boundscheck=False)
+    taken = pc.take(vocabulary.array(nbytes), to_arrow(flat), boundscheck=False)
     return memoryview(taken.buffers()[2]).cast("B")[skip : skip + nbytes]
 
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
-from rocketmq_spark.arrow.columns import ByteColumn, Ints, ListColumn, Mask
+from rocketmq_spark.arrow.columns import ByteColumn, Ints, ListColumn, Mask, byte_strings, to_numpy
 from rocketmq_spark.arrow.gather import Choice, Frame, Part, assemble
 from rocketmq_spark.arrow.validate import Rule, Violation, check_text, violations
 from rocketmq_spark.arrow.varint import Varints
@@ -137,9 +136,8 @@ def _named(entries: ListColumn, reserved: frozenset[str]) -> tuple[ByteColumn, I
     """Return the names of `entries`, a number for each, and which numbers are reserved names."""
     names = _names_of(entries)
     encoded = names.to_arrow().dictionary_encode()
-    wanted = pa.array([name.encode() for name in sorted(reserved)], encoded.dictionary.type)
-    is_reserved = pc.is_in(encoded.dictionary, wanted).to_numpy(zero_copy_only=False)
-    return names, encoded.indices.to_numpy(zero_copy_only=False), is_reserved
+    wanted = byte_strings([name.encode() for name in sorted(reserved)]).to_arrow().cast(encoded.dictionary.type)
+    return names, to_numpy(encoded.indices), to_numpy(pc.is_in(encoded.dictionary, wanted))
 
 
 def _assembled(items: ListColumn, parts: Sequence[Part], sizes: Ints) -> ListColumn:

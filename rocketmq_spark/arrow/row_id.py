@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from rocketmq_spark.arrow.byte_hash import Hashes, byte_hashes
-from rocketmq_spark.arrow.columns import ByteColumn, Ints, ListColumn, byte_column, list_column
+from rocketmq_spark.arrow.columns import ByteColumn, Ints, ListColumn, byte_column, byte_strings, list_column, to_arrow
 from rocketmq_spark.arrow.gather import Frame, Part, Workspace, assemble
 from rocketmq_spark.arrow.properties import Property, join_keys
 from rocketmq_spark.wire.row_hash import ROW_ID, STEP
@@ -65,7 +65,7 @@ class RowIds:
 
     def of_rows(self, hashes: Hashes, first_row: int) -> Property:
         """Return the ids of the rows from number `first_row` on, whose content has `hashes` (rule 1)."""
-        numbers = byte_column(pa.array(np.arange(first_row, first_row + len(hashes))).cast(pa.string()))
+        numbers = byte_column(to_arrow(np.arange(first_row, first_row + len(hashes))).cast(pa.string()))
         if numbers is None:
             return _property([], [hashes])
         place = f"{self.write_id}/{self.batch_id}/{self.partition_id}/".encode()
@@ -94,8 +94,8 @@ def content_hashes(
     workspace : Workspace
     """
     hashes = byte_hashes(body, b"\x02", b"", 0, workspace)
-    texts = byte_column(pa.array([topic.encode() for topic in topics], pa.binary()))
-    if texts is not None:
+    texts = byte_strings([topic.encode() for topic in topics])
+    if len(texts):
         of_topics = byte_hashes(texts, b"\x01", b"\x02")
         hashes += (
             of_topics[0] if topic_codes is None else np.where(topic_codes < 0, np.uint64(0), of_topics[topic_codes])

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rocketmq_spark.arrow.block import MessageBlock
-from rocketmq_spark.arrow.columns import Ints, Mask
+from rocketmq_spark.arrow.columns import Ints, Mask, to_arrow
 from rocketmq_spark.arrow.custom_selector import CustomSelector
 from rocketmq_spark.arrow.string_hash import string_hashes
 from rocketmq_spark.arrow.validate import Rule, Violation
@@ -228,7 +228,7 @@ class _Targets:
         for code, some in enumerate(queues):
             mine = bound if codes is None else bound & (codes == code)
             if mine.any():
-                rows = batch if mine.all() else batch.filter(pa.array(mine))
+                rows = batch if mine.all() else batch.filter(to_arrow(mine))
                 slots[mine] = custom.select(some, rows) + 1
         self._bind(queues, slots)
 

@@ -12,9 +12,8 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from rocketmq_spark.arrow.columns import ByteColumn, Ints, byte_column
+from rocketmq_spark.arrow.columns import ByteColumn, Ints, byte_column, byte_strings
 
 _BASE: Final = 31
 _INVERSE: Final = pow(_BASE, -1, 2**32)
@@ -76,5 +75,4 @@ def _scattered(column: ByteColumn) -> npt.NDArray[np.int32]:
 def _mended(column: ByteColumn) -> ByteColumn:
     # A loop over rows, for blocks that hold ill-formed text only.
     texts = [(column.value(row) or b"").decode("utf-8", "replace").encode() for row in range(len(column))]
-    mended = byte_column(pa.array(texts, pa.large_binary()))
-    return column if mended is None else mended
+    return byte_strings(texts)

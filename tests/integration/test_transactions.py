@@ -1,8 +1,4 @@
-"""Half messages, their ends and the broker's checks, against a real broker that asks back soon, and its proxy.
-
-Whatever needs a transaction is here, on a broker of its own: once a 5.5.0 broker has ended one, its thread
-TransactionalOpBatchService never rests again, and would take a processor from all tests that follow.
-"""
+"""Half messages, their ends and the broker's checks, against a real broker that asks back soon, and its proxy."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_executors_in_other_processes_find_the_source_and_their_metrics_come_bac
 ) -> None:
     done = run(
         """
-spark = session(SparkSession.builder.master("local-cluster[2,1,1024]"))
+spark = session(SparkSession.builder.master("local-cluster[1,2,1024]"))
 try:
     save(spark, 1000, "append")
 except Exception as exc:

@@ -30,7 +30,9 @@ public final class Sender {
     private static DefaultMQProducer producer(JSONObject config) {
         TransactionMQProducer producer = new TransactionMQProducer("interop-sender");
         producer.setNamesrvAddr(config.getString("nameServer"));
-        producer.setSendMsgTimeout(10_000);
+        // A JVM that has just started on a busy machine is slow; the route is asked for with a limit of its own.
+        producer.setSendMsgTimeout(30_000);
+        producer.setMqClientApiTimeout(30_000);
         if (config.getString("namespace") != null) {
             producer.setNamespace(config.getString("namespace"));
         }

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import gc
+import io
+import subprocess
+import sys
 import weakref
 
 import numpy as np
@@ -24,8 +27,37 @@ relaxed = settings(deadline=None)
 ITEM = 22 + 42
 
 
+# It reads the rows' batches from its input and encodes them.
+ENCODER = """
+import sys
+import pyarrow as pa
+from rocketmq_spark.arrow.row_id import RowIds
+from tests.encoding import encode
+batches = list(pa.ipc.open_stream(sys.stdin.buffer))
+done = encode(batches, row_ids=RowIds("w-1", 0, 0, None))
+print(sum(batch.rows for batch, _ in done), "pandas" in sys.modules)
+"""
+
+
 def bodies(*values: bytes | None, **columns: object) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"body": pa.array(values, pa.binary()), **columns})
+
+
+def test_a_worker_encodes_every_kind_of_column_without_importing_pandas() -> None:
+    columns = {
+        "tags": pa.array(["a", None, "b"]),
+        "keys": pa.array([["k", "l"], ["m"], None]),
+        "shardingKey": pa.array(["é", "ß", "\U0001f600"]),
+        "delayLevel": pa.array([None, 3, None]),
+        "properties": pa.array([[("n", "1")], None, [("ü", "ø")]], pa.map_(pa.string(), pa.string())),
+    }
+    batch = bodies(b"one", b"two", b"three", **columns)
+    given = io.BytesIO()
+    with pa.ipc.new_stream(given, batch.schema) as stream:
+        stream.write_batch(batch)
+    encoder = [sys.executable, "-c", ENCODER]
+    done = subprocess.run(encoder, input=given.getvalue(), capture_output=True, timeout=60, check=False)
+    assert (done.stdout.split(), done.stderr) == ([b"3", b"False"], b"")
 
 
 def plain_rows(batch: pa.RecordBatch) -> list[dict[str, object]]:

@@ -97,8 +97,9 @@ def test_fetch_that_dies_half_way_leaves_nothing_trusted(tmp_path: Path, make_ja
 
 
 def test_interrupted_fetch_ends_ivy_and_leaves_nothing(tmp_path: Path, make_java: MakeJava) -> None:
-    pid_file = tmp_path / "pid"
-    script = writes(*SERVERS) + f"echo $$ > {pid_file}\nprintf '\\tfound a#b;1 in central\\n'\nexec sleep 600\n"
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    script = writes(*SERVERS) + f": > {pids}/$$\nprintf '\\tfound a#b;1 in central\\n'\nexec sleep 600\n"
 
     def ctrl_c(what: str, fraction: float) -> None:
         if fraction > 0:
@@ -106,7 +107,9 @@ def test_interrupted_fetch_ends_ivy_and_leaves_nothing(tmp_path: Path, make_java
 
     with pytest.raises(KeyboardInterrupt):
         run_fetch(tmp_path / "cache", make_java(tmp_path, script), ctrl_c)
-    assert process_start(int(pid_file.read_text())) is None
+    started = [int(pid.name) for pid in pids.iterdir()]
+    assert started
+    assert all(process_start(pid) is None for pid in started)
     assert leftovers(tmp_path / "cache") == []
 
 

@@ -6,6 +6,8 @@ import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.client.apis.ClientConfiguration;
@@ -33,9 +35,10 @@ public final class GrpcReader {
                 .setSubscriptionExpressions(subscriptions)
                 .build();
             CountDownLatch missing = new CountDownLatch(request.getIntValue("count"));
+            Set<String> known = ConcurrentHashMap.newKeySet();
             // A call waits for one topic at one broker, and brings 32 messages at most.
             for (int each = 0; each < 8 * topics.size(); each++) {
-                Thread reader = new Thread(() -> read(consumer, lines, missing));
+                Thread reader = new Thread(() -> read(consumer, lines, known, missing));
                 reader.setDaemon(true);
                 reader.start();
             }
@@ -43,15 +46,18 @@ public final class GrpcReader {
         });
     }
 
-    private static void read(SimpleConsumer consumer, Lines lines, CountDownLatch missing) {
+    private static void read(SimpleConsumer consumer, Lines lines, Set<String> known, CountDownLatch missing) {
         while (missing.getCount() > 0) {
             try {
                 // What a call that failed has missed comes again after that time.
                 for (MessageView message : consumer.receive(32, Duration.ofSeconds(15))) {
-                    synchronized (lines) {
-                        lines.answer(describe(message));
+                    // So does one whose acknowledgement came too late.
+                    if (known.add(message.getMessageId().toString())) {
+                        synchronized (lines) {
+                            lines.answer(describe(message));
+                        }
+                        missing.countDown();
                     }
-                    missing.countDown();
                     consumer.ack(message);
                 }
             } catch (Exception failed) {
