@@ -40,6 +40,8 @@ os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1"
 SERIAL_GC = "-XX:+UseSerialGC"
 for _variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
     os.environ[_variable] = SERIAL_GC
+os.environ["WORKER_PYTHON"] = sys.executable
+os.environ["PYSPARK_PYTHON"] = str(Path(__file__).with_name("worker_python"))
 
 # A broker gives 32 messages at a time to whoever reads; a test reads tens of thousands.
 QUICK_READS = {"maxTransferCountOnMessageInMemory": 2000, "maxTransferBytesOnMessageInMemory": 2 << 20}
@@ -211,7 +213,6 @@ def spark() -> Iterator[SparkSession]:
     """One classic session; `local[2,2]` tries a failed task again, as a cluster does."""
     from pyspark.sql import SparkSession
 
-    os.environ["PYSPARK_PYTHON"] = sys.executable
     session = (
         SparkSession.builder.master("local[2,2]")
         .appName("rocketmq-spark tests")

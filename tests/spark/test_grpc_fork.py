@@ -54,7 +54,6 @@ def test_grpc_10_driver_and_forked_workers_both_send(
 ) -> None:
     topic = make_topic("NORMAL")
     environment = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
-    environment["PYSPARK_PYTHON"] = sys.executable
     if fork_support is not None:
         environment["GRPC_ENABLE_FORK_SUPPORT"] = fork_support
     done = subprocess.run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -39,7 +38,6 @@ def run(script: str, cluster: SharedCluster, topic: str) -> subprocess.Completed
     """Run a script in an interpreter, so in a JVM, of its own."""
     return subprocess.run(
         [sys.executable, "-c", PREAMBLE + script, cluster.name_server, topic],
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
         capture_output=True,
         text=True,
         timeout=240,

@@ -1,0 +1,1 @@
+"""What may break, breaks, while rows are written: none is lost."""
