@@ -63,7 +63,7 @@ TOGETHER = {
     "transactions": ("tests/integration/test_transactions.py", "tests/integration/test_grpc_transactions.py"),
 }
 # The order of all: what takes longest before what fills the gaps.
-ORDER = ("tests/unit", *TOGETHER, "tests/spark", "tests/integration", "tests/notebooks", "tests/interop", "tests")
+ORDER = ("tests/unit", *TOGETHER, "tests/notebooks", "tests/spark", "tests/integration", "tests/interop", "tests")
 
 
 def scope_of(nodeid: str) -> str:
