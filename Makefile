@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# The one that comes with Python may be years old, and takes a third longer.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # What the demo writes over: remoting, or grpc.
 TRANSPORT ?= remoting
 # How long the soak runs.
@@ -24,7 +26,7 @@ $(STAMP): setup.cfg pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	  { echo "no virtual environment could be made in $(VENV): install Python's venv module (Debian: apt install python3-venv)" >&2; exit 1; }
 	@echo "installing into $(VENV) (once; about two minutes) ..."
-	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --editable '.[test]' || \
+	@$(PIP) --upgrade pip && PYTHONWARNINGS=ignore::UserWarning $(PIP) --no-compile --editable '.[test]' || \
 	  { echo "the install into $(VENV) failed: check the network and the disk (about 1.5 GB), then run make again" >&2; exit 1; }
 	@touch $@
 
