@@ -25,7 +25,7 @@ $(STAMP): setup.cfg pyproject.toml
 	  { echo "rocketmq-spark needs Python 3.10 or newer: install it, or name one: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	  { echo "no virtual environment could be made in $(VENV): install Python's venv module (Debian: apt install python3-venv)" >&2; exit 1; }
-	@echo "installing into $(VENV) (once; about two minutes) ..."
+	@echo "installing into $(VENV) (once; one to two minutes) ..."
 	@$(PIP) --upgrade pip && PYTHONWARNINGS=ignore::UserWarning $(PIP) --no-compile --editable '.[test]' || \
 	  { echo "the install into $(VENV) failed: check the network and the disk (about 1.5 GB), then run make again" >&2; exit 1; }
 	@touch $@

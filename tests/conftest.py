@@ -40,6 +40,7 @@ os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1"
 SERIAL_GC = "-XX:+UseSerialGC"
 for _variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
     os.environ[_variable] = SERIAL_GC
+# Spark's workers have no bytecode of PySpark's zip: this one finds PySpark where it is installed.
 os.environ["WORKER_PYTHON"] = sys.executable
 os.environ["PYSPARK_PYTHON"] = str(Path(__file__).with_name("worker_python"))
 
@@ -47,7 +48,6 @@ os.environ["PYSPARK_PYTHON"] = str(Path(__file__).with_name("worker_python"))
 QUICK_READS = {"maxTransferCountOnMessageInMemory": 2000, "maxTransferBytesOnMessageInMemory": 2 << 20}
 # Nobody kills these: what a flush of the timer wheel makes safe, 37 MB each time, is safe as it is.
 SHARED_BROKERS = {**QUICK_READS, "timerFlushIntervalMs": 3_600_000}
-
 
 # What one process runs: files that share what starts slowly, servers to break or a Spark session.
 TOGETHER = {

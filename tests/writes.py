@@ -191,7 +191,13 @@ class Trial:
         return {(broker, queue) for broker in facts for queue in facts[broker]["queues"].get(self.topic, ())}
 
     def write(
-        self, rows: int, fault: Callable[[], object] = lambda: None, *, per_second: int | None, **options: Any
+        self,
+        rows: int,
+        fault: Callable[[], object] = lambda: None,
+        *,
+        per_second: int | None,
+        partitions: int = 4,
+        **options: Any,
     ) -> None:
         """Write so many rows, and have the fault happen when a tenth of them is stored.
 
@@ -203,7 +209,7 @@ class Trial:
         given = {"nameServer": name_server, "rowId": True, **rate, **SMALL, **options}
         watched = self.ledger.watch([name_server], self.topic, [broker.address for broker in self.cluster.brokers])
         with watched, in_mid_write(name_server, self.topic, rows // 10, fault):
-            write(numbered(self.spark, rows, 200), given.pop("nameServer"), self.topic, **given)
+            write(numbered(self.spark, rows, 200, partitions), given.pop("nameServer"), self.topic, **given)
 
     def settle(self, fault: str) -> Account:
         """Read everything back, and enter it in the table under the fault's name."""
