@@ -7,6 +7,8 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # What the demo writes over: remoting, or grpc.
 TRANSPORT ?= remoting
+# Which benchmarks run: all, or one of encode, remoting, spark, small, grpc.
+PART ?=
 # How long the soak runs.
 MINUTES ?= 30
 # Spark's workers run the environment's interpreter, not whatever python3 is on PATH.
@@ -61,8 +63,8 @@ proto: setup ## Generate the gRPC messages from proto/
 	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. proto/rocketmq_spark/transport/_pb/*.proto
 
 .PHONY: bench
-bench: setup ## Measure gRPC against the official Python client and against the wire (about 3 minutes)
-	@$(BIN)/python tests/benchmarks/bench_grpc.py
+bench: setup ## Measure against the official clients, Spark's Kafka sink and the wire (about 20 minutes)
+	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.benchmarks $(PART)
 
 .PHONY: soak
 soak: setup ## Write for MINUTES (30) while brokers are restarted: nothing missing, nothing grows

@@ -1,25 +1,22 @@
 """Rows per second through a real proxy: ours, the official Python client, and a replay of ready-made requests.
 
-Run: make bench (python tests/benchmarks/bench_grpc.py [rounds] [seconds a run])
+Run: make bench (python -m tests.benchmarks.bench_grpc [rounds] [seconds a run])
 
-All send 100-byte bodies with a tag and a key to one topic of one proxy, each in a process of its own, in turn, forwards
-and backwards, so that nobody always comes after the same one. Figures are medians over the rounds, and ratios medians
-of each round's ratio. The replay sends requests that `GrpcBatcher` made beforehand over one channel with the same
-number on their way: what the wire, the proxy and the broker allow.
+All send 100-byte bodies with a tag and a key to one topic of one proxy. The replay sends requests that `GrpcBatcher`
+made beforehand over one channel with the same number on their way: what the wire, the proxy and the broker allow.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import platform
-import statistics
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from tests.benchmarks.contest import Figure, apart, await_rest, best_of, in_turns, machine, ratios
 
 TOPIC = "bench-grpc"
 BODY = b"x" * 100
@@ -168,44 +165,33 @@ CONTESTANTS: dict[str, Callable[[str, float], float]] = {
 }
 
 
-def measure(name: str, endpoints: str, seconds: float) -> float:
-    """Run one contestant in a process of its own and return its rows per second."""
-    command = [sys.executable, __file__, "--run", name, endpoints, str(seconds)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=seconds + 120)
-    return float(json.loads(done.stdout.splitlines()[-1]))
-
-
-def main(rounds: int, seconds: float) -> None:
+def figures(rounds: int, seconds: float) -> Iterator[Figure]:
+    """Measure everything here."""
     from rocketmq_spark import LocalCluster, Producer
 
-    print(f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} processors")
-    figures: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
     with LocalCluster(proxy=True) as cluster:
         with Producer("bench-admin", name_server=cluster.name_server) as admin:
             admin.create_topic("TBW102", TOPIC, 8)
+
+        def measure(name: str, seconds: float = seconds) -> float:
+            return float(apart("tests.benchmarks.bench_grpc", name, cluster.endpoints, seconds, within=seconds + 120))
+
         # The JVMs compile what all of them use: figures go on rising for half a minute.
         for name in CONTESTANTS:
-            measure(name, cluster.endpoints, 12.0)
-        for number in range(rounds):
-            for name in reversed(CONTESTANTS) if number % 2 else CONTESTANTS:
-                figures[name].append(measure(name, cluster.endpoints, seconds))
-            line = "  ".join(f"{name} {taken[-1]:,.0f}" for name, taken in figures.items())
-            print(f"round {number + 1}: {line}", flush=True)
-    for name, taken in figures.items():
-        print(f"{name:15} {statistics.median(taken):>10,.0f} rows/s (median of {rounds})")
-    best = [max(pair) for pair in zip(figures["official sync"], figures["official async"], strict=True)]
-    print(f"ours / official client's best  {ratio(figures['ours'], best):8.1f}")
-    print(f"ours / replay                  {ratio(figures['ours'], figures['replay']):8.2f}")
-
-
-def ratio(ours_figures: list[float], others: list[float]) -> float:
-    return statistics.median(mine / other for mine, other in zip(ours_figures, others, strict=True))
+            measure(name, 12.0)
+        await_rest(cluster)
+        taken = in_turns(list(CONTESTANTS), rounds, measure)
+    best = best_of(taken["official sync"], taken["official async"])
+    yield Figure("over gRPC, against rocketmq-python-client's best", ratios(taken["ours"], best), 100)
+    yield Figure("over gRPC, against a replay of the same bytes", ratios(taken["ours"], taken["replay"]), 0.8)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--run"]:
         _, _, contestant, address, length = sys.argv
-        print(json.dumps(CONTESTANTS[contestant](address, float(length))))
+        print(json.dumps(CONTESTANTS[contestant](address, float(length))), flush=True)
         os._exit(0)  # the official client leaves threads that never end
     given = dict(enumerate(sys.argv))
-    main(int(given.get(1, 5)), float(given.get(2, 4)))
+    print(machine())
+    for figure in figures(int(given.get(1, 5)), float(given.get(2, 4))):
+        print(figure)

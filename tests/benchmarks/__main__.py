@@ -1,0 +1,42 @@
+"""All benchmarks, one table, and the file that the README's table is held equal to.
+
+Run: make bench (python -m tests.benchmarks [part ...]: those of `PARTS`; the file is written when all have run)
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+
+from tests.benchmarks import bench_encode, bench_grpc, bench_remoting, bench_small, bench_spark
+from tests.benchmarks.contest import Figure, machine, save
+
+ROUNDS = 5
+
+PARTS: Mapping[str, Callable[[], Iterator[Figure]]] = {
+    "encode": bench_encode.figures,
+    "remoting": lambda: bench_remoting.figures(ROUNDS, 4.0),
+    "spark": lambda: bench_spark.figures(ROUNDS, 2),
+    "small": lambda: bench_small.figures(ROUNDS),
+    "grpc": lambda: bench_grpc.figures(ROUNDS, 4.0),
+}
+
+
+def main(wanted: list[str]) -> None:
+    unknown = set(wanted) - PARTS.keys()
+    if unknown:
+        raise SystemExit(f"there is no part {', '.join(sorted(unknown))}: {', '.join(PARTS)}")
+    print(machine(), flush=True)
+    found: list[Figure] = []
+    for name in wanted or PARTS:
+        print(f"{name}:", flush=True)
+        found += PARTS[name]()
+    print()
+    for figure in found:
+        print(figure)
+    if not wanted:
+        save(found)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,112 @@
+"""What a small write costs beyond what Spark takes: a write of 10 rows, a micro-batch of 1,000 rows.
+
+Run: make bench (python -m tests.benchmarks.bench_small [rounds])
+
+Each is measured against a data source in Python that reads its rows and does nothing with them, in one session whose
+workers are warm, in turns. Figures are milliseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+import rocketmq_spark
+from rocketmq_spark import LocalCluster
+from tests.benchmarks.contest import ROOT, Figure, machine
+from tests.benchmarks.nothing import NothingDataSource
+
+MICRO_BATCHES = 12
+# The first ones start workers and look up routes.
+WARM_UP = 4
+
+
+def rows_of(spark: SparkSession, rows: int) -> DataFrame:
+    return spark.range(0, rows, 1, 2).selectExpr(
+        "rpad(cast(id AS string), 100, '.') AS body", "cast(id AS string) keys"
+    )
+
+
+def batch_write(rows: DataFrame, options: dict[str, str]) -> float:
+    """Return how long a write takes, milliseconds."""
+    began = time.perf_counter()
+    rows.write.format(options["format"]).options(**options).mode("append").save()
+    return (time.perf_counter() - began) * 1000
+
+
+def micro_batches(spark: SparkSession, options: dict[str, str]) -> float:
+    """Return how long a micro-batch of 1,000 rows takes, milliseconds (median of those that count)."""
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1000).option("numPartitions", 2).load()
+    rows = source.selectExpr("rpad(cast(value AS string), 100, '.') AS body", "cast(value AS string) keys")
+    with tempfile.TemporaryDirectory() as checkpoint:
+        writer = rows.writeStream.format(options["format"]).options(**options).option("checkpointLocation", checkpoint)
+        query = writer.start()
+        deadline = time.monotonic() + 120
+        while len(query.recentProgress) < WARM_UP + MICRO_BATCHES and query.isActive and time.monotonic() < deadline:
+            time.sleep(0.1)
+        progress = query.recentProgress[WARM_UP:]
+        query.stop()
+    if query.exception() is not None or len(progress) < MICRO_BATCHES:
+        raise SystemExit(f"a query did not go on: {query.exception()}")
+    return statistics.median(one["durationMs"]["triggerExecution"] for one in progress)
+
+
+def beyond(rounds: int, measure: Callable[[dict[str, str]], float], ours: dict[str, str]) -> list[float]:
+    """Return what ours takes beyond the source that does nothing, by round."""
+    nothing = {"format": "nothing"}
+    more = []
+    for number in range(rounds):
+        pair = (ours, nothing) if number % 2 else (nothing, ours)
+        took = {one["format"]: measure(one) for one in pair}
+        print(
+            "  " + "  ".join(f"{name} {milliseconds:.0f} ms" for name, milliseconds in sorted(took.items())), flush=True
+        )
+        more.append(took["rocketmq"] - took["nothing"])
+    return more
+
+
+def figures(rounds: int) -> Iterator[Figure]:
+    """Measure everything here."""
+    # For Spark's workers: they run this folder's data source, too.
+    os.environ["PYSPARK_PYTHON"], os.environ["PYTHONPATH"] = sys.executable, str(ROOT)
+    with LocalCluster() as cluster:
+        spark = (
+            SparkSession.builder.master("local[2]")
+            .config("spark.ui.enabled", "false")
+            .config("spark.log.level", "ERROR")
+            .config("spark.driver.bindAddress", "127.0.0.1")
+            .config("spark.driver.host", "127.0.0.1")
+            .getOrCreate()
+        )
+        rocketmq_spark.register(spark)
+        spark.dataSource.register(NothingDataSource)
+        ours: dict[str, Any] = {"format": "rocketmq", "nameServer": cluster.name_server, "topic": "bench"}
+        few = rows_of(spark, 10)
+
+        def median_write(options: dict[str, str]) -> float:
+            return statistics.median(batch_write(few, options) for _ in range(9))
+
+        for options in (ours, {"format": "nothing"}) * 5:
+            batch_write(few, options)
+        yield Figure("ms beyond a sink that does nothing: 10 rows", beyond(rounds, median_write, ours), 30, True)
+        yield Figure(
+            "the same: a micro-batch of 1,000 rows",
+            beyond(rounds, lambda options: micro_batches(spark, options), ours),
+            30,
+            True,
+        )
+        spark.stop()
+
+
+if __name__ == "__main__":
+    given = dict(enumerate(sys.argv))
+    print(machine())
+    for figure in figures(int(given.get(1, 5))):
+        print(figure)

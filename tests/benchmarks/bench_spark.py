@@ -1,0 +1,167 @@
+"""`df.write` from Parquet in ``local[2]``, against Spark's own Kafka sink writing the same rows to a local Kafka.
+
+Run: make bench (python -m tests.benchmarks.bench_spark [rounds] [million rows a write])
+
+Rows have a body of 100 random bytes, a key and a tag (Kafka gets body and key). Kafka's producer has linger 20 ms,
+batches of 256 KiB and acks 1. Both sinks run in Spark 4.0.1, in an environment of its own that is kept in the user's
+cache folder, each in a session of its own that goes on from round to round; a write that does not count comes first.
+Processor time is that of Spark's JVM and of Python's workers, without any broker's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rocketmq_spark import LocalCluster
+from rocketmq_spark.cluster.jars import cache_folder
+from rocketmq_spark.transport.remoting import RemotingTransport
+from tests.benchmarks.contest import ROOT, Figure, await_rest, in_turns, machine, ratios
+from tests.benchmarks.kafka import Kafka, jars_of
+
+SPARK = "4.0.1"
+CONNECTOR = ("org.apache.spark", "spark-sql-kafka-0-10_2.13", SPARK)
+MILLION = 1_000_000
+QUEUES = 8
+NAMES = {"rocketmq": "plain topic", "inner": "BatchCQ topic"}
+
+
+def environment() -> Path:
+    """Return the interpreter of an environment with the Spark that the connector is for; made once."""
+    folder = cache_folder() / "bench" / f"pyspark-{SPARK}"
+    python = folder / "bin" / "python"
+    if not (folder / "complete").exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*install, str(ROOT), f"pyspark=={SPARK}", "psutil"], check=True)
+        (folder / "complete").touch()
+    return python
+
+
+def make_rows(path: Path) -> None:
+    """Leave a million rows in four Parquet files."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rng, rows = np.random.default_rng(7), MILLION // 4
+    path.mkdir()
+    for part in range(4):
+        bodies = pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(100), rows, [None, pa.py_buffer(rng.bytes(100 * rows))]
+        ).cast(pa.binary())
+        keys = pa.array([f"key-{part * rows + row + MILLION}" for row in range(rows)])
+        tags = pa.array(["tag"] * rows)
+        pq.write_table(pa.table({"body": bodies, "keys": keys, "tags": tags}), path / f"{part}.parquet")
+
+
+class Sink:
+    """A session that writes to one sink."""
+
+    def __init__(self, python: Path, sink: str, address: str, topic: str, parquet: Path, jars: str = "") -> None:
+        arguments = [sink, address, topic, str(parquet), jars]
+        self._process = subprocess.Popen(
+            [str(python), str(Path(__file__).with_name("spark_sink.py")), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"},
+        )
+
+    def write(self, millions: int) -> dict[str, Any]:
+        """Write so many million rows and return what that took."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{millions}\n")
+        self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                return dict(json.loads(line))
+        raise SystemExit(f"a session has ended with {self._process.wait()}")
+
+    def __enter__(self) -> Sink:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+
+def create_topic(cluster: LocalCluster, topic: str, attributes: str = "") -> None:
+    with RemotingTransport([cluster.name_server]) as transport:
+        transport.create_topic(cluster.brokers[0].address, topic, QUEUES, 6, 5.0, attributes=attributes)
+
+
+def writes(python: Path, parquet: Path, rounds: int, millions: int) -> Iterator[Figure]:
+    """Rows per second, and processor time."""
+    jars = ",".join(map(str, jars_of(*CONNECTOR)))
+    with contextlib.ExitStack() as stack:
+        cluster, kafka = stack.enter_context(LocalCluster()), stack.enter_context(Kafka())
+        create_topic(cluster, "plain")
+        create_topic(cluster, "inner", "+queue.type=BatchCQ")
+        sinks = {
+            "rocketmq": stack.enter_context(Sink(python, "rocketmq", cluster.name_server, "plain", parquet)),
+            "inner": stack.enter_context(Sink(python, "inner", cluster.name_server, "inner", parquet)),
+            "kafka": stack.enter_context(Sink(python, "kafka", kafka.address, "bench", parquet, jars)),
+        }
+        said: dict[str, list[dict[str, Any]]] = {name: [] for name in sinks}
+
+        def measure(name: str) -> float:
+            said[name].append(sinks[name].write(millions))
+            return float(said[name][-1]["rows"] / said[name][-1]["seconds"])
+
+        for name in sinks:
+            for _ in range(2):
+                measure(name)
+            said[name].clear()
+        await_rest(cluster)
+        taken = in_turns(list(sinks), rounds, measure)
+    yield Figure(
+        "df.write, 100-byte bodies, against Spark's Kafka sink", ratios(taken["rocketmq"], taken["kafka"]), 1.0
+    )
+    yield Figure("the same to a BatchCQ topic", ratios(taken["inner"], taken["kafka"]), 1.3)
+    client = {name: [(one["jvm"] + one["python"]) / millions for one in said[name]] for name in sinks}
+    yield Figure(
+        "client CPU (JVM and Python), against the Kafka sink's", ratios(client["rocketmq"], client["kafka"]), 1.0, True
+    )
+    worker = [one["python"] / millions for one in said["rocketmq"]]
+    yield Figure("CPU seconds of Python's workers, per million rows", worker, 0.4, True)
+
+
+def memory(python: Path, parquet: Path) -> Iterator[Figure]:
+    """The most memory that a worker has, by how much it writes."""
+    peaks = []
+    with LocalCluster() as cluster:
+        create_topic(cluster, "plain")
+        for millions in (1, 10):
+            with Sink(python, "rocketmq", cluster.name_server, "plain", parquet) as sink:
+                peaks.append(sink.write(millions)["peak"])
+    most = f"{peaks[1] / 1e6:.0f} MB for 10 million rows"
+    yield Figure("memory of a worker, 10 million rows against 1 million", [peaks[1] / peaks[0]], 1.1, True, most)
+
+
+def figures(rounds: int, millions: int) -> Iterator[Figure]:
+    """Measure everything here."""
+    python = environment()
+    with tempfile.TemporaryDirectory() as folder:
+        make_rows(Path(folder) / "rows")
+        yield from writes(python, Path(folder) / "rows", rounds, millions)
+        yield from memory(python, Path(folder) / "rows")
+
+
+if __name__ == "__main__":
+    given = dict(enumerate(sys.argv))
+    print(machine())
+    for figure in figures(int(given.get(1, 5)), int(given.get(2, 2))):
+        print(figure)

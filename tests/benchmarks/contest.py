@@ -1,0 +1,141 @@
+"""Contestants that do the same work in turn on the same servers, and the ratios of what they reach.
+
+Rule 1: each run is a process of its own; nobody inherits another one's warm caches, or its garbage.
+Rule 2: rounds go forwards and backwards by turns, so that nobody always comes after the same one.
+Rule 3: a figure is the median of its rounds' ratios, beside the lowest and the highest: a machine that is busy
+        with something else slows all contestants of a round, and so mostly leaves its ratio alone.
+Rule 4: before anything counts, servers are new, warm and at rest: a broker that is busy by itself would take from all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from rocketmq_spark.cluster import LocalCluster
+
+# A broker that rests takes less of a processor than this.
+_AT_REST = 0.2
+_RESTS_WITHIN = 60.0
+
+
+ROOT = Path(__file__).parents[2]
+FIGURES = Path(__file__).with_name("figures.json")
+
+
+class Figure(NamedTuple):
+    """What was measured: `name`, the ratios of its rounds, and the ratio `wanted` (None: only reported)."""
+
+    name: str
+    ratios: Sequence[float]
+    wanted: float | None = None
+    at_most: bool = False
+    note: str = ""
+
+    @property
+    def median(self) -> float:
+        """The figure itself."""
+        return statistics.median(self.ratios)
+
+    @property
+    def reached(self) -> bool:
+        """Whether it is what was wanted."""
+        if self.wanted is None:
+            return True
+        return self.median <= self.wanted if self.at_most else self.median >= self.wanted
+
+    def __str__(self) -> str:
+        spread = f"{min(self.ratios):.2f} to {max(self.ratios):.2f}"
+        bound = "" if self.wanted is None else f"at {'most' if self.at_most else 'least'} {self.wanted:g}"
+        return f"{self.name:<64} {self.median:7.2f}  {spread:>17}  {bound:<14} {self.note}"
+
+
+def save(found: Sequence[Figure]) -> None:
+    """Leave the figures in `FIGURES`, for `table`."""
+    lines = [{"name": one.name, "ratios": [round(ratio, 3) for ratio in one.ratios]} for one in found]
+    bounds = [{"wanted": one.wanted, "at_most": one.at_most, "note": one.note} for one in found]
+    kept = {"machine": machine(), "figures": [{**line, **bound} for line, bound in zip(lines, bounds, strict=True)]}
+    FIGURES.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+
+
+def table() -> str:
+    """Return what `save` has left, as the README has it."""
+    kept = json.loads(FIGURES.read_text(encoding="utf-8"))
+    lines = ["| figure | median | rounds | aim |", "|---|---|---|---|"]
+    for one in (Figure(**figure) for figure in kept["figures"]):
+        aim = "" if one.wanted is None else f"at {'most' if one.at_most else 'least'} {one.wanted:g}"
+        note = f" ({one.note})" if one.note else ""
+        lines.append(
+            f"| {one.name}{note} | {one.median:.2f} | {min(one.ratios):.2f} to {max(one.ratios):.2f} | {aim} |"
+        )
+    return "\n".join([*lines, "", f"Measured on {kept['machine']}."])
+
+
+def machine() -> str:
+    """Say on what this runs."""
+    return f"{platform.system()} {platform.release()}, {os.cpu_count()} processors, Python {platform.python_version()}"
+
+
+def ratios(mine: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Return the ratio of each round."""
+    return [one / other for one, other in zip(mine, others, strict=True)]
+
+
+def best_of(*taken: Sequence[float]) -> list[float]:
+    """Return the best of each round."""
+    return [max(round_) for round_ in zip(*taken, strict=True)]
+
+
+def in_turns(contestants: Sequence[str], rounds: int, measure: Callable[[str], float]) -> Mapping[str, Sequence[float]]:
+    """Have each contestant run once a round, and return what each has reached, by name."""
+    taken: dict[str, list[float]] = {name: [] for name in contestants}
+    for number in range(rounds):
+        for name in reversed(contestants) if number % 2 else contestants:
+            taken[name].append(measure(name))
+        line = "  ".join(f"{name} {figures[-1]:,.0f}" for name, figures in taken.items())
+        print(f"  round {number + 1}: {line}", flush=True)
+    for name, figures in taken.items():
+        print(f"  {name:24} {statistics.median(figures):>12,.0f} (median of {rounds})", flush=True)
+    return taken
+
+
+def apart(module: str, *arguments: object, within: float) -> Any:
+    """Run a module of this folder with arguments and return what its last line says, in JSON."""
+    command = [sys.executable, "-m", module, "--run", *map(str, arguments)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True, timeout=within)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the processor time that a process, and those of its children that have ended, have taken."""
+    return sum(psutil.Process(pid).cpu_times()[:4])
+
+
+def await_rest(cluster: LocalCluster) -> None:
+    """Return once the brokers rest.
+
+    Raises
+    ------
+    SystemExit
+        One is busy by itself.
+    """
+    deadline = time.monotonic() + _RESTS_WITHIN
+    while True:
+        before = [cpu_seconds(broker.pid) for broker in cluster.brokers]
+        time.sleep(1.0)
+        load = max(cpu_seconds(broker.pid) - was for broker, was in zip(cluster.brokers, before, strict=True))
+        if load < _AT_REST:
+            return
+        if time.monotonic() > deadline:
+            raise SystemExit(f"a broker takes {load:.2f} of a processor without any work: nothing can be measured")

@@ -1,0 +1,101 @@
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.concurrent.Semaphore;
+import java.util.concurrent.atomic.AtomicLong;
+import java.util.concurrent.atomic.LongAdder;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.SendCallback;
+import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.client.producer.SendStatus;
+import org.apache.rocketmq.common.message.Message;
+
+/** Sends messages for as long as it is told, and prints how many a second were stored. */
+public final class BatchSender {
+    private static final long WARM_UP_MS = 2_500;
+
+    /** Arguments: name server, topic, bytes of a body, threads, messages in a batch (0: delayed singles), milliseconds. */
+    public static void main(String[] given) throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer("bench-java");
+        producer.setNamesrvAddr(given[0]);
+        producer.start();
+        byte[] body = new byte[Integer.parseInt(given[2])];
+        Arrays.fill(body, (byte) 'x');
+        int threads = Integer.parseInt(given[3]);
+        int batch = Integer.parseInt(given[4]);
+        run(producer, given[1], body, threads, batch, WARM_UP_MS);
+        System.out.println(run(producer, given[1], body, threads, batch, Long.parseLong(given[5])));
+        producer.shutdown();
+        System.exit(0);
+    }
+
+    private static double run(DefaultMQProducer producer, String topic, byte[] body, int threads, int batch, long ms)
+            throws Exception {
+        LongAdder stored = new LongAdder();
+        long began = System.nanoTime();
+        long until = began + ms * 1_000_000;
+        List<Thread> running = new ArrayList<>();
+        for (int number = 0; number < threads; number++) {
+            Thread thread = new Thread(() -> {
+                if (batch > 0) {
+                    sendBatches(producer, topic, body, batch, until, stored);
+                } else {
+                    sendDelayed(producer, topic, body, until, stored);
+                }
+            });
+            thread.start();
+            running.add(thread);
+        }
+        for (Thread thread : running) {
+            thread.join();
+        }
+        return stored.sum() / ((System.nanoTime() - began) / 1e9);
+    }
+
+    private static void sendBatches(
+            DefaultMQProducer producer, String topic, byte[] body, int batch, long until, LongAdder stored) {
+        int row = 0;
+        while (System.nanoTime() < until) {
+            List<Message> messages = new ArrayList<>(batch);
+            for (int at = 0; at < batch; at++) {
+                messages.add(new Message(topic, "tag", "key-" + (1_000_000 + row++ % 1_000_000), body));
+            }
+            try {
+                if (producer.send(messages).getSendStatus() == SendStatus.SEND_OK) {
+                    stored.add(batch);
+                }
+            } catch (Exception refused) {
+                // A busy broker: these are not stored, and not counted.
+            }
+        }
+    }
+
+    private static void sendDelayed(
+            DefaultMQProducer producer, String topic, byte[] body, long until, LongAdder stored) {
+        int mostInFlight = 256;
+        Semaphore room = new Semaphore(mostInFlight);
+        AtomicLong row = new AtomicLong();
+        try {
+            while (System.nanoTime() < until) {
+                Message message = new Message(topic, "tag", "key-" + (1_000_000 + row.getAndIncrement() % 1_000_000), body);
+                message.setDelayTimeLevel(18);
+                room.acquire();
+                producer.send(message, new SendCallback() {
+                    @Override
+                    public void onSuccess(SendResult result) {
+                        stored.increment();
+                        room.release();
+                    }
+
+                    @Override
+                    public void onException(Throwable refused) {
+                        room.release();
+                    }
+                });
+            }
+            room.acquire(mostInFlight);
+        } catch (Exception interrupted) {
+            throw new IllegalStateException(interrupted);
+        }
+    }
+}

@@ -1,0 +1,46 @@
+"""A data source that reads its rows and does nothing with them: what Spark's own part of a small write takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+
+class _Nothing:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
+
+
+class NothingWriter(_Nothing, DataSourceArrowWriter):
+    """For batches."""
+
+
+class NothingStreamWriter(_Nothing, DataSourceStreamArrowWriter):
+    """For streams."""
+
+
+class NothingDataSource(DataSource):
+    """``format("nothing")``."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "nothing"
+
+    def writer(self, schema: StructType, overwrite: bool) -> NothingWriter:
+        return NothingWriter()
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NothingStreamWriter:  # noqa: N802 - Spark's name
+        return NothingStreamWriter()

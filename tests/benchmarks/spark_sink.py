@@ -1,0 +1,78 @@
+"""A Spark session that writes the same rows to a sink whenever it is asked to: one line in, one line of JSON out.
+
+Run: python spark_sink.py SINK ADDRESS TOPIC PARQUET [JAR,JAR...], then lines "TIMES" (how often the rows are read)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+os.environ["PYSPARK_PYTHON"] = sys.executable
+
+import psutil
+from pyspark.sql import DataFrame, SparkSession
+
+
+def session(jars: str) -> SparkSession:
+    builder = (
+        SparkSession.builder.master("local[2]")
+        .appName("bench")
+        .config("spark.ui.enabled", "false")
+        .config("spark.log.level", "ERROR")
+        .config("spark.driver.memory", "2g")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.files.maxPartitionBytes", "64m")
+    )
+    return (builder.config("spark.jars", jars) if jars else builder).getOrCreate()
+
+
+def write(rows: DataFrame, sink: str, address: str, topic: str) -> None:
+    if sink == "kafka":
+        columns = rows.selectExpr("cast(keys AS binary) AS key", "body AS value")
+        options = {"linger.ms": 20, "batch.size": 262_144, "acks": 1, "bootstrap.servers": address}
+        writer = columns.write.format("kafka").options(**{f"kafka.{name}": value for name, value in options.items()})
+        writer.option("topic", topic).save()
+    elif sink == "noop":
+        rows.write.format("noop").mode("overwrite").save()
+    else:
+        writer = rows.write.format("rocketmq").option("nameServer", address).option("topic", topic).mode("append")
+        (writer.option("batchType", "inner") if sink == "inner" else writer).save()
+
+
+def used() -> dict[str, Any]:
+    """Processor seconds of the JVM and of Python's workers, and the most memory that one worker has had, bytes."""
+    jvm = next(one for one in psutil.Process().children() if "java" in one.name())
+    workers = jvm.children(recursive=True)
+    peaks = [0]
+    for worker in workers:
+        with open(f"/proc/{worker.pid}/status", encoding="ascii") as status:
+            peaks += [int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM")]
+    return {
+        "jvm": sum(jvm.cpu_times()[:2]),
+        "python": sum(sum(worker.cpu_times()[:4]) for worker in workers),
+        "peak": max(peaks),
+    }
+
+
+def main(sink: str, address: str, topic: str, parquet: str, jars: str = "") -> None:
+    spark = session(jars)
+    if sink in ("rocketmq", "inner"):
+        import rocketmq_spark
+
+        rocketmq_spark.register(spark)
+    for line in sys.stdin:
+        rows = spark.read.parquet(*[parquet] * int(line))
+        count, before, began = rows.count(), used(), time.perf_counter()
+        write(rows, sink, address, topic)
+        took, after = time.perf_counter() - began, used()
+        cpu = {name: after[name] - before[name] for name in ("jvm", "python")}
+        print(json.dumps({"rows": count, "seconds": took, **cpu, "peak": after["peak"]}), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
