@@ -35,8 +35,9 @@ from rocketmq_spark.wire.codes import ResponseCode
 from rocketmq_spark.wire.grpc_codes import STORED, proxy_error
 from rocketmq_spark.wire.records import decode_batch, decode_properties
 
-# How much older than its request an encoded batch may say that it is, milliseconds.
-_STALE_MS: Final = 1000
+# How much older than its request an encoded batch may say that it is, milliseconds. A new time costs ten times what the
+# encoding has cost, and batches wait their turn for seconds wherever proxies are slower than the rows come.
+_STALE_MS: Final = 30_000
 
 # Properties that become fields of their own, and those that mean nothing to a proxy.
 _FIELDS: Final = frozenset(

@@ -127,9 +127,14 @@ def official_async(endpoints: str, seconds: float) -> float:
 
     def run(producer: Any, message: Callable[[int], Any], until: float) -> int:
         count, room = 0, threading.Semaphore(64)
+
+        def done(future: Any) -> None:
+            room.release()
+            future.result()
+
         while time.perf_counter() < until:
             room.acquire()
-            producer.send_async(message(count)).add_done_callback(lambda future: (future.result(), room.release()))
+            producer.send_async(message(count)).add_done_callback(done)
             count += 1
         for _ in range(64):
             room.acquire()
