@@ -46,6 +46,8 @@ _NO_NAME_SERVER = 10004
 _PROXY_FORGETS = 35.0
 # How often the producer's thread looks for groups that have waited long enough, seconds.
 _LINGER_TICK = 0.1
+# Which part of maxInFlightBytes may be pending still when a caller that waited for room goes on.
+_PLENTY = 0.75
 
 
 class Batcher(Protocol[RowsT]):
@@ -135,6 +137,8 @@ class BatchSender(Generic[RowsT]):
         )
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
+        # What the caller's thread waits for, if it does.
+        self._awaited: Callable[[], bool] = _never
         # Outcomes of attempts; None wakes the producer's thread for something else.
         self._events: queues.SimpleQueue[tuple[Delivery, SendOutcome] | None] = queues.SimpleQueue()
         self._batcher: Batcher[RowsT] | None = None
@@ -218,7 +222,8 @@ class BatchSender(Generic[RowsT]):
         batch = self._named(batch)
         self._find_route(batch.topic)
         with self._changed:
-            self._changed.wait_for(lambda: self._has_room(batch) or self._failed)
+            if not self._has_room(batch):
+                self._wait_for(lambda: self._has_room(batch, plenty=True))
             self._raise_failure()
             self._pipeline.offer(batch, queue, self._clock())
             self._dispatch()
@@ -233,15 +238,23 @@ class BatchSender(Generic[RowsT]):
         # Of others the caller's thread finds the route, or says within seconds why there is none.
         return self._instance.routes.cached(wrap(self._options.wrapped_namespace, topic)) is not None
 
-    def _has_room(self, batch: EncodedBatch) -> bool:
+    def _has_room(self, batch: EncodedBatch, *, plenty: bool = False) -> bool:
         pending = self._pipeline.pending_bytes
         grouped = self._batcher.pending_bytes if self._batcher else 0
-        return not pending or pending + grouped + batch_weight(batch) <= self._options.max_in_flight_bytes
+        # Whoever waits for room waits for so much that it can go on for a while.
+        limit = self._options.max_in_flight_bytes * (_PLENTY if plenty else 1.0)
+        return not pending or pending + grouped + batch_weight(batch) <= limit
 
     def _drain(self) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._pipeline.is_empty or self._failed)
+            self._wait_for(lambda: self._pipeline.is_empty)
             self._raise_failure()
+
+    def _wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait for something to be so, or for a failure; the lock is held."""
+        self._awaited = condition
+        self._changed.wait_for(lambda: condition() or self._failed)
+        self._awaited = _never
 
     def _settle(self) -> None:
         """Wait a little for what is in flight, so that the account of a failed write is as exact as it can be."""
@@ -357,7 +370,9 @@ class BatchSender(Generic[RowsT]):
                 for batch, queue in self._batcher.expired(now, self._has_route):
                     self._pipeline.offer(self._named(batch), queue, now)
             self._dispatch()
-            self._changed.notify_all()
+            # Not at every outcome: waking a thread for nothing costs more than sending a message.
+            if self._failed or self._awaited():
+                self._changed.notify_all()
 
     def _close(self) -> None:
         self._closing = True
@@ -367,3 +382,7 @@ class BatchSender(Generic[RowsT]):
 
     def __repr__(self) -> str:
         return f"<BatchSender {self._pipeline!r} {self._recorder!r}>"
+
+
+def _never() -> bool:
+    return False

@@ -55,6 +55,9 @@ _RESPONSE_TIMEOUT: Final = 3.0
 # Behind so many frames no refusal is queued any more: a server that asks and never reads must not fill our memory.
 _MOST_UNSENT: Final = 1000
 
+# Bodies up to this length are cheaper to copy into the socket together with others than to be written each by itself.
+_SHORT: Final = 16 * 1024
+
 
 class Connection:
     """The connection to one address.
@@ -143,7 +146,8 @@ class Connection:
         """Queue a request, from any thread; False if this connection takes no more.
 
         The socket is tried at once when nothing is queued before it: waking the loop for it would cost more than the
-        write itself. What the socket does not take, and a failure, are left to the loop.
+        write itself. What the socket does not take, and a failure, are left to the loop; and so is a short request
+        while others are under way, for the loop then writes all that have come together, with one call.
         """
         done: list[Request] = []
         with self._lock:
@@ -158,8 +162,10 @@ class Connection:
             if self.state is State.CONNECTING or waits:
                 return True
             self._last_progress = self._clock()
-            done = self._write()
-            unfinished = self._blocked or self._failure is not None
+            unfinished = len(self._table) > 1 and request.nbytes <= _SHORT
+            if not unfinished:
+                done = self._write()
+                unfinished = self._blocked or self._failure is not None
         for oneway in done:
             oneway.finish(Answer(None, None, 0.0))
         if unfinished:
@@ -172,21 +178,23 @@ class Connection:
         return self._after_dial(now)
 
     def on_attention(self, now: float) -> list[Completion]:
-        """Look at what another thread has left: a finished name look-up, a failed write."""
+        """Look at what another thread has left: a finished name look-up, short requests, a failed write."""
         if self.state is State.CONNECTING:
             self._dial.step(now)
             return self._after_dial(now)
-        if self._failure is not None and self.state is not State.CLOSED:
-            return self._fail(now, f"writing failed{self._hint}", self._failure)
-        return []
+        return self._go_on(now, more=bool(self._out) and not self._blocked and self._failure is None)
 
     def on_writable(self, now: float) -> list[Completion]:
         """Go on with the connect, or with writing."""
         if self.state is State.CONNECTING:
             self._dial.on_writable(now)
             return self._after_dial(now)
+        return self._go_on(now, more=self._blocked)
+
+    def _go_on(self, now: float, *, more: bool) -> list[Completion]:
+        """Write on if there is `more`; say what is done, or failed."""
         with self._lock:
-            done = self._write() if self._blocked and self.state is not State.CLOSED else []
+            done = self._write() if more and self.state is not State.CLOSED else []
         completions = [(request, Answer(None, None, 0.0)) for request in done]
         if self._failure is not None and self.state is not State.CLOSED:
             completions += self._fail(now, f"writing failed{self._hint}", self._failure)

@@ -1,0 +1,88 @@
+"""When a connection writes: at once, or with what comes together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from rocketmq_spark.transport.connection import Connection
+from rocketmq_spark.transport.request import Request
+from rocketmq_spark.transport.state import State
+from rocketmq_spark.wire.command import RemotingCommand
+from rocketmq_spark.wire.framing import FrameBuffer
+
+
+class Stream:
+    """A socket that takes everything, and keeps what each call brought."""
+
+    def __init__(self) -> None:
+        self.written: list[list[RemotingCommand]] = []
+
+    def sendmsg(self, pieces: Sequence[bytes]) -> int:
+        frames, data = FrameBuffer(), b"".join(pieces)
+        frames.feed(data)
+        self.written.append([])
+        while (command := frames.take()) is not None:
+            self.written[-1].append(command)
+        return len(data)
+
+
+@pytest.fixture
+def stream() -> Stream:
+    return Stream()
+
+
+@pytest.fixture
+def attended() -> list[Connection]:
+    return []
+
+
+@pytest.fixture
+def connection(stream: Stream, attended: list[Connection]) -> Connection:
+    made = Connection("broker:10911", lambda: 1.0, 3.0, attended.append, lambda *_: False)
+    made.state, made._stream = State.OPEN, stream  # type: ignore[assignment]
+    return made
+
+
+def request(nbytes: int) -> Request:
+    return Request(310, {}, (bytes(nbytes),), 3.0, lambda _answer: None)
+
+
+def lengths(stream: Stream) -> list[list[int]]:
+    return [[len(command.body) for command in commands] for commands in stream.written]
+
+
+def test_short_requests_that_come_while_one_is_under_way_go_together(
+    connection: Connection, stream: Stream, attended: list[Connection]
+) -> None:
+    for nbytes in (1, 2, 3):
+        assert connection.submit(request(nbytes))
+    assert lengths(stream) == [[1]]
+    assert attended == [connection]
+    assert connection.on_attention(1.0) == []
+    assert lengths(stream) == [[1], [2, 3]]
+    assert connection.on_attention(1.0) == []
+    assert len(stream.written) == 2
+
+
+def test_a_long_request_goes_at_once_but_never_before_what_was_there_first(
+    connection: Connection, stream: Stream, attended: list[Connection]
+) -> None:
+    connection.submit(request(1))
+    connection.submit(request(20_000))
+    assert lengths(stream) == [[1], [20_000]]
+    assert attended == []
+    connection.submit(request(2))
+    connection.submit(request(20_001))
+    assert lengths(stream) == [[1], [20_000]]
+    connection.on_attention(1.0)
+    assert lengths(stream) == [[1], [20_000], [2, 20_001]]
+
+
+def test_what_was_left_to_the_loop_fails_with_the_connection(connection: Connection) -> None:
+    connection.submit(request(1))
+    connection.submit(request(2))
+    failed = connection.close(2.0, "closed")
+    assert sorted(len(one.body[0]) for one, _ in failed) == [1, 2]
+    assert connection.on_attention(2.0) == []
