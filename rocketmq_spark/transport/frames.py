@@ -8,7 +8,10 @@ Follows MQClientAPIImpl.java and ClientRemotingProcessor.java.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
 from rocketmq_spark.errors import RemotingCommandException, RocketMQError
 from rocketmq_spark.message import MessageQueue, SendOutcome, SendRequest
@@ -20,30 +23,75 @@ from rocketmq_spark.wire.headers import EndTransactionRequestHeader, SendMessage
 from rocketmq_spark.wire.records import decode_records
 from rocketmq_spark.wire.response_headers import CheckTransactionStateRequestHeader, SendMessageResponseHeader
 
+# SendMessageRequestHeaderV2's letters of what is each message's own.
+_BORN_TIMESTAMP: Final = "g"
+_PROPERTIES: Final = "i"
+
 
 def head_of(request: SendRequest) -> tuple[RequestCode, dict[str, str]]:
     """Return the code and ext fields of a send (spec/producer.md sections 7.7 and 8.1)."""
     batch, queue = request.batch, request.queue
-    header = SendMessageRequestHeaderV2(
-        producer_group=request.producer_group,
-        topic=batch.topic,
-        default_topic=request.default_topic,
-        default_topic_queue_nums=request.default_topic_queue_nums,
-        queue_id=queue.queue_id,
-        sys_flag=batch.sys_flag,
-        born_timestamp=request.born_timestamp,
-        flag=batch.flag,
-        properties=batch.properties or None,
-        reconsume_times=request.reconsume_times,
-        unit_mode=request.unit_mode,
-        max_reconsume_times=request.max_reconsume_times,
-        batch=batch.batch,
-        broker_name=queue.broker_name,
+    code, fields = _head(
+        request.producer_group,
+        batch.topic,
+        request.default_topic,
+        request.default_topic_queue_nums,
+        queue.queue_id,
+        queue.broker_name,
+        batch.sys_flag,
+        batch.flag,
+        bool(batch.properties),
+        request.reconsume_times,
+        request.unit_mode,
+        request.max_reconsume_times,
+        batch.batch,
+        request.reply,
     )
-    if request.reply:
+    # In their places already: the order is part of what golden frames hold.
+    ext_fields = {**fields, _BORN_TIMESTAMP: str(request.born_timestamp)}
+    if batch.properties:
+        ext_fields[_PROPERTIES] = batch.properties
+    return code, ext_fields
+
+
+@functools.lru_cache(maxsize=4096)
+def _head(
+    producer_group: str,
+    topic: str,
+    default_topic: str,
+    default_topic_queue_nums: int,
+    queue_id: int,
+    broker_name: str,
+    sys_flag: int,
+    flag: int,
+    has_properties: bool,
+    reconsume_times: int,
+    unit_mode: bool,
+    max_reconsume_times: int | None,
+    batch: bool,
+    reply: bool,
+) -> tuple[RequestCode, Mapping[str, str]]:
+    """Return what most messages of a queue share: to make it anew is a tenth of what a single message costs."""
+    header = SendMessageRequestHeaderV2(
+        producer_group=producer_group,
+        topic=topic,
+        default_topic=default_topic,
+        default_topic_queue_nums=default_topic_queue_nums,
+        queue_id=queue_id,
+        sys_flag=sys_flag,
+        born_timestamp=0,
+        flag=flag,
+        properties="?" if has_properties else None,
+        reconsume_times=reconsume_times,
+        unit_mode=unit_mode,
+        max_reconsume_times=max_reconsume_times,
+        batch=batch,
+        broker_name=broker_name,
+    )
+    if reply:
         code = RequestCode.SEND_REPLY_MESSAGE_V2
     else:
-        code = RequestCode.SEND_BATCH_MESSAGE if batch.batch else RequestCode.SEND_MESSAGE_V2
+        code = RequestCode.SEND_BATCH_MESSAGE if batch else RequestCode.SEND_MESSAGE_V2
     return code, header.to_ext_fields()
 
 
