@@ -42,6 +42,8 @@ class Delivery:
     sent_at: float = 0.0
     maybe_stored: bool = False
     last_error: RocketMQError | None = None
+    # Attempts that have ended without an answer in time.
+    timeouts: int = 0
 
     @property
     def cost(self) -> float:
@@ -69,7 +71,8 @@ class Dispatch:
     queue : MessageQueue
     address : str
     timeout : float
-        ``sendMsgTimeout`` and its share for the size, seconds from the last byte written.
+        ``sendMsgTimeout`` and its share for the size, seconds from the last byte written; over gRPC from the call's
+        start, and twice as long after each attempt that it was too short for.
     within : float
         What is left of ``deliveryTimeoutMs``, seconds from now.
     """

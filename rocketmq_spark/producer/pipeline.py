@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from rocketmq_spark.errors import DeliveryError, RocketMQError
+from rocketmq_spark.errors import DeliveryError, RemotingTimeoutException, RocketMQError
 from rocketmq_spark.message import EncodedBatch, MessageQueue, SendOutcome
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
@@ -293,7 +293,10 @@ class SendPipeline:
         # cap could never be written to.
         if cap > 0 and self._policy.follows_at_once(delivery.attempts, bound=delivery.bound is not None):
             timeout = min(timeout, cap)
-        return timeout / 1000 + delivery.batch.nbytes / _MIB
+        seconds = timeout / 1000 + delivery.batch.nbytes / _MIB
+        # A call's deadline runs while its bytes are still on their way: on a slow link the same one again would end
+        # every attempt.
+        return seconds * 2**delivery.timeouts if self._options.over_grpc else seconds
 
     def _has_queue(self, delivery: Delivery, info: TopicPublishInfo) -> bool:
         """Tell whether a queue exists that the delivery may go to, with room in its broker's window or without."""
@@ -331,6 +334,7 @@ class SendPipeline:
             return
         delivery.last_error = error
         delivery.maybe_stored |= error.maybe_stored
+        delivery.timeouts += isinstance(error, RemotingTimeoutException)
         if error.retriable:
             if window.trouble(delivery.cost, delivery.sent_at, now):
                 window.rest(now + self.backoff.delay(window.troubles, self._rng))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocketmq_spark.errors import DeliveryError, RemotingTimeoutException, RocketMQError
-from rocketmq_spark.message import MessageQueue, SendStatus
+from rocketmq_spark.message import MessageQueue, SendOutcome, SendStatus
 from rocketmq_spark.producer.fault_preset import PRESETS
 from rocketmq_spark.producer.route_cache import publish_info_of
 from rocketmq_spark.transport.script import Reply, route
@@ -169,6 +169,22 @@ def test_a_timeout_halves_the_window_and_the_rows_count_as_unknown_until_they_ar
     )
     assert rig.pipeline.unfinished().unknown == 6
     assert rig.clock.now <= 110.0 + 0.1
+
+
+@pytest.mark.parametrize("over_grpc", [False, True])
+def test_only_over_grpc_an_attempt_has_twice_the_time_of_one_that_ran_out(*, over_grpc: bool) -> None:
+    # There it includes the sending, which on a slow link takes as long every time.
+    options = {"transport": "grpc", "endpoints": ("a:1",)} if over_grpc else {}
+    rig = Rig(route({"a": 1}), send_msg_timeout=1000, delivery_timeout_ms=60_000, **options)
+    rig.offer()
+    timeouts = []
+    while len(timeouts) < 4:
+        for dispatch in rig.pipeline.dispatches(rig.clock.now):
+            timeouts.append(round(dispatch.timeout, 3))
+            late = SendOutcome(dispatch.queue, None, RemotingTimeoutException("no answer"), 0.0)
+            rig.pipeline.complete(dispatch.delivery, late, rig.clock.now)
+        rig.clock.now += 1.0
+    assert timeouts == ([1.0, 2.0, 4.0, 8.0] if over_grpc else [1.0] * 4)
 
 
 def test_a_paused_broker_holds_up_only_what_is_in_flight_to_it() -> None:
