@@ -3,7 +3,7 @@
 Run: make bench (python -m tests.benchmarks.bench_spark [rounds] [million rows a write])
 
 Rows have a body of 100 random bytes, a key and a tag (Kafka gets body and key). Kafka's producer has linger 20 ms,
-batches of 256 KiB and acks 1. Both sinks run in Spark 4.0.1, in an environment of its own that is kept in the user's
+batches of 256 KiB and acks 1. Both sinks run in Spark 4.0.0, in an environment of its own that is kept in the user's
 cache folder, each in a session of its own that goes on from round to round; a write that does not count comes first.
 Processor time is that of Spark's JVM and of Python's workers, without any broker's.
 """
@@ -26,7 +26,7 @@ from rocketmq_spark.transport.remoting import RemotingTransport
 from tests.benchmarks.contest import ROOT, Figure, await_rest, in_turns, machine, ratios
 from tests.benchmarks.kafka import Kafka, jars_of
 
-SPARK = "4.0.1"
+SPARK = "4.0.0"
 CONNECTOR = ("org.apache.spark", "spark-sql-kafka-0-10_2.13", SPARK)
 MILLION = 1_000_000
 QUEUES = 8

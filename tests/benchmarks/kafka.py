@@ -54,7 +54,8 @@ def jars_of(organisation: str, module: str, release: str) -> Sequence[Path]:
             command += ["-settings", f"{work}/ivysettings.xml", "-cache", f"{work}/ivy", "-confs", "default"]
             command += ["-dependency", organisation, module, release]
             pattern = f"{work}/jars/[artifact]-[revision](-[classifier]).[ext]"
-            subprocess.run([*command, "-types", "jar", "-retrieve", pattern], check=True, timeout=600)
+            command += ["-retrieve", pattern]
+            subprocess.run(command, check=True, timeout=600, stdout=subprocess.DEVNULL)
             shutil.move(f"{work}/jars", folder)
     return sorted(folder.glob("*.jar"))
 
