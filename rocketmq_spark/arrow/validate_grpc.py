@@ -17,7 +17,7 @@ import pyarrow as pa
 from rocketmq_spark.arrow.columns import ByteColumn, Ints, ListColumn, Mask
 from rocketmq_spark.arrow.properties import Property
 from rocketmq_spark.arrow.validate import Rule, Violation, check_blank, elements_with, violations
-from rocketmq_spark.message_const import SHARDING_KEY
+from rocketmq_spark.message_const import DELAY, SHARDING_KEY, TIMER_DELAY_MS, TIMER_DELIVER_MS
 from rocketmq_spark.wire.row_hash import ROW_ID
 
 # userPropertiesSizeLimit and userPropertyMaxNum of a proxy's configuration, as they are by default.
@@ -34,6 +34,7 @@ _COUNTED: Final[Mapping[bytes, str]] = {
     _SHARDING_KEY: "shardingKey",
     _ROW_ID: "SPARK_ROW_ID",
 }
+_DELAYS: Final = frozenset(name.encode() for name in (DELAY, TIMER_DELAY_MS, TIMER_DELIVER_MS))
 
 _DELETE: Final = 0x7F
 # In UTF-8 the control characters U+0080 to U+009F are this byte and one from 0x80 to 0x9F.
@@ -56,9 +57,18 @@ def check_for_grpc(
     """
     counts: npt.NDArray[np.int64] = np.zeros(rows, np.int64)
     sizes: npt.NDArray[np.int64] = np.zeros(rows, np.int64)
+    grouped, delayed = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
     for one in properties:
-        if one.values is None or one.name not in _COUNTED:
+        if one.name in _DELAYS:
+            delayed |= one.valid if one.valid is not None else np.bool_(True)
+        if one.name not in _COUNTED:
             continue
+        if one.values is None:
+            # The option tags: all that is to be said of it but for its size the driver has said.
+            sizes += len(one.literal)
+            continue
+        if one.name == _SHARDING_KEY:
+            grouped = np.ones(rows, np.bool_) if one.valid is None else one.valid
         if one.name != _SHARDING_KEY:
             sizes += one.values.sizes
         if one.name == _ROW_ID:
@@ -75,6 +85,12 @@ def check_for_grpc(
     if flags is not None:
         rule = Rule("flag is set", "the gRPC protocol carries none: 0 or null is allowed", "put it into properties")
         yield from _found(rule, np.flatnonzero(flags), lambda row: int(flags[row]))
+    rule = Rule(
+        "shardingKey is set beside a delay",
+        "over gRPC a message has an order or a delay",
+        "null one of the two, or write over remoting",
+    )
+    yield from violations(rule, np.flatnonzero(grouped & delayed))
     rule = Rule("too many properties", f"over gRPC {MAX_PROPERTIES} are allowed", "move some into the body")
     yield from _found(rule, np.flatnonzero(counts > MAX_PROPERTIES), lambda row: f"{counts[row]} properties")
     rule = Rule(

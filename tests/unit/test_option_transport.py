@@ -184,6 +184,14 @@ def test_defaults_and_what_a_proxy_can_do_are_accepted(given: dict[str, str]) ->
     assert parse_sink_options({**ENDPOINTS, **given}, {}).over_grpc
 
 
+@pytest.mark.parametrize("tag", ["a\tb", "a\n", "a\x7f", "a\x85"])
+def test_a_tag_with_a_control_character_is_refused_over_grpc_alone(tag: str) -> None:
+    message = sink_refusal({**ENDPOINTS, "tags": tag})
+    assert message.startswith(f"tags={tag!r} holds a control character, and a proxy takes none")
+    assert parse_sink_options({"nameServer": "a:1", "tags": tag}, {}).tags == tag
+    assert parse_sink_options({**ENDPOINTS, "tags": "gr\u00fcn \u20ac"}, {}).tags == "gr\u00fcn \u20ac"
+
+
 def test_nothing_is_compressed_over_grpc_that_nobody_asked_for() -> None:
     assert parse_sink_options(ENDPOINTS, {}).compress_type == "NONE"
     assert parse_sink_options({**ENDPOINTS, "compressType": "zlib"}, {}).compress_type == "ZLIB"

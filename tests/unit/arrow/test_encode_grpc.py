@@ -359,6 +359,28 @@ def test_what_is_not_utf_8_is_shown_and_lies_under_a_null_unseen() -> None:
     assert [list(message.system_properties.keys) for message in parsed(one)] == [["gr\u00fcn"], []]
 
 
+@pytest.mark.parametrize("name", ["delayMs", "deliverTime"])
+def test_a_row_with_an_order_and_a_delay_is_invalid_and_its_neighbours_go(name: str) -> None:
+    delays = pa.array([None, 5000, 5000, 5000], pa.timestamp("ms") if name == "deliverTime" else pa.int64())
+    table = pa.record_batch({"body": [b"1", b"2", b"3", b"4"], "shardingKey": ["red", None, "red", ""], name: delays})
+    found: list[tuple[int, str]] = []
+    done = encode(
+        table,
+        BatchSettings(topic="o"),
+        on_invalid=lambda invalid: found.extend((error.row, error.rule) for error in invalid.errors()),
+    )
+    assert found == [(2, "shardingKey is set beside a delay")]
+    assert [(one.batch, one.body[0]) for one in done] == [(False, b"1"), (False, b"2"), (False, b"4")]
+
+
+def test_the_option_tags_counts_among_the_properties() -> None:
+    some = [{"body": b"1", "keys": "k" * 16_380}, {"body": b"2", "keys": "k" * 16_381}]
+    for table in (table_of(some), table_of([{**row, "tags": None} for row in some])):
+        with pytest.raises(InvalidRowError, match=r"properties are too long \(16385 bytes\)") as caught:
+            encode(table, BatchSettings(topic="o", tags="tags"))
+        assert caught.value.row == 1
+
+
 def test_grpc_02_ids_have_34_digits_and_carry_over_into_the_seconds() -> None:
     ids = new_ids(lambda: 1_609_459_200.0 + 7)
     assert ids.take(0) == 7 << 32
