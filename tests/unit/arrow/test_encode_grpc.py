@@ -23,6 +23,7 @@ from rocketmq_spark.message import EncodedBatch, Encoding, MessageQueue
 from rocketmq_spark.transport._pb import definition_pb2 as pb
 from rocketmq_spark.transport._pb import service_pb2
 from rocketmq_spark.wire.batch_split import split_batch
+from rocketmq_spark.wire.lone_message import lone_message
 from rocketmq_spark.wire.records import decode_properties
 
 EPOCH_OFFSET = 1_700_000_000.25
@@ -143,6 +144,12 @@ def test_grpc_03_requests_of_columns_are_those_of_objects(
         assert one.born_timestamp == BORN_MS
         assert {message.topic.name for message in parsed(one)} == {one.topic}
         assert one.nbytes <= batch_bytes or one.rows == 1
+        if one.rows == 1:
+            [system] = [message.system_properties for message in parsed(one)]
+            lone = lone_message(one)
+            assert lone is not None
+            assert (lone.unique_id, lone.tags or "") == (system.message_id, system.tag)
+            assert [lone.keys] == (list(system.keys) or [None])
 
 
 @pytest.mark.parametrize("without", [(), ("tags",), ("keys",), ("properties",), ("tags", "keys", "properties")])
