@@ -5,6 +5,7 @@ Rule 1: each value is allowed by itself; here is only what two of them together 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -27,6 +28,8 @@ _NOT_ABOVE: Final = (
     ("batch_bytes", "batchBytes", "max_in_flight_bytes", "maxInFlightBytes"),
     ("send_msg_timeout", "sendMsgTimeout", "delivery_timeout_ms", "deliveryTimeoutMs"),
 )
+# Character.isISOControl, by which a proxy judges.
+_CONTROL: Final = "[\x00-\x1f\x7f-\x9f]"
 _LEVELS: Final = {"ZLIB": (0, 9), "ZSTD": (1, 22)}
 
 
@@ -55,6 +58,11 @@ def contradictions(options: SinkOptions) -> Iterator[str]:
         yield "sendMode=oneway leaves nothing to trace, as nothing is acknowledged: set enableTrace=false"
     if options.ordered:
         yield from _against_order(options)
+    if options.over_grpc and re.search(_CONTROL, options.tags or ""):
+        yield (
+            f"tags={options.tags!r} holds a control character, and a proxy takes none: remove it, or give nameServer "
+            "in place of endpoints"
+        )
 
 
 def _of_pairs(options: SinkOptions) -> Iterator[str]:

@@ -83,7 +83,8 @@ SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
     OptionSpec(
         "endpoints",
         ENDPOINTS,
-        "Addresses of proxies (host:port, separated by ; or a comma), for writing over gRPC without a name server.",
+        "Addresses of proxies (host:port, separated by ; or a comma), for writing over gRPC without a name server. "
+        "https:// before one needs `useTls`, and http:// excludes it.",
     ),
     TOPIC_SPEC,
     OptionSpec(

@@ -4,12 +4,14 @@ Rule 1: `endpoints` alone ask for gRPC, anything else for the remoting protocol;
         other.
 Rule 2: name servers of the environment are a default: they never contradict what asks for gRPC.
 Rule 3: what a proxy could not do is refused, never ignored; the default of such an option is no wish.
+Rule 4: a scheme before an endpoint decides nothing; one that contradicts the option for encryption is refused.
 
 A write and a producer ask alike, each under its own spelling of the options. Follows spec/grpc.md.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
@@ -93,6 +95,27 @@ def transport_of(values: Mapping[str, Any], spelt: Spelling) -> str:
             "as in 10.0.0.1:8081;10.0.0.2:8081"
         )
     return chosen or (GRPC if "endpoints" in values else REMOTING)
+
+
+def against_schemes(endpoints: str, use_tls: bool, spelt: Spelling) -> Iterator[str]:
+    """Yield a text if addresses of proxies begin with a scheme that says the opposite of `use_tls`.
+
+    Whoever writes ``https://`` believes that passwords and rows are encrypted: that is refused where they are not.
+
+    Parameters
+    ----------
+    endpoints : str
+        As the user gave them: a scheme is no part of an address, and parsed ones have none.
+    use_tls : bool
+    spelt : callable
+    """
+    given = {scheme.lower() for scheme in re.findall("(https?)://", endpoints, re.IGNORECASE)}
+    for scheme, encrypted in (("https", True), ("http", False)):
+        if scheme in given and use_tls is not encrypted:
+            yield (
+                f"{spelt('endpoints')} begin with {scheme}://, and {spelt('use_tls')} is {str(use_tls).lower()}: set "
+                f"{spelt('use_tls')}={str(encrypted).lower()}, or leave {scheme}:// out"
+            )
 
 
 def refused_over_grpc(options: object, spelt: Spelling) -> Iterator[str]:

@@ -209,7 +209,8 @@ def _parse_addresses(text: str) -> tuple[str, ...]:
 
 
 def _parse_endpoints(text: str) -> tuple[str, ...]:
-    # As the official clients take them: a scheme is no part of the address, and says nothing of TLS.
+    # As the official clients take them: a scheme is no part of the address. What it says of TLS, whoever knows both
+    # options compares (option_transport.py).
     parts = filter(None, map(str.strip, re.split("[;,]", text)))
     found = tuple(dict.fromkeys(_parse_address(re.sub("^https?://", "", part, flags=re.IGNORECASE)) for part in parts))
     if not found:

@@ -20,6 +20,7 @@ from rocketmq_spark.option_transport import (
     GRPC_DEFAULTS,
     GRPC_MAX_IN_FLIGHT,
     REMOTING,
+    against_schemes,
     refused_over_grpc,
     transport_of,
 )
@@ -173,7 +174,11 @@ def parse_sink_options(
     for contradiction in contradictions(parsed):
         raise OptionError(contradiction)
     if parsed.over_grpc:
-        for refused in refused_over_grpc(parsed, _SPELLING.__getitem__):
+        endpoints = ";".join(text for key, text in options.items() if key.lower() == "endpoints")
+        for refused in (
+            *refused_over_grpc(parsed, _SPELLING.__getitem__),
+            *against_schemes(endpoints, parsed.use_tls, _SPELLING.__getitem__),
+        ):
             raise OptionError(refused)
     return parsed
 

@@ -17,7 +17,14 @@ from typing import Any, Final
 import rocketmq_spark.option_values as kinds
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.option_table import SINK_OPTIONS
-from rocketmq_spark.option_transport import GRPC, GRPC_DEFAULTS, REMOTING, refused_over_grpc, transport_of
+from rocketmq_spark.option_transport import (
+    GRPC,
+    GRPC_DEFAULTS,
+    REMOTING,
+    against_schemes,
+    refused_over_grpc,
+    transport_of,
+)
 from rocketmq_spark.option_values import BOOLEAN, INT_MAX, MIB
 
 # retryResponseCodes of 5.x (spec/producer.md section 2).
@@ -143,7 +150,8 @@ def producer_options(properties: Mapping[str, Any], environ: Mapping[str, str]) 
         values["name_server"] = _checked("name_server", environ["NAMESRV_ADDR"])
     parsed = ProducerOptions(**values)
     if parsed.over_grpc:
-        for refused in refused_over_grpc(parsed, str):
+        endpoints = _text(properties["endpoints"])
+        for refused in (*refused_over_grpc(parsed, str), *against_schemes(endpoints, parsed.use_tls, str)):
             raise OptionError(refused)
     if parsed.tls_server_name is not None and not parsed.use_tls:
         raise OptionError("tls_server_name is given without use_tls: give both, or neither")

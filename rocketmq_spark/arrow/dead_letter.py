@@ -155,6 +155,8 @@ class DeadLetters:
         The micro-batch; -1 in a batch write.
     over_grpc : bool, default False
         A proxy takes them, which carries less.
+    tags : str or None, default None
+        What a letter gets that has no tag of its own (the option ``tags``): it takes room, too.
 
     Attributes
     ----------
@@ -162,9 +164,18 @@ class DeadLetters:
         What was taken and not yet given back.
     """
 
-    def __init__(self, max_message_size: int, write_id: str, batch_id: int, *, over_grpc: bool = False) -> None:
+    def __init__(
+        self,
+        max_message_size: int,
+        write_id: str,
+        batch_id: int,
+        *,
+        over_grpc: bool = False,
+        tags: str | None = None,
+    ) -> None:
         self._max_message_size = max_message_size
         self._limits = _GRPC if over_grpc else _REMOTING
+        self._default_tags = tags or ""
         self._write = {f"{PREFIX}writeId": write_id} | ({f"{PREFIX}batchId": str(batch_id)} if batch_id >= 0 else {})
         self._taken: list[InvalidRows] = []
         self.waiting_rows = 0
@@ -214,7 +225,7 @@ class DeadLetters:
                 # A body of one byte is allowed whatever maxMessageSize is.
                 body = body[: self._max_message_size]
             keys, tags = reader.add_columns(row, properties)
-            reader.add_user_properties(row, properties, len(f"{keys}{tags}".encode()))
+            reader.add_user_properties(row, properties, len(f"{keys}{tags or self._default_tags}".encode()))
             placeholder = _NULL_BODY if body is None else _EMPTY_BODY
             yield _Letter(body or placeholder[: self._max_message_size], keys, tags, properties)
 

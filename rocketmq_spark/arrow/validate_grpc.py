@@ -1,6 +1,8 @@
 """The rules that rows keep beside the others when a proxy takes them over gRPC (spec/grpc.md 5.8), on whole columns.
 
 Rule 1: a proxy refuses a batch whole and does not say which message is wrong, so each of its rules is checked here.
+Rule 2: a request with a text that is not UTF-8 is none: a proxy can't even read it, and answers as if it had broken
+        down. Arrow and Spark let a string column hold any bytes, so this is no oddity (``cast(binary as string)``).
 """
 
 from __future__ import annotations
@@ -10,11 +12,12 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from rocketmq_spark.arrow.columns import ByteColumn, Ints, ListColumn, Mask
 from rocketmq_spark.arrow.properties import Property
 from rocketmq_spark.arrow.validate import Rule, Violation, check_blank, elements_with, violations
-from rocketmq_spark.message_const import SHARDING_KEY
+from rocketmq_spark.message_const import DELAY, SHARDING_KEY, TIMER_DELAY_MS, TIMER_DELIVER_MS
 from rocketmq_spark.wire.row_hash import ROW_ID
 
 # userPropertiesSizeLimit and userPropertyMaxNum of a proxy's configuration, as they are by default.
@@ -31,6 +34,7 @@ _COUNTED: Final[Mapping[bytes, str]] = {
     _SHARDING_KEY: "shardingKey",
     _ROW_ID: "SPARK_ROW_ID",
 }
+_DELAYS: Final = frozenset(name.encode() for name in (DELAY, TIMER_DELAY_MS, TIMER_DELIVER_MS))
 
 _DELETE: Final = 0x7F
 # In UTF-8 the control characters U+0080 to U+009F are this byte and one from 0x80 to 0x9F.
@@ -53,9 +57,18 @@ def check_for_grpc(
     """
     counts: npt.NDArray[np.int64] = np.zeros(rows, np.int64)
     sizes: npt.NDArray[np.int64] = np.zeros(rows, np.int64)
+    grouped, delayed = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
     for one in properties:
-        if one.values is None or one.name not in _COUNTED:
+        if one.name in _DELAYS:
+            delayed |= one.valid if one.valid is not None else np.bool_(True)
+        if one.name not in _COUNTED:
             continue
+        if one.values is None:
+            # The option tags: all that is to be said of it but for its size the driver has said.
+            sizes += len(one.literal)
+            continue
+        if one.name == _SHARDING_KEY:
+            grouped = np.ones(rows, np.bool_) if one.valid is None else one.valid
         if one.name != _SHARDING_KEY:
             sizes += one.values.sizes
         if one.name == _ROW_ID:
@@ -72,6 +85,12 @@ def check_for_grpc(
     if flags is not None:
         rule = Rule("flag is set", "the gRPC protocol carries none: 0 or null is allowed", "put it into properties")
         yield from _found(rule, np.flatnonzero(flags), lambda row: int(flags[row]))
+    rule = Rule(
+        "shardingKey is set beside a delay",
+        "over gRPC a message has an order or a delay",
+        "null one of the two, or write over remoting",
+    )
+    yield from violations(rule, np.flatnonzero(grouped & delayed))
     rule = Rule("too many properties", f"over gRPC {MAX_PROPERTIES} are allowed", "move some into the body")
     yield from _found(rule, np.flatnonzero(counts > MAX_PROPERTIES), lambda row: f"{counts[row]} properties")
     rule = Rule(
@@ -97,8 +116,10 @@ def _check_system(name: bytes, values: ByteColumn) -> Iterator[Violation]:
 
 
 def _check_plain(name: str, column: ByteColumn, entries: ListColumn | None = None) -> Iterator[Violation]:
-    """A text holds no control character (``Character.isISOControl``); parameters as of `check_text`."""
+    """A text is one, and holds no control character (``Character.isISOControl``); parameters as of `check_text`."""
     span = column.span
+    if span.max(initial=0) > _DELETE:
+        yield from _check_utf8(name, column, entries)
     if span.min(initial=0xFF) >= 0x20 and span.max(initial=0) < _DELETE:
         return
     hits: Mask = (span < 0x20) | (span == _DELETE)
@@ -109,6 +130,36 @@ def _check_plain(name: str, column: ByteColumn, entries: ListColumn | None = Non
         "remove or replace it, or move the text into the body",
     )
     yield from violations(rule, elements_with(column, hits), entries)
+
+
+def _check_utf8(name: str, column: ByteColumn, entries: ListColumn | None) -> Iterator[Violation]:
+    texts = column.to_arrow()
+    try:
+        texts.cast(pa.large_string() if pa.types.is_large_binary(texts.type) else pa.string())
+    except pa.ArrowInvalid:
+        pass
+    else:
+        return
+    # Arrow does not say which. Only in a block with such a row is every text beyond ASCII looked at by itself.
+    bad = [
+        element for element in elements_with(column, column.span > _DELETE).tolist() if not _is_utf8(column, element)
+    ]
+    elements = np.array(bad, np.int64)
+    rows = elements if entries is None else entries.rows_of(elements)
+    rule = Rule(
+        f"{name} is not valid UTF-8",
+        "over gRPC every text is",
+        "decode the bytes by the charset that they are of, or move them into the body",
+    )
+    yield from _found(rule, np.unique(rows), lambda row: column.text(bad[int(np.searchsorted(rows, row))]))
+
+
+def _is_utf8(column: ByteColumn, element: int) -> bool:
+    try:
+        (column.value(element) or b"").decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _found(rule: Rule, rows: Ints, found: Callable[[int], object]) -> Iterator[Violation]:

@@ -7,7 +7,9 @@ Rule 2: gRPC is imported only where it is asked for: who writes to brokers need 
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING, Protocol
+import re
+from importlib.machinery import ModuleSpec
+from typing import TYPE_CHECKING, Final, Protocol
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.transport.remoting import RemotingTransport
@@ -16,6 +18,11 @@ from rocketmq_spark.wire.acl import Credentials
 
 if TYPE_CHECKING:
     from rocketmq_spark.transport.base import Transport
+
+# The protobuf that the generated code is stamped with: it runs on no older one (spec/grpc.md section 1.4).
+PROTOBUF_FLOOR: Final = "6.31.1"
+
+_INSTALL: Final = "pip install 'rocketmq-spark[grpc]' on the driver and on every executor"
 
 
 class ConnectionConfig(Protocol):
@@ -113,7 +120,7 @@ def new_transport(options: ConnectionConfig, client_id: str) -> Transport:
     Raises
     ------
     OptionError
-        An address is malformed, the file of authorities can't be used, or gRPC is not installed.
+        An address is malformed, the file of authorities can't be used, or gRPC is not installed, or too old.
     """
     credentials = None
     if options.access_key is not None and options.secret_key is not None:
@@ -140,18 +147,34 @@ def new_transport(options: ConnectionConfig, client_id: str) -> Transport:
 
 
 def _require_grpc() -> None:
-    missing = [module for module in ("grpc", "google.protobuf") if not _is_installed(module)]
+    missing = [module for module in ("grpc", "google.protobuf") if _spec_of(module) is None]
     if missing:
         raise OptionError(
-            f"transport=grpc needs the Python module {' and '.join(missing)}, which is not installed here: "
-            "pip install 'rocketmq-spark[grpc]' on the driver and on every executor"
+            f"transport=grpc needs the Python module {' and '.join(missing)}, which is not installed here: {_INSTALL}"
+        )
+    found = _protobuf_version()
+    if found is not None and _numbers(found) < _numbers(PROTOBUF_FLOOR):
+        raise OptionError(
+            f"transport=grpc needs protobuf {PROTOBUF_FLOOR} or newer, and {found} is installed here: {_INSTALL}"
         )
 
 
-def _is_installed(module: str) -> bool:
+def _protobuf_version() -> str | None:
+    """Return the version of the package that an import would find; None if its source does not say."""
+    spec = _spec_of("google.protobuf")
+    read = getattr(spec.loader, "get_source", None) if spec is not None else None
+    said = re.search(r"""^__version__ = ['"]([^'"]+)""", (read and read("google.protobuf")) or "", re.MULTILINE)
+    return said[1] if said else None
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(digits) for digits in re.findall("[0-9]+", version)[:3]]
+
+
+def _spec_of(module: str) -> ModuleSpec | None:
     # Found, not imported: gRPC is to be touched in the process that uses it only (spec/grpc.md section 2.4).
     try:
-        return importlib.util.find_spec(module) is not None
+        return importlib.util.find_spec(module)
     except ModuleNotFoundError:
         # The package around it is not there either.
-        return False
+        return None

@@ -80,7 +80,9 @@ def row_batcher(
         return of_rows(on_invalid=lambda invalid: recorder.record_skipped(invalid.by_rule()))
     if options.dead_letter_topic is None:
         return of_rows()
-    letters = DeadLetters(options.max_message_size, write_id, recorder.batch_id, over_grpc=options.over_grpc)
+    letters = DeadLetters(
+        options.max_message_size, write_id, recorder.batch_id, over_grpc=options.over_grpc, tags=settings.tags
+    )
 
     def divert(invalid: InvalidRows) -> None:
         recorder.record_dead_letters(invalid.by_rule())

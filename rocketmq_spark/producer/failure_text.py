@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from rocketmq_spark.errors import DeliveryError
-from rocketmq_spark.message import SendOutcome
+from typing import Final
+
+from rocketmq_spark.errors import DeliveryError, RocketMQError
+from rocketmq_spark.message import EncodedBatch, SendOutcome
 from rocketmq_spark.producer.delivery import Delivery
+from rocketmq_spark.wire.lone_message import lone_message
+
+# How much of a message's keys or tags an error shows, characters.
+_SHOWN: Final = 100
 
 
 def reason(outcome: SendOutcome) -> str:
@@ -38,7 +44,20 @@ def delivery_error(delivery: Delivery, why: str) -> DeliveryError:
     """Return the error of a write that ends with this delivery; its cause is the last attempt's error."""
     batch, error = delivery.batch, delivery.last_error
     where = f" to {delivery.queue}" if delivery.queue else ""
-    what = f"{batch.rows} rows of topic {batch.topic} ({batch.nbytes} bytes)"
+    what = f"{batch.rows} rows of topic {batch.topic} ({'; '.join((f'{batch.nbytes} bytes', *_which(batch)))})"
     failure = DeliveryError(f"sending {what}{where}: {why}" + (f"; last error: {error}" if error else ""))
     failure.__cause__ = error
     return failure
+
+
+def _which(batch: EncodedBatch) -> list[str]:
+    """Return by what the one row of a batch is found again, where it was sent from; nothing of several rows."""
+    try:
+        message = lone_message(batch)
+    except RocketMQError:
+        # It is told why the delivery failed; that its batch can't be read is no better reason.
+        return []
+    if message is None:
+        return []
+    found = {"keys": message.keys, "tags": message.tags, "message id": message.unique_id}
+    return [f"{name} {text[:_SHOWN]}" for name, text in found.items() if text]

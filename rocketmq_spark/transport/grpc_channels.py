@@ -19,13 +19,16 @@ from typing import TYPE_CHECKING, Final
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.transport.dial import parse_address
 from rocketmq_spark.transport.tls import TlsSettings
+from rocketmq_spark.wire.framing import MAX_FRAME
 
 if TYPE_CHECKING:
     import grpc
 
 _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
-    # Sizes are ours to check: a body's limit is the server's.
-    ("grpc.max_receive_message_length", -1),
+    # Whoever answers at an address, a proxy or not, can't make us hold more than a broker could, unpacked or not.
+    # gRPC's own 4 MiB are too few for a half message that comes back with its properties.
+    ("grpc.max_receive_message_length", MAX_FRAME),
+    # What goes out is ours to check: a body's limit is the server's.
     ("grpc.max_send_message_length", -1),
     # Retries are ours.
     ("grpc.enable_retries", 0),

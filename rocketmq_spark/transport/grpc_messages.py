@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from google.protobuf.message import DecodeError
+
 import rocketmq_spark.message_const as const
 from rocketmq_spark.compression import CompressionType
 from rocketmq_spark.errors import MQBrokerException, MQClientException
@@ -72,7 +74,8 @@ def encode_send_request(request: SendRequest, *, namespace: str = "", born_host:
     Raises
     ------
     MQClientException
-        Code 13: the protocol can't carry a message, or not in a batch; the text names what.
+        Code 13: the protocol can't carry a message, or not in a batch; the text names what. Or an encoded batch that is
+        to be born anew can't be read.
     CompressionError
         The sysFlag says a kind of compression that doesn't exist.
     """
@@ -80,7 +83,17 @@ def encode_send_request(request: SendRequest, *, namespace: str = "", born_host:
     body = b"".join(batch.body)
     if batch.encoding is Encoding.GRPC:
         late = request.born_timestamp - batch.born_timestamp >= _STALE_MS
-        return restamp(body, request.born_timestamp) if late else body
+        if not late:
+            return body
+        try:
+            return restamp(body, request.born_timestamp)
+        except DecodeError as exc:
+            # A transport's errors are ours, or whoever sends could not name the rows.
+            raise MQClientException(
+                f"sending {batch.rows} rows to topic {batch.topic!r}: they are encoded as no request that can be read, "
+                "so that no proxy could either; is one of their texts not valid UTF-8?",
+                ResponseCode.MESSAGE_ILLEGAL,
+            ) from exc
     if batch.batch:
         messages = decode_batch(body, batch.topic)
     else:
@@ -97,7 +110,13 @@ def encode_send_request(request: SendRequest, *, namespace: str = "", born_host:
 
 
 def restamp(body: bytes, born_timestamp: int) -> bytes:
-    """Return the bytes of a SendMessageRequest with all its messages born at `born_timestamp` (epoch milliseconds)."""
+    """Return the bytes of a SendMessageRequest with all its messages born at `born_timestamp` (epoch milliseconds).
+
+    Raises
+    ------
+    DecodeError
+        The bytes are none; `encode_send_request` makes an error of ours of it.
+    """
     request = SendMessageRequest.FromString(body)
     for message in request.messages:
         message.system_properties.born_timestamp.FromMilliseconds(born_timestamp)

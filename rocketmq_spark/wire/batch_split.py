@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from rocketmq_spark.message import EncodedBatch, Encoding
+from rocketmq_spark.wire.proto_fields import read_varint
 
 # Field 1 of SendMessageRequest, length-delimited.
 MESSAGES_TAG: Final = 0x0A
@@ -41,13 +42,8 @@ def _end_of_item(body: memoryview, at: int) -> int:
 def _end_of_field(body: memoryview, at: int) -> int:
     if body[at] != MESSAGES_TAG:
         raise ValueError(f"byte {at} of a gRPC batch is {body[at]:#04x}, the tag of a message is {MESSAGES_TAG:#04x}")
-    length = shift = 0
-    while True:
-        at += 1
-        length |= (body[at] & 0x7F) << shift
-        if body[at] < 0x80:
-            return at + 1 + length
-        shift += 7
+    length, start = read_varint(body, at + 1)
+    return start + length
 
 
 _ENDS: Final[dict[Encoding, Callable[[memoryview, int], int]]] = {

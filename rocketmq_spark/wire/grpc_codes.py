@@ -23,6 +23,7 @@ from rocketmq_spark.errors import (
     MessageRefusedException,
     MQBrokerException,
     RemotingCertificateException,
+    RemotingCommandException,
     RemotingConnectException,
     RemotingException,
     RemotingSendRequestException,
@@ -153,6 +154,7 @@ _OTHER_NAME: Final = "the certificate is for another name: set tlsServerName to 
 _NO_PEM: Final = "tlsCaFile holds no PEM certificate"
 _NO_CALL: Final = "this proxy has no such call, or the address is no proxy's (an http_proxy in between answers so, too)"
 
+_TOO_LONG: Final = "the reply is longer than any that a proxy gives; what it answers may have been executed"
 _RECALL: Final = "brokers allow it with recallMessageEnable=true"
 _TRANSACTION: Final = (
     "a transaction ends once, at the proxy that took its half message, within 30 s; then the broker asks"
@@ -238,6 +240,10 @@ _FAILURES: Final = (
     _Failure("UNAVAILABLE", "errors resolving", RemotingConnectException, "check the names in endpoints"),
     _Failure("UNAVAILABLE", "dns resolution failed", RemotingConnectException, "check the names in endpoints"),
     _Failure("DEADLINE_EXCEEDED", "", RemotingTimeoutException, "it may have been executed"),
+    # Our own limit for what comes in: the server answered, so it may well have stored. (Requests are never compressed:
+    # no server can say the second of one.)
+    _Failure("RESOURCE_EXHAUSTED", "client: received message larger than max", RemotingCommandException, _TOO_LONG),
+    _Failure("RESOURCE_EXHAUSTED", "decompressed message larger than max", RemotingCommandException, _TOO_LONG),
     # A gateway's limit, which waiting does not lift.
     _Failure("RESOURCE_EXHAUSTED", "maximum size", MessageRefusedException, _SIZE, Code.PAYLOAD_TOO_LARGE),
     _Failure("RESOURCE_EXHAUSTED", "larger than max", MessageRefusedException, _SIZE, Code.PAYLOAD_TOO_LARGE),

@@ -66,14 +66,42 @@ def test_the_environment_is_the_name_server_of_a_remoting_write() -> None:
         ("p:8081", ("p:8081",)),
         ("p:8081; q:8082 ;", ("p:8081", "q:8082")),
         ("p:8081,p:8081", ("p:8081",)),
-        ("http://p:8081;HTTPS://q:8081", ("p:8081", "q:8081")),
+        ("http://p:8081;HTTP://q:8081", ("p:8081", "q:8081")),
         ("[::1]:8081", ("[::1]:8081",)),
-        ("https://[fe80::2]:8081", ("[fe80::2]:8081",)),
+        ("http://[fe80::2]:8081", ("[fe80::2]:8081",)),
         ("10.0.0.1:8081", ("10.0.0.1:8081",)),
     ],
 )
 def test_endpoints_are_addresses_with_or_without_a_scheme(value: str, expected: tuple[str, ...]) -> None:
     assert parse_sink_options({"endpoints": value}, {}).endpoints == expected
+
+
+@pytest.mark.parametrize("endpoints", ["https://p:8081", "p:8081;HTTPS://q:8081", "http://p:8081,https://q:8081"])
+def test_https_without_tls_is_refused_by_name(endpoints: str) -> None:
+    for given in ({}, {"useTls": "false"}):
+        assert sink_refusal({"Endpoints": endpoints, **given}).startswith(
+            "endpoints begin with https://, and useTls is false: set useTls=true, or leave https:// out"
+        )
+    listed = endpoints.replace(",", ";").split(";")
+    for value in (endpoints, listed, tuple(listed)):
+        assert producer_refusal(endpoints=value).startswith(
+            "endpoints begin with https://, and use_tls is false: set use_tls=true, or leave https:// out"
+        )
+
+
+@pytest.mark.parametrize("endpoints", ["http://p:8081", "p:8081;HTTP://q:8081", "http://p:8081,https://q:8081"])
+def test_http_with_tls_is_refused_by_name(endpoints: str) -> None:
+    assert sink_refusal({"endpoints": endpoints, "useTls": "true"}).startswith(
+        "endpoints begin with http://, and useTls is true: set useTls=false, or leave http:// out"
+    )
+    assert producer_refusal(endpoints=endpoints, use_tls=True).startswith("endpoints begin with http://, and use_tls")
+
+
+def test_a_scheme_that_says_what_the_option_says_is_taken() -> None:
+    given = {"endpoints": "https://p:8081;https://q:8081;r:8081"}
+    wanted = ("p:8081", "q:8081", "r:8081")
+    assert parse_sink_options({**given, "useTls": "true"}, {}).endpoints == wanted
+    assert producer_options({**given, "use_tls": True}, {}).endpoints == wanted
 
 
 @pytest.mark.parametrize(
@@ -182,6 +210,14 @@ def test_grpc_14_a_producer_is_refused_the_same(name: str, value: object) -> Non
 )
 def test_defaults_and_what_a_proxy_can_do_are_accepted(given: dict[str, str]) -> None:
     assert parse_sink_options({**ENDPOINTS, **given}, {}).over_grpc
+
+
+@pytest.mark.parametrize("tag", ["a\tb", "a\n", "a\x7f", "a\x85"])
+def test_a_tag_with_a_control_character_is_refused_over_grpc_alone(tag: str) -> None:
+    message = sink_refusal({**ENDPOINTS, "tags": tag})
+    assert message.startswith(f"tags={tag!r} holds a control character, and a proxy takes none")
+    assert parse_sink_options({"nameServer": "a:1", "tags": tag}, {}).tags == tag
+    assert parse_sink_options({**ENDPOINTS, "tags": "gr\u00fcn \u20ac"}, {}).tags == "gr\u00fcn \u20ac"
 
 
 def test_nothing_is_compressed_over_grpc_that_nobody_asked_for() -> None:

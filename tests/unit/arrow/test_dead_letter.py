@@ -31,8 +31,8 @@ def grpc_batcher(settings_: BatchSettings, **more: Any) -> GrpcBatcher:
 
 
 def dead_letter_batcher(settings_: BatchSettings, *, over_grpc: bool = False) -> DeadLetterBatcher:
-    letters = DeadLetters(settings_.max_message_size, "write-1", 7, over_grpc=over_grpc)
-    dead = BatchSettings(topic="dead", max_message_size=settings_.max_message_size)
+    letters = DeadLetters(settings_.max_message_size, "write-1", 7, over_grpc=over_grpc, tags=settings_.tags)
+    dead = BatchSettings(topic="dead", tags=settings_.tags, max_message_size=settings_.max_message_size)
     make = grpc_batcher if over_grpc else new_batcher
     return DeadLetterBatcher(make(settings_, on_invalid=letters.take), make(dead), letters)
 
@@ -159,6 +159,26 @@ def test_over_grpc_a_dead_letter_holds_no_control_character_and_no_blank_keys() 
         "DEAD_LETTER_a\ufffdb": "1",
         "plain": "\u00a0",
     }
+
+
+@pytest.mark.parametrize("tags", [None, "bad\ttag", "own"])
+@pytest.mark.parametrize("over_grpc", [False, True])
+def test_the_option_tags_takes_room_in_a_dead_letter(tags: str | None, over_grpc: bool) -> None:
+    # Beside one more letter that has a tag of its own, and beside none.
+    for others in ([], ["own"]):
+        texts = pa.array([tags, *others], pa.string())
+        properties = [[(f"p{number}", "v" * 300) for number in range(200)]] * len(texts)
+        batch = pa.RecordBatch.from_pydict(
+            {
+                "body": pa.array([None] * len(texts), pa.binary()),
+                "tags": texts,
+                "properties": pa.array(properties, PROPERTIES),
+            }
+        )
+        _, dead = written(batch, BatchSettings(topic="orders", tags="t" * 990), over_grpc=over_grpc)
+        assert len(dead) == len(texts)
+        wanted = "own" if tags == "own" else tags if tags and not over_grpc else "t" * 990
+        assert {message.properties["TAGS"] for message in dead} == {wanted, *others}
 
 
 @pytest.mark.parametrize(("entries", "size", "kept"), [(200, 1, 128 - 7 - 1), (20, 3_000, 5)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocketmq_spark.arrow.encode_grpc import GrpcBatcher
+from rocketmq_spark.arrow.invalid import InvalidRows
 from rocketmq_spark.arrow.row_id import RowIds
 from rocketmq_spark.arrow.settings import BatchSettings
 from rocketmq_spark.arrow.unique_id import MessageIds
@@ -21,6 +23,7 @@ from rocketmq_spark.message import EncodedBatch, Encoding, MessageQueue
 from rocketmq_spark.transport._pb import definition_pb2 as pb
 from rocketmq_spark.transport._pb import service_pb2
 from rocketmq_spark.wire.batch_split import split_batch
+from rocketmq_spark.wire.lone_message import lone_message
 from rocketmq_spark.wire.records import decode_properties
 
 EPOCH_OFFSET = 1_700_000_000.25
@@ -141,6 +144,12 @@ def test_grpc_03_requests_of_columns_are_those_of_objects(
         assert one.born_timestamp == BORN_MS
         assert {message.topic.name for message in parsed(one)} == {one.topic}
         assert one.nbytes <= batch_bytes or one.rows == 1
+        if one.rows == 1:
+            [system] = [message.system_properties for message in parsed(one)]
+            lone = lone_message(one)
+            assert lone is not None
+            assert (lone.unique_id, lone.tags or "") == (system.message_id, system.tag)
+            assert [lone.keys] == (list(system.keys) or [None])
 
 
 @pytest.mark.parametrize("without", [(), ("tags",), ("keys",), ("properties",), ("tags", "keys", "properties")])
@@ -255,6 +264,128 @@ def test_what_a_proxy_would_refuse_is_named_before_anything_is_sent(row: dict[st
 )
 def test_what_a_proxy_takes_goes(row: dict[str, Any]) -> None:
     assert sum(one.rows for one in encode(table_of([{"body": b"1", **row}]), BatchSettings(topic="o"))) == 1
+
+
+# Bytes as Arrow's string columns may hold them: whole characters, and what is none anywhere in UTF-8.
+_PIECES = [
+    b"a",
+    "\u00e9\u20ac".encode(),
+    "\U0001f600".encode(),
+    b"\xe9",
+    b"\xc3",
+    b"\x80",
+    b"\xed\xa0\x80",
+    b"\xc0\xaf",
+    b"\xf4\x90\x80\x80",
+]
+octets = st.lists(st.sampled_from(_PIECES), min_size=1, max_size=4).map(b"".join)
+
+
+def is_text(value: bytes | None) -> bool:
+    return value is None or value.decode("utf-8", "ignore").encode() == value
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {
+                "tags": optional(octets),
+                "keys": optional(octets),
+                "shardingKey": optional(octets),
+                "properties": optional(st.dictionaries(octets, octets, max_size=3)),
+            }
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+    st.integers(0, 3),
+)
+def test_a_row_with_a_text_that_is_not_utf_8_is_invalid_and_the_others_go(
+    some: list[dict[str, Any]], lead: int
+) -> None:
+    padded = [
+        {"tags": b"\xff", "keys": b"\xff", "shardingKey": b"\xff", "properties": {b"\xff": b"\xff"}}
+    ] * lead + some
+    columns = {
+        name: pa.array([row[name] for row in padded], pa.binary()).view(pa.string())
+        for name in ("tags", "keys", "shardingKey")
+    }
+    columns["properties"] = pa.MapArray.from_arrays(
+        [0, *itertools.accumulate(len(row["properties"] or ()) for row in padded)],
+        *(
+            pa.array([each for row in padded for each in getattr(row["properties"] or {}, part)()], pa.binary()).view(
+                pa.string()
+            )
+            for part in ("keys", "values")
+        ),
+    )
+    bodies = pa.array([b"%d" % number for number in range(-lead, len(some))])
+    table = pa.record_batch({"body": bodies, **columns}).slice(lead)
+    wanted = {
+        number: next(name for name, is_good in checks.items() if not is_good)
+        for number, row in enumerate(some)
+        if not all(
+            (
+                checks := {
+                    "keys": is_text(row["keys"]),
+                    "tags": is_text(row["tags"]),
+                    "shardingKey": is_text(row["shardingKey"]),
+                    "the name of a property": all(map(is_text, row["properties"] or ())),
+                    "the value of a property": all(map(is_text, (row["properties"] or {}).values())),
+                }
+            ).values()
+        )
+    }
+    found: dict[int, str] = {}
+
+    def on_invalid(invalid: InvalidRows) -> None:
+        found.update((error.row, error.rule) for error in invalid.errors())
+
+    done = encode(table, BatchSettings(topic="o"), on_invalid=on_invalid)
+    assert found == {number: f"{name} is not valid UTF-8" for number, name in wanted.items()}
+    sent = [message.body for one in done if one.batch for message in parsed(one)]
+    sent += [b"".join(one.body) for one in done if not one.batch]
+    assert sorted(map(int, sent)) == sorted(set(range(len(some))) - wanted.keys())
+
+
+def test_what_is_not_utf_8_is_shown_and_lies_under_a_null_unseen() -> None:
+    def texts(*values: bytes | None) -> pa.Array:
+        return pa.array(values, pa.binary()).view(pa.string())
+
+    table = pa.record_batch({"body": [b"1", b"2"], "keys": texts("gr\u00fcn".encode(), b"caf\xe9")})
+    with pytest.raises(InvalidRowError, match=r"row 1 .*keys is not valid UTF-8 \(caf\\xe9\)") as caught:
+        encode(table, BatchSettings(topic="o"))
+    assert caught.value.row == 1
+    entries = pa.MapArray.from_arrays([0, 1, 3], texts(b"a", b"b", b"c"), texts(b"fine", b"fine", b"caf\xe9"))
+    with pytest.raises(InvalidRowError, match=r"row 1 .*value of a property is not valid UTF-8 \(caf\\xe9\)"):
+        encode(pa.record_batch({"body": [b"1", b"2"], "properties": entries}), BatchSettings(topic="o"))
+    valid = pa.py_buffer(b"\x01")
+    hidden = pa.Array.from_buffers(pa.string(), 2, [valid, *texts(b"gr\xc3\xbcn", b"\xe9").buffers()[1:]])
+    [one] = encode(pa.record_batch({"body": [b"1", b"2"], "keys": hidden}), BatchSettings(topic="o"))
+    assert [list(message.system_properties.keys) for message in parsed(one)] == [["gr\u00fcn"], []]
+
+
+@pytest.mark.parametrize("name", ["delayMs", "deliverTime"])
+def test_a_row_with_an_order_and_a_delay_is_invalid_and_its_neighbours_go(name: str) -> None:
+    delays = pa.array([None, 5000, 5000, 5000], pa.timestamp("ms") if name == "deliverTime" else pa.int64())
+    table = pa.record_batch({"body": [b"1", b"2", b"3", b"4"], "shardingKey": ["red", None, "red", ""], name: delays})
+    found: list[tuple[int, str]] = []
+    done = encode(
+        table,
+        BatchSettings(topic="o"),
+        on_invalid=lambda invalid: found.extend((error.row, error.rule) for error in invalid.errors()),
+    )
+    assert found == [(2, "shardingKey is set beside a delay")]
+    assert [(one.batch, one.body[0]) for one in done] == [(False, b"1"), (False, b"2"), (False, b"4")]
+
+
+def test_the_option_tags_counts_among_the_properties() -> None:
+    some = [{"body": b"1", "keys": "k" * 16_380}, {"body": b"2", "keys": "k" * 16_381}]
+    for table in (table_of(some), table_of([{**row, "tags": None} for row in some])):
+        with pytest.raises(InvalidRowError, match=r"properties are too long \(16385 bytes\)") as caught:
+            encode(table, BatchSettings(topic="o", tags="tags"))
+        assert caught.value.row == 1
 
 
 def test_grpc_02_ids_have_34_digits_and_carry_over_into_the_seconds() -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import configparser
+import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from rocketmq_spark.client.connect import check_connection, new_transport
+from rocketmq_spark.client.connect import PROTOBUF_FLOOR, check_connection, new_transport
 from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.errors import (
     BrokerBusyException,
@@ -32,6 +37,7 @@ from rocketmq_spark.transport.script import Reply
 from tests.proxies import ENDPOINTS, ScriptedProxies, proxy_route
 
 Make = Callable[..., Producer]
+ROOT = Path(__file__).parents[3]
 NAMES_REMOTING = r"transport=remoting \(name_server\)"
 
 
@@ -262,7 +268,7 @@ def test_name_servers_make_a_remoting_transport_without_touching_grpc(monkeypatc
 
 
 def test_endpoints_make_a_grpc_transport_that_nothing_secret_shows_of() -> None:
-    given = {"endpoints": "http://p:8081;q:8081", "namespace": "ns", "accessKey": "me", "secretKey": "hush-hush"}
+    given = {"endpoints": "https://p:8081;q:8081", "namespace": "ns", "accessKey": "me", "secretKey": "hush-hush"}
     transport = new_transport(parse_sink_options({**given, "useTls": "true", "tlsServerName": "mq"}, {}), "client@1")
     assert isinstance(transport, GrpcTransport)
     assert transport.endpoints == ENDPOINTS
@@ -289,3 +295,47 @@ def test_without_its_packages_grpc_is_refused_in_one_line_that_says_what_to_inst
         with pytest.raises(OptionError, match=r"pip install 'rocketmq-spark\[grpc\]'") as caught:
             refused()
         assert "\n" not in str(caught.value)
+
+
+LOAD = """
+from rocketmq_spark.client.connect import check_connection, new_transport
+from rocketmq_spark.options import SinkOptions
+options = SinkOptions(transport="grpc", endpoints=("p:8081",))
+for refused in (lambda: check_connection(options), lambda: new_transport(options, "client@1")):
+    try:
+        refused()
+    except Exception as exc:
+        print(type(exc).__name__, exc)
+"""
+
+
+@pytest.mark.parametrize("version", ["3.20.3", "5.29.3", "6.31.0"])
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_protobuf_that_is_too_old_is_refused_in_one_line_that_says_which_is_needed(
+    tmp_path: Path, version: str, zipped: bool
+) -> None:
+    folder = tmp_path / "old" / "google" / "protobuf"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(f"# Copyright\n\n__version__ = {version!r}\n")
+    old = shutil.make_archive(str(tmp_path / "old"), "zip", tmp_path / "old") if zipped else str(tmp_path / "old")
+    run = subprocess.run(
+        [sys.executable, "-c", LOAD],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((old, *filter(None, sys.path)))},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    wanted = (
+        f"OptionError transport=grpc needs protobuf {PROTOBUF_FLOOR} or newer, and {version} is installed here: pip"
+    )
+    assert [line[: len(wanted)] for line in run.stdout.splitlines()] == [wanted] * 2
+    assert "pip install 'rocketmq-spark[grpc]'" in run.stdout
+
+
+def test_the_protobuf_that_is_asked_for_is_the_one_of_the_extra_and_of_the_generated_code() -> None:
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg", encoding="utf-8")
+    assert f"protobuf>={PROTOBUF_FLOOR},<8" in config["options.extras_require"]["grpc"].split()
+    generated = (ROOT / "rocketmq_spark/transport/_pb/service_pb2.py").read_text(encoding="utf-8")
+    assert f"# Protobuf Python Version: {PROTOBUF_FLOOR}\n" in generated

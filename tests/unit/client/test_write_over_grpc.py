@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from rocketmq_spark.client.producer import Producer
+from rocketmq_spark.errors import InvalidRowError
 from rocketmq_spark.transport._pb import definition_pb2 as pb
 from rocketmq_spark.transport._pb import service_pb2 as service
 from rocketmq_spark.wire.grpc_codes import Code
@@ -131,3 +132,28 @@ def test_grpc_08_an_error_of_the_upstream_ends_the_write_and_the_end_of_the_prod
     producer.shutdown()
     assert [ended.acquire(timeout=PATIENCE / 2) for _ in range(2)] == [True, True]
     assert len(proxy.requests("SendMessage")) == 2
+
+
+def with_bad_text(column: str) -> pa.RecordBatch:
+    """Ten rows, of which one has bytes in a column of strings that are none."""
+    texts = [b"caf\xe9" if number == 7 else "caf\u00e9".encode() for number in range(10)]
+    return rows(10, **{column: pa.array(texts, pa.binary()).view(pa.string())})
+
+
+@pytest.mark.parametrize("column", ["tags", "keys"])
+def test_a_row_with_text_that_is_not_utf_8_is_named_left_out_or_diverted(
+    proxy: FakeProxy, make: Make, column: str
+) -> None:
+    proxy.routes["dead"] = route_reply(pb.NORMAL)
+    producer, rule = make(), f"{column} is not valid UTF-8"
+    with pytest.raises(InvalidRowError, match=rf"row 7 .*{rule} \(caf\\xe9\)"):
+        producer.send_arrow(with_bad_text(column), "orders")
+    assert proxy.stored == []
+    told = producer.send_arrow(with_bad_text(column), "orders", onError="skip")
+    assert told.invalid_rows()["skipped_by_rule"] == {rule: 1}
+    told = producer.send_arrow(with_bad_text(column), "orders", onError="deadLetter", deadLetterTopic="dead")
+    assert told.invalid_rows()["dead_lettered_by_rule"] == {rule: 1}
+    stored = Counter((message.topic.name, message.body) for message in proxy.stored)
+    assert stored == Counter(
+        {("orders", b"row %d" % number): 2 for number in range(10) if number != 7} | {("dead", b"row 7"): 1}
+    )

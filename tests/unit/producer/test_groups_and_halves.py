@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocketmq_spark.errors import DeliveryError, MessageRefusedException
-from rocketmq_spark.message import EncodedBatch, Message, SendOutcome, SendRequest
+from rocketmq_spark.message import EncodedBatch, Encoding, Message, MessageQueue, SendOutcome, SendRequest
+from rocketmq_spark.transport.grpc_messages import encode_send_request
 from rocketmq_spark.transport.script import Reply, route
 from rocketmq_spark.wire.batch_split import split_batch
-from rocketmq_spark.wire.records import decode_batch, encode_batch
+from rocketmq_spark.wire.records import decode_batch, encode_batch, encode_properties
 from tests.pipelines import REPLIES, Rig
 
 ENDPOINTS = {"p1:8081": 1, "p2:8081": 1}
@@ -89,23 +92,61 @@ def refusing(rig: Rig, is_bad: Callable[[EncodedBatch], bool]) -> list[int]:
     return attempts
 
 
+def named(body: bytes, row: int) -> Message:
+    return Message("T", body, properties={"KEYS": f"key-{row} k", "TAGS": "red", "UNIQ_KEY": f"{row:034X}", "a": "1"})
+
+
+def batch_of(messages: list[Message], encoding: Encoding) -> EncodedBatch:
+    body = encode_batch(messages)
+    if encoding is Encoding.GRPC:
+        queue = MessageQueue("T", "p1:8081", 0)
+        plain = SendRequest(EncodedBatch("T", (body,), len(messages), len(body)), queue, "p1:8081", "g", "TBW102", 4, 0)
+        body = encode_send_request(plain)
+    return EncodedBatch("T", (body[:3], body[3:]), len(messages), len(body), encoding=encoding)
+
+
 @settings(deadline=None, max_examples=50)
-@given(st.integers(1, 700), st.data())
-def test_grpc_07_one_bad_row_is_found_good_rows_are_stored_once_and_the_calls_are_few(
-    rows: int, data: st.DataObject
+@given(st.integers(1, 700), st.sampled_from(Encoding), st.data())
+def test_grpc_07_one_bad_row_is_found_and_named_good_rows_are_stored_once_and_the_calls_are_few(
+    rows: int, encoding: Encoding, data: st.DataObject
 ) -> None:
     bad = data.draw(st.integers(0, rows - 1))
     rig = Rig(route(ENDPOINTS))
     attempts = refusing(rig, lambda batch: b"BAD" in b"".join(batch.body))
-    rig.offer_bodies([b"BAD" if row == bad else b"row-%d" % row for row in range(rows)])
+    messages = [named(b"BAD" if row == bad else b"row-%d" % row, row) for row in range(rows)]
+    rig.pipeline.offer(batch_of(messages, encoding), None, rig.clock.now)
     rig.run()
     assert isinstance(rig.pipeline.failure, DeliveryError)
-    assert "sending 1 rows" in str(rig.pipeline.failure)
+    assert re.match(
+        rf"sending 1 rows of topic T \(\d+ bytes; keys key-{bad} k; tags red; message id {bad:034X}\) to ",
+        str(rig.pipeline.failure),
+    )
     assert isinstance(rig.pipeline.failure.__cause__, MessageRefusedException)
     stored = [m.body for messages in rig.transport.stored.values() for m in messages]
     assert len(stored) == len(set(stored)) == rig.pipeline.stored_rows
     assert len(attempts) <= 2 * math.ceil(math.log2(max(rows, 2))) + 1
     assert rig.pipeline.unfinished().not_sent + rig.pipeline.stored_rows == rows
+
+
+def test_a_single_message_that_is_refused_is_named_and_what_it_does_not_have_is_left_out() -> None:
+    rig = Rig(route(ENDPOINTS))
+    refusing(rig, lambda _: True)
+    properties = encode_properties({"KEYS": "k" * 300}).decode()
+    rig.pipeline.offer(EncodedBatch("T", (b"1",), 1, 1, batch=False, properties=properties), None, rig.clock.now)
+    rig.run()
+    assert f"sending 1 rows of topic T (1 bytes; keys {'k' * 100}) to " in str(rig.pipeline.failure)
+
+
+@pytest.mark.parametrize("encoding", Encoding)
+def test_a_row_that_can_not_be_read_is_refused_without_a_name(encoding: Encoding) -> None:
+    rig = Rig(route(ENDPOINTS))
+    rig.transport.send = lambda request, _, on_outcome, *, within: on_outcome(  # type: ignore[method-assign]
+        SendOutcome(request.queue, None, MessageRefusedException("refused", 40007, "", request.address), 1.0)
+    )
+    rig.pipeline.offer(EncodedBatch("T", (b"\x0a\xff\xff",), 1, 3, encoding=encoding), None, rig.clock.now)
+    rig.step()
+    rig.complete()
+    assert "sending 1 rows of topic T (3 bytes) to " in str(rig.pipeline.failure)
 
 
 def test_halves_of_a_batch_keep_their_order_where_one_goes_at_a_time() -> None:

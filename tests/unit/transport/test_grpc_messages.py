@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,6 +36,7 @@ from rocketmq_spark.transport.grpc_messages import (
     restamp,
     transaction_check,
 )
+from rocketmq_spark.wire.codes import ResponseCode
 from rocketmq_spark.wire.records import encode_batch, encode_properties
 from tests.strategies import key_items, property_names, visible_texts
 
@@ -252,6 +254,16 @@ def test_a_field_that_this_client_does_not_know_survives_the_new_born_time() -> 
     unknown = b"\xfa\x07\x03abc"  # field 127
     body = SendMessageRequest(messages=[pb.Message(body=b"x")]).SerializeToString() + unknown
     assert unknown in restamp(body, BORN)
+
+
+def test_a_batch_that_can_not_be_read_is_refused_with_its_topic_and_rows() -> None:
+    body = b"\x0a\x07\x1a\x05\x0a\x03c\xe9t"  # a message whose tag is no UTF-8
+    batch = EncodedBatch("orders", (body,), 7, len(body), encoding=Encoding.GRPC, born_timestamp=BORN)
+    assert encode_send_request(request_of(batch, BORN)) == body
+    with pytest.raises(MQClientException, match=r"sending 7 rows to topic 'orders'.*not valid UTF-8") as caught:
+        encode_send_request(request_of(batch, BORN + 3_600_000))
+    assert caught.value.response_code == ResponseCode.MESSAGE_ILLEGAL
+    assert isinstance(caught.value.__cause__, DecodeError)
 
 
 def test_grpc_06_a_retry_sends_the_same_id_with_a_new_born_time() -> None:

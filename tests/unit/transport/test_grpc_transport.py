@@ -10,12 +10,14 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import grpc
 import pytest
 
+from rocketmq_spark.arrow.varint import varint
 from rocketmq_spark.errors import (
     BrokerBusyException,
     BrokerOutcomeUnknownException,
@@ -171,6 +173,37 @@ def test_an_answer_that_is_no_message_is_told_as_such(seam: Grpc) -> None:
     assert isinstance(outcome.error, RemotingCommandException)
     assert outcome.error.maybe_stored is True
     with pytest.raises(RemotingCommandException, match=f"route of topic orders.*{seam.address} answered 2 bytes"):
+        seam.transport.query_route("orders", PATIENCE)
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
+def test_a_reply_that_is_longer_than_any_frame_is_not_held_and_its_rows_may_be_stored(
+    seam: Grpc, compression: grpc.Compression
+) -> None:
+    def padded(reply: bytes, length: int) -> bytes:
+        # A field that nobody knows, which is passed over.
+        head = b"\xfa\x07" + varint(length - len(reply) - 6)
+        return reply + head + bytes(length - len(reply) - len(head))
+
+    def answering(length: int) -> Callable[[bytes, Any], bytes]:
+        def answer(request: bytes, context: Any) -> bytes:
+            context.set_compression(compression)
+            return padded(store(request, context), length)
+
+        return answer
+
+    store = seam.proxy.handlers["SendMessage"]
+    seam.proxy.handlers["SendMessage"] = answering(16 * 1024 * 1024)
+    [outcome] = seam.send(batch("orders", b"one"))
+    assert outcome.status is SendStatus.SEND_OK
+    seam.proxy.handlers["SendMessage"] = answering(16 * 1024 * 1024 + 1)
+    [outcome] = seam.send(batch("orders", b"two"))
+    assert type(outcome.error) is RemotingCommandException
+    assert (outcome.error.maybe_stored, outcome.error.flow_control, outcome.error.split) == (True, False, False)
+    assert "may have been executed" in str(outcome.error)
+    assert [message.body for message in seam.proxy.stored] == [b"one", b"two"]
+    seam.proxy.handlers["QueryRoute"] = lambda *_: padded(route_reply(pb.NORMAL).SerializeToString(), 17 * 1024 * 1024)
+    with pytest.raises(RemotingCommandException, match="larger than max"):
         seam.transport.query_route("orders", PATIENCE)
 
 

@@ -13,6 +13,7 @@ from rocketmq_spark.errors import (
     MessageRefusedException,
     MQBrokerException,
     RemotingCertificateException,
+    RemotingCommandException,
     RemotingConnectException,
     RemotingSendRequestException,
     RemotingTimeoutException,
@@ -148,6 +149,18 @@ DETAILS = [
     ("UNAVAILABLE", "recvmsg:Connection reset by peer (104)", RemotingSendRequestException),
     ("RESOURCE_EXHAUSTED", "gRPC message exceeds maximum size 4194304: 4194400", MessageRefusedException),
     ("RESOURCE_EXHAUSTED", "Received message larger than max (5000000 vs. 4194304)", MessageRefusedException),
+    ("RESOURCE_EXHAUSTED", "SERVER: Received message larger than max (5000000 vs. 4194304)", MessageRefusedException),
+    (
+        "RESOURCE_EXHAUSTED",
+        "CLIENT: Received message larger than max (16777217 vs. 16777216)",
+        RemotingCommandException,
+    ),
+    (
+        "RESOURCE_EXHAUSTED",
+        "Stream removed (CLIENT: Received message larger than max (16777217 vs. 16777216))",
+        RemotingCommandException,
+    ),
+    ("RESOURCE_EXHAUSTED", "Decompressed message larger than max", RemotingCommandException),
 ]
 
 
