@@ -132,8 +132,9 @@ def test_90_91_long_bodies_are_stored_compressed_and_round_trip(
         F.when(long, text).otherwise(F.col("id").cast("string")).alias("body"),
         F.concat(F.lit("k"), F.col("id")).alias("keys"),
         F.when(F.col("id") % 30 == 0, 1).alias("delayTimeLevel"),
+        (F.col("id") % 2).cast("int").alias("flag"),
     )
-    save(frame, compressType=kind)
+    save(frame, compressType=kind, rowId="true")
     stored = read_topic(cluster.name_server, topic, 300)
     assert len(stored) == 300
     for message in stored:
@@ -142,6 +143,8 @@ def test_90_91_long_bodies_are_stored_compressed_and_round_trip(
         assert message.sys_flag & 0x701 == (sys_flag if long_row else 0)
         expected = (f"line {number}; " * 600 if long_row else str(number)).encode()
         assert decompress(message.body, message.sys_flag) == expected
+        # This broker delivers a delay level as it was sent.
+        assert message.properties["SPARK_ROW_ID"].endswith(row_hash(topic, expected, message.properties, number % 2))
         assert len(message.body) < 1_000
 
 
