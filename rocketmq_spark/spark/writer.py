@@ -26,13 +26,13 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
 from rocketmq_spark.client.connect import new_transport
-from rocketmq_spark.errors import MQBrokerException, TopicRouteStaleException
+from rocketmq_spark.errors import MQBrokerException, RocketMQError, TopicRouteStaleException
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.client_instance import ClientInstance, acquire_instance
 from rocketmq_spark.spark.metrics_file import record_commit
-from rocketmq_spark.spark.report import CommitMessage, log_summary
+from rocketmq_spark.spark.report import CommitMessage, log_summary, micro_batch_of
 from rocketmq_spark.transport.local_address import local_ip
 from rocketmq_spark.wire.grpc_codes import Code
 
@@ -97,7 +97,13 @@ class _PartitionWriter:
         rows = (batch for batch in batches if batch.num_rows)
         first = next(rows, None)
         if first is not None:
-            self._send(first, rows, recorder)
+            try:
+                self._send(first, rows, recorder)
+            except RocketMQError as exc:
+                if batch_id >= 0:
+                    # Spark does not say it: its own message names stage and task, which count on from batch to batch.
+                    exc.args = (f"micro-batch {batch_id} of query {write_id}: {exc}", *exc.args[1:])
+                raise
         report = recorder.snapshot()
         if self._accumulator is not None:
             self._accumulator.add(report)
@@ -137,11 +143,11 @@ class RocketMQBatchWriter(_PartitionWriter, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Log what the write did, and leave it at ``metricsPath`` (on the driver, once every task has succeeded)."""
-        self._committed(messages, None)
+        self._committed(messages, micro_batch_of(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Log what a failed write has stored, as far as it is known (runs on the driver)."""
-        log_summary(logger, messages, aborted=True)
+        log_summary(logger, messages, micro_batch_of(messages), aborted=True)
 
 
 class _StreamWriter(_PartitionWriter):
