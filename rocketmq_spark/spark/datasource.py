@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import logging
 import os
 import uuid
@@ -183,4 +184,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     """Return the Arrow schema that Spark will hand to the tasks for `schema`."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    return to_arrow_schema(schema)
+    # Newer releases must be told a time zone for timestamps; older ones take none, and put UTC. Which one they are
+    # shown in is nothing to us.
+    told = "timezone" in inspect.signature(to_arrow_schema).parameters
+    return to_arrow_schema(schema, timezone="UTC") if told else to_arrow_schema(schema)

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
-from pyspark.sql.types import IntegerType, StringType, StructType
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
 
 from rocketmq_spark.errors import (
     MQBrokerException,
@@ -25,7 +25,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.client_instance import ClientInstance, close_instances
-from rocketmq_spark.spark.datasource import RocketMQDataSource, _warn_once, _with_namespace
+from rocketmq_spark.spark.datasource import RocketMQDataSource, _warn_once, _with_namespace, arrow_schema
 from rocketmq_spark.spark.writer import Found, _await_any_answer
 from rocketmq_spark.transport.script import route
 from rocketmq_spark.wire.codes import RequestCode
@@ -80,6 +80,12 @@ def test_a_stream_whose_writer_is_made_twice_in_each_micro_batch_is_warned_once(
 def test_without_speculation_nobody_is_warned(name_server: BrokerPeer, caplog: pytest.LogCaptureFixture) -> None:
     RocketMQDataSource({"nameServer": name_server.address, "topic": "t"}).streamWriter(BODY, overwrite=False)
     assert caplog.messages == []
+
+
+def test_a_time_of_delivery_and_the_timestamps_of_a_read_are_columns_of_a_write(name_server: BrokerPeer) -> None:
+    columns = StructType([*BODY, *(StructField(name, TimestampType()) for name in ("deliverTime", "storeTimestamp"))])
+    assert arrow_schema(columns).field("deliverTime").type == pa.timestamp("us", "UTC")
+    RocketMQDataSource({"nameServer": name_server.address, "topic": "t"}).writer(columns, overwrite=False)
 
 
 def test_a_selector_class_is_looked_for_on_the_driver() -> None:
