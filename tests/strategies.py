@@ -237,13 +237,19 @@ def _column_values(draw: st.DrawFn) -> dict[str, st.SearchStrategy[Any]]:
 
 
 @st.composite
-def row_tables(draw: st.DrawFn, max_rows: int = 30) -> tuple[list[dict[str, Any]], list[pa.RecordBatch]]:
+def row_tables(
+    draw: st.DrawFn, max_rows: int = 30, *, delays: bool = False
+) -> tuple[list[dict[str, Any]], list[pa.RecordBatch]]:
     """Rows as plain values, and the same rows as record batches: any set of columns, any Arrow layout, any chunking.
 
-    `properties` is a list of pairs, as Arrow gives a map.
+    `properties` is a list of pairs, as Arrow gives a map. With `delays` there may be a column of delays.
     """
     values = _column_values(draw)
     optional = draw(st.sets(st.sampled_from(["tags", "keys", "properties", "flag", "shardingKey", "waitStoreMsgOK"])))
+    if delays:
+        name, most = draw(st.sampled_from([("delayTimeLevel", 18), ("delayMs", 86_400_000), ("deliverTime", 2**41)]))
+        values[name] = st.none() | st.integers(1, most)
+        optional |= draw(st.sampled_from([set(), {name}]))
     body = next(iter(values))
     columns = {name: values[name] for name in (body, "topic", *sorted(optional))}
     rows = draw(st.lists(st.fixed_dictionaries(columns), max_size=max_rows))
@@ -266,6 +272,10 @@ def column_arrays(draw: st.DrawFn, name: str, values: list[Any]) -> pa.Array:
         return pa.nulls(len(values))
     if name == "flag":
         return pa.array(values, pa.int32() if draw(st.booleans()) else pa.int64())
+    if name in ("delayTimeLevel", "delayMs"):
+        return pa.array(values, pa.int32() if draw(st.booleans()) else pa.int64())
+    if name == "deliverTime":
+        return pa.array(values, pa.timestamp("ms", "UTC"))
     if name == "waitStoreMsgOK":
         return pa.array(values, pa.bool_())
     text = draw(st.sampled_from([pa.string(), pa.large_string(), pa.string_view()]))

@@ -57,6 +57,7 @@ from rocketmq_spark.arrow.validate import (
 from rocketmq_spark.arrow.validate_grpc import check_for_grpc
 from rocketmq_spark.message_const import SHARDING_KEY
 from rocketmq_spark.wire.records import ITEM_OVERHEAD, MAX_PROPERTIES
+from rocketmq_spark.wire.row_hash import HASHED
 
 __all__ = ["BatchSettings", "MessageBlock", "Property", "check_schema"]
 
@@ -69,8 +70,8 @@ MAX_SINGLE_PROPERTIES: Final = 32_000
 _INT32_MIN: Final = -(2**31)
 _INT32_MAX: Final = 2**31 - 1
 
-# The properties that the hash in SPARK_ROW_ID covers, beside the user's own (wire/row_hash.py, rule 2).
-_HASHED: Final = frozenset({b"KEYS", b"TAGS", SHARDING_KEY.encode()})
+# The properties that the hash in SPARK_ROW_ID covers, beside the user's own.
+_HASHED: Final = frozenset(name.encode() for name in HASHED)
 
 # Java refuses these topics in a batch only, the broker answers 13.
 _RETRY_PREFIX: Final = "%RETRY%"
@@ -193,6 +194,7 @@ class _Reader:
         no_wait = None if settings.over_grpc else false_rows(self._columns.get("waitStoreMsgOK"))
         sharding_key = self._sharding_key()
         delays, delayed = self._delays()
+        flags = self._flags()
         properties: list[Property] = [] if keys is None else [Property(b"KEYS", keys, keys.valid)]
         properties += tags
         if no_wait is not None:
@@ -204,7 +206,7 @@ class _Reader:
         strings = None if entries is None else property_strings(entries)
         user = None if strings is None else strings.joined()
         if self._row_ids is not None and rows:
-            properties.append(self._row_id(self._row_ids, topics, topic_codes, properties, strings, body))
+            properties.append(self._row_id(self._row_ids, topics, topic_codes, properties, strings, body, flags))
         property_sizes: npt.NDArray[np.int64] = np.full(rows, len(UNIQ_KEY) + settings.unique_id_length + 2, np.int64)
         for one in properties:
             property_sizes += one.sizes(rows)
@@ -217,7 +219,6 @@ class _Reader:
             of_groups = np.ones(rows, np.bool_) if sharding_key.valid is None else sharding_key.valid
             single = of_groups if single is None else single | of_groups
         self._check_property_sizes(property_sizes, single)
-        flags = self._flags()
         if settings.over_grpc:
             self._violations += check_for_grpc(rows, properties, entries, flags)
         return MessageBlock(
@@ -324,11 +325,15 @@ class _Reader:
         properties: Sequence[Property],
         user: ListColumn | None,
         body: ByteColumn,
+        flags: npt.NDArray[np.int64] | None,
     ) -> Property:
         if ids.columns is not None:
             return ids.of_columns(self._columns, self._rows)
         hashed = [one for one in properties if one.name in _HASHED]
-        return ids.of_rows(content_hashes(topics, topic_codes, hashed, user, body, ids.workspace), self._first_row)
+        # Only those that are set, so that ids are the same with a column of zeros and without one.
+        texts = None if flags is None else byte_column(to_arrow(flags, flags != 0).cast(pa.string()))
+        hashes = content_hashes(topics, topic_codes, hashed, user, body, texts, ids.workspace)
+        return ids.of_rows(hashes, self._first_row)
 
     def _user_properties(self) -> ListColumn | None:
         entries = list_column(self._columns.get("properties"))

@@ -78,6 +78,7 @@ def content_hashes(
     properties: Iterable[Property],
     user: ListColumn | None,
     body: ByteColumn,
+    flags: ByteColumn | None,
     workspace: Workspace,
 ) -> Hashes:
     """Return the hashes of all that rows say (wire/row_hash.py, rule 2).
@@ -91,6 +92,8 @@ def content_hashes(
     user : ListColumn or None
         The user's properties, entry by entry.
     body : ByteColumn
+    flags : ByteColumn or None
+        Decimal, null where a flag is 0; None: all are.
     workspace : Workspace
     """
     hashes = byte_hashes(body, b"\x02", b"", 0, workspace)
@@ -100,6 +103,8 @@ def content_hashes(
         hashes += (
             of_topics[0] if topic_codes is None else np.where(topic_codes < 0, np.uint64(0), of_topics[topic_codes])
         )
+    if flags is not None:
+        hashes += byte_hashes(flags, b"\x01\x01", b"\x02", 0, workspace)
     for one in properties:
         head = one.name + b"\x01" + one.literal
         if one.values is not None:

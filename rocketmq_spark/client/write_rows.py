@@ -49,6 +49,7 @@ def write_rows(
     *,
     write_id: str,
     queues: Sequence[MessageQueue] | None = None,
+    servers_reached: bool = False,
 ) -> None:
     """Send every row of `batches`.
 
@@ -64,6 +65,8 @@ def write_rows(
         What the ids of rows begin with.
     queues : sequence of MessageQueue, optional
         With ``ordered``, the queues that rows are bound to.
+    servers_reached : bool, default False
+        See `BatchSender`.
 
     Raises
     ------
@@ -81,7 +84,13 @@ def write_rows(
         rate = _share_of_rate(options)
         sender_class = OnewaySender if options.send_mode == "oneway" else BatchSender
         sender: BatchSender[pa.RecordBatch] = sender_class(
-            options, instance, recorder, fixed_queues=queues, max_rate_per_second=rate, on_stored=on_stored
+            options,
+            instance,
+            recorder,
+            fixed_queues=queues,
+            max_rate_per_second=rate,
+            on_stored=on_stored,
+            servers_reached=servers_reached,
         )
         batcher = row_batcher(
             options,

@@ -98,6 +98,9 @@ class BatchSender(Generic[RowsT]):
         This task's share of ``maxRatePerSecond``.
     on_stored : callable, optional
         Told every batch that was stored, and its answer; must neither block nor raise.
+    servers_reached : bool, default False
+        Somebody has had an answer from these name servers (or proxies) for this write, a driver for its tasks: their
+        addresses are right, and where none can be reached now they are gone for a while.
     """
 
     # What an account says of the rows that are done.
@@ -115,6 +118,7 @@ class BatchSender(Generic[RowsT]):
         fixed_queues: Sequence[MessageQueue] | None = None,
         max_rate_per_second: float | None = None,
         on_stored: OnStored | None = None,
+        servers_reached: bool = False,
     ) -> None:
         self._options = options
         self._instance = instance
@@ -123,6 +127,7 @@ class BatchSender(Generic[RowsT]):
         self._wall_clock = wall_clock
         self._rng = rng or random.Random()
         self._fixed_queues = fixed_queues
+        self._servers_reached = servers_reached
         rate = None if max_rate_per_second is None else RateLimit(max_rate_per_second, clock())
         self._pipeline = SendPipeline(
             options,
@@ -151,9 +156,9 @@ class BatchSender(Generic[RowsT]):
         """Return the queues of the whole write, if it has such, or a topic's writable ones, looking its route up.
 
         Until a first route has been found by this process, and for a topic that nobody knows, patience is
-        ``sendMsgTimeout`` for each name server (or endpoint); afterwards a name server that is gone is waited for until
-        ``deliveryTimeoutMs``. A topic that proxies do not know is waited for 35 s (at most ``deliveryTimeoutMs``): it
-        may just have been created.
+        ``sendMsgTimeout`` for each name server (or endpoint); afterwards, and from the start where `servers_reached`, a
+        name server that is gone is waited for until ``deliveryTimeoutMs``. A topic that proxies do not know is waited
+        for 35 s (at most ``deliveryTimeoutMs``): it may just have been created.
 
         Raises
         ------
@@ -304,7 +309,8 @@ class BatchSender(Generic[RowsT]):
                 # What once had a route is waited for; a wrong address or a wrong topic is not (design.md section 2).
                 # Of an ordered write the driver has found the queues: a topic without them has lost its brokers.
                 once_ok = routes.was_ok(topic) or (self._fixed_queues is not None and not exc.unreachable)
-                lost = once_ok or (exc.unreachable and not routes.is_empty)
+                known = self._servers_reached or not routes.is_empty
+                lost = once_ok or (exc.unreachable and known)
                 patience = longest if lost else short
                 if self._options.over_grpc and not exc.unreachable:
                     patience = max(patience, min(_PROXY_FORGETS, longest))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import logging
 import os
 import uuid
@@ -97,31 +98,30 @@ class RocketMQDataSource(DataSource):
 
         columns = arrow_schema(schema)
         options = self._checked_options(columns, logger.warning)
-        queues = look_up_route(options, columns)
-        return RocketMQBatchWriter(options, self._accumulator, write_id=str(uuid.uuid4()), queues=queues)
+        found = look_up_route(options, columns)
+        return RocketMQBatchWriter(options, self._accumulator, write_id=str(uuid.uuid4()), found=found)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
-        """Check the write and return the writer of a streaming query.
+        """Check the write, look up the route of the option topic, and return the writer of one micro-batch.
 
         Complete mode arrives here as `overwrite`; each trigger then appends the whole result, as Spark's Kafka
-        sink does. Spark asks for a writer twice in a micro-batch: what is warned of is logged once, and with
-        ``ordered`` the route that was looked up stays.
+        sink does. Spark asks for a writer twice in a micro-batch: what is warned of is logged once, and the route that
+        was looked up stays.
 
         Raises
         ------
         OptionError, SchemaError
             Before any task has started.
         MQClientException
-            With ``ordered``: no name server answers, or the topic does not exist (10005).
+            The topic has no route (10005), or with ``ordered`` no name server answers.
         """
-        from rocketmq_spark.spark.writer import look_up_route, stream_writer
+        from rocketmq_spark.spark.writer import look_up_route_of_stream, stream_writer
 
         columns = arrow_schema(schema)
         options = self._checked_options(columns, _warn_once)
         if overwrite:
             _warn_once("outputMode complete: a topic can't be truncated; every trigger appends the whole result")
-        queues = look_up_route(options, columns, keep_warm=True) if options.ordered else None
-        return stream_writer(options, self._accumulator, schema, queues)
+        return stream_writer(options, self._accumulator, schema, look_up_route_of_stream(options, columns))
 
     def _checked_options(self, columns: pa.Schema, warn: Callable[[str], None]) -> SinkOptions:
         from rocketmq_spark.arrow.custom_selector import load_class
@@ -184,4 +184,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     """Return the Arrow schema that Spark will hand to the tasks for `schema`."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    return to_arrow_schema(schema)
+    # Newer releases must be told a time zone for timestamps; older ones take none, and put UTC. Which one they are
+    # shown in is nothing to us.
+    told = "timezone" in inspect.signature(to_arrow_schema).parameters
+    return to_arrow_schema(schema, timezone="UTC") if told else to_arrow_schema(schema)

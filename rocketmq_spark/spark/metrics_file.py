@@ -1,11 +1,13 @@
 """What a commit leaves at ``metricsPath``: its figures, as one line of JSON.
 
-    {"write_id": ..., "batch_id": ..., "time": "2026-01-31T12:00:00.000+00:00", "tasks": 4, "brokers": {name: {...}},
-     "skipped": 0, "skipped_by_rule": {}, "dead_lettered": 0, "dead_lettered_by_rule": {}}
+    {"write_id": ..., "batch_id": ..., "save_id": ..., "time": "2026-01-31T12:00:00.000+00:00", "tasks": 4,
+     "brokers": {name: {...}}, "skipped": 0, "skipped_by_rule": {}, "dead_lettered": 0, "dead_lettered_by_rule": {}}
 
 Rule 1: never raises: the rows are stored, and figures are not worth a failed write. What goes wrong is a warning.
 Rule 2: a local path is a file, and gets one more line. Object stores can't append, nor can every HDFS: elsewhere the
         path is a folder, and gets a file for each write and micro-batch, which a second commit of the same replaces.
+        Write id and batch id are those of the metrics. Within ``foreachBatch`` several writes have them in common: what
+        tells these apart is the UUID that each has drawn (``save_id``; a stream draws none).
 Rule 3: per broker there is what `WriteSummary.to_dict` has, as far as commit messages carry it: no queues, no reasons.
 
 Follows design.md section 6.
@@ -48,9 +50,9 @@ def record_commit(
         Absolute, or a URI that `pyarrow.fs` resolves.
     messages : sequence of CommitMessage or None
     write_id : str
-        Of a write none of whose tasks sent a message.
+        What the write has drawn itself; empty in a stream.
     batch_id : int or None
-        The micro-batch; None in a batch write.
+        The micro-batch; None outside of one.
     now : float
         Epoch seconds.
     resolve : callable, default pyarrow.fs.FileSystem.from_uri
@@ -75,6 +77,7 @@ def _line(
     return {
         "write_id": finished[0].write_id if finished else write_id,
         "batch_id": -1 if batch_id is None else batch_id,
+        "save_id": write_id or None,
         "time": datetime.fromtimestamp(now, timezone.utc).isoformat(timespec="milliseconds"),
         "tasks": len(finished),
         "brokers": {
@@ -96,6 +99,8 @@ def _leave(path: str, line: dict[str, Any], resolve: Callable[[str], tuple[FileS
         with filesystem.open_append_stream(place, compression=None) as stream:
             stream.write(text)
         return
-    name = f"{line['write_id'] or 'unknown'}-{line['batch_id']}.json"
-    with filesystem.open_output_stream(f"{place.rstrip('/')}/{name}", compression=None) as stream:
+    name = f"{line['write_id'] or 'unknown'}-{line['batch_id']}"
+    if line["save_id"] not in (None, line["write_id"]):
+        name += f"-{line['save_id']}"
+    with filesystem.open_output_stream(f"{place.rstrip('/')}/{name}.json", compression=None) as stream:
         stream.write(text)

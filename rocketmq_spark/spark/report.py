@@ -193,6 +193,15 @@ def summarise(messages: Iterable[WriterCommitMessage | None]) -> WriteSummary:
     return summary
 
 
+def micro_batch_of(messages: Iterable[WriterCommitMessage | None]) -> int | None:
+    """Return the micro-batch that the tasks of a batch write within ``foreachBatch`` saw; None outside of one.
+
+    Spark tells a batch write nothing of it, and a write of no task has nobody that saw it.
+    """
+    seen = (message.batch_id for message in messages if isinstance(message, CommitMessage))
+    return next((batch_id for batch_id in seen if batch_id >= 0), None)
+
+
 def log_summary(
     logger: logging.Logger,
     messages: Sequence[WriterCommitMessage | None],

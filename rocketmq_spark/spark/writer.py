@@ -19,20 +19,20 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyspark.sql.datasource as spark_datasource
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
 from rocketmq_spark.client.connect import new_transport
-from rocketmq_spark.errors import MQBrokerException, TopicRouteStaleException
+from rocketmq_spark.errors import MQBrokerException, RocketMQError, RouteNotFoundException, TopicRouteStaleException
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.client_instance import ClientInstance, acquire_instance
 from rocketmq_spark.spark.metrics_file import record_commit
-from rocketmq_spark.spark.report import CommitMessage, log_summary
+from rocketmq_spark.spark.report import CommitMessage, log_summary, micro_batch_of
 from rocketmq_spark.transport.local_address import local_ip
 from rocketmq_spark.wire.grpc_codes import Code
 
@@ -61,6 +61,24 @@ _STREAM_ARROW_WRITER: type[DataSourceStreamWriter] | None = getattr(
 )
 
 
+class Found(NamedTuple):
+    """What the driver's look-up of a write has found.
+
+    Parameters
+    ----------
+    queues : sequence of MessageQueue or None
+        With ``ordered``, those that every task binds its rows to; None for any other write, whose tasks find their own.
+    servers_reached : bool
+        A name server or proxy has answered: where a task reaches none, that is an outage and no wrong address.
+    """
+
+    queues: Sequence[MessageQueue] | None = None
+    servers_reached: bool = False
+
+
+_NOTHING_FOUND = Found()
+
+
 class _PartitionWriter:
     """One write of one session; `write_batches` runs in every task.
 
@@ -71,8 +89,8 @@ class _PartitionWriter:
         The way back to the driver; None where there is none, then the commit message carries the histograms.
     write_id : str
         The key of the write's reports; in a stream the query id takes its place.
-    queues : sequence of MessageQueue or None
-        With ``ordered``, the queues that every task binds its rows to, as the driver's route has them.
+    found : Found
+        By the driver.
     """
 
     def __init__(
@@ -80,12 +98,12 @@ class _PartitionWriter:
         options: SinkOptions,
         accumulator: Accumulator[Any] | None,
         write_id: str = "",
-        queues: Sequence[MessageQueue] | None = None,
+        found: Found = _NOTHING_FOUND,
     ) -> None:
         self._options = options
         self._accumulator = accumulator
         self._write_id = write_id
-        self._queues = queues
+        self._found = found
 
     def write_batches(self, batches: Iterator[pa.RecordBatch]) -> CommitMessage:
         """Send every row of one partition; return when each is acknowledged."""
@@ -97,12 +115,21 @@ class _PartitionWriter:
         rows = (batch for batch in batches if batch.num_rows)
         first = next(rows, None)
         if first is not None:
-            self._send(first, rows, recorder)
+            try:
+                self._send(first, rows, recorder)
+            except RocketMQError as exc:
+                if batch_id >= 0:
+                    # Spark does not say it: its own message names stage and task, which count on from batch to batch.
+                    exc.args = (f"micro-batch {batch_id} of query {write_id}: {exc}", *exc.args[1:])
+                raise
         report = recorder.snapshot()
         if self._accumulator is not None:
             self._accumulator.add(report)
         latencies = self._options.metrics_path is not None
         return CommitMessage.of(report, histograms=self._accumulator is None, latencies=latencies)
+
+    def _reached(self, batch_id: int) -> bool:  # noqa: ARG002 - a stream looks at it
+        return self._found.servers_reached
 
     def _committed(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None) -> None:
         log_summary(logger, messages, batch_id=batch_id)
@@ -122,7 +149,8 @@ class _PartitionWriter:
                 chain([first], rest),
                 # Within foreachBatch the recorder has the query's id, which several writes of a micro-batch share.
                 write_id=self._write_id or recorder.write_id,
-                queues=self._queues,
+                queues=self._found.queues,
+                servers_reached=self._reached(recorder.batch_id),
             )
         finally:
             instance.unregister(options.producer_group)
@@ -137,14 +165,19 @@ class RocketMQBatchWriter(_PartitionWriter, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Log what the write did, and leave it at ``metricsPath`` (on the driver, once every task has succeeded)."""
-        self._committed(messages, None)
+        self._committed(messages, micro_batch_of(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Log what a failed write has stored, as far as it is known (runs on the driver)."""
-        log_summary(logger, messages, aborted=True)
+        log_summary(logger, messages, micro_batch_of(messages), aborted=True)
 
 
 class _StreamWriter(_PartitionWriter):
+    def _reached(self, batch_id: int) -> bool:
+        # Where the driver's look-up has reached nobody, a micro-batch that follows another one still tells an outage
+        # from a wrong address.
+        return super()._reached(batch_id) or batch_id > 0
+
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Log what a micro-batch did, and leave it at ``metricsPath`` (runs on the driver)."""
         self._committed(messages, batchId)
@@ -162,9 +195,9 @@ class RocketMQRowStreamWriter(_StreamWriter, DataSourceStreamWriter):
         options: SinkOptions,
         accumulator: Accumulator[Any] | None,
         schema: StructType,
-        queues: Sequence[MessageQueue] | None = None,
+        found: Found = _NOTHING_FOUND,
     ) -> None:
-        super().__init__(options, accumulator, queues=queues)
+        super().__init__(options, accumulator, found=found)
         self._schema = schema
 
     def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
@@ -193,17 +226,15 @@ def stream_writer(
     options: SinkOptions,
     accumulator: Accumulator[Any] | None,
     schema: StructType,
-    queues: Sequence[MessageQueue] | None = None,
+    found: Found = _NOTHING_FOUND,
 ) -> DataSourceStreamWriter:
     """Return the streaming writer that this PySpark release can drive."""
     if _STREAM_ARROW_WRITER is None:
-        return RocketMQRowStreamWriter(options, accumulator, schema, queues)
-    return RocketMQStreamWriter(options, accumulator, queues=queues)
+        return RocketMQRowStreamWriter(options, accumulator, schema, found)
+    return RocketMQStreamWriter(options, accumulator, found=found)
 
 
-def look_up_route(
-    options: SinkOptions, columns: pa.Schema, *, keep_warm: bool = False
-) -> Sequence[MessageQueue] | None:
+def look_up_route(options: SinkOptions, columns: pa.Schema) -> Found:
     """Look up the routes of the topics that options name, so that a wrong address or topic fails before any task.
 
     Parameters
@@ -211,14 +242,6 @@ def look_up_route(
     options : SinkOptions
     columns : pyarrow.Schema
         Of the data to be written.
-    keep_warm : bool, default False
-        Keep connection and routes for the next look-up, as a stream has two in every micro-batch: name servers that
-        are gone for a while then fail none, neither at its start nor, with its rows stored, in its commit.
-
-    Returns
-    -------
-    sequence of MessageQueue or None
-        The queues of an ordered write; None for any other, whose tasks find their own.
 
     Raises
     ------
@@ -228,25 +251,54 @@ def look_up_route(
     SchemaError
         Over gRPC: the topic does not accept messages of the type that the columns make.
     """
+    instance = _new_instance(options)
+    try:
+        queues = _look_up(options, columns, instance)
+        if options.topic is None and options.dead_letter_topic is None:
+            _await_any_answer(options, instance)
+        return Found(queues, servers_reached=True)
+    finally:
+        instance.close()
+
+
+def look_up_route_of_stream(options: SinkOptions, columns: pa.Schema) -> Found:
+    """Look up what `look_up_route` does, for one micro-batch.
+
+    Connection and routes stay for the next look-up, of which a micro-batch has two: name servers that are gone for a
+    while then fail none, neither at its start nor, with its rows stored, in its commit. After a minute without a
+    look-up the driver begins anew. If it reaches nobody then, it leaves that to the tasks, which have more patience;
+    not so with ``ordered``, where all tasks need the same queues. Where topics come with the rows nothing is looked up.
+
+    Raises
+    ------
+    MQClientException, SchemaError
+        See `look_up_route`.
+    """
+    if options.topic is None and options.dead_letter_topic is None:
+        return Found()
+    instance = _acquire(options)
+    try:
+        return Found(_look_up(options, columns, instance), servers_reached=True)
+    except RouteNotFoundException as exc:
+        if options.ordered or not exc.unreachable:
+            raise
+        logger.warning("the driver could not check a micro-batch, its tasks will try for themselves: %s", exc)
+        return Found()
+    finally:
+        instance.unregister(options.producer_group)
+
+
+def _look_up(options: SinkOptions, columns: pa.Schema, instance: ClientInstance) -> Sequence[MessageQueue] | None:
     import pyarrow as pa
 
     from rocketmq_spark.client.write_rows import check_topic, ordered_queues
 
-    instance = _acquire(options) if keep_warm else _new_instance(options)
-    try:
-        queues = ordered_queues(options, instance)
-        check_topic(options, instance, columns)
-        if options.dead_letter_topic is not None:
-            # Dead letters have neither keys of order nor delays.
-            check_topic(replace(options, topic=options.dead_letter_topic), instance, pa.schema([]))
-        elif options.topic is None:
-            _await_any_answer(options, instance)
-        return queues
-    finally:
-        if keep_warm:
-            instance.unregister(options.producer_group)
-        else:
-            instance.close()
+    queues = ordered_queues(options, instance)
+    check_topic(options, instance, columns)
+    if options.dead_letter_topic is not None:
+        # Dead letters have neither keys of order nor delays.
+        check_topic(replace(options, topic=options.dead_letter_topic), instance, pa.schema([]))
+    return queues
 
 
 def _await_any_answer(options: SinkOptions, instance: ClientInstance) -> None:

@@ -1,8 +1,8 @@
 """The remoting protocol over TCP: one connection per name server and broker, many requests in flight on each.
 
 Rule 1: this file turns what the seam asks for into requests, and answers into outcomes; sockets are the loop's affair.
-Rule 2: no retry of a send. Only two things are tried twice: a route at the next name server (as 4.x, spec/producer.md
-        10.7), and a request that a server refused with GO_AWAY, which it then has not executed.
+Rule 2: no retry of a send. Only two things are tried twice: a route at the next name server (name_servers.py), and a
+        request that a server refused with GO_AWAY, which it then has not executed.
 
 Follows MQClientAPIImpl.java.
 """
@@ -14,16 +14,14 @@ import math
 import random as random_module
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final, NoReturn
+from typing import NoReturn
 
 from rocketmq_spark.errors import (
     BrokerOutcomeUnknownException,
     MQClientException,
     OptionError,
     RemotingCommandException,
-    RemotingException,
     RemotingSendRequestException,
-    RemotingTimeoutException,
 )
 from rocketmq_spark.message import MessageQueue, SendRequest
 from rocketmq_spark.message_ext import MessageExt
@@ -42,6 +40,7 @@ from rocketmq_spark.transport.frames import (
 )
 from rocketmq_spark.transport.hooks import request_hooks
 from rocketmq_spark.transport.loop import IoLoop
+from rocketmq_spark.transport.name_servers import NameServers
 from rocketmq_spark.transport.request import Answer, Request
 from rocketmq_spark.transport.tls import TlsSettings
 from rocketmq_spark.wire.acl import Credentials
@@ -64,9 +63,6 @@ from rocketmq_spark.wire.response_headers import EarliestMsgStoreTimeResponseHea
 from rocketmq_spark.wire.route import decode_topic_route
 
 logger = logging.getLogger("rocketmq_spark.transport")
-
-# ClientErrorCode.NO_NAME_SERVER_EXCEPTION.
-_NO_NAME_SERVER: Final = 10004
 
 
 class RemotingTransport(RemotingClient):
@@ -127,17 +123,14 @@ class RemotingTransport(RemotingClient):
                 parse_address(address)
             except ValueError as exc:
                 raise OptionError(f"nameServer: {exc}") from exc
-        self.name_servers = tuple(dict.fromkeys(name_servers))
+        self._name_servers = NameServers(name_servers, random or random_module.Random(), clock)
         secure = None if tls is None else tls.secure()
         loop = IoLoop(clock, connect_timeout, self._on_request, secure, request_hooks(namespace_v2, credentials))
         super().__init__(loop, clock, client_async_semaphore_value, client_oneway_semaphore_value)
         self.on_check_transaction: OnCheckTransaction | None = None
-        # Where the next route request starts: at random first, so that many workers spread over the servers; then it
-        # stays with the one that answered.
-        self._good = (random or random_module.Random()).randrange(len(self.name_servers)) if self.name_servers else 0
 
     def __repr__(self) -> str:
-        return f"<RemotingTransport name_servers={';'.join(self.name_servers)} {self._loop!r}>"
+        return f"<RemotingTransport name_servers={';'.join(self._name_servers.addresses)} {self._loop!r}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a RemotingTransport holds sockets and can't be pickled: pickle its options, and make it there")
@@ -186,45 +179,19 @@ class RemotingTransport(RemotingClient):
     def query_route(self, topic: str, timeout: float) -> TopicRouteData:
         """Ask the name servers for a topic's route; see :class:`.base.Transport`.
 
-        Each server is asked at most once, with an equal share of the time left; the first that answers, whatever it
-        answers, has the word, and is asked first the next time.
-
         Raises
         ------
-        MQClientException
-            There is no name server (code 10004).
-        TopicRouteStaleException
-            The name server knows no such topic.
-        RemotingException
-            None of them answered; the text names each and why.
+        MQClientException, TopicRouteStaleException, MQBrokerException, RemotingException
+            See `NameServers.route`.
         """
-        servers = self.name_servers
-        if not servers:
-            raise MQClientException(
-                f"looking up the route of topic {topic}: no name server is set; set the option nameServer",
-                _NO_NAME_SERVER,
-            )
-        deadline = self._clock() + timeout
-        start, failures = self._good, []
-        last: RemotingException | None = None
+        doing = f"looking up the route of topic {topic}"
         header = GetRouteInfoRequestHeader(topic=topic).to_ext_fields()
-        for turn in range(len(servers)):
-            index = (start + turn) % len(servers)
-            share = (deadline - self._clock()) / (len(servers) - turn)
-            if share <= 0:
-                failures.append(f"{servers[index]}: not asked, no time was left")
-                continue
-            try:
-                command = self.invoke(servers[index], RequestCode.GET_ROUTEINFO_BY_TOPIC, header, (), share)
-                self._good = index
-                succeeded(command, servers[index], f"looking up the route of topic {topic}")
-                return decode_topic_route(bytes(command.body))
-            except RemotingException as exc:
-                failures.append(f"{servers[index]}: {exc}")
-                last = exc
-        kind = RemotingTimeoutException if last is None else type(last)
-        reasons = "; ".join(failures)
-        raise kind(f"no name server gave the route of topic {topic} within {timeout:g} s: {reasons}") from last
+
+        def ask(address: str, share: float) -> TopicRouteData:
+            command = self._call(address, RequestCode.GET_ROUTEINFO_BY_TOPIC, header, share, doing)
+            return decode_topic_route(bytes(command.body))
+
+        return self._name_servers.route(topic, timeout, ask)
 
     def heart_beat(self, address: str, client_id: str, producer_groups: Collection[str], timeout: float) -> None:
         """Tell a broker that these producer groups live (HEART_BEAT)."""

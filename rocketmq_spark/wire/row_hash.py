@@ -1,11 +1,18 @@
 """The hash in ``SPARK_ROW_ID``, plainly: for readers that check it, and the oracle of the vectorised one.
 
 Rule 1: a message's hash is the sum, modulo 2^64, of the hashes of its entries, so that their order does not count.
-Rule 2: entries are the topic (``0x01 topic 0x02``), the body (``0x02 body``, not compressed), and each property as it
-        stands in the property string (``name 0x01 value 0x02``): KEYS, TAGS, __SHARDINGKEY and the user's own. Other
-        names that RocketMQ reserves do not count (brokers add some), nor does ``SPARK_ROW_ID`` itself.
+Rule 2: entries are the topic (``0x01 topic 0x02``), the body (``0x02 body``, not compressed), a flag other than 0
+        (``0x01 0x01 flag 0x02``, decimal), and each property as it stands in the property string (``name 0x01 value
+        0x02``): KEYS, TAGS, __SHARDINGKEY, the delay (DELAY, TIMER_DELAY_MS or TIMER_DELIVER_MS) and the user's own.
+        Other names that RocketMQ reserves do not count (brokers add some), nor does ``SPARK_ROW_ID`` itself.
 Rule 3: the hash of an entry: padded with zeros to whole 64-bit little-endian words w1, w2, ..., it is
         ``mix(length + mix(w1 + STEP) + mix(w2 + 2 * STEP) + ...)``, all modulo 2^64; ``mix`` is SplitMix64's finaliser.
+Rule 4: ``waitStoreMsgOK``, ``queueId`` and ``brokerName`` do not count: they say how and where a row goes, not what
+        it says.
+
+The delay counts as the row has it. Brokers of 5.5 deliver it so (over remoting); a proxy makes a time of delivery of
+each, and other servers may take it out. A reader of delayed rows who gets no such property, or another one, can work
+the hash out only if it knows the delay, and puts it among `properties`.
 
 Follows design.md section 7.
 """
@@ -15,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from rocketmq_spark.message_const import RESERVED_PROPERTIES
+from rocketmq_spark.message_const import RESERVED_PROPERTIES, SHARDING_KEY
 
 ROW_ID: Final = "SPARK_ROW_ID"
 
@@ -23,10 +30,13 @@ ROW_ID: Final = "SPARK_ROW_ID"
 STEP: Final = 0x9E3779B97F4A7C15
 _MASK: Final = 2**64 - 1
 
-_NOT_HASHED: Final = (RESERVED_PROPERTIES | {ROW_ID}) - {"KEYS", "TAGS"}
+HASHED: Final = frozenset({"KEYS", "TAGS", SHARDING_KEY, "DELAY", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"})
+"""The properties of RocketMQ's own that count."""
+
+_NOT_HASHED: Final = (RESERVED_PROPERTIES | {ROW_ID}) - HASHED
 
 
-def row_hash(topic: str, body: bytes, properties: Mapping[str, str]) -> str:
+def row_hash(topic: str, body: bytes, properties: Mapping[str, str], flag: int = 0) -> str:
     """Return the last part of a message's ``SPARK_ROW_ID`` (``rowId=true``), 16 hex digits.
 
     Parameters
@@ -35,9 +45,12 @@ def row_hash(topic: str, body: bytes, properties: Mapping[str, str]) -> str:
     body : bytes
         As its sender had it: decompressed.
     properties : mapping of str to str
-        All of the message, as a reader gets them.
+        All of the message, as a reader gets them (of a delayed one, as its sender gave them).
+    flag : int, default 0
     """
     entries = [b"\x01" + topic.encode() + b"\x02", b"\x02" + body]
+    if flag:
+        entries.append(b"\x01\x01%d\x02" % flag)
     entries += [f"{name}\x01{value}\x02".encode() for name, value in properties.items() if name not in _NOT_HASHED]
     return f"{sum(map(entry_hash, entries)) & _MASK:016x}"
 

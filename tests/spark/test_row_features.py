@@ -132,8 +132,9 @@ def test_90_91_long_bodies_are_stored_compressed_and_round_trip(
         F.when(long, text).otherwise(F.col("id").cast("string")).alias("body"),
         F.concat(F.lit("k"), F.col("id")).alias("keys"),
         F.when(F.col("id") % 30 == 0, 1).alias("delayTimeLevel"),
+        (F.col("id") % 2).cast("int").alias("flag"),
     )
-    save(frame, compressType=kind)
+    save(frame, compressType=kind, rowId="true")
     stored = read_topic(cluster.name_server, topic, 300)
     assert len(stored) == 300
     for message in stored:
@@ -142,7 +143,29 @@ def test_90_91_long_bodies_are_stored_compressed_and_round_trip(
         assert message.sys_flag & 0x701 == (sys_flag if long_row else 0)
         expected = (f"line {number}; " * 600 if long_row else str(number)).encode()
         assert decompress(message.body, message.sys_flag) == expected
+        # This broker delivers a delay level as it was sent.
+        assert message.properties["SPARK_ROW_ID"].endswith(row_hash(topic, expected, message.properties, number % 2))
         assert len(message.body) < 1_000
+
+
+def test_delayed_rows_arrive_with_the_ids_that_a_reader_works_out(
+    spark: SparkSession, cluster: Any, topic: str, save: Save
+) -> None:
+    soon = "current_timestamp() + interval 1 second"
+    save(
+        spark.range(2).selectExpr(
+            "cast(id as string) as body",
+            "if(id = 0, 1000L, null) as delayMs",
+            f"if(id = 1, {soon}, null) as deliverTime",
+        ),
+        rowId="true",
+    )
+    stored = read_topic(cluster.name_server, topic, 2)
+    assert sorted(message.body for message in stored) == [b"0", b"1"]
+    for message in stored:
+        # This broker delivers a delay as it was sent.
+        assert ("TIMER_DELAY_MS" in message.properties) == (message.body == b"0")
+        assert message.properties["SPARK_ROW_ID"].endswith(row_hash(topic, message.body, message.properties))
 
 
 def test_no_compression_stores_bodies_as_they_are(spark: SparkSession, cluster: Any, topic: str, save: Save) -> None:

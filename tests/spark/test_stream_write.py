@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -198,6 +199,37 @@ def test_complete_mode_appends_the_whole_result_and_foreach_batch_what_has_chang
     stored = read_topic(cluster.name_server, topic, len(first + second))
     assert Counter(message.body.decode() for message in stored) == Counter(first + second)
     assert sum(facts["rows"] for facts in metrics.to_dict().values()) == len(stored)
+
+
+def test_writes_within_foreach_batch_name_their_query_and_micro_batch(
+    spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics, tmp_path: Path
+) -> None:
+    path = tmp_path / "sink.jsonl"
+    sink = {"nameServer": cluster.name_server, "topic": topic, "metricsPath": str(path)}
+    errors: list[str] = []
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        for body in ("'a' || value", "'b' || value"):
+            batch.selectExpr(f"{body} as body").write.format("rocketmq").options(**sink).save()
+        try:
+            batch.selectExpr("cast(null as string) as body").write.format("rocketmq").options(**sink).save()
+        except PySparkException as exc:
+            errors.append(str(exc))
+
+    query = (
+        numbers(spark, 10).writeStream.foreachBatch(write)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(once=True)
+        .start()
+    )  # fmt: skip
+    assert query.awaitTermination(120)
+    assert query.exception() is None
+    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    assert [(line["write_id"], line["batch_id"]) for line in lines] == [(query.id, 0)] * 2
+    assert [sum(numbers["rows"] for numbers in line["brokers"].values()) for line in lines] == [10, 10]
+    assert len({line["save_id"] for line in lines} - {query.id, None}) == 2
+    [error] = errors
+    assert f"InvalidRowError: micro-batch 0 of query {query.id}: " in error
 
 
 def test_update_mode_is_refused_by_spark(

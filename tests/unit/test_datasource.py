@@ -7,21 +7,34 @@ import logging
 import pickle
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
-from pyspark.sql.types import IntegerType, StringType, StructType
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
 
-from rocketmq_spark.errors import MQBrokerException, OptionError, RemotingConnectException, SchemaError
+from rocketmq_spark.errors import (
+    MQBrokerException,
+    OptionError,
+    RemotingConnectException,
+    RouteNotFoundException,
+    SchemaError,
+)
 from rocketmq_spark.options import SinkOptions
-from rocketmq_spark.producer.client_instance import ClientInstance
-from rocketmq_spark.spark.datasource import RocketMQDataSource, _warn_once, _with_namespace
-from rocketmq_spark.spark.writer import _await_any_answer
+from rocketmq_spark.producer.client_instance import ClientInstance, close_instances
+from rocketmq_spark.spark.datasource import RocketMQDataSource, _warn_once, _with_namespace, arrow_schema
+from rocketmq_spark.spark.writer import Found, _await_any_answer
+from rocketmq_spark.transport.script import route
+from rocketmq_spark.wire.codes import RequestCode
+from tests.peer import BrokerPeer, refused_address
 from tests.proxies import ScriptedProxies
 from tests.proxy import FakeProxy
 
 BODY = StructType().add("body", StringType())
+KEYED = StructType().add("body", StringType()).add("shardingKey", StringType())
 
 
 @pytest.fixture(autouse=True)
@@ -29,29 +42,50 @@ def nothing_was_warned_of_yet() -> None:
     _warn_once.cache_clear()
 
 
+@pytest.fixture(autouse=True)
+def nobody_stays_warm() -> Iterator[None]:
+    yield
+    close_instances()
+
+
+@pytest.fixture
+def name_server() -> Iterator[BrokerPeer]:
+    with BrokerPeer({"t": route({"a": 2})}) as peer:
+        yield peer
+
+
 class OnASpeculatingCluster(RocketMQDataSource):
     _speculation = True
 
 
 @pytest.mark.parametrize(("row_id", "warnings"), [("false", 1), ("true", 0), ("columns:body", 0)])
-def test_speculation_without_row_ids_is_warned_of(caplog: pytest.LogCaptureFixture, row_id: str, warnings: int) -> None:
-    source = OnASpeculatingCluster({"nameServer": "a:1", "topic": "t", "rowId": row_id})
+def test_speculation_without_row_ids_is_warned_of(
+    name_server: BrokerPeer, caplog: pytest.LogCaptureFixture, row_id: str, warnings: int
+) -> None:
+    source = OnASpeculatingCluster({"nameServer": name_server.address, "topic": "t", "rowId": row_id})
     source.streamWriter(BODY, overwrite=False)
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * warnings
     assert all("set rowId=true" in message for message in caplog.messages)
 
 
 def test_a_stream_whose_writer_is_made_twice_in_each_micro_batch_is_warned_once(
-    caplog: pytest.LogCaptureFixture,
+    name_server: BrokerPeer, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(3):
-        RocketMQDataSource({"nameServer": "a:1", "topic": "t", "sendMode": "oneway"}).streamWriter(BODY, overwrite=True)
+        source = RocketMQDataSource({"nameServer": name_server.address, "topic": "t", "sendMode": "oneway"})
+        source.streamWriter(BODY, overwrite=True)
     assert [message.split(":")[0] for message in caplog.messages] == ["sendMode=oneway", "outputMode complete"]
 
 
-def test_without_speculation_nobody_is_warned(caplog: pytest.LogCaptureFixture) -> None:
-    RocketMQDataSource({"nameServer": "a:1", "topic": "t"}).streamWriter(BODY, overwrite=False)
+def test_without_speculation_nobody_is_warned(name_server: BrokerPeer, caplog: pytest.LogCaptureFixture) -> None:
+    RocketMQDataSource({"nameServer": name_server.address, "topic": "t"}).streamWriter(BODY, overwrite=False)
     assert caplog.messages == []
+
+
+def test_a_time_of_delivery_and_the_timestamps_of_a_read_are_columns_of_a_write(name_server: BrokerPeer) -> None:
+    columns = StructType([*BODY, *(StructField(name, TimestampType()) for name in ("deliverTime", "storeTimestamp"))])
+    assert arrow_schema(columns).field("deliverTime").type == pa.timestamp("us", "UTC")
+    RocketMQDataSource({"nameServer": name_server.address, "topic": "t"}).writer(columns, overwrite=False)
 
 
 def test_a_selector_class_is_looked_for_on_the_driver() -> None:
@@ -63,8 +97,65 @@ def test_a_selector_class_is_looked_for_on_the_driver() -> None:
 OVER_GRPC = {"endpoints": "p:8081", "topic": "t"}
 
 
-def test_a_stream_over_grpc_is_checked_without_asking_a_proxy() -> None:
-    RocketMQDataSource(OVER_GRPC).streamWriter(BODY, overwrite=False)
+def test_a_stream_over_grpc_compares_its_columns_with_the_topic_and_asks_once() -> None:
+    with FakeProxy() as proxy:
+        for _ in range(4):
+            source = RocketMQDataSource({"endpoints": proxy.address, "topic": "orders"})
+            assert source.streamWriter(BODY, overwrite=False)._found == Found(None, servers_reached=True)
+            with pytest.raises(SchemaError, match="FIFO"):
+                source.streamWriter(KEYED, overwrite=False)
+        assert [call.method for call in proxy.calls] == ["QueryRoute"]
+
+
+def stream_over(address: str, columns: StructType = BODY, **more: str) -> Any:
+    options = {"nameServer": address, "topic": "t", "sendMsgTimeout": "200", **more}
+    return RocketMQDataSource(options).streamWriter(columns, overwrite=False)
+
+
+def test_a_stream_asks_for_its_topic_once_and_goes_on_while_the_name_server_is_gone() -> None:
+    with BrokerPeer({"t": route({"a": 2})}) as peer:
+        for _ in range(2):
+            assert stream_over(peer.address)._found == Found(None, servers_reached=True)
+        asked = [command for command in peer.requests if command.code == RequestCode.GET_ROUTEINFO_BY_TOPIC]
+        assert len(asked) == 1
+    assert stream_over(peer.address)._found == Found(None, servers_reached=True)
+
+
+def test_a_stream_of_an_unknown_topic_fails_before_any_task(name_server: BrokerPeer) -> None:
+    with pytest.raises(RouteNotFoundException, match="no name server knows it"):
+        stream_over(name_server.address, topic="unheard-of")
+
+
+def test_a_stream_leaves_name_servers_that_it_can_not_reach_to_its_tasks(caplog: pytest.LogCaptureFixture) -> None:
+    # Its driver may have begun anew in mid-query, and the rows of this micro-batch may be stored already.
+    address = refused_address()
+    assert stream_over(address)._found == Found(None, servers_reached=False)
+    [text] = caplog.messages
+    assert "the driver could not check a micro-batch" in text
+    assert address in text
+    with pytest.raises(RouteNotFoundException, match="refused"):
+        stream_over(address, KEYED, ordered="true")
+
+
+def test_a_stream_whose_topics_come_with_the_rows_asks_nobody() -> None:
+    options = {"nameServer": refused_address()}
+    columns = StructType([*BODY, *StructType().add("topic", StringType())])
+    assert RocketMQDataSource(options).streamWriter(columns, overwrite=False)._found == Found()
+
+
+@pytest.mark.parametrize(("batch_id", "patient"), [(0, False), (1, True)])
+def test_the_tasks_of_a_later_micro_batch_know_that_the_address_is_right(batch_id: int, *, patient: bool) -> None:
+    assert stream_over(refused_address())._reached(batch_id) is patient
+
+
+def test_a_task_waits_for_name_servers_that_its_driver_has_reached() -> None:
+    with BrokerPeer({"t": route({"a": 2})}) as peer:
+        options = {"nameServer": peer.address, "topic": "t", "sendMsgTimeout": "200", "deliveryTimeoutMs": "1500"}
+        writer = pickle.loads(cloudpickle.dumps(RocketMQDataSource(options).writer(BODY, overwrite=False)))
+    started = time.monotonic()
+    with pytest.raises(RouteNotFoundException, match="connect"):
+        writer.write(iter([pa.RecordBatch.from_pydict({"body": ["x"]})]))
+    assert time.monotonic() - started > 1.0
 
 
 class Unpickler(pickle.Unpickler):
@@ -95,8 +186,11 @@ import pickle, sys
 import pyspark_rocketmq, rocketmq_spark
 from pyspark import cloudpickle
 from pyspark.sql.types import StructType
+from rocketmq_spark.spark.datasource import arrow_schema
+from rocketmq_spark.spark.writer import stream_writer
+BODY = StructType().add("body", "string")
 source = pyspark_rocketmq.DefaultSource({OVER_GRPC!r})
-writer = source.streamWriter(StructType().add("body", "string"), False)
+writer = stream_writer(source._checked_options(arrow_schema(BODY), print), None, BODY)
 pickle.loads(cloudpickle.dumps((rocketmq_spark.Producer, type(source), writer)))
 sys.exit(str({{"grpc", "google.protobuf"}} & set(sys.modules) or ""))
 """
@@ -104,9 +198,9 @@ sys.exit(str({{"grpc", "google.protobuf"}} & set(sys.modules) or ""))
     assert done.stderr.strip() == ""
 
 
-def test_a_delay_level_over_grpc_is_refused_on_the_driver() -> None:
+def test_a_delay_level_over_grpc_is_refused_on_the_driver(name_server: BrokerPeer) -> None:
     levels = StructType([*BODY, *StructType().add("delayTimeLevel", IntegerType())])
-    RocketMQDataSource({"nameServer": "a:1", "topic": "t"}).streamWriter(levels, overwrite=False)
+    RocketMQDataSource({"nameServer": name_server.address, "topic": "t"}).streamWriter(levels, overwrite=False)
     with pytest.raises(SchemaError, match=r"column delayTimeLevel: .*use delayMs or deliverTime"):
         RocketMQDataSource(OVER_GRPC).streamWriter(levels, overwrite=False)
 

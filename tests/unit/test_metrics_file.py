@@ -35,7 +35,7 @@ def test_each_commit_adds_one_line_with_its_figures_per_broker(tmp_path: Path) -
     first, second = lines(path)
     (numbers,) = first.pop("brokers").values()  # type: ignore[attr-defined]
     invalid = {"skipped": 0, "skipped_by_rule": {}, "dead_lettered": 0, "dead_lettered_by_rule": {}}
-    facts = {"write_id": "w", "batch_id": 3, "time": "2026-01-01T00:00:00.500+00:00", "tasks": 2}
+    facts = {"write_id": "w", "batch_id": 3, "save_id": None, "time": "2026-01-01T00:00:00.500+00:00", "tasks": 2}
     assert first == facts | invalid
     assert (numbers["rows"], numbers["requests"], numbers["retries"]) == (20, 2, 2)
     assert 7 < numbers["p50_ms"] < 10
@@ -65,6 +65,18 @@ def test_where_nothing_can_be_appended_each_commit_is_a_file_that_its_repetition
         )
     assert sorted(path.name for path in (tmp_path / "sink").iterdir()) == ["w-0.json", "w-1.json"]
     assert lines(tmp_path / "sink" / "w-1.json")[0]["brokers"]["a"]["rows"] == 3  # type: ignore[index]
+
+
+def test_two_writes_of_one_micro_batch_stay_apart(tmp_path: Path) -> None:
+    # Within foreachBatch: the query's id and the micro-batch are all that their tasks see.
+    store = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+    for save_id in ("one", "other"):
+        message_ = message("query", 7)
+        record_commit("s3://b", [message_], save_id, 7, now=NOW, resolve=lambda _: (store, ""))
+        record_commit(str(tmp_path / "sink.jsonl"), [message_], save_id, 7, now=NOW)
+    assert {path.name for path in tmp_path.glob("*.json")} == {"query-7-one.json", "query-7-other.json"}
+    places = [(line["write_id"], line["batch_id"], line["save_id"]) for line in lines(tmp_path / "sink.jsonl")]
+    assert places == [("query", 7, "one"), ("query", 7, "other")]
 
 
 @pytest.mark.parametrize("path", ["/proc/sink.jsonl", "nonsense://x/y", "/dev/full"])

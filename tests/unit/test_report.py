@@ -20,6 +20,7 @@ from rocketmq_spark.spark.report import (
     Metrics,
     ReportAccumulatorParam,
     log_summary,
+    micro_batch_of,
     new_summary,
     summarise,
 )
@@ -254,6 +255,13 @@ def test_the_log_line_is_quiet_where_metrics_tell_the_same(caplog: pytest.LogCap
     [record] = caplog.records
     assert record.levelname == "INFO"
     assert record.getMessage().startswith(f"micro-batch 4 of {WRITE_ID}: 1 tasks stored 20 rows, ")
+
+
+def test_the_micro_batch_is_what_the_tasks_saw() -> None:
+    within = CommitMessage.of(Recorder(WRITE_ID, 17, 0).snapshot(), histograms=False)
+    outside = CommitMessage.of(Recorder(WRITE_ID, -1, 0).snapshot(), histograms=False)
+    assert micro_batch_of([None, within, within]) == 17
+    assert micro_batch_of([outside]) is micro_batch_of([None]) is micro_batch_of([]) is None
 
 
 def test_the_log_line_of_an_empty_write(caplog: pytest.LogCaptureFixture) -> None:

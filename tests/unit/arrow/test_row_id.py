@@ -36,19 +36,24 @@ def ids_of(
         for message in messages or ():
             found[message.properties["UNIQ_KEY"]] = message.properties["SPARK_ROW_ID"]
             if columns is None:
-                expected = row_hash(one.topic, message.body, message.properties)
+                expected = row_hash(one.topic, message.body, message.properties, message.flag)
                 assert message.properties["SPARK_ROW_ID"].split("/")[-1] == expected
         if messages is None:
             properties = decode_properties(one.properties.encode())
             found[properties["UNIQ_KEY"]] = properties["SPARK_ROW_ID"]
             if columns is None:
-                assert properties["SPARK_ROW_ID"].split("/")[-1] == row_hash(one.topic, joined(one), properties)
+                expected = row_hash(one.topic, joined(one), properties, one.flag)
+                assert properties["SPARK_ROW_ID"].split("/")[-1] == expected
     # Row k has the k-th client id.
     return [found[key] for key in sorted(found)]
 
 
 def bodies(*values: bytes, **columns: object) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"body": pa.array(values, pa.binary()), **columns})
+
+
+def at(milliseconds: int) -> pa.Array:
+    return pa.array([milliseconds], pa.timestamp("ms", "UTC"))
 
 
 @relaxed
@@ -77,6 +82,7 @@ def test_a_hash_does_not_depend_on_the_size_of_pieces() -> None:
 
 def test_the_hash_stays_what_it_is() -> None:
     assert row_hash("orders", b"hello", {"KEYS": "k1", "TAGS": "t", "UNIQ_KEY": "x", "mine": "1"}) == "a961018d6d52eebe"
+    assert row_hash("orders", b"hello", {"DELAY": "3", "REAL_TOPIC": "orders"}, -7) == "11c5eefbab7d1dff"
 
 
 def test_a_million_similar_strings_have_a_million_hashes() -> None:
@@ -89,7 +95,7 @@ def test_a_million_similar_strings_have_a_million_hashes() -> None:
 
 @relaxed
 @given(
-    row_tables(),
+    row_tables(delays=True),
     st.builds(
         BatchSettings,
         topic=st.none() | st.just("orders"),
@@ -105,7 +111,7 @@ def test_a_reader_can_work_the_hash_out_and_every_row_has_its_place(table: Any, 
 
 
 @relaxed
-@given(row_tables(), st.integers(1, 5))
+@given(row_tables(delays=True), st.integers(1, 5))
 def test_ids_do_not_depend_on_how_rows_are_cut_into_record_batches(table: Any, size: int) -> None:
     _, record_batches = table
     whole = pa.Table.from_batches(record_batches)
@@ -125,12 +131,35 @@ def test_ids_do_not_depend_on_how_rows_are_cut_into_record_batches(table: Any, s
             bodies(b"a", properties=pa.array([[("src", "00000-B"), ("dst", "00000-A")]], PROPERTIES)),
         ),
         (bodies(b"a", topic=["x"]), bodies(b"a", topic=["y"])),
+        (bodies(b"a", flag=[1]), bodies(b"a", flag=[2])),
+        (bodies(b"a", flag=[-1]), bodies(b"a")),
+        (bodies(b"a", delayTimeLevel=[1]), bodies(b"a", delayTimeLevel=[2])),
+        (bodies(b"a", delayMs=[1]), bodies(b"a", delayMs=[2])),
+        (bodies(b"a", deliverTime=at(1)), bodies(b"a", deliverTime=at(2))),
+        (bodies(b"a", delayMs=[1]), bodies(b"a", deliverTime=at(1))),
+        (bodies(b"a", delayTimeLevel=[1]), bodies(b"a")),
     ],
 )
 def test_rows_that_say_something_else_have_other_ids(one: pa.RecordBatch, other: pa.RecordBatch) -> None:
     assert ids_of([one], BatchSettings(topic=None if "topic" in one.schema.names else "t")) != ids_of(
         [other], BatchSettings(topic=None if "topic" in other.schema.names else "t")
     )
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        {"flag": pa.array([0])},
+        {"flag": pa.array([None], pa.int32())},
+        {"delayTimeLevel": pa.array([None], pa.int32())},
+        {"delayMs": pa.nulls(1)},
+        {"waitStoreMsgOK": pa.array([False])},
+        {"queueId": pa.array([1]), "brokerName": pa.array(["broker-a"])},
+    ],
+)
+def test_what_is_not_set_and_where_and_how_a_row_goes_are_no_part_of_its_id(column: dict[str, pa.Array]) -> None:
+    settings_ = BatchSettings(topic="orders", queue_selector="column")
+    assert ids_of([bodies(b"a", **column)], settings_) == ids_of([bodies(b"a")], settings_)
 
 
 def test_the_order_of_a_map_does_not_count() -> None:

@@ -247,6 +247,44 @@ def test_an_endpoint_that_can_not_be_reached_fails_within_seconds() -> None:
     instance.close()
 
 
+GONE = RemotingConnectException("connecting to ns:1: refused")
+
+
+def after_the_driver(
+    routes: dict[str, Any], clock: Jumping, **options: Any
+) -> tuple[BatchSender[list[str]], ScriptedTransport]:
+    """Return a sender of a fresh process, which its driver has told that name servers were there."""
+    transport = ScriptedTransport(routes)
+    sink = SinkOptions(name_server=("ns:1",), retry_backoff_ms=1, retry_backoff_max_ms=2, **options)
+    instance = ClientInstance("test@1", transport, sink)
+    return BatchSender(sink, instance, Recorder("w", -1, 0), clock=clock, servers_reached=True), transport
+
+
+def test_name_servers_that_the_driver_has_reached_are_waited_for() -> None:
+    clock = Jumping()
+    producer, transport = after_the_driver({"T": route({"a": 1})}, clock)
+    transport.fail("query_route", *[GONE] * 30)
+    assert producer.publish_queues("T") == (MessageQueue("T", "a", 0),)
+    assert 30 <= clock.now <= 60
+
+
+def test_name_servers_that_the_driver_has_reached_and_that_stay_away_fail_after_the_delivery_timeout() -> None:
+    clock = Jumping()
+    producer, transport = after_the_driver({"T": route({"a": 1})}, clock, delivery_timeout_ms=20_000)
+    transport.fail("query_route", *[GONE] * 50)
+    with pytest.raises(RouteNotFoundException, match="refused"):
+        producer.publish_queues("T")
+    assert 20 <= clock.now <= 23
+
+
+def test_a_topic_that_nobody_knows_is_not_waited_for_whoever_was_reached_before() -> None:
+    clock = Jumping()
+    producer, _ = after_the_driver({}, clock)
+    with pytest.raises(RouteNotFoundException, match="no name server knows it"):
+        producer.publish_queues("T")
+    assert clock.now <= 6
+
+
 def test_over_grpc_a_namespace_is_no_part_of_names() -> None:
     producer, transport, instance = over_grpc(
         {"T": proxy_route("NORMAL", endpoints=("p:8081",))}, Jumping(), namespace="ns"

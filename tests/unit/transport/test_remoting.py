@@ -10,6 +10,7 @@ import pytest
 
 from rocketmq_spark.errors import (
     BrokerBusyException,
+    BrokerUnavailableException,
     MQBrokerException,
     MQClientException,
     OptionError,
@@ -297,13 +298,62 @@ def test_without_time_no_name_server_is_asked(make_transport: MakeTransport) -> 
         assert good.requests == []
 
 
-def test_an_unknown_topic_is_an_answer_and_not_asked_elsewhere(make_transport: MakeTransport) -> None:
-    with BrokerPeer() as one, BrokerPeer({"orders": ROUTE}) as other:
-        transport = make_transport(one.address, other.address, random=Fixed())
-        with pytest.raises(TopicRouteStaleException, match="looking up the route of topic orders") as raised:
+def test_a_name_server_that_knows_the_topic_wins_over_one_that_does_not(make_transport: MakeTransport) -> None:
+    # One that has just been restarted knows nothing until brokers have registered again.
+    with BrokerPeer() as empty, BrokerPeer({"orders": ROUTE}) as other:
+        transport = make_transport(empty.address, other.address, random=Fixed())
+        for _ in range(3):
+            assert transport.query_route("orders", PATIENCE) == ROUTE
+        assert (len(empty.requests), len(other.requests)) == (1, 3)
+
+
+def test_a_topic_that_none_knows_is_asked_of_all_and_they_are_named(make_transport: MakeTransport) -> None:
+    dead = refused_address()
+    with BrokerPeer() as one, BrokerPeer() as other:
+        transport = make_transport(dead, one.address, other.address, random=Fixed())
+        for asked in (1, 2):
+            with pytest.raises(TopicRouteStaleException) as raised:
+                transport.query_route("orders", PATIENCE)
+            assert (len(one.requests), len(other.requests)) == (asked, asked)
+        text = f"looking up the route of topic orders: {one.address}, {other.address} answered 17 TOPIC_NOT_EXIST: "
+    assert str(raised.value).startswith(f"{text}No topic route info; without an answer: {dead}: ")
+    assert raised.value.remark.startswith(f"{one.address}, {other.address}: No topic route info; without an answer: ")
+    assert raised.value.response_code == 17
+
+
+def test_an_unknown_topic_does_not_make_a_silent_name_server_the_first_to_be_asked(
+    make_transport: MakeTransport,
+) -> None:
+    with full_listener() as silent, BrokerPeer({"orders": ROUTE}) as good:
+        transport = make_transport(address_of(silent), good.address, random=Fixed())
+        with pytest.raises(TopicRouteStaleException):
+            transport.query_route("unheard-of", 1.0)
+        assert transport.query_route("orders", 0.3) == ROUTE
+
+
+def not_ready(session: Session) -> None:
+    while True:
+        session.answer(session.read(), 1, remark="name server not ready")
+
+
+def test_a_name_server_that_is_not_ready_leaves_the_word_to_the_next(make_transport: MakeTransport) -> None:
+    with Peer(not_ready) as starting, BrokerPeer({"orders": ROUTE}) as good:
+        transport = make_transport(starting.address, good.address, random=Fixed())
+        assert transport.query_route("orders", PATIENCE) == ROUTE
+        # What that one does not know, the one that starts may.
+        with pytest.raises(BrokerUnavailableException, match=r"name server not ready.*No topic route info"):
+            transport.query_route("unheard-of", PATIENCE)
+
+
+def test_a_name_server_that_refuses_has_the_word(make_transport: MakeTransport) -> None:
+    def refuse(session: Session) -> None:
+        session.answer(session.read(), 16, remark="not yours")
+
+    with Peer(refuse) as strict, BrokerPeer({"orders": ROUTE}) as other:
+        transport = make_transport(strict.address, other.address, random=Fixed())
+        with pytest.raises(MQBrokerException, match="16 NO_PERMISSION: not yours"):
             transport.query_route("orders", PATIENCE)
         assert other.requests == []
-    assert raised.value.response_code == 17
 
 
 def test_a_route_that_is_no_route_is_asked_of_the_next_name_server(make_transport: MakeTransport) -> None:
