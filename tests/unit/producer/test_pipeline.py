@@ -350,15 +350,25 @@ def test_no_row_is_ever_lost_whatever_the_brokers_do(
     for broker, replies in script.items():
         rig.transport.play(broker, *replies)
     queue = MessageQueue("T", min(script), 1)
-    rig.offer(6)
-    rig.offer(3, bound=queue)
-    rig.offer(6, single=True)
+    bodies = [b"%d" % number for number in range(24)]
+    # Batches of three rows, as many bound to the queue, and single messages: no two rows are alike.
+    for at in range(0, 18, 3):
+        rig.offer_bodies(bodies[at : at + 3], queue if at < 9 else None)
+    for body in bodies[18:]:
+        rig.offer_bodies([body], single=True)
     rig.run()
-    stored = sum(facts["rows"] for facts in rig.facts.values())
+    acknowledged = sum(facts["rows"] for facts in rig.facts.values())
     unfinished = rig.pipeline.unfinished()
-    assert stored + unfinished.not_sent + unfinished.unknown == 15
+    assert acknowledged + unfinished.not_sent + unfinished.unknown == 24
+    # What the brokers have is what counts; our own figures must only not contradict it.
+    places = {(message.body, at) for at, messages in rig.transport.stored.items() for message in messages}
+    found = {body for body, _ in places}
+    assert found <= set(bodies)
+    assert acknowledged <= len(found) <= acknowledged + unfinished.unknown
+    assert {at for body, at in places if body in bodies[:9]} <= {queue}
     if rig.pipeline.failure is None:
-        assert (stored, rig.pipeline.pending_bytes) == (15, 0)
+        assert found == set(bodies)
+        assert (acknowledged, rig.pipeline.pending_bytes) == (24, 0)
     else:
         # Only a batch that is stored but not safe may give up within the delivery timeout.
         assert "it is not safe there yet" in str(rig.pipeline.failure)
