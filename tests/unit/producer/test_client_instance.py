@@ -17,8 +17,11 @@ from rocketmq_spark.producer.batch_sender import BatchSender
 from rocketmq_spark.producer.client_instance import ClientInstance, acquire_instance, close_instances
 from rocketmq_spark.producer.fault_preset import FaultSite
 from rocketmq_spark.route_data import BrokerData, QueueData, TopicRouteData
+from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.transport.script import ManualClock, route
 from rocketmq_spark.transport.scripted import ScriptedTransport
+from tests.peer import PATIENCE, BrokerPeer
+from tests.waiting import wait_for
 
 OPTIONS = SinkOptions(name_server=("ns:1",))
 
@@ -334,3 +337,25 @@ def test_an_idle_instance_closes_itself_after_its_time() -> None:
     instance.unregister("g")
     assert instance._worker.join(10)
     assert instance.closed
+
+
+def test_the_sockets_of_an_instance_that_closes_by_age_end() -> None:
+    with BrokerPeer() as broker, BrokerPeer() as name_server:
+        name_server.routes["T"] = with_slaves(a={0: broker.address})
+        options = SinkOptions(name_server=(name_server.address,))
+
+        def make() -> ClientInstance:
+            transport = RemotingTransport([name_server.address])
+            return ClientInstance("ip@name", transport, options, idle_seconds=0.05)
+
+        instance = acquire_instance("idle", "g", make)
+        try:
+            instance.routes.find("T", 5.0)
+            # A broker that was not known before hears at once.
+            wait_for(lambda: len(broker.requests) > 0, PATIENCE)
+            sessions = [*name_server.sessions, *broker.sessions]
+            instance.unregister("g")
+            # A peer closes its own end when it has read the end of the stream, and not before.
+            wait_for(lambda: {session.sock.fileno() for session in sessions} == {-1}, PATIENCE)
+        finally:
+            instance.close()
