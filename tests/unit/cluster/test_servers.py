@@ -1,0 +1,110 @@
+"""A proxy that dies because no broker has registered yet: it is started again while that may help, and no longer."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark.cluster.probe import Probe
+from rocketmq_spark.cluster.process import Watchdog
+from rocketmq_spark.cluster.server import Site
+from rocketmq_spark.cluster.servers import Proxy
+from rocketmq_spark.errors import ClusterError
+from rocketmq_spark.transport.script import route
+from rocketmq_spark.wire.codes import RequestCode
+from rocketmq_spark.wire.command import RemotingCommand, encode_command
+from tests.peer import PATIENCE, Peer, Session, route_body
+
+MakeProxy = Callable[..., Proxy]
+
+# Each start leaves its mark; the first ones end as a proxy does that finds no broker.
+DIES = """echo start >> starts
+[ $(wc -l < starts) -le {deaths} ] && echo 'java.lang.RuntimeException: create system broadcast topic' && exit 1
+exec {serve}
+"""
+# Both ports of a proxy that lives: whatever it is asked over remoting, it gives the answer that lies in its folder.
+SERVES = """
+import json, socket
+ports = json.load(open("proxy.json"))
+grpc = socket.create_server(("127.0.0.1", ports["grpcServerPort"]))
+remoting = socket.create_server(("127.0.0.1", ports["remotingListenPort"]))
+answer = open("answer", "rb").read()
+while True:
+    asking = remoting.accept()[0]
+    asking.recv(65536)
+    asking.sendall(answer)
+"""
+
+
+class Brokers:
+    """The name server's brokers: none until it has been asked so often."""
+
+    def __init__(self, none_until: float) -> None:
+        self.none_until = none_until
+        self.asked = 0
+
+    def serve(self, session: Session) -> None:
+        request = session.read()
+        assert request.code == RequestCode.GET_BROKER_CLUSTER_INFO
+        self.asked += 1
+        known = {"broker-0": {"brokerAddrs": {"0": "127.0.0.1:1"}}} if self.asked > self.none_until else {}
+        session.answer(request, body=json.dumps({"brokerAddrTable": known}).encode())
+
+
+@pytest.fixture
+def make_proxy(tmp_path: Path, make_java: Callable[[Path, str], Path]) -> Iterator[MakeProxy]:
+    """Return a function that makes a proxy whose first processes die, beside a name server of ours."""
+    watchdog, made = Watchdog(), list[Proxy]()
+
+    def make(name_server: str, deaths: int) -> Proxy:
+        serve = f"{shlex.quote(sys.executable)} -I -c {shlex.quote(SERVES)}"
+        java = make_java(tmp_path / "bin", DIES.format(deaths=deaths, serve=serve))
+        site = Site(java, (), tmp_path, watchdog, Probe(), (), PATIENCE, name_server)
+        proxy = Proxy(site, {})
+        proxy.folder.mkdir()
+        answer = RemotingCommand(0, 0, {}, route_body(route({"broker-0": 1})), 1, "", "JAVA", 513)
+        (proxy.folder / "answer").write_bytes(encode_command(answer))
+        made.append(proxy)
+        return proxy
+
+    yield make
+    for proxy in made:
+        proxy.kill()
+    watchdog.release()
+
+
+def starts_of(proxy: Proxy) -> int:
+    return len((proxy.folder / "starts").read_text().splitlines())
+
+
+@pytest.mark.parametrize("keep_ports", [False, True], ids=["first", "again"])
+def test_a_proxy_that_dies_before_a_broker_has_registered_is_started_again_and_serves(
+    make_proxy: MakeProxy, keep_ports: bool
+) -> None:
+    # While it started there was none; by the time it is dead there is one.
+    with Peer(Brokers(none_until=1).serve) as name_server:
+        proxy = make_proxy(name_server.address, deaths=1)
+        ports = proxy.ports
+        proxy.launch()
+        proxy.await_ready(time.monotonic() + PATIENCE, keep_ports=keep_ports)
+        assert proxy.is_alive
+        assert (starts_of(proxy), proxy.ports) == (2, ports)
+
+
+@pytest.mark.parametrize(("none_until", "starts"), [(math.inf, 1), (0, 4)], ids=["no broker", "it always dies"])
+def test_a_proxy_that_cannot_live_is_given_up_and_says_why(
+    make_proxy: MakeProxy, none_until: float, starts: int
+) -> None:
+    with Peer(Brokers(none_until).serve) as name_server:
+        proxy = make_proxy(name_server.address, deaths=9)
+        proxy.launch()
+        with pytest.raises(ClusterError, match=r"proxy ended with exit code 1; .*create system broadcast topic"):
+            proxy.await_ready(time.monotonic() + PATIENCE)
+        assert starts_of(proxy) == starts
