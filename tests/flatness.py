@@ -1,0 +1,67 @@
+"""Whether figures that were noted over a long time stay as they are, or grow.
+
+Rule 1: the first third of the time is for warming up, and does not count.
+Rule 2: of the rest, the median over the last quarter may be more than the one over the first by so much and no more,
+        however long that was. Medians, because what comes and goes is not growth.
+Rule 3: a figure with a ceiling may grow, but never beyond it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+# By what a figure's name ends with, the first that fits, how much more is no growth yet. A leak shows by what it adds
+# up to between the two quarters, and their medians differ by as much as this without any: an allocator keeps a few
+# megabytes more or fewer after a broker's restart, and a Python worker more, while it lives, has five threads and eight
+# descriptors in the JVM. In a run of 30 minutes the quarters are 15 minutes apart: it tells 24 MB an hour from nothing,
+# one thread or descriptor more with each restart, a worker every few minutes. A shorter run tells less, a longer one
+# more.
+_NO_GROWTH_YET = {
+    "JVM threads": 6.0,
+    "JVM descriptors": 10.0,
+    "MB": 6.0,
+    "threads": 2.0,
+    "descriptors": 2.0,
+    "workers": 1.0,
+}
+
+
+class Sample(NamedTuple):
+    """Figures by name, and when they were so (seconds)."""
+
+    at: float
+    figures: Mapping[str, float]
+
+
+class Line(NamedTuple):
+    """What became of one figure."""
+
+    name: str
+    first: float
+    last: float
+    highest: float
+    per_hour: float
+    fine: bool
+
+
+def judge(samples: Sequence[Sample], ceilings: Mapping[str, float] = MappingProxyType({})) -> list[Line]:
+    """Compare, figure by figure, the last quarter of the time after the warm-up with the first one."""
+    counted = samples[len(samples) // 3 :]
+    quarter = max(len(counted) // 4, 1)
+    before, after = counted[:quarter], counted[-quarter:]
+    hours = (_median_time(after) - _median_time(before)) / 3600
+    lines = []
+    for name in samples[-1].figures:
+        first, last = (statistics.median(sample.figures[name] for sample in part) for part in (before, after))
+        allowed = next(most for ending, most in _NO_GROWTH_YET.items() if name.endswith(ending))
+        highest = max(sample.figures[name] for sample in samples)
+        fine = highest <= ceilings[name] if name in ceilings else last - first <= allowed
+        lines.append(Line(name, first, last, highest, (last - first) / hours, fine))
+    return lines
+
+
+def _median_time(samples: Sequence[Sample]) -> float:
+    return statistics.median(sample.at for sample in samples)
