@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 
 import pytest
 from pyspark.errors import PySparkException
@@ -86,27 +87,39 @@ def test_rows_that_a_paused_broker_holds_are_sent_again_and_none_is_lost(
         assert account.longest_stall < pause
 
 
-@pytest.mark.long
-def test_beside_a_paused_broker_with_faults_on_rows_flow_as_if_it_were_not_there(
-    trial: Trial, spark: SparkSession, topic: str
-) -> None:
+def pace_beside_a_paused_broker(trial: Trial, seconds: float) -> float:
+    """Return the pace of a write while a broker is paused, as a share of the pace of one without that broker."""
     victim, other = trial.cluster.brokers
-    name_server, alone = trial.cluster.name_server, f"{topic}-alone"
+    name_server, alone = trial.cluster.name_server, f"{trial.topic}-alone"
     # One row a request: as many requests as can be, so that whatever holds one up shows.
     options = {"batching": False, "sendLatencyFaultEnable": True, "rowId": True}
     make_topic(trial.cluster, alone, on=[other])
+    rows = numbered(trial.spark, 60_000, 200)
+    # The first write is slow: it makes Spark's workers, and brokers compile what it needs of them.
+    write(rows, name_server, alone, **options)
     with trial.ledger.watch([name_server], alone, [other.address]):
-        write(numbered(spark, 60_000, 100), name_server, alone, **options)
+        write(rows, name_server, alone, **options)
     undisturbed = trial.ledger.pace
     trial.metrics.reset()
-    pause, held = 20.0, list[tuple[float, float]]()
-    rows = int(undisturbed * pause * 1.6)
-    trial.write(rows, lambda: held.append(paused(pause, victim)), per_second=None, **options)
+    held = list[tuple[float, float]]()
+    trial.write(
+        int(undisturbed * seconds * 1.6), lambda: held.append(paused(seconds, victim)), per_second=None, **options
+    )
     ((start, end),) = held
-    pace = trial.ledger.stored_between(start, end) / (end - start)
-    trial.settle(f"broker paused {pause:.0f} s, faults on: {pace / undisturbed:.2f} of the pace without it")
-    # 0.6 is what the table is to show. The machine's other work must not fail this; waiting for the paused broker does.
-    assert pace > 0.3 * undisturbed
+    share = trial.ledger.stored_between(start, end) / (end - start) / undisturbed
+    trial.settle(f"broker paused {seconds:.0f} s, faults on: {share:.2f} of the pace without it")
+    return share
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_beside_a_paused_broker_with_faults_on_rows_flow_as_if_it_were_not_there(trial: Trial) -> None:
+    share = pace_beside_a_paused_broker(trial, 20.0)
+    if share < 0.6:
+        # Both paces are the machine's too: 1.13, 1.01 and 0.62 were seen, the last while it had other things to do. A
+        # wait for the paused broker would be there the second time as well.
+        share = pace_beside_a_paused_broker(replace(trial, topic=f"{trial.topic}-again"), 20.0)
+    assert share >= 0.6
 
 
 @pytest.mark.long
