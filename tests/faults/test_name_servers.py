@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -42,13 +43,18 @@ def test_a_write_goes_on_by_the_routes_it_knows_while_the_name_server_is_gone(tr
 def test_a_name_server_that_is_gone_from_the_start_fails_the_write_at_once_and_is_named(
     spark: SparkSession, metrics: Metrics
 ) -> None:
-    refused = refused_address()
+    refused, timeout, partitions, attempts = refused_address(), 500, 2, 2
     with silent_address() as silent:
         for address, why in ((refused, "refused"), (silent, "no answer within")):
+            started = time.monotonic()
             with pytest.raises(PySparkException, match=why) as raised:
-                write(numbered(spark, 10, 10), address, "orders", sendMsgTimeout=500)
+                write(numbered(spark, 10, 10, partitions), address, "orders", sendMsgTimeout=timeout)
+            took = time.monotonic() - started
             assert address in str(raised.value)
             assert "looking up the route of topic orders" in str(raised.value)
+            # One name server, asked once by each attempt of each task; the rest is Spark's own time. Whoever waited for
+            # deliveryTimeoutMs as for a broker would take two minutes.
+            assert took < partitions * attempts * (timeout / 1000 + 5)
 
 
 @pytest.mark.parametrize("kind", ["refuses", pytest.param("is silent", marks=pytest.mark.long)])
