@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -49,7 +49,7 @@ def trial(spark: SparkSession, two_brokers: LocalCluster, topic: str, metrics: M
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print what the faults of this run have cost."""
+    """Print what the faults of this run have cost, and which of them could not be made here."""
     accounts = [
         Account(*value)
         for outcome in ("passed", "failed")
@@ -57,9 +57,22 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         for name, value in report.user_properties
         if name == _PROPERTY
     ]
-    if not accounts:
+    skipped = {
+        # Where, in which line, and why.
+        report.longrepr[2].removeprefix("Skipped: ")
+        for report in terminalreporter.getreports("skipped")
+        if report.nodeid.startswith("tests/faults/")
+    }
+    if not accounts and not skipped:
         return
     terminalreporter.section("what faults cost")
+    if accounts:
+        print_table(terminalreporter, accounts)
+    for reason in sorted(skipped):
+        terminalreporter.line(f"not made: {reason}")
+
+
+def print_table(terminalreporter: Any, accounts: Sequence[Account]) -> None:
     width = max(len(account.fault) for account in accounts)
     terminalreporter.line(f"{'fault':{width}} {'rows in':>9} {'stored':>9} {'repeats':>8} {'retries':>8} longest stall")
     for account in sorted(accounts):
