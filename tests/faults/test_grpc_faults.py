@@ -1,7 +1,7 @@
 """A write over gRPC while a proxy goes, comes, or freezes: whatever it returns is read back from the brokers.
 
 What is the same row is told by its key. A row may be there more than once, but then it is the same message sent again:
-under one id.
+under one id, besides the row id that the ledger looks at.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -26,11 +27,14 @@ from tests.links import TcpProxy
 from tests.peer import refused_address
 from tests.reading import read_topic
 from tests.waiting import wait_for
-from tests.writes import PIECE, SMALL, body_of, broken, counted, in_mid_write, keys_of, numbered, rows
+from tests.writes import PIECE, SMALL, body_of, broken, counted, in_mid_write, keys_of, numbered, retries_of, rows
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
 MakeTopic = Callable[..., str]
+
+# Of a producer's write; the ledger tells rows by their ids.
+WITH_ID = {**SMALL, "rowId": "true"}
 
 
 @pytest.fixture
@@ -63,6 +67,21 @@ def stored(cluster: LocalCluster, topic: str, count: int) -> list[MessageExt]:
     return messages
 
 
+def watched(ledger: Ledger, cluster: LocalCluster, topic: str) -> AbstractContextManager[None]:
+    return ledger.watch([cluster.name_server], topic, [broker.address for broker in cluster.brokers])
+
+
+def settle(
+    ledger: Ledger, fault: str, cluster: LocalCluster, topic: str, count: int, told: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Enter the fault in the table, after reading everything back."""
+    ledger.settle(fault, cluster.name_server, topic, keys_of(count), retries_of(told), begins=body_of)
+
+
+def name_of(faults: bool) -> str:
+    return f"sendLatencyFaultEnable {'on' if faults else 'off'}"
+
+
 def kill_and_restart(cluster: LocalCluster) -> None:
     assert cluster.proxy is not None
     cluster.proxy.kill()
@@ -77,24 +96,24 @@ def test_grpc_24_a_proxy_that_is_killed_and_restarted_in_mid_write_loses_no_row(
     # At that rate the write takes seconds: whatever the machine, the kill falls into it.
     options = {"endpoints": cluster.endpoints, "maxRatePerSecond": 6_000, "rowId": True, "topic": topic, **SMALL}
     with (
-        ledger.watch([name_server], topic, [broker.address for broker in cluster.brokers]),
+        watched(ledger, cluster, topic),
         in_mid_write(name_server, topic, PIECE, lambda: kill_and_restart(cluster)),
     ):
         numbered(spark, count, 200).write.format("rocketmq").options(**options).save()
-    told = metrics.to_dict()[cluster.endpoints]
-    assert told["rows"] == count
-    assert told["retries"] > 0
-    ledger.settle("proxy killed and started again", name_server, topic, keys_of(count), told["retries"], begins=body_of)
+    told = metrics.to_dict()
+    assert told[cluster.endpoints]["rows"] == count
+    assert told[cluster.endpoints]["retries"] > 0
+    settle(ledger, "proxy killed and started again", cluster, topic, count, told)
 
 
 @pytest.mark.long
 def test_grpc_24_rows_of_a_group_stay_in_order_over_the_restart_of_their_proxy(
-    cluster: LocalCluster, make_topic: MakeTopic
+    cluster: LocalCluster, make_topic: MakeTopic, ledger: Ledger
 ) -> None:
     topic, count, groups = make_topic("FIFO"), 3_000, 40
-    with Producer("pg", endpoints=cluster.endpoints) as producer:
+    with Producer("pg", endpoints=cluster.endpoints) as producer, watched(ledger, cluster, topic):
         batches = broken(rows(count, groups), 3, cluster, topic, lambda: kill_and_restart(cluster))
-        summary = producer.send_arrow(batches, topic, ordered="true")
+        told = producer.send_arrow(batches, topic, ordered="true", rowId="true").to_dict()
     numbers: dict[str, list[int]] = defaultdict(list)
     queues: dict[str, set[int]] = defaultdict(set)
     for message in stored(cluster, topic, count):
@@ -105,12 +124,13 @@ def test_grpc_24_rows_of_a_group_stay_in_order_over_the_restart_of_their_proxy(
         f"group-{group}": list(range(group, count, groups)) for group in range(groups)
     }
     assert {len(found) for found in queues.values()} == {1}
-    assert summary.to_dict()[cluster.endpoints]["retries"] > 0
+    assert told[cluster.endpoints]["retries"] > 0
+    settle(ledger, "proxy killed and started again, rows of groups", cluster, topic, count, told)
 
 
 @pytest.mark.long
 def test_rows_that_a_frozen_proxy_holds_are_sent_again_and_none_is_lost(
-    cluster: LocalCluster, make_topic: MakeTopic
+    cluster: LocalCluster, make_topic: MakeTopic, ledger: Ledger
 ) -> None:
     topic, count, proxy = make_topic("NORMAL"), 20_000, cluster.proxy
     assert proxy is not None
@@ -120,27 +140,35 @@ def test_rows_that_a_frozen_proxy_holds_are_sent_again_and_none_is_lost(
         threading.Event().wait(3.0)
         proxy.resume()
 
-    with Producer("pg", endpoints=cluster.endpoints, send_msg_timeout=1000) as producer:
-        summary = producer.send_arrow(broken(rows(count), 30, cluster, topic, freeze), topic, **SMALL)
+    with (
+        Producer("pg", endpoints=cluster.endpoints, send_msg_timeout=1000) as producer,
+        watched(ledger, cluster, topic),
+    ):
+        told = producer.send_arrow(broken(rows(count), 30, cluster, topic, freeze), topic, **WITH_ID).to_dict()
     stored(cluster, topic, count)
-    told = summary.to_dict()[cluster.endpoints]
-    assert told["rows"] == count
-    assert told["retries_by_reason"]["RemotingTimeoutException"] > 0
+    settle(ledger, "proxy paused for 3 s", cluster, topic, count, told)
+    assert told[cluster.endpoints]["rows"] == count
+    assert told[cluster.endpoints]["retries_by_reason"]["RemotingTimeoutException"] > 0
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("faults", [False, True], ids=["without-faults", "with-faults"])
+@pytest.mark.parametrize(
+    "faults", [pytest.param(False, marks=pytest.mark.long), True], ids=["without-faults", "with-faults"]
+)
 def test_an_endpoint_that_is_dead_from_the_start_gets_no_row_and_holds_up_none(
-    cluster: LocalCluster, make_topic: MakeTopic, *, faults: bool
+    cluster: LocalCluster, make_topic: MakeTopic, topic: str, ledger: Ledger, *, faults: bool
 ) -> None:
-    topic, count, dead = make_topic("NORMAL"), 15_000, refused_address()
+    count, dead, lone = 15_000, refused_address(), make_topic("NORMAL", f"{topic}-lone")
+    make_topic("NORMAL")
     endpoints = f"{dead};{cluster.endpoints}"
     with Producer("pg", endpoints=endpoints, send_latency_fault_enable=faults) as producer:
-        told = producer.send_arrow(rows(count), topic, **SMALL).to_dict()
+        with watched(ledger, cluster, topic):
+            told = producer.send_arrow(rows(count), topic, **WITH_ID).to_dict()
         for number in range(4):
-            message = Message.of(topic, b"one by one", keys=f"k{count + number}")
+            message = Message.of(lone, b"one by one", keys=f"k{number}")
             assert producer.send(message).message_queue.broker_name == cluster.endpoints
-    stored(cluster, topic, count + 4)
+    stored(cluster, topic, count)
+    stored(cluster, lone, 4)
+    settle(ledger, f"endpoint dead from the start, {name_of(faults)}", cluster, topic, count, told)
     assert (told[dead]["rows"], told[cluster.endpoints]["rows"]) == (0, count)
     assert told[dead]["retries_by_reason"].keys() == {"RemotingConnectException"}
     # Of hundreds of requests few were tried there: it is left alone for longer and longer, or for good.
@@ -151,13 +179,17 @@ def test_an_endpoint_that_is_dead_from_the_start_gets_no_row_and_holds_up_none(
 @pytest.mark.long
 @pytest.mark.parametrize("faults", [False, True], ids=["without-faults", "with-faults"])
 def test_an_endpoint_that_dies_in_mid_write_leaves_its_rows_to_the_other(
-    cluster: LocalCluster, make_topic: MakeTopic, way: tuple[str, Callable[[], None]], *, faults: bool
+    cluster: LocalCluster, make_topic: MakeTopic, way: tuple[str, Callable[[], None]], ledger: Ledger, *, faults: bool
 ) -> None:
     topic, count, (dying, cut) = make_topic("NORMAL"), 20_000, way
-    endpoints, options = f"{dying};{cluster.endpoints}", {**SMALL, "maxInFlight": "4"}
-    with Producer("pg", endpoints=endpoints, send_latency_fault_enable=faults) as producer:
+    endpoints, options = f"{dying};{cluster.endpoints}", {**WITH_ID, "maxInFlight": "4"}
+    with (
+        Producer("pg", endpoints=endpoints, send_latency_fault_enable=faults) as producer,
+        watched(ledger, cluster, topic),
+    ):
         told = producer.send_arrow(broken(rows(count), 30, cluster, topic, cut), topic, **options).to_dict()
     stored(cluster, topic, count)
+    settle(ledger, f"endpoint that dies, {name_of(faults)}", cluster, topic, count, told)
     assert told[dying]["rows"] + told[cluster.endpoints]["rows"] == count
     assert 0 < told[dying]["rows"] < told[cluster.endpoints]["rows"]
     assert told[dying]["retries"] > 0
