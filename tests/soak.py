@@ -44,6 +44,8 @@ READ_WITHIN = 60.0
 # 420 MB after 9 minutes, and grew by 2 MB a minute.
 HEAP_MB = 768
 CEILINGS = {"JVM MB": HEAP_MB * 1.048576 + 600}
+# Each of these has a thread more with each of Spark's first tasks, up to 100, and anything between later.
+FILLED_POOLS = ("block-manager-ask-thread-pool-", "block-manager-storage-async-thread-pool-")
 
 
 class Gauge:
@@ -61,6 +63,8 @@ class Gauge:
     def _figures(self) -> Mapping[str, float]:
         self._java.System.gc()
         heap = self._java.java.lang.management.ManagementFactory.getMemoryMXBean().getHeapMemoryUsage().getUsed()
+        threads = self._java.Thread.getAllStackTraces().keySet()
+        named = threads.toString()
         workers = list(self._workers())
         return {
             "driver MB": self._driver.memory_info().rss / 1e6,
@@ -68,7 +72,7 @@ class Gauge:
             "driver descriptors": self._driver.num_fds(),
             "JVM MB": self._jvm.memory_info().rss / 1e6,
             "JVM heap MB": heap / 1e6,
-            "JVM threads": self._jvm.num_threads(),
+            "JVM threads": len(threads) - sum(named.count(pool) for pool in FILLED_POOLS),
             "JVM descriptors": self._jvm.num_fds(),
             "workers": len(workers),
             "worker MB": max((memory for memory, _, _ in workers), default=0.0),

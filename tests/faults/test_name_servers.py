@@ -45,7 +45,7 @@ def test_a_name_server_that_is_gone_from_the_start_fails_the_write_at_once_and_i
 ) -> None:
     refused, timeout, partitions, attempts = refused_address(), 500, 2, 2
     with silent_address() as silent:
-        for address, why in ((refused, "refused"), (silent, "no answer within")):
+        for address, why in ((refused, "refused"), (silent, r"no answer within 0\.\d")):
             started = time.monotonic()
             with pytest.raises(PySparkException, match=why) as raised:
                 write(numbered(spark, 10, 10, partitions), address, "orders", sendMsgTimeout=timeout)
