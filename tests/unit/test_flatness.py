@@ -24,6 +24,15 @@ def test_what_stays_the_same_is_flat() -> None:
     assert judged(30, lambda _: 150.0) == ("worker MB", 150.0, 150.0, 150.0, 0.0, True)
 
 
+def test_what_shrinks_is_flat() -> None:
+    assert judged(30, lambda at: 150.0 - at).fine
+
+
+def test_a_single_peak_is_no_growth() -> None:
+    line = judged(30, lambda at: 500.0 if at > 29.8 else 150.0)
+    assert (line.fine, line.highest) == (True, 500.0)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_what_jumps_is_flat(seed: int) -> None:
     rng = random.Random(seed)
