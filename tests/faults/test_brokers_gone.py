@@ -116,8 +116,8 @@ def pace_beside_a_paused_broker(trial: Trial, seconds: float) -> float:
 def test_beside_a_paused_broker_with_faults_on_rows_flow_as_if_it_were_not_there(trial: Trial) -> None:
     share = pace_beside_a_paused_broker(trial, 20.0)
     if share < 0.6:
-        # Both paces are the machine's too: 1.13, 1.01, 0.62 and 0.61 were seen where other things ran beside. A wait for
-        # the paused broker would be there the second time as well.
+        # Both paces are the machine's too: 1.13, 1.01, 0.62 and 0.61 were seen where other things ran beside. A wait
+        # for the paused broker would be there the second time as well.
         share = pace_beside_a_paused_broker(replace(trial, topic=f"{trial.topic}-again"), 20.0)
     assert share >= 0.6
 
