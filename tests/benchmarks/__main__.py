@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 
-from tests.benchmarks import bench_encode, bench_grpc, bench_remoting, bench_small, bench_spark
+from tests.benchmarks import bench_encode, bench_grpc, bench_pacing, bench_remoting, bench_small, bench_spark
 from tests.benchmarks.contest import Figure, machine, save
 
 ROUNDS = 5
@@ -16,6 +16,7 @@ ROUNDS = 5
 PARTS: Mapping[str, Callable[[], Iterator[Figure]]] = {
     "encode": bench_encode.figures,
     "remoting": lambda: bench_remoting.figures(ROUNDS, 4.0),
+    "pacing": lambda: bench_pacing.figures(ROUNDS, 4.0),
     "spark": lambda: bench_spark.figures(ROUNDS, 2),
     "small": lambda: bench_small.figures(ROUNDS),
     "grpc": lambda: bench_grpc.figures(ROUNDS, 4.0),

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.benchmarks.contest import Figure, apart, await_rest, best_of, in_turns, machine, ratios
+from tests.benchmarks.contest import FORGETFUL, Figure, apart, await_rest, best_of, in_turns, machine, ratios
 
 TOPIC = "bench-grpc"
 BODY = b"x" * 100
@@ -174,17 +174,17 @@ def figures(rounds: int, seconds: float) -> Iterator[Figure]:
     """Measure everything here."""
     from rocketmq_spark import LocalCluster, Producer
 
-    with LocalCluster(proxy=True) as cluster:
+    with LocalCluster(proxy=True, broker_properties=FORGETFUL) as cluster:
         with Producer("bench-admin", name_server=cluster.name_server) as admin:
             admin.create_topic("TBW102", TOPIC, 8)
 
         def measure(name: str, seconds: float = seconds) -> float:
+            await_rest(cluster)
             return float(apart("tests.benchmarks.bench_grpc", name, cluster.endpoints, seconds, within=seconds + 120))
 
         # The JVMs compile what all of them use: figures go on rising for half a minute.
         for name in CONTESTANTS:
             measure(name, 12.0)
-        await_rest(cluster)
         taken = in_turns(list(CONTESTANTS), rounds, measure)
     best = best_of(taken["official sync"], taken["official async"])
     yield Figure("over gRPC, against rocketmq-python-client's best", ratios(taken["ours"], best), 100)

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.contest import Figure, apart, await_rest, best_of, in_turns, machine, ratios
+from tests.benchmarks.contest import FORGETFUL, Figure, apart, await_rest, best_of, in_turns, machine, ratios
 
 TOPIC = "bench"
 QUEUES = 8
@@ -161,12 +161,13 @@ def batches(java: JavaClient, nbytes: int, rounds: int, seconds: float) -> Itera
     """Batches of rows with bodies of that size."""
     from rocketmq_spark import LocalCluster, Producer
 
-    with LocalCluster() as cluster:
+    with LocalCluster(broker_properties=FORGETFUL) as cluster:
         os.environ["BENCH_BROKER"] = cluster.brokers[0].address
         with Producer("bench-admin", name_server=cluster.name_server) as admin:
             admin.create_topic("TBW102", TOPIC, QUEUES)
 
         def measure(name: str) -> float:
+            await_rest(cluster)
             if name.startswith("java"):
                 _, threads, batch = name.split()
                 return java.send(cluster.name_server, nbytes, int(threads[1:]), int(batch), seconds)
@@ -183,7 +184,6 @@ def batches(java: JavaClient, nbytes: int, rounds: int, seconds: float) -> Itera
             print(f"  {name} {tried[name]:,.0f}", flush=True)
         for name in ("ours", "replay"):
             measure(name)
-        await_rest(cluster)
         best = sorted(tried, key=lambda name: tried[name])[-2:]
         taken = in_turns(["ours", "replay", *best], rounds, measure)
     size = "1 KiB" if nbytes == 1024 else f"{nbytes}-byte"
@@ -197,11 +197,12 @@ def singles(java: JavaClient, rounds: int, seconds: float) -> Iterator[Figure]:
     """Rows that can't be batched."""
     from rocketmq_spark import LocalCluster, Producer
 
-    with LocalCluster() as cluster:
+    with LocalCluster(broker_properties=FORGETFUL) as cluster:
         with Producer("bench-admin", name_server=cluster.name_server) as admin:
             admin.create_topic("TBW102", TOPIC, QUEUES)
 
         def measure(name: str) -> float:
+            await_rest(cluster)
             if name == "java":
                 return java.send(cluster.name_server, 100, 1, 0, seconds)
             return float(
@@ -212,7 +213,6 @@ def singles(java: JavaClient, rounds: int, seconds: float) -> Iterator[Figure]:
 
         for name in ("java", "ours") * 2:
             measure(name)
-        await_rest(cluster)
         taken = in_turns(["ours", "java"], rounds, measure)
     yield Figure("rows with a delay, against Java's asynchronous send", ratios(taken["ours"], taken["java"]), 0.7)
 

@@ -23,7 +23,7 @@ from typing import Any
 from rocketmq_spark import LocalCluster
 from rocketmq_spark.cluster.jars import cache_folder
 from rocketmq_spark.transport.remoting import RemotingTransport
-from tests.benchmarks.contest import ROOT, Figure, await_rest, in_turns, machine, ratios
+from tests.benchmarks.contest import FORGETFUL, ROOT, Figure, await_rest, in_turns, machine, ratios
 from tests.benchmarks.kafka import Kafka, jars_of
 
 SPARK = "4.0.0"
@@ -107,7 +107,7 @@ def writes(python: Path, parquet: Path, rounds: int, millions: int) -> Iterator[
     """Rows per second, and processor time."""
     jars = ",".join(map(str, jars_of(*CONNECTOR)))
     with contextlib.ExitStack() as stack:
-        cluster, kafka = stack.enter_context(LocalCluster()), stack.enter_context(Kafka())
+        cluster, kafka = stack.enter_context(LocalCluster(broker_properties=FORGETFUL)), stack.enter_context(Kafka())
         create_topic(cluster, "plain")
         create_topic(cluster, "inner", "+queue.type=BatchCQ")
         sinks = {
@@ -118,6 +118,7 @@ def writes(python: Path, parquet: Path, rounds: int, millions: int) -> Iterator[
         said: dict[str, list[dict[str, Any]]] = {name: [] for name in sinks}
 
         def measure(name: str) -> float:
+            await_rest(cluster)
             said[name].append(sinks[name].write(millions))
             return float(said[name][-1]["rows"] / said[name][-1]["seconds"])
 
@@ -125,7 +126,6 @@ def writes(python: Path, parquet: Path, rounds: int, millions: int) -> Iterator[
             for _ in range(2):
                 measure(name)
             said[name].clear()
-        await_rest(cluster)
         taken = in_turns(list(sinks), rounds, measure)
     yield Figure(
         "df.write, 100-byte bodies, against Spark's Kafka sink", ratios(taken["rocketmq"], taken["kafka"]), 1.0
@@ -142,7 +142,7 @@ def writes(python: Path, parquet: Path, rounds: int, millions: int) -> Iterator[
 def memory(python: Path, parquet: Path) -> Iterator[Figure]:
     """The most memory that a worker has, by how much it writes."""
     peaks = []
-    with LocalCluster() as cluster:
+    with LocalCluster(broker_properties=FORGETFUL) as cluster:
         create_topic(cluster, "plain")
         for millions in (1, 10):
             with Sink(python, "rocketmq", cluster.name_server, "plain", parquet) as sink:

@@ -4,7 +4,10 @@ Rule 1: each run is a process of its own; nobody inherits another one's warm cac
 Rule 2: rounds go forwards and backwards by turns, so that nobody always comes after the same one.
 Rule 3: a figure is the median of its rounds' ratios, beside the lowest and the highest: a machine that is busy
         with something else slows all contestants of a round, and so mostly leaves its ratio alone.
-Rule 4: before anything counts, servers are new, warm and at rest: a broker that is busy by itself would take from all.
+Rule 4: servers are new, warm, and at rest before each run: a broker indexes what it has stored for seconds after, and
+        one that is busy by itself would take from all.
+Rule 5: what is stored is deleted within a second, or the disk, busy with what one contestant has left, would slow the
+        next: a broker here stores more in a second than a disk can write.
 """
 
 from __future__ import annotations
@@ -23,6 +26,16 @@ from typing import Any, NamedTuple
 import psutil
 
 from rocketmq_spark.cluster import LocalCluster
+
+# Properties of a broker that keeps nothing but the file that it writes to.
+FORGETFUL: Mapping[str, object] = {
+    "fileReservedTime": 0,
+    "deleteWhen": ";".join(f"{hour:02}" for hour in range(24)),
+    "cleanResourceInterval": 500,
+    "deleteFileBatchMax": 1000,
+    "deleteCommitLogFilesInterval": 1,
+    "deleteConsumeQueueFilesInterval": 1,
+}
 
 # A broker that rests takes less of a processor than this.
 _AT_REST = 0.2
@@ -109,12 +122,23 @@ def in_turns(contestants: Sequence[str], rounds: int, measure: Callable[[str], f
     return taken
 
 
+def running(module: str, *arguments: object) -> subprocess.Popen[str]:
+    """Start a module of this folder with arguments."""
+    command = [sys.executable, "-m", module, "--run", *map(str, arguments)]
+    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True)
+
+
 def apart(module: str, *arguments: object, within: float) -> Any:
     """Run a module of this folder with arguments and return what its last line says, in JSON."""
-    command = [sys.executable, "-m", module, "--run", *map(str, arguments)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True, timeout=within)
-    return json.loads(done.stdout.splitlines()[-1])
+    with running(module, *arguments) as process:
+        try:
+            said, _ = process.communicate(timeout=within)
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        raise SystemExit(f"{module} {' '.join(map(str, arguments))} has failed")
+    return json.loads(said.splitlines()[-1])
 
 
 def cpu_seconds(pid: int) -> float:

@@ -40,6 +40,10 @@ num.partitions=8
 offsets.topic.replication.factor=1
 transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
+log.segment.bytes=67108864
+log.retention.bytes=1
+log.retention.check.interval.ms=500
+log.segment.delete.delay.ms=0
 """
 
 
@@ -61,7 +65,7 @@ def jars_of(organisation: str, module: str, release: str) -> Sequence[Path]:
 
 
 class Kafka:
-    """A single node in KRaft mode, with its defaults but for the place of its log."""
+    """A single node in KRaft mode that keeps nothing but the segments it writes to, as the brokers here do."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="bench-kafka-"))
