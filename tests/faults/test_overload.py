@@ -44,7 +44,9 @@ def test_brokers_that_answer_system_busy_all_the_time_are_waited_for_and_not_iso
         return now > max(trial.ledger.last_stored(broker.address) for broker in brokers) + seconds
 
     rows = int(per_second * (seconds + 4))
-    trial.write(rows, lambda: answer_busy(brokers, over), per_second=per_second, sendLatencyFaultEnable=True)
+    # Two tasks: no third one could start before the rows of the first that wait for the busy broker are stored.
+    options = {"sendLatencyFaultEnable": True, "partitions": 2}
+    trial.write(rows, lambda: answer_busy(brokers, over), per_second=per_second, **options)
     facts = trial.metrics.to_dict()
     account = trial.settle(f"SYSTEM_BUSY for {seconds:.0f} s, from {'all brokers' if everywhere else 'one broker'}")
     for broker in brokers:
