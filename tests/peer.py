@@ -128,13 +128,14 @@ class Peer:
         self,
         *scripts: Callable[[Session], object],
         host: str = "127.0.0.1",
+        port: int = 0,
         backlog: int = 16,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.scripts = scripts
         self.tls = tls
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.listener = socket.create_server((host, 0), family=family, backlog=backlog)
+        self.listener = socket.create_server((host, port), family=family, backlog=backlog)
         self.port = self.listener.getsockname()[1]
         self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
         self.sessions: list[Session] = []
@@ -194,9 +195,13 @@ class BrokerPeer(Peer):
     """A name server and broker in one that plays `Reply`s; errors must be a broker's."""
 
     def __init__(
-        self, routes: Mapping[str, TopicRouteData] | None = None, *replies: Reply, tls: ssl.SSLContext | None = None
+        self,
+        routes: Mapping[str, TopicRouteData] | None = None,
+        *replies: Reply,
+        port: int = 0,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        super().__init__(self._serve, tls=tls)
+        super().__init__(self._serve, port=port, tls=tls)
         self.routes = dict(routes or {})
         self.replies = deque(replies)
         self.requests: list[RemotingCommand] = []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import socketserver
 import ssl
 import threading
 import time
@@ -283,45 +284,48 @@ def test_grpc_21_a_proxy_s_own_port_is_in_its_answer_and_not_in_the_route(
         assert outcome.status is SendStatus.SEND_OK
 
 
-class Front:
+class Front(socketserver.ThreadingTCPServer):
     """What stands before proxies: another port, and perhaps TLS, which it takes off."""
 
     def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), Forward)
         self.port = port
         self.tls = tls
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
-        self.sockets: list[socket.socket] = []
+        self.address = f"127.0.0.1:{self.server_address[1]}"
 
     def __enter__(self) -> Front:
-        threading.Thread(target=self._accept, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.05,)).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.listener.close()
-        for sock in self.sockets:
-            sock.close()
+        self.shutdown()
+        # Waits for every connection's thread, which ends with its client.
+        self.server_close()
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self.listener.accept()
-                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
-    def _serve(self, client: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            if self.tls is not None:
-                client = self.tls.wrap_socket(client, server_side=True)
-            server = socket.create_connection(("127.0.0.1", self.port))
-            self.sockets += (client, server)
-            threading.Thread(target=self._copy, args=(server, client), daemon=True).start()
+class Forward(socketserver.BaseRequestHandler):
+    """One connection, copied both ways."""
+
+    server: Front
+    request: socket.socket
+
+    def handle(self) -> None:
+        tls = self.server.tls
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            # A client that trusts nobody hangs up in the handshake.
+            client = stack.enter_context(tls.wrap_socket(self.request, server_side=True)) if tls else self.request
+            server = stack.enter_context(socket.create_connection(("127.0.0.1", self.server.port)))
+            back = threading.Thread(target=self._copy, args=(server, client))
+            back.start()
+            stack.callback(back.join)
             self._copy(client, server)
 
     def _copy(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError, ValueError):
             while data := source.recv(1 << 16):
                 target.sendall(data)
-            target.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_RDWR)
 
 
 def test_grpc_22_rows_go_through_a_gateway_with_tls_under_one_name_for_all(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import pickle
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -25,6 +27,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.client_instance import ClientInstance, close_instances
+from rocketmq_spark.route_data import MASTER_ID, BrokerData
 from rocketmq_spark.spark.datasource import RocketMQDataSource, _warn_once, _with_namespace, arrow_schema
 from rocketmq_spark.spark.writer import Found, _await_any_answer
 from rocketmq_spark.transport.script import route
@@ -149,13 +152,20 @@ def test_the_tasks_of_a_later_micro_batch_know_that_the_address_is_right(batch_i
 
 
 def test_a_task_waits_for_name_servers_that_its_driver_has_reached() -> None:
-    with BrokerPeer({"t": route({"a": 2})}) as peer:
-        options = {"nameServer": peer.address, "topic": "t", "sendMsgTimeout": "200", "deliveryTimeoutMs": "1500"}
+    with BrokerPeer() as peer:
+        peer.routes["t"] = replace(route({"a": 2}), broker_datas=(BrokerData("a", {MASTER_ID: peer.address}),))
+        options = {"nameServer": peer.address, "topic": "t", "sendMsgTimeout": "200", "deliveryTimeoutMs": "60000"}
         writer = pickle.loads(cloudpickle.dumps(RocketMQDataSource(options).writer(BODY, overwrite=False)))
-    started = time.monotonic()
-    with pytest.raises(RouteNotFoundException, match="connect"):
+    peers: list[BrokerPeer] = []
+    with contextlib.ExitStack() as stack:
+        # A task whose driver had reached none would give up after sendMsgTimeout, long before.
+        comes_back = threading.Timer(
+            0.6, lambda: peers.append(stack.enter_context(BrokerPeer(peer.routes, port=peer.port)))
+        )
+        comes_back.start()
+        stack.callback(comes_back.join)
         writer.write(iter([pa.RecordBatch.from_pydict({"body": ["x"]})]))
-    assert time.monotonic() - started > 1.0
+        assert sum(map(len, peers[0].stored.values())) == 1
 
 
 class Unpickler(pickle.Unpickler):
