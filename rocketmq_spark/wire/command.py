@@ -203,7 +203,7 @@ def loads(text: str) -> Any:
     """
     value = json.loads(text)
     # Only an escape can smuggle one in: the text itself came as UTF-8.
-    if "\\u" in text:
+    if "\\" in text:
         _JSON.encode(value).encode()
     return value
 
