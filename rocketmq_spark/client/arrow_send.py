@@ -23,7 +23,9 @@ from rocketmq_spark.producer_options import ProducerOptions
 ArrowData: TypeAlias = "pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch]"
 
 
-def sink_options(producer: ProducerOptions, group: str, topic: str | None, options: Mapping[str, str]) -> SinkOptions:
+def sink_options(
+    producer: ProducerOptions, group: str, topic: str | None, options: Mapping[str, str | int | bool]
+) -> SinkOptions:
     """Return the options of a write with the properties of a producer, and those given for this write.
 
     Raises
@@ -37,7 +39,9 @@ def sink_options(producer: ProducerOptions, group: str, topic: str | None, optio
     if taken:
         raise OptionError(f"options {', '.join(taken)} belong to the producer: give them to Producer(...) instead")
     servers = "endpoints" if producer.over_grpc else "nameServer"
-    given = {**options, servers: ";".join(producer.route_servers)}
+    # As DataFrameWriter.option does it.
+    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+    given = {**texts, servers: ";".join(producer.route_servers)}
     if topic is not None:
         given["topic"] = topic
     shared = {field.name for field in fields(SinkOptions)} & settled - {"producer_group", "instance_name"}
@@ -48,7 +52,7 @@ def sink_options(producer: ProducerOptions, group: str, topic: str | None, optio
 def send_arrow(
     data: ArrowData,
     topic: str | None,
-    options: Mapping[str, str],
+    options: Mapping[str, str | int | bool],
     producer: ProducerOptions,
     group: str,
     instance: ClientInstance,

@@ -362,7 +362,7 @@ class Producer(MQAdmin):
             over_grpc=self._options.over_grpc,
         )
 
-    def send_arrow(self, data: ArrowData, topic: str | None = None, **options: str) -> WriteSummary:
+    def send_arrow(self, data: ArrowData, topic: str | None = None, **options: str | int | bool) -> WriteSummary:
         """Send the rows of an Arrow table or of record batches; return when every row is stored and acknowledged.
 
         The same path as a DataFrame's write: the same columns, batches, windows and retries, at-least-once.
@@ -373,8 +373,8 @@ class Producer(MQAdmin):
             Columns as a DataFrame's: ``body``, and ``tags``, ``keys``, ``properties``, ... where wanted.
         topic : str, optional
             Default: the column ``topic``.
-        **options : str
-            Options of a write, by their own names, such as ``batchBytes="64k"``.
+        **options : str, int or bool
+            Options of a write, by their own names, such as ``batchBytes="64k"`` or ``ordered=True``.
 
         Returns
         -------

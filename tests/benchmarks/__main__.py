@@ -17,7 +17,7 @@ PARTS: Mapping[str, Callable[[], Iterator[Figure]]] = {
     "encode": bench_encode.figures,
     "remoting": lambda: bench_remoting.figures(ROUNDS, 4.0),
     "pacing": lambda: bench_pacing.figures(ROUNDS, 4.0),
-    "spark": lambda: bench_spark.figures(ROUNDS, 2),
+    "spark": lambda: bench_spark.figures(ROUNDS, 4),
     "small": lambda: bench_small.figures(ROUNDS),
     "grpc": lambda: bench_grpc.figures(ROUNDS, 4.0),
 }

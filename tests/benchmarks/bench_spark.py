@@ -2,10 +2,10 @@
 
 Run: make bench (python -m tests.benchmarks.bench_spark [rounds] [million rows a write])
 
-Rows have a body of 100 random bytes, a key and a tag (Kafka gets body and key). Kafka's producer has linger 20 ms,
-batches of 256 KiB and acks 1. Both sinks run in Spark 4.0.0, in an environment of its own that is kept in the user's
-cache folder, each in a session of its own that goes on from round to round; a write that does not count comes first.
-Processor time is that of Spark's JVM and of Python's workers, without any broker's.
+Rows have a body of 100 random bytes, a key and a tag (Kafka gets body and key), a million of them in each task.
+Kafka's producer has linger 20 ms, batches of 256 KiB and acks 1. Both sinks run in Spark 4.0.0, in an environment of
+its own that is kept in the user's cache folder, each in a session of its own that goes on from round to round; two
+writes that do not count come first. Processor time is that of the JVM and of Python's workers, without any broker's.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -46,20 +47,16 @@ def environment() -> Path:
 
 
 def make_rows(path: Path) -> None:
-    """Leave a million rows in four Parquet files."""
+    """Leave a million rows in a Parquet file, which Spark reads in one task."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rng, rows = np.random.default_rng(7), MILLION // 4
-    path.mkdir()
-    for part in range(4):
-        bodies = pa.FixedSizeBinaryArray.from_buffers(
-            pa.binary(100), rows, [None, pa.py_buffer(rng.bytes(100 * rows))]
-        ).cast(pa.binary())
-        keys = pa.array([f"key-{part * rows + row + MILLION}" for row in range(rows)])
-        tags = pa.array(["tag"] * rows)
-        pq.write_table(pa.table({"body": bodies, "keys": keys, "tags": tags}), path / f"{part}.parquet")
+    content = pa.py_buffer(np.random.default_rng(7).bytes(100 * MILLION))
+    bodies = pa.FixedSizeBinaryArray.from_buffers(pa.binary(100), MILLION, [None, content]).cast(pa.binary())
+    keys = pa.array([f"key-{row + MILLION}" for row in range(MILLION)])
+    rows = pa.table({"body": bodies, "keys": keys, "tags": pa.array(["tag"] * MILLION)})
+    pq.write_table(rows, path, row_group_size=MILLION)
 
 
 class Sink:
@@ -75,11 +72,11 @@ class Sink:
             env={**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"},
         )
 
-    def write(self, millions: int) -> dict[str, Any]:
-        """Write so many million rows and return what that took."""
+    def write(self, millions: int, *tasks: int) -> dict[str, Any]:
+        """Write so many million rows, in as many tasks or so many, and return what that took."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(f"{millions}\n")
+        self._process.stdin.write(" ".join(map(str, (millions, *tasks))) + "\n")
         self._process.stdin.flush()
         for line in self._process.stdout:
             if line.startswith("{"):
@@ -114,6 +111,7 @@ def writes(python: Path, parquet: Path, rounds: int, millions: int) -> Iterator[
             "rocketmq": stack.enter_context(Sink(python, "rocketmq", cluster.name_server, "plain", parquet)),
             "inner": stack.enter_context(Sink(python, "inner", cluster.name_server, "inner", parquet)),
             "kafka": stack.enter_context(Sink(python, "kafka", kafka.address, "bench", parquet, jars)),
+            "nothing": stack.enter_context(Sink(python, "nothing", "", "", parquet)),
         }
         said: dict[str, list[dict[str, Any]]] = {name: [] for name in sinks}
 
@@ -135,18 +133,19 @@ def writes(python: Path, parquet: Path, rounds: int, millions: int) -> Iterator[
     yield Figure(
         "client CPU (JVM and Python), against the Kafka sink's", ratios(client["rocketmq"], client["kafka"]), 1.0, True
     )
-    worker = [one["python"] / millions for one in said["rocketmq"]]
-    yield Figure("CPU seconds of Python's workers, per million rows", worker, 0.4, True)
+    worker = {name: [one["python"] / millions for one in said[name]] for name in ("rocketmq", "nothing")}
+    own = f"{statistics.median(worker['nothing']):.2f} with a sink that does nothing"
+    yield Figure("CPU seconds of Python's workers, per million rows", worker["rocketmq"], 0.4, True, own)
 
 
 def memory(python: Path, parquet: Path) -> Iterator[Figure]:
-    """The most memory that a worker has, by how much it writes."""
+    """The most memory that a worker has, by how much it writes in one task."""
     peaks = []
     with LocalCluster(broker_properties=FORGETFUL) as cluster:
         create_topic(cluster, "plain")
         for millions in (1, 10):
             with Sink(python, "rocketmq", cluster.name_server, "plain", parquet) as sink:
-                peaks.append(sink.write(millions)["peak"])
+                peaks.append(sink.write(millions, 1)["peak"])
     most = f"{peaks[1] / 1e6:.0f} MB for 10 million rows"
     yield Figure("memory of a worker, 10 million rows against 1 million", [peaks[1] / peaks[0]], 1.1, True, most)
 
@@ -155,13 +154,14 @@ def figures(rounds: int, millions: int) -> Iterator[Figure]:
     """Measure everything here."""
     python = environment()
     with tempfile.TemporaryDirectory() as folder:
-        make_rows(Path(folder) / "rows")
-        yield from writes(python, Path(folder) / "rows", rounds, millions)
-        yield from memory(python, Path(folder) / "rows")
+        parquet = Path(folder) / "rows.parquet"
+        make_rows(parquet)
+        yield from writes(python, parquet, rounds, millions)
+        yield from memory(python, parquet)
 
 
 if __name__ == "__main__":
     given = dict(enumerate(sys.argv))
     print(machine())
-    for figure in figures(int(given.get(1, 5)), int(given.get(2, 2))):
+    for figure in figures(int(given.get(1, 5)), int(given.get(2, 4))):
         print(figure)

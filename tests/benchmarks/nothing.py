@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql import datasource
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,7 +24,13 @@ class NothingWriter(_Nothing, DataSourceArrowWriter):
     """For batches."""
 
 
-class NothingStreamWriter(_Nothing, DataSourceStreamArrowWriter):
+# PySpark 4.0 has no other.
+_STREAM_WRITER: type[DataSourceStreamWriter] = getattr(
+    datasource, "DataSourceStreamArrowWriter", DataSourceStreamWriter
+)
+
+
+class NothingStreamWriter(_Nothing, _STREAM_WRITER):
     """For streams."""
 
 

@@ -61,6 +61,14 @@ def test_an_ordered_write_without_sharding_keys_is_refused_and_its_rows_are_not_
     assert transport.requests == []
 
 
+def test_options_may_be_numbers_and_booleans_as_a_dataframe_s_may(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    producer.send_arrow(keyed(0), "T", ordered=True, batchBytes=2048)
+    assert len(transport.requests) > 1
+    assert sum(map(len, transport.stored.values())) == len(KEYS)
+
+
 def test_options_of_a_write_are_held_against_the_properties_of_its_producer(
     make_producer: Callable[..., Producer], transport: ScriptedTransport
 ) -> None:
