@@ -30,6 +30,8 @@ class RocketMQError(Exception):
         The broker may have stored the rows although no acknowledgement came.
     split : bool
         A row of the batch is refused, or all of them are too much at once: its halves may be sent.
+    unbatch : bool
+        The server knows no batches: the rows may be sent one by one.
     """
 
     retriable: ClassVar[bool] = False
@@ -38,6 +40,7 @@ class RocketMQError(Exception):
     flow_control: ClassVar[bool] = False
     maybe_stored: ClassVar[bool] = False
     split: ClassVar[bool] = False
+    unbatch: ClassVar[bool] = False
 
 
 class MQClientException(RocketMQError):
@@ -108,6 +111,12 @@ class MessageRefusedException(MQBrokerException):
     """A proxy refuses what a request holds; of a batch it doesn't say which message is wrong, and stores none."""
 
     split = True
+
+
+class RequestNotSupportedException(MQBrokerException):
+    """The server doesn't know this kind of request (REQUEST_CODE_NOT_SUPPORTED), and has done nothing."""
+
+    unbatch = True
 
 
 class BrokerBusyException(MQBrokerException):

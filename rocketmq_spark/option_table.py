@@ -236,7 +236,8 @@ SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
         "batchType",
         kinds.choice("plain", "inner"),
         "inner lets a topic of the type BatchCQ store each batch as one record, which consumers of 5.x take apart; "
-        "bodies are not compressed then, and on other topics nothing changes.",
+        "bodies are not compressed then. A `topic` of another type is refused; a topic that comes with the rows stores "
+        "them one by one if it is of another type.",
     ),
     OptionSpec(
         "maxInFlight",

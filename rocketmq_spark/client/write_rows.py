@@ -11,6 +11,7 @@ Follows design.md section 2.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import random
 import socket
@@ -25,7 +26,7 @@ from rocketmq_spark.arrow.settings import BatchSettings
 from rocketmq_spark.arrow.unique_id import MessageIds, UniqueIds
 from rocketmq_spark.client.row_batcher import row_batcher
 from rocketmq_spark.compression import CompressionType
-from rocketmq_spark.errors import RouteNotFoundException
+from rocketmq_spark.errors import OptionError, RocketMQError, RouteNotFoundException
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
@@ -33,8 +34,12 @@ from rocketmq_spark.producer.batch_sender import BatchSender
 from rocketmq_spark.producer.client_instance import ClientInstance
 from rocketmq_spark.producer.oneway_sender import OnewaySender
 from rocketmq_spark.producer.rate import largest_batch
+from rocketmq_spark.producer.route_cache import TopicPublishInfo
 from rocketmq_spark.transport.local_address import local_ip
 from rocketmq_spark.wire.records import MAX_BATCH_ROWS
+from rocketmq_spark.wire.topic_config import QUEUE_TYPE
+
+logger = logging.getLogger("rocketmq_spark.producer")
 
 # A proxy is fastest with requests of so many rows: measured with 100-byte bodies, 1,000 rows went 1.3 times as fast as
 # the 5,000 that batchBytes would allow, 500 and 2,000 a little slower.
@@ -155,6 +160,8 @@ def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schem
         10005: no name server or proxy answers, or none knows the topic, nor a template for it.
     SchemaError
         The topic does not accept messages of the type that the columns make, as only proxies tell.
+    OptionError
+        ``batchType=inner``, and the topic is of another type.
     """
     if options.topic is None:
         return
@@ -162,6 +169,31 @@ def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schem
     info = instance.routes.cached(queues[0].topic)
     if info is not None:
         check_message_types(schema, options.topic, info.route.message_types)
+        if options.batch_type == "inner":
+            _check_inner(options, instance, info)
+
+
+def _check_inner(options: SinkOptions, instance: ClientInstance, info: TopicPublishInfo) -> None:
+    """Refuse a topic that would store the rows of inner batches one by one, if a broker of it says so."""
+    remedy = (
+        "batchType=inner is for topics of the type BatchCQ: create one with that type (mqadmin updateTopic "
+        f"-t {options.topic} -a +queue.type=BatchCQ), or leave the option out"
+    )
+    if info.template:
+        raise OptionError(f"topic {options.topic} does not exist, and would be created as a plain one; {remedy}")
+    topic = info.queues[0].topic
+    for broker_name in {queue.broker_name: None for queue in info.queues}:
+        try:
+            attributes = instance.transport.topic_attributes(
+                info.addresses[broker_name], topic, options.send_msg_timeout / 1000
+            )
+        except RocketMQError as exc:
+            # A proxy does not know the question, and whoever may write a topic need not be allowed to ask it.
+            logger.warning("batchType=inner: the type of the topic is unknown: %s", exc)
+            continue
+        if attributes.get(QUEUE_TYPE) != "BatchCQ":
+            kind = attributes.get(QUEUE_TYPE, "SimpleCQ")
+            raise OptionError(f"topic {options.topic} is of the type {kind} on {broker_name}; {remedy}")
 
 
 def ordered_queues(options: SinkOptions, instance: ClientInstance) -> Sequence[MessageQueue] | None:

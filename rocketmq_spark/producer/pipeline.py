@@ -10,6 +10,7 @@ Rule 6: with ``ordered`` no batch goes before the one offered earlier for its qu
         none goes before the one offered earlier is stored.
 Rule 7: with a rate, a batch's first try waits for its turn; that waiting has no deadline.
 Rule 8: a batch of which some message is refused is sent again in halves, until that message stands alone.
+Rule 9: once a broker has said that it knows no batches, rows go one by one.
 
 States of a delivery: ready -> in flight -> (stored | failed | waiting -> ready). Follows design.md section 2.
 """
@@ -17,9 +18,10 @@ States of a delivery: ready -> in flight -> (stored | failed | waiting -> ready)
 from __future__ import annotations
 
 import heapq
+import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -37,7 +39,9 @@ from rocketmq_spark.producer.retry import Backoff, RetryPolicy, Verdict
 from rocketmq_spark.producer.route_cache import TopicPublishInfo
 from rocketmq_spark.producer.selector import QueueSelector
 from rocketmq_spark.producer.window import Window
-from rocketmq_spark.wire.batch_split import split_batch
+from rocketmq_spark.wire.batch_split import singles_of, split_batch
+
+logger = logging.getLogger("rocketmq_spark.producer")
 
 _MIB = 1024 * 1024
 
@@ -123,6 +127,7 @@ class SendPipeline:
         self._sequence = 0
         self._in_flight: set[Delivery] = set()
         self._failed: Delivery | None = None
+        self._unbatched = False
         self.pending_bytes = 0
         self.stored_rows = 0
         self.failure: RocketMQError | None = None
@@ -139,13 +144,14 @@ class SendPipeline:
 
     def offer(self, batch: EncodedBatch, queue: MessageQueue | None, now: float) -> None:
         """Take a batch over; `queue` is the only one it may go to, None means any."""
-        self.pending_bytes += batch_weight(batch)
-        delivery = Delivery(batch, queue)
-        if self._rate is None:
-            self._ready.add(delivery)
-        else:
-            # Even if its turn has come: what was offered before it may still be waiting there, and goes first.
-            self._wait(delivery, self._rate.reserve(batch.rows, now))
+        for part in (singles_of(batch) if self._unbatched else None) or (batch,):
+            self.pending_bytes += batch_weight(part)
+            delivery = Delivery(part, queue)
+            if self._rate is None:
+                self._ready.add(delivery)
+            else:
+                # Even if its turn has come: what was offered before it may still be waiting there, and goes first.
+                self._wait(delivery, self._rate.reserve(part.rows, now))
 
     def dispatches(self, now: float) -> Iterator[Dispatch]:
         """Yield the attempts to make now; each counts as in flight from then on."""
@@ -246,12 +252,22 @@ class SendPipeline:
             self._on_stored(batch, outcome)
 
     def _split(self, delivery: Delivery, outcome: SendOutcome, now: float) -> bool:
-        """Put the halves of a refused batch in its place, if it has halves."""
-        halves = split_batch(delivery.batch) if outcome.error is not None and outcome.error.split else None
-        # The second half first: what was tried before goes to the head of its line.
-        for half in reversed(halves or ()):
-            self._wait(Delivery(half, delivery.bound, first_tried_at=delivery.first_tried_at), now)
-        return halves is not None
+        """Put the parts of a refused batch in its place, if it has parts."""
+        parts: Sequence[EncodedBatch] | None = None
+        if outcome.error is not None and outcome.error.unbatch:
+            parts = singles_of(delivery.batch)
+            if parts is not None and not self._unbatched:
+                logger.warning("%s; from now on this task sends its rows one by one, which is slower", outcome.error)
+                self._unbatched = True
+        elif outcome.error is not None and outcome.error.split:
+            parts = split_batch(delivery.batch)
+        if parts is None:
+            return False
+        self.pending_bytes += sum(map(batch_weight, parts)) - delivery.weight
+        # The last part first: what was tried before goes to the head of its line.
+        for part in reversed(parts):
+            self._wait(Delivery(part, delivery.bound, first_tried_at=delivery.first_tried_at), now)
+        return True
 
     def _wait(self, delivery: Delivery, until: float) -> None:
         self._sequence += 1

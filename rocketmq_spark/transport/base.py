@@ -8,7 +8,7 @@ Rule 3: nothing is opened before the first request, and nothing live is ever pic
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol, TypeAlias
 
 from rocketmq_spark.message import MessageQueue, SendOutcome, SendRequest
@@ -123,6 +123,16 @@ class Transport(Protocol):
         ------
         MQClientException
             No message begins there.
+        """
+        ...
+
+    def topic_attributes(self, address: str, topic: str, timeout: float) -> Mapping[str, str]:
+        """Return what a broker was told of a topic when it was made, such as ``queue.type`` (GET_TOPIC_CONFIG).
+
+        Raises
+        ------
+        MQBrokerException
+            The broker has no such topic; or it is a proxy, which does not know the request.
         """
         ...
 

@@ -7,6 +7,7 @@ Follows spec/grpc.md section 4: the calls for offsets are answered UNIMPLEMENTED
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from rocketmq_spark.errors import MQClientException
@@ -40,6 +41,10 @@ class RemotingOnly:
     def view_message(self, address: str, physical_offset: int, *_: Any, **__: Any) -> MessageExt:
         """Refuse."""
         _refuse(f"viewing the message at commit-log offset {physical_offset} of {address}", "call for stored messages")
+
+    def topic_attributes(self, address: str, topic: str, *_: Any, **__: Any) -> Mapping[str, str]:
+        """Refuse."""
+        _refuse(f"looking up the type of topic {topic} on {address}", "call for a topic's attributes")
 
     def create_topic(self, address: str, topic: str, *_: Any, **__: Any) -> None:
         """Refuse."""

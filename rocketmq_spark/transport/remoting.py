@@ -52,6 +52,7 @@ from rocketmq_spark.wire.headers import (
     GetMaxOffsetRequestHeader,
     GetMinOffsetRequestHeader,
     GetRouteInfoRequestHeader,
+    GetTopicConfigRequestHeader,
     RecallMessageRequestHeader,
     SearchOffsetRequestHeader,
     UnregisterClientRequestHeader,
@@ -61,6 +62,7 @@ from rocketmq_spark.wire.headers import (
 from rocketmq_spark.wire.records import decode_records
 from rocketmq_spark.wire.response_headers import EarliestMsgStoreTimeResponseHeader, OffsetResponseHeader
 from rocketmq_spark.wire.route import decode_topic_route
+from rocketmq_spark.wire.topic_config import decode_topic_attributes
 
 logger = logging.getLogger("rocketmq_spark.transport")
 
@@ -250,6 +252,13 @@ class RemotingTransport(RemotingClient):
         if [record.physical_offset for record in records] != [physical_offset]:
             raise MQClientException(f"{doing}: {address} has no message that begins there")
         return records[0]
+
+    def topic_attributes(self, address: str, topic: str, timeout: float) -> Mapping[str, str]:
+        """Return what a broker was told of a topic when it was made (GET_TOPIC_CONFIG); not over a proxy."""
+        header = GetTopicConfigRequestHeader(topic=topic).to_ext_fields()
+        doing = f"looking up the type of topic {topic}"
+        command = self._call(address, RequestCode.GET_TOPIC_CONFIG, header, timeout, doing)
+        return decode_topic_attributes(bytes(command.body))
 
     def create_topic(
         self,

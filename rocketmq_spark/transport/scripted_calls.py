@@ -36,6 +36,7 @@ class ScriptedCalls:
 
     def __init__(self, routes: Mapping[str, TopicRouteData], clock: Callable[[], float]) -> None:
         self.routes = dict(routes)
+        self.attributes: dict[str, Mapping[str, str]] = {}
         self.calls: list[tuple[Any, ...]] = []
         self.on_check_transaction: OnCheckTransaction | None = None
         self._store = ScriptedStore()
@@ -120,6 +121,11 @@ class ScriptedCalls:
         if self.on_check_transaction is not None:
             self.on_check_transaction(check)
         return check
+
+    def topic_attributes(self, address: str, topic: str, timeout: float) -> Mapping[str, str]:
+        """Return what `attributes` has for the topic, of whichever broker."""
+        self._record(timeout, "topic_attributes", address, topic)
+        return self.attributes.get(topic, {})
 
     def create_topic(
         self,

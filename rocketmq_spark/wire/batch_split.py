@@ -1,6 +1,7 @@
-"""An encoded batch in two halves, for finding the one message that a server refuses.
+"""An encoded batch in two halves, to find the one message that a server refuses, or in single messages.
 
-Rule 1: messages are neither decoded nor copied one by one: only their lengths are read.
+Rule 1: halves are slices: messages are neither decoded nor copied one by one, only their lengths are read.
+Rule 2: a single message has the bytes, the flag and the properties of its batch item, and the batch's WAIT.
 
 Follows spec/remoting.md section 6.1 (a batch item begins with its size) and the Protocol Buffers encoding (a field
 ``messages`` begins with its tag and its length as a varint).
@@ -13,7 +14,9 @@ from dataclasses import replace
 from typing import Final
 
 from rocketmq_spark.message import EncodedBatch, Encoding
+from rocketmq_spark.message_const import WAIT
 from rocketmq_spark.wire.proto_fields import read_varint
+from rocketmq_spark.wire.records import decode_batch, decode_properties, encode_properties
 
 # Field 1 of SendMessageRequest, length-delimited.
 MESSAGES_TAG: Final = 0x0A
@@ -33,6 +36,27 @@ def split_batch(batch: EncodedBatch) -> tuple[EncodedBatch, EncodedBatch] | None
         replace(batch, body=(first,), rows=rows, nbytes=len(first)),
         replace(batch, body=(second,), rows=batch.rows - rows, nbytes=len(second)),
     )
+
+
+def singles_of(batch: EncodedBatch) -> list[EncodedBatch] | None:
+    """Return the messages of a batch as requests of their own, in their order; None of what is no batch of items."""
+    if not batch.batch or batch.encoding is not Encoding.REMOTING:
+        return None
+    wait = decode_properties(batch.properties.encode()).get(WAIT)
+    shared = {} if wait is None else {WAIT: wait}
+    return [
+        EncodedBatch(
+            batch.topic,
+            (message.body,),
+            1,
+            len(message.body),
+            batch=False,
+            properties=encode_properties({**shared, **message.properties}).decode(),
+            flag=message.flag,
+            sys_flag=batch.sys_flag,
+        )
+        for message in decode_batch(b"".join(batch.body))
+    ]
 
 
 def _end_of_item(body: memoryview, at: int) -> int:

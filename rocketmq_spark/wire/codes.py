@@ -18,6 +18,7 @@ from rocketmq_spark.errors import (
     BrokerOutcomeUnknownException,
     BrokerUnavailableException,
     MQBrokerException,
+    RequestNotSupportedException,
     TopicRouteStaleException,
 )
 from rocketmq_spark.message import SendStatus
@@ -119,6 +120,7 @@ STORED: Final[Mapping[int, SendStatus]] = MappingProxyType({int(status.value): s
 _CLASSES: Final[Mapping[int, type[MQBrokerException]]] = {
     # A remark that no table knows: the broker may have failed before or after storing, and Java tries again.
     ResponseCode.SYSTEM_ERROR: BrokerOutcomeUnknownException,
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: RequestNotSupportedException,
     ResponseCode.SYSTEM_BUSY: BrokerBusyException,
     ResponseCode.FLOW_CONTROL: BrokerBusyException,
     ResponseCode.SERVICE_NOT_AVAILABLE: BrokerUnavailableException,

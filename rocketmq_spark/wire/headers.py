@@ -267,6 +267,13 @@ class PullMessageRequestHeader(_RequestHeader):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GetTopicConfigRequestHeader(_RequestHeader):
+    """GET_TOPIC_CONFIG, to a broker (spec/remoting.md 14)."""
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CreateTopicRequestHeader(_RequestHeader):
     """UPDATE_AND_CREATE_TOPIC, to every master; overwrites an existing topic (spec/remoting.md 14).
 

@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -23,6 +22,7 @@ from rocketmq_spark import LocalCluster
 from tests.benchmarks.contest import ROOT, Figure, machine
 from tests.benchmarks.nothing import NothingDataSource
 
+SINKS = ("rocketmq", "nothing")
 MICRO_BATCHES = 12
 # The first ones start workers and look up routes.
 WARM_UP = 4
@@ -34,19 +34,19 @@ def rows_of(spark: SparkSession, rows: int) -> DataFrame:
     )
 
 
-def batch_write(rows: DataFrame, options: dict[str, str]) -> float:
+def batch_write(rows: DataFrame, sink: str, options: dict[str, str]) -> float:
     """Return how long a write takes, milliseconds."""
     began = time.perf_counter()
-    rows.write.format(options["format"]).options(**options).mode("append").save()
+    rows.write.format(sink).options(**options).mode("append").save()
     return (time.perf_counter() - began) * 1000
 
 
-def micro_batches(spark: SparkSession, options: dict[str, str]) -> float:
+def micro_batches(spark: SparkSession, sink: str, options: dict[str, str]) -> float:
     """Return how long a micro-batch of 1,000 rows takes, milliseconds (median of those that count)."""
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1000).option("numPartitions", 2).load()
     rows = source.selectExpr("rpad(cast(value AS string), 100, '.') AS body", "cast(value AS string) keys")
     with tempfile.TemporaryDirectory() as checkpoint:
-        writer = rows.writeStream.format(options["format"]).options(**options).option("checkpointLocation", checkpoint)
+        writer = rows.writeStream.format(sink).options(**options).option("checkpointLocation", checkpoint)
         query = writer.start()
         deadline = time.monotonic() + 120
         while len(query.recentProgress) < WARM_UP + MICRO_BATCHES and query.isActive and time.monotonic() < deadline:
@@ -58,16 +58,12 @@ def micro_batches(spark: SparkSession, options: dict[str, str]) -> float:
     return statistics.median(one["durationMs"]["triggerExecution"] for one in progress)
 
 
-def beyond(rounds: int, measure: Callable[[dict[str, str]], float], ours: dict[str, str]) -> list[float]:
+def beyond(rounds: int, measure: Callable[[str], float]) -> list[float]:
     """Return what ours takes beyond the source that does nothing, by round."""
-    nothing = {"format": "nothing"}
     more = []
     for number in range(rounds):
-        pair = (ours, nothing) if number % 2 else (nothing, ours)
-        took = {one["format"]: measure(one) for one in pair}
-        print(
-            "  " + "  ".join(f"{name} {milliseconds:.0f} ms" for name, milliseconds in sorted(took.items())), flush=True
-        )
+        took = {sink: measure(sink) for sink in (SINKS[::-1] if number % 2 else SINKS)}
+        print("  " + "  ".join(f"{sink} {took[sink]:.0f} ms" for sink in SINKS), flush=True)
         more.append(took["rocketmq"] - took["nothing"])
     return more
 
@@ -80,6 +76,7 @@ def figures(rounds: int) -> Iterator[Figure]:
         spark = (
             SparkSession.builder.master("local[2]")
             .config("spark.ui.enabled", "false")
+            .config("spark.ui.showConsoleProgress", "false")
             .config("spark.log.level", "ERROR")
             .config("spark.driver.bindAddress", "127.0.0.1")
             .config("spark.driver.host", "127.0.0.1")
@@ -87,18 +84,21 @@ def figures(rounds: int) -> Iterator[Figure]:
         )
         rocketmq_spark.register(spark)
         spark.dataSource.register(NothingDataSource)
-        ours: dict[str, Any] = {"format": "rocketmq", "nameServer": cluster.name_server, "topic": "bench"}
+        options = {
+            "rocketmq": {"nameServer": cluster.name_server, "topic": "bench"},
+            "nothing": {},
+        }
         few = rows_of(spark, 10)
 
-        def median_write(options: dict[str, str]) -> float:
-            return statistics.median(batch_write(few, options) for _ in range(9))
+        def median_write(sink: str) -> float:
+            return statistics.median(batch_write(few, sink, options[sink]) for _ in range(9))
 
-        for options in (ours, {"format": "nothing"}) * 5:
-            batch_write(few, options)
-        yield Figure("ms beyond a sink that does nothing: 10 rows", beyond(rounds, median_write, ours), 30, True)
+        for sink in SINKS * 5:
+            batch_write(few, sink, options[sink])
+        yield Figure("ms beyond a sink that does nothing: 10 rows", beyond(rounds, median_write), 30, True)
         yield Figure(
             "the same: a micro-batch of 1,000 rows",
-            beyond(rounds, lambda options: micro_batches(spark, options), ours),
+            beyond(rounds, lambda sink: micro_batches(spark, sink, options[sink])),
             30,
             True,
         )

@@ -11,6 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
+from rocketmq_spark.admin import queue_offsets
 from rocketmq_spark.compression import decompress
 from rocketmq_spark.spark.report import Metrics
 from rocketmq_spark.transport.remoting import RemotingTransport
@@ -204,25 +205,33 @@ def test_a_class_of_the_users_chooses_the_queues(
         save(frame, queueSelector="region_selector_of_a_test:ByCountry")
 
 
-@pytest.mark.parametrize(("attributes", "inner"), [("+queue.type=BatchCQ", True), ("", False)])
 def test_inner_batches_are_one_record_where_the_topic_is_made_for_them(
-    spark: SparkSession, cluster: Any, topic: str, save: Save, attributes: str, *, inner: bool
+    spark: SparkSession, cluster: Any, topic: str, save: Save
 ) -> None:
     with RemotingTransport([cluster.name_server]) as transport:
         for broker in cluster.brokers:
-            transport.create_topic(broker.address, topic, 2, 6, 5.0, attributes=attributes)
+            transport.create_topic(broker.address, topic, 2, 6, 5.0, attributes="+queue.type=BatchCQ")
     frame = spark.range(0, 500, 1, 2).selectExpr("concat('body-', id) AS body")
     save(frame, batchType="inner")
     # A pull from the middle of an inner batch gives the whole of it again.
-    stored = read_topic(
-        cluster.name_server, topic, 2 if inner else 500, key=lambda record: record.properties["UNIQ_KEY"]
-    )
+    stored = read_topic(cluster.name_server, topic, 2, key=lambda record: record.properties["UNIQ_KEY"])
     records = {record.properties["UNIQ_KEY"]: record for record in stored}.values()
-    if inner:
-        # Bits 6 and 7: to be taken apart.
-        assert {record.sys_flag & 0xC0 for record in records} == {0xC0}
-        assert sum(int(record.properties["INNER_NUM"]) for record in records) == 500
-        found = [item.body for record in records for item in decode_batch(record.body)]
-    else:
-        found = [record.body for record in records]
+    # Bits 6 and 7: to be taken apart.
+    assert {record.sys_flag & 0xC0 for record in records} == {0xC0}
+    assert sum(int(record.properties["INNER_NUM"]) for record in records) == 500
+    found = [item.body for record in records for item in decode_batch(record.body)]
     assert sorted(found) == sorted(f"body-{n}".encode() for n in range(500))
+
+
+def test_inner_batches_are_refused_where_the_topic_is_of_another_type(
+    spark: SparkSession, cluster: Any, topic: str, save: Save
+) -> None:
+    frame = spark.range(0, 5, 1, 2).selectExpr("concat('body-', id) AS body")
+    with pytest.raises(PySparkException, match=rf"topic {topic} does not exist, .* create one with that type"):
+        save(frame, batchType="inner")
+    with RemotingTransport([cluster.name_server]) as transport:
+        for broker in cluster.brokers:
+            transport.create_topic(broker.address, topic, 2, 6, 5.0)
+    with pytest.raises(PySparkException, match=rf"topic {topic} is of the type SimpleCQ on .* -a \+queue.type=BatchCQ"):
+        save(frame, batchType="inner")
+    assert sum(offsets.messages for offsets in queue_offsets([cluster.name_server], topic)) == 0

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from rocketmq_spark.client.producer import Producer
-from rocketmq_spark.errors import OptionError, RouteNotFoundException, SchemaError
+from rocketmq_spark.errors import OptionError, RequestNotSupportedException, RouteNotFoundException, SchemaError
 from rocketmq_spark.transport.script import route
 from rocketmq_spark.transport.scripted import ScriptedTransport
 
@@ -67,6 +67,23 @@ def test_options_may_be_numbers_and_booleans_as_a_dataframe_s_may(
     producer.send_arrow(keyed(0), "T", ordered=True, batchBytes=2048)
     assert len(transport.requests) > 1
     assert sum(map(len, transport.stored.values())) == len(KEYS)
+
+
+def test_inner_batches_need_a_topic_made_for_them_if_a_broker_says_what_it_is(
+    producer: Producer, transport: ScriptedTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    transport.attributes["T"] = {"message.type": "NORMAL", "queue.type": "SimpleCQ"}
+    with pytest.raises(OptionError, match="topic T is of the type SimpleCQ on a; batchType=inner is for topics of the"):
+        producer.send_arrow(keyed(0), "T", batchType="inner")
+    assert transport.requests == []
+    transport.attributes["T"] = {"queue.type": "BatchCQ"}
+    producer.send_arrow(keyed(0), "T", batchType="inner")
+    assert not caplog.records
+    for _ in range(2):
+        transport.fail("topic_attributes", RequestNotSupportedException("asking", 3, "not supported", "a:10911"))
+    producer.send_arrow(keyed(1), "T", batchType="inner")
+    assert "batchType=inner: the type of the topic is unknown: asking" in caplog.text
+    assert sum(map(len, transport.stored.values())) == 2 * len(KEYS)
 
 
 def test_options_of_a_write_are_held_against_the_properties_of_its_producer(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,8 +16,8 @@ from rocketmq_spark.errors import DeliveryError, MessageRefusedException
 from rocketmq_spark.message import EncodedBatch, Encoding, Message, MessageQueue, SendOutcome, SendRequest
 from rocketmq_spark.transport.grpc_messages import encode_send_request
 from rocketmq_spark.transport.script import Reply, route
-from rocketmq_spark.wire.batch_split import split_batch
-from rocketmq_spark.wire.records import decode_batch, encode_batch, encode_properties
+from rocketmq_spark.wire.batch_split import singles_of, split_batch
+from rocketmq_spark.wire.records import decode_batch, decode_properties, encode_batch, encode_properties
 from tests.pipelines import REPLIES, Rig
 
 ENDPOINTS = {"p1:8081": 1, "p2:8081": 1}
@@ -159,6 +161,86 @@ def test_halves_of_a_batch_keep_their_order_where_one_goes_at_a_time() -> None:
     assert attempts == [8, 4, 2, 2, 4, 2, 2, 1]
     [messages] = rig.transport.stored.values()
     assert [int(message.body) for message in messages] == list(range(9))
+
+
+def knowing_no_batches(rig: Rig) -> list[int]:
+    """Have every batch answered with code 3, and return how many messages each attempt held."""
+    send, attempts = rig.transport.send, list[int]()
+
+    def checked(request: SendRequest, timeout, on_outcome, *, within) -> None:  # type: ignore[no-untyped-def]
+        attempts.append(request.batch.rows)
+        if request.batch.batch:
+            rig.transport.play(request.queue.broker_name, Reply.code(3, "request type 320 not supported"))
+        send(request, timeout, on_outcome, within=within)
+
+    rig.transport.send = checked  # type: ignore[method-assign]
+    return attempts
+
+
+@pytest.mark.parametrize("options", [{}, {"send_mode": "sync"}, {"ordered": True}])
+def test_rows_go_one_by_one_where_brokers_know_no_batches(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Rig(route({"a": 1}), **options)
+    attempts = knowing_no_batches(rig)
+    messages = [named(b"row-%02d" % row, row) for row in range(20)]
+    queue = MessageQueue("T", "a", 0) if options.get("ordered") else None
+    rig.pipeline.offer(batch_of(messages[:8], Encoding.REMOTING), queue, rig.clock.now)
+    rig.run()
+    for start in (8, 14):
+        rig.pipeline.offer(batch_of(messages[start : start + 6], Encoding.REMOTING), queue, rig.clock.now)
+    rig.run()
+    assert rig.pipeline.failure is None
+    assert rig.pipeline.is_empty
+    assert rig.pipeline.pending_bytes == 0
+    # One batch is enough to know it.
+    assert attempts == [8] + [1] * 20
+    [stored] = rig.transport.stored.values()
+    assert [(message.body, message.properties) for message in stored] == [(m.body, m.properties) for m in messages]
+    assert caplog.text.count("from now on this task sends its rows one by one") == 1
+
+
+def test_a_single_message_that_a_server_does_not_know_how_to_take_ends_the_write() -> None:
+    rig = Rig(route({"a": 1}))
+    rig.transport.play("a", Reply.code(3, "request type 310 not supported"))
+    offer_to_group(rig, "", b"x")
+    rig.run()
+    assert "answered 3 REQUEST_CODE_NOT_SUPPORTED" in str(rig.pipeline.failure)
+
+
+@given(
+    st.lists(
+        st.builds(
+            Message,
+            st.just("T"),
+            st.binary(max_size=300),
+            st.integers(-(2**31), 2**31 - 1),
+            st.dictionaries(st.sampled_from(["KEYS", "TAGS", "UNIQ_KEY", "a"]), st.text("abcü", min_size=1)),
+        ),
+        min_size=1,
+        max_size=40,
+    ),
+    st.booleans(),
+)
+def test_single_messages_hold_what_the_batch_held(messages: list[Message], wait: bool) -> None:
+    body = encode_batch(messages)
+    inner = "UNIQ_KEY\x01of-the-batch\x02"
+    batch = EncodedBatch(
+        "T",
+        (body[:3], body[3:]),
+        len(messages),
+        len(body),
+        properties=inner if wait else f"WAIT\x01false\x02{inner}",
+        sys_flag=9,
+    )
+    singles = singles_of(batch)
+    assert singles is not None
+    assert {(one.topic, one.rows, one.batch, one.sys_flag) for one in singles} == {("T", 1, False, 9)}
+    shared = {} if wait else {"WAIT": "false"}
+    assert [
+        Message(one.topic, bytes(one.body[0]), one.flag, decode_properties(one.properties.encode())) for one in singles
+    ] == [replace(message, properties={**shared, **message.properties}) for message in messages]
+    assert singles_of(singles[0]) is None
 
 
 @given(st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=40))

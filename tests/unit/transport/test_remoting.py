@@ -254,6 +254,18 @@ def test_a_view_that_shows_another_message_is_refused(
         transport.view_message(peer.address, 219, PATIENCE)
 
 
+def test_the_attributes_of_a_topic_are_what_its_broker_says(transport: RemotingTransport) -> None:
+    asked: list[RemotingCommand] = []
+
+    def serve(session: Session) -> None:
+        asked.append(session.read())
+        session.answer(asked[0], body=b'{"attributes":{"queue.type":"BatchCQ"},"order":false,"perm":6}')
+
+    with Peer(serve) as peer:
+        assert transport.topic_attributes(peer.address, "orders", PATIENCE) == {"queue.type": "BatchCQ"}
+    assert (asked[0].code, asked[0].ext_fields) == (351, {"topic": "orders"})
+
+
 def test_a_blocking_call_raises_what_the_server_answered(transport: RemotingTransport) -> None:
     def refuse(session: Session) -> None:
         session.answer(session.read(), 16, remark="not yours")

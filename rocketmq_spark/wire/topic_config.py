@@ -1,0 +1,34 @@
+"""What a broker says of a topic: the JSON of GET_TOPIC_CONFIG.
+
+Follows spec/remoting.md section 14 and ``TopicConfig.java``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from rocketmq_spark.errors import RemotingCommandException
+from rocketmq_spark.wire.route import loads_lenient
+
+QUEUE_TYPE: Final = "queue.type"
+"""The attribute that says what a topic's consume queues are: ``BatchCQ``, or ``SimpleCQ`` where it is missing."""
+
+
+def decode_topic_attributes(body: bytes) -> Mapping[str, str]:
+    """Decode the attributes in the body of a GET_TOPIC_CONFIG answer; brokers before 5.0 have none.
+
+    Raises
+    ------
+    RemotingCommandException
+        Not JSON, or not of this form.
+    """
+    config = loads_lenient(body)
+    attributes = config.get("attributes") if isinstance(config, dict) else body
+    if attributes is None:
+        return {}
+    if not isinstance(attributes, dict) or not all(isinstance(value, str) for value in attributes.values()):
+        raise RemotingCommandException(
+            f"reading a topic's configuration: attributes are {str(attributes)[:60]!r}, an object of strings is needed"
+        )
+    return attributes
