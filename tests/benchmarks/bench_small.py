@@ -1,8 +1,8 @@
-"""What a small write costs beyond what Spark takes: a write of 10 rows, a micro-batch of 1,000 rows.
+"""What a small write costs: the first row, and what 10 rows or a micro-batch of 1,000 take beyond Spark's own part.
 
 Run: make bench (python -m tests.benchmarks.bench_small [rounds])
 
-Each is measured against a data source in Python that reads its rows and does nothing with them, in one session whose
+Writes are measured against a data source in Python that reads its rows and does nothing with them, in one session whose
 workers are warm, in turns. Figures are milliseconds.
 """
 
@@ -15,10 +15,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 import rocketmq_spark
-from rocketmq_spark import LocalCluster
+from rocketmq_spark import LocalCluster, Producer
 from tests.benchmarks.contest import ROOT, Figure, machine
 from tests.benchmarks.nothing import NothingDataSource
 
@@ -68,6 +69,19 @@ def beyond(rounds: int, measure: Callable[[str], float]) -> list[float]:
     return more
 
 
+def first_row(rounds: int, name_server: str) -> list[float]:
+    """Return how long a row takes from a warm worker's hand to its acknowledgement, milliseconds, by round."""
+    row = pa.table({"body": ["x" * 100], "keys": ["key"]})
+
+    def send(producer: Producer) -> float:
+        began = time.perf_counter()
+        producer.send_arrow(row, topic="bench")
+        return (time.perf_counter() - began) * 1000
+
+    with Producer("bench-small", name_server=name_server) as producer:
+        return [statistics.median(send(producer) for _ in range(100)) for _ in range(rounds + 1)][1:]
+
+
 def figures(rounds: int) -> Iterator[Figure]:
     """Measure everything here."""
     # For Spark's workers: they run this folder's data source, too.
@@ -95,6 +109,7 @@ def figures(rounds: int) -> Iterator[Figure]:
 
         for sink in SINKS * 5:
             batch_write(few, sink, options[sink])
+        yield Figure("ms to the first acknowledged row, in a warm worker", first_row(rounds, cluster.name_server))
         yield Figure("ms beyond a sink that does nothing: 10 rows", beyond(rounds, median_write), 30, True)
         yield Figure(
             "the same: a micro-batch of 1,000 rows",
