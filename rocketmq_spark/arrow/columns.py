@@ -85,6 +85,16 @@ class ByteColumn:
             return self
         return ByteColumn(self.offsets, self.data, there) if there.any() else None
 
+    def same(self) -> bytes | None:
+        """Return what all rows are; None if they differ, one is null or empty, or there is no row."""
+        if self.valid is not None or not len(self):
+            return None
+        width = int(self.sizes[0])
+        # With one size for all, rows are the same if each byte is the one that stands an element further on.
+        if not width or (self.sizes != width).any() or (self.span[width:] != self.span[:-width]).any():
+            return None
+        return self.span[:width].tobytes()
+
     def to_arrow(self) -> pa.Array:
         """Return the column as an Arrow array of binary or large_binary, without a copy of the bytes."""
         large = self.offsets.dtype.itemsize == 8

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from rocketmq_spark.options import options_table
+from tests.benchmarks import contest
 
 README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
 
@@ -22,6 +23,12 @@ def test_the_option_table_is_the_one_of_the_code() -> None:
     found = re.search(r"<!-- options:.*?-->\n(.*)\n<!-- end of options -->", README, re.DOTALL)
     assert found is not None
     assert found[1] == table(), f"put this into README.md:\n{table()}"
+
+
+def test_the_figures_are_those_of_the_last_benchmark() -> None:
+    found = re.search(r"<!-- figures:.*?-->\n(.*)\n<!-- end of figures -->", README, re.DOTALL)
+    assert found is not None
+    assert found[1] == contest.table(), f"put this into README.md:\n{contest.table()}"
 
 
 def test_every_make_target_that_the_readme_names_exists() -> None:

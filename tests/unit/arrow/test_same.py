@@ -1,0 +1,30 @@
+"""A column whose rows are all the same becomes a literal, and nobody can tell."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from rocketmq_spark.arrow.columns import byte_column
+
+
+@pytest.mark.parametrize(
+    ("rows", "same"),
+    [
+        (["tag"] * 3, b"tag"),
+        (["tag"], b"tag"),
+        (["aa", "aa", "ab"], None),
+        (["ab", "ba"], None),
+        (["a", "aa"], None),
+        (["aa", "a", "aaa"], None),
+        (["tag", None], None),
+        ([""] * 3, None),
+    ],
+)
+def test_what_all_rows_are(rows: list[str | None], same: bytes | None) -> None:
+    for padded in (rows, ["x", *rows, "yy"]):
+        array = pa.array(padded, pa.string())
+        column = byte_column(array if padded is rows else array.slice(1, len(rows)))
+        assert column is not None
+        assert column.slice(0, 0).same() is None
+        assert column.same() == same
