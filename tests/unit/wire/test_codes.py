@@ -7,6 +7,7 @@ from rocketmq_spark.errors import (
     BrokerOutcomeUnknownException,
     BrokerUnavailableException,
     MQBrokerException,
+    RequestNotSupportedException,
     TopicRouteStaleException,
 )
 from rocketmq_spark.message import SendStatus
@@ -50,7 +51,7 @@ def test_99_stored_codes_are_the_four_that_acknowledge() -> None:
         (1, "unsupported key: +a", REJECTED),
         (2, "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while", BUSY),
         (2, "[OVERLOAD]system busy, start flow control for a while", BUSY),
-        (3, " request type 33 not supported", REJECTED),
+        (3, " request type 33 not supported", RequestNotSupportedException),
         (4, "", REJECTED),
         (10, "", REJECTED),
         (13, "the message is illegal", REJECTED),
