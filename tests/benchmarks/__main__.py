@@ -1,6 +1,6 @@
 """All benchmarks, one table, and the file that the README's table is held equal to.
 
-Run: make bench (python -m tests.benchmarks [part ...]: those of `PARTS`; the file is written when all have run)
+Run: make bench (python -m tests.benchmarks [part ...]: those of `PARTS`; their figures take the place of older ones)
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def main(wanted: list[str]) -> None:
     found: list[Figure] = []
     for name in wanted or PARTS:
         print(f"{name}:", flush=True)
-        found += PARTS[name]()
+        figures = list(PARTS[name]())
+        save(name, figures)
+        found += figures
     print()
     for figure in found:
         print(figure)
-    if not wanted:
-        save(found)
 
 
 if __name__ == "__main__":

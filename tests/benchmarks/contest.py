@@ -73,19 +73,22 @@ class Figure(NamedTuple):
         return f"{self.name:<64} {self.median:7.2f}  {spread:>17}  {bound:<14} {self.note}"
 
 
-def save(found: Sequence[Figure]) -> None:
-    """Leave the figures in `FIGURES`, for `table`."""
-    lines = [{"name": one.name, "ratios": [round(ratio, 3) for ratio in one.ratios]} for one in found]
-    bounds = [{"wanted": one.wanted, "at_most": one.at_most, "note": one.note} for one in found]
-    kept = {"machine": machine(), "figures": [{**line, **bound} for line, bound in zip(lines, bounds, strict=True)]}
-    FIGURES.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+def save(part: str, found: Sequence[Figure]) -> None:
+    """Leave the figures of a part in `FIGURES`, for `table`, in the place of those that it had."""
+    figures = [{**one._asdict(), "ratios": [round(ratio, 3) for ratio in one.ratios]} for one in found]
+    kept = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else {}
+    # Those of another machine are no comparison for these.
+    parts = kept["parts"] if kept.get("machine") == machine() else {}
+    FIGURES.write_text(
+        json.dumps({"machine": machine(), "parts": {**parts, part: figures}}, indent=1) + "\n", encoding="utf-8"
+    )
 
 
 def table() -> str:
     """Return what `save` has left, as the README has it."""
     kept = json.loads(FIGURES.read_text(encoding="utf-8"))
     lines = ["| figure | median | rounds | aim |", "|---|---|---|---|"]
-    for one in (Figure(**figure) for figure in kept["figures"]):
+    for one in (Figure(**figure) for figures in kept["parts"].values() for figure in figures):
         aim = "" if one.wanted is None else f"at {'most' if one.at_most else 'least'} {one.wanted:g}"
         note = f" ({one.note})" if one.note else ""
         lines.append(
