@@ -182,7 +182,8 @@ def _check_inner(options: SinkOptions, instance: ClientInstance, info: TopicPubl
     if info.template:
         raise OptionError(f"topic {options.topic} does not exist, and would be created as a plain one; {remedy}")
     topic = info.queues[0].topic
-    for broker_name in {queue.broker_name: None for queue in info.queues}:
+    # A broker without a master takes no rows now, and can't be asked.
+    for broker_name in sorted(info.broker_names & info.addresses.keys()):
         try:
             attributes = instance.transport.topic_attributes(
                 info.addresses[broker_name], topic, options.send_msg_timeout / 1000

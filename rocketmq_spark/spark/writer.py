@@ -296,8 +296,9 @@ def _look_up(options: SinkOptions, columns: pa.Schema, instance: ClientInstance)
     queues = ordered_queues(options, instance)
     check_topic(options, instance, columns)
     if options.dead_letter_topic is not None:
-        # Dead letters have neither keys of order nor delays.
-        check_topic(replace(options, topic=options.dead_letter_topic), instance, pa.schema([]))
+        # Dead letters have neither keys of order nor delays, and any type of topic takes them.
+        dead_letters = replace(options, topic=options.dead_letter_topic, batch_type="plain")
+        check_topic(dead_letters, instance, pa.schema([]))
     return queues
 
 

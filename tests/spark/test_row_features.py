@@ -223,6 +223,20 @@ def test_inner_batches_are_one_record_where_the_topic_is_made_for_them(
     assert sorted(found) == sorted(f"body-{n}".encode() for n in range(500))
 
 
+def test_dead_letters_of_inner_batches_go_to_a_plain_topic(
+    spark: SparkSession, cluster: Any, topic: str, save: Save
+) -> None:
+    dead = f"{topic[:100]}-dead"
+    with RemotingTransport([cluster.name_server]) as transport:
+        for broker in cluster.brokers:
+            transport.create_topic(broker.address, topic, 2, 6, 5.0, attributes="+queue.type=BatchCQ")
+            transport.create_topic(broker.address, dead, 2, 6, 5.0)
+    frame = every_tenth_is_bad(spark, 100)
+    save(frame, batchType="inner", onError="deadLetter", deadLetterTopic=dead, maxMessageSize="200")
+    letters = read_topic(cluster.name_server, dead, 20)
+    assert {letter.properties["KEYS"] for letter in letters} == {f"k{n}" for n in range(100) if n % 10 in (3, 7)}
+
+
 def test_inner_batches_are_refused_where_the_topic_is_of_another_type(
     spark: SparkSession, cluster: Any, topic: str, save: Save
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -84,6 +85,15 @@ def test_inner_batches_need_a_topic_made_for_them_if_a_broker_says_what_it_is(
     producer.send_arrow(keyed(1), "T", batchType="inner")
     assert "batchType=inner: the type of the topic is unknown: asking" in caplog.text
     assert sum(map(len, transport.stored.values())) == 2 * len(KEYS)
+
+
+def test_inner_batches_go_to_an_order_topic_one_of_whose_brokers_has_no_master(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    transport.routes["T"] = replace(route({"a": 2}), order_topic_conf="gone:1;a:2")
+    transport.attributes["T"] = {"queue.type": "BatchCQ"}
+    producer.send_arrow(keyed(0), "T", batchType="inner")
+    assert sum(map(len, transport.stored.values())) == len(KEYS)
 
 
 def test_options_of_a_write_are_held_against_the_properties_of_its_producer(

@@ -73,48 +73,6 @@ def test_answer_with_six_megabytes_of_message_ids(serialize_type: SerializeType)
     assert decode_command(memoryview(encode_command(command, serialize_type))[4:]) == command
 
 
-LONG = "x" * 5000
-
-
-@given(
-    st.dictionaries(st.sampled_from(["msgId", "queueId", "a"]), st.text() | st.sampled_from(['"msgId":"', '"', "\\"])),
-    st.text() | st.just('"msgId":"'),
-    st.booleans(),
-)
-def test_a_long_json_header_says_what_it_says(ext_fields: dict[str, str], remark: str, escaped: bool) -> None:
-    fields = {"code": 0, "opaque": 1, "remark": remark, "extFields": {**ext_fields, "pad": LONG}}
-    header = json.dumps(fields, ensure_ascii=escaped, separators=(",", ":")).encode()
-    command = decode_command(struct.pack(">I", len(header)) + header)
-    assert (command.ext_fields, command.remark) == (fields["extFields"], remark)
-
-
-@pytest.mark.parametrize(
-    ("ext_fields", "ids"),
-    [
-        ('{"msgId":"a","msgId":"b"}', "b"),
-        ('{"msgId":"a","msgId":""}', ""),
-        ('{"msgId":"a,b"}', "a,b"),
-        ('{"msgId":"a","b":"\\"msgId\\":\\"c"}', "a"),
-        ('{"msgId":"\\u0061"}', "a"),
-        ('{"msgId": "a"}', "a"),
-        ('{"msgId":7}', "7"),
-    ],
-)
-@pytest.mark.parametrize("pad", ["", LONG])
-def test_message_ids_are_read_alike_in_short_and_in_long_headers(ext_fields: str, ids: str, pad: str) -> None:
-    header = f'{{"code":0,"opaque":1,"remark":"{pad}","extFields":{ext_fields}}}'.encode()
-    assert decode_command(struct.pack(">I", len(header)) + header).ext_fields["msgId"] == ids
-
-
-@pytest.mark.parametrize(
-    "header", ['{"msgId":"', '{"a":{"msgId":"a"},', '["msgId":"a"]', '{"extFields":[{"msgId":"a"}]}']
-)
-def test_an_ill_formed_long_header_is_refused_though_it_has_message_ids(header: str) -> None:
-    data = (" " * 5000 + header).encode()
-    with pytest.raises(RemotingCommandException, match="decoding a JSON header"):
-        decode_command(struct.pack(">I", len(data)) + data)
-
-
 def test_ext_fields_that_are_not_text_become_what_java_would_write() -> None:
     frame = json_frame('{"code":0,"opaque":1,"extFields":{"a":5,"b":true,"c":false,"d":1.5,"e":null,"f":"x"}}')
     assert decode_command(frame).ext_fields == {"a": "5", "b": "true", "c": "false", "d": "1.5", "f": "x"}
