@@ -150,7 +150,7 @@ def producer_options(properties: Mapping[str, Any], environ: Mapping[str, str]) 
         values["name_server"] = _checked("name_server", environ["NAMESRV_ADDR"])
     parsed = ProducerOptions(**values)
     if parsed.over_grpc:
-        endpoints = _text(properties["endpoints"])
+        endpoints = option_text(properties["endpoints"])
         for refused in (*refused_over_grpc(parsed, str), *against_schemes(endpoints, parsed.use_tls, str)):
             raise OptionError(refused)
     if parsed.tls_server_name is not None and not parsed.use_tls:
@@ -169,7 +169,7 @@ def _checked(name: str, value: Any) -> Any:
         return (value,) if isinstance(value, str) else tuple(value)
     kind = _OWN.get(name) or _SHARED[name].kind
     try:
-        return kind.parse(_text(value))
+        return kind.parse(option_text(value))
     except ValueError:
         pass
     # Outside the except block: the parser's own error, which may quote the value, does not become the context.
@@ -177,7 +177,8 @@ def _checked(name: str, value: Any) -> Any:
     raise OptionError(f"property {name} {shown} is not allowed: allowed is {kind.allowed}")
 
 
-def _text(value: Any) -> str:
+def option_text(value: Any) -> str:
+    """Return the text of an option given as a Python value: ``true`` for True, as ``DataFrameWriter.option`` has it."""
     if isinstance(value, bool):
         return str(value).lower()
     return ",".join(map(str, value)) if isinstance(value, (tuple, list, set, frozenset)) else str(value)

@@ -18,7 +18,7 @@ from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
 from rocketmq_spark.option_table import SINK_OPTIONS
 from rocketmq_spark.options import SinkOptions, parse_sink_options
 from rocketmq_spark.producer.client_instance import ClientInstance
-from rocketmq_spark.producer_options import ProducerOptions
+from rocketmq_spark.producer_options import ProducerOptions, option_text
 
 ArrowData: TypeAlias = "pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch]"
 
@@ -39,9 +39,8 @@ def sink_options(
     if taken:
         raise OptionError(f"options {', '.join(taken)} belong to the producer: give them to Producer(...) instead")
     servers = "endpoints" if producer.over_grpc else "nameServer"
-    # As DataFrameWriter.option does it.
-    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
-    given = {**texts, servers: ";".join(producer.route_servers)}
+    given = {name: option_text(value) for name, value in options.items()}
+    given[servers] = ";".join(producer.route_servers)
     if topic is not None:
         given["topic"] = topic
     shared = {field.name for field in fields(SinkOptions)} & settled - {"producer_group", "instance_name"}

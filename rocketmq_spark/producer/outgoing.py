@@ -25,7 +25,7 @@ from rocketmq_spark.producer.message_batch import encode_message_batch
 from rocketmq_spark.producer.namespace import unwrap, wrap
 from rocketmq_spark.producer.validators import check_message
 from rocketmq_spark.wire.codes import ResponseCode
-from rocketmq_spark.wire.records import decode_properties, encode_properties
+from rocketmq_spark.wire.records import decode_properties, encode_single
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -106,16 +106,7 @@ class Packing:
         if properties.get(TRAN_MSG, "").lower() == "true":
             sys_flag |= _TRANSACTION_PREPARED
         wire = replace(wrapped, body=body, properties=properties)
-        encoded = EncodedBatch(
-            wire.topic,
-            (body,),
-            1,
-            len(body),
-            batch=False,
-            properties=encode_properties(properties).decode("utf-8"),
-            flag=wire.flag,
-            sys_flag=sys_flag,
-        )
+        encoded = encode_single(wire, sys_flag)
         # Read once, and not taken out of the message: Java's second attempt finds neither (spec/producer.md 16.7).
         retry = wire.topic.startswith(RETRY_PREFIX)
         times = _number(properties, RECONSUME_TIME) if retry else None

@@ -16,7 +16,7 @@ from typing import Final
 from rocketmq_spark.message import EncodedBatch, Encoding
 from rocketmq_spark.message_const import WAIT
 from rocketmq_spark.wire.proto_fields import read_varint
-from rocketmq_spark.wire.records import decode_batch, decode_properties, encode_properties
+from rocketmq_spark.wire.records import decode_batch, decode_properties, encode_single
 
 # Field 1 of SendMessageRequest, length-delimited.
 MESSAGES_TAG: Final = 0x0A
@@ -45,17 +45,8 @@ def singles_of(batch: EncodedBatch) -> list[EncodedBatch] | None:
     wait = decode_properties(batch.properties.encode()).get(WAIT)
     shared = {} if wait is None else {WAIT: wait}
     return [
-        EncodedBatch(
-            batch.topic,
-            (message.body,),
-            1,
-            len(message.body),
-            batch=False,
-            properties=encode_properties({**shared, **message.properties}).decode(),
-            flag=message.flag,
-            sys_flag=batch.sys_flag,
-        )
-        for message in decode_batch(b"".join(batch.body))
+        encode_single(replace(message, properties={**shared, **message.properties}), batch.sys_flag)
+        for message in decode_batch(b"".join(batch.body), batch.topic)
     ]
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from rocketmq_spark.errors import MQClientException, RemotingCommandException
-from rocketmq_spark.message import Buffer, Message
+from rocketmq_spark.message import Buffer, EncodedBatch, Message
 from rocketmq_spark.message_const import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
 from rocketmq_spark.message_ext import MessageExt, format_host
 from rocketmq_spark.wire.codes import ResponseCode
@@ -107,6 +107,28 @@ def decode_properties(data: Buffer) -> dict[str, str]:
         if name and value:
             properties[name] = value
     return properties
+
+
+def encode_single(message: Message, sys_flag: int = 0) -> EncodedBatch:
+    """Return what SEND_MESSAGE carries of one message: its body as it is, its properties for the header.
+
+    Raises
+    ------
+    MQClientException
+        See `encode_properties`.
+    """
+    properties = encode_properties(message.properties).decode()
+    size = len(message.body)
+    return EncodedBatch(
+        message.topic,
+        (message.body,),
+        1,
+        size,
+        batch=False,
+        properties=properties,
+        flag=message.flag,
+        sys_flag=sys_flag,
+    )
 
 
 def encode_batch_item(message: Message) -> bytes:

@@ -92,7 +92,7 @@ def test_inner_batches_go_to_an_order_topic_one_of_whose_brokers_has_no_master(
 ) -> None:
     transport.routes["T"] = replace(route({"a": 2}), order_topic_conf="gone:1;a:2")
     transport.attributes["T"] = {"queue.type": "BatchCQ"}
-    producer.send_arrow(keyed(0), "T", batchType="inner")
+    producer.send_arrow(pa.table({"body": KEYS}), "T", batchType="inner")
     assert sum(map(len, transport.stored.values())) == len(KEYS)
 
 
