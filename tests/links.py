@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,6 +37,8 @@ class TcpProxy:
         Speed from client to server, over all connections together.
     to_server, to_client : Passing, default unchanged
         What becomes of the pieces that the client, or the server, sends; of all connections together.
+    tls : ssl.SSLContext or None, default None
+        Clients speak TLS, which ends here.
     """
 
     def __init__(
@@ -45,12 +48,14 @@ class TcpProxy:
         bytes_per_second: float | None = None,
         to_server: Passing = unchanged,
         to_client: Passing = unchanged,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
         self._rate = bytes_per_second
         self._to_server = to_server
         self._to_client = to_client
+        self._tls = tls
         self._free_at = 0.0
         self._turn = threading.Lock()
         self._sockets: list[socket.socket] = []
@@ -91,13 +96,25 @@ class TcpProxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                self._sockets.append(client)
-                server = socket.create_connection(self._target, timeout=5)
-                self._sockets.append(server)
-                server.settimeout(None)
                 self.accepted += 1
-                self._start(self._pump, client, server, self._slow)
-                self._start(self._pump, server, client, self._to_client)
+                self._start(self._connect, client)
+
+    def _connect(self, client: socket.socket) -> None:
+        if self._tls:
+            client = self._tls.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
+        self._sockets.append(client)
+        try:
+            if isinstance(client, ssl.SSLSocket):
+                client.do_handshake()
+            server = socket.create_connection(self._target, timeout=5)
+        except OSError:
+            # The target is gone, or the client trusts nobody here.
+            client.close()
+            return
+        self._sockets.append(server)
+        server.settimeout(None)
+        self._start(self._pump, server, client, self._to_client)
+        self._pump(client, server, self._slow)
 
     def _slow(self, data: bytes) -> Iterable[bytes]:
         self.forwarded += len(data)
@@ -110,7 +127,8 @@ class TcpProxy:
 
     @staticmethod
     def _pump(source: socket.socket, sink: socket.socket, passing: Passing) -> None:
-        with contextlib.suppress(OSError):
+        # ValueError: TLS has been ended by the other direction.
+        with contextlib.suppress(OSError, ValueError):
             while data := source.recv(_CHUNK):
                 for piece in passing(data):
                     sink.sendall(piece)

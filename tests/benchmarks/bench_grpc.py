@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.benchmarks.contest import FORGETFUL, Figure, apart, await_rest, best_of, in_turns, machine, ratios
+from tests.benchmarks.contest import FORGETFUL, Figure, apart, await_rest, best_of, in_turns, machine, ratios, rows_of
 
 TOPIC = "bench-grpc"
 BODY = b"x" * 100
@@ -48,7 +48,7 @@ def ours(endpoints: str, seconds: float) -> float:
         began = time.perf_counter()
         summary = producer.send_arrow(record_batches(began + seconds), topic=TOPIC)
         took = time.perf_counter() - began
-    return sum(broker["rows"] for broker in summary.to_dict().values()) / took
+    return rows_of(summary) / took
 
 
 def replay(endpoints: str, seconds: float) -> float:

@@ -17,7 +17,7 @@ from rocketmq_spark import LocalCluster, Producer
 from rocketmq_spark.admin import queue_offsets
 from rocketmq_spark.cluster.probe import Probe
 from tests.benchmarks.bench_remoting import QUEUES, TOPIC, record_batches
-from tests.benchmarks.contest import Figure, await_rest, in_turns, machine, ratios, running
+from tests.benchmarks.contest import Figure, await_rest, in_turns, machine, ratios, rows_of, running
 
 TASKS = 8
 # Until all tasks have started Python, seconds.
@@ -32,7 +32,7 @@ def send(name_server: str, begin: float, seconds: float) -> int:
         time.sleep(max(0.0, begin - time.time()))
         until = time.perf_counter() + seconds
         summary = producer.send_arrow(record_batches(100, until), topic=TOPIC)
-    return sum(broker["rows"] for broker in summary.to_dict().values())
+    return rows_of(summary)
 
 
 def figures(rounds: int, seconds: float) -> Iterator[Figure]:

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.contest import FORGETFUL, Figure, apart, await_rest, best_of, in_turns, machine, ratios
+from tests.benchmarks.contest import FORGETFUL, Figure, apart, await_rest, best_of, in_turns, machine, ratios, rows_of
 
 TOPIC = "bench"
 QUEUES = 8
@@ -57,7 +57,7 @@ def ours(name_server: str, nbytes: int, seconds: float, *, delayed: bool = False
         began = time.perf_counter()
         summary = producer.send_arrow(record_batches(nbytes, began + seconds, delayed=delayed), topic=TOPIC)
         took = time.perf_counter() - began
-    return sum(broker["rows"] for broker in summary.to_dict().values()) / took
+    return rows_of(summary) / took
 
 
 def replay(name_server: str, nbytes: int, seconds: float) -> float:

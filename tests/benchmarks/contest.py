@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.metrics import WriteSummary
 
 # Properties of a broker that keeps nothing but the file that it writes to.
 FORGETFUL: Mapping[str, object] = {
@@ -105,6 +106,11 @@ def machine() -> str:
 def ratios(mine: Sequence[float], others: Sequence[float]) -> list[float]:
     """Return the ratio of each round."""
     return [one / other for one, other in zip(mine, others, strict=True)]
+
+
+def rows_of(summary: WriteSummary) -> int:
+    """Return how many rows all brokers together have stored."""
+    return sum(broker["rows"] for broker in summary.to_dict().values())
 
 
 def best_of(*taken: Sequence[float]) -> list[float]:

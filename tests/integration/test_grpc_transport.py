@@ -5,11 +5,6 @@ A topic is made before its name is said to the proxy, which remembers for a whil
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import socketserver
-import ssl
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -35,6 +30,7 @@ from rocketmq_spark.transport.tls import TlsSettings
 from tests.certificates import Authority
 from tests.contract import batch, next_id, single
 from tests.grpc_sends import request, send, stored
+from tests.links import TcpProxy
 from tests.outcomes import Outcomes
 from tests.peer import PATIENCE
 from tests.reading import read_topic
@@ -273,7 +269,7 @@ def test_grpc_21_a_proxy_s_own_port_is_in_its_answer_and_not_in_the_route(
     cluster: SharedCluster, make_topic: MakeTopic
 ) -> None:
     topic, port = make_topic("NORMAL"), int(cluster.endpoints.rpartition(":")[2])
-    with Front(port) as front, GrpcTransport([front.address], client_id="test") as transport:
+    with TcpProxy(cluster.endpoints) as front, GrpcTransport([front.address], client_id="test") as transport:
         asked = route_request(topic, "", front.address).SerializeToString()
         told = service.QueryRouteResponse.FromString(call(front.address, "QueryRoute", asked)).message_queues
         addresses = {address.port for queue in told for address in queue.broker.endpoints.addresses}
@@ -284,59 +280,14 @@ def test_grpc_21_a_proxy_s_own_port_is_in_its_answer_and_not_in_the_route(
         assert outcome.status is SendStatus.SEND_OK
 
 
-class Front(socketserver.ThreadingTCPServer):
-    """What stands before proxies: another port, and perhaps TLS, which it takes off."""
-
-    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
-        super().__init__(("127.0.0.1", 0), Forward)
-        self.port = port
-        self.tls = tls
-        self.address = f"127.0.0.1:{self.server_address[1]}"
-
-    def __enter__(self) -> Front:
-        threading.Thread(target=self.serve_forever, args=(0.05,)).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
-        # Waits for every connection's thread, which ends with its client.
-        self.server_close()
-
-
-class Forward(socketserver.BaseRequestHandler):
-    """One connection, copied both ways."""
-
-    server: Front
-    request: socket.socket
-
-    def handle(self) -> None:
-        tls = self.server.tls
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            # A client that trusts nobody hangs up in the handshake.
-            client = stack.enter_context(tls.wrap_socket(self.request, server_side=True)) if tls else self.request
-            server = stack.enter_context(socket.create_connection(("127.0.0.1", self.server.port)))
-            back = threading.Thread(target=self._copy, args=(server, client))
-            back.start()
-            stack.callback(back.join)
-            self._copy(client, server)
-
-    def _copy(self, source: socket.socket, target: socket.socket) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            while data := source.recv(1 << 16):
-                target.sendall(data)
-        with contextlib.suppress(OSError):
-            target.shutdown(socket.SHUT_RDWR)
-
-
 def test_grpc_22_rows_go_through_a_gateway_with_tls_under_one_name_for_all(
     cluster: SharedCluster, make_topic: MakeTopic, tmp_path: Path
 ) -> None:
     topic, authority = make_topic("NORMAL"), Authority(tmp_path)
     context = authority.context("gateway", "DNS:rocketmq.example")
     context.set_alpn_protocols(["h2"])
-    port = int(cluster.endpoints.rpartition(":")[2])
     trusting = TlsSettings(str(authority.ca_file), "rocketmq.example")
-    with Front(port, context) as front:
+    with TcpProxy(cluster.endpoints, tls=context) as front:
         with GrpcTransport([front.address], client_id="test", tls=trusting) as transport:
             assert transport.query_route(topic, PATIENCE).message_types == {"NORMAL"}
             [outcome] = send(transport, batch(topic, *[b"x" * 1000] * 1000))
