@@ -49,14 +49,14 @@ test-faults: setup ## Break servers and links for as long as it takes, and print
 
 .PHONY: unit
 unit: setup ## Run the unit tests (under a minute, no network, no Spark)
-	@$(BIN)/python -m pytest tests/unit -q -n 2
+	@$(BIN)/python -m pytest tests/unit -q -n 3
 
 .PHONY: check
 check: setup ## Format, lint, types, unit tests
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest tests/unit -q -n 2
+	@$(BIN)/python -m pytest tests/unit -q -n 3
 
 .PHONY: proto
 proto: setup ## Generate the gRPC messages from proto/

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import configparser
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -103,8 +104,9 @@ def runtime_imports(tree: ast.AST) -> Iterator[str]:
             yield from runtime_imports(node)
 
 
-def imports_of(path: Path) -> set[str]:
-    return set(runtime_imports(ast.parse(path.read_text("utf-8"))))
+@cache
+def imports_of(path: Path) -> frozenset[str]:
+    return frozenset(runtime_imports(ast.parse(path.read_text("utf-8"))))
 
 
 def known(name: str) -> str:
