@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from rocketmq_spark.errors import OptionError
@@ -23,10 +24,26 @@ _SPARK_KEYS: Final = frozenset(
      "is_managed_location", "table_type"}
 )  # fmt: skip
 _SPARK_PREFIX: Final = "option."
+# Of a value in a message: the receipt of a large write, given as offsets, has many thousands.
+_LONGEST_SHOWN: Final = 400
 
 
-def parse_values(table: Sequence[OptionSpec], options: Mapping[str, str]) -> dict[str, Any]:
+def parse_values(
+    table: Sequence[OptionSpec],
+    options: Mapping[str, str],
+    use: str = "write",
+    others: Mapping[str, Sequence[OptionSpec]] = MappingProxyType({}),
+) -> dict[str, Any]:
     """Return the parsed value of every option given, by field; those not given are absent.
+
+    Parameters
+    ----------
+    table : sequence of OptionSpec
+    options : mapping of str to str
+    use : {"write", "read"}, default "write"
+        What messages call that whose options `table` has.
+    others : mapping of str to sequence of OptionSpec, default none
+        Tables of other uses, by what messages call these: their options are refused as theirs.
 
     Raises
     ------
@@ -37,7 +54,7 @@ def parse_values(table: Sequence[OptionSpec], options: Mapping[str, str]) -> dic
     own = {key: text for key, text in options.items() if not _is_sparks(key)}
     unknown = [key for key in own if key.lower() not in spec_of]
     if unknown:
-        raise OptionError(_unknown_text(unknown, table))
+        raise OptionError(_unknown_text(unknown, table, use, others))
     values: dict[str, Any] = {}
     given_as: dict[str, str] = {}
     for key, text in own.items():
@@ -89,14 +106,23 @@ def _is_sparks(key: str) -> bool:
     return key.lower() in _SPARK_KEYS or key.lower().startswith(_SPARK_PREFIX)
 
 
-def _unknown_text(keys: Sequence[str], table: Sequence[OptionSpec]) -> str:
+def _unknown_text(
+    keys: Sequence[str], table: Sequence[OptionSpec], use: str, others: Mapping[str, Sequence[OptionSpec]]
+) -> str:
     canonical = {name.lower(): spec.name for spec in table for name in spec.names}
-    near = {key: difflib.get_close_matches(key.lower(), canonical, n=1) for key in keys}
-    texts = [
-        f"unknown option {key!r}" + (f": did you mean {canonical[hit[0]]}?" if hit else "") for key, hit in near.items()
-    ]
-    if not all(near.values()):
-        texts.append(f"the options of a write are {', '.join(spec.name for spec in table)}")
+    elsewhere = {
+        name.lower(): f"{name} is an option of a {other}"
+        for other, specs in others.items()
+        for spec in specs
+        for name in spec.names
+    }
+    hints = {}
+    for key in keys:
+        near = difflib.get_close_matches(key.lower(), canonical, n=1)
+        hints[key] = elsewhere.get(key.lower()) or (f"did you mean {canonical[near[0]]}?" if near else "")
+    texts = [f"unknown option {key!r}" + (f": {hint}" if hint else "") for key, hint in hints.items()]
+    if not all(hints.values()):
+        texts.append(f"the options of a {use} are {', '.join(spec.name for spec in table)}")
     return "; ".join(texts)
 
 
@@ -108,13 +134,16 @@ def parse_one(spec: OptionSpec, text: str, name: str) -> Any:
     OptionError
         The text is not allowed.
     """
+    why = ""
     try:
         return spec.kind.parse(text)
-    except ValueError:
-        pass
+    except ValueError as exc:
+        if spec.kind.explains and not spec.secret:
+            why = f"{exc}; "
     # Outside the except block: the parser's own error, which may quote the value, does not become the context.
-    shown = "has a value (not shown: it is secret) that" if spec.secret else f"is {text!r}, which"
-    raise OptionError(f"option {name} {shown} is not allowed: allowed is {spec.kind.allowed}")
+    value = repr(text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}...")
+    shown = "has a value (not shown: it is secret) that" if spec.secret else f"is {value}, which"
+    raise OptionError(f"option {name} {shown} is not allowed: {why}allowed is {spec.kind.allowed}")
 
 
 # Steps of each preset's ladder: a test holds it equal to the presets of the producer, which is above this file.

@@ -6,7 +6,7 @@ Rule 1: each value is allowed by itself; here is only what two of them together 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ _LEVELS: Final = {"ZLIB": (0, 9), "ZSTD": (1, 22)}
 
 def contradictions(options: SinkOptions) -> Iterator[str]:
     """Yield a text for each contradiction."""
-    yield from _of_pairs(options)
+    yield from against_lone(options)
+    yield from against_bounds(options, _NOT_ABOVE)
     yield from _of_faults(options)
     yield from _of_dead_letters(options)
     if bool(options.machine_room) != (options.queue_selector == "machineRoom"):
@@ -65,13 +66,24 @@ def contradictions(options: SinkOptions) -> Iterator[str]:
         )
 
 
-def _of_pairs(options: SinkOptions) -> Iterator[str]:
+def against_lone(options: object) -> Iterator[str]:
+    """Yield a text for each option of a connection, a write's or a read's, that lacks the one it needs."""
     for field, given, needed_field, needed in _NEEDS:
         if getattr(options, field) and not getattr(options, needed_field):
             yield f"{given} is given without {needed}: give both, or neither"
-    for low_field, smaller, high_field, larger in _NOT_ABOVE:
+
+
+def against_bounds(options: object, not_above: Sequence[tuple[str, str, str, str]]) -> Iterator[str]:
+    """Yield a text for each number that is above the one that bounds it; one that is None bounds nothing.
+
+    Parameters
+    ----------
+    options : SinkOptions or ReaderOptions
+    not_above : sequence of (field, option, field of its bound, option that bounds it)
+    """
+    for low_field, smaller, high_field, larger in not_above:
         low, high = getattr(options, low_field), getattr(options, high_field)
-        if low > high:
+        if low is not None and high is not None and low > high:
             yield f"{smaller}={low} is more than {larger}={high}: lower the one or raise the other"
 
 

@@ -1,14 +1,14 @@
 """The kinds of values that an option's text may hold: one parser each, with the words for what it allows.
 
 Rule 1: a parser takes text and returns a value, or raises ValueError; who asks says which option it was.
-Rule 2: nothing here knows an option, or echoes a value.
+Rule 2: nothing here knows an option, or echoes a value, but for kinds that explain what is wrong with it.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,6 +19,10 @@ MIB: Final = 1024 * 1024
 
 # Binary multiples as in Spark's own sizes (JavaUtils.byteStringAs).
 _SIZE_SUFFIXES: Final = {"": 1, "b": 1, "k": 1024, "kb": 1024, "m": MIB, "mb": MIB, "g": 1024 * MIB, "gb": 1024 * MIB}
+# Those of JavaUtils.timeStringAs that are at least a millisecond.
+_TIME_SUFFIXES: Final = {
+    "": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +37,14 @@ class ValueKind:
         What is allowed, for messages; completes "allowed is ...".
     parse : callable
         Value of an option's text; raises ValueError for a text that is not allowed.
+    explains : bool, default False
+        The text of that ValueError says what is wrong, and belongs into the message unless the option is secret.
     """
 
     type: str
     allowed: str
     parse: Callable[[str], Any]
+    explains: bool = False
 
 
 def _parse_boolean(text: str) -> bool:
@@ -76,13 +83,42 @@ def size(lowest: int, highest: int) -> ValueKind:
     """Return the kind of a number of bytes within bounds, both included; binary suffixes as Spark takes them."""
 
     def parse(text: str) -> int:
-        found = re.fullmatch(r"([0-9]{1,19})\s*([a-z]*)", text.strip().lower())
-        if found is None or found[2] not in _SIZE_SUFFIXES:
-            raise ValueError
-        return _bounded(int(found[1]) * _SIZE_SUFFIXES[found[2]], lowest, highest)
+        return _bounded(_with_suffix(text, _SIZE_SUFFIXES), lowest, highest)
 
     allowed = f"a size from {_shown_size(lowest)} to {_shown_size(highest)}: bytes, or with a suffix as in 512k or 1m"
     return ValueKind("size, bytes", allowed, parse)
+
+
+def duration(lowest: int, highest: int = INT_MAX) -> ValueKind:
+    """Return the kind of a number of milliseconds within bounds, both included; suffixes as Spark takes them."""
+
+    def parse(text: str) -> int:
+        return _bounded(_with_suffix(text, _TIME_SUFFIXES), lowest, highest)
+
+    allowed = f"a time from {lowest} to {highest} ms: milliseconds, or with a suffix as in 90s, 15m or 1h"
+    return ValueKind("duration, ms", allowed, parse)
+
+
+def pattern() -> ValueKind:
+    """Return the kind of a regular expression, as text."""
+
+    def parse(text: str) -> str:
+        if not text.strip():
+            raise ValueError("it is blank")
+        try:
+            re.compile(text)
+        except (re.error, OverflowError, RecursionError) as exc:
+            raise ValueError(" ".join(f"it is no regular expression: {exc}".split())) from None
+        return text
+
+    return ValueKind("pattern", "a regular expression of Python, as in orders-.*", parse, explains=True)
+
+
+def _with_suffix(text: str, suffixes: Mapping[str, int]) -> int:
+    found = re.fullmatch(r"([0-9]{1,19})\s*([a-z]*)", text.strip().lower())
+    if found is None or found[2] not in suffixes:
+        raise ValueError
+    return int(found[1]) * suffixes[found[2]]
 
 
 def _shown_size(nbytes: int) -> str:

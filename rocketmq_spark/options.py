@@ -6,7 +6,7 @@ Rule 1: every value is checked here, before any task; a message says the option,
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
@@ -14,7 +14,7 @@ from typing import Any, Final
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.option_parsing import parse_environment, parse_one, parse_values, redacted_repr
 from rocketmq_spark.option_rules import contradictions
-from rocketmq_spark.option_table import SINK_OPTIONS, TOPIC_SPEC
+from rocketmq_spark.option_table import SINK_OPTIONS, TOPIC_SPEC, OptionSpec
 from rocketmq_spark.option_transport import (
     GRPC,
     GRPC_DEFAULTS,
@@ -25,6 +25,7 @@ from rocketmq_spark.option_transport import (
     transport_of,
 )
 from rocketmq_spark.option_values import MIB
+from rocketmq_spark.reader_option_table import READER_OPTIONS
 
 _SPELLING: Final = {spec.field: spec.name for spec in SINK_OPTIONS}
 
@@ -153,7 +154,7 @@ def parse_sink_options(
     OptionError
         An option is unknown, malformed or missing, or two contradict each other.
     """
-    values = parse_values(SINK_OPTIONS, options)
+    values = parse_values(SINK_OPTIONS, options, "write", {"read": READER_OPTIONS})
     if transport_of(values, _SPELLING.__getitem__) == GRPC:
         values = {**GRPC_DEFAULTS, "max_in_flight": GRPC_MAX_IN_FLIGHT, **values}
     else:
@@ -185,12 +186,17 @@ def parse_sink_options(
 
 def options_table() -> list[OptionRow]:
     """Return the options of a write in the order of the documentation, with their defaults as one would type them."""
-    defaults = {field.name: field.default for field in dataclasses.fields(SinkOptions)}
+    return rows_of(SINK_OPTIONS, SinkOptions)
+
+
+def rows_of(table: Sequence[OptionSpec], holder: type[Any]) -> list[OptionRow]:
+    """Return the rows of a table; the defaults are those of the dataclass `holder`."""
+    defaults = {field.name: field.default for field in dataclasses.fields(holder)}
     return [
         OptionRow(
             spec.name, spec.aliases, spec.kind.type, spec.kind.allowed, _shown_default(defaults[spec.field]), spec.doc
         )
-        for spec in SINK_OPTIONS
+        for spec in table
     ]
 
 

@@ -1,0 +1,294 @@
+"""Offsets of queues as users, receipts and checkpoints write them, and as values.
+
+    offsets    {"topic": {"broker": {"0": 23, "1": -2}}}       -2 is the earliest offset, -1 the latest
+    queues     {"topic": {"broker": [0, 1]}}
+    a receipt  {"broker": {"rows": 5, "queues": {"topic": {"0": {"first_offset": 3, "last_offset": 7}}}}}
+
+Rule 1: people write this by hand: what is not exactly of this shape is refused, by the topic, broker and queue where it
+        is wrong. A name that an object holds twice is refused, too: JSON would silently take the last one.
+Rule 2: a receipt is what `WriteSummary.to_dict` returns, as JSON; what else it holds is passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Final, TypeVar
+
+from rocketmq_spark.message import MessageQueue
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+
+_MAX_LONG: Final = 2**63 - 1
+_MAX_QUEUE_ID: Final = 2**31 - 1
+_MOST_DIGITS: Final = 40
+_SHOWN: Final = 60
+
+_Leaf = TypeVar("_Leaf")
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetSpec:
+    """Where a read begins or ends: a word for all queues, or an offset for each of some.
+
+    Parameters
+    ----------
+    word : {"earliest", "latest"} or None, default None
+        None: `offsets` say it.
+    offsets : tuple of (MessageQueue, int), default ()
+        Sorted. An end is exclusive; `EARLIEST` and `LATEST` stand for themselves.
+    receipt : bool, default False
+        The offsets are those of a write's receipt: no queue but these is read.
+    """
+
+    word: str | None = None
+    offsets: tuple[tuple[MessageQueue, int], ...] = ()
+    receipt: bool = False
+
+    def offset_of(self, queue: MessageQueue) -> int | None:
+        """Return the offset of a queue, None if there is none of it."""
+        place = bisect_left(self.offsets, queue, key=itemgetter(0))
+        found = self.offsets[place : place + 1]
+        return found[0][1] if found and found[0][0] == queue else None
+
+    def __str__(self) -> str:
+        return self.word or json.dumps(nested(dict(self.offsets)))
+
+
+def parse_start(text: str) -> OffsetSpec:
+    """Return where a read begins: ``earliest``, ``latest``, offsets, or a receipt, which begins at its first offsets.
+
+    Raises
+    ------
+    ValueError
+        The text is none of them; says what is wrong.
+    """
+    return _spec(text, _first)
+
+
+def parse_end(text: str) -> OffsetSpec:
+    """Return where a read ends: as `parse_start`, but a receipt ends after its last offsets.
+
+    Raises
+    ------
+    ValueError
+        The text is none of them; says what is wrong.
+    """
+    return _spec(text, _after_last)
+
+
+def parse_offsets(text: str) -> dict[MessageQueue, int]:
+    """Return the offset of each queue, `EARLIEST` and `LATEST` among them.
+
+    Raises
+    ------
+    ValueError
+        Says what is wrong, and where.
+    """
+    return _offsets(_load(text), EARLIEST)
+
+
+def parse_timestamps(text: str) -> dict[MessageQueue, int]:
+    """Return the time of each queue, epoch milliseconds, from a text of the shape of offsets.
+
+    Raises
+    ------
+    ValueError
+        Says what is wrong, and where.
+    """
+    return _offsets(_load(text), 0)
+
+
+def parse_receipt(text: str) -> dict[MessageQueue, tuple[int, int]]:
+    """Return the first and the last offset of each queue of a write's receipt.
+
+    Raises
+    ------
+    ValueError
+        Says what is wrong, and where; so does a receipt that does not tell every offset.
+    """
+    return _receipt(_load(text))
+
+
+def parse_queues(text: str) -> tuple[MessageQueue, ...]:
+    """Return the queues that a text names, sorted.
+
+    Raises
+    ------
+    ValueError
+        Says what is wrong, and where.
+    """
+    found = []
+    for topic, broker, ids, where in _brokers(_load(text)):
+        if not isinstance(ids, list) or not ids:
+            raise ValueError(f"{where}: {_shown(ids)} is no list of queue ids, as in [0, 1]")
+        for queue_id in ids:
+            found.append(MessageQueue(topic, broker, _integer(queue_id, where, 0, _MAX_QUEUE_ID)))
+        if len(set(ids)) < len(ids):
+            raise ValueError(f"{where}: a queue id is there twice in {_shown(ids)}")
+    return tuple(sorted(found))
+
+
+def nested(offsets: Mapping[MessageQueue, int]) -> dict[str, dict[str, dict[str, int]]]:
+    """Return offsets as JSON has them: by topic, broker and the queue id's text, each sorted."""
+    found: dict[str, dict[str, dict[str, int]]] = {}
+    for queue in sorted(offsets):
+        by_queue = found.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})
+        by_queue[str(queue.queue_id)] = offsets[queue]
+    return found
+
+
+def flat(offsets: Mapping[str, Any]) -> dict[MessageQueue, int]:
+    """Return what `nested` was made of; no queues at all are allowed here, and no offset below 0.
+
+    Raises
+    ------
+    ValueError
+        Says what is wrong, and where.
+    """
+    return {} if offsets == {} else _offsets(offsets, 0)
+
+
+def _first(span: tuple[int, int]) -> int:
+    return span[0]
+
+
+def _after_last(span: tuple[int, int]) -> int:
+    return span[1] + 1
+
+
+def _spec(text: str, chosen: Callable[[tuple[int, int]], int]) -> OffsetSpec:
+    word = text.strip().lower()
+    if word in ("earliest", "latest"):
+        return OffsetSpec(word)
+    if not word.startswith("{"):
+        raise ValueError("it is neither earliest nor latest, and no JSON object")
+    tree = _load(text)
+    if _is_receipt(tree):
+        ends = {queue: chosen(span) for queue, span in _receipt(tree).items()}
+        return OffsetSpec(None, tuple(sorted(ends.items())), receipt=True)
+    return OffsetSpec(None, tuple(sorted(_offsets(tree, EARLIEST).items())))
+
+
+def _is_receipt(tree: Mapping[str, Any]) -> bool:
+    # Offsets of a broker that is called "queues" are numbers, where a receipt has objects (or nothing).
+    queues = [broker.get("queues") for broker in tree.values() if isinstance(broker, dict)]
+    return any(isinstance(held, dict) and all(isinstance(topic, dict) for topic in held.values()) for held in queues)
+
+
+def _receipt(tree: Mapping[str, Any]) -> dict[MessageQueue, tuple[int, int]]:
+    found = {}
+    for broker, held in tree.items():
+        queues = held.get("queues") if isinstance(held, dict) else None
+        if not broker or not isinstance(queues, dict):
+            raise ValueError(f'broker {broker!r} has no object "queues", as the receipt of a write has')
+        if not queues and held.get("rows"):
+            raise ValueError(
+                f"broker {broker!r} has rows and no queues: receipts of writes over gRPC have no offsets, as a proxy "
+                "does not tell them; give startingTimestamp in place of a receipt"
+            )
+        # The other way round than offsets: broker, then topic.
+        for topic, by_queue in queues.items():
+            tree_of_one = {topic: {broker: by_queue}}
+            found.update(_leaves(tree_of_one, _span))
+    if not found:
+        raise ValueError("the receipt has no queues: nothing in it was acknowledged with an offset")
+    return found
+
+
+def _span(value: Any, where: str) -> tuple[int, int]:
+    if not isinstance(value, dict):
+        raise ValueError(f'{where}: {_shown(value)} is no object with "first_offset" and "last_offset"')
+    for name in ("first_offset", "last_offset"):
+        if name not in value:
+            raise ValueError(f"{where}: {name} is missing")
+        if value[name] is None:
+            raise ValueError(
+                f"{where}: {name} is unknown (null); receipts of writes over gRPC have no offsets, as a proxy does not "
+                "tell them: give startingTimestamp in place of a receipt"
+            )
+    # One less than offsets have, as the read ends one after it.
+    first, last = (_integer(value[name], where, 0, _MAX_LONG - 1) for name in ("first_offset", "last_offset"))
+    if first > last:
+        raise ValueError(f"{where}: first_offset {first} is above last_offset {last}")
+    return first, last
+
+
+def _offsets(tree: Any, lowest: int) -> dict[MessageQueue, int]:
+    return _leaves(tree, lambda value, where: _integer(value, where, lowest, _MAX_LONG))
+
+
+def _leaves(tree: Any, leaf: Callable[[Any, str], _Leaf]) -> dict[MessageQueue, _Leaf]:
+    found = {}
+    for topic, broker, by_queue, where in _brokers(tree):
+        for text, value in _object(by_queue, where, "queue id"):
+            # Without leading zeros: no queue has two texts.
+            if not re.fullmatch("0|[1-9][0-9]{0,9}", text) or int(text) > _MAX_QUEUE_ID:
+                raise ValueError(f"{where}: {text!r} is no queue id, which is a number from 0 in quotes")
+            found[MessageQueue(topic, broker, int(text))] = leaf(value, f"{where}, queue {text}")
+    return found
+
+
+def _brokers(tree: Any) -> Iterator[tuple[str, str, Any, str]]:
+    """Yield topic, broker, what is below them, and how messages call that place."""
+    for topic, brokers in _object(tree, "the JSON", "topic"):
+        for broker, below in _object(brokers, f"topic {topic!r}", "broker"):
+            yield topic, broker, below, f"topic {topic!r}, broker {broker!r}"
+
+
+def _object(value: Any, where: str, holds: str) -> list[tuple[str, Any]]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where}: {_shown(value)} is no object by {holds}, as in {{{json.dumps(holds)}: ...}}")
+    if not value:
+        raise ValueError(f"{where}: the object is empty: no {holds} is in it")
+    for name in value:
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"{where}: {name!r} is no name of a {holds}")
+    return list(value.items())
+
+
+def _integer(value: Any, where: str, lowest: int, highest: int) -> int:
+    # bool is an int to Python.
+    if type(value) is not int:
+        raise ValueError(f"{where}: {_shown(value)} is no integer")
+    if not lowest <= value <= highest:
+        raise ValueError(f"{where}: {_shown(value)} is not from {lowest} to {highest}")
+    return value
+
+
+def _load(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text, object_pairs_hook=_without_repeats, parse_int=_number)
+    except json.JSONDecodeError as exc:
+        raise ValueError(f"it is no JSON: {exc}") from None
+    except RecursionError:
+        raise ValueError("it is no such JSON: it is nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{_shown(found)} is no JSON object")
+    return found
+
+
+def _number(digits: str) -> int:
+    # int() has a limit of its own, whose message is about Python.
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"the number {digits[:_MOST_DIGITS]}... is too long")
+    return int(digits)
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"the name {name!r} is there twice in one object")
+        found[name] = value
+    return found
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
