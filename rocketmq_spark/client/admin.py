@@ -13,9 +13,9 @@ from rocketmq_spark.errors import MQClientException, RocketMQError
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.message_ext import MessageExt, decode_message_id
 from rocketmq_spark.names import is_system_topic
+from rocketmq_spark.namespace import unwrap, wrap
 from rocketmq_spark.producer.client_instance import ClientInstance
 from rocketmq_spark.producer.kernel import broker_address
-from rocketmq_spark.producer.namespace import unwrap, wrap
 from rocketmq_spark.producer.route_cache import publish_info_of
 from rocketmq_spark.producer.validators import check_topic
 

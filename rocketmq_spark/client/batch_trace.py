@@ -24,9 +24,9 @@ from rocketmq_spark.client.service import trace_group
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.message import EncodedBatch, Message, SendOutcome, SendStatus
 from rocketmq_spark.message_const import KEYS, TAGS, UNIQ_KEY
+from rocketmq_spark.namespace import unwrap
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.hooks import message_type_of
-from rocketmq_spark.producer.namespace import unwrap
 from rocketmq_spark.producer.trace import FLUSH_SECONDS, MAX_MESSAGE_BYTES, PubTrace, trace_messages
 from rocketmq_spark.transport.base import Transport
 from rocketmq_spark.wire.records import decode_batch, decode_properties

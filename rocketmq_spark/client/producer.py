@@ -26,9 +26,9 @@ from rocketmq_spark.client.service import Parts, ProducerService, trace_group
 from rocketmq_spark.client.transaction import LocalTransactionExecutor, TransactionListener, Transactions
 from rocketmq_spark.errors import MQClientException
 from rocketmq_spark.message import Message, MessageQueue
+from rocketmq_spark.namespace import wrap
 from rocketmq_spark.producer.client_instance import ClientInstance
 from rocketmq_spark.producer.hooks import CheckForbiddenHook, EndTransactionHook, Hooks, SendMessageHook
-from rocketmq_spark.producer.namespace import wrap
 from rocketmq_spark.producer.queue_selectors import MessageQueueSelector
 from rocketmq_spark.producer.trace import MAX_MESSAGE_BYTES
 from rocketmq_spark.producer.validators import check_group

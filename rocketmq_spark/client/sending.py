@@ -20,6 +20,7 @@ from typing import Any, Final
 from rocketmq_spark.client.send_future import SendFuture
 from rocketmq_spark.errors import MQClientException, RocketMQError, RouteNotFoundException
 from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.namespace import wrap
 from rocketmq_spark.producer.async_send import AsyncRules, AsyncSend
 from rocketmq_spark.producer.back_pressure import Admission, BackPressure
 from rocketmq_spark.producer.budget import Budget
@@ -27,7 +28,6 @@ from rocketmq_spark.producer.client_instance import ClientInstance
 from rocketmq_spark.producer.fault_preset import FaultSite, site_of
 from rocketmq_spark.producer.hooks import CommunicationMode, Hooks
 from rocketmq_spark.producer.kernel import Kernel
-from rocketmq_spark.producer.namespace import wrap
 from rocketmq_spark.producer.outgoing import Outgoing
 from rocketmq_spark.producer.queue_selectors import MessageQueueSelector, select_queue
 from rocketmq_spark.producer.route_cache import TopicPublishInfo

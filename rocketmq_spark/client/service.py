@@ -34,10 +34,10 @@ from rocketmq_spark.compression import CompressionType
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.message import Message
 from rocketmq_spark.names import MAX_GROUP_LENGTH
+from rocketmq_spark.namespace import wrap
 from rocketmq_spark.producer.client_instance import ClientInstance
 from rocketmq_spark.producer.hooks import Hooks
 from rocketmq_spark.producer.kernel import Kernel, KernelSettings
-from rocketmq_spark.producer.namespace import wrap
 from rocketmq_spark.producer.outgoing import Packing
 from rocketmq_spark.producer.trace import TraceDispatcher, TraceHook
 from rocketmq_spark.producer_options import ProducerOptions

@@ -32,10 +32,10 @@ from rocketmq_spark.message_const import (
     UNIQ_KEY,
 )
 from rocketmq_spark.message_ext import MessageExt, decode_message_id
+from rocketmq_spark.namespace import unwrap, wrap
 from rocketmq_spark.producer.heart_beat import API_TIMEOUT
 from rocketmq_spark.producer.hooks import EndTransactionContext, Hooks
 from rocketmq_spark.producer.kernel import Kernel
-from rocketmq_spark.producer.namespace import unwrap, wrap
 from rocketmq_spark.send_result import LocalTransactionState, SendResult, TransactionSendResult
 from rocketmq_spark.transaction import (
     TRANSACTION_COMMIT_TYPE,

@@ -26,11 +26,11 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 from rocketmq_spark.errors import DeliveryError, RocketMQError, RouteNotFoundException
 from rocketmq_spark.message import EncodedBatch, MessageQueue, SendOutcome, SendRequest
 from rocketmq_spark.metrics import Recorder
+from rocketmq_spark.namespace import wrap
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.client_instance import ClientInstance
 from rocketmq_spark.producer.delivery import Delivery, Dispatch, batch_weight, broker_vip_channel
 from rocketmq_spark.producer.heart_beat import API_TIMEOUT
-from rocketmq_spark.producer.namespace import wrap
 from rocketmq_spark.producer.pipeline import OnStored, SendPipeline
 from rocketmq_spark.producer.rate import RateLimit
 from rocketmq_spark.producer.route_cache import TopicPublishInfo

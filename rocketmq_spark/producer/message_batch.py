@@ -19,7 +19,7 @@ from rocketmq_spark.errors import MQClientException
 from rocketmq_spark.message import EncodedBatch, Message
 from rocketmq_spark.message_const import INSTANCE_ID, UNIQ_KEY, WAIT
 from rocketmq_spark.names import RETRY_PREFIX
-from rocketmq_spark.producer.namespace import is_none, wrap
+from rocketmq_spark.namespace import is_none, wrap
 from rocketmq_spark.producer.validators import check_message
 from rocketmq_spark.wire.codes import ResponseCode
 from rocketmq_spark.wire.records import encode_batch, encode_properties

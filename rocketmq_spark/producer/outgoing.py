@@ -21,8 +21,8 @@ from rocketmq_spark.errors import CompressionError, MQClientException
 from rocketmq_spark.message import EncodedBatch, Message
 from rocketmq_spark.message_const import INSTANCE_ID, MAX_RECONSUME_TIMES, RECONSUME_TIME, TRAN_MSG, UNIQ_KEY
 from rocketmq_spark.names import RETRY_PREFIX
+from rocketmq_spark.namespace import unwrap, wrap
 from rocketmq_spark.producer.message_batch import encode_message_batch
-from rocketmq_spark.producer.namespace import unwrap, wrap
 from rocketmq_spark.producer.validators import check_message
 from rocketmq_spark.wire.codes import ResponseCode
 from rocketmq_spark.wire.records import decode_properties, encode_single

@@ -28,12 +28,12 @@ from typing import TypeAlias
 from rocketmq_spark.errors import DeliveryError, RemotingTimeoutException, RocketMQError
 from rocketmq_spark.message import EncodedBatch, MessageQueue, SendOutcome
 from rocketmq_spark.metrics import Recorder
+from rocketmq_spark.namespace import unwrap
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.delivery import Delivery, Dispatch, Lines, batch_weight
 from rocketmq_spark.producer.failure_text import delivery_error, no_queue, reason, refused_for_good
 from rocketmq_spark.producer.fault_preset import FaultSite, site_of
 from rocketmq_spark.producer.fault_strategy import FaultStrategy
-from rocketmq_spark.producer.namespace import unwrap
 from rocketmq_spark.producer.rate import RateLimit
 from rocketmq_spark.producer.retry import Backoff, RetryPolicy, Verdict
 from rocketmq_spark.producer.route_cache import TopicPublishInfo

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from rocketmq_spark.message import Message, SendStatus
+from rocketmq_spark.namespace import unwrap
 from rocketmq_spark.producer.hooks import MessageType, SendMessageContext
-from rocketmq_spark.producer.namespace import unwrap
 
 logger = logging.getLogger("rocketmq_spark.producer")
 

@@ -17,8 +17,8 @@ from rocketmq_spark.java_hash import queue_index, string_hash
 from rocketmq_spark.message import Message
 from rocketmq_spark.message_const import RESERVED_PROPERTIES
 from rocketmq_spark.names import FORBIDDEN_TOPICS, is_blank
+from rocketmq_spark.namespace import namespace_of, unwrap, wrap
 from rocketmq_spark.producer.message_batch import encode_message_batch
-from rocketmq_spark.producer.namespace import namespace_of, unwrap, wrap
 from rocketmq_spark.producer.validators import check_group, check_message
 from rocketmq_spark.unique_id import UniqueIdGenerator
 from rocketmq_spark.wire.records import decode_batch, decode_properties, encode_batch, encode_properties

@@ -16,8 +16,8 @@ from rocketmq_spark.arrow.unique_id import UniqueIds
 from rocketmq_spark.compression import CompressionType, compress, decompress
 from rocketmq_spark.java_hash import queue_index, string_hash
 from rocketmq_spark.message import EncodedBatch, Message, MessageQueue, SendOutcome, SendRequest, SendStatus
+from rocketmq_spark.namespace import wrap
 from rocketmq_spark.producer.message_batch import encode_message_batch
-from rocketmq_spark.producer.namespace import wrap
 from rocketmq_spark.producer.route_cache import publish_info_of
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.unique_id import UniqueIdGenerator

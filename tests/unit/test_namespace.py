@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.errors import MQClientException
-from rocketmq_spark.producer.namespace import check_namespace, namespace_of, unwrap, wrap
+from rocketmq_spark.namespace import check_namespace, namespace_of, unwrap, wrap
 from tests.strategies import topics
 
 EXAMPLES = [("T", "A%T"), ("%RETRY%G", "%RETRY%A%G"), ("%DLQ%G", "%DLQ%A%G")]
