@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # What the demo writes over: remoting, or grpc.
 TRANSPORT ?= remoting
-# Which benchmarks run: all, or one of encode, remoting, pacing, spark, small, grpc.
+# Which benchmarks run: all, or one of encode, remoting, pacing, spark, read, small, grpc.
 PART ?=
 # How long the soak runs.
 MINUTES ?= 30

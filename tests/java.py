@@ -113,8 +113,9 @@ class Java:
         """Return the messages of topics as a Java consumer sees them, once there are `count` or time is over.
 
         Each has ``topic``, ``body`` (bytes, decompressed by Java), ``properties``, ``flag``, ``sysFlag``,
-        ``brokerName``, ``queueId``, ``queueOffset``, ``commitLogOffset``, ``msgId``, ``bornTimestamp``,
-        ``storeTimestamp`` and ``reconsumeTimes``.
+        ``brokerName``, ``queueId``, ``queueOffset``, ``commitLogOffset``, ``msgId``, ``offsetMsgId``,
+        ``bornTimestamp``, ``bornHost``, ``storeTimestamp``, ``storeHost`` (both with their ports) and
+        ``reconsumeTimes``.
         """
         request = {
             "nameServer": name_server,
@@ -152,10 +153,10 @@ class Java:
     ) -> list[Line]:
         """Send with a Java producer and return its results.
 
-        Each request has ``messages`` (see `line_of`) and may have ``compressType``, and one of ``batch`` (true),
-        ``hashKey`` (a text) and ``transaction`` (the name of a LocalTransactionState). Each result has ``status``,
-        ``msgId``, ``offsetMsgId``, ``topic``, ``brokerName``, ``queueId``, ``queueOffset``, ``transactionId``,
-        ``regionId`` and ``traceOn``.
+        Each request has ``messages`` (see `line_of`; one may have ``deliverInMs``, too) and may have ``compressType``,
+        and one of ``batch`` (true), ``hashKey`` (a text) and ``transaction`` (the name of a LocalTransactionState).
+        Each result has ``status``, ``msgId``, ``offsetMsgId``, ``topic``, ``brokerName``, ``queueId``,
+        ``queueOffset``, ``transactionId``, ``regionId``, ``traceOn`` and ``uniqKeys``, an id for each message.
         """
         config = {"nameServer": name_server, "namespace": namespace}
         return self.run("Sender", [config, *requests])

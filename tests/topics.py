@@ -11,12 +11,15 @@ from tests.peer import PATIENCE
 from tests.sharing import SharedCluster
 
 
-def create_topic(cluster: LocalCluster | SharedCluster, topic: str, message_type: str, queues: int = 2) -> str:
+def create_topic(
+    cluster: LocalCluster | SharedCluster, topic: str, message_type: str, queues: int = 2, *, inner: bool = False
+) -> str:
     """Create a topic on all brokers of a cluster, and return its name once the name server knows it of each.
 
-    A proxy creates no topic, and remembers for a while that it has not found one.
+    A proxy creates no topic, and remembers for a while that it has not found one. To an `inner` one, a batch can be
+    stored as one unit.
     """
-    attributes = f"+message.type={message_type}"
+    attributes = f"+message.type={message_type}" + (",+queue.type=BatchCQ" if inner else "")
     with RemotingTransport([cluster.name_server]) as transport:
         for broker in cluster.brokers:
             transport.create_topic(broker.address, topic, queues, 6, PATIENCE, attributes=attributes)

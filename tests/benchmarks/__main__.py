@@ -8,7 +8,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 
-from tests.benchmarks import bench_encode, bench_grpc, bench_pacing, bench_remoting, bench_small, bench_spark
+from tests.benchmarks import (
+    bench_encode,
+    bench_grpc,
+    bench_pacing,
+    bench_read,
+    bench_remoting,
+    bench_small,
+    bench_spark,
+)
 from tests.benchmarks.contest import Figure, machine, save
 
 ROUNDS = 5
@@ -18,6 +26,7 @@ PARTS: Mapping[str, Callable[[], Iterator[Figure]]] = {
     "remoting": lambda: bench_remoting.figures(ROUNDS, 4.0),
     "pacing": lambda: bench_pacing.figures(ROUNDS, 4.0),
     "spark": lambda: bench_spark.figures(ROUNDS, 4),
+    "read": lambda: bench_read.figures(ROUNDS),
     "small": lambda: bench_small.figures(ROUNDS),
     "grpc": lambda: bench_grpc.figures(ROUNDS, 4.0),
 }

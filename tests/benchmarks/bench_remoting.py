@@ -13,7 +13,6 @@ import json
 import os
 import random
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.contest import FORGETFUL, Figure, apart, await_rest, best_of, in_turns, machine, ratios, rows_of
+from tests.benchmarks.java_client import JavaClient
 
 TOPIC = "bench"
 QUEUES = 8
@@ -134,27 +134,9 @@ def ready_made(nbytes: int) -> list[tuple[list[memoryview], int]]:
     return frames
 
 
-class JavaClient:
-    """The official client, compiled against the server's jars."""
-
-    def __init__(self, folder: Path) -> None:
-        from rocketmq_spark.cluster.jars import server_jars
-        from rocketmq_spark.cluster.java import find_java
-
-        self._java, self._folder = find_java(), folder
-        self._class_path = os.pathsep.join(map(str, (folder, *server_jars(find_java))))
-        source = Path(__file__).with_name("java") / "BatchSender.java"
-        compiler = self._java.resolve().with_name("javac")
-        self._run([str(compiler), "-proc:none", "-nowarn", "-cp", self._class_path, "-d", str(folder), str(source)])
-
-    def send(self, name_server: str, nbytes: int, threads: int, batch: int, seconds: float) -> float:
-        """Return the messages per second that were stored."""
-        program = [str(self._java), f"-Duser.home={self._folder}", "-Xmx1g", "-cp", self._class_path, "BatchSender"]
-        given = [name_server, TOPIC, nbytes, threads, batch, int(seconds * 1000)]
-        return float(self._run([*program, *map(str, given)]).splitlines()[-1])
-
-    def _run(self, command: list[str]) -> str:
-        return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=120).stdout
+def java_sends(java: JavaClient, name_server: str, nbytes: int, threads: int, batch: int, seconds: float) -> float:
+    """Return the messages per second that the Java client has stored."""
+    return float(java.run("BatchSender", name_server, TOPIC, nbytes, threads, batch, int(seconds * 1000)))
 
 
 def batches(java: JavaClient, nbytes: int, rounds: int, seconds: float) -> Iterator[Figure]:
@@ -170,7 +152,7 @@ def batches(java: JavaClient, nbytes: int, rounds: int, seconds: float) -> Itera
             await_rest(cluster)
             if name.startswith("java"):
                 _, threads, batch = name.split()
-                return java.send(cluster.name_server, nbytes, int(threads[1:]), int(batch), seconds)
+                return java_sends(java, cluster.name_server, nbytes, int(threads[1:]), int(batch), seconds)
             return float(
                 apart(
                     "tests.benchmarks.bench_remoting", name, cluster.name_server, nbytes, seconds, within=seconds + 60
@@ -204,7 +186,7 @@ def singles(java: JavaClient, rounds: int, seconds: float) -> Iterator[Figure]:
         def measure(name: str) -> float:
             await_rest(cluster)
             if name == "java":
-                return java.send(cluster.name_server, 100, 1, 0, seconds)
+                return java_sends(java, cluster.name_server, 100, 1, 0, seconds)
             return float(
                 apart(
                     "tests.benchmarks.bench_remoting", "delayed", cluster.name_server, 100, seconds, within=seconds + 60

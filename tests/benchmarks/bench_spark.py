@@ -61,31 +61,40 @@ def make_rows(path: Path) -> None:
     pq.write_table(rows, path, row_group_size=MILLION)
 
 
-class Sink:
-    """A session that writes to one sink."""
+class Session:
+    """A Spark session in a process of its own, which writes or reads whenever it is asked to.
 
-    def __init__(self, python: Path, sink: str, address: str, topic: str, parquet: Path, jars: str = "") -> None:
-        arguments = [sink, address, topic, str(parquet), jars]
+    Parameters
+    ----------
+    python : Path
+        The interpreter, see `environment`.
+    script : str
+        A file of this folder.
+    arguments : objects
+        The script's.
+    """
+
+    def __init__(self, python: Path, script: str, *arguments: object) -> None:
         self._process = subprocess.Popen(
-            [str(python), str(Path(__file__).with_name("spark_sink.py")), *arguments],
+            [str(python), str(Path(__file__).with_name(script)), *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"},
         )
 
-    def write(self, millions: int, *tasks: int) -> dict[str, Any]:
-        """Write so many million rows, in as many tasks or so many, and return what that took."""
+    def ask(self, *numbers: int) -> dict[str, Any]:
+        """Give the script a line, and return what it answers."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(" ".join(map(str, (millions, *tasks))) + "\n")
+        self._process.stdin.write(" ".join(map(str, numbers)) + "\n")
         self._process.stdin.flush()
         for line in self._process.stdout:
             if line.startswith("{"):
                 return dict(json.loads(line))
         raise SystemExit(f"a session has ended with {self._process.wait()}")
 
-    def __enter__(self) -> Sink:
+    def __enter__(self) -> Session:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -95,6 +104,11 @@ class Sink:
             self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
+
+
+def sink(python: Path, name: str, address: str, topic: str, parquet: Path, jars: str = "") -> Session:
+    """Return a session that writes to one sink; ask it for so many million rows, in as many tasks or so many."""
+    return Session(python, "spark_sink.py", name, address, topic, parquet, jars)
 
 
 def create_topic(cluster: LocalCluster, topic: str, attributes: str = "") -> None:
@@ -111,17 +125,17 @@ def writes(python: Path, parquet: Path, rounds: int, millions: int) -> Iterator[
         create_topic(plain, "plain")
         create_topic(inner, "inner", "+queue.type=BatchCQ")
         sinks = {
-            "rocketmq": stack.enter_context(Sink(python, "rocketmq", plain.name_server, "plain", parquet)),
-            "inner": stack.enter_context(Sink(python, "inner", inner.name_server, "inner", parquet)),
-            "kafka": stack.enter_context(Sink(python, "kafka", kafka.address, "bench", parquet, jars)),
-            "nothing": stack.enter_context(Sink(python, "nothing", "", "", parquet)),
+            "rocketmq": stack.enter_context(sink(python, "rocketmq", plain.name_server, "plain", parquet)),
+            "inner": stack.enter_context(sink(python, "inner", inner.name_server, "inner", parquet)),
+            "kafka": stack.enter_context(sink(python, "kafka", kafka.address, "bench", parquet, jars)),
+            "nothing": stack.enter_context(sink(python, "nothing", "", "", parquet)),
         }
         said: dict[str, list[dict[str, Any]]] = {name: [] for name in sinks}
 
         def measure(name: str) -> float:
             for cluster in (plain, inner):
                 await_rest(cluster)
-            said[name].append(sinks[name].write(millions))
+            said[name].append(sinks[name].ask(millions))
             return float(said[name][-1]["rows"] / said[name][-1]["seconds"])
 
         for name in sinks:
@@ -148,8 +162,8 @@ def memory(python: Path, parquet: Path) -> Iterator[Figure]:
     with LocalCluster(broker_properties=FORGETFUL) as cluster:
         create_topic(cluster, "plain")
         for millions in (1, 10):
-            with Sink(python, "rocketmq", cluster.name_server, "plain", parquet) as sink:
-                peaks.append(sink.write(millions, 1)["peak"])
+            with sink(python, "rocketmq", cluster.name_server, "plain", parquet) as session:
+                peaks.append(session.ask(millions, 1)["peak"])
     most = f"{peaks[1] / 1e6:.0f} MB for 10 million rows"
     yield Figure("memory of a worker, 10 million rows against 1 million", [peaks[1] / peaks[0]], 1.1, True, most)
 

@@ -1,4 +1,4 @@
-"""A Kafka broker on this machine, and Spark's connector for it: what the sink is measured against.
+"""A Kafka broker on this machine, and Spark's connector for it: what the sink and the source are measured against.
 
 Both come from Maven Central through the Ivy that PySpark ships, once per user.
 """
@@ -41,6 +41,8 @@ offsets.topic.replication.factor=1
 transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 log.segment.bytes=67108864
+"""
+_FORGETFUL = """
 log.retention.bytes=1
 log.retention.check.interval.ms=500
 log.segment.delete.delay.ms=0
@@ -65,15 +67,23 @@ def jars_of(organisation: str, module: str, release: str) -> Sequence[Path]:
 
 
 class Kafka:
-    """A single node in KRaft mode that keeps nothing but the segments it writes to, as the brokers here do."""
+    """A single node in KRaft mode.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    keeps : bool, default False
+        Keep what is stored. By default nothing stays but the segments that are written to, as with the brokers that
+        are measured writing.
+    """
+
+    def __init__(self, *, keeps: bool = False) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="bench-kafka-"))
         self._watchdog = Watchdog()
         port, controller = _free_ports(2)
         self.address = f"127.0.0.1:{port}"
         config = self._folder / "server.properties"
-        config.write_text(_PROPERTIES.format(port=port, controller=controller, folder=self._folder), encoding="ascii")
+        properties = _PROPERTIES.format(port=port, controller=controller, folder=self._folder)
+        config.write_text(properties if keeps else properties + _FORGETFUL, encoding="ascii")
         java = [str(find_java()), "-Xms1g", "-Xmx1g", "-cp", os.pathsep.join(map(str, jars_of(*KAFKA)))]
         self._format = [*java, "kafka.tools.StorageTool", "format", "-t", uuid.uuid4().hex[:22], "-c", str(config)]
         command = [*java, "kafka.Kafka", str(config)]

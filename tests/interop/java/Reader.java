@@ -9,8 +9,10 @@ import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.PullResult;
 import org.apache.rocketmq.client.consumer.PullStatus;
 import org.apache.rocketmq.client.exception.MQClientException;
+import org.apache.rocketmq.common.message.MessageClientExt;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
+import org.apache.rocketmq.remoting.common.RemotingHelper;
 
 /** Reads topics from their first messages on, until enough are seen or time is over, and answers each message. */
 @SuppressWarnings("deprecation")
@@ -79,8 +81,11 @@ public final class Reader {
         found.put("queueOffset", message.getQueueOffset());
         found.put("commitLogOffset", message.getCommitLogOffset());
         found.put("msgId", message.getMsgId());
+        found.put("offsetMsgId", ((MessageClientExt) message).getOffsetMsgId());
         found.put("bornTimestamp", message.getBornTimestamp());
+        found.put("bornHost", RemotingHelper.parseSocketAddressAddr(message.getBornHost()));
         found.put("storeTimestamp", message.getStoreTimestamp());
+        found.put("storeHost", RemotingHelper.parseSocketAddressAddr(message.getStoreHost()));
         found.put("reconsumeTimes", message.getReconsumeTimes());
         return found;
     }

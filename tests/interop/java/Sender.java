@@ -13,6 +13,7 @@ import org.apache.rocketmq.client.producer.selector.SelectMessageQueueByHash;
 import org.apache.rocketmq.common.compression.CompressionType;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageAccessor;
+import org.apache.rocketmq.common.message.MessageClientIDSetter;
 import org.apache.rocketmq.common.message.MessageExt;
 
 /** Sends what it is asked to, and answers each SendResult. The first request configures the producer. */
@@ -22,7 +23,11 @@ public final class Sender {
             DefaultMQProducer producer = producer(lines.next());
             producer.start();
             for (JSONObject request = lines.next(); request != null; request = lines.next()) {
-                lines.answer(describe(send(producer, request)));
+                List<Message> messages = messages(request.getJSONArray("messages"));
+                Map<String, Object> answer = describe(send(producer, request, messages));
+                // A batch's result has one id when a broker stores it as one unit.
+                answer.put("uniqKeys", messages.stream().map(MessageClientIDSetter::getUniqID).toArray());
+                lines.answer(answer);
             }
         });
     }
@@ -50,12 +55,16 @@ public final class Sender {
         return producer;
     }
 
-    private static SendResult send(DefaultMQProducer producer, JSONObject request) throws Exception {
-        JSONArray given = request.getJSONArray("messages");
+    private static List<Message> messages(JSONArray given) {
         List<Message> messages = new ArrayList<>();
         for (int at = 0; at < given.size(); at++) {
             messages.add(message(given.getJSONObject(at)));
         }
+        return messages;
+    }
+
+    private static SendResult send(DefaultMQProducer producer, JSONObject request, List<Message> messages)
+            throws Exception {
         if (request.getString("compressType") != null) {
             producer.setCompressType(CompressionType.of(request.getString("compressType")));
         }
@@ -78,6 +87,9 @@ public final class Sender {
         JSONObject properties = given.getJSONObject("properties");
         if (properties != null) {
             properties.forEach((name, value) -> MessageAccessor.putProperty(message, name, (String) value));
+        }
+        if (given.getLong("deliverInMs") != null) {
+            message.setDeliverTimeMs(System.currentTimeMillis() + given.getLongValue("deliverInMs"));
         }
         return message;
     }

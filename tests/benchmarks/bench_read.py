@@ -1,0 +1,119 @@
+"""`spark.read` of a whole topic in ``local[2]``, against the official pull consumers and Spark's own Kafka source.
+
+Run: make bench PART=read (python -m tests.benchmarks.bench_read [rounds])
+
+2 million messages of 100 bytes with a key and a tag, in 8 queues of a broker as it comes, which gives at most 32 of
+them at a time; Kafka has as many rows in 8 partitions. All were written a moment before and are in the page cache.
+Spark writes what it reads to its format noop, in sessions that go on from round to round; each counts the rows first,
+and reads them once for nothing. Java's consumers decode bodies and do nothing else: `DefaultLitePullConsumer` with
+threads of its own, and `DefaultMQPullConsumer` in a thread for each queue, or for two; the two that are best in a run
+of their own take part, and each round counts the better one. Each run drains the topic once before the time counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from rocketmq_spark import LocalCluster, Producer
+from tests.benchmarks.bench_remoting import ROWS, record_batches
+from tests.benchmarks.bench_spark import CONNECTOR, MILLION, QUEUES, Session, environment, make_rows, sink
+from tests.benchmarks.contest import Figure, await_rest, best_of, in_turns, machine, ratios
+from tests.benchmarks.java_client import JavaClient
+from tests.benchmarks.kafka import Kafka, jars_of
+
+TOPIC = "bench"
+MILLIONS = 2
+# With fewer threads than queues, the first queue that is read to its end would keep one of "lite"'s for 20 s.
+CONSUMERS_AND_THREADS = [("lite", 8), ("lite", 20), ("pull", 4), ("pull", 8)]
+
+
+def fill(cluster: LocalCluster, topic: str, millions: int, queues: int = QUEUES) -> None:
+    """Have a topic with so many million messages."""
+    with Producer("bench-fill", name_server=cluster.name_server) as producer:
+        producer.create_topic("TBW102", topic, queues)
+        rows = itertools.islice(record_batches(100, float("inf")), millions * MILLION // ROWS)
+        producer.send_arrow(rows, topic=topic)
+
+
+def java_drains(java: JavaClient, cluster: LocalCluster, consumer: str, threads: int) -> float:
+    """Return the messages per second that a Java consumer has read."""
+    said = json.loads(java.run("TopicDrainer", cluster.name_server, TOPIC, consumer, threads, MILLIONS * MILLION))
+    return float(said["messages"] / said["seconds"])
+
+
+def source(python: Path, name: str, address: str, topic: str, millions: int, jars: str = "") -> Session:
+    """Return a session that reads from one source whenever it is asked."""
+    return Session(python, "spark_source.py", name, address, topic, millions * MILLION, jars)
+
+
+def reads(python: Path, folder: Path, rounds: int) -> Iterator[Figure]:
+    """Rows per second."""
+    jars = ",".join(map(str, jars_of(*CONNECTOR)))
+    java, parquet = JavaClient(folder), folder / "rows.parquet"
+    make_rows(parquet)
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(LocalCluster())
+        kafka = stack.enter_context(Kafka(keeps=True))
+        fill(cluster, TOPIC, MILLIONS)
+        with sink(python, "kafka", kafka.address, TOPIC, parquet, jars) as filling:
+            filling.ask(MILLIONS)
+        sources = {
+            "spark": stack.enter_context(source(python, "rocketmq", cluster.name_server, TOPIC, MILLIONS)),
+            "kafka": stack.enter_context(source(python, "kafka", kafka.address, TOPIC, MILLIONS, jars)),
+        }
+
+        def measure(name: str) -> float:
+            await_rest(cluster)
+            if name.startswith("java"):
+                _, consumer, threads = name.split()
+                return java_drains(java, cluster, consumer, int(threads[1:]))
+            said = sources[name].ask()
+            return float(said["rows"] / said["seconds"])
+
+        tried = {f"java {consumer} x{threads}": 0.0 for consumer, threads in CONSUMERS_AND_THREADS}
+        # The broker's JVM compiles what all of them use: whoever came first would be the slowest.
+        measure("java pull x8")
+        for name in tried:
+            tried[name] = measure(name)
+            print(f"  {name} {tried[name]:,.0f}", flush=True)
+        for name in sources:
+            measure(name)
+        best = sorted(tried, key=lambda name: tried[name])[-2:]
+        taken = in_turns([*sources, *best], rounds, measure)
+    javas = best_of(*(taken[name] for name in best))
+    yield Figure("read, local[2], against the official pull consumer", ratios(taken["spark"], javas), 1.0)
+    yield Figure("the same, against Spark's Kafka source", ratios(taken["spark"], taken["kafka"]))
+
+
+def memory(python: Path) -> Iterator[Figure]:
+    """The most memory that a worker has, by how much it reads from one queue."""
+    peaks = []
+    with LocalCluster() as cluster:
+        for millions in (1, 10):
+            topic = f"{TOPIC}-{millions}"
+            fill(cluster, topic, millions, queues=1)
+            with source(python, "rocketmq", cluster.name_server, topic, millions) as session:
+                peaks.append(session.ask()["peak"])
+    most = f"{peaks[1] / 1e6:.0f} MB for 10 million rows"
+    yield Figure("memory of a reading worker, 10 million rows against 1", [peaks[1] / peaks[0]], 1.1, True, most)
+
+
+def figures(rounds: int) -> Iterator[Figure]:
+    """Measure everything here."""
+    python = environment()
+    with tempfile.TemporaryDirectory() as folder:
+        yield from reads(python, Path(folder), rounds)
+    yield from memory(python)
+
+
+if __name__ == "__main__":
+    given = dict(enumerate(sys.argv))
+    print(machine())
+    for figure in figures(int(given.get(1, 5))):
+        print(figure)

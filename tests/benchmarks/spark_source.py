@@ -1,0 +1,42 @@
+"""A Spark session that reads a topic into nothing whenever it is asked to: one line in, one line of JSON out.
+
+Run: python spark_source.py SOURCE ADDRESS TOPIC ROWS [JAR,JAR...], then empty lines
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.benchmarks.spark_sink import session, used
+
+
+def read(spark: SparkSession, source: str, address: str, topic: str) -> DataFrame:
+    options = {"kafka.bootstrap.servers" if source == "kafka" else "nameServer": address, "subscribe": topic}
+    return spark.read.format(source).options(**options).option("startingOffsets", "earliest").load()
+
+
+def main(source: str, address: str, topic: str, wanted: str, jars: str = "") -> None:
+    spark = session(jars)
+    if source == "rocketmq":
+        import rocketmq_spark
+
+        rocketmq_spark.register(spark)
+    # Once for all: a source that leaves rows out is quick. A broker shows what it has stored a moment later.
+    deadline = time.monotonic() + 60
+    while (count := read(spark, source, address, topic).count()) != int(wanted):
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{topic} has {count} rows, not {wanted}")
+    for _ in sys.stdin:
+        before, began = used(), time.perf_counter()
+        read(spark, source, address, topic).write.format("noop").mode("overwrite").save()
+        took, after = time.perf_counter() - began, used()
+        cpu = {name: after[name] - before[name] for name in ("jvm", "python")}
+        print(json.dumps({"rows": count, "seconds": took, **cpu, "peak": after["peak"]}), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
