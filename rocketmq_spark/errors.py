@@ -236,6 +236,14 @@ class DeliveryError(RocketMQError):
     """A write that can't get every row acknowledged; says per broker what is stored, not sent and unknown."""
 
 
+class ReadError(RocketMQError):
+    """A read that can't get every message of its ranges; says which queue, from which offset on, and why."""
+
+
+class DataLossError(RocketMQError):
+    """Messages that a read must have are not there any more: they expired, or their queue is gone."""
+
+
 class MetricsUnavailableError(RocketMQError):
     """The metrics of this session have no way back to the driver (no accumulator)."""
 

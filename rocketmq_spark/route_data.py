@@ -12,6 +12,7 @@ from typing import Final
 MASTER_ID: Final = 0
 
 PERM_WRITE: Final = 2
+PERM_READ: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,11 @@ class QueueData:
     def writable(self) -> bool:
         """True if producers may send there."""
         return bool(self.perm & PERM_WRITE)
+
+    @property
+    def readable(self) -> bool:
+        """True if consumers may pull there."""
+        return bool(self.perm & PERM_READ)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import logging
 import os
 import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamWriter
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+)
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.names import MAX_TOPIC_LENGTH
 from rocketmq_spark.options import SinkOptions, parse_sink_options
+from rocketmq_spark.reader_options import ReaderOptions, parse_reader_options
+from rocketmq_spark.spark.schemas import READ_SCHEMA, arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,12 +34,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 logger = logging.getLogger("rocketmq_spark.spark")
-
-READ_SCHEMA = (
-    "topic string, body binary, tags string, keys string, properties map<string,string>, flag int, brokerName string, "
-    "queueId int, queueOffset bigint, msgId string, offsetMsgId string, bornTimestamp timestamp, "
-    "storeTimestamp timestamp, bornHost string, reconsumeTimes int"
-)
 
 
 class RocketMQDataSource(DataSource):
@@ -77,7 +78,41 @@ class RocketMQDataSource(DataSource):
 
     def schema(self) -> str:
         """Return the columns of a read (design.md section 8)."""
-        return READ_SCHEMA
+        text = next((text for key, text in self.options.items() if key.lower() == "includeproperties"), "")
+        # What is malformed is refused when the read is planned.
+        return READ_SCHEMA.replace("properties map<string,string>, ", "") if text.lower() == "false" else READ_SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Check the read and return the reader of a batch query, which then asks the cluster for offsets.
+
+        `schema` may be some of the columns, as given with ``.schema(...)``: no others are made then.
+
+        Raises
+        ------
+        OptionError, SchemaError
+            Before any task has started.
+        """
+        from rocketmq_spark.spark.reader import batch_reader
+
+        return batch_reader(self._reader_options(streaming=False), schema, self._parallelism)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """Check the read and return the reader of a streaming query; see `reader`."""
+        from rocketmq_spark.spark.stream_reader import stream_reader
+
+        return stream_reader(self._reader_options(streaming=True), schema, self._parallelism)
+
+    def _reader_options(self, *, streaming: bool) -> ReaderOptions:
+        from rocketmq_spark.client.connect import check_connection
+        from rocketmq_spark.namespace import namespace_of, wrap
+
+        options = parse_reader_options(self.options, os.environ, streaming=streaming)
+        check_connection(options)
+        namespace = options.namespace or namespace_of(options.name_server[0])
+        if namespace is None:
+            return options
+        group = wrap(namespace, options.consumer_group)
+        return dataclasses.replace(options, namespace=namespace, consumer_group=group)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Check the write, look up one route, and return the writer of a batch query.
@@ -164,7 +199,7 @@ def _with_namespace(options: SinkOptions) -> SinkOptions:
 
     Over gRPC names stay as they are.
     """
-    from rocketmq_spark.producer.namespace import namespace_of, wrap
+    from rocketmq_spark.namespace import namespace_of, wrap
 
     if options.over_grpc:
         return options
@@ -178,13 +213,3 @@ def _with_namespace(options: SinkOptions) -> SinkOptions:
                 "shorten one of the two"
             )
     return dataclasses.replace(options, namespace=namespace, producer_group=wrap(namespace, options.producer_group))
-
-
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema that Spark will hand to the tasks for `schema`."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    # Newer releases must be told a time zone for timestamps; older ones take none, and put UTC. Which one they are
-    # shown in is nothing to us.
-    told = "timezone" in inspect.signature(to_arrow_schema).parameters
-    return to_arrow_schema(schema, timezone="UTC") if told else to_arrow_schema(schema)

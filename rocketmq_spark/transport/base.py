@@ -13,12 +13,14 @@ from typing import Protocol, TypeAlias
 
 from rocketmq_spark.message import MessageQueue, SendOutcome, SendRequest
 from rocketmq_spark.message_ext import MessageExt
+from rocketmq_spark.pull import PullOutcome, PullRequest
 from rocketmq_spark.recall import RecallMessage
 from rocketmq_spark.route_data import TopicRouteData
 from rocketmq_spark.transaction import EndTransaction, TransactionCheck
 
 OnOutcome: TypeAlias = Callable[[SendOutcome], None]
 OnCheckTransaction: TypeAlias = Callable[[TransactionCheck], None]
+OnPulled: TypeAlias = Callable[[PullOutcome], None]
 
 
 class Transport(Protocol):
@@ -180,6 +182,51 @@ class Transport(Protocol):
 
         Brokers allow it with ``recallMessageEnable=true``.
         """
+        ...
+
+    def close(self) -> None:
+        """Close every connection and end the transport's thread; what is in flight fails. Idempotent."""
+        ...
+
+
+class ReadTransport(Protocol):
+    """What a reader needs of a transport: the remoting protocol alone can go back in a queue.
+
+    Threads, timeouts and errors are as in `Transport`, and so is what both have.
+    """
+
+    def query_route(self, topic: str, timeout: float) -> TopicRouteData:
+        """Ask the name servers for a topic's route."""
+        ...
+
+    def topics(self, timeout: float) -> frozenset[str]:
+        """Ask a name server for the names of all topics, its own and the brokers' among them."""
+        ...
+
+    def max_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
+        """Return the offset that the queue's next message will get."""
+        ...
+
+    def min_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
+        """Return the offset of the oldest message still in the queue."""
+        ...
+
+    def search_offset(self, queue: MessageQueue, timestamp_ms: int, address: str, timeout: float) -> int:
+        """Return the first offset that was stored at a time or later; past the end, the max offset."""
+        ...
+
+    def pull(self, request: PullRequest, timeout: float, on_pulled: OnPulled) -> None:
+        """Start one request for messages and return at once.
+
+        `on_pulled` is called exactly once, on the transport's own thread (never inside this call), and must neither
+        block nor raise.
+        """
+        ...
+
+    def update_consumer_offset(
+        self, queue: MessageQueue, group: str, offset: int, address: str, timeout: float
+    ) -> None:
+        """Tell a broker how far a group has read (UPDATE_CONSUMER_OFFSET); it checks nothing."""
         ...
 
     def close(self) -> None:

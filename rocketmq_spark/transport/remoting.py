@@ -21,6 +21,8 @@ from rocketmq_spark.errors import (
     MQClientException,
     OptionError,
     RemotingCommandException,
+    RemotingConnectException,
+    RemotingException,
     RemotingSendRequestException,
 )
 from rocketmq_spark.message import MessageQueue, SendRequest
@@ -29,7 +31,7 @@ from rocketmq_spark.recall import RecallMessage
 from rocketmq_spark.route_data import TopicRouteData
 from rocketmq_spark.transaction import EndTransaction
 from rocketmq_spark.transport.base import OnCheckTransaction, OnOutcome
-from rocketmq_spark.transport.client import Body, RemotingClient
+from rocketmq_spark.transport.client import Body
 from rocketmq_spark.transport.dial import parse_address
 from rocketmq_spark.transport.frames import (
     end_transaction_fields,
@@ -41,6 +43,7 @@ from rocketmq_spark.transport.frames import (
 from rocketmq_spark.transport.hooks import request_hooks
 from rocketmq_spark.transport.loop import IoLoop
 from rocketmq_spark.transport.name_servers import NameServers
+from rocketmq_spark.transport.pulls import PullClient
 from rocketmq_spark.transport.request import Answer, Request
 from rocketmq_spark.transport.tls import TlsSettings
 from rocketmq_spark.wire.acl import Credentials
@@ -62,13 +65,13 @@ from rocketmq_spark.wire.headers import (
 from rocketmq_spark.wire.records import decode_records
 from rocketmq_spark.wire.response_headers import EarliestMsgStoreTimeResponseHeader, OffsetResponseHeader
 from rocketmq_spark.wire.route import decode_topic_route
-from rocketmq_spark.wire.topic_config import decode_topic_attributes
+from rocketmq_spark.wire.topic_config import decode_topic_attributes, decode_topic_list
 
 logger = logging.getLogger("rocketmq_spark.transport")
 
 
-class RemotingTransport(RemotingClient):
-    """Implements :class:`~rocketmq_spark.transport.base.Transport` over the remoting protocol (4.x and 5.x).
+class RemotingTransport(PullClient):
+    """Implements :class:`.base.Transport` and :class:`.base.ReadTransport` over the remoting protocol (4.x and 5.x).
 
     Parameters
     ----------
@@ -194,6 +197,18 @@ class RemotingTransport(RemotingClient):
             return decode_topic_route(bytes(command.body))
 
         return self._name_servers.route(topic, timeout, ask)
+
+    def topics(self, timeout: float) -> frozenset[str]:
+        """Ask the name servers, one after the other, for the names of all topics; see :class:`.base.ReadTransport`."""
+        failures = []
+        for address in self._name_servers.addresses:
+            try:
+                doing = "listing all topics"
+                command = self._call(address, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, {}, timeout, doing)
+                return decode_topic_list(bytes(command.body))
+            except RemotingException as exc:
+                failures.append(f"{address}: {exc}")
+        raise RemotingConnectException(f"listing all topics: no name server answers: {'; '.join(failures)}")
 
     def heart_beat(self, address: str, client_id: str, producer_groups: Collection[str], timeout: float) -> None:
         """Tell a broker that these producer groups live (HEART_BEAT)."""

@@ -267,6 +267,17 @@ class PullMessageRequestHeader(_RequestHeader):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateConsumerOffsetRequestHeader(_RequestHeader):
+    """UPDATE_CONSUMER_OFFSET (spec/remoting.md 13.2)."""
+
+    consumer_group: str
+    topic: str
+    queue_id: int
+    commit_offset: int
+    broker_name: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GetTopicConfigRequestHeader(_RequestHeader):
     """GET_TOPIC_CONFIG, to a broker (spec/remoting.md 14)."""
 

@@ -126,20 +126,11 @@ class PullMessageResponseHeader:
     Parameters
     ----------
     next_begin_offset, min_offset, max_offset : int
-    suggest_which_broker_id : int, default 0
-        0 is the master.
-    topic_sys_flag, group_sys_flag : int, default 0
-    offset_delta : int, default 0
-        Static topics: to be added to each record's queue offset.
     """
 
     next_begin_offset: int
     min_offset: int
     max_offset: int
-    suggest_which_broker_id: int = 0
-    topic_sys_flag: int = 0
-    group_sys_flag: int = 0
-    offset_delta: int = 0
 
     @classmethod
     def from_ext_fields(cls, ext_fields: Mapping[str, str]) -> PullMessageResponseHeader:
@@ -148,10 +139,6 @@ class PullMessageResponseHeader:
             next_begin_offset=_long(ext_fields, "nextBeginOffset"),
             min_offset=_long(ext_fields, "minOffset"),
             max_offset=_long(ext_fields, "maxOffset"),
-            suggest_which_broker_id=_long(ext_fields, "suggestWhichBrokerId", 0),
-            topic_sys_flag=_long(ext_fields, "topicSysFlag", 0),
-            group_sys_flag=_long(ext_fields, "groupSysFlag", 0),
-            offset_delta=_long(ext_fields, "offsetDelta", 0),
         )
 
 

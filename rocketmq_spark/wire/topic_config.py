@@ -1,4 +1,4 @@
-"""What a broker says of a topic: the JSON of GET_TOPIC_CONFIG.
+"""What servers say of topics: the JSON of GET_TOPIC_CONFIG and of GET_ALL_TOPIC_LIST_FROM_NAMESERVER.
 
 Follows spec/remoting.md section 14 and ``TopicConfig.java``.
 """
@@ -32,3 +32,18 @@ def decode_topic_attributes(body: bytes) -> Mapping[str, str]:
             f"reading a topic's configuration: attributes are {str(attributes)[:60]!r}, an object of strings is needed"
         )
     return attributes
+
+
+def decode_topic_list(body: bytes) -> frozenset[str]:
+    """Decode the names in the body of a GET_ALL_TOPIC_LIST_FROM_NAMESERVER answer.
+
+    Raises
+    ------
+    RemotingCommandException
+        Not JSON, or not of this form.
+    """
+    told = loads_lenient(body)
+    topics = told.get("topicList") if isinstance(told, dict) else None
+    if not isinstance(topics, list) or not all(isinstance(topic, str) for topic in topics):
+        raise RemotingCommandException(f"reading the list of topics: {str(told)[:60]!r} has no topicList of names")
+    return frozenset(topics)

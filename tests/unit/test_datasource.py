@@ -28,7 +28,8 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.client_instance import ClientInstance, close_instances
 from rocketmq_spark.route_data import MASTER_ID, BrokerData
-from rocketmq_spark.spark.datasource import RocketMQDataSource, _warn_once, _with_namespace, arrow_schema
+from rocketmq_spark.spark.datasource import RocketMQDataSource, _warn_once, _with_namespace
+from rocketmq_spark.spark.schemas import arrow_schema
 from rocketmq_spark.spark.writer import Found, _await_any_answer
 from rocketmq_spark.transport.script import route
 from rocketmq_spark.wire.codes import RequestCode
@@ -196,7 +197,7 @@ import pickle, sys
 import pyspark_rocketmq, rocketmq_spark
 from pyspark import cloudpickle
 from pyspark.sql.types import StructType
-from rocketmq_spark.spark.datasource import arrow_schema
+from rocketmq_spark.spark.schemas import arrow_schema
 from rocketmq_spark.spark.writer import stream_writer
 BODY = StructType().add("body", "string")
 source = pyspark_rocketmq.DefaultSource({OVER_GRPC!r})

@@ -19,26 +19,33 @@ NUMBERS = {
     "rocketmq_spark.errors": 0,
     "rocketmq_spark.message_const": 0.2,
     "rocketmq_spark.names": 0,
+    "rocketmq_spark.namespace": 0.5,
     "rocketmq_spark.route_data": 0,
     "rocketmq_spark.recall": 0.2,
     "rocketmq_spark.message": 0.4,
     "rocketmq_spark.message_ext": 0.6,
+    "rocketmq_spark.pull": 0.6,
     "rocketmq_spark.send_result": 0.6,
     "rocketmq_spark.transaction": 0.8,
     "rocketmq_spark.java_hash": 0,
     "rocketmq_spark.option_rules": 0.5,
     "rocketmq_spark.option_transport": 0.5,
     "rocketmq_spark.option_values": 0.5,
+    "rocketmq_spark.offset_json": 0.5,
     "rocketmq_spark.option_table": 0.7,
     "rocketmq_spark.option_parsing": 0.8,
+    "rocketmq_spark.reader_option_rules": 0.8,
+    "rocketmq_spark.reader_option_table": 0.8,
     "rocketmq_spark.options": 1,
+    "rocketmq_spark.reader_options": 1.5,
     "rocketmq_spark.producer_options": 1.5,
-    "rocketmq_spark.compression": 1,
+    "rocketmq_spark.compression": 0.9,
     "rocketmq_spark.unique_id": 1.5,
     "rocketmq_spark.metrics": 1,
     "rocketmq_spark.wire": 1,
     "rocketmq_spark.transport.base": 1,
     "rocketmq_spark.arrow": 2,
+    "rocketmq_spark.consumer": 2,
     "rocketmq_spark.producer": 2,
     "rocketmq_spark.transport": 2,
     "rocketmq_spark.client": 2.5,
@@ -63,10 +70,14 @@ FOREIGN = {
         "selectors",
     },
     "rocketmq_spark.arrow": {"pyspark", "socket", "threading", "grpc", "google"},
+    "rocketmq_spark.consumer": {"pyspark", "pyarrow", "numpy", "socket", "grpc", "google"},
     "rocketmq_spark.producer": {"pyspark", "pyarrow", "numpy", "socket", "grpc", "google"},
     "rocketmq_spark.transport": {"pyspark", "pyarrow", "numpy"},
     "rocketmq_spark.metrics": {"pyspark", "pyarrow", "socket"},
     "rocketmq_spark.options": {"pyspark", "pyarrow", "socket"},
+    "rocketmq_spark.reader_options": {"pyspark", "pyarrow", "socket"},
+    "rocketmq_spark.reader_option_table": {"pyspark", "pyarrow", "socket"},
+    "rocketmq_spark.offset_json": {"pyspark", "pyarrow", "socket"},
     "rocketmq_spark.cluster": {"pyarrow", "numpy"},
 }
 
@@ -155,7 +166,7 @@ def test_producer_and_arrow_see_no_concrete_transport_and_not_each_other() -> No
             assert not {target for target in targets if folder(target) == "rocketmq_spark.arrow"}, name
         if folder(name) == "rocketmq_spark.arrow":
             assert not {target for target in targets if folder(target) == "rocketmq_spark.producer"}, name
-        if folder(name) in ("rocketmq_spark.producer", "rocketmq_spark.arrow"):
+        if folder(name) in ("rocketmq_spark.producer", "rocketmq_spark.consumer", "rocketmq_spark.arrow"):
             concrete = {target for target in targets if target.startswith("rocketmq_spark.transport")}
             assert concrete <= {"rocketmq_spark.transport.base"}, name
 

@@ -1,0 +1,226 @@
+"""Stored messages -> record batches of a read's columns, vectorised; the row-by-row way is its oracle and its way out.
+
+Rule 1: what comes out is what `decode_rows` makes of the same bytes; whatever this module can't tell apart as columns
+        (an inner batch compressed as a whole, text that is not UTF-8, properties with repeats, damage) it hands there.
+Rule 2: only the columns asked for are made.
+Rule 3: bytes are copied twice: the answers are joined, because numpy wants one buffer, and Arrow takes each column out.
+
+Follows spec/remoting.md section 8; the columns are those of design.md section 8.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocketmq_spark.arrow.columns import ByteColumn, Ints, byte_strings, to_arrow
+from rocketmq_spark.arrow.stored_layout import Irregular, Records, Rows, cells, records_of, rows_of
+from rocketmq_spark.arrow.stored_properties import Properties, split_properties
+from rocketmq_spark.compression import COMPRESSED_FLAG
+from rocketmq_spark.message_const import KEYS, TAGS, UNIQ_KEY
+from rocketmq_spark.message_ext import encode_message_id, format_host
+from rocketmq_spark.pull import Pulled
+from rocketmq_spark.wire.unwrap import CRC_MASK, message_id, messages_of, unpacked_body
+
+_FROM_PROPERTIES: Final = {"tags": TAGS, "keys": KEYS, "msgId": UNIQ_KEY}
+_US_PER_MS: Final = 1000
+_HEX: Final = np.frombuffer(b"0123456789ABCDEF", np.uint8)
+
+
+def decode(pulls: Sequence[Pulled], schema: pa.Schema, tags: frozenset[str] | None = None) -> pa.RecordBatch:
+    """Return the messages of several answers, in their order, as one record batch.
+
+    Parameters
+    ----------
+    pulls : sequence of Pulled
+    schema : pyarrow.Schema
+        Some or all of the columns of a read, with their types.
+    tags : frozenset of str or None, default None
+        Only messages with one of these; None: all. (A broker looks at the hash of a tag only.)
+
+    Raises
+    ------
+    RemotingCommandException
+        A record is truncated or damaged; the message names its queue and offset.
+    """
+    body = pulls[0].body if len(pulls) == 1 else b"".join(pull.body for pull in pulls)
+    try:
+        records = records_of(body)
+        rows = _wanted(pulls, records, rows_of(records, body))
+        _check_crc(records)
+        return _Columns(pulls, records, rows).batch(schema, tags)
+    except (Irregular, pa.ArrowInvalid):
+        return decode_rows(pulls, schema, tags)
+
+
+def decode_rows(pulls: Sequence[Pulled], schema: pa.Schema, tags: frozenset[str] | None = None) -> pa.RecordBatch:
+    """Return what `decode` does, one message at a time; see there."""
+    found = [
+        (pull.queue, message)
+        for pull in pulls
+        for message in messages_of(pull.body, pull.queue, pull.start, pull.end)
+        if tags is None or message.properties.get(TAGS) in tags
+    ]
+    columns = [
+        pa.array([_VALUES[name](queue, one) for queue, one in found], schema.field(name).type) for name in schema.names
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+# What each column holds of one message; properties and times as Arrow's own constructor takes them.
+_VALUES: Final[dict[str, Any]] = {
+    "topic": lambda queue, _: queue.topic,
+    "body": lambda _, message: message.body,
+    "tags": lambda _, message: message.properties.get(TAGS),
+    "keys": lambda _, message: message.properties.get(KEYS),
+    "properties": lambda _, message: list(message.properties.items()),
+    "flag": lambda _, message: message.flag,
+    "brokerName": lambda queue, _: queue.broker_name,
+    "queueId": lambda queue, _: queue.queue_id,
+    "queueOffset": lambda _, message: message.queue_offset,
+    "msgId": lambda _, message: message_id(message),
+    "offsetMsgId": lambda _, message: message.offset_msg_id,
+    "bornTimestamp": lambda _, message: message.born_timestamp * _US_PER_MS,
+    "storeTimestamp": lambda _, message: message.store_timestamp * _US_PER_MS,
+    "bornHost": lambda _, message: message.born_host,
+    "reconsumeTimes": lambda _, message: message.reconsume_times,
+}
+
+
+def _wanted(pulls: Sequence[Pulled], records: Records, rows: Rows) -> Rows:
+    """Return the rows whose offsets lie between start and end of their pull."""
+    pull_of = _pull_of(pulls, records)[rows.record]
+    starts = np.array([pull.start for pull in pulls], np.int64)[pull_of]
+    ends = np.array([pull.end for pull in pulls], np.int64)[pull_of]
+    keep = (rows.queue_offset >= starts) & (rows.queue_offset < ends)
+    return rows if keep.all() else rows.select(np.flatnonzero(keep))
+
+
+def _pull_of(pulls: Sequence[Pulled], records: Records) -> Ints:
+    """Return the number of the pull that each record came with."""
+    borders = np.cumsum([len(pull.body) for pull in pulls])
+    return np.searchsorted(borders, records.starts, side="right")
+
+
+def _check_crc(records: Records) -> None:
+    # The one thing that has to look at each body by itself. As Python's bytes they are at hand faster than as slices.
+    bodies = cells(records.data, records.bodies, records.body_ends).to_pylist()
+    found = np.fromiter(map(zlib.crc32, bodies), np.uint32, len(bodies))
+    if not np.array_equal(found & CRC_MASK, records.heads["crc"]):
+        raise Irregular
+
+
+def _strings(texts: Sequence[str]) -> pa.StringArray:
+    return byte_strings([text.encode() for text in texts]).to_arrow().cast(pa.string())
+
+
+class _Columns:
+    """Makes the columns of rows, each when it is asked for."""
+
+    def __init__(self, pulls: Sequence[Pulled], records: Records, rows: Rows) -> None:
+        self._pulls = pulls
+        self._records = records
+        self._rows = rows
+        self._properties: Properties | None = None
+
+    def batch(self, schema: pa.Schema, tags: frozenset[str] | None) -> pa.RecordBatch:
+        columns = [self._column(field) for field in schema]
+        batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+        if tags is None:
+            return batch
+        return batch.filter(pc.is_in(self._tagged(TAGS), value_set=_strings(sorted(tags))))
+
+    def _column(self, field: pa.Field) -> pa.Array:
+        name, kind = field.name, field.type
+        records, rows = self._records, self._rows
+        if name in _FROM_PROPERTIES:
+            found = self._tagged(_FROM_PROPERTIES[name])
+            return pc.coalesce(found, self._offset_ids()) if name == "msgId" and found.null_count else found
+        if name == "body":
+            return self._bodies()
+        if name == "properties":
+            return self._split().as_maps(kind)
+        if name == "topic":
+            return self._of_pull([pull.queue.topic for pull in self._pulls])
+        if name == "brokerName":
+            return self._of_pull([pull.queue.broker_name for pull in self._pulls])
+        if name == "offsetMsgId":
+            return self._offset_ids()
+        if name == "bornHost":
+            return self._hosts()
+        if name == "queueOffset":
+            return to_arrow(rows.queue_offset)
+        if name == "flag":
+            return to_arrow(rows.flag)
+        if name == "queueId":
+            ids = np.array([pull.queue.queue_id for pull in self._pulls], np.int32)
+            return to_arrow(ids[_pull_of(self._pulls, records)[rows.record]])
+        if name == "reconsumeTimes":
+            return to_arrow(records.heads["reconsume_times"].astype(np.int32)[rows.record])
+        stamps = records.heads["born_timestamp" if name == "bornTimestamp" else "store_timestamp"]
+        return to_arrow(stamps.astype(np.int64)[rows.record] * _US_PER_MS).cast(kind)
+
+    def _split(self) -> Properties:
+        if self._properties is None:
+            self._properties = split_properties(self._cells(self._rows.properties, self._rows.ends))
+            if self._properties is None:
+                raise Irregular
+        return self._properties
+
+    def _tagged(self, name: str) -> pa.StringArray:
+        return self._split().value_of(name)
+
+    def _bodies(self) -> pa.BinaryArray:
+        rows = self._rows
+        bodies = self._cells(rows.bodies, rows.body_ends)
+        sys_flag = self._records.heads["sys_flag"][rows.record]
+        packed = sys_flag & COMPRESSED_FLAG != 0
+        if not packed.any():
+            return bodies
+        pull_of = _pull_of(self._pulls, self._records)
+        unpacked = [
+            unpacked_body(
+                bodies[row].as_py(),
+                int(sys_flag[row]),
+                self._pulls[pull_of[rows.record[row]]].queue,
+                int(rows.queue_offset[row]),
+            )
+            for row in np.flatnonzero(packed).tolist()
+        ]
+        return pc.replace_with_mask(bodies, to_arrow(packed), byte_strings(unpacked).to_arrow().cast(pa.binary()))
+
+    def _of_pull(self, texts: list[str]) -> pa.StringArray:
+        pulls = _pull_of(self._pulls, self._records)[self._rows.record]
+        return _strings(texts).take(to_arrow(pulls))
+
+    def _hosts(self) -> pa.StringArray:
+        # A queue's messages come from few hosts: each is written out once.
+        hosts = self._opaque("born_host").dictionary_encode()
+        texts = _strings([format_host(host) for host in hosts.dictionary.to_pylist()])
+        return texts.take(hosts.indices).take(to_arrow(self._rows.record))
+
+    def _offset_ids(self) -> pa.StringArray:
+        heads = self._records.heads
+        hosts = self._opaque("store_host").dictionary_encode()
+        known = [format_host(host) for host in hosts.dictionary.to_pylist()]
+        prefixes = _strings([encode_message_id(host, 0)[:-16] for host in known]).take(hosts.indices)
+        offsets = np.ascontiguousarray(heads["physical_offset"]).view(np.uint8)
+        digits = _HEX[np.stack([offsets >> 4, offsets & 15], axis=1)].ravel()
+        ends = np.arange(0, 16 * len(heads) + 1, 16, dtype=np.int32)
+        suffixes = ByteColumn(ends, digits).to_arrow().view(pa.string())
+        return pc.binary_join_element_wise(prefixes, suffixes, _strings([""])[0]).take(to_arrow(self._rows.record))
+
+    def _opaque(self, name: str) -> pa.FixedSizeBinaryArray:
+        """Return the bytes of a field of the heads."""
+        values = np.ascontiguousarray(self._records.heads[name])
+        kind = pa.binary(values.dtype.itemsize)
+        found = pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values.view(np.uint8))])
+        return found.cast(pa.binary())
+
+    def _cells(self, starts: Ints, ends: Ints) -> pa.BinaryArray:
+        return cells(self._records.data, starts, ends)

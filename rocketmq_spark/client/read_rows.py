@@ -1,0 +1,85 @@
+"""The messages of offset ranges to record batches: where puller and decoder meet.
+
+    OffsetRange -> Puller -> Pulled -> decode -> Arrow record batch
+
+Rule 1: nothing is decided here; the options say what is joined.
+
+Follows design.md section 8.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from rocketmq_spark.arrow.decode import decode
+from rocketmq_spark.client.connect import new_transport
+from rocketmq_spark.consumer.puller import Puller
+from rocketmq_spark.consumer.ranges import OffsetRange
+from rocketmq_spark.consumer.topic_queues import TopicQueues
+from rocketmq_spark.pull import Pulled
+from rocketmq_spark.reader_options import ReaderOptions
+from rocketmq_spark.transport.remoting import RemotingTransport
+
+# A record batch is made of so many messages or bytes, whichever come first: as many as Spark's own, and few enough
+# bytes that a task's memory does not depend on what its messages are.
+_ROWS: Final = 10_000
+_BYTES: Final = 4 * 1024 * 1024
+
+
+def read_rows(options: ReaderOptions, ranges: Sequence[OffsetRange], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield every message of the ranges that the filter lets through.
+
+    Parameters
+    ----------
+    options : ReaderOptions
+    ranges : sequence of OffsetRange
+        Each of another queue.
+    schema : pyarrow.Schema
+        The columns wanted.
+
+    Raises
+    ------
+    ReadError, DataLossError
+        See `Puller.pull`.
+    RemotingCommandException
+        A stored message is damaged.
+    """
+    with contextlib.closing(reading_transport(options)) as transport:
+        queues = TopicQueues(options, transport, time.monotonic)
+        waiting: list[Pulled] = []
+        rows = nbytes = 0
+        for pulled in Puller(options, transport, queues, time.monotonic).pull(ranges):
+            waiting.append(pulled)
+            rows += pulled.end - pulled.start
+            nbytes += len(pulled.body)
+            if rows >= _ROWS or nbytes >= _BYTES:
+                yield from _decoded(waiting, schema, options)
+                waiting, rows, nbytes = [], 0, 0
+        yield from _decoded(waiting, schema, options)
+
+
+def reading_transport(options: ReaderOptions) -> RemotingTransport:
+    """Return the transport of a read; nothing is opened before the first request."""
+    transport = new_transport(options, "")
+    assert isinstance(transport, RemotingTransport), "a read never goes over gRPC"
+    return transport
+
+
+def _decoded(pulls: Sequence[Pulled], schema: pa.Schema, options: ReaderOptions) -> Iterator[pa.RecordBatch]:
+    if pulls:
+        batch = decode(pulls, schema, _tags(options))
+        if batch.num_rows:
+            yield batch
+
+
+def _tags(options: ReaderOptions) -> frozenset[str] | None:
+    """Return the tags of a filter by tag, which a broker looks at by their hashes only."""
+    if options.filter_type != "TAG" or options.sub_expression.strip() == "*":
+        return None
+    return frozenset(tag.strip() for tag in re.split(r"\|\|", options.sub_expression) if tag.strip())

@@ -1,0 +1,230 @@
+"""Where queues begin and end, by number or by time: what the driver asks before anything is read.
+
+Rule 1: every queue is asked, many at once, and asked again elsewhere until ``readTimeoutMs`` is over.
+Rule 2: what was asked for by number is held against what is there: an offset that expired is data lost, one beyond the
+        end is waited for by who reads it.
+
+Follows spec/remoting.md section 13.2 and ``KafkaOffsetReaderAdmin.scala`` for the meaning of the options.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeAlias, TypeVar
+
+from rocketmq_spark.consumer.ranges import OffsetRange
+from rocketmq_spark.consumer.topic_queues import TopicQueues
+from rocketmq_spark.errors import DataLossError, OptionError, ReadError, RocketMQError
+from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.offset_json import EARLIEST, LATEST, OffsetSpec
+from rocketmq_spark.reader_options import ReaderOptions
+from rocketmq_spark.transport.base import ReadTransport
+
+logger = logging.getLogger("rocketmq_spark.consumer")
+
+Offsets: TypeAlias = "dict[MessageQueue, int]"
+_Ask: TypeAlias = Callable[[MessageQueue, str, float], int]
+_T = TypeVar("_T")
+
+_AT_ONCE: Final = 16
+_WAIT: Final = 0.2
+
+
+class Bounds:
+    """Asks brokers for offsets.
+
+    Parameters
+    ----------
+    options : ReaderOptions
+    transport : ReadTransport
+    queues : TopicQueues
+    clock : callable
+        Seconds, monotonic.
+    sleep : callable, default time.sleep
+    """
+
+    def __init__(
+        self,
+        options: ReaderOptions,
+        transport: ReadTransport,
+        queues: TopicQueues,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._options = options
+        self._transport = transport
+        self._queues = queues
+        self._clock = clock
+        self._sleep = sleep
+        self._timeout = options.pull_timeout_ms / 1000
+
+    def earliest(self, queues: Iterable[MessageQueue]) -> Offsets:
+        """Return the offset of the oldest message that each queue still has."""
+        # An empty queue of the type BatchCQ answers -1.
+        return {queue: max(0, offset) for queue, offset in self._of_all(queues, self._transport.min_offset).items()}
+
+    def latest(self, queues: Iterable[MessageQueue]) -> Offsets:
+        """Return the offset that the next message of each queue will get."""
+        return self._of_all(queues, self._transport.max_offset)
+
+    def latest_now(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int | RocketMQError]:
+        """Return what `latest` does, asking once: of a queue that nobody answers for, why not."""
+        wanted = list(queues)
+
+        def ask(queue: MessageQueue) -> int | RocketMQError:
+            address = ""
+            try:
+                address = self._queues.address(queue)
+                return self._transport.max_offset(self._queues.on_wire(queue), address, self._timeout)
+            except RocketMQError as exc:
+                if not exc.retriable:
+                    raise
+                self._queues.failed(queue, address)
+                return exc
+
+        return self._in_parallel(wanted, ask)
+
+    def at(self, times: Mapping[MessageQueue, int]) -> dict[MessageQueue, int | None]:
+        """Return the first offset stored at a time (epoch, ms) or later; None where there is no such message."""
+
+        def search(queue: MessageQueue, address: str, timeout: float) -> int:
+            return self._transport.search_offset(queue, wanted[queue], address, timeout)
+
+        wanted = {self._queues.on_wire(queue): stamp for queue, stamp in times.items()}
+        found = self._of_all(times, search)
+        # Past the end a broker answers with the end.
+        ends = self.latest(times)
+        return {queue: offset if offset < ends[queue] else None for queue, offset in found.items()}
+
+    def starts(self, queues: Sequence[MessageQueue]) -> Offsets:
+        """Return where to begin.
+
+        Raises
+        ------
+        OptionError
+            The options name offsets and leave out a queue; or no message is as young as a starting timestamp.
+        DataLossError
+            An offset has expired, with ``failOnDataLoss``.
+        """
+        options = self._options
+        times = self._times(queues, options.starting_timestamp, options.starting_offsets_by_timestamp, "starting")
+        if times is None:
+            return self._specific(queues, options.starting_offsets, "startingOffsets")
+        found = self.at(times)
+        missing = [queue for queue, offset in found.items() if offset is None]
+        if missing and options.starting_offsets_by_timestamp_strategy == "error":
+            raise OptionError(
+                f"no message is as young as the starting timestamp {times[missing[0]]} in {missing[0]} and "
+                f"{len(missing) - 1} other queues: give an earlier one, or begin at the end of such queues with "
+                "startingOffsetsByTimestampStrategy=latest"
+            )
+        return self._or_latest(found)
+
+    def ends(self, queues: Sequence[MessageQueue]) -> Offsets:
+        """Return where to stop in a batch: the first offset that is not read any more; raises as `starts`."""
+        options = self._options
+        times = self._times(queues, options.ending_timestamp, options.ending_offsets_by_timestamp, "ending")
+        if times is None:
+            return self._specific(queues, options.ending_offsets, "endingOffsets")
+        return self._or_latest(self.at(times))
+
+    def checked(self, starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) -> list[OffsetRange]:
+        """Return the ranges from `starts` to `ends`, without what has expired.
+
+        Raises
+        ------
+        DataLossError
+            Something has, with ``failOnDataLoss``.
+        """
+        earliest = self.earliest(queue for queue in ends if starts[queue] < ends[queue])
+        ranges = []
+        for queue, end in ends.items():
+            start = max(starts[queue], earliest.get(queue, 0))
+            if start > starts[queue]:
+                self.lost(
+                    f"messages {starts[queue]} to {min(start, end) - 1} of {queue} are not there any more, the first "
+                    f"one left is {start}: they expired (fileReservedTime), or the topic was made anew"
+                )
+            ranges.append(OffsetRange(queue, min(start, end), end))
+        return ranges
+
+    def lost(self, text: str) -> None:
+        """Raise that data is gone, or with ``failOnDataLoss=false`` log it."""
+        if self._options.fail_on_data_loss:
+            raise DataLossError(f"{text}. To go on with what is left, set failOnDataLoss=false")
+        logger.warning("%s; failOnDataLoss=false goes on with what is left", text)
+
+    def _times(
+        self,
+        queues: Sequence[MessageQueue],
+        of_all: int | None,
+        of_each: tuple[tuple[MessageQueue, int], ...],
+        which: str,
+    ) -> dict[MessageQueue, int] | None:
+        if of_all is not None:
+            return dict.fromkeys(queues, of_all)
+        if not of_each:
+            return None
+        return _covering(queues, dict(of_each), f"{which}OffsetsByTimestamp")
+
+    def _specific(self, queues: Sequence[MessageQueue], spec: OffsetSpec, option: str) -> Offsets:
+        if spec.word is not None:
+            return self.earliest(queues) if spec.word == "earliest" else self.latest(queues)
+        given = _covering(queues, dict(spec.offsets), option)
+        earliest = self.earliest(queue for queue, offset in given.items() if offset == EARLIEST)
+        latest = self.latest(queue for queue, offset in given.items() if offset == LATEST)
+        return {**given, **earliest, **latest}
+
+    def _or_latest(self, found: Mapping[MessageQueue, int | None]) -> Offsets:
+        latest = self.latest(queue for queue, offset in found.items() if offset is None)
+        return {queue: latest[queue] if offset is None else offset for queue, offset in found.items()}
+
+    def _of_all(self, queues: Iterable[MessageQueue], ask: _Ask) -> Offsets:
+        return self._in_parallel(list(queues), lambda queue: self._patiently(queue, ask))
+
+    @staticmethod
+    def _in_parallel(queues: Sequence[MessageQueue], ask: Callable[[MessageQueue], _T]) -> dict[MessageQueue, _T]:
+        if not queues:
+            return {}
+        with ThreadPoolExecutor(min(_AT_ONCE, len(queues)), "rocketmq-spark-offsets") as pool:
+            return dict(zip(queues, pool.map(ask, queues), strict=True))
+
+    def _patiently(self, queue: MessageQueue, ask: _Ask) -> int:
+        options = self._options
+        gives_up = self._clock() + options.read_timeout_ms / 1000
+        while True:
+            address = ""
+            try:
+                address = self._queues.address(queue)
+                return ask(self._queues.on_wire(queue), address, self._timeout)
+            except RocketMQError as exc:
+                if not exc.retriable:
+                    raise
+                if self._clock() > gives_up:
+                    raise ReadError(
+                        f"asking for the offsets of {queue}: no broker answered within "
+                        f"readTimeoutMs={options.read_timeout_ms}. The last try: {exc}"
+                    ) from exc
+                self._queues.failed(queue, address)
+            self._sleep(_WAIT)
+
+
+def _covering(queues: Sequence[MessageQueue], given: Mapping[MessageQueue, int], option: str) -> Offsets:
+    """Return the numbers of `queues`, all of which an option has to name, as Kafka's source demands."""
+    missing = [queue for queue in queues if queue not in given]
+    if missing:
+        raise OptionError(
+            f"{option} names some queues and not {', '.join(map(str, missing[:5]))}"
+            f"{' and others' if len(missing) > 5 else ''}: name every queue (-2 is the earliest offset, -1 the "
+            "latest), or say with assign which are to be read"
+        )
+    gone = [queue for queue in given if queue not in set(queues)]
+    if gone:
+        raise OptionError(
+            f"{option} names {', '.join(map(str, gone[:5]))}, which can't be read: no such queue is in the routes of "
+            "the topics now (mqadmin topicRoute)"
+        )
+    return {queue: given[queue] for queue in queues}

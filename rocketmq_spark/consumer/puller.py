@@ -1,0 +1,287 @@
+"""Messages of offset ranges, in the order of each queue, with many requests under way: a broker gives 32 at a time.
+
+    plan segments -> pull -> outcome -> records of the oldest segment of a queue -> out
+
+Rule 1: one thread decides; the transport's thread only hands outcomes over.
+Rule 2: what comes out is whole: from the start of a range to its end, without a gap that a broker has not told of. A
+        queue that gives nothing for ``readTimeoutMs`` is an error, and so is data that is gone, unless it may be.
+Rule 3: segments in memory are bounded by their number, which is lowered where answers are large.
+Rule 4: requests go ahead of each other only where the last answer tells what the next will hold: not with a filter, and
+        not where a broker gives whole batches. Those queues take one at a time.
+
+Follows spec/remoting.md section 13.1 and ``DefaultMQPushConsumerImpl.pullMessage``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue as queue_module
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rocketmq_spark.consumer.ranges import OffsetRange
+from rocketmq_spark.consumer.topic_queues import TopicQueues
+from rocketmq_spark.errors import BrokerOutcomeUnknownException, DataLossError, ReadError, RocketMQError
+from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.pull import Pulled, PullOutcome, PullRequest, PullStatus, PullTarget
+from rocketmq_spark.reader_options import ReaderOptions
+from rocketmq_spark.transport.base import ReadTransport
+
+logger = logging.getLogger("rocketmq_spark.consumer")
+
+# Requests under way, and answers not yet taken, of a task; and of one queue.
+WINDOW: Final = 32
+_PER_QUEUE: Final = 16
+# What the answers that wait may hold together, bytes.
+_MOST_BYTES: Final = 32 * 1024 * 1024
+# How long a broker may hold a request for messages that must come, and the waits between failures, seconds.
+_SUSPEND_MS: Final = 5_000
+_FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0
+
+
+@dataclass(slots=True, eq=False)
+class _Segment:
+    """Part of a range that one request is to bring; `stop` None: as far as it goes."""
+
+    lane: _Lane
+    start: int
+    stop: int | None = None
+    outcome: PullOutcome | None = None
+    address: str = ""
+
+
+class _Lane:
+    """One range on its way."""
+
+    def __init__(self, wanted: OffsetRange, target: PullTarget) -> None:
+        self.range = wanted
+        self.queue = wanted.queue
+        self.target = target
+        self.planned = wanted.start
+        self.segments: deque[_Segment] = deque()
+        # Offsets that an answer covers, once one has told.
+        self.stride: int | None = None
+        self.failures = 0
+        # Since when nothing has come but failures.
+        self.failing_since: float | None = None
+        self.waits_until = -math.inf
+        self.suspend = False
+
+    @property
+    def done(self) -> bool:
+        return not self.segments and self.planned >= self.range.end
+
+
+class Puller:
+    """Pulls ranges.
+
+    Parameters
+    ----------
+    options : ReaderOptions
+    transport : ReadTransport
+    queues : TopicQueues
+    clock : callable
+        Seconds, monotonic.
+    window : int, default 32
+        Requests under way and answers waiting, over all queues.
+    """
+
+    def __init__(
+        self,
+        options: ReaderOptions,
+        transport: ReadTransport,
+        queues: TopicQueues,
+        clock: Callable[[], float],
+        window: int = WINDOW,
+    ) -> None:
+        self._options = options
+        self._transport = transport
+        self._queues = queues
+        self._clock = clock
+        self._window = window
+        self._filtered = options.sub_expression != "*"
+        self._timeout = options.pull_timeout_ms / 1000
+        self._patience = options.read_timeout_ms / 1000
+        self._arrived: queue_module.SimpleQueue[tuple[_Segment, PullOutcome]] = queue_module.SimpleQueue()
+        self._in_flight = 0
+        self._largest = 1
+
+    def pull(self, ranges: Sequence[OffsetRange]) -> Iterator[Pulled]:
+        """Yield the records of ranges of different queues, those of each queue in their order.
+
+        Raises
+        ------
+        ReadError
+            A queue has given nothing for ``readTimeoutMs``, or its broker refuses.
+        DataLossError
+            Messages have expired, or their queue is gone, with ``failOnDataLoss``.
+        """
+        lanes = [_Lane(one, self._target(one.queue)) for one in ranges if one.size > 0]
+        while lanes:
+            self._issue(lanes)
+            self._take(lanes)
+            for lane in lanes:
+                yield from self._ready(lane)
+            lanes = [lane for lane in lanes if not lane.done]
+
+    def _target(self, queue: MessageQueue) -> PullTarget:
+        options = self._options
+        return PullTarget(
+            self._queues.on_wire(queue),
+            options.consumer_group,
+            options.pull_batch_size,
+            options.sub_expression,
+            options.filter_type,
+        )
+
+    def _issue(self, lanes: Sequence[_Lane]) -> None:
+        """Send what may be sent now, the queues by turns."""
+        now = self._clock()
+        room = max(1, min(self._window, _MOST_BYTES // self._largest))
+        used = sum(len(lane.segments) for lane in lanes)
+        for lane in lanes:
+            if lane.waits_until > now:
+                continue
+            for segment in lane.segments:
+                if not segment.address and segment.outcome is None:
+                    self._send(segment)
+        # Who has least under way comes first, or the first queues would take the room of all others.
+        planning = sorted((lane for lane in lanes if lane.waits_until <= now), key=lambda lane: len(lane.segments))
+        while planning and used < room:
+            still = []
+            for lane in planning:
+                if used < room and self._plan(lane):
+                    used += 1
+                    still.append(lane)
+            planning = still
+
+    def _plan(self, lane: _Lane) -> bool:
+        """Send the next segment of a queue, if there is one that may go now."""
+        if lane.planned >= lane.range.end:
+            return False
+        stride = lane.stride
+        ahead = stride is not None and stride <= self._options.pull_batch_size and not self._filtered
+        if lane.segments and (not ahead or len(lane.segments) >= _PER_QUEUE):
+            return False
+        segment = _Segment(lane, lane.planned)
+        if ahead and stride is not None:
+            segment.stop = min(lane.planned + stride, lane.range.end)
+        lane.planned = segment.stop if segment.stop is not None else lane.range.end
+        lane.segments.append(segment)
+        self._send(segment)
+        return True
+
+    def _send(self, segment: _Segment) -> None:
+        lane = segment.lane
+        try:
+            segment.address = self._queues.address(lane.queue)
+            suspend_ms = _SUSPEND_MS if lane.suspend else 0
+            request = PullRequest(lane.target, segment.address, segment.start, suspend_ms)
+            arrived = self._arrived
+            self._transport.pull(request, self._timeout, lambda outcome: arrived.put((segment, outcome)))
+        except RocketMQError as exc:
+            if not exc.retriable:
+                raise
+            self._arrived.put((segment, PullOutcome(None, error=exc)))
+        self._in_flight += 1
+
+    def _take(self, lanes: Sequence[_Lane]) -> None:
+        """Wait for an outcome, or for the first queue that may try again, and look at all that are there."""
+        now = self._clock()
+        if not self._in_flight:
+            wakes = min(lane.waits_until for lane in lanes)
+            timeout: float | None = max(0.0, wakes - now)
+        else:
+            timeout = max(0.01, min((lane.waits_until - now for lane in lanes if lane.waits_until > now), default=1.0))
+        try:
+            segment, outcome = self._arrived.get(timeout=timeout)
+            while True:
+                self._in_flight -= 1
+                self._judge(segment, outcome)
+                segment, outcome = self._arrived.get_nowait()
+        except queue_module.Empty:
+            pass
+
+    def _judge(self, segment: _Segment, outcome: PullOutcome) -> None:
+        """Keep an outcome that brings the segment further, or have the segment pulled again."""
+        lane = segment.lane
+        segment_address, segment.address = segment.address, ""
+        if outcome.error is not None:
+            self._refused(lane, outcome.error)
+            if not outcome.error.flow_control:
+                self._queues.failed(lane.queue, segment_address)
+            self._wait(lane, outcome.error)
+        elif outcome.status is PullStatus.NO_NEW_MSG or outcome.next_begin_offset <= segment.start:
+            self._nothing_yet(lane, segment, outcome, segment_address)
+        elif outcome.status is PullStatus.OFFSET_ILLEGAL:
+            self._lost(lane, segment.start, min(outcome.next_begin_offset, segment.stop or lane.range.end), outcome)
+            segment.outcome = outcome
+        else:
+            lane.failures, lane.failing_since, lane.suspend = 0, None, False
+            segment.outcome = outcome
+            self._largest = max(len(outcome.body), self._largest * 7 // 8, 1)
+
+    def _nothing_yet(self, lane: _Lane, segment: _Segment, outcome: PullOutcome, address: str) -> None:
+        """A queue ends before the segment: its broker is still building it, or is a slave behind, or is another one."""
+        lane.suspend = outcome.status is PullStatus.NO_NEW_MSG and segment is lane.segments[0]
+        what = f"{address} has offsets {outcome.min_offset} to {outcome.max_offset} of it"
+        self._wait(lane, ReadError(f"{lane.queue} does not reach offset {segment.start}: {what}"))
+        if not self._queues.is_master(lane.queue, address):
+            self._queues.failed(lane.queue, address)
+
+    def _lost(self, lane: _Lane, start: int, end: int, outcome: PullOutcome) -> None:
+        text = (
+            f"reading {lane.queue}: messages {start} to {end - 1} are not there any more, the first one left is "
+            f"{outcome.min_offset}. They expired (fileReservedTime), or the topic was made anew"
+        )
+        if self._options.fail_on_data_loss:
+            raise DataLossError(f"{text}. To go on with what is left, set failOnDataLoss=false")
+        logger.warning("%s; failOnDataLoss=false goes on with what is left", text)
+
+    def _ready(self, lane: _Lane) -> Iterator[Pulled]:
+        """Yield what has come in, in its order, and plan anew what an answer has left over."""
+        while lane.segments and (outcome := lane.segments[0].outcome) is not None:
+            segment = lane.segments[0]
+            stop = lane.range.end if segment.stop is None else segment.stop
+            end = min(outcome.next_begin_offset, stop)
+            if outcome.status is PullStatus.FOUND:
+                yield Pulled(lane.queue, segment.start, end, outcome.body)
+                lane.stride = outcome.next_begin_offset - segment.start
+            if end < stop and segment.stop is not None:
+                # Less than the answer before: what is left of it comes before all that is planned already.
+                segment.start, segment.outcome = end, None
+                self._send(segment)
+                return
+            lane.segments.popleft()
+            if segment.stop is None:
+                lane.planned = end
+
+    def _wait(self, lane: _Lane, error: RocketMQError) -> None:
+        """Let a queue wait before its next try; raise once it has given nothing for too long."""
+        now = self._clock()
+        if lane.failing_since is None:
+            lane.failing_since = now
+        elif now - lane.failing_since > self._patience:
+            raise self._gives_nothing(lane, error) from error
+        lane.waits_until = now + min(_FIRST_WAIT * 2**lane.failures, _LONGEST_WAIT)
+        lane.failures = min(lane.failures + 1, 16)
+
+    def _refused(self, lane: _Lane, error: RocketMQError) -> None:
+        """Raise what trying again will not mend."""
+        # A broker without enablePropertyFilter answers SYSTEM_ERROR to SQL92.
+        filtered = self._options.filter_type == "SQL92" and isinstance(error, BrokerOutcomeUnknownException)
+        if not error.retriable or filtered:
+            raise ReadError(
+                f"reading {lane.queue} from offset {lane.range.start} to {lane.range.end - 1}: {error}"
+            ) from error
+
+    def _gives_nothing(self, lane: _Lane, error: RocketMQError) -> ReadError:
+        at = lane.segments[0].start if lane.segments else lane.planned
+        return ReadError(
+            f"reading {lane.queue} up to offset {lane.range.end - 1}: nothing came from offset {at} on for "
+            f"readTimeoutMs={self._options.read_timeout_ms}. The last try: {error}. Bring the broker back, wait longer "
+            "with readTimeoutMs, or read what is there with other offsets"
+        )

@@ -1,0 +1,115 @@
+"""Offset ranges: what is to be read, cut into what one task reads.
+
+Rule 1: a range is cut only where the user's options say so, and put together with others only where it is too small
+        to be worth a task.
+Rule 2: of one queue the ranges come in the order of their offsets.
+
+Follows ``KafkaOffsetRangeCalculator.scala`` (minPartitions, maxRecordsPerPartition) and the rate limit of
+``KafkaMicroBatchStream.scala``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from rocketmq_spark.message import MessageQueue
+
+# A task of Spark's costs about as much as reading so many messages (0.1 s).
+ROWS_WORTH_A_TASK: Final = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """The messages of one queue from one offset up to another.
+
+    Parameters
+    ----------
+    queue : MessageQueue
+        With the topic as the user knows it.
+    start, end : int
+        The end is not in it.
+    """
+
+    queue: MessageQueue
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """How many offsets; not all of them need be messages."""
+        return self.end - self.start
+
+    def cut(self, parts: int) -> list[OffsetRange]:
+        """Return so many ranges of nearly equal size, none of them empty."""
+        parts = min(parts, self.size)
+        borders = [self.start + self.size * part // parts for part in range(parts + 1)]
+        return [replace(self, start=low, end=high) for low, high in itertools.pairwise(borders)]
+
+
+def tasks_of(
+    ranges: Sequence[OffsetRange],
+    min_partitions: int | None = None,
+    max_records: int | None = None,
+    parallelism: int | None = None,
+) -> list[tuple[OffsetRange, ...]]:
+    """Return what each task reads.
+
+    Parameters
+    ----------
+    ranges : sequence of OffsetRange
+        One of each queue.
+    min_partitions : int or None
+        So many tasks at least, if there are so many messages; None: as many as there are queues worth one.
+    max_records : int or None
+        Offsets of one task at most.
+    parallelism : int or None
+        How many tasks run at once, as far as it is known: more than two for each are of no use.
+    """
+    found = [one for one in ranges if one.size > 0]
+    if max_records is not None:
+        found = [part for one in found for part in one.cut(-(-one.size // max_records))]
+    if min_partitions is not None and len(found) < min_partitions:
+        total = sum(one.size for one in found)
+        found = [part for one in found for part in one.cut(max(1, -(-one.size * min_partitions // total)))]
+    if min_partitions is not None or max_records is not None:
+        return [(one,) for one in found]
+    share = 0 if parallelism is None else sum(one.size for one in found) // (2 * parallelism)
+    return _together(found, max(share, ROWS_WORTH_A_TASK))
+
+
+def _together(ranges: Sequence[OffsetRange], full: int) -> list[tuple[OffsetRange, ...]]:
+    tasks: list[list[OffsetRange]] = []
+    room = 0
+    for one in ranges:
+        # Half of a range more than a task's share is better than a task for little.
+        if one.size > 2 * room:
+            tasks.append([])
+            room = full
+        tasks[-1].append(one)
+        room -= one.size
+    return [tuple(task) for task in tasks]
+
+
+def limited(start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int], most: int) -> dict[MessageQueue, int]:
+    """Return where to stop so that at most `most` offsets are read, each queue giving its share.
+
+    Parameters
+    ----------
+    start, end : mapping of MessageQueue to int
+        Every queue of `end` is in `start`.
+    most : int
+        At least 1.
+    """
+    sizes = {queue: max(0, offset - start[queue]) for queue, offset in end.items()}
+    total = sum(sizes.values())
+    if total <= most:
+        return dict(end)
+    shares = {queue: size * most // total for queue, size in sizes.items()}
+    # What rounding down has left goes to the queues that were cut most, one each.
+    left = most - sum(shares.values())
+    for queue in sorted(sizes, key=lambda queue: -(sizes[queue] * most % total))[:left]:
+        shares[queue] += 1
+    return {queue: start[queue] + shares[queue] for queue in end}

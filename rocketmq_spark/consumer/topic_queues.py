@@ -1,0 +1,193 @@
+"""Which queues a read is about, and which brokers to ask for them.
+
+Rule 1: a master is asked first, its slaves while it is gone; the order turns with every failure.
+Rule 2: what a name server can't tell just now stays as it was known; only what it says is not there is not there.
+Rule 3: names of topics are the user's here; brokers know them with their namespace.
+
+Follows ``MQClientInstance.topicRouteData2TopicSubscribeInfo`` and ``findBrokerAddressInSubscribe``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from rocketmq_spark.errors import OptionError, RocketMQError, RouteNotFoundException, TopicRouteStaleException
+from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.names import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
+from rocketmq_spark.namespace import unwrap, wrap
+from rocketmq_spark.reader_options import ReaderOptions
+from rocketmq_spark.route_data import MASTER_ID, TopicRouteData
+from rocketmq_spark.transport.base import ReadTransport
+
+logger = logging.getLogger("rocketmq_spark.consumer")
+
+# A route that has just been asked for is not asked for again, seconds.
+_FRESH: Final = 1.0
+
+
+class TopicQueues:
+    """The queues of a read, and where they are.
+
+    Parameters
+    ----------
+    options : ReaderOptions
+    transport : ReadTransport
+    clock : callable
+        Seconds, monotonic.
+    """
+
+    def __init__(self, options: ReaderOptions, transport: ReadTransport, clock: Callable[[], float]) -> None:
+        self._options = options
+        self._transport = transport
+        self._clock = clock
+        # Per request, and for each name server in turn.
+        self._timeout = options.pull_timeout_ms / 1000
+        self._lock = threading.Lock()
+        self._routes: dict[str, TopicRouteData] = {}
+        self._asked_at: dict[str, float] = {}
+        self._turns: dict[str, int] = {}
+
+    def on_wire(self, queue: MessageQueue) -> MessageQueue:
+        """Return the queue as brokers know it."""
+        namespace = self._options.wrapped_namespace
+        return replace(queue, topic=wrap(namespace, queue.topic)) if namespace else queue
+
+    def find(self) -> list[MessageQueue]:
+        """Return the queues that can be read now, sorted; asks the name servers.
+
+        Raises
+        ------
+        OptionError
+            A topic of ``subscribe`` does not exist, or a queue of ``assign`` does not.
+        RocketMQError
+            No name server answers, and none has before.
+        """
+        queues: list[MessageQueue] = []
+        for topic in self._topics():
+            route = self._route(topic)
+            queues += [queue for queue in _readable(topic, route) if self._options.reads(queue)]
+        missing = set(self._options.assign) - set(queues)
+        if missing:
+            raise OptionError(
+                f"assign names {', '.join(map(str, sorted(missing, key=str)))}, which the brokers of the topic don't "
+                "have for reading: see mqadmin topicRoute"
+            )
+        return sorted(queues, key=lambda queue: (queue.topic, queue.broker_name, queue.queue_id))
+
+    def address(self, queue: MessageQueue) -> str:
+        """Return whom to ask for a queue: the master of its broker; after failures a slave, by turns.
+
+        Raises
+        ------
+        RouteNotFoundException
+            No broker of that name is known just now.
+        """
+        with self._lock:
+            route, turn = self._routes.get(queue.topic), self._turns.get(queue.broker_name, 0)
+        if route is None:
+            route = self._route(queue.topic)
+        for broker in route.broker_datas:
+            if broker.broker_name == queue.broker_name and broker.broker_addrs:
+                return broker.broker_addrs[sorted(broker.broker_addrs)[turn % len(broker.broker_addrs)]]
+        raise RouteNotFoundException(
+            f"reading {queue}: no name server knows a broker {queue.broker_name} for its topic just now"
+        )
+
+    def is_master(self, queue: MessageQueue, address: str) -> bool:
+        """Return whether the master of the queue's broker has this address."""
+        with self._lock:
+            route = self._routes.get(queue.topic)
+        masters = () if route is None else route.broker_datas
+        return any(
+            one.broker_name == queue.broker_name and one.broker_addrs.get(MASTER_ID) == address for one in masters
+        )
+
+    def exists(self, queue: MessageQueue) -> bool | None:
+        """Return whether the route has the queue; None: it does not know its broker, which may come back."""
+        with self._lock:
+            route = self._routes.get(queue.topic)
+        if route is None or all(data.broker_name != queue.broker_name for data in route.queue_datas):
+            return None
+        return queue in _readable(queue.topic, route)
+
+    def failed(self, queue: MessageQueue, address: str) -> None:
+        """Take note that a broker did not answer: another one is asked next, and the route looked up again."""
+        try:
+            # Of many requests that fail together only the first turns to another address.
+            asked = self.address(queue)
+        except RocketMQError:
+            asked = ""
+        with self._lock:
+            if asked == address:
+                self._turns[queue.broker_name] = self._turns.get(queue.broker_name, 0) + 1
+            fresh = self._clock() - self._asked_at.get(queue.topic, float("-inf")) < _FRESH
+        if fresh:
+            return
+        try:
+            self._route(queue.topic)
+        except RocketMQError as exc:
+            logger.warning("%s did not answer for %s, and its route is unknown: %s", address, queue, exc)
+
+    def _topics(self) -> list[str]:
+        options = self._options
+        if options.subscribe:
+            return list(options.subscribe)
+        if options.subscribe_pattern is None:
+            named = options.assign or [queue for queue, _ in options.starting_offsets.offsets]
+            return sorted({queue.topic for queue in named})
+        namespace = options.wrapped_namespace
+        known = self._transport.topics(self._timeout)
+        own = {unwrap(topic, namespace): topic for topic in known if not _is_internal(topic)}
+        # A topic of another namespace is not changed by taking this one's off.
+        topics = {
+            topic
+            for topic, wired in own.items()
+            if wrap(namespace, topic) == wired and (not namespace or topic != wired)
+        }
+        return sorted(topic for topic in topics if options.reads(MessageQueue(topic, "", 0)))
+
+    def _route(self, topic: str) -> TopicRouteData:
+        wired = wrap(self._options.wrapped_namespace, topic)
+        timeout = self._timeout * len(self._options.name_server)
+        with self._lock:
+            self._asked_at[topic] = self._clock()
+        try:
+            route = self._transport.query_route(wired, timeout)
+        except TopicRouteStaleException as exc:
+            known = self._routes.get(topic)
+            if known is None:
+                raise RouteNotFoundException(f"reading topic {topic}: {exc}") from exc
+            logger.warning("the route of topic %s is gone, its brokers may come back: %s", topic, exc)
+            return known
+        except RocketMQError as exc:
+            known = self._routes.get(topic)
+            if known is None or not exc.retriable:
+                raise
+            logger.warning("no name server gave the route of topic %s, going on with the last one: %s", topic, exc)
+            return known
+        if route.static_topic:
+            raise RouteNotFoundException(
+                f"reading topic {topic}: it is a static (logical) topic, which this release can't read; use an "
+                "ordinary topic"
+            )
+        with self._lock:
+            self._routes[topic] = route
+        return route
+
+
+def _readable(topic: str, route: TopicRouteData) -> list[MessageQueue]:
+    reachable = {broker.broker_name for broker in route.broker_datas if broker.broker_addrs}
+    return [
+        MessageQueue(topic, data.broker_name, queue_id)
+        for data in route.queue_datas
+        if data.readable and data.broker_name in reachable
+        for queue_id in range(data.read_queue_nums)
+    ]
+
+
+def _is_internal(topic: str) -> bool:
+    return is_system_topic(topic) or topic.startswith((RETRY_PREFIX, DLQ_PREFIX))

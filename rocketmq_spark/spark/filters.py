@@ -1,0 +1,122 @@
+"""Filters that Spark offers to a source, as narrower ranges of offsets and as an expression for tags.
+
+Rule 1: a filter that is not understood narrows nothing.
+Rule 2: nothing is left out that a filter would let through. A broker's clock may have been set back between two
+        messages, so times are taken with a margin; Spark evaluates every filter again.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from rocketmq_spark.consumer.ranges import OffsetRange
+from rocketmq_spark.message import MessageQueue
+
+_MARGIN_MS: Final = 60_000
+_FIELDS: Final = {"topic": "topic", "brokerName": "broker_name", "queueId": "queue_id"}
+_LOWER: Final = (EqualTo, GreaterThan, GreaterThanOrEqual)
+_UPPER: Final = (EqualTo, LessThan, LessThanOrEqual)
+
+
+def narrowed(
+    ranges: Sequence[OffsetRange],
+    filters: Iterable[Filter],
+    at: Callable[[Mapping[MessageQueue, int]], Mapping[MessageQueue, int | None]],
+) -> list[OffsetRange]:
+    """Return what of the ranges the filters may let through.
+
+    Parameters
+    ----------
+    ranges : sequence of OffsetRange
+    filters : iterable of pyspark.sql.datasource.Filter
+        All of which must hold.
+    at : callable
+        The first offset of each queue that was stored at a time (epoch, ms) or later; None: there is none.
+    """
+    found = list(ranges)
+    for one in filters:
+        column, values = _column(one), _values(one)
+        if column in _FIELDS:
+            found = [part for part in found if values is None or getattr(part.queue, _FIELDS[column]) in values]
+        elif column == "queueOffset" and _are(values, int):
+            found = [_between(part, *_bounds(one, (values or (0,))[0])) for part in found]
+        elif column == "storeTimestamp" and _are(values, datetime.datetime):
+            found = _by_time(found, one, at)
+    return [part for part in found if part.size > 0]
+
+
+def tag_expression(filters: Iterable[Filter]) -> str | None:
+    """Return the tags that filters ask for as an expression for brokers; None: any."""
+    for one in filters:
+        values = _values(one)
+        # An expression has no escape for its own signs.
+        if (
+            _column(one) == "tags"
+            and _are(values, str)
+            and all(re.fullmatch("[^|* ]+", value) for value in values or ())
+        ):
+            return " || ".join(values or ())
+    return None
+
+
+def _column(one: Filter) -> str | None:
+    attribute: tuple[str, ...] = getattr(one, "attribute", ())
+    return attribute[0] if len(attribute) == 1 else None
+
+
+def _values(one: Filter) -> tuple[Any, ...] | None:
+    """Return what a column must be one of, or be compared with; None for a filter of another kind."""
+    if isinstance(one, In):
+        return tuple(one.value)
+    return (one.value,) if isinstance(one, (*_LOWER, *_UPPER)) else None
+
+
+def _are(values: tuple[Any, ...] | None, kind: type) -> bool:
+    return bool(values) and all(isinstance(value, kind) for value in values or ())
+
+
+def _bounds(one: Filter, value: int) -> tuple[int | None, int | None]:
+    """Return the first value that a comparison lets through, and the first one behind the last."""
+    low = value + isinstance(one, GreaterThan) if isinstance(one, _LOWER) else None
+    high = value + isinstance(one, (EqualTo, LessThanOrEqual)) if isinstance(one, _UPPER) else None
+    return low, high
+
+
+def _between(part: OffsetRange, low: int | None, high: int | None) -> OffsetRange:
+    start = part.start if low is None else max(part.start, low)
+    end = part.end if high is None else min(part.end, high)
+    return replace(part, start=start, end=max(start, end))
+
+
+def _by_time(
+    parts: Sequence[OffsetRange],
+    one: Any,
+    at: Callable[[Mapping[MessageQueue, int]], Mapping[MessageQueue, int | None]],
+) -> list[OffsetRange]:
+    if one.value.tzinfo is None:
+        return list(parts)
+    stamp = int(one.value.timestamp() * 1000)
+    low, high = _bounds(one, stamp)
+    queues = [part.queue for part in parts]
+    found = list(parts)
+    if low is not None:
+        starts = at(dict.fromkeys(queues, max(0, low - _MARGIN_MS)))
+        found = [_between(part, part.end if (start := starts[part.queue]) is None else start, None) for part in found]
+    if high is not None:
+        ends = at(dict.fromkeys(queues, high + _MARGIN_MS))
+        found = [_between(part, None, ends[part.queue]) for part in found]
+    return found

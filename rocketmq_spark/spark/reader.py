@@ -1,0 +1,159 @@
+"""What ``spark.read`` needs: ranges of offsets on the driver, record batches in the tasks.
+
+Rule 1: the driver asks the cluster once, when the query is planned; a task reads its ranges and nothing else.
+Rule 2: what a reader holds is options and a schema: it is pickled into every task.
+Rule 3: filters narrow what is pulled and are evaluated by Spark all the same: times and hashes are not exact.
+
+Follows design.md section 8 and ``KafkaBatch.scala`` for the meaning of the options.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from rocketmq_spark.errors import SchemaError
+from rocketmq_spark.reader_options import ReaderOptions
+from rocketmq_spark.spark.schemas import READ_SCHEMA, arrow_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.datasource import Filter
+    from pyspark.sql.types import StructType
+
+    from rocketmq_spark.consumer.ranges import OffsetRange
+
+logger = logging.getLogger("rocketmq_spark.spark")
+
+_PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+class RangesPartition(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, ranges: tuple[OffsetRange, ...]) -> None:
+        super().__init__(ranges)
+
+    @property
+    def ranges(self) -> tuple[OffsetRange, ...]:
+        """Of different queues."""
+        found: tuple[OffsetRange, ...] = self.value
+        return found
+
+
+class PartitionReader:
+    """What batch and stream share: `read` runs in every task.
+
+    Parameters
+    ----------
+    options : ReaderOptions
+    schema : pyspark.sql.types.StructType
+        The columns of a read, or some of them.
+    parallelism : int or None, default None
+        How many tasks run at once, as far as it is known.
+
+    Raises
+    ------
+    SchemaError
+        A column that a read does not have, or one of another type.
+    """
+
+    def __init__(self, options: ReaderOptions, schema: StructType, parallelism: int | None = None) -> None:
+        _check_columns(schema)
+        self._options = options
+        self._parallelism = parallelism
+        self._schema: pa.Schema = arrow_schema(schema)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one partition (runs in a task)."""
+        # Spark makes a partition of its own where there is nothing to read.
+        if isinstance(partition, RangesPartition):
+            from rocketmq_spark.client.read_rows import read_rows
+
+            yield from read_rows(self._options, partition.ranges, self._schema)
+
+    def _tasks(self, ranges: list[OffsetRange]) -> list[InputPartition]:
+        from rocketmq_spark.consumer.ranges import tasks_of
+
+        options = self._options
+        tasks = tasks_of(ranges, options.min_partitions, options.max_records_per_partition, self._parallelism)
+        return [RangesPartition(task) for task in tasks]
+
+
+class RocketMQBatchReader(PartitionReader, DataSourceReader):
+    """The reader of ``spark.read``; parameters as of `PartitionReader`."""
+
+    def partitions(self) -> list[InputPartition]:
+        """Ask the cluster what there is, and return what each task reads (runs on the driver)."""
+        from rocketmq_spark.client.read_rows import reading_transport
+        from rocketmq_spark.consumer.bounds import Bounds
+        from rocketmq_spark.consumer.topic_queues import TopicQueues
+
+        options = self._options
+        with contextlib.closing(reading_transport(options)) as transport:
+            known = TopicQueues(options, transport, time.monotonic)
+            bounds = Bounds(options, transport, known, time.monotonic)
+            queues = known.find()
+            starts, ends = bounds.starts(queues), bounds.ends(queues)
+            ranges = self._narrowed(bounds.checked(starts, ends), bounds)
+        return self._tasks(ranges)
+
+    def _narrowed(self, ranges: list[OffsetRange], bounds: Any) -> list[OffsetRange]:  # noqa: ARG002 - for filters
+        return ranges
+
+
+class FilteringBatchReader(RocketMQBatchReader):
+    """The same where Spark offers its filters (PySpark 4.1, ``spark.sql.python.filterPushdown.enabled``)."""
+
+    def __init__(self, options: ReaderOptions, schema: StructType, parallelism: int | None = None) -> None:
+        super().__init__(options, schema, parallelism)
+        self._filters: list[Filter] = []
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Keep what narrows the read; Spark evaluates all of them on what comes out."""
+        from rocketmq_spark.spark.filters import tag_expression
+
+        self._filters = list(filters)
+        expression = tag_expression(filters) if self._options.sub_expression == "*" else None
+        if expression is not None:
+            self._options = dataclasses.replace(self._options, sub_expression=expression)
+        return filters
+
+    def _narrowed(self, ranges: list[OffsetRange], bounds: Any) -> list[OffsetRange]:
+        from rocketmq_spark.spark.filters import narrowed
+
+        return narrowed(ranges, self._filters, bounds.at)
+
+
+def batch_reader(options: ReaderOptions, schema: StructType, parallelism: int | None) -> RocketMQBatchReader:
+    """Return the reader of a batch query; parameters as of `PartitionReader`.
+
+    With the push-down of filters off, Spark refuses a reader that could take them, and tells a source neither way. The
+    worker that plans the query is another one then.
+    """
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    offered = _PUSHDOWN_WORKER in sys.modules or (main is not None and main.name == _PUSHDOWN_WORKER)
+    return (FilteringBatchReader if offered else RocketMQBatchReader)(options, schema, parallelism)
+
+
+def _check_columns(schema: StructType) -> None:
+    known = dict(column.strip().split(" ") for column in re.split(r",(?![a-z]+>)", READ_SCHEMA))
+    for field in schema:
+        kind = field.dataType.simpleString()
+        if field.name not in known:
+            raise SchemaError(f"schema: a read has no column {field.name}; its columns are {READ_SCHEMA}")
+        if kind != known[field.name]:
+            raise SchemaError(
+                f"schema: column {field.name} is {known[field.name]} in a read, not {kind}; leave .schema(...) out, or "
+                "cast after the read"
+            )
+    if len(set(schema.names)) != len(schema.names):
+        raise SchemaError(f"schema: columns are named twice: {', '.join(schema.names)}")

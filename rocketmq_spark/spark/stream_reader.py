@@ -1,0 +1,164 @@
+"""What ``spark.readStream`` needs: offsets that Spark keeps in its checkpoint, and the ranges of each micro-batch.
+
+Rule 1: an offset names every queue that was ever seen, so that none is read twice; a queue that is new is read from its
+        earliest message on.
+Rule 2: a queue that nobody answers for stays where it is, and the others go on; after ``readTimeoutMs`` it is an error.
+Rule 3: what is gone (a queue, expired messages) is reported by ``failOnDataLoss``; what was read is never read again.
+Rule 4: an offset, once given to Spark, says the same for ever: a micro-batch that is run again reads the same messages.
+
+Follows design.md section 8 and ``KafkaMicroBatchStream.scala``.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.offset_json import flat, nested
+from rocketmq_spark.reader_options import ReaderOptions
+from rocketmq_spark.spark.reader import PartitionReader
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        ReadMinRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError:
+    # PySpark before 4.2: no limits, and Spark itself takes care of Trigger.AvailableNow.
+    _LIMITS = False
+else:
+    _LIMITS = True
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from rocketmq_spark.consumer.cluster import SourceCluster
+
+logger = logging.getLogger("rocketmq_spark.spark")
+
+Offsets: TypeAlias = "dict[MessageQueue, int]"
+
+
+class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
+    """The reader of one streaming query, on the driver while the query runs; parameters as of `PartitionReader`."""
+
+    def __init__(self, options: ReaderOptions, schema: StructType, parallelism: int | None = None) -> None:
+        super().__init__(options, schema, parallelism)
+        self._cluster: SourceCluster | None = None
+        self._last: Offsets = {}
+        self._available: Offsets | None = None
+        self._target: Offsets | None = None
+        self._batch_at: float | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Return where a new query begins."""
+        self._last = self._asked().starts()
+        return nested(self._last)
+
+    def latestOffset(  # noqa: N802 - Spark's name
+        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, Any]:
+        """Return how far the next micro-batch goes. (Releases before 4.2 tell neither where it begins nor a limit.)"""
+        known = self._last if start is None else flat(start)
+        cluster = self._asked()
+        if self._target is None:
+            available = cluster.available(known)
+        else:
+            available = {**known, **{queue: max(end, known.get(queue, 0)) for queue, end in self._target.items()}}
+        self._available = available
+        starts = cluster.begun(known, available)
+        self._last = self._limited(starts, available, limit)
+        return nested(self._last)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
+        """Return what there was when the last micro-batch was planned, for the query's progress."""
+        return None if self._available is None else nested(self._available)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Return what each task of a micro-batch reads."""
+        ends = flat(end)
+        ranges = self._asked().ranges(flat(start), ends)
+        self._last = ends
+        return self._tasks(ranges)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Tell the brokers how far the group has read, with ``commitOffsets``."""
+        if self._options.commit_offsets:
+            self._asked().commit(flat(end))
+
+    def stop(self) -> None:
+        """Close the connections of the driver."""
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
+
+    def _limited(self, starts: Offsets, available: Offsets, limit: Any) -> Offsets:
+        from rocketmq_spark.consumer.ranges import limited
+
+        if not _LIMITS or limit is None or isinstance(limit, ReadAllAvailable):
+            return available
+        waiting = sum(max(0, end - starts[queue]) for queue, end in available.items())
+        now = time.monotonic()
+        fewest, delay = self._options.min_offsets_per_trigger, self._options.max_trigger_delay / 1000
+        if self._batch_at is None:
+            self._batch_at = now
+        # With Trigger.AvailableNow what is there is all there will be.
+        if fewest is not None and self._target is None and waiting < fewest and now - self._batch_at < delay:
+            return starts
+        if waiting:
+            self._batch_at = now
+        return limited(starts, available, limit.max_rows) if isinstance(limit, ReadMaxRows) else available
+
+    def _asked(self) -> SourceCluster:
+        # Not before Spark asks: a reader is made in processes that only pickle it.
+        if self._cluster is None:
+            from rocketmq_spark.client.read_rows import reading_transport
+            from rocketmq_spark.consumer.cluster import SourceCluster
+
+            self._cluster = SourceCluster(self._options, reading_transport(self._options), time.monotonic)
+        return self._cluster
+
+
+if _LIMITS:
+
+    class LimitedStreamReader(RocketMQStreamReader, SupportsTriggerAvailableNow):
+        """The same on PySpark 4.2 and newer, which know limits and Trigger.AvailableNow."""
+
+        def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+            """Return what the options say of a micro-batch's size."""
+            options = self._options
+            if options.max_offsets_per_trigger is not None:
+                return ReadMaxRows(options.max_offsets_per_trigger)
+            fewest = options.min_offsets_per_trigger
+            return ReadAllAvailable() if fewest is None else ReadMinRows(fewest)
+
+        def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+            """Take note of what there is now: the query ends when it has read that."""
+            self._target = self._asked().latest()
+
+
+def stream_reader(options: ReaderOptions, schema: StructType, parallelism: int | None) -> RocketMQStreamReader:
+    """Return the reader of a streaming query; parameters as of `PartitionReader`.
+
+    Raises
+    ------
+    OptionError
+        This release of PySpark can't limit a micro-batch.
+    """
+    if _LIMITS:
+        return LimitedStreamReader(options, schema, parallelism)
+    for name, value in (
+        ("maxOffsetsPerTrigger", options.max_offsets_per_trigger),
+        ("minOffsetsPerTrigger", options.min_offsets_per_trigger),
+    ):
+        if value is not None:
+            raise OptionError(f"{name} needs PySpark 4.2 or newer, which can limit a micro-batch; leave it out here")
+    return RocketMQStreamReader(options, schema, parallelism)

@@ -1,0 +1,91 @@
+"""What a consumer asks of brokers: messages, many requests at once, and to remember how far it has read.
+
+Rule 1: no retry and no decision about offsets: what a broker answered is reported as it is.
+
+Follows MQClientAPIImpl.java (pullMessageAsync, updateConsumerOffset) and spec/remoting.md section 13.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Final
+
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.pull import PullOutcome, PullRequest, PullStatus, PullTarget
+from rocketmq_spark.transport.base import OnPulled
+from rocketmq_spark.transport.client import RemotingClient
+from rocketmq_spark.transport.frames import succeeded
+from rocketmq_spark.transport.request import Answer, Request
+from rocketmq_spark.wire.codes import RequestCode, broker_error
+from rocketmq_spark.wire.headers import PullMessageRequestHeader, UpdateConsumerOffsetRequestHeader
+from rocketmq_spark.wire.response_headers import PullMessageResponseHeader
+
+# PullSysFlag: the subscription comes with the request, so that no heart-beat has to; the broker may hold the request.
+_SUBSCRIPTION: Final = 4
+_SUSPEND: Final = 2
+
+_STATUS: Final = {int(status.value): status for status in PullStatus}
+
+
+class PullClient(RemotingClient):
+    """The consumer's part of a transport."""
+
+    def pull(self, request: PullRequest, timeout: float, on_pulled: OnPulled) -> None:
+        """Start one PULL_MESSAGE; see :class:`.base.ReadTransport`."""
+        queue, address = request.target.queue, request.address
+
+        def on_answer(answer: Answer) -> None:
+            on_pulled(_outcome_of(queue, address, answer))
+
+        fields = {**_fields(request.target, request.suspend_ms), "queueOffset": str(request.offset)}
+        within = timeout + request.suspend_ms / 1000
+        expires = self._clock() + within
+        self._start(address, Request(RequestCode.PULL_MESSAGE, fields, (), within, on_answer, expires=expires))
+
+    def update_consumer_offset(
+        self, queue: MessageQueue, group: str, offset: int, address: str, timeout: float
+    ) -> None:
+        """Tell a broker how far a group has read (UPDATE_CONSUMER_OFFSET)."""
+        header = UpdateConsumerOffsetRequestHeader(
+            consumer_group=group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            commit_offset=offset,
+            broker_name=queue.broker_name,
+        )
+        code = RequestCode.UPDATE_CONSUMER_OFFSET
+        command = self.invoke(address, code, header.to_ext_fields(), (), timeout)
+        succeeded(command, address, f"committing offset {offset} of {queue} for the group {group}")
+
+
+@functools.lru_cache(maxsize=1024)
+def _fields(target: PullTarget, suspend_ms: int) -> Mapping[str, str]:
+    """Return what all pulls of a queue share; its offset goes into the place that is kept for it."""
+    return PullMessageRequestHeader(
+        consumer_group=target.consumer_group,
+        topic=target.queue.topic,
+        queue_id=target.queue.queue_id,
+        queue_offset=0,
+        max_msg_nums=target.max_msg_nums,
+        sys_flag=_SUBSCRIPTION | (_SUSPEND if suspend_ms else 0),
+        suspend_timeout_millis=suspend_ms,
+        subscription=target.sub_expression,
+        expression_type=target.expression_type,
+        broker_name=target.queue.broker_name,
+    ).to_ext_fields()
+
+
+def _outcome_of(queue: MessageQueue, address: str, answer: Answer) -> PullOutcome:
+    command = answer.command
+    if command is None:
+        return PullOutcome(None, error=answer.error)
+    status = _STATUS.get(command.code)
+    if status is None:
+        return PullOutcome(None, error=broker_error(command.code, command.remark, address, f"pulling from {queue}"))
+    try:
+        header = PullMessageResponseHeader.from_ext_fields(command.ext_fields)
+    except RocketMQError as exc:
+        return PullOutcome(None, error=exc)
+    return PullOutcome(status, header.next_begin_offset, header.min_offset, header.max_offset, command.body)

@@ -1,0 +1,240 @@
+"""The columns of a read: made at once from the bytes of many answers, and equal to what is made row by row."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark.arrow.decode import decode, decode_rows
+from rocketmq_spark.arrow.stored_layout import Irregular, records_of, rows_of
+from rocketmq_spark.arrow.stored_properties import split_properties
+from rocketmq_spark.compression import CompressionType, compress
+from rocketmq_spark.errors import RemotingCommandException
+from rocketmq_spark.message import Message, MessageQueue
+from rocketmq_spark.message_ext import MessageExt
+from rocketmq_spark.pull import Pulled
+from rocketmq_spark.wire.records import decode_properties, encode_batch, encode_properties
+from tests.strategies import batches, encode_stored_record, stored_messages
+
+QUEUE = MessageQueue("orders", "broker-a", 3)
+STRINGS = pa.map_(pa.string(), pa.string())
+SCHEMA = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("body", pa.binary()),
+        ("tags", pa.string()),
+        ("keys", pa.string()),
+        ("properties", STRINGS),
+        ("flag", pa.int32()),
+        ("brokerName", pa.string()),
+        ("queueId", pa.int32()),
+        ("queueOffset", pa.int64()),
+        ("msgId", pa.string()),
+        ("offsetMsgId", pa.string()),
+        ("bornTimestamp", pa.timestamp("us", "UTC")),
+        ("storeTimestamp", pa.timestamp("us", "UTC")),
+        ("bornHost", pa.string()),
+        ("reconsumeTimes", pa.int32()),
+    ]
+)
+PLAIN = MessageExt(
+    topic="orders",
+    body=b"body",
+    flag=0,
+    properties={"KEYS": "k1 k2", "TAGS": "a", "UNIQ_KEY": "0A0B", "region": "eu"},
+    queue_id=3,
+    queue_offset=0,
+    physical_offset=4096,
+    sys_flag=0,
+    born_timestamp=1_700_000_000_123,
+    born_host="10.0.0.1:40000",
+    store_timestamp=1_700_000_000_456,
+    store_host="10.0.0.2:10911",
+    reconsume_times=0,
+    prepared_transaction_offset=0,
+    body_crc=0,
+)
+TIMES = st.integers(-(2**50), 2**50)
+
+
+def sound(message: MessageExt, **changes: object) -> MessageExt:
+    """Return the message with a checksum that is right."""
+    changed = dataclasses.replace(message, **changes)
+    return dataclasses.replace(changed, body_crc=zlib.crc32(changed.body) & 0x7FFFFFFF)
+
+
+def pulled(messages: Sequence[MessageExt], start: int = 0, end: int = 2**63 - 1, queue: MessageQueue = QUEUE) -> Pulled:
+    return Pulled(queue, start, end, b"".join(map(encode_stored_record, messages)))
+
+
+@st.composite
+def readable(draw: st.DrawFn) -> MessageExt:
+    """Records as brokers have them: checksums are right, what is said to be compressed is; some hold a batch."""
+    message = draw(stored_messages())
+    sys_flag, body = message.sys_flag & 0x30, message.body
+    if draw(st.integers(0, 4)) == 0:
+        sys_flag |= 0xC0
+        body = encode_batch(draw(batches(max_size=2)))
+    if draw(st.integers(0, 4)) == 0:
+        kind = draw(st.sampled_from(CompressionType))
+        sys_flag |= kind.sys_flag
+        body = compress(body, kind)
+    return sound(
+        message,
+        body=body,
+        sys_flag=sys_flag,
+        born_timestamp=draw(TIMES),
+        store_timestamp=draw(TIMES),
+        queue_offset=draw(st.integers(0, 50)),
+    )
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(readable(), max_size=2), st.integers(0, 30), st.integers(0, 60)), min_size=1, max_size=2
+    ),
+    st.sets(st.sampled_from(SCHEMA.names), min_size=1),
+    st.none() | st.frozensets(st.sampled_from(["a", "b"])),
+)
+def test_columns_are_those_of_the_rows_one_by_one(
+    parts: list[tuple[list[MessageExt], int, int]], names: set[str], tags: frozenset[str] | None
+) -> None:
+    pulls = [
+        pulled(messages, start, end, MessageQueue("orders", f"broker-{number}", 3))
+        for number, (messages, start, end) in enumerate(parts)
+    ]
+    schema = pa.schema([field for field in SCHEMA if field.name in names])
+    assert decode(pulls, schema, tags).to_pylist() == decode_rows(pulls, schema, tags).to_pylist()
+
+
+def regular(count: int, **changes: object) -> list[MessageExt]:
+    return [sound(PLAIN, queue_offset=offset, body=b"body %d" % offset, **changes) for offset in range(count)]
+
+
+@pytest.mark.parametrize("host", ["10.0.0.9:1", "[2001:db8::1]:40000"])
+@pytest.mark.parametrize("topic", ["orders", "o" * 200])
+def test_what_brokers_store_takes_the_way_of_columns(host: str, topic: str) -> None:
+    v6 = 0x30 if host.startswith("[") else 0
+    inner = sound(
+        PLAIN, queue_offset=3, sys_flag=0xC0 | v6, born_host=host, store_host=host, topic=topic,
+        body=encode_batch([Message("orders", b"x", 7, {"KEYS": "k"}), Message("orders", b"y", 0, {"TAGS": "b"})]),
+    )  # fmt: skip
+    messages = [*regular(3, sys_flag=v6, born_host=host, store_host=host, topic=topic), inner]
+    body = pulled(messages).body
+    records = records_of(body)
+    rows = rows_of(records, body)
+    assert rows.queue_offset.tolist() == [0, 1, 2, 3, 4]
+    assert split_properties(pa.array([encode_properties(message.properties) for message in messages])) is not None
+    found = decode([pulled(messages)], SCHEMA).to_pylist()
+    assert found == decode_rows([pulled(messages)], SCHEMA).to_pylist()
+    assert [row["body"] for row in found] == [b"body 0", b"body 1", b"body 2", b"x", b"y"]
+    assert [row["flag"] for row in found] == [0, 0, 0, 7, 0]
+    assert {row["bornHost"] for row in found} == {host}
+
+
+def test_a_message_of_no_sender_s_id_is_known_by_its_broker_s() -> None:
+    messages = [sound(PLAIN, properties={}), sound(PLAIN, queue_offset=1)]
+    for way in (decode, decode_rows):
+        assert way([pulled(messages)], SCHEMA).column("msgId").to_pylist() == [
+            "0A00000200002A9F0000000000001000",
+            "0A0B",
+        ]
+
+
+def test_only_offsets_asked_for_and_tags_wanted_come_out() -> None:
+    messages = [sound(message, properties={"TAGS": "ab"[message.queue_offset % 2]}) for message in regular(10)]
+    for way in (decode, decode_rows):
+        found = way([pulled(messages, 2, 8)], pa.schema([("queueOffset", pa.int64())]), frozenset("b"))
+        assert found.column("queueOffset").to_pylist() == [3, 5, 7]
+
+
+def test_times_are_instants() -> None:
+    found = decode([pulled(regular(1))], SCHEMA).column("storeTimestamp")
+    assert found.cast(pa.int64()).to_pylist() == [1_700_000_000_456_000]
+
+
+def test_no_record_at_all_is_an_empty_batch() -> None:
+    for way in (decode, decode_rows):
+        assert way([Pulled(QUEUE, 0, 5, b"")], SCHEMA).num_rows == 0
+
+
+@given(st.binary(max_size=300), st.lists(readable(), max_size=1), st.data())
+def test_damaged_bytes_are_an_error_that_names_the_queue(
+    junk: bytes, messages: list[MessageExt], data: st.DataObject
+) -> None:
+    body = bytearray(pulled(messages).body + junk)
+    if body:
+        body[data.draw(st.integers(0, len(body) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    pull = Pulled(QUEUE, 0, 2**63 - 1, bytes(body))
+    assert read_by(decode, pull) == read_by(decode_rows, pull)
+
+
+def read_by(way: Callable[..., pa.RecordBatch], pull: Pulled) -> list[Any] | str:
+    try:
+        rows: list[Any] = way([pull], SCHEMA).to_pylist()
+    except RemotingCommandException as exc:
+        # Of the queue, in whatever is wrong.
+        return str(exc).split("orders/broker-a/3")[1]
+    return rows
+
+
+def test_a_wrong_checksum_names_queue_and_offset() -> None:
+    broken = dataclasses.replace(regular(3)[2], body=b"BODY 2")
+    with pytest.raises(RemotingCommandException, match="orders/broker-a/3: the body at offset 2 has the checksum"):
+        decode([pulled([*regular(2), broken])], SCHEMA)
+
+
+def test_a_body_that_is_not_what_its_flag_says_names_queue_and_offset() -> None:
+    broken = sound(regular(2)[1], sys_flag=0x101)
+    with pytest.raises(RemotingCommandException, match="orders/broker-a/3, the message at offset 1: decompressing"):
+        decode([pulled([*regular(1), broken])], SCHEMA)
+
+
+@pytest.mark.parametrize("cut", [1, 50, 90])
+def test_a_record_that_is_cut_off_is_refused(cut: int) -> None:
+    whole = pulled(regular(2)).body
+    with pytest.raises(RemotingCommandException, match="reading orders/broker-a/3 from offset 5 on"):
+        decode([Pulled(QUEUE, 5, 7, whole[:-cut])], SCHEMA)
+    with pytest.raises(Irregular):
+        records_of(whole[:-cut])
+
+
+PIECES = st.sampled_from([b"\x01", b"\x02", b"a", b"KEYS", b"TAGS", "é".encode(), b"\xc3", b"\xa9", b"a\x01b\x02"])
+
+
+@given(st.lists(st.lists(PIECES, max_size=8).map(b"".join), max_size=8))
+def test_property_strings_are_split_as_one_by_one_or_not_at_all(texts: list[bytes]) -> None:
+    found = split_properties(pa.array(texts, pa.binary()))
+    if found is not None:
+        maps = found.as_maps(STRINGS).to_pylist()
+        assert [dict(entries) for entries in maps] == [decode_properties(text) for text in texts]
+        assert found.value_of("KEYS").to_pylist() == [decode_properties(text).get("KEYS") for text in texts]
+
+
+@pytest.mark.parametrize("last", [b"", b"\x02"])
+def test_regular_property_strings_are_split(last: bytes) -> None:
+    texts = [b"", b"KEYS\x01k" + last, b"TAGS\x01t\x02KEYS\x01k k" + last, b""]
+    found = split_properties(pa.array(texts, pa.binary()))
+    assert found is not None
+    assert found.value_of("TAGS").to_pylist() == [None, None, "t", None]
+    assert [dict(entries) for entries in found.as_maps(STRINGS).to_pylist()] == [
+        decode_properties(text) for text in texts
+    ]
+
+
+def test_nothing_of_pandas_is_imported() -> None:
+    script = (
+        "import sys; from tests.unit.arrow import test_decode as t; "
+        "loaded = 'pandas' in sys.modules; t.decode([t.pulled(t.regular(5))], t.SCHEMA, frozenset('a')); "
+        "sys.exit('pandas' in sys.modules and not loaded)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0
