@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
-from rocketmq_spark.options import options_table
+import pytest
+
+from rocketmq_spark.options import OptionRow, options_table
+from rocketmq_spark.reader_options import reader_options_table
 from tests.benchmarks import contest
 
 README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
 
 
-def table() -> str:
+def table(rows: Sequence[OptionRow]) -> str:
     lines = ["| option | default | meaning |", "|---|---|---|"]
-    for row in options_table():
+    for row in rows:
         aliases = f" (also {', '.join(f'`{alias}`' for alias in row.aliases)})" if row.aliases else ""
         lines.append(f"| `{row.name}`{aliases} | {row.default} | {row.doc} |")
     return "\n".join(lines)
 
 
-def test_the_option_table_is_the_one_of_the_code() -> None:
-    found = re.search(r"<!-- options:.*?-->\n(.*)\n<!-- end of options -->", README, re.DOTALL)
+@pytest.mark.parametrize(("name", "rows"), [("options", options_table()), ("read options", reader_options_table())])
+def test_the_option_tables_are_those_of_the_code(name: str, rows: Sequence[OptionRow]) -> None:
+    found = re.search(rf"<!-- {name}:.*?-->\n(.*)\n<!-- end of {name} -->", README, re.DOTALL)
     assert found is not None
-    assert found[1] == table(), f"put this into README.md:\n{table()}"
+    assert found[1] == table(rows), f"put this into README.md:\n{table(rows)}"
 
 
 def test_the_figures_are_those_of_the_last_benchmark() -> None:
