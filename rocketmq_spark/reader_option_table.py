@@ -98,7 +98,7 @@ READER_OPTIONS: Final[tuple[OptionSpec, ...]] = (
     OptionSpec(
         "minPartitions",
         kinds.integer(1),
-        "Least number of Spark partitions: large queues are split; by default one for each queue.",
+        "Least number of Spark partitions: large queues are split; by default one for each queue, small ones together.",
     ),
     OptionSpec(
         "maxRecordsPerPartition",
@@ -114,15 +114,15 @@ READER_OPTIONS: Final[tuple[OptionSpec, ...]] = (
     OptionSpec(
         "subExpression",
         kinds.text("a text that is not blank, without control characters", "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"),
-        "Read only messages that this expression fits: tags as in `TagA || TagB`, or with filterType=SQL92 a condition "
-        "on properties.",
+        "Read only messages that this expression fits: tags, with two pipe characters between them, or with "
+        "filterType=SQL92 a condition on properties.",
     ),
     OptionSpec(
         "filterType",
         kinds.choice("TAG", "SQL92"),
         "What `subExpression` is; brokers take SQL92 with enablePropertyFilter=true only.",
     ),
-    OptionSpec("includeProperties", BOOLEAN, "Fill the column `properties`; false leaves it null."),
+    OptionSpec("includeProperties", BOOLEAN, "Have the column `properties`; false leaves it out."),
     OptionSpec(
         "consumerGroup",
         kinds.name(MAX_GROUP_LENGTH, {DEFAULT_CONSUMER_GROUP}),
