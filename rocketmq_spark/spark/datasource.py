@@ -37,18 +37,18 @@ logger = logging.getLogger("rocketmq_spark.spark")
 
 
 class RocketMQDataSource(DataSource):
-    """Writes a DataFrame, batch or streaming, to Apache RocketMQ.
+    """Writes a DataFrame, batch or streaming, to Apache RocketMQ, and reads topics as DataFrames.
 
     Name: ``rocketmq``. A write that returns has every row stored and acknowledged (``SEND_OK``) by a broker; a write
     that cannot do that fails, and says which rows and why. A retry may store a row twice. Only ``sendMode=oneway``
     promises nothing.
 
-    **Columns** (any other is an error): ``body`` (string or binary, required; ``value`` is an alias), ``topic``,
+    **Columns of a write** (any other is an error): ``body`` (string or binary, required; ``value`` is an alias), ``topic``,
     ``tags``, ``keys`` (string or array of strings), ``properties`` (map of strings), ``flag`` (int), ``shardingKey``
     (same key, same queue), ``queueId`` and ``brokerName`` (with ``queueSelector=column``), ``delayTimeLevel`` /
     ``delayMs`` / ``deliverTime``, ``waitStoreMsgOK`` (boolean).
 
-    **Options**: ``nameServer`` (``host:port;host:port``, or the environment variable ``NAMESRV_ADDR``) or ``endpoints``
+    **Options of a write**: ``nameServer`` (``host:port;host:port``, or the environment variable ``NAMESRV_ADDR``) or ``endpoints``
     (the same, of RocketMQ 5 proxies, for gRPC): one of the two is required; ``topic`` (wins over the column; also
     ``.save("topic")``), and those that `rocketmq_spark.options.options_table` lists with their defaults. Names are
     case-insensitive; an unknown one is an error.
@@ -57,11 +57,19 @@ class RocketMQDataSource(DataSource):
     ``shardingKey``, ``DELAY`` with ``delayMs`` or ``deliverTime`` (``delayTimeLevel`` is an error), else ``NORMAL``.
     The proxy chooses the queues, and tells neither them nor offsets.
 
+    **Reads** go over the remoting protocol. Their columns are those of `schema`; ``.schema(...)`` with some of them makes
+    no others. **Options of a read**: ``nameServer``; one of ``subscribe`` (``topic``, ``.load("topic")``),
+    ``subscribePattern`` and ``assign``; ``startingOffsets`` and ``endingOffsets`` (``earliest``, ``latest``, JSON
+    ``{"topic": {"broker": {"queue": offset}}}``, or the receipt of a write), and those that
+    `rocketmq_spark.reader_options.reader_options_table` lists. They mean what they mean in Spark's Kafka source. A batch
+    reads what was there when it was planned; a stream loses and repeats nothing on its way into Spark.
+
     Examples
     --------
     >>> metrics = rocketmq_spark.register(spark)
     >>> df.write.format("rocketmq").option("nameServer", "127.0.0.1:9876").option("topic", "orders").save()
     >>> metrics.show()
+    >>> orders = spark.read.format("rocketmq").option("nameServer", "127.0.0.1:9876").load("orders")
     """
 
     # Set on the subclass that `register` makes for a session; it travels to the tasks with the class.
