@@ -43,26 +43,26 @@ class RocketMQDataSource(DataSource):
     that cannot do that fails, and says which rows and why. A retry may store a row twice. Only ``sendMode=oneway``
     promises nothing.
 
-    **Columns of a write** (any other is an error): ``body`` (string or binary, required; ``value`` is an alias), ``topic``,
-    ``tags``, ``keys`` (string or array of strings), ``properties`` (map of strings), ``flag`` (int), ``shardingKey``
-    (same key, same queue), ``queueId`` and ``brokerName`` (with ``queueSelector=column``), ``delayTimeLevel`` /
-    ``delayMs`` / ``deliverTime``, ``waitStoreMsgOK`` (boolean).
+    **Columns of a write** (any other is an error): ``body`` (string or binary, required; ``value`` is an alias),
+    ``topic``, ``tags``, ``keys`` (string or array of strings), ``properties`` (map of strings), ``flag`` (int),
+    ``shardingKey`` (same key, same queue), ``queueId`` and ``brokerName`` (with ``queueSelector=column``),
+    ``delayTimeLevel`` / ``delayMs`` / ``deliverTime``, ``waitStoreMsgOK`` (boolean).
 
-    **Options of a write**: ``nameServer`` (``host:port;host:port``, or the environment variable ``NAMESRV_ADDR``) or ``endpoints``
-    (the same, of RocketMQ 5 proxies, for gRPC): one of the two is required; ``topic`` (wins over the column; also
-    ``.save("topic")``), and those that `rocketmq_spark.options.options_table` lists with their defaults. Names are
-    case-insensitive; an unknown one is an error.
+    **Options of a write**: ``nameServer`` (``host:port;host:port``, or the environment variable ``NAMESRV_ADDR``) or
+    ``endpoints`` (the same, of RocketMQ 5 proxies, for gRPC): one of the two is required; ``topic`` (wins over the
+    column; also ``.save("topic")``), and those that `rocketmq_spark.options.options_table` lists with their defaults.
+    Names are case-insensitive; an unknown one is an error.
 
     **Over gRPC** a topic must exist and accept the type of message that the columns make: ``FIFO`` with
     ``shardingKey``, ``DELAY`` with ``delayMs`` or ``deliverTime`` (``delayTimeLevel`` is an error), else ``NORMAL``.
     The proxy chooses the queues, and tells neither them nor offsets.
 
-    **Reads** go over the remoting protocol. Their columns are those of `schema`; ``.schema(...)`` with some of them makes
-    no others. **Options of a read**: ``nameServer``; one of ``subscribe`` (``topic``, ``.load("topic")``),
+    **Reads** go over the remoting protocol. Their columns are those of `schema`; ``.schema(...)`` with some of them
+    makes no others. **Options of a read**: ``nameServer``; one of ``subscribe`` (``topic``, ``.load("topic")``),
     ``subscribePattern`` and ``assign``; ``startingOffsets`` and ``endingOffsets`` (``earliest``, ``latest``, JSON
     ``{"topic": {"broker": {"queue": offset}}}``, or the receipt of a write), and those that
-    `rocketmq_spark.reader_options.reader_options_table` lists. They mean what they mean in Spark's Kafka source. A batch
-    reads what was there when it was planned; a stream loses and repeats nothing on its way into Spark.
+    `rocketmq_spark.reader_options.reader_options_table` lists. They mean what they mean in Spark's Kafka source. A
+    batch reads what was there when it was planned; a stream loses and repeats nothing on its way into Spark.
 
     Examples
     --------
