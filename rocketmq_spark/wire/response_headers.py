@@ -151,9 +151,7 @@ def _text(ext_fields: Mapping[str, str], name: str) -> str:
     return value
 
 
-def _long(ext_fields: Mapping[str, str], name: str, default: int | None = None) -> int:
-    if default is not None and name not in ext_fields:
-        return default
+def _long(ext_fields: Mapping[str, str], name: str) -> int:
     text = _text(ext_fields, name)
     if _INTEGER.fullmatch(text) and _MIN_LONG <= (value := int(text)) <= _MAX_LONG:
         return value
