@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -25,8 +25,9 @@ from rocketmq_spark.errors import (
     TopicRouteStaleException,
 )
 from rocketmq_spark.message import EncodedBatch, Message, MessageQueue, SendRequest, SendStatus
-from rocketmq_spark.transport.base import Transport
-from rocketmq_spark.wire.records import encode_batch, encode_properties, unique_id, unique_id_prefix
+from rocketmq_spark.pull import PullOutcome, PullRequest, PullStatus, PullTarget
+from rocketmq_spark.transport.base import ReadTransport, Transport
+from rocketmq_spark.wire.records import decode_records, encode_batch, encode_properties, unique_id, unique_id_prefix
 from tests.outcomes import Outcomes
 from tests.peer import PATIENCE, refused_address
 
@@ -235,3 +236,71 @@ class Promises:
         with pytest.raises(RocketMQError, match="closed"):
             seam.transport.query_route(seam.topic, PATIENCE)
         assert outcomes == []
+
+
+class ReadPromises:
+    """What a transport promises that can go back in a queue (`ReadTransport`)."""
+
+    def pulled(self, seam: Seam, offset: int, count: int = 32, where: tuple[MessageQueue, str] | None = None) -> Any:
+        """Return the outcome of one pull."""
+        queue, address = where or (seam.queue, seam.address)
+        outcomes = Outcomes()
+        target = PullTarget(queue, "cg", count, "*", "TAG")
+        held = threading.Lock()
+
+        def on_pulled(outcome: PullOutcome) -> None:
+            # Held by this very thread if we are inside pull; by another one only for a moment.
+            assert held.acquire(timeout=PATIENCE)
+            held.release()
+            outcomes(outcome)
+
+        with held:
+            self.reads(seam).pull(PullRequest(target, address, offset), PATIENCE, on_pulled)
+        seam.pass_time(0.0)
+        return outcomes.wait(1)[0]
+
+    def reads(self, seam: Seam) -> ReadTransport:
+        return cast("ReadTransport", seam.transport)
+
+    def test_what_was_stored_is_pulled_from_any_offset(self, seam: Seam) -> None:
+        seam.send(batch(seam.topic, b"one", b"two", b"three"))
+        seam.send(single(seam.topic, b"four", TAGS="a"))
+        seam.stored(4)
+        for offset, count, bodies in ((0, 3, [b"one", b"two", b"three"]), (2, 32, [b"three", b"four"])):
+            outcome = self.pulled(seam, offset, count)
+            assert (outcome.status, outcome.error) == (PullStatus.FOUND, None)
+            assert (outcome.next_begin_offset, outcome.min_offset, outcome.max_offset) == (offset + len(bodies), 0, 4)
+            records = decode_records(outcome.body)
+            assert [record.body for record in records] == bodies
+            assert [record.queue_offset for record in records] == list(range(offset, offset + len(bodies)))
+        assert records[-1].properties["TAGS"] == "a"
+
+    def test_at_the_end_there_is_nothing_new_and_beyond_it_is_no_offset(self, seam: Seam) -> None:
+        assert self.pulled(seam, 0).status is PullStatus.NO_NEW_MSG
+        seam.send(batch(seam.topic, b"one", b"two"))
+        seam.stored(2)
+        at_end, beyond = self.pulled(seam, 2), self.pulled(seam, 7)
+        assert (at_end.status, at_end.next_begin_offset, at_end.max_offset) == (PullStatus.NO_NEW_MSG, 2, 2)
+        assert beyond.status is PullStatus.OFFSET_ILLEGAL
+        assert beyond.next_begin_offset <= 2
+
+    def test_close_ends_the_pulls_that_wait(self, seam: Seam) -> None:
+        queue, address = seam.silent()
+        outcomes = Outcomes()
+        target = PullTarget(queue, "cg", 32, "*", "TAG")
+        self.reads(seam).pull(PullRequest(target, address, 0, 3_600_000), PATIENCE, outcomes)
+        seam.transport.close()
+        [outcome] = outcomes.wait(1)
+        assert outcome.status is None
+        assert isinstance(outcome.error, RemotingException)
+        with pytest.raises(RocketMQError, match="closed"):
+            self.reads(seam).pull(PullRequest(target, address, 0), PATIENCE, outcomes)
+
+    def test_all_topics_are_listed(self, seam: Seam) -> None:
+        assert seam.topic in self.reads(seam).topics(PATIENCE)
+
+    def test_a_groups_offset_is_taken(self, seam: Seam) -> None:
+        self.reads(seam).update_consumer_offset(seam.queue, "cg", 5, seam.address, PATIENCE)
+        seam.transport.close()
+        with pytest.raises(RocketMQError, match="closed"):
+            self.reads(seam).update_consumer_offset(seam.queue, "cg", 5, seam.address, PATIENCE)

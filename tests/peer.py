@@ -232,6 +232,10 @@ class BrokerPeer(Peer):
             if route is None:
                 return session.encoded(request, ResponseCode.TOPIC_NOT_EXIST, remark="No topic route info")
             return session.encoded(request, body=route_body(route))
+        if request.code == RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER:
+            return session.encoded(request, body=json.dumps({"topicList": sorted(self.routes)}).encode())
+        if request.code == RequestCode.PULL_MESSAGE:
+            return self._answer_pull(session, request)
         if request.code in _ABOUT_A_QUEUE:
             return session.encoded(request, ext_fields=self._of_queue(request))
         if request.code == RequestCode.VIEW_MESSAGE_BY_ID:
@@ -274,6 +278,20 @@ class BrokerPeer(Peer):
         if request.code == RequestCode.SEARCH_OFFSET_BY_TIMESTAMP:
             return {"offset": str(self.store.search(queue, int(fields["timestamp"])))}
         return {"offset": str(len(self.stored.get(queue, ())) if request.code == RequestCode.GET_MAX_OFFSET else 0)}
+
+    def _answer_pull(self, session: Session, request: RemotingCommand) -> bytes:
+        from tests.strategies import encode_stored_record
+
+        fields = request.ext_fields
+        queue = MessageQueue(fields["topic"], fields["bname"], int(fields["queueId"]))
+        start, end = int(fields["queueOffset"]), len(self.stored.get(queue, ()))
+        found = self.store.messages(queue, start, start + int(fields["maxMsgNums"]))
+        code = ResponseCode.SUCCESS
+        if not found:
+            code = ResponseCode.PULL_NOT_FOUND if start == end else ResponseCode.PULL_OFFSET_MOVED
+        after = start + len(found) if start <= end else end
+        answer = {"nextBeginOffset": str(after), "minOffset": "0", "maxOffset": str(end)}
+        return session.encoded(request, code, answer, b"".join(map(encode_stored_record, found)))
 
     def _answer_view(self, session: Session, request: RemotingCommand) -> bytes:
         from tests.strategies import encode_stored_record

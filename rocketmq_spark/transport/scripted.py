@@ -20,24 +20,25 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from rocketmq_spark.errors import MQBrokerException, RemotingSendRequestException, RemotingTimeoutException
 from rocketmq_spark.message import SendOutcome, SendRequest
+from rocketmq_spark.pull import PullOutcome, PullRequest
 from rocketmq_spark.route_data import TopicRouteData
-from rocketmq_spark.transport.base import OnOutcome
+from rocketmq_spark.transport.base import OnOutcome, OnPulled
 from rocketmq_spark.transport.script import ManualClock, Reply, route
-from rocketmq_spark.transport.scripted_calls import ScriptedCalls
+from rocketmq_spark.transport.scripted_pulls import PullReply, ScriptedPulls
 
-__all__ = ["ManualClock", "Reply", "ScriptedTransport", "route"]
+__all__ = ["ManualClock", "PullReply", "Reply", "ScriptedTransport", "route"]
 
 logger = logging.getLogger("rocketmq_spark.transport")
 
 _JOIN_TIMEOUT: Final = 5.0
 
 
-class ScriptedTransport(ScriptedCalls):
-    """Implements :class:`~rocketmq_spark.transport.base.Transport` in memory.
+class ScriptedTransport(ScriptedPulls):
+    """Implements :class:`.base.Transport` and :class:`.base.ReadTransport` in memory.
 
     Parameters
     ----------
@@ -59,10 +60,17 @@ class ScriptedTransport(ScriptedCalls):
         Every send that waits for an outcome, in order.
     oneways : list of SendRequest
         Every oneway send, in order.
+    pulls : list of PullRequest
+        Every pull, in order. :meth:`play_pulls` scripts those of a queue.
+    always_pull : dict of MessageQueue to PullReply
+        What happens to a queue's pulls once its script is used up; without an entry they get what it holds.
     calls : list of tuple
         Every other call, in order: its name and its arguments but the timeout.
     stored : dict of MessageQueue to list of Message
-        What the brokers keep. A half message is in `RMQ_SYS_TRANS_HALF_TOPIC` until it is committed.
+        What the brokers keep. A half message is in `RMQ_SYS_TRANS_HALF_TOPIC` until it is committed. :meth:`keep` adds
+        to it without a send.
+    expired : dict of MessageQueue to int
+        The first offset of a queue that has not expired, where that is not 0.
     on_check_transaction : callable or None
         See :class:`.base.Transport`; called by :meth:`check_transaction`.
 
@@ -102,7 +110,7 @@ class ScriptedTransport(ScriptedCalls):
         self._threaded = threaded
         self._thread: threading.Thread | None = None
         self._numbers = itertools.count()
-        self._due: list[tuple[float, int, SendOutcome, OnOutcome]] = []
+        self._due: list[tuple[float, int, Any, Callable[[Any], None]]] = []
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "threaded" if self._threaded else "by hand"
@@ -121,7 +129,7 @@ class ScriptedTransport(ScriptedCalls):
 
     @property
     def in_flight(self) -> int:
-        """How many sends wait for their outcome."""
+        """How many sends and pulls wait for their outcome."""
         return len(self._due)
 
     @property
@@ -174,12 +182,14 @@ class ScriptedTransport(ScriptedCalls):
             reply = self._next_reply(request)
             self.requests.append(request)
             wait = timeout if reply.silent else min(reply.delay, timeout)
-            outcome = self._outcome(request, reply, timeout, wait)
-            heapq.heappush(self._due, (self._clock() + wait, next(self._numbers), outcome, on_outcome))
-            if self._threaded and self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="rocketmq-spark-scripted", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+            self._schedule(wait, self._outcome(request, reply, timeout, wait), on_outcome)
+
+    def pull(self, request: PullRequest, timeout: float, on_pulled: OnPulled) -> None:
+        """Play the queue's next reply; see :class:`.base.ReadTransport`."""
+        with self._changed:
+            self._check()
+            self.pulls.append(request)
+            self._schedule(*self._pulled(request, timeout), on_pulled)
 
     def send_oneway(self, request: SendRequest, timeout: float) -> None:
         """Play the broker's next reply as far as a oneway sender learns of it; see :class:`.base.Transport`.
@@ -210,6 +220,13 @@ class ScriptedTransport(ScriptedCalls):
             self._fail_all()
         elif thread is not threading.current_thread():
             thread.join(_JOIN_TIMEOUT)
+
+    def _schedule(self, wait: float, outcome: Any, on_outcome: Callable[[Any], None]) -> None:
+        heapq.heappush(self._due, (self._clock() + wait, next(self._numbers), outcome, on_outcome))
+        if self._threaded and self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="rocketmq-spark-scripted", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
 
     def _next_reply(self, request: SendRequest) -> Reply:
         broker = request.queue.broker_name
@@ -259,5 +276,8 @@ class ScriptedTransport(ScriptedCalls):
                 if not self._due:
                     return
                 _, _, outcome, on_outcome = heapq.heappop(self._due)
+            if isinstance(outcome, PullOutcome):
+                on_outcome(PullOutcome(None, error=RemotingSendRequestException("pulling: the transport was closed")))
+                continue
             text = f"sending to {outcome.queue}: the transport was closed; the rows may be stored"
             on_outcome(replace(outcome, status=None, error=RemotingSendRequestException(text), queue_offset=-1))

@@ -77,11 +77,6 @@ class ScriptedCalls:
         self._record(timeout, "max_offset", queue, address)
         return len(self.stored.get(queue, ()))
 
-    def min_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
-        """Return 0: nothing stored here ever expires."""
-        self._record(timeout, "min_offset", queue, address)
-        return 0
-
     def search_offset(self, queue: MessageQueue, timestamp_ms: int, address: str, timeout: float) -> int:
         """Return the first offset stored at or after a time of the transport's clock, in milliseconds."""
         self._record(timeout, "search_offset", queue, timestamp_ms, address)

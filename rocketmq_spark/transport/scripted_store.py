@@ -8,6 +8,7 @@ Rule 3: nothing ever expires.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -60,6 +61,20 @@ class ScriptedStore:
         for message in messages:
             self._append(message, stored_in, queue, batch.sys_flag, request.born_timestamp, store_timestamp)
         return offset, ",".join(encode_message_id(_STORE_HOST, at) for at in range(first, len(self._log)))
+
+    def put(self, queue: MessageQueue, messages: Iterable[Message], now: float) -> None:
+        """Store messages without a request."""
+        for message in messages:
+            self._append(message, queue, queue, 0, int(now * 1000), int(now * 1000))
+
+    def messages(self, queue: MessageQueue, start: int, stop: int) -> list[MessageExt]:
+        """Return what lies in a queue from one offset up to another."""
+        inside = [
+            self.view(at)
+            for at, entry in enumerate(self._log)
+            if entry.stored_in == queue and start <= entry.queue_offset < stop
+        ]
+        return [message for message in inside if message is not None]
 
     def view(self, physical_offset: int) -> MessageExt | None:
         """Return what lies at a commit-log offset, under the topic and queue it is meant for."""

@@ -10,7 +10,7 @@ from rocketmq_spark.message import Message, MessageQueue
 from rocketmq_spark.transport.base import Transport
 from rocketmq_spark.transport.grpc import GrpcTransport
 from rocketmq_spark.transport.remoting import RemotingTransport
-from tests.contract import Promises, Seam
+from tests.contract import Promises, ReadPromises, Seam
 from tests.reading import read_topic
 from tests.sharing import SharedCluster
 
@@ -62,3 +62,8 @@ def seam(request: pytest.FixtureRequest, cluster: SharedCluster, make_topic: Cal
 
 class TestPromises(Promises):
     """Of both transports."""
+
+
+@pytest.mark.parametrize("seam", ["remoting"], indirect=True)
+class TestReadPromises(ReadPromises):
+    """Of the one that can go back in a queue."""

@@ -12,6 +12,7 @@ from rocketmq_spark.message import Message, MessageQueue, SendRequest, SendStatu
 from rocketmq_spark.message_ext import decode_message_id
 from rocketmq_spark.transaction import EndTransaction
 from rocketmq_spark.transport.script import Reply
+from tests.contract import ReadPromises
 from tests.peer import PATIENCE
 from tests.seams import BROKERS, QUEUE, Brokers, made
 
@@ -123,3 +124,11 @@ def test_a_half_message_is_checked_and_the_answer_carries_the_checks_offsets(
 def test_a_topic_that_was_created_has_queues(cluster: Brokers) -> None:
     cluster.transport.create_topic(cluster.address, "new", 4, 6, PATIENCE)
     assert cluster.transport.max_offset(MessageQueue("new", "broker-a", 0), cluster.address, PATIENCE) == 0
+
+
+class TestReadPromises(ReadPromises):
+    """Of every transport that can go back in a queue."""
+
+    @pytest.fixture
+    def seam(self, cluster: Brokers) -> Brokers:
+        return cluster

@@ -1,0 +1,171 @@
+"""Pulls over real sockets: what goes out byte for byte, and what each code of an answer becomes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.errors import (
+    BrokerBusyException,
+    MQBrokerException,
+    RemotingCommandException,
+    RemotingConnectException,
+    RemotingSendRequestException,
+    RemotingTimeoutException,
+    TopicRouteStaleException,
+)
+from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.pull import PullOutcome, PullRequest, PullStatus, PullTarget
+from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.wire.codes import RequestCode
+from rocketmq_spark.wire.command import RemotingCommand
+from tests.outcomes import Outcomes
+from tests.peer import PATIENCE, Peer, Session, refused_address
+from tests.vectors import load
+
+[G6] = [frame for frame in load("remoting_frames.json")["frames"] if frame["name"].startswith("G6")]
+QUEUE = MessageQueue("spec_rm_t1", "broker-a", 0)
+TARGET = PullTarget(QUEUE, "spec_cg", 2, "*", "TAG")
+FIELDS = {"nextBeginOffset": "18", "minOffset": "1", "maxOffset": "40"}
+
+
+def pulled(transport: RemotingTransport, address: str, suspend_ms: int = 0, timeout: float = PATIENCE) -> PullOutcome:
+    outcomes = Outcomes()
+    transport.pull(PullRequest(TARGET, address, 16, suspend_ms), timeout, outcomes)
+    outcome = outcomes.wait(1)[0]
+    assert isinstance(outcome, PullOutcome)
+    return outcome
+
+
+def answering(*args: Any, **kwargs: Any) -> tuple[Callable[[Session], None], list[RemotingCommand]]:
+    """A script that answers every request alike, and what it was asked."""
+    asked: list[RemotingCommand] = []
+
+    def serve(session: Session) -> None:
+        while True:
+            asked.append(session.read())
+            session.answer(asked[-1], *args, **kwargs)
+
+    return serve, asked
+
+
+def test_a_pull_says_what_the_golden_frame_says_and_the_brokers_name(transport: RemotingTransport) -> None:
+    serve, asked = answering(0, FIELDS)
+    with Peer(serve) as peer:
+        pulled(transport, peer.address)
+        pulled(transport, peer.address, suspend_ms=5000)
+    golden = G6["request"]["meaning"]["ext_fields"]
+    assert [command.code for command in asked] == [RequestCode.PULL_MESSAGE] * 2
+    assert asked[0].ext_fields == {**golden, "bname": "broker-a"}
+    assert list(asked[0].ext_fields)[: len(golden)] == list(golden)
+    # Bit 2: the broker may hold it.
+    assert asked[1].ext_fields == {**asked[0].ext_fields, "sysFlag": "6", "suspendTimeoutMillis": "5000"}
+
+
+def test_the_records_of_the_golden_answer_come_as_they_are(transport: RemotingTransport) -> None:
+    body = bytes.fromhex(G6["response"]["meaning"]["body_hex"])
+    serve, _ = answering(0, G6["response"]["meaning"]["ext_fields"], body)
+    with Peer(serve) as peer:
+        outcome = pulled(transport, peer.address)
+    assert (outcome.status, outcome.error) == (PullStatus.FOUND, None)
+    assert (outcome.next_begin_offset, outcome.min_offset, outcome.max_offset) == (18, 0, 18)
+    assert bytes(outcome.body) == body
+
+
+@pytest.mark.parametrize("status", PullStatus)
+def test_what_a_broker_found_is_a_status_and_no_error(transport: RemotingTransport, status: PullStatus) -> None:
+    serve, _ = answering(status.value, FIELDS)
+    with Peer(serve) as peer:
+        assert pulled(transport, peer.address) == PullOutcome(status, 18, 1, 40, b"")
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(2, BrokerBusyException), (17, TopicRouteStaleException), (16, MQBrokerException), (26, MQBrokerException)],
+)
+def test_another_code_is_the_error_of_its_code(
+    transport: RemotingTransport, code: int, kind: type[MQBrokerException]
+) -> None:
+    serve, _ = answering(code, FIELDS, remark="its words")
+    with Peer(serve) as peer:
+        outcome = pulled(transport, peer.address)
+    assert outcome.status is None
+    assert isinstance(outcome.error, kind)
+    assert (outcome.error.response_code, outcome.error.remark) == (code, "its words")
+    assert f"pulling from {QUEUE}" in str(outcome.error)
+
+
+@pytest.mark.parametrize("fields", [{}, {**FIELDS, "nextBeginOffset": "x"}])
+def test_an_answer_without_its_offsets_is_an_error(transport: RemotingTransport, fields: dict[str, str]) -> None:
+    serve, _ = answering(0, fields)
+    with Peer(serve) as peer:
+        outcome = pulled(transport, peer.address)
+    assert isinstance(outcome.error, RemotingCommandException)
+
+
+def test_each_way_to_no_answer_is_an_error(transport: RemotingTransport) -> None:
+    assert isinstance(pulled(transport, refused_address()).error, RemotingConnectException)
+    with Peer(lambda session: (session.read(), session.reset())) as peer:
+        assert isinstance(pulled(transport, peer.address).error, RemotingSendRequestException)
+    with Peer(Session.wait_for_hangup) as peer:
+        assert isinstance(pulled(transport, peer.address, timeout=0.1).error, RemotingTimeoutException)
+        transport.close()
+
+
+def test_a_pull_that_the_broker_holds_has_that_much_longer(transport: RemotingTransport) -> None:
+    def hold(session: Session) -> None:
+        request = session.read()
+        waiting.wait(0.4)
+        session.answer(request, 19, FIELDS)
+        session.wait_for_hangup()
+
+    waiting = threading.Event()
+    with Peer(hold) as peer:
+        assert pulled(transport, peer.address, suspend_ms=20_000, timeout=0.1).status is PullStatus.NO_NEW_MSG
+        transport.close()
+
+
+def test_answers_may_come_in_any_order(transport: RemotingTransport) -> None:
+    def backwards(session: Session) -> None:
+        requests = [session.read() for _ in range(3)]
+        for request in reversed(requests):
+            after = str(int(request.ext_fields["queueOffset"]) + 1)
+            session.answer(request, 0, {**FIELDS, "nextBeginOffset": after})
+        session.wait_for_hangup()
+
+    found: dict[int, PullOutcome] = {}
+    outcomes = Outcomes()
+
+    def kept(offset: int) -> Callable[[PullOutcome], None]:
+        def on_pulled(outcome: PullOutcome) -> None:
+            found[offset] = outcome
+            outcomes(outcome)
+
+        return on_pulled
+
+    with Peer(backwards) as peer:
+        for offset in (5, 6, 7):
+            transport.pull(PullRequest(TARGET, peer.address, offset), PATIENCE, kept(offset))
+        outcomes.wait(3)
+        transport.close()
+    assert {offset: outcome.next_begin_offset for offset, outcome in found.items()} == {5: 6, 6: 7, 7: 8}
+
+
+def test_a_groups_offset_goes_to_its_queue_and_a_refusal_is_raised(transport: RemotingTransport) -> None:
+    serve, asked = answering(0)
+    with Peer(serve) as peer:
+        transport.update_consumer_offset(QUEUE, "cg", 12, peer.address, PATIENCE)
+    assert asked[0].code == RequestCode.UPDATE_CONSUMER_OFFSET
+    assert asked[0].ext_fields == {
+        "consumerGroup": "cg",
+        "topic": "spec_rm_t1",
+        "queueId": "0",
+        "commitOffset": "12",
+        "bname": "broker-a",
+    }
+    serve, _ = answering(26, remark="no group")
+    with Peer(serve) as peer, pytest.raises(MQBrokerException, match=r"committing offset 12 of .* for the group cg"):
+        transport.update_consumer_offset(QUEUE, "cg", 12, peer.address, PATIENCE)
