@@ -17,7 +17,7 @@ from typing import Final, TypeAlias, TypeVar
 
 from rocketmq_spark.consumer.ranges import OffsetRange
 from rocketmq_spark.consumer.topic_queues import TopicQueues
-from rocketmq_spark.errors import DataLossError, OptionError, ReadError, RocketMQError
+from rocketmq_spark.errors import DataLossError, OptionError, ReadError, RemotingException, RocketMQError
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.offset_json import EARLIEST, LATEST, OffsetSpec
 from rocketmq_spark.reader_options import ReaderOptions
@@ -70,22 +70,28 @@ class Bounds:
         """Return the offset that the next message of each queue will get."""
         return self._of_all(queues, self._transport.max_offset)
 
-    def latest_now(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int | RocketMQError]:
-        """Return what `latest` does, asking once: of a queue that nobody answers for, why not."""
-        wanted = list(queues)
+    def once(
+        self, queues: Sequence[MessageQueue], ask: Callable[[MessageQueue, str], _T]
+    ) -> dict[MessageQueue, tuple[_T, str] | RocketMQError]:
+        """Ask once about each queue (as the user knows it): return the answer and whose it is, or why there is none.
 
-        def ask(queue: MessageQueue) -> int | RocketMQError:
+        Who did not answer for one queue is not waited for again for the next.
+        """
+        silent: dict[str, RocketMQError] = {}
+
+        def one(queue: MessageQueue) -> tuple[_T, str] | RocketMQError:
             address = ""
             try:
                 address = self._queues.address(queue)
-                return self._transport.max_offset(self._queues.on_wire(queue), address, self._timeout)
+                return silent[address] if address in silent else (ask(queue, address), address)
             except RocketMQError as exc:
-                if not exc.retriable:
-                    raise
-                self._queues.failed(queue, address)
+                if isinstance(exc, RemotingException):
+                    silent[address] = exc
+                if exc.retriable and not exc.flow_control:
+                    self._queues.failed(queue, address)
                 return exc
 
-        return self._in_parallel(wanted, ask)
+        return self._in_parallel(queues, one)
 
     def at(self, times: Mapping[MessageQueue, int]) -> dict[MessageQueue, int | None]:
         """Return the first offset stored at a time (epoch, ms) or later; None where there is no such message."""
@@ -208,7 +214,8 @@ class Bounds:
                         f"asking for the offsets of {queue}: no broker answered within "
                         f"readTimeoutMs={options.read_timeout_ms}. The last try: {exc}"
                     ) from exc
-                self._queues.failed(queue, address)
+                if not exc.flow_control:
+                    self._queues.failed(queue, address)
             self._sleep(_WAIT)
 
 
@@ -221,7 +228,7 @@ def _covering(queues: Sequence[MessageQueue], given: Mapping[MessageQueue, int],
             f"{' and others' if len(missing) > 5 else ''}: name every queue (-2 is the earliest offset, -1 the "
             "latest), or say with assign which are to be read"
         )
-    gone = [queue for queue in given if queue not in set(queues)]
+    gone = sorted(given.keys() - set(queues))
     if gone:
         raise OptionError(
             f"{option} names {', '.join(map(str, gone[:5]))}, which can't be read: no such queue is in the routes of "

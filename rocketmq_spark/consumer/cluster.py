@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from rocketmq_spark.consumer.bounds import Bounds, Offsets
@@ -23,7 +22,8 @@ from rocketmq_spark.transport.base import ReadTransport
 
 logger = logging.getLogger("rocketmq_spark.consumer")
 
-_AT_ONCE: Final = 16
+# A queue is not given up before so many tries: between two of them a whole micro-batch may lie.
+_TRIES: Final = 3
 
 
 class SourceCluster:
@@ -44,7 +44,8 @@ class SourceCluster:
         self._clock = clock
         self._queues = TopicQueues(options, transport, clock)
         self._bounds = Bounds(options, transport, self._queues, clock)
-        self._silent_since: dict[MessageQueue, float] = {}
+        # Since when nobody has answered for a queue, and how often in a row.
+        self._silent: dict[MessageQueue, tuple[float, int]] = {}
 
     def starts(self) -> Offsets:
         """Return where a new query begins."""
@@ -66,15 +67,15 @@ class SourceCluster:
         """
         queues = self._queues.find()
         found = dict(known)
-        for queue, end in self._bounds.latest_now([*dict.fromkeys([*known, *queues])]).items():
+        before, self._silent = self._silent, {}
+        for queue, answer in self._bounds.once([*dict.fromkeys([*known, *queues])], self._end).items():
             if queue in known and queue not in queues and self._queues.exists(queue) is False:
                 self._bounds.lost(f"queue {queue} is gone: what was in it behind offset {known[queue]} can't be read")
                 del found[queue]
-            elif isinstance(end, RocketMQError):
-                self._silent(queue, end)
+            elif isinstance(answer, RocketMQError):
+                self._is_silent(queue, answer, *before.get(queue, (self._clock(), 0)))
             else:
-                self._silent_since.pop(queue, None)
-                found[queue] = self._not_before(queue, end, known.get(queue))
+                found[queue] = self._not_before(queue, *answer, known.get(queue))
         return found
 
     def begun(self, known: Mapping[MessageQueue, int], available: Mapping[MessageQueue, int]) -> Offsets:
@@ -91,29 +92,28 @@ class SourceCluster:
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Tell the brokers how far the group has read. What fails is logged: the next commit says it again."""
-        timeout = self._options.pull_timeout_ms / 1000
+        options, timeout = self._options, self._options.pull_timeout_ms / 1000
 
-        def tell(queue: MessageQueue) -> None:
-            try:
-                address = self._queues.address(queue)
-                self._transport.update_consumer_offset(
-                    self._queues.on_wire(queue), self._options.consumer_group, offsets[queue], address, timeout
-                )
-            except RocketMQError as exc:
-                logger.warning("commitOffsets: %s: %s", queue, exc)
+        def tell(queue: MessageQueue, address: str) -> None:
+            on_wire = self._queues.on_wire(queue)
+            self._transport.update_consumer_offset(on_wire, options.consumer_group, offsets[queue], address, timeout)
 
-        if offsets:
-            with ThreadPoolExecutor(min(_AT_ONCE, len(offsets)), "rocketmq-spark-commit") as pool:
-                list(pool.map(tell, offsets))
+        for queue, answer in self._bounds.once([*offsets], tell).items():
+            if isinstance(answer, RocketMQError):
+                logger.warning("commitOffsets: %s: %s", queue, answer)
 
     def close(self) -> None:
         """Close the connections."""
         self._transport.close()
 
-    def _silent(self, queue: MessageQueue, error: RocketMQError) -> None:
-        now = self._clock()
-        since = self._silent_since.setdefault(queue, now)
-        if now - since > self._options.read_timeout_ms / 1000:
+    def _end(self, queue: MessageQueue, address: str) -> int:
+        return self._transport.max_offset(self._queues.on_wire(queue), address, self._options.pull_timeout_ms / 1000)
+
+    def _is_silent(self, queue: MessageQueue, error: RocketMQError, since: float, tries: int) -> None:
+        if not error.retriable:
+            raise error
+        self._silent[queue] = since, tries + 1
+        if tries + 1 >= _TRIES and self._clock() - since > self._options.read_timeout_ms / 1000:
             raise ReadError(
                 f"asking for the end of {queue}: nobody has answered for readTimeoutMs="
                 f"{self._options.read_timeout_ms}. The last try: {error}. Bring its broker back; "
@@ -121,10 +121,10 @@ class SourceCluster:
             ) from error
         logger.warning("queue %s waits for its broker, the others go on: %s", queue, error)
 
-    def _not_before(self, queue: MessageQueue, end: int, known: int | None) -> int:
+    def _not_before(self, queue: MessageQueue, end: int, address: str, known: int | None) -> int:
         if known is None or end >= known:
             return end
-        if not self._queues.is_master(queue, self._queues.address(queue)):
+        if not self._queues.is_master(queue, address):
             # A slave is behind its master.
             return known
         self._bounds.lost(

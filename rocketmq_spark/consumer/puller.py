@@ -51,6 +51,7 @@ class _Segment:
     stop: int | None = None
     outcome: PullOutcome | None = None
     address: str = ""
+    flying: bool = False
 
 
 class _Lane:
@@ -87,6 +88,8 @@ class Puller:
         Seconds, monotonic.
     window : int, default 32
         Requests under way and answers waiting, over all queues.
+    arrived : queue.SimpleQueue, optional
+        Where outcomes are handed over, and waited for: a test's own moves its clock.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class Puller:
         queues: TopicQueues,
         clock: Callable[[], float],
         window: int = WINDOW,
+        arrived: queue_module.SimpleQueue[tuple[_Segment, PullOutcome]] | None = None,
     ) -> None:
         self._options = options
         self._transport = transport
@@ -105,7 +109,9 @@ class Puller:
         self._filtered = options.sub_expression != "*"
         self._timeout = options.pull_timeout_ms / 1000
         self._patience = options.read_timeout_ms / 1000
-        self._arrived: queue_module.SimpleQueue[tuple[_Segment, PullOutcome]] = queue_module.SimpleQueue()
+        self._arrived = queue_module.SimpleQueue() if arrived is None else arrived
+        # How long the consumer had what came out, over all.
+        self._away = 0.0
         self._in_flight = 0
         self._largest = 1
 
@@ -124,8 +130,15 @@ class Puller:
             self._issue(lanes)
             self._take(lanes)
             for lane in lanes:
-                yield from self._ready(lane)
+                for pulled in self._ready(lane):
+                    left = self._clock()
+                    yield pulled
+                    self._away += self._clock() - left
             lanes = [lane for lane in lanes if not lane.done]
+
+    def _now(self) -> float:
+        """Return the time, which stands still while the consumer is at work: no broker is silent then."""
+        return self._clock() - self._away
 
     def _target(self, queue: MessageQueue) -> PullTarget:
         options = self._options
@@ -139,17 +152,21 @@ class Puller:
 
     def _issue(self, lanes: Sequence[_Lane]) -> None:
         """Send what may be sent now, the queues by turns."""
-        now = self._clock()
+        now = self._now()
         room = max(1, min(self._window, _MOST_BYTES // self._largest))
-        used = sum(len(lane.segments) for lane in lanes)
-        for lane in lanes:
-            if lane.waits_until > now:
-                continue
+        # What waits for its next try takes no room from others.
+        used = sum(one.flying or one.outcome is not None for lane in lanes for one in lane.segments)
+        ready = [lane for lane in lanes if lane.waits_until <= now]
+        for lane in ready:
             for segment in lane.segments:
-                if not segment.address and segment.outcome is None:
+                if segment.flying or segment.outcome is not None:
+                    continue
+                # The answers that take the room may all be waiting for the oldest segment of their queue.
+                if used < room or (not self._in_flight and segment is lane.segments[0]):
                     self._send(segment)
+                    used += 1
         # Who has least under way comes first, or the first queues would take the room of all others.
-        planning = sorted((lane for lane in lanes if lane.waits_until <= now), key=lambda lane: len(lane.segments))
+        planning = sorted(ready, key=lambda lane: len(lane.segments))
         while planning and used < room:
             still = []
             for lane in planning:
@@ -176,6 +193,7 @@ class Puller:
 
     def _send(self, segment: _Segment) -> None:
         lane = segment.lane
+        segment.flying, segment.address = True, ""
         try:
             segment.address = self._queues.address(lane.queue)
             suspend_ms = _SUSPEND_MS if lane.suspend else 0
@@ -190,14 +208,10 @@ class Puller:
 
     def _take(self, lanes: Sequence[_Lane]) -> None:
         """Wait for an outcome, or for the first queue that may try again, and look at all that are there."""
-        now = self._clock()
-        if not self._in_flight:
-            wakes = min(lane.waits_until for lane in lanes)
-            timeout: float | None = max(0.0, wakes - now)
-        else:
-            timeout = max(0.01, min((lane.waits_until - now for lane in lanes if lane.waits_until > now), default=1.0))
+        now = self._now()
+        wait = min((lane.waits_until - now for lane in lanes if lane.waits_until > now), default=1.0)
         try:
-            segment, outcome = self._arrived.get(timeout=timeout)
+            segment, outcome = self._arrived.get(timeout=max(0.01, wait))
             while True:
                 self._in_flight -= 1
                 self._judge(segment, outcome)
@@ -208,25 +222,25 @@ class Puller:
     def _judge(self, segment: _Segment, outcome: PullOutcome) -> None:
         """Keep an outcome that brings the segment further, or have the segment pulled again."""
         lane = segment.lane
-        segment_address, segment.address = segment.address, ""
+        segment.flying = False
         if outcome.error is not None:
             self._refused(lane, outcome.error)
-            if not outcome.error.flow_control:
-                self._queues.failed(lane.queue, segment_address)
             self._wait(lane, outcome.error)
+            if not outcome.error.flow_control:
+                self._queues.failed(lane.queue, segment.address)
         elif outcome.status is PullStatus.NO_NEW_MSG or outcome.next_begin_offset <= segment.start:
-            self._nothing_yet(lane, segment, outcome, segment_address)
-        elif outcome.status is PullStatus.OFFSET_ILLEGAL:
-            self._lost(lane, segment.start, min(outcome.next_begin_offset, segment.stop or lane.range.end), outcome)
-            segment.outcome = outcome
+            self._nothing_yet(lane, segment, outcome)
         else:
+            if outcome.status is PullStatus.OFFSET_ILLEGAL:
+                self._lost(lane, segment.start, min(outcome.next_begin_offset, segment.stop or lane.range.end), outcome)
             lane.failures, lane.failing_since, lane.suspend = 0, None, False
             segment.outcome = outcome
             self._largest = max(len(outcome.body), self._largest * 7 // 8, 1)
 
-    def _nothing_yet(self, lane: _Lane, segment: _Segment, outcome: PullOutcome, address: str) -> None:
+    def _nothing_yet(self, lane: _Lane, segment: _Segment, outcome: PullOutcome) -> None:
         """A queue ends before the segment: its broker is still building it, or is a slave behind, or is another one."""
         lane.suspend = outcome.status is PullStatus.NO_NEW_MSG and segment is lane.segments[0]
+        address = segment.address
         what = f"{address} has offsets {outcome.min_offset} to {outcome.max_offset} of it"
         self._wait(lane, ReadError(f"{lane.queue} does not reach offset {segment.start}: {what}"))
         if not self._queues.is_master(lane.queue, address):
@@ -261,7 +275,10 @@ class Puller:
 
     def _wait(self, lane: _Lane, error: RocketMQError) -> None:
         """Let a queue wait before its next try; raise once it has given nothing for too long."""
-        now = self._clock()
+        now = self._now()
+        if lane.waits_until > now:
+            # Of many requests that fail together the first one counts.
+            return
         if lane.failing_since is None:
             lane.failing_since = now
         elif now - lane.failing_since > self._patience:

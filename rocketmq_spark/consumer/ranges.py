@@ -108,8 +108,10 @@ def limited(start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int], 
     if total <= most:
         return dict(end)
     shares = {queue: size * most // total for queue, size in sizes.items()}
-    # What rounding down has left goes to the queues that were cut most, one each.
+    # What rounding down has left goes, one each, to queues that would get nothing (one of them at least, so that none
+    # waits for ever behind a large one), then to those that were cut most.
     left = most - sum(shares.values())
-    for queue in sorted(sizes, key=lambda queue: -(sizes[queue] * most % total))[:left]:
+    rests = {queue: size * most % total for queue, size in sizes.items()}
+    for queue in sorted(filter(rests.get, rests), key=lambda queue: (shares[queue] > 0, -rests[queue]))[:left]:
         shares[queue] += 1
     return {queue: start[queue] + shares[queue] for queue in end}

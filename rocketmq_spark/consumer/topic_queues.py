@@ -10,6 +10,7 @@ Follows ``MQClientInstance.topicRouteData2TopicSubscribeInfo`` and ``findBrokerA
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -49,6 +50,9 @@ class TopicQueues:
         self._lock = threading.Lock()
         self._routes: dict[str, TopicRouteData] = {}
         self._asked_at: dict[str, float] = {}
+        # Why there is no route of a topic, where there has never been one.
+        self._unknown: dict[str, RocketMQError] = {}
+        self._listed: frozenset[str] | None = None
         self._turns: dict[str, int] = {}
 
     def on_wire(self, queue: MessageQueue) -> MessageQueue:
@@ -62,7 +66,9 @@ class TopicQueues:
         Raises
         ------
         OptionError
-            A topic of ``subscribe`` does not exist, or a queue of ``assign`` does not.
+            A queue of ``assign`` does not exist, or a topic is of a kind that can't be read.
+        RouteNotFoundException
+            A topic does not exist.
         RocketMQError
             No name server answers, and none has before.
         """
@@ -88,14 +94,17 @@ class TopicQueues:
         """
         with self._lock:
             route, turn = self._routes.get(queue.topic), self._turns.get(queue.broker_name, 0)
+            unknown = self._unknown.get(queue.topic) if self._is_fresh(queue.topic) else None
         if route is None:
+            if unknown is not None:
+                raise unknown
             route = self._route(queue.topic)
-        for broker in route.broker_datas:
-            if broker.broker_name == queue.broker_name and broker.broker_addrs:
-                return broker.broker_addrs[sorted(broker.broker_addrs)[turn % len(broker.broker_addrs)]]
-        raise RouteNotFoundException(
-            f"reading {queue}: no name server knows a broker {queue.broker_name} for its topic just now"
-        )
+        address = _address(queue, route, turn)
+        if address is None:
+            raise RouteNotFoundException(
+                f"reading {queue}: no name server knows a broker {queue.broker_name} for its topic just now"
+            )
+        return address
 
     def is_master(self, queue: MessageQueue, address: str) -> bool:
         """Return whether the master of the queue's broker has this address."""
@@ -116,15 +125,12 @@ class TopicQueues:
 
     def failed(self, queue: MessageQueue, address: str) -> None:
         """Take note that a broker did not answer: another one is asked next, and the route looked up again."""
-        try:
-            # Of many requests that fail together only the first turns to another address.
-            asked = self.address(queue)
-        except RocketMQError:
-            asked = ""
         with self._lock:
-            if asked == address:
-                self._turns[queue.broker_name] = self._turns.get(queue.broker_name, 0) + 1
-            fresh = self._clock() - self._asked_at.get(queue.topic, float("-inf")) < _FRESH
+            route, turn = self._routes.get(queue.topic), self._turns.get(queue.broker_name, 0)
+            # Of many requests that fail together only the first turns to another address.
+            if route is not None and _address(queue, route, turn) == address:
+                self._turns[queue.broker_name] = turn + 1
+            fresh = self._is_fresh(queue.topic)
         if fresh:
             return
         try:
@@ -139,43 +145,60 @@ class TopicQueues:
         if options.subscribe_pattern is None:
             named = options.assign or [queue for queue, _ in options.starting_offsets.offsets]
             return sorted({queue.topic for queue in named})
+        try:
+            self._listed = self._transport.topics(self._timeout)
+        except RocketMQError as exc:
+            if self._listed is None or not exc.retriable:
+                raise
+            logger.warning("no name server listed the topics, going on with those of the last time: %s", exc)
         namespace = options.wrapped_namespace
-        known = self._transport.topics(self._timeout)
-        own = {unwrap(topic, namespace): topic for topic in known if not _is_internal(topic)}
-        # A topic of another namespace is not changed by taking this one's off.
-        topics = {
-            topic
-            for topic, wired in own.items()
-            if wrap(namespace, topic) == wired and (not namespace or topic != wired)
-        }
-        return sorted(topic for topic in topics if options.reads(MessageQueue(topic, "", 0)))
+        found = []
+        for wired in self._listed:
+            topic = unwrap(wired, namespace)
+            # A topic of another namespace, or of none, is not changed by taking this one's off.
+            own = not namespace or (topic != wired and wrap(namespace, topic) == wired)
+            if own and not _is_internal(wired) and options.reads(MessageQueue(topic, "", 0)):
+                found.append(topic)
+        return sorted(found)
+
+    def _is_fresh(self, topic: str) -> bool:
+        return self._clock() - self._asked_at.get(topic, -math.inf) < _FRESH
 
     def _route(self, topic: str) -> TopicRouteData:
-        wired = wrap(self._options.wrapped_namespace, topic)
-        timeout = self._timeout * len(self._options.name_server)
-        with self._lock:
-            self._asked_at[topic] = self._clock()
+        self._was_asked(topic)
         try:
-            route = self._transport.query_route(wired, timeout)
-        except TopicRouteStaleException as exc:
-            known = self._routes.get(topic)
-            if known is None:
-                raise RouteNotFoundException(f"reading topic {topic}: {exc}") from exc
-            logger.warning("the route of topic %s is gone, its brokers may come back: %s", topic, exc)
-            return known
+            route = self._asked(topic)
         except RocketMQError as exc:
             known = self._routes.get(topic)
+            # Fresh from now on: asking may have taken long, and must not take all the time.
+            self._was_asked(topic, exc)
             if known is None or not exc.retriable:
                 raise
             logger.warning("no name server gave the route of topic %s, going on with the last one: %s", topic, exc)
             return known
+        with self._lock:
+            self._routes[topic] = route
+        return route
+
+    def _was_asked(self, topic: str, error: RocketMQError | None = None) -> None:
+        with self._lock:
+            self._asked_at[topic] = self._clock()
+            if error is None:
+                self._unknown.pop(topic, None)
+            else:
+                self._unknown[topic] = error
+
+    def _asked(self, topic: str) -> TopicRouteData:
+        wired = wrap(self._options.wrapped_namespace, topic)
+        try:
+            route = self._transport.query_route(wired, self._timeout * len(self._options.name_server))
+        except TopicRouteStaleException as exc:
+            raise RouteNotFoundException(f"reading topic {topic}: {exc}") from exc
         if route.static_topic:
-            raise RouteNotFoundException(
+            raise OptionError(
                 f"reading topic {topic}: it is a static (logical) topic, which this release can't read; use an "
                 "ordinary topic"
             )
-        with self._lock:
-            self._routes[topic] = route
         return route
 
 
@@ -187,6 +210,13 @@ def _readable(topic: str, route: TopicRouteData) -> list[MessageQueue]:
         if data.readable and data.broker_name in reachable
         for queue_id in range(data.read_queue_nums)
     ]
+
+
+def _address(queue: MessageQueue, route: TopicRouteData, turn: int) -> str | None:
+    for broker in route.broker_datas:
+        if broker.broker_name == queue.broker_name and broker.broker_addrs:
+            return broker.broker_addrs[sorted(broker.broker_addrs)[turn % len(broker.broker_addrs)]]
+    return None
 
 
 def _is_internal(topic: str) -> bool:

@@ -1,0 +1,173 @@
+"""Where a read begins and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.consumer.ranges import OffsetRange
+from rocketmq_spark.errors import (
+    DataLossError,
+    MQBrokerException,
+    OptionError,
+    ReadError,
+    RemotingConnectException,
+    RemotingTimeoutException,
+)
+from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.offset_json import OffsetSpec
+from tests.unit.consumer.conftest import Reader
+
+A0, A1, B0, B1 = QUEUES = [MessageQueue("orders", broker, number) for broker in "ab" for number in (0, 1)]
+Make = Callable[..., Reader]
+
+
+def spec(**offsets: int) -> OffsetSpec:
+    """Offsets by broker and queue, as in a0=5."""
+    found = {MessageQueue("orders", name[0], int(name[1:])): offset for name, offset in offsets.items()}
+    return OffsetSpec(None, tuple(sorted(found.items())))
+
+
+def times(**stamps: int) -> tuple[tuple[MessageQueue, int], ...]:
+    return spec(**stamps).offsets
+
+
+def filled(made: Reader) -> Reader:
+    """Two messages a second in each queue, at 1000 s and 1001 s, in `b`'s second queue at the first only."""
+    made.fill(dict.fromkeys(QUEUES, 2))
+    made.clock.advance(1.0)
+    made.fill(dict.fromkeys(QUEUES[:3], 2))
+    made.clock.advance(1.0)
+    return made
+
+
+def test_without_offsets_a_read_is_about_all_there_is(reader: Make) -> None:
+    made = filled(reader())
+    made.transport.expired[A1] = 3
+    made.transport.expired[B1] = -1
+    queues = made.queues.find()
+    assert made.bounds.starts(queues) == {A0: 0, A1: 3, B0: 0, B1: 0}
+    assert made.bounds.ends(queues) == {A0: 4, A1: 4, B0: 4, B1: 2}
+    assert reader(starting_offsets=OffsetSpec("latest")).bounds.starts([]) == {}
+
+
+def test_latest_is_the_end_at_the_start_of_a_query(reader: Make) -> None:
+    made = filled(reader(starting_offsets=OffsetSpec("latest")))
+    assert made.bounds.starts(QUEUES) == {A0: 4, A1: 4, B0: 4, B1: 2}
+
+
+def test_offsets_by_name_may_be_earliest_and_latest_too(reader: Make) -> None:
+    made = filled(reader(starting_offsets=spec(a0=1, a1=-2, b0=-1, b1=9), ending_offsets=spec(a0=3, a1=-1, b0=4, b1=9)))
+    made.transport.expired[A1] = 2
+    assert made.bounds.starts(QUEUES) == {A0: 1, A1: 2, B0: 4, B1: 9}
+    assert made.bounds.ends(QUEUES) == {A0: 3, A1: 4, B0: 4, B1: 9}
+
+
+def test_offsets_by_name_name_every_queue_and_no_other(reader: Make) -> None:
+    with pytest.raises(OptionError, match="startingOffsets names some queues and not orders/b/0, orders/b/1: name"):
+        reader(starting_offsets=spec(a0=1, a1=1)).bounds.starts(QUEUES)
+    with pytest.raises(OptionError, match="endingOffsets names orders/a/7, orders/c/0, which can't be read"):
+        reader(ending_offsets=spec(a0=1, a1=1, a7=1, b0=1, b1=1, c0=1)).bounds.ends(QUEUES)
+    with pytest.raises(OptionError, match="startingOffsetsByTimestamp names some queues and not orders/b/1"):
+        reader(starting_offsets_by_timestamp=times(a0=1, a1=1, b0=1)).bounds.starts(QUEUES)
+
+
+def test_a_time_is_the_first_message_stored_then_or_later(reader: Make) -> None:
+    made = filled(reader(starting_timestamp=1_000_500, ending_timestamp=1_001_000))
+    assert made.bounds.starts(QUEUES[:3]) == dict.fromkeys(QUEUES[:3], 2)
+    assert made.bounds.ends(QUEUES[:3]) == dict.fromkeys(QUEUES[:3], 2)
+    assert made.bounds.at({A0: 0, A1: 1_001_000, B0: 1_001_001, B1: 1_000_001}) == {A0: 0, A1: 2, B0: None, B1: None}
+
+
+def test_each_queue_may_have_a_time_of_its_own(reader: Make) -> None:
+    stamps = times(a0=1_000_000, a1=1_001_000, b0=1_000_999, b1=1_000_000)
+    made = filled(reader(starting_offsets_by_timestamp=stamps, ending_offsets_by_timestamp=stamps))
+    assert made.bounds.starts(QUEUES) == made.bounds.ends(QUEUES) == {A0: 0, A1: 2, B0: 2, B1: 0}
+
+
+def test_no_message_as_young_as_the_start_is_an_error_unless_told_otherwise(reader: Make) -> None:
+    with pytest.raises(OptionError, match=r"timestamp 1000500 in orders/b/1 and 0 other .*Strategy=latest"):
+        filled(reader(starting_timestamp=1_000_500)).bounds.starts(QUEUES)
+    made = filled(reader(starting_timestamp=1_000_500, starting_offsets_by_timestamp_strategy="latest"))
+    assert made.bounds.starts(QUEUES)[B1] == 2
+    # An end that is not there yet is the end there is.
+    assert filled(reader(ending_timestamp=1_000_500)).bounds.ends(QUEUES)[B1] == 2
+
+
+def test_brokers_are_asked_with_the_namespace(reader: Make) -> None:
+    made = reader(namespace="ns", starting_timestamp=5)
+    made.transport.routes["ns%orders"] = made.transport.routes["orders"]
+    wired = replace(A0, topic="ns%orders")
+    made.fill({wired: 3})
+    assert made.bounds.at({A0: 5}) == {A0: 0}
+    assert made.bounds.latest([A0]) == {A0: 3}
+    assert {queue for queue, _ in made.asked("max_offset")} == {wired}
+
+
+def test_what_expired_is_lost_data(reader: Make) -> None:
+    made = filled(reader())
+    made.transport.expired |= {A0: 2, A1: 4}
+    lost = r"messages 1 to 1 of orders/a/0 are not there any more, the first one left is 2: .*failOnDataLoss=false"
+    with pytest.raises(DataLossError, match=lost):
+        made.bounds.checked({A0: 1, B0: 0}, {A0: 4, B0: 4})
+    # What begins behind it has lost nothing, and neither has what reads nothing.
+    assert made.bounds.checked({A0: 2, A1: 1}, {A0: 4, A1: 1}) == [OffsetRange(A0, 2, 4), OffsetRange(A1, 1, 1)]
+
+
+def test_what_expired_may_be_passed_over(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    made = filled(reader(fail_on_data_loss=False))
+    made.transport.expired |= {A0: 2, A1: 4}
+    found = made.bounds.checked({A0: 1, A1: 0, B0: 0}, {A0: 4, A1: 3, B0: 9})
+    assert found == [OffsetRange(A0, 2, 4), OffsetRange(A1, 3, 3), OffsetRange(B0, 0, 9)]
+    assert len(caplog.records) == 2
+
+
+def test_who_does_not_answer_is_asked_again_elsewhere(reader: Make) -> None:
+    made = filled(reader())
+    made.addresses("a", {0: "master:1", 1: "slave:1"})
+    made.transport.fail("max_offset", RemotingConnectException("refused"), RemotingTimeoutException("no answer"))
+    assert made.bounds.latest([A0]) == {A0: 4}
+    assert [address for _, address in made.asked("max_offset")] == ["master:1", "slave:1", "master:1"]
+    assert made.slept == [0.2, 0.2]
+
+
+def test_patience_has_an_end_that_names_queue_and_option(reader: Make) -> None:
+    made = reader(read_timeout_ms=5000)
+
+    def refused(*_: Any) -> int:
+        raise RemotingConnectException("refused")
+
+    made.transport.max_offset = refused
+    with pytest.raises(ReadError, match=r"offsets of orders/a/0: .*readTimeoutMs=5000. The last try: refused"):
+        made.bounds.latest([A0])
+    assert 5.0 <= sum(made.slept) <= 5.5
+
+
+def test_a_topic_without_a_route_has_patience_too(reader: Make) -> None:
+    made = reader(read_timeout_ms=3000)
+    known = made.transport.routes.pop("orders")
+    with pytest.raises(ReadError, match="No topic route info"):
+        made.bounds.latest([A0])
+    # Asked again after each second, and not with every try.
+    assert len(made.asked("query_route")) <= 5
+    made.clock.advance(2.0)
+    made.transport.routes["orders"] = known
+    assert made.bounds.latest([A0]) == {A0: 0}
+
+
+def test_a_refusal_is_raised_at_once(reader: Make) -> None:
+    made = reader()
+    made.transport.fail("min_offset", MQBrokerException("no permission", 16, "", "a:10911"))
+    with pytest.raises(MQBrokerException, match="no permission"):
+        made.bounds.earliest([A0])
+    assert made.slept == []
+
+
+def test_a_thousand_queues_of_which_some_fail_once(reader: Make) -> None:
+    queues = [MessageQueue("orders", "a", number) for number in range(1000)]
+    made = reader()
+    made.transport.fail("max_offset", *[RemotingConnectException("refused")] * 40)
+    assert made.bounds.latest(queues) == dict.fromkeys(queues, 0)

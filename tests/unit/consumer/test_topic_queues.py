@@ -1,0 +1,227 @@
+"""Which queues a read is about, and whom it asks for them while brokers and name servers come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.errors import (
+    BrokerBusyException,
+    MQBrokerException,
+    OptionError,
+    RemotingConnectException,
+    RemotingTimeoutException,
+    RouteNotFoundException,
+)
+from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.offset_json import OffsetSpec
+from rocketmq_spark.route_data import QueueData
+from rocketmq_spark.transport.scripted import route
+from tests.unit.consumer.conftest import Reader
+
+A0, A1, B0, B1 = (MessageQueue("orders", broker, number) for broker in "ab" for number in (0, 1))
+Make = Callable[..., Reader]
+DOWN = RemotingConnectException("refused")
+
+
+def test_all_queues_of_the_topics_are_found_in_order(reader: Make) -> None:
+    made = reader(subscribe=("orders", "bills"))
+    made.transport.routes["bills"] = route({"b": 1})
+    assert made.queues.find() == [MessageQueue("bills", "b", 0), A0, A1, B0, B1]
+
+
+def test_queues_that_may_not_be_read_are_left_out(reader: Make) -> None:
+    made = reader()
+    old = made.transport.routes["orders"]
+    made.transport.routes["orders"] = replace(old, queue_datas=(QueueData("a", 2, 2, 2), QueueData("b", 1, 8, 6)))
+    assert made.queues.find() == [B0]
+
+
+def test_an_unknown_topic_is_an_error(reader: Make) -> None:
+    with pytest.raises(RouteNotFoundException, match=r"reading topic nothing: .*No topic route info"):
+        reader(subscribe=("nothing",)).queues.find()
+
+
+def test_a_static_topic_is_an_error_that_no_patience_mends(reader: Make) -> None:
+    made = reader()
+    made.transport.routes["orders"] = replace(made.transport.routes["orders"], static_topic=True)
+    with pytest.raises(OptionError, match="static") as raised:
+        made.queues.find()
+    assert raised.value.retriable is False
+
+
+def test_assigned_queues_alone_are_read_and_must_be_there(reader: Make) -> None:
+    made = reader(subscribe=(), assign=(B1, A0))
+    assert made.queues.find() == [A0, B1]
+    with pytest.raises(OptionError, match="assign names orders/a/7"):
+        reader(subscribe=(), assign=(replace(A0, queue_id=7), B1)).queues.find()
+
+
+def test_the_topics_of_starting_offsets_are_read_where_nothing_else_is_named(reader: Make) -> None:
+    spec = OffsetSpec(None, ((A0, 5),), receipt=True)
+    assert reader(subscribe=(), starting_offsets=spec).queues.find() == [A0]
+
+
+def test_a_pattern_matches_whole_names_of_topics_of_users(reader: Make) -> None:
+    made = reader(subscribe=(), subscribe_pattern="orders|.*TOPIC.*|%.*|TBW.*")
+    names = ["orders2", "RMQ_SYS_TRANS_HALF_TOPIC", "SCHEDULE_TOPIC_XXXX", "%RETRY%g", "%DLQ%g", "TBW102", "MY_TOPIC"]
+    made.transport.routes |= {name: route({"a": 1}) for name in names}
+    assert [queue.topic for queue in made.queues.find()] == ["MY_TOPIC", "orders", "orders", "orders", "orders"]
+
+
+def test_names_are_wrapped_for_brokers_and_bare_for_users(reader: Make) -> None:
+    made = reader(namespace="ns")
+    made.transport.routes["ns%orders"] = route({"a": 1})
+    assert made.queues.find() == [A0]
+    assert made.asked("query_route") == [("ns%orders",)]
+    assert made.queues.on_wire(A0) == replace(A0, topic="ns%orders")
+    assert reader().queues.on_wire(A0) == A0
+
+
+def test_a_pattern_sees_the_topics_of_its_namespace_whatever_others_are_called(reader: Make) -> None:
+    # Each listed in either order with a bare topic of the same name.
+    names = [f"{prefix}t{number}" for number in range(20) for prefix in ("ns%", "", "other%")]
+    made = reader(namespace="ns", subscribe=(), subscribe_pattern="t.*|other.*")
+    made.transport.routes |= {name: route({"a": 1}) for name in names}
+    assert [queue.topic for queue in made.queues.find()] == sorted(f"t{number}" for number in range(20))
+
+
+def test_a_master_is_asked_first_and_a_slave_after_a_failure(reader: Make) -> None:
+    made = reader()
+    made.addresses("a", {0: "master:1", 1: "slave:1", 2: "slave:2"})
+    made.queues.find()
+    assert made.queues.address(A0) == "master:1"
+    assert made.queues.is_master(A0, "master:1")
+    asked = []
+    for _ in range(4):
+        made.queues.failed(A0, asked.append(made.queues.address(A0)) or asked[-1])
+    assert asked == ["master:1", "slave:1", "slave:2", "master:1"]
+    assert not made.queues.is_master(A0, "slave:1")
+    # Of one broker all queues turn, of another one none.
+    assert made.queues.address(A1) == "slave:1"
+    assert made.queues.address(B0) == "b:10911"
+
+
+def test_a_slave_is_asked_while_there_is_no_master(reader: Make) -> None:
+    made = reader()
+    made.addresses("a", {1: "slave:1"})
+    assert A0 in made.queues.find()
+    assert made.queues.address(A0) == "slave:1"
+
+
+def test_requests_that_fail_together_turn_once(reader: Make) -> None:
+    made = reader()
+    made.addresses("a", {0: "master:1", 1: "slave:1"})
+    made.queues.find()
+    for queue in (A0, A1, A0):
+        made.queues.failed(queue, "master:1")
+    assert made.queues.address(A0) == "slave:1"
+
+
+def test_after_a_failure_the_route_is_asked_for_again_but_not_all_the_time(reader: Make) -> None:
+    made = reader()
+    made.queues.find()
+    made.queues.failed(A0, "a:10911")
+    assert len(made.asked("query_route")) == 1
+    made.clock.advance(1.5)
+    made.addresses("a", {0: "moved:1"})
+    for queue in (A0, A1):
+        made.queues.failed(queue, "a:10911")
+    assert len(made.asked("query_route")) == 2
+    assert made.queues.address(A0) == "moved:1"
+
+
+def test_a_route_that_nobody_tells_stays_as_it_was(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    made = reader()
+    made.queues.find()
+    made.transport.fail("query_route", RemotingConnectException("no name server answers"))
+    assert made.queues.find() == [A0, A1, B0, B1]
+    del made.transport.routes["orders"]
+    assert made.queues.find() == [A0, A1, B0, B1]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert made.queues.exists(A0) is True
+
+
+def test_a_refusal_of_a_name_server_is_raised_even_where_a_route_was_known(reader: Make) -> None:
+    made = reader()
+    made.queues.find()
+    made.transport.fail("query_route", MQBrokerException("no permission", 16, "", "n:9876"))
+    with pytest.raises(MQBrokerException, match="no permission"):
+        made.queues.find()
+
+
+def test_topics_that_nobody_lists_stay_as_they_were(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    made = reader(subscribe=(), subscribe_pattern="ord.*")
+    made.transport.fail("topics", DOWN)
+    with pytest.raises(RemotingConnectException):
+        made.queues.find()
+    found = made.queues.find()
+    made.transport.fail("topics", DOWN)
+    assert made.queues.find() == found == [A0, A1, B0, B1]
+    assert "listed the topics" in caplog.text
+
+
+def test_whether_a_queue_exists_is_known_of_brokers_that_are_there(reader: Make) -> None:
+    made = reader()
+    assert made.queues.exists(A0) is None
+    made.queues.find()
+    assert made.queues.exists(A0) is True
+    assert made.queues.exists(replace(A0, queue_id=2)) is False
+    assert made.queues.exists(MessageQueue("orders", "c", 0)) is None
+
+
+def test_a_broker_that_no_name_server_knows_has_no_address(reader: Make) -> None:
+    made = reader()
+    made.queues.find()
+    made.clock.advance(2.0)
+    made.addresses("a", {})
+    made.queues.failed(A0, "a:10911")
+    with pytest.raises(RouteNotFoundException, match="knows a broker a for its topic just now"):
+        made.queues.address(A0)
+    made.queues.failed(A0, "")
+    made.clock.advance(2.0)
+    made.addresses("a", {0: "back:1"})
+    made.queues.failed(A0, "")
+    assert made.queues.address(A0) == "back:1"
+
+
+def test_a_route_that_was_not_there_is_asked_for_once_a_second_whoever_wants_it(reader: Make) -> None:
+    # In a task, which has found no queues by itself.
+    made = reader()
+    old = made.transport.routes.pop("orders")
+    for queue in (A0, A1, B0, B1):
+        with pytest.raises(RouteNotFoundException, match="No topic route info"):
+            made.queues.address(queue)
+        made.queues.failed(queue, "")
+    assert len(made.asked("query_route")) == 1
+    made.clock.advance(1.1)
+    made.transport.routes["orders"] = old
+    assert made.queues.address(A0) == "a:10911"
+
+
+def test_a_name_server_that_takes_long_does_not_take_all_the_time(reader: Make) -> None:
+    made = reader()
+    made.queues.find()
+    made.clock.advance(5.0)
+    slow = made.transport.query_route
+
+    def asked(topic: str, timeout: float) -> Any:
+        made.clock.advance(10.0)
+        made.transport.fail("query_route", RemotingTimeoutException("no answer"))
+        return slow(topic, timeout)
+
+    made.transport.query_route = asked
+    for queue in (A0, A1, B0, B1) * 4:
+        made.queues.failed(queue, made.queues.address(queue))
+    assert len(made.asked("query_route")) == 2
+
+
+def test_a_busy_broker_is_not_a_reason_to_look_for_another(reader: Make) -> None:
+    made = reader()
+    made.addresses("a", {0: "master:1", 1: "slave:1"})
+    made.transport.fail("max_offset", BrokerBusyException("busy", 2, "", "master:1"))
+    assert made.bounds.latest([A0]) == {A0: 0}
+    assert [address for _, address in made.asked("max_offset")] == ["master:1", "master:1"]
