@@ -44,6 +44,10 @@ class PullClient(RemotingClient):
         expires = self._clock() + within
         self._start(address, Request(RequestCode.PULL_MESSAGE, fields, (), within, on_answer, expires=expires))
 
+    def poll(self, timeout: float) -> None:
+        """Move bytes and call callbacks, for so many seconds at most; see :class:`.base.ReadTransport`."""
+        self._loop.poll(timeout)
+
     def update_consumer_offset(
         self, queue: MessageQueue, group: str, offset: int, address: str, timeout: float
     ) -> None:
