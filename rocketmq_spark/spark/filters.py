@@ -55,7 +55,7 @@ def narrowed(
         if column in _FIELDS and values is not None:
             found = [part for part in found if getattr(part.queue, _FIELDS[column]) in values]
         elif column == "queueOffset" and _compares_with(one, int):
-            found = [_between(part, *_bounds(one, one.value)) for part in found]
+            found = [_between(part, *_bounds(one)) for part in found]
         elif column == "storeTimestamp" and _compares_with(one, datetime.datetime):
             found = _by_time(found, one, at)
     return [part for part in found if part.size > 0]
@@ -86,10 +86,10 @@ def _compares_with(one: Any, kind: type) -> bool:
     return isinstance(one, (*_LOWER, *_UPPER)) and isinstance(one.value, kind)
 
 
-def _bounds(one: Filter, value: int) -> tuple[int | None, int | None]:
-    """Return the first value that a comparison lets through, and the first one behind the last."""
-    low = value + isinstance(one, GreaterThan) if isinstance(one, _LOWER) else None
-    high = value + isinstance(one, (EqualTo, LessThanOrEqual)) if isinstance(one, _UPPER) else None
+def _bounds(one: Any) -> tuple[int | None, int | None]:
+    """Return the first number that a comparison lets through, and the first one behind the last."""
+    low = one.value + isinstance(one, GreaterThan) if isinstance(one, _LOWER) else None
+    high = one.value + isinstance(one, (EqualTo, LessThanOrEqual)) if isinstance(one, _UPPER) else None
     return low, high
 
 
@@ -106,14 +106,13 @@ def _by_time(
 ) -> list[OffsetRange]:
     if one.value.tzinfo is None:
         return list(parts)
-    stamp = int(one.value.timestamp() * 1000)
-    low, high = _bounds(one, stamp)
+    low, high = _bounds(replace(one, value=int(one.value.timestamp() * 1000)))
     queues = [part.queue for part in parts]
     found = list(parts)
     if low is not None:
         starts = at(dict.fromkeys(queues, max(0, low - _MARGIN_MS)))
         found = [_between(part, part.end if (start := starts[part.queue]) is None else start, None) for part in found]
     if high is not None:
-        ends = at(dict.fromkeys(queues, high + _MARGIN_MS))
+        ends = at(dict.fromkeys(queues, max(0, high + _MARGIN_MS)))
         found = [_between(part, None, ends[part.queue]) for part in found]
     return found

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rocketmq_spark.spark")
 
+# All others never are.
+_MAY_BE_NULL: Final = ("tags", "keys")
 _PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
@@ -155,5 +157,7 @@ def _check_columns(schema: StructType) -> None:
                 f"schema: column {field.name} is {known[field.name]} in a read, not {kind}; leave .schema(...) out, or "
                 "cast after the read"
             )
+        if field.name in _MAY_BE_NULL and not field.nullable:
+            raise SchemaError(f"schema: column {field.name} may be null, as a message need not have {field.name}")
     if len(set(schema.names)) != len(schema.names):
         raise SchemaError(f"schema: columns are named twice: {', '.join(schema.names)}")

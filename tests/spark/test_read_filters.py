@@ -110,6 +110,7 @@ CONDITIONS = (
     "tags = 'a||b'",
     "storeTimestamp > TIMESTAMP '2001-01-01 00:00:00'",
     "storeTimestamp < TIMESTAMP '2001-01-01 00:00:00'",
+    "storeTimestamp < TIMESTAMP '1961-01-01 00:00:00'",
     "storeTimestamp >= TIMESTAMP '2101-01-01 00:00:00'",
     "storeTimestamp IN (TIMESTAMP '2001-01-01 00:00:00', TIMESTAMP '2101-01-01 00:00:00')",
     "flag = 3 AND queueOffset < 10",
