@@ -13,6 +13,7 @@ import contextlib
 import re
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
@@ -32,7 +33,9 @@ _ROWS: Final = 10_000
 _BYTES: Final = 4 * 1024 * 1024
 
 
-def read_rows(options: ReaderOptions, ranges: Sequence[OffsetRange], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_rows(
+    options: ReaderOptions, ranges: Sequence[OffsetRange], schema: pa.Schema, *, filters_here: bool = False
+) -> Iterator[pa.RecordBatch]:
     """Yield every message of the ranges that the filter lets through.
 
     Parameters
@@ -42,6 +45,8 @@ def read_rows(options: ReaderOptions, ranges: Sequence[OffsetRange], schema: pa.
         Each of another queue.
     schema : pyarrow.Schema
         The columns wanted.
+    filters_here : bool, default False
+        Pull everything, and look for the tags of ``subExpression`` here alone.
 
     Raises
     ------
@@ -51,10 +56,11 @@ def read_rows(options: ReaderOptions, ranges: Sequence[OffsetRange], schema: pa.
         A stored message is damaged.
     """
     with contextlib.closing(reading_transport(options)) as transport:
-        queues = TopicQueues(options, transport, time.monotonic)
+        asked = replace(options, sub_expression="*") if filters_here else options
+        queues = TopicQueues(asked, transport, time.monotonic)
         waiting: list[Pulled] = []
         rows = nbytes = 0
-        for pulled in Puller(options, transport, queues, time.monotonic).pull(ranges):
+        for pulled in Puller(asked, transport, queues, time.monotonic).pull(ranges):
             waiting.append(pulled)
             rows += pulled.end - pulled.start
             nbytes += len(pulled.body)

@@ -12,20 +12,30 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
-from rocketmq_spark.errors import OptionError, RocketMQError, RouteNotFoundException, TopicRouteStaleException
+from rocketmq_spark.errors import (
+    MQBrokerException,
+    OptionError,
+    RocketMQError,
+    RouteNotFoundException,
+    TopicRouteStaleException,
+)
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.names import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
 from rocketmq_spark.namespace import unwrap, wrap
 from rocketmq_spark.reader_options import ReaderOptions
 from rocketmq_spark.route_data import MASTER_ID, TopicRouteData
 from rocketmq_spark.transport.base import ReadTransport
+from rocketmq_spark.wire.codes import ResponseCode
+from rocketmq_spark.wire.topic_config import QUEUE_TYPE
 
 logger = logging.getLogger("rocketmq_spark.consumer")
 
+# Brokers of 4.x have plain queues only.
+_KNOWS_NO_TYPES: Final = (ResponseCode.REQUEST_CODE_NOT_SUPPORTED,)
 # A route that has just been asked for is not asked for again, seconds.
 _FRESH: Final = 1.0
 
@@ -54,6 +64,8 @@ class TopicQueues:
         self._unknown: dict[str, RocketMQError] = {}
         self._listed: frozenset[str] | None = None
         self._turns: dict[str, int] = {}
+        # By topic and broker; a type is for ever.
+        self._plain: dict[tuple[str, str], bool] = {}
 
     def on_wire(self, queue: MessageQueue) -> MessageQueue:
         """Return the queue as brokers know it."""
@@ -122,6 +134,31 @@ class TopicQueues:
         if route is None or all(data.broker_name != queue.broker_name for data in route.queue_datas):
             return None
         return queue in _readable(queue.topic, route)
+
+    def may_hold_inner_batches(self, queues: Iterable[MessageQueue]) -> bool:
+        """Return whether a queue may have batches as units, at whose members' tags and properties no broker looks.
+
+        A broker that can't be asked, or does not tell, may have them.
+        """
+        one_of_each = {(queue.topic, queue.broker_name): queue for queue in queues}
+        return not all(self._is_plain(queue) for queue in one_of_each.values())
+
+    def _is_plain(self, queue: MessageQueue) -> bool:
+        place = queue.topic, queue.broker_name
+        if place not in self._plain:
+            try:
+                attributes = self._transport.topic_attributes(
+                    self.address(queue), self.on_wire(queue).topic, self._timeout
+                )
+            except RocketMQError as exc:
+                if not isinstance(exc, MQBrokerException) or exc.response_code not in _KNOWS_NO_TYPES:
+                    logger.warning(
+                        "the type of %s is unknown, so all of it is pulled and filtered here: %s", queue, exc
+                    )
+                    return False
+                attributes = {}
+            self._plain[place] = attributes.get(QUEUE_TYPE) != "BatchCQ"
+        return self._plain[place]
 
     def failed(self, queue: MessageQueue, address: str) -> None:
         """Take note that a broker did not answer: another one is asked next, and the route looked up again."""

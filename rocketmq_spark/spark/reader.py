@@ -15,12 +15,12 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from rocketmq_spark.errors import SchemaError
+from rocketmq_spark.errors import OptionError, SchemaError
 from rocketmq_spark.reader_options import ReaderOptions
 from rocketmq_spark.spark.schemas import READ_SCHEMA, arrow_schema
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from rocketmq_spark.consumer.ranges import OffsetRange
+    from rocketmq_spark.message import MessageQueue
 
 logger = logging.getLogger("rocketmq_spark.spark")
 
@@ -39,16 +40,21 @@ _PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class RangesPartition(InputPartition):
-    """What one task reads."""
+    """What one task reads.
 
-    def __init__(self, ranges: tuple[OffsetRange, ...]) -> None:
+    Parameters
+    ----------
+    ranges : tuple of OffsetRange
+        Of different queues.
+    filters_here : bool
+        Whether tags are looked for in the task alone.
+    """
+
+    def __init__(self, ranges: tuple[OffsetRange, ...], *, filters_here: bool) -> None:
         super().__init__(ranges)
-
-    @property
-    def ranges(self) -> tuple[OffsetRange, ...]:
-        """Of different queues."""
-        found: tuple[OffsetRange, ...] = self.value
-        return found
+        self.ranges = ranges
+        # Not the reader's to keep: Spark pickles that before it asks for partitions.
+        self.filters_here = filters_here
 
 
 class PartitionReader:
@@ -80,14 +86,22 @@ class PartitionReader:
         if isinstance(partition, RangesPartition):
             from rocketmq_spark.client.read_rows import read_rows
 
-            yield from read_rows(self._options, partition.ranges, self._schema)
+            yield from read_rows(self._options, partition.ranges, self._schema, filters_here=partition.filters_here)
 
-    def _tasks(self, ranges: list[OffsetRange]) -> list[InputPartition]:
+    def _tasks(
+        self, ranges: list[OffsetRange], may_hold_inner_batches: Callable[[Iterable[MessageQueue]], bool]
+    ) -> list[InputPartition]:
         from rocketmq_spark.consumer.ranges import tasks_of
 
         options = self._options
         tasks = tasks_of(ranges, options.min_partitions, options.max_records_per_partition, self._parallelism)
-        return [RangesPartition(task) for task in tasks]
+        filters_here = options.sub_expression.strip() != "*" and may_hold_inner_batches(one.queue for one in ranges)
+        if filters_here and options.filter_type == "SQL92":
+            raise OptionError(
+                "filterType=SQL92: a topic has, or may have, inner batches (queue.type=BatchCQ), of which brokers see "
+                "no properties but the batch's; leave the option out, and filter the DataFrame"
+            )
+        return [RangesPartition(task, filters_here=filters_here) for task in tasks]
 
 
 class RocketMQBatchReader(PartitionReader, DataSourceReader):
@@ -106,7 +120,7 @@ class RocketMQBatchReader(PartitionReader, DataSourceReader):
             queues = known.find()
             starts, ends = bounds.starts(queues), bounds.ends(queues)
             ranges = self._narrowed(bounds.checked(starts, ends), bounds)
-        return self._tasks(ranges)
+            return self._tasks(ranges, known.may_hold_inner_batches)
 
     def _narrowed(self, ranges: list[OffsetRange], bounds: Any) -> list[OffsetRange]:  # noqa: ARG002 - for filters
         return ranges

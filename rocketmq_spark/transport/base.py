@@ -215,6 +215,10 @@ class ReadTransport(Protocol):
         """Return the first offset that was stored at a time or later; past the end, the max offset."""
         ...
 
+    def topic_attributes(self, address: str, topic: str, timeout: float) -> Mapping[str, str]:
+        """Return what a broker was told of a topic when it was made, such as its queues' type."""
+        ...
+
     def pull(self, request: PullRequest, timeout: float, on_pulled: OnPulled) -> None:
         """Start one request for messages and return at once.
 
