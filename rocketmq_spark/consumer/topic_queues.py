@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import Final
 
 from rocketmq_spark.errors import (
-    MQBrokerException,
     OptionError,
+    RequestNotSupportedException,
     RocketMQError,
     RouteNotFoundException,
     TopicRouteStaleException,
@@ -29,13 +29,10 @@ from rocketmq_spark.namespace import unwrap, wrap
 from rocketmq_spark.reader_options import ReaderOptions
 from rocketmq_spark.route_data import MASTER_ID, TopicRouteData
 from rocketmq_spark.transport.base import ReadTransport
-from rocketmq_spark.wire.codes import ResponseCode
 from rocketmq_spark.wire.topic_config import QUEUE_TYPE
 
 logger = logging.getLogger("rocketmq_spark.consumer")
 
-# Brokers of 4.x have plain queues only.
-_KNOWS_NO_TYPES: Final = (ResponseCode.REQUEST_CODE_NOT_SUPPORTED,)
 # A route that has just been asked for is not asked for again, seconds.
 _FRESH: Final = 1.0
 
@@ -138,7 +135,7 @@ class TopicQueues:
     def may_hold_inner_batches(self, queues: Iterable[MessageQueue]) -> bool:
         """Return whether a queue may have batches as units, at whose members' tags and properties no broker looks.
 
-        A broker that can't be asked, or does not tell, may have them.
+        What a broker does not tell is taken for such a batch where a filter can do without the broker.
         """
         one_of_each = {(queue.topic, queue.broker_name): queue for queue in queues}
         return not all(self._is_plain(queue) for queue in one_of_each.values())
@@ -151,11 +148,11 @@ class TopicQueues:
                     self.address(queue), self.on_wire(queue).topic, self._timeout
                 )
             except RocketMQError as exc:
-                if not isinstance(exc, MQBrokerException) or exc.response_code not in _KNOWS_NO_TYPES:
-                    logger.warning(
-                        "the type of %s is unknown, so all of it is pulled and filtered here: %s", queue, exc
-                    )
-                    return False
+                if not isinstance(exc, RequestNotSupportedException):
+                    logger.warning("reading %s with a filter: the type of its queues is unknown: %s", queue, exc)
+                    # Nobody but a broker can look at SQL.
+                    return self._options.filter_type == "SQL92"
+                # Brokers of 4.x have plain queues only.
                 attributes = {}
             self._plain[place] = attributes.get(QUEUE_TYPE) != "BatchCQ"
         return self._plain[place]
