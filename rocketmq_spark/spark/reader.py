@@ -98,8 +98,8 @@ class PartitionReader:
         filters_here = options.sub_expression.strip() != "*" and may_hold_inner_batches(one.queue for one in ranges)
         if filters_here and options.filter_type == "SQL92":
             raise OptionError(
-                "filterType=SQL92: a topic is for inner batches (queue.type=BatchCQ), of which a broker sees no properties "
-                "but the batch's; leave the option out, and filter the DataFrame"
+                "filterType=SQL92: a topic is for inner batches (queue.type=BatchCQ), of which a broker sees no "
+                "properties but the batch's; leave the option out, and filter the DataFrame"
             )
         return [RangesPartition(task, filters_here=filters_here) for task in tasks]
 

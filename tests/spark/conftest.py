@@ -31,7 +31,7 @@ def load(spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metri
 
     def load_from(**options: Any) -> DataFrame:
         reader = spark.read.format("rocketmq").option("nameServer", cluster.name_server)
-        if not {"subscribe", "subscribePattern", "assign", "startingOffsets"} & options.keys():
+        if not {"subscribe", "topic", "subscribePattern", "assign", "startingOffsets"} & options.keys():
             reader = reader.option("subscribe", topic)
         return reader.options(**options).load()
 

@@ -47,8 +47,8 @@ def load(spark: SparkSession, own: LocalCluster, topic: str, metrics: Metrics) -
 
 
 def send(own: LocalCluster, topic: str, columns: dict[str, Any]) -> None:
-    with Producer("own", name_server=own.name_server) as producer:
-        producer.send_arrow(pa.RecordBatch.from_pydict(columns), topic, compressType="none")
+    with Producer("own", name_server=own.name_server, compress_type="NONE") as producer:
+        producer.send_arrow(pa.RecordBatch.from_pydict(columns), topic)
 
 
 def test_sql_chooses_by_properties(own: LocalCluster, topic: str, load: Callable[..., DataFrame]) -> None:
