@@ -138,9 +138,10 @@ class TopicQueues:
         What a broker does not tell is taken for such a batch where a filter can do without the broker.
         """
         one_of_each = {(queue.topic, queue.broker_name): queue for queue in queues}
-        return not all(self._is_plain(queue) for queue in one_of_each.values())
+        return not all(self.is_plain(queue) for queue in one_of_each.values())
 
-    def _is_plain(self, queue: MessageQueue) -> bool:
+    def is_plain(self, queue: MessageQueue) -> bool:
+        """Return whether a queue has no such batches for sure, or as far as a filter by SQL is concerned."""
         place = queue.topic, queue.broker_name
         if place not in self._plain:
             try:

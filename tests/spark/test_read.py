@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,8 @@ from rocketmq_spark.spark.schemas import READ_SCHEMA
 from tests.reading import read_topic
 from tests.sharing import SharedCluster
 from tests.topics import create_topic
-from tests.writes import failing_late, numbered
+from tests.waiting import wait_for
+from tests.writes import failing_late, messages_in, numbered
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -156,6 +158,11 @@ def test_rows_of_inner_batches_are_rows_and_a_read_may_begin_in_the_midst_of_one
 
     part = {row.queueOffset: bytes(row.body) for row in between(first, last).collect()}
     assert part == {offset: body for offset, body in of_queue.items() if first <= offset < last}
+    # A broker is asked for the first row of a later time, and names one of the last batch.
+    tomorrow = str(int(time.time() * 1000) + 24 * 3_600_000)
+    wait_for(lambda: messages_in(cluster.name_server, topic) == 500)
+    assert load(endingTimestamp=tomorrow).count() == load(startingTimestamp="1").count() == 500
+    assert load(startingTimestamp=tomorrow, startingOffsetsByTimestampStrategy="latest").count() == 0
     split = load(startingOffsets=receipt(metrics), maxRecordsPerPartition="70")
     assert Counter(bytes(row.body).decode() for row in split.collect()) == Counter(f"body-{n}" for n in range(500))
 

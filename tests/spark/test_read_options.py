@@ -198,6 +198,7 @@ def test_of_an_empty_topic_there_is_nothing_and_of_one_message_one(
     inner = create_topic(cluster, f"{topic}-inner", "NORMAL", inner=True)
     assert load(subscribe=f"{topic},{inner}").collect() == []
     assert load(minPartitions="8").count() == 0
+    assert load(subscribe=f"{topic},{inner}", endingTimestamp="1").collect() == []
     with Producer("read-one", name_server=cluster.name_server) as producer:
         producer.send(Message.of(topic, b"one"))
     wait_for(lambda: messages_in(cluster.name_server, topic) == 1)
