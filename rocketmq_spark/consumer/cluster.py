@@ -94,6 +94,10 @@ class SourceCluster:
         """See `TopicQueues.may_hold_inner_batches`."""
         return self._queues.may_hold_inner_batches(queues)
 
+    def check_filter(self, queues: Iterable[MessageQueue]) -> None:
+        """See `TopicQueues.check_filter`."""
+        self._queues.check_filter(queues)
+
     def commit(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Tell the brokers how far the group has read. What fails is logged: the next commit says it again."""
         options, timeout = self._options, self._options.pull_timeout_ms / 1000

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Final
 
 from rocketmq_spark.errors import (
+    MQBrokerException,
     OptionError,
     RequestNotSupportedException,
     RocketMQError,
@@ -139,6 +140,33 @@ class TopicQueues:
         """
         one_of_each = {(queue.topic, queue.broker_name): queue for queue in queues}
         return not all(self.is_plain(queue) for queue in one_of_each.values())
+
+    def check_filter(self, queues: Iterable[MessageQueue]) -> None:
+        """Have every broker look at an expression of SQL: one that can't be read would let nothing through, or all.
+
+        Raises
+        ------
+        OptionError
+            A broker refuses it. One that can't be asked now is asked with the first pull.
+        """
+        options = self._options
+        for queue in {queue.broker_name: queue for queue in queues}.values():
+            try:
+                self._transport.check_filter(
+                    self.address(queue),
+                    self.on_wire(queue).topic,
+                    options.consumer_group,
+                    options.sub_expression,
+                    options.filter_type,
+                    self._timeout,
+                )
+            except MQBrokerException as exc:
+                raise OptionError(
+                    f"subExpression={options.sub_expression!r} of filterType={options.filter_type}: {exc}; a broker "
+                    "takes such an expression with enablePropertyFilter=true, and if it can read it"
+                ) from exc
+            except RocketMQError as exc:
+                logger.warning("%s can't be asked for its opinion of the filter: %s", queue.broker_name, exc)
 
     def is_plain(self, queue: MessageQueue) -> bool:
         """Return whether a queue has no such batches for sure, or as far as a filter by SQL is concerned."""

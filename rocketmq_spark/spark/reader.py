@@ -15,7 +15,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
+    from rocketmq_spark.consumer.cluster import SourceCluster
     from rocketmq_spark.consumer.ranges import OffsetRange
-    from rocketmq_spark.message import MessageQueue
+    from rocketmq_spark.consumer.topic_queues import TopicQueues
 
 logger = logging.getLogger("rocketmq_spark.spark")
 
@@ -88,20 +89,29 @@ class PartitionReader:
 
             yield from read_rows(self._options, partition.ranges, self._schema, filters_here=partition.filters_here)
 
-    def _tasks(
-        self, ranges: list[OffsetRange], may_hold_inner_batches: Callable[[Iterable[MessageQueue]], bool]
-    ) -> list[InputPartition]:
+    def _tasks(self, ranges: list[OffsetRange], cluster: TopicQueues | SourceCluster) -> list[InputPartition]:
         from rocketmq_spark.consumer.ranges import tasks_of
 
         options = self._options
         tasks = tasks_of(ranges, options.min_partitions, options.max_records_per_partition, self._parallelism)
-        filters_here = options.sub_expression.strip() != "*" and may_hold_inner_batches(one.queue for one in ranges)
-        if filters_here and options.filter_type == "SQL92":
+        filters_here = self._filters_here(ranges, cluster)
+        return [RangesPartition(task, filters_here=filters_here) for task in tasks]
+
+    def _filters_here(self, ranges: list[OffsetRange], cluster: TopicQueues | SourceCluster) -> bool:
+        """Return whether tasks look for tags themselves; have brokers look at an expression that only they can read."""
+        options, queues = self._options, [one.queue for one in ranges if one.size > 0]
+        if options.sub_expression.strip() == "*":
+            return False
+        inner = cluster.may_hold_inner_batches(queues)
+        if options.filter_type == "TAG":
+            return inner
+        if inner:
             raise OptionError(
                 "filterType=SQL92: a topic is for inner batches (queue.type=BatchCQ), of which a broker sees no "
                 "properties but the batch's; leave the option out, and filter the DataFrame"
             )
-        return [RangesPartition(task, filters_here=filters_here) for task in tasks]
+        cluster.check_filter(queues)
+        return False
 
 
 class RocketMQBatchReader(PartitionReader, DataSourceReader):
@@ -120,7 +130,7 @@ class RocketMQBatchReader(PartitionReader, DataSourceReader):
             queues = known.find()
             starts, ends = bounds.starts(queues), bounds.ends(queues)
             ranges = self._narrowed(bounds.checked(starts, ends), bounds)
-            return self._tasks(ranges, known.may_hold_inner_batches)
+            return self._tasks(ranges, known)
 
     def _narrowed(self, ranges: list[OffsetRange], bounds: Any) -> list[OffsetRange]:  # noqa: ARG002 - for filters
         return ranges
