@@ -10,7 +10,6 @@ Follows design.md section 8.
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -31,6 +30,8 @@ from rocketmq_spark.transport.remoting import RemotingTransport
 # bytes that a task's memory does not depend on what its messages are.
 _ROWS: Final = 10_000
 _BYTES: Final = 4 * 1024 * 1024
+# What Java's String.trim, so a broker, takes off a tag's ends.
+_TRIMMED: Final = "".join(map(chr, range(0x21)))
 
 
 def read_rows(
@@ -88,4 +89,5 @@ def _tags(options: ReaderOptions) -> frozenset[str] | None:
     """Return the tags of a filter by tag, which a broker looks at by their hashes only."""
     if options.filter_type != "TAG" or options.sub_expression.strip() == "*":
         return None
-    return frozenset(tag.strip() for tag in re.split(r"\|\|", options.sub_expression) if tag.strip())
+    tags = (tag.strip(_TRIMMED) for tag in options.sub_expression.split("||"))
+    return frozenset(filter(None, tags))

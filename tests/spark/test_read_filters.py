@@ -201,6 +201,7 @@ def test_an_expression_of_tags_is_exact_though_brokers_compare_hashes(
     assert found("AaAa") == {"AaAa": 20}
     assert found(" BBBB  ||grün|| none") == {"BBBB": 20, "grün": 20}
     assert found("AaAa || BBBB", "tags = 'BBBB'") == {"BBBB": 20}
+    assert found("\u00a0AaAa || none") == {"\u00a0AaAa": 20}
     assert found("AaAa", "tags = 'grün'") == {}
     assert found("*", "tags = 'AaBB'") == {"AaBB": 20}
 
