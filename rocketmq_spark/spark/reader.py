@@ -172,6 +172,8 @@ def batch_reader(options: ReaderOptions, schema: StructType, parallelism: int | 
 
 def _check_columns(schema: StructType) -> None:
     known = dict(column.strip().split(" ") for column in re.split(r",(?![a-z]+>)", READ_SCHEMA))
+    if not schema.names:
+        raise SchemaError("schema: it names no column; leave .schema(...) out, or name those that are wanted")
     for field in schema:
         kind = field.dataType.simpleString()
         if field.name not in known:
