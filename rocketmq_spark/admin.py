@@ -67,7 +67,8 @@ def queue_offsets(name_servers: Sequence[str], topic: str, *, timeout: float = 3
         return [
             QueueOffsets(
                 queue,
-                transport.min_offset(queue, info.addresses[queue.broker_name], timeout),
+                # An empty queue of the type BatchCQ answers -1.
+                max(0, transport.min_offset(queue, info.addresses[queue.broker_name], timeout)),
                 transport.max_offset(queue, info.addresses[queue.broker_name], timeout),
             )
             for queue in info.queues

@@ -10,9 +10,9 @@ Follows design.md section 8.
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
@@ -30,9 +30,13 @@ from rocketmq_spark.transport.remoting import RemotingTransport
 # bytes that a task's memory does not depend on what its messages are.
 _ROWS: Final = 10_000
 _BYTES: Final = 4 * 1024 * 1024
+# What Java's String.trim, so a broker, takes off a tag's ends.
+_TRIMMED: Final = "".join(map(chr, range(0x21)))
 
 
-def read_rows(options: ReaderOptions, ranges: Sequence[OffsetRange], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_rows(
+    options: ReaderOptions, ranges: Sequence[OffsetRange], schema: pa.Schema, *, filters_here: bool = False
+) -> Iterator[pa.RecordBatch]:
     """Yield every message of the ranges that the filter lets through.
 
     Parameters
@@ -42,6 +46,8 @@ def read_rows(options: ReaderOptions, ranges: Sequence[OffsetRange], schema: pa.
         Each of another queue.
     schema : pyarrow.Schema
         The columns wanted.
+    filters_here : bool, default False
+        Pull everything, and look for the tags of ``subExpression`` here alone.
 
     Raises
     ------
@@ -51,10 +57,11 @@ def read_rows(options: ReaderOptions, ranges: Sequence[OffsetRange], schema: pa.
         A stored message is damaged.
     """
     with contextlib.closing(reading_transport(options, polled=True)) as transport:
-        queues = TopicQueues(options, transport, time.monotonic)
+        asked = replace(options, sub_expression="*") if filters_here else options
+        queues = TopicQueues(asked, transport, time.monotonic)
         waiting: list[Pulled] = []
         rows = nbytes = 0
-        for pulled in Puller(options, transport, queues, time.monotonic).pull(ranges):
+        for pulled in Puller(asked, transport, queues, time.monotonic).pull(ranges):
             waiting.append(pulled)
             rows += pulled.end - pulled.start
             nbytes += len(pulled.body)
@@ -82,4 +89,5 @@ def _tags(options: ReaderOptions) -> frozenset[str] | None:
     """Return the tags of a filter by tag, which a broker looks at by their hashes only."""
     if options.filter_type != "TAG" or options.sub_expression.strip() == "*":
         return None
-    return frozenset(tag.strip() for tag in re.split(r"\|\|", options.sub_expression) if tag.strip())
+    tags = (tag.strip(_TRIMMED) for tag in options.sub_expression.split("||"))
+    return frozenset(filter(None, tags))

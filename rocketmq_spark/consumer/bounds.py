@@ -10,9 +10,10 @@ Follows spec/remoting.md section 13.2 and ``KafkaOffsetReaderAdmin.scala`` for t
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeAlias, TypeVar
 
 from rocketmq_spark.consumer.ranges import OffsetRange
@@ -20,8 +21,10 @@ from rocketmq_spark.consumer.topic_queues import TopicQueues
 from rocketmq_spark.errors import DataLossError, OptionError, ReadError, RemotingException, RocketMQError
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.offset_json import EARLIEST, LATEST, OffsetSpec
+from rocketmq_spark.pull import PullOutcome, PullRequest, PullStatus, PullTarget
 from rocketmq_spark.reader_options import ReaderOptions
 from rocketmq_spark.transport.base import ReadTransport
+from rocketmq_spark.wire.records import decode_records
 
 logger = logging.getLogger("rocketmq_spark.consumer")
 
@@ -99,11 +102,35 @@ class Bounds:
         def search(queue: MessageQueue, address: str, timeout: float) -> int:
             return self._transport.search_offset(queue, wanted[queue], address, timeout)
 
-        wanted = {self._queues.on_wire(queue): stamp for queue, stamp in times.items()}
-        found = self._of_all(times, search)
-        # Past the end a broker answers with the end.
-        ends = self.latest(times)
-        return {queue: offset if offset < ends[queue] else None for queue, offset in found.items()}
+        earliest, latest = self.earliest(times), self.latest(times)
+        # A broker fails at the question where a queue of the type BatchCQ is empty.
+        filled = [queue for queue in times if earliest[queue] < latest[queue]]
+        wanted = {self._queues.on_wire(queue): times[queue] for queue in filled}
+        found = self._of_all(filled, search)
+        # Past the end a broker answers with the end; of the type BatchCQ with its last batch, however old that is.
+        ends = self.latest(filled)
+        found = {queue: offset for queue, offset in found.items() if offset < ends[queue]}
+        doubtful = {queue: offset for queue, offset in found.items() if not self._queues.is_plain(queue)}
+        older = [queue for queue, stamp in self._stored_at(doubtful).items() if stamp < times[queue]]
+        return {queue: None if queue in older else found.get(queue) for queue in times}
+
+    def _stored_at(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+        """Return when the messages at some offsets were stored; of one that is gone by now, a time to come."""
+
+        def pull(queue: MessageQueue, address: str, timeout: float) -> int:
+            target = PullTarget(queue, self._options.consumer_group, 1, "*", "TAG")
+            answer: Future[PullOutcome] = Future()
+            self._transport.pull(PullRequest(target, address, wanted[queue]), timeout, answer.set_result)
+            # The transport answers by then, with an error if there is nothing else.
+            outcome = answer.result(2 * timeout)
+            if outcome.error is not None:
+                raise outcome.error
+            if outcome.status is not PullStatus.FOUND:
+                return sys.maxsize
+            return next(iter(decode_records(outcome.body))).store_timestamp
+
+        wanted = {self._queues.on_wire(queue): offset for queue, offset in offsets.items()}
+        return self._of_all(offsets, pull)
 
     def starts(self, queues: Sequence[MessageQueue]) -> Offsets:
         """Return where to begin.

@@ -9,7 +9,7 @@ Follows ``KafkaMicroBatchStream.scala``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from rocketmq_spark.consumer.bounds import Bounds, Offsets
@@ -89,6 +89,14 @@ class SourceCluster:
     def ranges(self, starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) -> list[OffsetRange]:
         """Return what a micro-batch reads; raises as `Bounds.checked`."""
         return self._bounds.checked(self.begun(starts, ends), ends)
+
+    def may_hold_inner_batches(self, queues: Iterable[MessageQueue]) -> bool:
+        """See `TopicQueues.may_hold_inner_batches`."""
+        return self._queues.may_hold_inner_batches(queues)
+
+    def check_filter(self, queues: Iterable[MessageQueue]) -> None:
+        """See `TopicQueues.check_filter`."""
+        self._queues.check_filter(queues)
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Tell the brokers how far the group has read. What fails is logged: the next commit says it again."""

@@ -192,7 +192,7 @@ class Puller:
         segment.flying, segment.address = True, ""
         try:
             segment.address = self._queues.address(lane.queue)
-            suspend_ms = _SUSPEND_MS if lane.suspend else 0
+            suspend_ms = min(_SUSPEND_MS, self._options.read_timeout_ms) if lane.suspend else 0
             request = PullRequest(lane.target, segment.address, segment.start, suspend_ms)
             arrived = self._arrived
             self._transport.pull(request, self._timeout, lambda outcome: arrived.append((segment, outcome)))
@@ -283,8 +283,9 @@ class Puller:
         # A broker without enablePropertyFilter answers SYSTEM_ERROR to SQL92.
         filtered = self._options.filter_type == "SQL92" and isinstance(error, BrokerOutcomeUnknownException)
         if not error.retriable or filtered:
+            advice = "; filterType=SQL92 needs brokers with enablePropertyFilter=true" if filtered else ""
             raise ReadError(
-                f"reading {lane.queue} from offset {lane.range.start} to {lane.range.end - 1}: {error}"
+                f"reading {lane.queue} from offset {lane.range.start} to {lane.range.end - 1}: {error}{advice}"
             ) from error
 
     def _gives_nothing(self, lane: _Lane, error: RocketMQError) -> ReadError:

@@ -12,17 +12,25 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
-from rocketmq_spark.errors import OptionError, RocketMQError, RouteNotFoundException, TopicRouteStaleException
+from rocketmq_spark.errors import (
+    MQBrokerException,
+    OptionError,
+    RequestNotSupportedException,
+    RocketMQError,
+    RouteNotFoundException,
+    TopicRouteStaleException,
+)
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.names import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
 from rocketmq_spark.namespace import unwrap, wrap
 from rocketmq_spark.reader_options import ReaderOptions
 from rocketmq_spark.route_data import MASTER_ID, TopicRouteData
 from rocketmq_spark.transport.base import ReadTransport
+from rocketmq_spark.wire.topic_config import QUEUE_TYPE
 
 logger = logging.getLogger("rocketmq_spark.consumer")
 
@@ -54,6 +62,8 @@ class TopicQueues:
         self._unknown: dict[str, RocketMQError] = {}
         self._listed: frozenset[str] | None = None
         self._turns: dict[str, int] = {}
+        # By topic and broker; a type is for ever.
+        self._plain: dict[tuple[str, str], bool] = {}
 
     def on_wire(self, queue: MessageQueue) -> MessageQueue:
         """Return the queue as brokers know it."""
@@ -122,6 +132,59 @@ class TopicQueues:
         if route is None or all(data.broker_name != queue.broker_name for data in route.queue_datas):
             return None
         return queue in _readable(queue.topic, route)
+
+    def may_hold_inner_batches(self, queues: Iterable[MessageQueue]) -> bool:
+        """Return whether a queue may have batches as units, at whose members' tags and properties no broker looks.
+
+        What a broker does not tell is taken for such a batch where a filter can do without the broker.
+        """
+        one_of_each = {(queue.topic, queue.broker_name): queue for queue in queues}
+        return not all(self.is_plain(queue) for queue in one_of_each.values())
+
+    def check_filter(self, queues: Iterable[MessageQueue]) -> None:
+        """Have every broker look at an expression of SQL: one that can't be read would let nothing through, or all.
+
+        Raises
+        ------
+        OptionError
+            A broker refuses it. One that can't be asked now is asked with the first pull.
+        """
+        options = self._options
+        for queue in {queue.broker_name: queue for queue in queues}.values():
+            try:
+                self._transport.check_filter(
+                    self.address(queue),
+                    self.on_wire(queue).topic,
+                    options.consumer_group,
+                    options.sub_expression,
+                    options.filter_type,
+                    self._timeout,
+                )
+            except MQBrokerException as exc:
+                raise OptionError(
+                    f"subExpression={options.sub_expression!r} of filterType={options.filter_type}: {exc}; a broker "
+                    "takes such an expression with enablePropertyFilter=true, and if it can read it"
+                ) from exc
+            except RocketMQError as exc:
+                logger.warning("%s can't be asked for its opinion of the filter: %s", queue.broker_name, exc)
+
+    def is_plain(self, queue: MessageQueue) -> bool:
+        """Return whether a queue has no such batches for sure, or as far as a filter by SQL is concerned."""
+        place = queue.topic, queue.broker_name
+        if place not in self._plain:
+            try:
+                attributes = self._transport.topic_attributes(
+                    self.address(queue), self.on_wire(queue).topic, self._timeout
+                )
+            except RocketMQError as exc:
+                if not isinstance(exc, RequestNotSupportedException):
+                    logger.warning("reading %s with a filter: the type of its queues is unknown: %s", queue, exc)
+                    # Nobody but a broker can look at SQL.
+                    return self._options.filter_type == "SQL92"
+                # Brokers of 4.x have plain queues only.
+                attributes = {}
+            self._plain[place] = attributes.get(QUEUE_TYPE) != "BatchCQ"
+        return self._plain[place]
 
     def failed(self, queue: MessageQueue, address: str) -> None:
         """Take note that a broker did not answer: another one is asked next, and the route looked up again."""

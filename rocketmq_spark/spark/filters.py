@@ -30,6 +30,8 @@ _MARGIN_MS: Final = 60_000
 _FIELDS: Final = {"topic": "topic", "brokerName": "broker_name", "queueId": "queue_id"}
 _LOWER: Final = (EqualTo, GreaterThan, GreaterThanOrEqual)
 _UPPER: Final = (EqualTo, LessThan, LessThanOrEqual)
+# An expression has no escape for its own signs, and whoever reads it strips each tag of what they take for blanks.
+_PLAIN_TAG: Final = re.compile(r"[^|*\s\x00-\x20]+")
 
 
 def narrowed(
@@ -49,12 +51,12 @@ def narrowed(
     """
     found = list(ranges)
     for one in filters:
-        column, values = _column(one), _values(one)
-        if column in _FIELDS:
-            found = [part for part in found if values is None or getattr(part.queue, _FIELDS[column]) in values]
-        elif column == "queueOffset" and _are(values, int):
-            found = [_between(part, *_bounds(one, (values or (0,))[0])) for part in found]
-        elif column == "storeTimestamp" and _are(values, datetime.datetime):
+        column, values = _column(one), _one_of(one)
+        if column in _FIELDS and values is not None:
+            found = [part for part in found if getattr(part.queue, _FIELDS[column]) in values]
+        elif column == "queueOffset" and _compares_with(one, int):
+            found = [_between(part, *_bounds(one)) for part in found]
+        elif column == "storeTimestamp" and _compares_with(one, datetime.datetime):
             found = _by_time(found, one, at)
     return [part for part in found if part.size > 0]
 
@@ -62,14 +64,9 @@ def narrowed(
 def tag_expression(filters: Iterable[Filter]) -> str | None:
     """Return the tags that filters ask for as an expression for brokers; None: any."""
     for one in filters:
-        values = _values(one)
-        # An expression has no escape for its own signs.
-        if (
-            _column(one) == "tags"
-            and _are(values, str)
-            and all(re.fullmatch("[^|* ]+", value) for value in values or ())
-        ):
-            return " || ".join(values or ())
+        values = _one_of(one) if _column(one) == "tags" else None
+        if values and all(isinstance(value, str) and _PLAIN_TAG.fullmatch(value) for value in values):
+            return " || ".join(values)
     return None
 
 
@@ -78,21 +75,21 @@ def _column(one: Filter) -> str | None:
     return attribute[0] if len(attribute) == 1 else None
 
 
-def _values(one: Filter) -> tuple[Any, ...] | None:
-    """Return what a column must be one of, or be compared with; None for a filter of another kind."""
+def _one_of(one: Filter) -> tuple[Any, ...] | None:
+    """Return what a column must be one of; None for a filter of another kind."""
     if isinstance(one, In):
         return tuple(one.value)
-    return (one.value,) if isinstance(one, (*_LOWER, *_UPPER)) else None
+    return (one.value,) if isinstance(one, EqualTo) else None
 
 
-def _are(values: tuple[Any, ...] | None, kind: type) -> bool:
-    return bool(values) and all(isinstance(value, kind) for value in values or ())
+def _compares_with(one: Any, kind: type) -> bool:
+    return isinstance(one, (*_LOWER, *_UPPER)) and isinstance(one.value, kind)
 
 
-def _bounds(one: Filter, value: int) -> tuple[int | None, int | None]:
-    """Return the first value that a comparison lets through, and the first one behind the last."""
-    low = value + isinstance(one, GreaterThan) if isinstance(one, _LOWER) else None
-    high = value + isinstance(one, (EqualTo, LessThanOrEqual)) if isinstance(one, _UPPER) else None
+def _bounds(one: Any) -> tuple[int | None, int | None]:
+    """Return the first number that a comparison lets through, and the first one behind the last."""
+    low = one.value + isinstance(one, GreaterThan) if isinstance(one, _LOWER) else None
+    high = one.value + isinstance(one, (EqualTo, LessThanOrEqual)) if isinstance(one, _UPPER) else None
     return low, high
 
 
@@ -109,14 +106,13 @@ def _by_time(
 ) -> list[OffsetRange]:
     if one.value.tzinfo is None:
         return list(parts)
-    stamp = int(one.value.timestamp() * 1000)
-    low, high = _bounds(one, stamp)
+    low, high = _bounds(replace(one, value=int(one.value.timestamp() * 1000)))
     queues = [part.queue for part in parts]
     found = list(parts)
     if low is not None:
         starts = at(dict.fromkeys(queues, max(0, low - _MARGIN_MS)))
         found = [_between(part, part.end if (start := starts[part.queue]) is None else start, None) for part in found]
     if high is not None:
-        ends = at(dict.fromkeys(queues, high + _MARGIN_MS))
+        ends = at(dict.fromkeys(queues, max(0, high + _MARGIN_MS)))
         found = [_between(part, None, ends[part.queue]) for part in found]
     return found

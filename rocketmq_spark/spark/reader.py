@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from rocketmq_spark.errors import SchemaError
+from rocketmq_spark.errors import OptionError, SchemaError
 from rocketmq_spark.reader_options import ReaderOptions
 from rocketmq_spark.spark.schemas import READ_SCHEMA, arrow_schema
 
@@ -29,24 +29,33 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
+    from rocketmq_spark.consumer.cluster import SourceCluster
     from rocketmq_spark.consumer.ranges import OffsetRange
+    from rocketmq_spark.consumer.topic_queues import TopicQueues
 
 logger = logging.getLogger("rocketmq_spark.spark")
 
+# All others never are.
+_MAY_BE_NULL: Final = ("tags", "keys")
 _PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class RangesPartition(InputPartition):
-    """What one task reads."""
+    """What one task reads.
 
-    def __init__(self, ranges: tuple[OffsetRange, ...]) -> None:
+    Parameters
+    ----------
+    ranges : tuple of OffsetRange
+        Of different queues.
+    filters_here : bool
+        Whether tags are looked for in the task alone.
+    """
+
+    def __init__(self, ranges: tuple[OffsetRange, ...], *, filters_here: bool) -> None:
         super().__init__(ranges)
-
-    @property
-    def ranges(self) -> tuple[OffsetRange, ...]:
-        """Of different queues."""
-        found: tuple[OffsetRange, ...] = self.value
-        return found
+        self.ranges = ranges
+        # Not the reader's to keep: Spark pickles that before it asks for partitions.
+        self.filters_here = filters_here
 
 
 class PartitionReader:
@@ -78,14 +87,31 @@ class PartitionReader:
         if isinstance(partition, RangesPartition):
             from rocketmq_spark.client.read_rows import read_rows
 
-            yield from read_rows(self._options, partition.ranges, self._schema)
+            yield from read_rows(self._options, partition.ranges, self._schema, filters_here=partition.filters_here)
 
-    def _tasks(self, ranges: list[OffsetRange]) -> list[InputPartition]:
+    def _tasks(self, ranges: list[OffsetRange], cluster: TopicQueues | SourceCluster) -> list[InputPartition]:
         from rocketmq_spark.consumer.ranges import tasks_of
 
         options = self._options
         tasks = tasks_of(ranges, options.min_partitions, options.max_records_per_partition, self._parallelism)
-        return [RangesPartition(task) for task in tasks]
+        filters_here = self._filters_here(ranges, cluster)
+        return [RangesPartition(task, filters_here=filters_here) for task in tasks]
+
+    def _filters_here(self, ranges: list[OffsetRange], cluster: TopicQueues | SourceCluster) -> bool:
+        """Return whether tasks look for tags themselves; have brokers look at an expression that only they can read."""
+        options, queues = self._options, [one.queue for one in ranges if one.size > 0]
+        if options.sub_expression.strip() == "*":
+            return False
+        inner = cluster.may_hold_inner_batches(queues)
+        if options.filter_type == "TAG":
+            return inner
+        if inner:
+            raise OptionError(
+                "filterType=SQL92: a topic is for inner batches (queue.type=BatchCQ), of which a broker sees no "
+                "properties but the batch's; leave the option out, and filter the DataFrame"
+            )
+        cluster.check_filter(queues)
+        return False
 
 
 class RocketMQBatchReader(PartitionReader, DataSourceReader):
@@ -104,7 +130,7 @@ class RocketMQBatchReader(PartitionReader, DataSourceReader):
             queues = known.find()
             starts, ends = bounds.starts(queues), bounds.ends(queues)
             ranges = self._narrowed(bounds.checked(starts, ends), bounds)
-        return self._tasks(ranges)
+            return self._tasks(ranges, known)
 
     def _narrowed(self, ranges: list[OffsetRange], bounds: Any) -> list[OffsetRange]:  # noqa: ARG002 - for filters
         return ranges
@@ -146,6 +172,8 @@ def batch_reader(options: ReaderOptions, schema: StructType, parallelism: int | 
 
 def _check_columns(schema: StructType) -> None:
     known = dict(column.strip().split(" ") for column in re.split(r",(?![a-z]+>)", READ_SCHEMA))
+    if not schema.names:
+        raise SchemaError("schema: it names no column; leave .schema(...) out, or name those that are wanted")
     for field in schema:
         kind = field.dataType.simpleString()
         if field.name not in known:
@@ -155,5 +183,7 @@ def _check_columns(schema: StructType) -> None:
                 f"schema: column {field.name} is {known[field.name]} in a read, not {kind}; leave .schema(...) out, or "
                 "cast after the read"
             )
+        if field.name in _MAY_BE_NULL and not field.nullable:
+            raise SchemaError(f"schema: column {field.name} may be null, as a message need not have {field.name}")
     if len(set(schema.names)) != len(schema.names):
         raise SchemaError(f"schema: columns are named twice: {', '.join(schema.names)}")

@@ -87,7 +87,7 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         ends = flat(end)
         ranges = self._asked().ranges(flat(start), ends)
         self._last = ends
-        return self._tasks(ranges)
+        return self._tasks(ranges, self._asked())
 
     def commit(self, end: dict[str, Any]) -> None:
         """Tell the brokers how far the group has read, with ``commitOffsets``."""

@@ -215,6 +215,16 @@ class ReadTransport(Protocol):
         """Return the first offset that was stored at a time or later; past the end, the max offset."""
         ...
 
+    def topic_attributes(self, address: str, topic: str, timeout: float) -> Mapping[str, str]:
+        """Return what a broker was told of a topic when it was made, such as its queues' type."""
+        ...
+
+    def check_filter(
+        self, address: str, topic: str, group: str, expression: str, expression_type: str, timeout: float
+    ) -> None:
+        """Have a broker look at an expression; raises if it can't read it."""
+        ...
+
     def pull(self, request: PullRequest, timeout: float, on_pulled: OnPulled) -> None:
         """Start one request for messages and return at once.
 

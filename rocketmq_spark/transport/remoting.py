@@ -9,6 +9,7 @@ Follows MQClientAPIImpl.java.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import random as random_module
@@ -278,6 +279,20 @@ class RemotingTransport(PullClient):
         doing = f"looking up the type of topic {topic}"
         command = self._call(address, RequestCode.GET_TOPIC_CONFIG, header, timeout, doing)
         return decode_topic_attributes(bytes(command.body))
+
+    def check_filter(
+        self, address: str, topic: str, group: str, expression: str, expression_type: str, timeout: float
+    ) -> None:
+        """Have a broker look at an expression (CHECK_CLIENT_CONFIG): in a pull it takes one that it can't read for all.
+
+        Raises
+        ------
+        MQBrokerException
+            It knows no such expressions (SYSTEM_ERROR), or can't read this one (SUBSCRIPTION_PARSE_FAILED).
+        """
+        subscription = {"topic": topic, "subString": expression, "expressionType": expression_type}
+        body = json.dumps({"clientId": group, "group": group, "subscriptionData": subscription}).encode()
+        self._call(address, RequestCode.CHECK_CLIENT_CONFIG, {}, timeout, f"checking {expression!r}", (body,))
 
     def create_topic(
         self,

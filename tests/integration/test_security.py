@@ -104,7 +104,10 @@ def tls(authority: Authority) -> TlsSettings:
 
 @pytest.fixture(scope="module")
 def secured(authority: Authority, tls: TlsSettings) -> Iterator[LocalCluster]:
-    """One broker and a proxy; their user may publish to ``allowed-...``, read ``readable-...``, and nothing else."""
+    """One broker and a proxy; their user may publish to ``allowed-...``, read ``readable-...``, and nothing else.
+
+    To read, one must be allowed to ask for offsets, too, and have a group.
+    """
     certificate, key = authority.server("server", "IP:127.0.0.1,DNS:rocketmq.inside")
     files = [f"-Dtls.server.certPath={certificate}", f"-Dtls.server.keyPath={key}"]
     options = ["-Dtls.server.mode=enforcing", "-Dtls.test.mode.enable=false", *files]
@@ -115,8 +118,12 @@ def secured(authority: Authority, tls: TlsSettings) -> Iterator[LocalCluster]:
         address = cluster.brokers[0].address
         user = {"username": USER["accessKey"], "password": USER["secretKey"], "userType": "Normal"}
         entries = [
-            {"resource": f"Topic:{prefix}-*", "actions": [action], "decision": "Allow"}
-            for prefix, action in (("allowed", "Pub"), ("readable", "Sub"))
+            {"resource": resource, "actions": actions, "decision": "Allow"}
+            for resource, actions in (
+                ("Topic:allowed-*", ["Pub"]),
+                ("Topic:readable-*", ["Sub", "Get"]),
+                ("Group:spark-rocketmq-source", ["Sub"]),
+            )
         ]
         subject = f"User:{USER['accessKey']}"
         acl = {"subject": subject, "policies": [{"policyType": "Custom", "entries": entries}]}
@@ -301,6 +308,60 @@ def test_over_tls_a_bit_that_changes_on_the_way_changes_no_row_and_loses_none(
     assert min(requests.times, answers.times) > 0
     found = read_topic(secured.name_server, allowed, rows, key=attrgetter("body"), tls=tls, credentials=ADMIN)
     assert {message.body.decode() for message in found} == set(bodies)
+
+
+@pytest.fixture(scope="module")
+def read_from(secured: LocalCluster, authority: Authority, tls: TlsSettings) -> dict[str, str]:
+    """What a read takes of a topic with three messages."""
+    topic = f"readable-{uuid.uuid4().hex[:8]}"
+    connection = {"useTls": "true", "tlsCaFile": str(authority.ca_file)}
+    with RemotingTransport([secured.name_server], credentials=ADMIN, tls=tls) as admin:
+        admin.create_topic(secured.brokers[0].address, topic, 2, 6, PATIENCE)
+    keys = {"access_key": ADMIN.access_key, "secret_key": ADMIN.secret_key}
+    files = {"use_tls": True, "tls_ca_file": str(authority.ca_file)}
+    with Producer("pg-read", name_server=secured.name_server, **keys, **files) as producer:
+        producer.send_arrow(ROWS, topic)
+    read_topic(secured.name_server, topic, 3, tls=tls, credentials=ADMIN)
+    close_instances()
+    return {"nameServer": secured.name_server, "subscribe": topic, **connection, **USER}
+
+
+def test_a_signed_and_encrypted_read_brings_every_row_and_spark_shows_no_secret(
+    spark: SparkSession, metrics: Metrics, read_from: dict[str, str]
+) -> None:
+    spark.conf.set("spark.sql.ui.explainMode", "extended")
+    try:
+        for expression in ("*", "none"):
+            frame = spark.read.format("rocketmq").options(**read_from, subExpression=expression).load()
+            assert sorted(bytes(row.body) for row in frame.collect()) == sorted(
+                [b"one", b"three", b"two"] if expression == "*" else []
+            )
+    finally:
+        spark.conf.unset("spark.sql.ui.explainMode")
+    shown = shown_by_spark(spark)
+    assert "RocketMQ" in shown or "rocketmq" in shown
+    assert [secret for secret in SECRETS if secret in shown] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"secretKey": "wrong-hush-hush"}, r"check signature failed\..*check accessKey, secretKey"),
+        ({"accessKey": "nobody"}, r"User:nobody is not found\..*check accessKey, secretKey"),
+        (dict.fromkeys(USER), r"username cannot be null\..*check accessKey, secretKey"),
+        ({"subscribe": "TBW102"}, "User:spark-user has no permission to access Topic:TBW102"),
+        ({"consumerGroup": "another"}, "User:spark-user has no permission to access Group:another"),
+        ({"tlsCaFile": None}, "is not trusted; set tlsCaFile"),
+        ({"useTls": None, "tlsCaFile": None}, r"as a server does that demands TLS \(option useTls\)"),
+    ],
+)
+def test_who_may_not_read_is_told_so(
+    spark: SparkSession, metrics: Metrics, read_from: dict[str, str], change: dict[str, Any], text: str
+) -> None:
+    changed = {name: value for name, value in {**read_from, **change}.items() if value is not None}
+    with pytest.raises(PySparkException, match=text) as raised:
+        spark.read.format("rocketmq").options(**changed, pullTimeoutMs="3000", readTimeoutMs="3000").load().collect()
+    assert [secret for secret in SECRETS if secret in f"{raised.value}{raised.value!r}"] == []
 
 
 def refusals_of(cluster: LocalCluster) -> int:

@@ -1,4 +1,4 @@
-"""How the tests of this folder write."""
+"""How the tests of this folder write and read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from rocketmq_spark.spark.report import Metrics
     from tests.sharing import SharedCluster
@@ -23,3 +23,16 @@ def save(cluster: SharedCluster, topic: str, metrics: Metrics) -> Callable[..., 
         writer.options(**{"nameServer": cluster.name_server, "topic": topic, **options}).save()
 
     return save_to_topic
+
+
+@pytest.fixture
+def load(spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics) -> Callable[..., DataFrame]:
+    """Read the test's topic, or what the keyword arguments, which are options, say in place of it."""
+
+    def load_from(**options: Any) -> DataFrame:
+        reader = spark.read.format("rocketmq").option("nameServer", cluster.name_server)
+        if not {"subscribe", "topic", "subscribePattern", "assign", "startingOffsets"} & options.keys():
+            reader = reader.option("subscribe", topic)
+        return reader.options(**options).load()
+
+    return load_from

@@ -101,14 +101,24 @@ try:
 except rocketmq_spark.MetricsUnavailableError as exc:
     print("metrics:", exc)
 
+def stored_in(topic):
+    return sum(queue.messages for queue in queue_offsets([name_server], topic))
+while stored_in(topic) < 1100:
+    time.sleep(0.1)
+read = spark.read.format("rocketmq").option("nameServer", name_server).load(topic)
+print("read", read.count(), read.where("queueOffset >= 0 AND body = X'39'").count(), len(read.take(3)))
+print("once", rocketmq_spark.dedupe(read).select("msgId").distinct().count())
+try:
+    spark.read.format("rocketmq").option("nameServer", name_server).load(topic + "-missing").collect()
+except Exception as exc:
+    print("missing", "create the topic" in str(exc))
+
 sink = {"nameServer": name_server, "topic": topic + "-stream"}
 def numbers(rows):
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", 2)
     return source.load().selectExpr("cast(value as string) as body")
 def start(writer):
     return writer.option("checkpointLocation", tempfile.mkdtemp()).trigger(once=True).start()
-def stored():
-    return sum(queue.messages for queue in queue_offsets([name_server], sink["topic"]))
 
 twice = numbers(100).selectExpr("body", "map('SPARK_ROW_ID', string(body div 2)) as properties")
 deduped = rocketmq_spark.dedupe(twice, within="1 hour").select("body")
@@ -117,10 +127,10 @@ print("deduped", query.awaitTermination(120), query.exception(), query.id)
 slowly = {"maxRatePerSecond": "100", "maxRateTasks": "2"}
 query = start(numbers(1_000_000).writeStream.format("rocketmq").options(**sink, **slowly))
 deadline = time.monotonic() + 60
-while stored() <= 60 and time.monotonic() < deadline:
+while stored_in(sink["topic"]) <= 60 and time.monotonic() < deadline:
     time.sleep(0.1)
 query.stop()
-print("stopped", query.exception(), len(query.recentProgress), stored() > 60)
+print("stopped", query.exception(), len(query.recentProgress), stored_in(sink["topic"]) > 60)
 spark.stop()
 """,
         cluster,
@@ -129,6 +139,7 @@ spark.stop()
     assert done.returncode == 0, done.stderr
     assert "refused overwrite True\nrefused ignore True\nmetrics: " in done.stdout
     assert "driver" in done.stdout
+    assert "read 1100 2 3\nonce 1100\nmissing True" in done.stdout
     assert len(read_topic(cluster.name_server, topic, 1100)) == 1100
     deduped = re.search(r"deduped True None (\S+)", done.stdout)
     assert deduped is not None, done.stdout

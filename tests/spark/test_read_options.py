@@ -1,0 +1,308 @@
+"""What each option of `spark.read` makes of what brokers hold, and how it refuses what it can't do."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StringType, StructType
+
+from rocketmq_spark.client.producer import Producer
+from rocketmq_spark.message import Message
+from rocketmq_spark.spark.report import Metrics
+from tests.sharing import SharedCluster
+from tests.topics import create_topic
+from tests.waiting import wait_for
+from tests.writes import messages_in
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+Save = Callable[..., None]
+Load = Callable[..., DataFrame]
+# Broker, queue and offset.
+Place = tuple[str, int, int]
+
+PER_QUEUE = 10
+
+
+def fill(cluster: SharedCluster, topic: str, queues: int = 2, rows: int = PER_QUEUE) -> None:
+    """Put so many messages into each queue, whose bodies say where they are."""
+    with Producer("read-options", name_server=cluster.name_server) as producer:
+        places = [(broker.name, queue) for broker in cluster.brokers for queue in range(queues)]
+        columns = {
+            "body": [f"{broker} {queue} {offset}" for broker, queue in places for offset in range(rows)],
+            "brokerName": [broker for broker, _ in places for _ in range(rows)],
+            "queueId": pa.array([queue for _, queue in places for _ in range(rows)], pa.int32()),
+        }
+        producer.send_arrow(pa.RecordBatch.from_pydict(columns), topic, queueSelector="column")
+    wait_for(lambda: messages_in(cluster.name_server, topic) == len(places) * rows)
+
+
+@pytest.fixture(scope="module")
+def filled(cluster: SharedCluster) -> str:
+    """A topic of two queues at each of two brokers, ten messages in each."""
+    name = create_topic(cluster, "read-options", "NORMAL")
+    fill(cluster, name)
+    return name
+
+
+@pytest.fixture
+def brokers(cluster: SharedCluster) -> tuple[str, str]:
+    first, second = (broker.name for broker in cluster.brokers)
+    return first, second
+
+
+def places(frame: DataFrame) -> Counter[Place]:
+    """Return where each message is, by its own columns, after holding them against its body."""
+    rows = frame.select("body", "brokerName", "queueId", "queueOffset").collect()
+    for row in rows:
+        assert bytes(row.body).decode() == f"{row.brokerName} {row.queueId} {row.queueOffset}"
+    return Counter((row.brokerName, row.queueId, row.queueOffset) for row in rows)
+
+
+def spans(of_queues: dict[tuple[str, int], range]) -> Counter[Place]:
+    return Counter((*queue, offset) for queue, offsets in of_queues.items() for offset in offsets)
+
+
+def whole(brokers: tuple[str, str], queues: int = 2, rows: int = PER_QUEUE) -> Counter[Place]:
+    return spans({(broker, queue): range(rows) for broker in brokers for queue in range(queues)})
+
+
+def test_offsets_by_queue_with_the_first_and_the_last_there_is(
+    load: Load, filled: str, brokers: tuple[str, str]
+) -> None:
+    one, two = brokers
+    starts = {filled: {one: {"0": -2, "1": 4}, two: {"0": 10, "1": 9}}}
+    ends = {filled: {one: {"0": 3, "1": -1}, two: {"0": -1, "1": 9}}}
+    found = places(load(subscribe=filled, startingOffsets=json.dumps(starts), endingOffsets=json.dumps(ends)))
+    assert found == spans({(one, 0): range(3), (one, 1): range(4, 10)})
+    words = load(subscribe=filled, startingOffsets="earliest", endingOffsets="LATEST")
+    assert places(words) == places(load(subscribe=filled)) == whole(brokers)
+
+
+def test_an_end_that_is_not_there_yet_is_waited_for_and_then_an_error(
+    load: Load, filled: str, brokers: tuple[str, str]
+) -> None:
+    one, two = brokers
+    ends = {filled: {one: {"0": 12, "1": -1}, two: {"0": -1, "1": -1}}}
+    beyond = load(subscribe=filled, endingOffsets=json.dumps(ends), readTimeoutMs="1000", pullTimeoutMs="1000")
+    with pytest.raises(PySparkException, match=r"nothing came from offset 10 on for readTimeoutMs=1000"):
+        beyond.collect()
+
+
+def test_offsets_that_leave_out_a_queue_or_name_a_strange_one_are_refused(
+    load: Load, filled: str, brokers: tuple[str, str]
+) -> None:
+    one, two = brokers
+    some = json.dumps({filled: {one: {"0": -2}, two: {"0": 0, "1": 0}}})
+    with pytest.raises(PySparkException, match=rf"startingOffsets names some queues and not .*{one}.*1.*name every"):
+        load(subscribe=filled, startingOffsets=some).collect()
+    strange = json.dumps({filled: {name: {"0": 0, "1": 0, "7": 0} for name in brokers}})
+    with pytest.raises(PySparkException, match=r"startingOffsets names .*7.*, which can't be read: no such queue"):
+        load(subscribe=filled, startingOffsets=strange).collect()
+    with pytest.raises(PySparkException, match=r"assign names .*7.*, which the brokers of the topic don't have"):
+        load(assign=json.dumps({filled: {one: [0, 7]}})).collect()
+
+
+def test_several_topics_by_name_by_path_and_by_queues(
+    spark: SparkSession, cluster: SharedCluster, topic: str, load: Load, filled: str, brokers: tuple[str, str]
+) -> None:
+    other = create_topic(cluster, topic, "NORMAL")
+    fill(cluster, other, rows=1)
+    both = Counter({filled: 40, other: 4})
+    by_path = spark.read.format("rocketmq").option("nameServer", cluster.name_server).load(f"{filled},{other}")
+    for frame in (load(subscribe=f" {filled} , {other} "), load(topic=f"{other},{filled}"), by_path):
+        assert Counter(row.topic for row in frame.collect()) == both
+    chosen = load(assign=json.dumps({filled: {brokers[0]: [1]}, other: {brokers[1]: [0, 1]}}))
+    assert Counter((row.topic, row.brokerName, row.queueId) for row in chosen.collect()) == {
+        (filled, brokers[0], 1): 10,
+        (other, brokers[1], 0): 1,
+        (other, brokers[1], 1): 1,
+    }
+
+
+def test_a_pattern_is_of_whole_names_and_leaves_out_what_is_the_brokers_own(
+    cluster: SharedCluster, topic: str, load: Load
+) -> None:
+    names = [f"{topic}-a", f"{topic}-ab", f"before-{topic}-a", f"%RETRY%{topic}-a", f"%DLQ%{topic}-a"]
+    with Producer("read-pattern", name_server=cluster.name_server) as producer:
+        for name in names:
+            create_topic(cluster, name, "NORMAL", 1)
+            producer.send(Message.of(name, b"x"))
+    wait_for(lambda: all(messages_in(cluster.name_server, name) == 1 for name in names))
+
+    def read(pattern: str) -> list[str]:
+        return sorted(row.topic for row in load(subscribePattern=pattern).select("topic").collect())
+
+    assert read(f"{topic}-a") == [names[0]]
+    assert read(f"{topic}-a.?|TBW102|SELF_TEST_TOPIC|RMQ_SYS.*") == names[:2]
+    assert read(f".*{topic}-a") == [names[2], names[0]]
+    # Named by the user, they are read.
+    assert [row.topic for row in load(subscribe=names[3]).collect()] == [names[3]]
+    assert read(f"nobody-{topic}") == []
+
+
+def test_a_receipt_reads_what_its_write_has_stored_whoever_wrote_before_and_after(
+    spark: SparkSession, topic: str, metrics: Metrics, save: Save, load: Load
+) -> None:
+    receipts = []
+    for writer in range(3):
+        save(spark.range(0, 3_000, 1, 3).selectExpr(f"concat('{writer} ', id) AS body"), batchBytes="8k")
+        receipts.append(json.dumps(metrics.to_dict(metrics.writes()[-1][0])))
+    for writer, text in enumerate(receipts):
+        expected = Counter(f"{writer} {number}" for number in range(3_000))
+        assert Counter(bytes(row.body).decode() for row in load(startingOffsets=text).collect()) == expected
+    # From the first write to the end of the second; the topic may be told, too.
+    frame = load(subscribe=topic, startingOffsets=receipts[0], endingOffsets=receipts[1])
+    assert Counter(row.body[:1] for row in frame.collect()) == {b"0": 3_000, b"1": 3_000}
+
+
+@pytest.mark.parametrize(
+    ("options", "partitions"),
+    [
+        ({}, 1),
+        ({"minPartitions": "4"}, 4),
+        ({"minPartitions": "10"}, 12),
+        ({"minPartitions": "1000"}, 40),
+        ({"maxRecordsPerPartition": "10"}, 4),
+        ({"maxRecordsPerPartition": "4"}, 12),
+        ({"maxRecordsPerPartition": "1", "minPartitions": "2"}, 40),
+    ],
+)
+def test_every_message_is_read_once_by_so_many_tasks(
+    load: Load, filled: str, brokers: tuple[str, str], options: dict[str, str], partitions: int
+) -> None:
+    frame = load(subscribe=filled, **options)
+    assert frame.rdd.getNumPartitions() == partitions
+    assert places(frame) == whole(brokers)
+
+
+def test_a_hundred_queues_are_read_whole(
+    cluster: SharedCluster, topic: str, load: Load, brokers: tuple[str, str]
+) -> None:
+    create_topic(cluster, topic, "NORMAL", 50)
+    fill(cluster, topic, queues=50, rows=40)
+    assert places(load()) == places(load(pullBatchSize="7")) == whole(brokers, 50, 40)
+
+
+def test_of_an_empty_topic_there_is_nothing_and_of_one_message_one(
+    cluster: SharedCluster, topic: str, load: Load
+) -> None:
+    create_topic(cluster, topic, "NORMAL")
+    inner = create_topic(cluster, f"{topic}-inner", "NORMAL", inner=True)
+    assert load(subscribe=f"{topic},{inner}").collect() == []
+    assert load(minPartitions="8").count() == 0
+    assert load(subscribe=f"{topic},{inner}", endingTimestamp="1").collect() == []
+    with Producer("read-one", name_server=cluster.name_server) as producer:
+        producer.send(Message.of(topic, b"one"))
+    wait_for(lambda: messages_in(cluster.name_server, topic) == 1)
+    assert [bytes(row.body) for row in load(minPartitions="8").collect()] == [b"one"]
+
+
+def test_a_read_that_wants_few_rows_ends_early(load: Load, filled: str, capsys: pytest.CaptureFixture[str]) -> None:
+    frame = load(subscribe=filled)
+    assert len(frame.limit(3).collect()) == len(frame.take(3)) == 3
+    assert frame.first() is not None
+    frame.select("queueId").show(2)
+    assert "only showing top 2 rows" in capsys.readouterr().out
+    assert not frame.isEmpty()
+
+
+def test_without_properties_there_is_no_column_of_them(load: Load, filled: str) -> None:
+    frame = load(subscribe=filled, includeProperties="false")
+    assert "properties" not in frame.columns
+    assert frame.where("msgId IS NOT NULL AND queueOffset < 3").count() == 12
+
+
+@pytest.fixture
+def with_schema(
+    spark: SparkSession, cluster: SharedCluster, filled: str, metrics: Metrics
+) -> Callable[..., list[tuple[Any, ...]]]:
+    def rows(schema: str | StructType, **options: str) -> list[tuple[Any, ...]]:
+        reader = spark.read.format("rocketmq").options(nameServer=cluster.name_server, subscribe=filled, **options)
+        return [tuple(row) for row in reader.schema(schema).load().collect()]
+
+    return rows
+
+
+def test_some_columns_in_an_order_of_the_users(
+    with_schema: Callable[..., list[tuple[Any, ...]]], brokers: tuple[str, str]
+) -> None:
+    found = with_schema("queueOffset bigint, brokerName string, queueId int")
+    assert Counter((broker, queue, offset) for offset, broker, queue in found) == whole(brokers)
+    assert with_schema("tags string, keys string") == [(None, None)] * 40
+    assert {name for (properties,) in with_schema("properties map<string,string>") for name in properties} >= {
+        "UNIQ_KEY"
+    }
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ("body string", "column body is binary in a read, not string; leave .schema"),
+        ("storeTimestamp bigint", "column storeTimestamp is timestamp in a read, not bigint"),
+        ("body binary, value string", "a read has no column value; its columns are topic string, body binary"),
+        (StructType(), "it names no column"),
+        ("Body binary", "a read has no column Body"),
+        ("properties map<string,int>", "column properties is map<string,string> in a read"),
+        (StructType().add("tags", StringType(), nullable=False), "column tags may be null"),
+    ],
+)
+def test_a_schema_that_a_read_has_not_is_refused(
+    with_schema: Callable[..., list[tuple[Any, ...]]], schema: str | StructType, text: str
+) -> None:
+    with pytest.raises(PySparkException) as raised:
+        with_schema(schema)
+    assert text in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"startingOfsets": "earliest"}, "unknown option 'startingofsets': did you mean startingOffsets"),
+        ({"sendMsgTimeout": "3000"}, "sendMsgTimeout is an option of a write"),
+        ({"startingOffsets": "latest"}, "startingOffsets=latest: starting offset can't be latest for batch queries"),
+        ({"startingOffsets": "{"}, "startingOffsets"),
+        ({"assign": '{"t":{"b":[0]}}'}, "only one of the following options"),
+        ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is for streams"),
+        ({"minPartitions": "0"}, "minPartitions"),
+        ({"filterType": "SQL92"}, "filterType=SQL92 needs a condition"),
+        ({"endpoints": "127.0.0.1:8081"}, "endpoints is an option of a write: reads go over the remoting protocol"),
+        ({"nameServer": ""}, "nameServer"),
+    ],
+)
+def test_options_of_no_use_are_refused_before_any_task(
+    load: Load, filled: str, options: dict[str, str], text: str
+) -> None:
+    with pytest.raises(PySparkException) as raised:
+        load(**{"subscribe": filled, **options}).collect()
+    assert text in str(raised.value)
+
+
+def test_a_read_without_a_name_server_says_how_to_give_one(
+    spark: SparkSession, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
+    with pytest.raises(PySparkException, match="nameServer is missing: give"):
+        spark.read.format("rocketmq").option("subscribe", "orders").load().collect()
+
+
+def test_a_topic_that_does_not_exist_is_an_error_and_is_not_made(
+    cluster: SharedCluster, topic: str, load: Load
+) -> None:
+    for _ in range(2):
+        with pytest.raises(
+            PySparkException, match=rf"reading topic {topic}: .*TOPIC_NOT_EXIST.*create the topic, or check"
+        ):
+            load(subscribe=topic).collect()
+
+
+def test_a_name_server_that_does_not_answer_is_an_error_that_names_it(load: Load) -> None:
+    with pytest.raises(PySparkException, match=r"127\.0\.0\.1:1\b"):
+        load(nameServer="127.0.0.1:1", subscribe="orders", pullTimeoutMs="2000", readTimeoutMs="2000").collect()
