@@ -211,7 +211,8 @@ class Puller:
         segment_address, segment.address = segment.address, ""
         if outcome.error is not None:
             self._refused(lane, outcome.error)
-            if not outcome.error.flow_control:
+            # A slave that may not be read from (slaveReadEnable) says that it is busy, for ever.
+            if not outcome.error.flow_control or not self._queues.is_master(lane.queue, segment_address):
                 self._queues.failed(lane.queue, segment_address)
             self._wait(lane, outcome.error)
         elif outcome.status is PullStatus.NO_NEW_MSG or outcome.next_begin_offset <= segment.start:

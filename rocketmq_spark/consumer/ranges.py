@@ -112,4 +112,5 @@ def limited(start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int], 
     left = most - sum(shares.values())
     for queue in sorted(sizes, key=lambda queue: -(sizes[queue] * most % total))[:left]:
         shares[queue] += 1
-    return {queue: start[queue] + shares[queue] for queue in end}
+    # One that ends before it begins has lost what was between.
+    return {queue: min(start[queue], end[queue]) + shares[queue] for queue in end}

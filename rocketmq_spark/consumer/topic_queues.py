@@ -9,9 +9,11 @@ Follows ``MQClientInstance.topicRouteData2TopicSubscribeInfo`` and ``findBrokerA
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -25,8 +27,12 @@ from rocketmq_spark.transport.base import ReadTransport
 
 logger = logging.getLogger("rocketmq_spark.consumer")
 
-# A route that has just been asked for is not asked for again, seconds.
+# What a name server has just said is not asked for again, seconds; nor is one that takes its time, for so many times as
+# long: whoever polls has other things to do than to wait for it.
 _FRESH: Final = 1.0
+_TIMES_AS_LONG: Final = 3
+# What the list of topics is called among the routes.
+_LIST: Final = ""
 
 
 class TopicQueues:
@@ -48,7 +54,8 @@ class TopicQueues:
         self._timeout = options.pull_timeout_ms / 1000
         self._lock = threading.Lock()
         self._routes: dict[str, TopicRouteData] = {}
-        self._asked_at: dict[str, float] = {}
+        self._names: frozenset[str] | None = None
+        self._fresh_until: dict[str, float] = {}
         self._turns: dict[str, int] = {}
 
     def on_wire(self, queue: MessageQueue) -> MessageQueue:
@@ -66,17 +73,31 @@ class TopicQueues:
         RocketMQError
             No name server answers, and none has before.
         """
-        queues: list[MessageQueue] = []
-        for topic in self._topics():
-            route = self._route(topic)
-            queues += [queue for queue in _readable(topic, route) if self._options.reads(queue)]
+        with self._lock:
+            self._fresh_until.clear()
+        queues = self.present()
         missing = set(self._options.assign) - set(queues)
         if missing:
             raise OptionError(
                 f"assign names {', '.join(map(str, sorted(missing, key=str)))}, which the brokers of the topic don't "
                 "have for reading: see mqadmin topicRoute"
             )
-        return sorted(queues, key=lambda queue: (queue.topic, queue.broker_name, queue.queue_id))
+        return queues
+
+    def present(self) -> list[MessageQueue]:
+        """Return the queues that can be read now, sorted, by what the name servers have said within the last second.
+
+        Raises
+        ------
+        RouteNotFoundException
+            A topic of ``subscribe`` does not exist.
+        RocketMQError
+            No name server answers, and none has before.
+        """
+        topics = self._topics()
+        queues = [queue for topic in topics for queue in _readable(topic, self._recent_route(topic))]
+        wanted = filter(self._options.reads, queues)
+        return sorted(wanted, key=lambda queue: (queue.topic, queue.broker_name, queue.queue_id))
 
     def address(self, queue: MessageQueue) -> str:
         """Return whom to ask for a queue: the master of its broker; after failures a slave, by turns.
@@ -124,11 +145,8 @@ class TopicQueues:
         with self._lock:
             if asked == address:
                 self._turns[queue.broker_name] = self._turns.get(queue.broker_name, 0) + 1
-            fresh = self._clock() - self._asked_at.get(queue.topic, float("-inf")) < _FRESH
-        if fresh:
-            return
         try:
-            self._route(queue.topic)
+            self._recent_route(queue.topic)
         except RocketMQError as exc:
             logger.warning("%s did not answer for %s, and its route is unknown: %s", address, queue, exc)
 
@@ -140,8 +158,7 @@ class TopicQueues:
             named = options.assign or [queue for queue, _ in options.starting_offsets.offsets]
             return sorted({queue.topic for queue in named})
         namespace = options.wrapped_namespace
-        known = self._transport.topics(self._timeout)
-        own = {unwrap(topic, namespace): topic for topic in known if not _is_internal(topic)}
+        own = {unwrap(topic, namespace): topic for topic in self._recent_names() if not _is_internal(topic)}
         # A topic of another namespace is not changed by taking this one's off.
         topics = {
             topic
@@ -150,13 +167,46 @@ class TopicQueues:
         }
         return sorted(topic for topic in topics if options.reads(MessageQueue(topic, "", 0)))
 
+    def _recent_names(self) -> frozenset[str]:
+        """Return the names of all topics, on the wire."""
+        if self._names is None or not self._is_fresh(_LIST):
+            try:
+                with self._asking(_LIST):
+                    self._names = self._transport.topics(self._timeout)
+            except RocketMQError as exc:
+                if self._names is None or not exc.retriable:
+                    raise
+                logger.warning("no name server gave the list of topics, going on with the last one: %s", exc)
+        return self._names
+
+    def _recent_route(self, topic: str) -> TopicRouteData:
+        with self._lock:
+            route = self._routes.get(topic)
+        return self._route(topic) if route is None or not self._is_fresh(topic) else route
+
+    def _is_fresh(self, what: str) -> bool:
+        with self._lock:
+            return self._clock() < self._fresh_until.get(what, -math.inf)
+
+    @contextlib.contextmanager
+    def _asking(self, what: str) -> Iterator[None]:
+        began = self._clock()
+        with self._lock:
+            # Of many threads that want to know, one asks.
+            self._fresh_until[what] = began + _FRESH
+        try:
+            yield
+        finally:
+            ended = self._clock()
+            with self._lock:
+                self._fresh_until[what] = ended + max(_FRESH, _TIMES_AS_LONG * (ended - began))
+
     def _route(self, topic: str) -> TopicRouteData:
         wired = wrap(self._options.wrapped_namespace, topic)
         timeout = self._timeout * len(self._options.name_server)
-        with self._lock:
-            self._asked_at[topic] = self._clock()
         try:
-            route = self._transport.query_route(wired, timeout)
+            with self._asking(topic):
+                route = self._transport.query_route(wired, timeout)
         except TopicRouteStaleException as exc:
             known = self._routes.get(topic)
             if known is None:

@@ -69,11 +69,9 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         """Return how far the next micro-batch goes. (Releases before 4.2 tell neither where it begins nor a limit.)"""
         known = self._last if start is None else flat(start)
         cluster = self._asked()
-        if self._target is None:
-            available = cluster.available(known)
-        else:
-            available = {**known, **{queue: max(end, known.get(queue, 0)) for queue, end in self._target.items()}}
-        self._available = available
+        # Before 4.2 nobody tells a query that goes on where it was: then every queue has to answer.
+        unknown = not known and self._target is None
+        self._available = available = cluster.latest() if unknown else cluster.available(known, self._target)
         starts = cluster.begun(known, available)
         self._last = self._limited(starts, available, limit)
         return nested(self._last)
