@@ -35,7 +35,6 @@ class Feed:
         self._producer = producer
         self._name_server = name_server
         self._topic = topic
-        self._in_topic = Counter[str]()
         self.sent = 0
 
     def __call__(
@@ -60,10 +59,10 @@ class Feed:
         if to is not None:
             columns |= {"brokerName": [to[0]] * rows, "queueId": pa.array([to[1]] * rows, pa.int32())}
             options["queueSelector"] = "column"
+        before = messages_in(self._name_server, where) if awaited else 0
         self._producer.send_arrow(pa.table(columns), where, **options)
-        self._in_topic[where] += rows
         if awaited:
-            wait_for(lambda: messages_in(self._name_server, where) >= self._in_topic[where])
+            wait_for(lambda: messages_in(self._name_server, where) >= before + rows)
         return keys
 
 

@@ -184,7 +184,7 @@ def test_a_stream_goes_on_while_no_name_server_is_there_and_finds_new_queues_onc
     # Brokers register with it by and by.
     heal(two_brokers)
     make_topic(two_brokers, topic, queues=3)
-    with Producer("feed again", name_server=two_brokers.name_server) as producer:
+    with Producer("feed-again", name_server=two_brokers.name_server) as producer:
         again = Feed(producer, two_brokers.name_server, topic)
         again.sent = feed.sent
         for broker in two_brokers.brokers:

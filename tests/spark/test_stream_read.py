@@ -25,6 +25,9 @@ from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.offset_json import flat
 from rocketmq_spark.spark.report import Metrics
+from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.wire.codes import RequestCode, ResponseCode
+from tests.admin_tool import mqadmin
 from tests.feeding import Feed, Kept, once
 from tests.processes import descendants
 from tests.reading import read_topic
@@ -253,7 +256,7 @@ def test_new_queues_and_a_new_broker_are_found_and_read_from_their_first_message
         query = start(load(startingOffsets="latest"))
         wait_for(lambda: query.lastProgress is not None)
         make_topic(cluster, topic, queues=2)
-    with Producer("feed again", name_server=cluster.name_server) as producer:
+    with Producer("feed-again", name_server=cluster.name_server) as producer:
         feed = Feed(producer, cluster.name_server, topic)
         feed.sent, keys = 10, list[str]()
         for queue in ((one.name, 0), (one.name, 1), (two.name, 0), (two.name, 1)):
@@ -280,6 +283,43 @@ def test_a_queue_that_is_gone_fails_the_query_or_waits_for_its_return(
     make_topic(cluster, topic, queues=2)
     assert run(start(load(), availableNow=True)) == [10]
     assert kept.keys == once(keys + unread)
+
+
+def committed(cluster: SharedCluster, group: str, topic: str) -> dict[tuple[str, int], int]:
+    """How far a group has read by what the brokers say (QUERY_CONSUMER_OFFSET)."""
+    found = {}
+    with RemotingTransport([cluster.name_server]) as transport:
+        for broker in cluster.brokers:
+            for queue in range(2):
+                fields = {"consumerGroup": group, "topic": topic, "queueId": str(queue), "setZeroIfNotFound": "false"}
+                answer = transport.invoke(broker.address, RequestCode.QUERY_CONSUMER_OFFSET, fields, (), 5.0)
+                if answer.code == ResponseCode.SUCCESS:
+                    found[broker.name, queue] = int(answer.ext_fields["offset"])
+    return found
+
+
+# Topic, broker, queue, the broker's offset, the group's, the difference.
+PROGRESS = re.compile(r"^(\S+) +(\S+) +(\d+) +(\d+) +(\d+) +(-?\d+) ", re.MULTILINE)
+
+
+def test_committed_offsets_are_the_lag_that_rocketmqs_own_tool_shows(
+    load: Load, start: Start, feed: Feed, cluster: SharedCluster, topic: str, tmp_path: Path
+) -> None:
+    group = f"group-{topic}"
+    (one, two) = (broker.name for broker in cluster.brokers)
+    sent = {(one, 0): 30, (one, 1): 20, (two, 0): 10, (two, 1): 0}
+    for queue, rows in sent.items():
+        if rows:
+            feed(rows, to=queue)
+    run(start(load(commitOffsets="true", consumerGroup=group), availableNow=True))
+    assert committed(cluster, group, topic) == sent
+    feed(7, to=(one, 1))
+    # Without it, nobody is told.
+    run(start(load(consumerGroup=f"{group}-silent"), "silent", availableNow=True))
+    assert committed(cluster, f"{group}-silent", topic) == {}
+    printed = mqadmin(tmp_path, "consumerProgress", "-n", cluster.name_server, "-g", group)
+    lag = {(broker, int(queue)): int(diff) for _, broker, queue, _, _, diff in PROGRESS.findall(printed)}
+    assert lag == {(one, 0): 0, (one, 1): 7, (two, 0): 0, (two, 1): 0}, printed
 
 
 @pytest.mark.parametrize(
