@@ -13,8 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -24,8 +23,8 @@ from rocketmq_spark.consumer.topic_queues import TopicQueues
 from rocketmq_spark.errors import ReadError, RocketMQError, RouteNotFoundException
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.reader_options import ReaderOptions
+from rocketmq_spark.route_data import TopicRouteData
 from rocketmq_spark.transport.base import ReadTransport
-from rocketmq_spark.transport.local_address import local_ip
 
 logger = logging.getLogger("rocketmq_spark.consumer")
 
@@ -44,9 +43,13 @@ class SourceCluster:
         Closed with this object.
     clock : callable
         Seconds, monotonic.
+    client_id : str, default "spark"
+        What brokers, and the tools that ask them, call this member of the group.
     """
 
-    def __init__(self, options: ReaderOptions, transport: ReadTransport, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, options: ReaderOptions, transport: ReadTransport, clock: Callable[[], float], client_id: str = "spark"
+    ) -> None:
         self._options = options
         self._transport = transport
         self._clock = clock
@@ -54,7 +57,7 @@ class SourceCluster:
         self._bounds = Bounds(options, transport, self._queues, clock)
         self._silent_since: dict[MessageQueue, float] = {}
         self._gone: set[MessageQueue] = set()
-        self._client_id = f"{options.client_ip or local_ip()}@{options.instance_name or 'spark'}#{os.getpid()}"
+        self._client_id = client_id
         self._registered: dict[str, float] = {}
 
     def starts(self) -> Offsets:
@@ -114,6 +117,10 @@ class SourceCluster:
     def ranges(self, starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) -> list[OffsetRange]:
         """Return what a micro-batch reads; raises as `Bounds.checked`."""
         return self._bounds.checked(self.begun(starts, ends), ends)
+
+    def routes(self, queues: Iterable[MessageQueue]) -> dict[str, TopicRouteData]:
+        """Return the routes of the topics of queues, as they are known."""
+        return self._queues.routes(queues)
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Tell the brokers how far the group has read. What fails is logged: the next commit says it again."""

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -44,16 +44,24 @@ class TopicQueues:
     transport : ReadTransport
     clock : callable
         Seconds, monotonic.
+    routes : mapping of str to TopicRouteData, optional
+        What is known already, by topic: who only reads need not ask a name server then.
     """
 
-    def __init__(self, options: ReaderOptions, transport: ReadTransport, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        options: ReaderOptions,
+        transport: ReadTransport,
+        clock: Callable[[], float],
+        routes: Mapping[str, TopicRouteData] | None = None,
+    ) -> None:
         self._options = options
         self._transport = transport
         self._clock = clock
         # Per request, and for each name server in turn.
         self._timeout = options.pull_timeout_ms / 1000
         self._lock = threading.Lock()
-        self._routes: dict[str, TopicRouteData] = {}
+        self._routes = dict(routes or {})
         self._names: frozenset[str] | None = None
         self._fresh_until: dict[str, float] = {}
         self._turns: dict[str, int] = {}
@@ -117,6 +125,11 @@ class TopicQueues:
         raise RouteNotFoundException(
             f"reading {queue}: no name server knows a broker {queue.broker_name} for its topic just now"
         )
+
+    def routes(self, queues: Iterable[MessageQueue]) -> dict[str, TopicRouteData]:
+        """Return the routes of the topics of queues, as they are known."""
+        with self._lock:
+            return {topic: self._routes[topic] for topic in {queue.topic for queue in queues} & self._routes.keys()}
 
     def is_master(self, queue: MessageQueue, address: str) -> bool:
         """Return whether the master of the queue's broker has this address."""

@@ -70,7 +70,7 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         """Return how far the next micro-batch goes. (Releases before 4.2 tell neither where it begins nor a limit.)"""
         known = self._last if start is None else flat(start)
         cluster = self._asked()
-        # What comes next begins where all that came before is done with; Spark itself says so with the next micro-batch.
+        # All before that is done with; Spark itself says so no sooner than with the next micro-batch.
         self._tell(known)
         # Before 4.2 nobody tells a query that goes on where it was: then every queue has to answer.
         unknown = not known and self._target is None
@@ -88,7 +88,7 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         ends = flat(end)
         ranges = self._asked().ranges(flat(start), ends)
         self._last = ends
-        return self._tasks(ranges)
+        return self._tasks(ranges, self._asked().routes(ends))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Tell the brokers how far the group has read, with ``commitOffsets``."""
@@ -125,10 +125,11 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
     def _asked(self) -> SourceCluster:
         # Not before Spark asks: a reader is made in processes that only pickle it.
         if self._cluster is None:
-            from rocketmq_spark.client.read_rows import reading_transport
+            from rocketmq_spark.client.read_rows import client_id, reading_transport
             from rocketmq_spark.consumer.cluster import SourceCluster
 
-            self._cluster = SourceCluster(self._options, reading_transport(self._options), time.monotonic)
+            options = self._options
+            self._cluster = SourceCluster(options, reading_transport(options), time.monotonic, client_id(options))
         return self._cluster
 
 
