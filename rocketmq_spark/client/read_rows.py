@@ -10,9 +10,10 @@ Follows design.md section 8.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -24,6 +25,8 @@ from rocketmq_spark.consumer.ranges import OffsetRange
 from rocketmq_spark.consumer.topic_queues import TopicQueues
 from rocketmq_spark.pull import Pulled
 from rocketmq_spark.reader_options import ReaderOptions
+from rocketmq_spark.route_data import TopicRouteData
+from rocketmq_spark.transport.local_address import local_ip
 from rocketmq_spark.transport.remoting import RemotingTransport
 
 # A record batch is made of so many messages or bytes, whichever come first: as many as Spark's own, and few enough
@@ -32,7 +35,12 @@ _ROWS: Final = 10_000
 _BYTES: Final = 4 * 1024 * 1024
 
 
-def read_rows(options: ReaderOptions, ranges: Sequence[OffsetRange], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_rows(
+    options: ReaderOptions,
+    ranges: Sequence[OffsetRange],
+    schema: pa.Schema,
+    routes: Mapping[str, TopicRouteData] | None = None,
+) -> Iterator[pa.RecordBatch]:
     """Yield every message of the ranges that the filter lets through.
 
     Parameters
@@ -42,6 +50,8 @@ def read_rows(options: ReaderOptions, ranges: Sequence[OffsetRange], schema: pa.
         Each of another queue.
     schema : pyarrow.Schema
         The columns wanted.
+    routes : mapping of str to TopicRouteData, optional
+        Of the topics, as the driver knows them.
 
     Raises
     ------
@@ -51,7 +61,7 @@ def read_rows(options: ReaderOptions, ranges: Sequence[OffsetRange], schema: pa.
         A stored message is damaged.
     """
     with contextlib.closing(reading_transport(options)) as transport:
-        queues = TopicQueues(options, transport, time.monotonic)
+        queues = TopicQueues(options, transport, time.monotonic, routes)
         waiting: list[Pulled] = []
         rows = nbytes = 0
         for pulled in Puller(options, transport, queues, time.monotonic).pull(ranges):
@@ -69,6 +79,12 @@ def reading_transport(options: ReaderOptions) -> RemotingTransport:
     transport = new_transport(options, "")
     assert isinstance(transport, RemotingTransport), "a read never goes over gRPC"
     return transport
+
+
+def client_id(options: ReaderOptions) -> str:
+    """Return what brokers call a reader of this process."""
+    name = options.instance_name or "spark"
+    return "@".join(filter(None, (options.client_ip or local_ip(), f"{name}#{os.getpid()}", options.unit_name)))
 
 
 def _decoded(pulls: Sequence[Pulled], schema: pa.Schema, options: ReaderOptions) -> Iterator[pa.RecordBatch]:

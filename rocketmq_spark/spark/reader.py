@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from rocketmq_spark.consumer.ranges import OffsetRange
+    from rocketmq_spark.route_data import TopicRouteData
 
 logger = logging.getLogger("rocketmq_spark.spark")
 
@@ -37,16 +38,20 @@ _PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class RangesPartition(InputPartition):
-    """What one task reads."""
+    """What one task reads, and from whom: a task asks a name server only when a broker does not answer.
 
-    def __init__(self, ranges: tuple[OffsetRange, ...]) -> None:
-        super().__init__(ranges)
+    Parameters
+    ----------
+    ranges : tuple of OffsetRange
+        Of different queues.
+    routes : dict of str to TopicRouteData
+        Of their topics.
+    """
 
-    @property
-    def ranges(self) -> tuple[OffsetRange, ...]:
-        """Of different queues."""
-        found: tuple[OffsetRange, ...] = self.value
-        return found
+    def __init__(self, ranges: tuple[OffsetRange, ...], routes: dict[str, TopicRouteData]) -> None:
+        super().__init__(None)
+        self.ranges = ranges
+        self.routes = routes
 
 
 class PartitionReader:
@@ -78,14 +83,18 @@ class PartitionReader:
         if isinstance(partition, RangesPartition):
             from rocketmq_spark.client.read_rows import read_rows
 
-            yield from read_rows(self._options, partition.ranges, self._schema)
+            yield from read_rows(self._options, partition.ranges, self._schema, partition.routes)
 
-    def _tasks(self, ranges: list[OffsetRange]) -> list[InputPartition]:
+    def _tasks(self, ranges: list[OffsetRange], routes: dict[str, TopicRouteData]) -> list[InputPartition]:
         from rocketmq_spark.consumer.ranges import tasks_of
 
         options = self._options
         tasks = tasks_of(ranges, options.min_partitions, options.max_records_per_partition, self._parallelism)
-        return [RangesPartition(task) for task in tasks]
+        topics = [{one.queue.topic for one in task} & routes.keys() for task in tasks]
+        return [
+            RangesPartition(task, {topic: routes[topic] for topic in of_task})
+            for task, of_task in zip(tasks, topics, strict=True)
+        ]
 
 
 class RocketMQBatchReader(PartitionReader, DataSourceReader):
@@ -104,7 +113,8 @@ class RocketMQBatchReader(PartitionReader, DataSourceReader):
             queues = known.find()
             starts, ends = bounds.starts(queues), bounds.ends(queues)
             ranges = self._narrowed(bounds.checked(starts, ends), bounds)
-        return self._tasks(ranges)
+            routes = known.routes(queues)
+        return self._tasks(ranges, routes)
 
     def _narrowed(self, ranges: list[OffsetRange], bounds: Any) -> list[OffsetRange]:  # noqa: ARG002 - for filters
         return ranges
