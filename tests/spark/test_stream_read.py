@@ -326,7 +326,7 @@ def test_committed_offsets_are_the_lag_that_rocketmqs_own_tool_shows(
     ("options", "message"),
     [
         ({"endingOffsets": "latest"}, "endingOffsets: ending offset not valid in streaming queries"),
-        ({"startingOfsets": "latest"}, "startingOfsets.*startingOffsets"),
+        ({"startingOfsets": "latest"}, "startingofsets.*startingOffsets"),
         ({"maxTriggerDelay": "1m"}, "maxTriggerDelay bounds the wait for minOffsetsPerTrigger"),
         ({"minOffsetsPerTrigger": 10, "maxOffsetsPerTrigger": 5}, "minOffsetsPerTrigger.*maxOffsetsPerTrigger"),
         ({"subscribe": None}, "one of the following options must be specified"),
