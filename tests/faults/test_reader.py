@@ -197,7 +197,7 @@ def test_links_that_are_cut_in_mid_answer_cost_no_row_and_repeat_none(
     spark: SparkSession, metrics: Metrics, two_brokers: LocalCluster, feed: Feed, topic: str
 ) -> None:
     keys = feed(20_000, nbytes=100)
-    answers = Fault(cut, 300_000)
+    answers = Fault(cut, 1_000_000)
     links = linked_cluster(
         two_brokers.name_server, [broker.address for broker in two_brokers.brokers], to_client=answers
     )
