@@ -16,18 +16,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from rocketmq_spark.admin import queue_offsets
 from rocketmq_spark.client.producer import Producer
-from rocketmq_spark.cluster import Broker, LocalCluster
-from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.spark.report import Metrics
-from rocketmq_spark.transport.remoting import RemotingTransport
-from tests.conftest import QUICK_READS, started
 from tests.feeding import Feed, Kept, once
 from tests.links import Fault, cut, linked_cluster
 from tests.waiting import wait_for
-from tests.writes import heal, make_topic, set_config
+from tests.writes import heal, make_topic
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 
@@ -223,126 +218,3 @@ def test_a_body_that_changes_on_its_way_is_an_error_that_names_queue_and_offset(
             PySparkException, match=rf"reading {topic}/broker-\d/\d: the body at offset \d+ has the checksum"
         ):
             frame.select("keys").collect()
-
-
-# Old files go as soon as the broker is told that nothing need be kept; until then none goes.
-EXPIRING = {
-    **QUICK_READS,
-    "brokerRole": "ASYNC_MASTER",
-    "slaveReadEnable": True,
-    "mappedFileSizeCommitLog": 4 << 20,
-    "fileReservedTime": 72,
-    "deleteWhen": ";".join(f"{hour:02}" for hour in range(24)),
-    "cleanResourceInterval": 200,
-}
-
-
-@pytest.fixture(scope="module")
-def master() -> Iterator[LocalCluster]:
-    """One broker, which may have a slave."""
-    with started(LocalCluster(broker_properties=EXPIRING)) as own:
-        yield own
-
-
-@pytest.fixture
-def feed_master(master: LocalCluster, topic: str) -> Iterator[Feed]:
-    make_topic(master, topic, queues=4)
-    with Producer("feed", name_server=master.name_server) as producer:
-        yield Feed(producer, master.name_server, topic)
-
-
-def first_offsets(name_server: str, topic: str) -> list[int]:
-    return [offsets.min_offset for offsets in queue_offsets([name_server], topic)]
-
-
-def test_rows_that_expire_in_mid_read_are_an_error_or_left_out(
-    spark: SparkSession,
-    metrics: Metrics,
-    master: LocalCluster,
-    feed_master: Feed,
-    topic: str,
-    tmp_path: Path,
-    start: Callable[..., StreamingQuery],
-) -> None:
-    (broker,) = master.brokers
-    keys = feed_master(ROWS, nbytes=NBYTES, batchBytes="256k")
-    before = Kept()
-    query = start(source(spark.readStream, master.name_server, topic, maxOffsetsPerTrigger=100), before)
-    wait_for(lambda: bool(before.batches))
-    query.stop()
-
-    def expire(go_on: Callable[[], None]) -> None:
-        set_config(broker, fileReservedTime=0)
-        wait_for(lambda: min(first_offsets(master.name_server, topic)) > ROWS // 8)
-        set_config(broker, fileReservedTime=72)
-        go_on()
-
-    frame = source(spark.read, master.name_server, topic, failOnDataLoss="false", minPartitions=4)
-    found = read_while(frame, tmp_path, expire)
-    assert set(found.values()) == {1}
-    assert found.keys() < set(keys)
-    assert keys[-1] in found
-    # A query whose checkpoint lies before what is left.
-    query = start(source(spark.readStream, master.name_server, topic), Kept(), once=True)
-    with pytest.raises(PySparkException, match=r"are not there any more.*failOnDataLoss=false"):
-        query.awaitTermination(60)
-    after = Kept()
-    frame = source(spark.readStream, master.name_server, topic, failOnDataLoss="false")
-    assert start(frame, after, once=True).awaitTermination(60)
-    left = sum(offsets.messages for offsets in queue_offsets([master.name_server], topic))
-    assert after.keys.total() == len(after.keys) == left
-    assert not after.keys.keys() & before.keys.keys()
-
-
-@pytest.fixture
-def slave(master: LocalCluster) -> Iterator[Broker]:
-    """A slave of the master, which the name server knows."""
-    (broker,) = master.brokers
-    properties = {**broker.properties, "brokerRole": "SLAVE", "brokerId": "1"}
-    own = {name: value for name, value in properties.items() if name not in ("listenPort", "haListenPort")}
-    second = Broker(master._site, "slave", own)  # type: ignore[arg-type]
-    second.launch()
-    with RemotingTransport([master.name_server]) as transport:
-        wait_for(lambda: 1 in transport.query_route(broker.name, 5.0).broker_datas[0].broker_addrs)
-    yield second
-    second.kill()
-
-
-def test_a_slave_gives_what_its_master_does_not_any_more(
-    spark: SparkSession,
-    metrics: Metrics,
-    master: LocalCluster,
-    slave: Broker,
-    feed_master: Feed,
-    topic: str,
-    tmp_path: Path,
-    start: Callable[..., StreamingQuery],
-) -> None:
-    (broker,) = master.brokers
-    keys = feed_master(ROWS, nbytes=NBYTES)
-
-    def replicated() -> bool:
-        queues = [MessageQueue(topic, broker.name, number) for number in range(4)]
-        with RemotingTransport([master.name_server]) as transport:
-            try:
-                return sum(transport.max_offset(queue, slave.address, 5.0) for queue in queues) == ROWS
-            except RocketMQError:
-                return False
-
-    wait_for(replicated)
-
-    def kill(go_on: Callable[[], None]) -> None:
-        broker.kill()
-        go_on()
-
-    frame = source(spark.read, master.name_server, topic, pullTimeoutMs=2000, minPartitions=4)
-    assert read_while(frame, tmp_path, kill) == once(keys)
-    kept = Kept()
-    stream = source(spark.readStream, master.name_server, topic)
-    assert start(stream, kept, availableNow=True).awaitTermination(60)
-    assert kept.keys == once(keys)
-    broker.restart()
-    keys += feed_master(100)
-    again = start(stream, kept, availableNow=True)
-    assert again.awaitTermination(60)
-    assert kept.keys == once(keys)
