@@ -108,7 +108,7 @@ def check_connection(options: ConnectionConfig) -> None:
         _require_grpc()
 
 
-def new_transport(options: ConnectionConfig, client_id: str) -> Transport:
+def new_transport(options: ConnectionConfig, client_id: str, *, polled: bool = False) -> Transport:
     """Return the transport that a set of options asks for.
 
     Parameters
@@ -116,6 +116,8 @@ def new_transport(options: ConnectionConfig, client_id: str) -> Transport:
     options : ConnectionConfig
     client_id : str
         By which a proxy tells clients apart; brokers are told it by the calls themselves.
+    polled : bool, default False
+        See `RemotingTransport`.
 
     Raises
     ------
@@ -143,6 +145,7 @@ def new_transport(options: ConnectionConfig, client_id: str) -> Transport:
         tls=tls_settings(options),
         client_async_semaphore_value=options.client_async_semaphore_value,
         client_oneway_semaphore_value=options.client_oneway_semaphore_value,
+        polled=polled,
     )
 
 

@@ -60,7 +60,7 @@ def read_rows(
     RemotingCommandException
         A stored message is damaged.
     """
-    with contextlib.closing(reading_transport(options)) as transport:
+    with contextlib.closing(reading_transport(options, polled=True)) as transport:
         queues = TopicQueues(options, transport, time.monotonic, routes)
         waiting: list[Pulled] = []
         rows = nbytes = 0
@@ -74,9 +74,9 @@ def read_rows(
         yield from _decoded(waiting, schema, options)
 
 
-def reading_transport(options: ReaderOptions) -> RemotingTransport:
+def reading_transport(options: ReaderOptions, *, polled: bool = False) -> RemotingTransport:
     """Return the transport of a read; nothing is opened before the first request."""
-    transport = new_transport(options, "")
+    transport = new_transport(options, "", polled=polled)
     assert isinstance(transport, RemotingTransport), "a read never goes over gRPC"
     return transport
 

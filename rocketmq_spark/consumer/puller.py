@@ -2,7 +2,7 @@
 
     plan segments -> pull -> outcome -> records of the oldest segment of a queue -> out
 
-Rule 1: one thread decides; the transport's thread only hands outcomes over.
+Rule 1: one thread does everything: it decides, and has the transport send and receive while it waits.
 Rule 2: what comes out is whole: from the start of a range to its end, without a gap that a broker has not told of. A
         queue that gives nothing for ``readTimeoutMs`` is an error, and so is data that is gone, unless it may be.
 Rule 3: segments in memory are bounded by their number, which is lowered where answers are large.
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import math
-import queue as queue_module
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -88,8 +87,6 @@ class Puller:
         Seconds, monotonic.
     window : int, default 32
         Requests under way and answers waiting, over all queues.
-    arrived : queue.SimpleQueue, optional
-        Where outcomes are handed over, and waited for: a test's own moves its clock.
     """
 
     def __init__(
@@ -99,7 +96,6 @@ class Puller:
         queues: TopicQueues,
         clock: Callable[[], float],
         window: int = WINDOW,
-        arrived: queue_module.SimpleQueue[tuple[_Segment, PullOutcome]] | None = None,
     ) -> None:
         self._options = options
         self._transport = transport
@@ -109,7 +105,7 @@ class Puller:
         self._filtered = options.sub_expression != "*"
         self._timeout = options.pull_timeout_ms / 1000
         self._patience = options.read_timeout_ms / 1000
-        self._arrived = queue_module.SimpleQueue() if arrived is None else arrived
+        self._arrived: deque[tuple[_Segment, PullOutcome]] = deque()
         # How long the consumer had what came out, over all.
         self._away = 0.0
         self._in_flight = 0
@@ -199,25 +195,21 @@ class Puller:
             suspend_ms = _SUSPEND_MS if lane.suspend else 0
             request = PullRequest(lane.target, segment.address, segment.start, suspend_ms)
             arrived = self._arrived
-            self._transport.pull(request, self._timeout, lambda outcome: arrived.put((segment, outcome)))
+            self._transport.pull(request, self._timeout, lambda outcome: arrived.append((segment, outcome)))
         except RocketMQError as exc:
             if not exc.retriable:
                 raise
-            self._arrived.put((segment, PullOutcome(None, error=exc)))
+            self._arrived.append((segment, PullOutcome(None, error=exc)))
         self._in_flight += 1
 
     def _take(self, lanes: Sequence[_Lane]) -> None:
         """Wait for an outcome, or for the first queue that may try again, and look at all that are there."""
         now = self._now()
         wait = min((lane.waits_until - now for lane in lanes if lane.waits_until > now), default=1.0)
-        try:
-            segment, outcome = self._arrived.get(timeout=max(0.01, wait))
-            while True:
-                self._in_flight -= 1
-                self._judge(segment, outcome)
-                segment, outcome = self._arrived.get_nowait()
-        except queue_module.Empty:
-            pass
+        self._transport.poll(0.0 if self._arrived else max(0.01, wait))
+        while self._arrived:
+            self._in_flight -= 1
+            self._judge(*self._arrived.popleft())
 
     def _judge(self, segment: _Segment, outcome: PullOutcome) -> None:
         """Keep an outcome that brings the segment further, or have the segment pulled again."""

@@ -218,8 +218,15 @@ class ReadTransport(Protocol):
     def pull(self, request: PullRequest, timeout: float, on_pulled: OnPulled) -> None:
         """Start one request for messages and return at once.
 
-        `on_pulled` is called exactly once, on the transport's own thread (never inside this call), and must neither
-        block nor raise.
+        `on_pulled` is called exactly once, never inside this call, and must neither block nor raise: by `poll`, or on
+        the transport's own thread if it has one.
+        """
+        ...
+
+    def poll(self, timeout: float) -> None:
+        """Send, receive and call back in the calling thread, for so many seconds at most, of a transport without one.
+
+        Many small answers cost less this way than if two threads hand them over.
         """
         ...
 

@@ -148,6 +148,8 @@ class RemotingClient:
             if request.permit is not None:
                 request.permit.release()
             raise
+        while self._loop.polled and not done.is_set():
+            self._loop.poll(max(0.0, expires - self._clock()))
         if not done.wait(timeout + _GRACE):
             raise RemotingTimeoutException(
                 f"request {code} to {address}: the transport's thread did not end it within {timeout:g} s ({self!r})"

@@ -1,4 +1,4 @@
-"""The one thread that serves all connections of a transport.
+"""The one thread that serves all connections of a transport: its own, or that of a caller who polls.
 
 Rule 1: nothing is opened and no thread runs before the first request.
 Rule 2: the thread sleeps until a socket is ready, a deadline is due or somebody wakes it; it never polls.
@@ -49,6 +49,9 @@ class IoLoop:
         Encrypts every connection.
     hooks : sequence of callables, default none
         See :func:`~rocketmq_spark.transport.hooks.request_hooks`.
+    polled : bool, default False
+        It has no thread of its own: one other thread submits everything and calls `poll`. Two threads that hand each
+        other many small answers spend more time on that than on the answers.
     """
 
     def __init__(
@@ -58,12 +61,18 @@ class IoLoop:
         on_request: OnRequest,
         secure: Secure | None = None,
         hooks: Sequence[RequestHook] = (),
+        *,
+        polled: bool = False,
     ) -> None:
         self._clock = clock
         self._connect_timeout = connect_timeout
         self._on_request = on_request
         self._secure = secure
         self._hooks = hooks
+        self.polled = polled
+        self._polling = False
+        self._poller: int | None = None
+        self._scratch: memoryview | None = None
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._by_address: dict[str, Connection] = {}
@@ -93,6 +102,8 @@ class IoLoop:
     @property
     def in_own_thread(self) -> bool:
         """The caller is the loop's thread: waiting here for an answer would be waiting for itself."""
+        if self.polled:
+            return self._polling
         return self._thread is not None and self._thread.ident == threading.get_ident()
 
     def check(self) -> None:
@@ -146,8 +157,7 @@ class IoLoop:
         self.check()
         with self._lock:
             self.check()
-            if self._thread is None:
-                self._start()
+            self._start()
             self._refused.append((request, Answer(None, error, 0.0)))
         self._wake()
 
@@ -159,9 +169,37 @@ class IoLoop:
         with self._lock:
             self._closed = True
             thread = self._thread
+        if self.polled:
+            self._shut_down(None)
         if thread is not None and not self.in_own_thread:
             self._wake()
             thread.join(_JOIN_TIMEOUT)
+
+    def poll(self, timeout: float) -> None:
+        """Move bytes and call callbacks, in the calling thread; wait at most so many seconds for something to do.
+
+        Raises
+        ------
+        RocketMQError
+            Closed, or in another process.
+        """
+        self.check()
+        if not self.polled:
+            raise RocketMQError("this transport has a thread of its own, and is not to be polled")
+        with self._lock:
+            self._start()
+        assert self._selector is not None
+        assert self._scratch is not None
+        self._polling = True
+        try:
+            # What was submitted since is written first: nobody wakes this thread for it.
+            self._look_at_all()
+            self._turn(self._selector, self._scratch, timeout)
+        except BaseException as exc:
+            self._shut_down(exc)
+            raise
+        finally:
+            self._polling = False
 
     def _drop_inherited(self) -> None:
         # No lock (its holder may be a thread that exists in the parent only), no unregister, no shutdown: closing
@@ -179,8 +217,7 @@ class IoLoop:
             connection = self._by_address.get(address)
             if connection is not None and connection.state in (State.CONNECTING, State.OPEN):
                 return connection, False
-            if self._thread is None:
-                self._start()
+            self._start()
             connection = Connection(
                 address, self._clock, self._connect_timeout, self._attend, self._on_request, self._secure
             )
@@ -188,11 +225,17 @@ class IoLoop:
             return connection, True
 
     def _start(self) -> None:
+        if self._selector is not None:
+            return
         self._selector = selectors.DefaultSelector()
         self._waker, self._wakee = socket.socketpair()
         self._waker.setblocking(False)
         self._wakee.setblocking(False)
         self._selector.register(self._wakee, selectors.EVENT_READ)
+        self._scratch = memoryview(bytearray(_RECEIVE_BUFFER))
+        if self.polled:
+            self._poller = threading.get_ident()
+            return
         thread = threading.Thread(target=self._run, name="rocketmq-spark-transport", daemon=True)
         try:
             thread.start()
@@ -209,7 +252,8 @@ class IoLoop:
 
     def _wake(self) -> None:
         # One byte until the thread has seen it: a burst of submissions costs one write.
-        if self._woken or self._waker is None:
+        # Who polls is awake while it submits: only others (a look-up of a name) wake it.
+        if self._woken or self._waker is None or (self.polled and threading.get_ident() == self._poller):
             return
         self._woken = True
         try:
@@ -220,35 +264,39 @@ class IoLoop:
 
     def _run(self) -> None:
         assert self._selector is not None
-        scratch = memoryview(bytearray(_RECEIVE_BUFFER))
+        assert self._scratch is not None
         cause: BaseException | None = None
         try:
             while not self._closed:
-                self._turn(self._selector, scratch)
+                self._turn(self._selector, self._scratch)
         except BaseException as exc:
             cause = exc
             logger.critical("the transport's thread failed; everything in flight fails with it", exc_info=True)
         finally:
             self._shut_down(cause)
 
-    def _turn(self, selector: selectors.BaseSelector, scratch: memoryview) -> None:
+    def _turn(self, selector: selectors.BaseSelector, scratch: memoryview, timeout: float = math.inf) -> None:
         self._sleeping_until = math.inf
         due = min((connection.due for connection in self._adopted), default=math.inf)
         self._sleeping_until = due
-        ready = selector.select(None if due == math.inf else max(0.0, due - self._clock()))
+        wait = min(timeout, max(0.0, due - self._clock()))
+        ready = selector.select(None if wait == math.inf else wait)
         self._sleeping_until = -math.inf
         for key, mask in ready:
             if key.data is None:
                 self._drain_wakes()
             else:
                 self._serve(key.data, mask, scratch)
-        while self._attention:
-            self._look_at(self._attention.popleft())
+        self._look_at_all()
         self._finish_refused()
         # After the reading: an answer that came while this thread was held up must still count.
         now = self._clock()
         for connection in [overdue for overdue in self._adopted if overdue.due <= now]:
             self._sweep(connection, now)
+
+    def _look_at_all(self) -> None:
+        while self._attention:
+            self._look_at(self._attention.popleft())
 
     def _finish_refused(self) -> None:
         # Those that are there now: a callback that tries again at once must not keep this thread here.

@@ -50,6 +50,10 @@ class PullClient(RemotingClient):
         command = self.invoke(address, RequestCode.HEART_BEAT, {}, (body,), timeout)
         succeeded(command, address, f"heart-beat of {client_id} for the group {group}")
 
+    def poll(self, timeout: float) -> None:
+        """Move bytes and call callbacks, for so many seconds at most; see :class:`.base.ReadTransport`."""
+        self._loop.poll(timeout)
+
     def update_consumer_offset(
         self, queue: MessageQueue, group: str, offset: int, address: str, timeout: float
     ) -> None:

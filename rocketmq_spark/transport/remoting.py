@@ -93,6 +93,8 @@ class RemotingTransport(PullClient):
         How many requests may be under way whose callers do not wait for the answer (sends), and how many oneway ones.
         An asynchronous one beyond the limit ends at once with a ``RemotingTooMuchRequestException``; a oneway one waits
         within its timeout. Calls that wait for their answer need no permit, as in 4.x.
+    polled : bool, default False
+        It has no thread: the one thread that uses it calls `poll`, and all callbacks come from there.
 
     Attributes
     ----------
@@ -122,6 +124,7 @@ class RemotingTransport(PullClient):
         clock: Callable[[], float] = time.monotonic,
         client_async_semaphore_value: int = 65_535,
         client_oneway_semaphore_value: int = 65_535,
+        polled: bool = False,
     ) -> None:
         for address in name_servers:
             try:
@@ -130,7 +133,8 @@ class RemotingTransport(PullClient):
                 raise OptionError(f"nameServer: {exc}") from exc
         self._name_servers = NameServers(name_servers, random or random_module.Random(), clock)
         secure = None if tls is None else tls.secure()
-        loop = IoLoop(clock, connect_timeout, self._on_request, secure, request_hooks(namespace_v2, credentials))
+        hooks = request_hooks(namespace_v2, credentials)
+        loop = IoLoop(clock, connect_timeout, self._on_request, secure, hooks, polled=polled)
         super().__init__(loop, clock, client_async_semaphore_value, client_oneway_semaphore_value)
         self.on_check_transaction: OnCheckTransaction | None = None
 

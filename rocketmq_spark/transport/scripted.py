@@ -107,6 +107,7 @@ class ScriptedTransport(ScriptedPulls):
         self.requests: list[SendRequest] = []
         self.oneways: list[SendRequest] = []
         self._script = {broker: deque(replies) for broker, replies in (script or {}).items()}
+        self.polls = 0
         self._threaded = threaded
         self._thread: threading.Thread | None = None
         self._numbers = itertools.count()
@@ -183,6 +184,16 @@ class ScriptedTransport(ScriptedPulls):
             self.requests.append(request)
             wait = timeout if reply.silent else min(reply.delay, timeout)
             self._schedule(wait, self._outcome(request, reply, timeout, wait), on_outcome)
+
+    def poll(self, timeout: float) -> None:
+        """Move the clock to the next outcome, at most so many seconds on, and deliver what is due then.
+
+        A threaded one delivers by itself: there is nothing to do here.
+        """
+        self.polls += 1
+        if not self._threaded:
+            until = self._clock() + timeout
+            self.advance(min(until, self.next_due) - self._clock())
 
     def pull(self, request: PullRequest, timeout: float, on_pulled: OnPulled) -> None:
         """Play the queue's next reply; see :class:`.base.ReadTransport`."""

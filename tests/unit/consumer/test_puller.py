@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import queue as queue_module
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -36,33 +34,8 @@ Make = Callable[..., Reader]
 BUSY = BrokerBusyException("busy", 2, "", "a:10911")
 
 
-class Arrivals:
-    """Hands over outcomes; who waits for one moves the scripted clock."""
-
-    def __init__(self, transport: ScriptedTransport) -> None:
-        self.transport = transport
-        self.items: deque[Any] = deque()
-        self.waits = 0
-
-    def put(self, item: Any) -> None:
-        self.items.append(item)
-
-    def get(self, timeout: float) -> Any:
-        self.waits += 1
-        until = self.transport._clock() + timeout
-        while not self.items and (now := self.transport._clock()) < until:
-            self.transport.advance(min(until, self.transport.next_due) - now)
-        return self.get_nowait()
-
-    def get_nowait(self) -> Any:
-        if not self.items:
-            raise queue_module.Empty
-        return self.items.popleft()
-
-
 def puller(made: Reader, window: int = WINDOW) -> Puller:
-    arrived: Any = Arrivals(made.transport)
-    return Puller(made.options, made.transport, made.queues, made.clock, window, arrived)
+    return Puller(made.options, made.transport, made.queues, made.clock, window)
 
 
 def read(made: Reader, *ranges: OffsetRange, window: int = WINDOW) -> list[Pulled]:
@@ -361,7 +334,7 @@ def test_while_all_wait_nobody_is_busy(reader: Make) -> None:
     slow = puller(made, window=8)
     with pytest.raises(ReadError):
         list(slow.pull([OffsetRange(queue, 0, 10) for queue in many]))
-    assert slow._arrived.waits < 2000
+    assert made.transport.polls < 2000
 
 
 def test_answers_that_wait_for_the_oldest_one_do_not_stop_it(reader: Make) -> None:

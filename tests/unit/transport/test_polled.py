@@ -1,0 +1,135 @@
+"""A transport without a thread: whoever polls it moves its bytes, and hears of everything."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from rocketmq_spark.errors import (
+    RemotingConnectException,
+    RemotingException,
+    RemotingTimeoutException,
+    RocketMQError,
+)
+from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.pull import PullOutcome, PullRequest, PullStatus, PullTarget
+from rocketmq_spark.transport.remoting import RemotingTransport
+from tests.peer import PATIENCE, Peer, Session, refused_address
+
+QUEUE = MessageQueue("orders", "a", 0)
+TARGET = PullTarget(QUEUE, "group", 32, "*", "TAG")
+
+
+@pytest.fixture
+def polled() -> Iterator[RemotingTransport]:
+    with RemotingTransport([], polled=True) as transport:
+        yield transport
+
+
+def answering(session: Session) -> None:
+    while True:
+        request = session.read()
+        offset = int(request.ext_fields.get("queueOffset", "0"))
+        fields = {"nextBeginOffset": str(offset + 1), "minOffset": "0", "maxOffset": "100", "offset": "7"}
+        session.answer(request, 0, fields, b"%d" % offset)
+
+
+def poll_until(transport: RemotingTransport, outcomes: list[PullOutcome], count: int) -> None:
+    gives_up = time.monotonic() + PATIENCE
+    while len(outcomes) < count:
+        assert time.monotonic() < gives_up
+        transport.poll(1.0)
+
+
+def test_many_pulls_are_answered_in_the_thread_that_polls(polled: RemotingTransport) -> None:
+    outcomes: list[PullOutcome] = []
+    threads: set[threading.Thread] = set()
+
+    def on_pulled(outcome: PullOutcome) -> None:
+        threads.add(threading.current_thread())
+        outcomes.append(outcome)
+
+    with Peer(answering) as peer:
+        before = threading.active_count()
+        for offset in range(50):
+            polled.pull(PullRequest(TARGET, peer.address, offset), PATIENCE, on_pulled)
+        assert outcomes == []
+        poll_until(polled, outcomes, 50)
+        # The peer's thread for the connection is all that is new.
+        assert threading.active_count() <= before + 1
+    assert threads == {threading.current_thread()}
+    assert [bytes(outcome.body) for outcome in outcomes] == [b"%d" % offset for offset in range(50)]
+
+
+def test_a_call_that_waits_for_its_answer_polls_meanwhile(polled: RemotingTransport) -> None:
+    outcomes: list[PullOutcome] = []
+    with Peer(answering) as peer:
+        polled.pull(PullRequest(TARGET, peer.address, 3), PATIENCE, outcomes.append)
+        assert polled.max_offset(QUEUE, peer.address, PATIENCE) == 7
+        poll_until(polled, outcomes, 1)
+    assert outcomes[0].status is PullStatus.FOUND
+
+
+def test_a_call_that_waits_is_refused_in_a_callback(polled: RemotingTransport) -> None:
+    errors: list[RocketMQError] = []
+
+    def on_pulled(_outcome: PullOutcome) -> None:
+        with pytest.raises(RocketMQError, match="a blocking call in a callback") as raised:
+            polled.max_offset(QUEUE, peer.address, PATIENCE)
+        errors.append(raised.value)
+
+    with Peer(answering) as peer:
+        polled.pull(PullRequest(TARGET, peer.address, 0), PATIENCE, on_pulled)
+        while not errors:
+            polled.poll(1.0)
+
+
+def test_an_answer_that_came_while_nobody_polled_counts(polled: RemotingTransport) -> None:
+    outcomes: list[PullOutcome] = []
+    with Peer(answering) as peer:
+        polled.max_offset(QUEUE, peer.address, PATIENCE)
+        polled.pull(PullRequest(TARGET, peer.address, 0), 0.2, outcomes.append)
+        polled.poll(0.0)
+        # Longer than its timeout: it is here, and nobody has looked.
+        time.sleep(0.4)
+        poll_until(polled, outcomes, 1)
+    assert outcomes[0].status is PullStatus.FOUND
+
+
+def test_failures_are_told_by_polling(polled: RemotingTransport) -> None:
+    outcomes: list[PullOutcome] = []
+    with Peer(Session.wait_for_hangup) as silent:
+        polled.pull(PullRequest(TARGET, silent.address, 0), 0.1, outcomes.append)
+        poll_until(polled, outcomes, 1)
+    polled.pull(PullRequest(TARGET, refused_address(), 0), PATIENCE, outcomes.append)
+    poll_until(polled, outcomes, 2)
+    assert isinstance(outcomes[0].error, RemotingTimeoutException)
+    assert isinstance(outcomes[1].error, RemotingConnectException)
+    with pytest.raises(RemotingConnectException):
+        polled.max_offset(QUEUE, refused_address(), PATIENCE)
+
+
+def test_a_poll_without_anything_to_do_ends(polled: RemotingTransport) -> None:
+    polled.poll(0.0)
+    polled.poll(0.01)
+
+
+def test_closing_fails_what_is_under_way(polled: RemotingTransport) -> None:
+    outcomes: list[PullOutcome] = []
+    with Peer(Session.wait_for_hangup) as silent:
+        polled.pull(PullRequest(TARGET, silent.address, 0), PATIENCE, outcomes.append)
+        polled.poll(0.05)
+        polled.close()
+        polled.close()
+    assert len(outcomes) == 1
+    assert isinstance(outcomes[0].error, RemotingException)
+    with pytest.raises(RocketMQError, match="is closed"):
+        polled.poll(0.0)
+
+
+def test_a_transport_with_a_thread_is_not_polled() -> None:
+    with RemotingTransport([]) as transport, pytest.raises(RocketMQError, match="has a thread of its own"):
+        transport.poll(0.0)
