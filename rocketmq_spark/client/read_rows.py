@@ -10,8 +10,9 @@ Follows design.md section 8.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -24,6 +25,8 @@ from rocketmq_spark.consumer.ranges import OffsetRange
 from rocketmq_spark.consumer.topic_queues import TopicQueues
 from rocketmq_spark.pull import Pulled
 from rocketmq_spark.reader_options import ReaderOptions
+from rocketmq_spark.route_data import TopicRouteData
+from rocketmq_spark.transport.local_address import local_ip
 from rocketmq_spark.transport.remoting import RemotingTransport
 
 # A record batch is made of so many messages or bytes, whichever come first: as many as Spark's own, and few enough
@@ -35,7 +38,12 @@ _TRIMMED: Final = "".join(map(chr, range(0x21)))
 
 
 def read_rows(
-    options: ReaderOptions, ranges: Sequence[OffsetRange], schema: pa.Schema, *, filters_here: bool = False
+    options: ReaderOptions,
+    ranges: Sequence[OffsetRange],
+    schema: pa.Schema,
+    routes: Mapping[str, TopicRouteData] | None = None,
+    *,
+    filters_here: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """Yield every message of the ranges that the filter lets through.
 
@@ -46,6 +54,8 @@ def read_rows(
         Each of another queue.
     schema : pyarrow.Schema
         The columns wanted.
+    routes : mapping of str to TopicRouteData, optional
+        Of the topics, as the driver knows them.
     filters_here : bool, default False
         Pull everything, and look for the tags of ``subExpression`` here alone.
 
@@ -58,7 +68,7 @@ def read_rows(
     """
     with contextlib.closing(reading_transport(options, polled=True)) as transport:
         asked = replace(options, sub_expression="*") if filters_here else options
-        queues = TopicQueues(asked, transport, time.monotonic)
+        queues = TopicQueues(asked, transport, time.monotonic, routes)
         waiting: list[Pulled] = []
         rows = nbytes = 0
         for pulled in Puller(asked, transport, queues, time.monotonic).pull(ranges):
@@ -76,6 +86,12 @@ def reading_transport(options: ReaderOptions, *, polled: bool = False) -> Remoti
     transport = new_transport(options, "", polled=polled)
     assert isinstance(transport, RemotingTransport), "a read never goes over gRPC"
     return transport
+
+
+def client_id(options: ReaderOptions) -> str:
+    """Return what brokers call a reader of this process."""
+    name = options.instance_name or "spark"
+    return "@".join(filter(None, (options.client_ip or local_ip(), f"{name}#{os.getpid()}", options.unit_name)))
 
 
 def _decoded(pulls: Sequence[Pulled], schema: pa.Schema, options: ReaderOptions) -> Iterator[pa.RecordBatch]:

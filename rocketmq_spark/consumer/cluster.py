@@ -1,7 +1,9 @@
 """What a streaming query asks of a cluster, from one micro-batch to the next.
 
-Rule 1: everything is asked anew each time; remembered is only since when a queue has been silent.
+Rule 1: everything is asked anew each time; remembered is only what has been said already: which queues are silent, and
+        since when, and which are gone.
 Rule 2: one silent queue stops no other; a query that could not even begin says so at once.
+Rule 3: a queue once known is never forgotten: one that comes back is read on where it was.
 
 Follows ``KafkaMicroBatchStream.scala``.
 """
@@ -9,6 +11,8 @@ Follows ``KafkaMicroBatchStream.scala``.
 from __future__ import annotations
 
 import logging
+import math
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
@@ -18,12 +22,15 @@ from rocketmq_spark.consumer.topic_queues import TopicQueues
 from rocketmq_spark.errors import ReadError, RocketMQError
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.reader_options import ReaderOptions
+from rocketmq_spark.route_data import TopicRouteData
 from rocketmq_spark.transport.base import ReadTransport
 
 logger = logging.getLogger("rocketmq_spark.consumer")
 
 # A queue is not given up before so many tries: between two of them a whole micro-batch may lie.
 _TRIES: Final = 3
+# Seconds from one heart-beat to the next (heartbeatBrokerInterval); a broker forgets a client after four of them.
+_HEART_BEAT: Final = 30.0
 
 
 class SourceCluster:
@@ -36,9 +43,13 @@ class SourceCluster:
         Closed with this object.
     clock : callable
         Seconds, monotonic.
+    client_id : str, default "spark"
+        What brokers, and the tools that ask them, call this member of the group.
     """
 
-    def __init__(self, options: ReaderOptions, transport: ReadTransport, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, options: ReaderOptions, transport: ReadTransport, clock: Callable[[], float], client_id: str = "spark"
+    ) -> None:
         self._options = options
         self._transport = transport
         self._clock = clock
@@ -46,6 +57,10 @@ class SourceCluster:
         self._bounds = Bounds(options, transport, self._queues, clock)
         # Since when nobody has answered for a queue, and how often in a row.
         self._silent: dict[MessageQueue, tuple[float, int]] = {}
+        self._gone: set[MessageQueue] = set()
+        self._client_id = client_id
+        self._registered: dict[str, float] = {}
+        self._lock = threading.Lock()
 
     def starts(self) -> Offsets:
         """Return where a new query begins."""
@@ -53,10 +68,17 @@ class SourceCluster:
 
     def latest(self) -> Offsets:
         """Return the ends of all queues there are."""
-        return self._bounds.latest(self._queues.find())
+        return self._bounds.latest(self._queues.present())
 
-    def available(self, known: Mapping[MessageQueue, int]) -> Offsets:
+    def available(self, known: Mapping[MessageQueue, int], target: Mapping[MessageQueue, int] | None = None) -> Offsets:
         """Return how far can be read now: the ends of the queues of `known` and of those that are new.
+
+        Parameters
+        ----------
+        known : mapping of MessageQueue to int
+            How far has been read.
+        target : mapping of MessageQueue to int, optional
+            What `latest` has said; what came after that is not read.
 
         Raises
         ------
@@ -65,17 +87,23 @@ class SourceCluster:
         ReadError
             For ``readTimeoutMs`` nobody has answered for a queue.
         """
-        queues = self._queues.find()
+        present = set(self._queues.present())
+        gone = {queue for queue in known if queue not in present and self._queues.exists(queue) is False}
+        for queue in sorted(gone - self._gone):
+            self._bounds.lost(f"queue {queue} is gone: what was in it behind offset {known[queue]} can't be read")
+        self._gone = gone
+        asked = sorted((present | known.keys()) - gone)
+        if target is not None:
+            # What is not in it came later, or its broker has gone before.
+            ends = {queue: self._not_before(queue, target[queue], None, known) for queue in asked if queue in target}
+            return {**known, **ends}
         found = dict(known)
         before, self._silent = self._silent, {}
-        for queue, answer in self._bounds.once([*dict.fromkeys([*known, *queues])], self._end).items():
-            if queue in known and queue not in queues and self._queues.exists(queue) is False:
-                self._bounds.lost(f"queue {queue} is gone: what was in it behind offset {known[queue]} can't be read")
-                del found[queue]
-            elif isinstance(answer, RocketMQError):
+        for queue, answer in self._bounds.once(asked, self._end).items():
+            if isinstance(answer, RocketMQError):
                 self._is_silent(queue, answer, *before.get(queue, (self._clock(), 0)))
             else:
-                found[queue] = self._not_before(queue, *answer, known.get(queue))
+                found[queue] = self._not_before(queue, *answer, known)
         return found
 
     def begun(self, known: Mapping[MessageQueue, int], available: Mapping[MessageQueue, int]) -> Offsets:
@@ -90,6 +118,10 @@ class SourceCluster:
         """Return what a micro-batch reads; raises as `Bounds.checked`."""
         return self._bounds.checked(self.begun(starts, ends), ends)
 
+    def routes(self, queues: Iterable[MessageQueue]) -> dict[str, TopicRouteData]:
+        """See `TopicQueues.routes`."""
+        return self._queues.routes(queues)
+
     def may_hold_inner_batches(self, queues: Iterable[MessageQueue]) -> bool:
         """See `TopicQueues.may_hold_inner_batches`."""
         return self._queues.may_hold_inner_batches(queues)
@@ -103,12 +135,21 @@ class SourceCluster:
         options, timeout = self._options, self._options.pull_timeout_ms / 1000
 
         def tell(queue: MessageQueue, address: str) -> None:
+            self._register(address, timeout)
             on_wire = self._queues.on_wire(queue)
             self._transport.update_consumer_offset(on_wire, options.consumer_group, offsets[queue], address, timeout)
 
         for queue, answer in self._bounds.once([*offsets], tell).items():
             if isinstance(answer, RocketMQError):
                 logger.warning("commitOffsets: %s: %s", queue, answer)
+
+    def _register(self, address: str, timeout: float) -> None:
+        """Have a broker know the group, and the tools that ask it: without a heart-beat there is no %RETRY% topic."""
+        with self._lock:
+            now, since = self._clock(), self._registered.get(address, -math.inf)
+            if now - since > _HEART_BEAT:
+                self._transport.register_consumer(self._client_id, self._options.consumer_group, address, timeout)
+                self._registered[address] = now
 
     def close(self) -> None:
         """Close the connections."""
@@ -121,18 +162,25 @@ class SourceCluster:
         if not error.retriable:
             raise error
         self._silent[queue] = since, tries + 1
-        if tries + 1 >= _TRIES and self._clock() - since > self._options.read_timeout_ms / 1000:
+        options, enough = (
+            self._options,
+            tries + 1 >= _TRIES and self._clock() - since > self._options.read_timeout_ms / 1000,
+        )
+        if enough and options.fail_on_data_loss:
             raise ReadError(
-                f"asking for the end of {queue}: nobody has answered for readTimeoutMs="
-                f"{self._options.read_timeout_ms}. The last try: {error}. Bring its broker back; "
-                "the query then goes on where it was"
+                f"asking for the end of {queue}: nobody has answered for readTimeoutMs={options.read_timeout_ms}. The "
+                f"last try: {error}. Bring its broker back, and the query goes on where it was; to go on without it, "
+                "set failOnDataLoss=false"
             ) from error
-        logger.warning("queue %s waits for its broker, the others go on: %s", queue, error)
+        if not tries:
+            logger.warning("queue %s waits for its broker, the others go on: %s", queue, error)
 
-    def _not_before(self, queue: MessageQueue, end: int, address: str, known: int | None) -> int:
+    def _not_before(self, queue: MessageQueue, end: int, address: str | None, start: Mapping[MessageQueue, int]) -> int:
+        """Return an end that nobody, or whoever has this address, has told just now."""
+        known = start.get(queue)
         if known is None or end >= known:
             return end
-        if not self._queues.is_master(queue, address):
+        if address is not None and not self._queues.is_master(queue, address):
             # A slave is behind its master.
             return known
         self._bounds.lost(

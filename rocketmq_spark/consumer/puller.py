@@ -218,7 +218,8 @@ class Puller:
         if outcome.error is not None:
             self._refused(lane, outcome.error)
             self._wait(lane, outcome.error)
-            if not outcome.error.flow_control:
+            # A slave that may not be read from (slaveReadEnable) says that it is busy, for ever.
+            if not outcome.error.flow_control or not self._queues.is_master(lane.queue, segment.address):
                 self._queues.failed(lane.queue, segment.address)
         elif outcome.status is PullStatus.NO_NEW_MSG or outcome.next_begin_offset <= segment.start:
             self._nothing_yet(lane, segment, outcome)

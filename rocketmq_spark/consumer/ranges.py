@@ -114,4 +114,5 @@ def limited(start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int], 
     rests = {queue: size * most % total for queue, size in sizes.items()}
     for queue in sorted(filter(rests.get, rests), key=lambda queue: (shares[queue] > 0, -rests[queue]))[:left]:
         shares[queue] += 1
-    return {queue: start[queue] + shares[queue] for queue in end}
+    # One that ends before it begins has lost what was between.
+    return {queue: min(start[queue], end[queue]) + shares[queue] for queue in end}

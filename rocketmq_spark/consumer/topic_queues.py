@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -36,6 +36,8 @@ logger = logging.getLogger("rocketmq_spark.consumer")
 
 # A route that has just been asked for is not asked for again, seconds.
 _FRESH: Final = 1.0
+# What the list of topics is called among the routes.
+_LIST: Final = ""
 
 
 class TopicQueues:
@@ -47,16 +49,24 @@ class TopicQueues:
     transport : ReadTransport
     clock : callable
         Seconds, monotonic.
+    routes : mapping of str to TopicRouteData, optional
+        What is known already, by topic: who only reads need not ask a name server then.
     """
 
-    def __init__(self, options: ReaderOptions, transport: ReadTransport, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        options: ReaderOptions,
+        transport: ReadTransport,
+        clock: Callable[[], float],
+        routes: Mapping[str, TopicRouteData] | None = None,
+    ) -> None:
         self._options = options
         self._transport = transport
         self._clock = clock
         # Per request, and for each name server in turn.
         self._timeout = options.pull_timeout_ms / 1000
         self._lock = threading.Lock()
-        self._routes: dict[str, TopicRouteData] = {}
+        self._routes = dict(routes or {})
         self._asked_at: dict[str, float] = {}
         # Why there is no route of a topic, where there has never been one.
         self._unknown: dict[str, RocketMQError] = {}
@@ -82,17 +92,26 @@ class TopicQueues:
         RocketMQError
             No name server answers, and none has before.
         """
-        queues: list[MessageQueue] = []
-        for topic in self._topics():
-            route = self._route(topic)
-            queues += [queue for queue in _readable(topic, route) if self._options.reads(queue)]
+        with self._lock:
+            self._asked_at.clear()
+        queues = self.present()
         missing = set(self._options.assign) - set(queues)
         if missing:
             raise OptionError(
                 f"assign names {', '.join(map(str, sorted(missing, key=str)))}, which the brokers of the topic don't "
                 "have for reading: see mqadmin topicRoute"
             )
-        return sorted(queues, key=lambda queue: (queue.topic, queue.broker_name, queue.queue_id))
+        return queues
+
+    def present(self) -> list[MessageQueue]:
+        """Return the queues that can be read now, sorted, by what the name servers have said within the last second.
+
+        Raises as `find`, but for queues of ``assign``: a broker that is away may come back with them.
+        """
+        topics = self._topics()
+        queues = [queue for topic in topics for queue in _readable(topic, self._recent_route(topic))]
+        wanted = filter(self._options.reads, queues)
+        return sorted(wanted, key=lambda queue: (queue.topic, queue.broker_name, queue.queue_id))
 
     def address(self, queue: MessageQueue) -> str:
         """Return whom to ask for a queue: the master of its broker; after failures a slave, by turns.
@@ -115,6 +134,11 @@ class TopicQueues:
                 f"reading {queue}: no name server knows a broker {queue.broker_name} for its topic just now"
             )
         return address
+
+    def routes(self, queues: Iterable[MessageQueue]) -> dict[str, TopicRouteData]:
+        """Return the routes of the topics of queues, as they are known."""
+        with self._lock:
+            return {topic: self._routes[topic] for topic in {queue.topic for queue in queues} & self._routes.keys()}
 
     def is_master(self, queue: MessageQueue, address: str) -> bool:
         """Return whether the master of the queue's broker has this address."""
@@ -208,21 +232,31 @@ class TopicQueues:
         if options.subscribe_pattern is None:
             named = options.assign or [queue for queue, _ in options.starting_offsets.offsets]
             return sorted({queue.topic for queue in named})
-        try:
-            self._listed = self._transport.topics(self._timeout)
-        except RocketMQError as exc:
-            if self._listed is None or not exc.retriable:
-                raise
-            logger.warning("no name server listed the topics, going on with those of the last time: %s", exc)
         namespace = options.wrapped_namespace
         found = []
-        for wired in self._listed:
+        for wired in self._all_topics():
             topic = unwrap(wired, namespace)
             # A topic of another namespace, or of none, is not changed by taking this one's off.
             own = not namespace or (topic != wired and wrap(namespace, topic) == wired)
             if own and not _is_internal(wired) and options.reads(MessageQueue(topic, "", 0)):
                 found.append(topic)
         return sorted(found)
+
+    def _all_topics(self) -> frozenset[str]:
+        if self._listed is None or not self._is_fresh(_LIST):
+            try:
+                self._listed = self._transport.topics(self._timeout)
+            except RocketMQError as exc:
+                if self._listed is None or not exc.retriable:
+                    raise
+                logger.warning("no name server listed the topics, going on with those of the last time: %s", exc)
+            self._was_asked(_LIST)
+        return self._listed
+
+    def _recent_route(self, topic: str) -> TopicRouteData:
+        with self._lock:
+            route = self._routes.get(topic)
+        return self._route(topic) if route is None or not self._is_fresh(topic) else route
 
     def _is_fresh(self, topic: str) -> bool:
         return self._clock() - self._asked_at.get(topic, -math.inf) < _FRESH

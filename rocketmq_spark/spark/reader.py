@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.consumer.cluster import SourceCluster
     from rocketmq_spark.consumer.ranges import OffsetRange
     from rocketmq_spark.consumer.topic_queues import TopicQueues
+    from rocketmq_spark.route_data import TopicRouteData
 
 logger = logging.getLogger("rocketmq_spark.spark")
 
@@ -41,19 +42,24 @@ _PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class RangesPartition(InputPartition):
-    """What one task reads.
+    """What one task reads, and from whom: a task asks a name server only when a broker does not answer.
 
     Parameters
     ----------
     ranges : tuple of OffsetRange
         Of different queues.
+    routes : dict of str to TopicRouteData
+        Of their topics.
     filters_here : bool
         Whether tags are looked for in the task alone.
     """
 
-    def __init__(self, ranges: tuple[OffsetRange, ...], *, filters_here: bool) -> None:
-        super().__init__(ranges)
+    def __init__(
+        self, ranges: tuple[OffsetRange, ...], routes: dict[str, TopicRouteData], *, filters_here: bool
+    ) -> None:
+        super().__init__(None)
         self.ranges = ranges
+        self.routes = routes
         # Not the reader's to keep: Spark pickles that before it asks for partitions.
         self.filters_here = filters_here
 
@@ -87,7 +93,13 @@ class PartitionReader:
         if isinstance(partition, RangesPartition):
             from rocketmq_spark.client.read_rows import read_rows
 
-            yield from read_rows(self._options, partition.ranges, self._schema, filters_here=partition.filters_here)
+            yield from read_rows(
+                self._options,
+                partition.ranges,
+                self._schema,
+                partition.routes,
+                filters_here=partition.filters_here,
+            )
 
     def _tasks(self, ranges: list[OffsetRange], cluster: TopicQueues | SourceCluster) -> list[InputPartition]:
         from rocketmq_spark.consumer.ranges import tasks_of
@@ -95,7 +107,12 @@ class PartitionReader:
         options = self._options
         tasks = tasks_of(ranges, options.min_partitions, options.max_records_per_partition, self._parallelism)
         filters_here = self._filters_here(ranges, cluster)
-        return [RangesPartition(task, filters_here=filters_here) for task in tasks]
+        routes = cluster.routes([one.queue for one in ranges])
+        topics = [{one.queue.topic for one in task} & routes.keys() for task in tasks]
+        return [
+            RangesPartition(task, {topic: routes[topic] for topic in of_task}, filters_here=filters_here)
+            for task, of_task in zip(tasks, topics, strict=True)
+        ]
 
     def _filters_here(self, ranges: list[OffsetRange], cluster: TopicQueues | SourceCluster) -> bool:
         """Return whether tasks look for tags themselves; have brokers look at an expression that only they can read."""

@@ -54,6 +54,7 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         super().__init__(options, schema, parallelism)
         self._cluster: SourceCluster | None = None
         self._last: Offsets = {}
+        self._told: Offsets = {}
         self._available: Offsets | None = None
         self._target: Offsets | None = None
         self._batch_at: float | None = None
@@ -69,11 +70,11 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         """Return how far the next micro-batch goes. (Releases before 4.2 tell neither where it begins nor a limit.)"""
         known = self._last if start is None else flat(start)
         cluster = self._asked()
-        if self._target is None:
-            available = cluster.available(known)
-        else:
-            available = {**known, **{queue: max(end, known.get(queue, 0)) for queue, end in self._target.items()}}
-        self._available = available
+        # All before that is done with; Spark itself says so no sooner than with the next micro-batch.
+        self._tell(known)
+        # Before 4.2 nobody tells a query that goes on where it was: then every queue has to answer.
+        unknown = not known and self._target is None
+        self._available = available = cluster.latest() if unknown else cluster.available(known, self._target)
         starts = cluster.begun(known, available)
         self._last = self._limited(starts, available, limit)
         return nested(self._last)
@@ -91,14 +92,18 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Tell the brokers how far the group has read, with ``commitOffsets``."""
-        if self._options.commit_offsets:
-            self._asked().commit(flat(end))
+        self._tell(flat(end))
 
     def stop(self) -> None:
         """Close the connections of the driver."""
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None
+
+    def _tell(self, offsets: Offsets) -> None:
+        if self._options.commit_offsets and offsets != self._told:
+            self._asked().commit(offsets)
+            self._told = offsets
 
     def _limited(self, starts: Offsets, available: Offsets, limit: Any) -> Offsets:
         from rocketmq_spark.consumer.ranges import limited
@@ -120,10 +125,11 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
     def _asked(self) -> SourceCluster:
         # Not before Spark asks: a reader is made in processes that only pickle it.
         if self._cluster is None:
-            from rocketmq_spark.client.read_rows import reading_transport
+            from rocketmq_spark.client.read_rows import client_id, reading_transport
             from rocketmq_spark.consumer.cluster import SourceCluster
 
-            self._cluster = SourceCluster(self._options, reading_transport(self._options), time.monotonic)
+            options = self._options
+            self._cluster = SourceCluster(options, reading_transport(options), time.monotonic, client_id(options))
         return self._cluster
 
 

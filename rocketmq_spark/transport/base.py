@@ -243,7 +243,11 @@ class ReadTransport(Protocol):
     def update_consumer_offset(
         self, queue: MessageQueue, group: str, offset: int, address: str, timeout: float
     ) -> None:
-        """Tell a broker how far a group has read (UPDATE_CONSUMER_OFFSET); it checks nothing."""
+        """Tell a broker how far a group has read (UPDATE_CONSUMER_OFFSET), if it knows the group."""
+        ...
+
+    def register_consumer(self, client_id: str, group: str, address: str, timeout: float) -> None:
+        """Tell a broker that a client reads for this group (HEART_BEAT), for which it keeps offsets from then on."""
         ...
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from rocketmq_spark.transport.client import RemotingClient
 from rocketmq_spark.transport.frames import succeeded
 from rocketmq_spark.transport.request import Answer, Request
 from rocketmq_spark.wire.codes import RequestCode, broker_error
-from rocketmq_spark.wire.headers import PullMessageRequestHeader, UpdateConsumerOffsetRequestHeader
+from rocketmq_spark.wire.headers import PullMessageRequestHeader, UpdateConsumerOffsetRequestHeader, heart_beat_body
 from rocketmq_spark.wire.response_headers import PullMessageResponseHeader
 
 # PullSysFlag: the subscription comes with the request, so that no heart-beat has to; the broker may hold the request.
@@ -43,6 +43,12 @@ class PullClient(RemotingClient):
         within = timeout + request.suspend_ms / 1000
         expires = self._clock() + within
         self._start(address, Request(RequestCode.PULL_MESSAGE, fields, (), within, on_answer, expires=expires))
+
+    def register_consumer(self, client_id: str, group: str, address: str, timeout: float) -> None:
+        """Tell a broker that a client reads for this group (HEART_BEAT); the broker makes the group if it has none."""
+        body = heart_beat_body(client_id, consumer_groups=[group])
+        command = self.invoke(address, RequestCode.HEART_BEAT, {}, (body,), timeout)
+        succeeded(command, address, f"heart-beat of {client_id} for the group {group}")
 
     def poll(self, timeout: float) -> None:
         """Move bytes and call callbacks, for so many seconds at most; see :class:`.base.ReadTransport`."""

@@ -100,6 +100,10 @@ class ScriptedPulls(ScriptedCalls):
         """Record the call."""
         self._record(timeout, "update_consumer_offset", queue, group, offset, address)
 
+    def register_consumer(self, client_id: str, group: str, address: str, timeout: float) -> None:
+        """Record the call."""
+        self._record(timeout, "register_consumer", client_id, group, address)
+
     def _pulled(self, request: PullRequest, timeout: float) -> tuple[float, PullOutcome]:
         """Return when a pull ends, in seconds from now, and how."""
         queue = request.target.queue

@@ -19,6 +19,15 @@ from typing import Final
 # Names that are not simply the attribute's in camelCase.
 _IRREGULAR: Final = {"client_id": "clientID", "broker_name": "bname"}
 
+# Of a consumer's heart-beat.
+_PULLS: Final = {
+    "consumeType": "CONSUME_ACTIVELY",
+    "messageModel": "CLUSTERING",
+    "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET",
+    "unitMode": False,
+    "subscriptionDataSet": [],
+}
+
 # (attribute, name on the wire) of each class used so far.
 _WIRE_NAMES: Final[dict[type[_RequestHeader], tuple[tuple[str, str], ...]]] = {}
 
@@ -316,8 +325,10 @@ class CreateTopicRequestHeader(_RequestHeader):
     broker_name: str | None = None
 
 
-def heart_beat_body(client_id: str, producer_groups: Collection[str]) -> bytes:
-    """Encode the body of HEART_BEAT for a client that only produces (spec/remoting.md 12.1).
+def heart_beat_body(
+    client_id: str, producer_groups: Collection[str] = (), consumer_groups: Collection[str] = ()
+) -> bytes:
+    """Encode the body of HEART_BEAT (spec/remoting.md 12.1).
 
     Parameters
     ----------
@@ -325,11 +336,13 @@ def heart_beat_body(client_id: str, producer_groups: Collection[str]) -> bytes:
         ``ip@instanceName``, unique per process.
     producer_groups : collection of str
         Written in sorted order, so that equal clients send equal bytes.
+    consumer_groups : collection of str
+        They pull, and have no subscriptions: a broker then makes no queue of theirs another one's.
     """
     body = {
         "clientID": client_id,
         "producerDataSet": [{"groupName": group} for group in sorted(producer_groups)],
         # Both sets are needed, empty or not.
-        "consumerDataSet": [],
+        "consumerDataSet": [{"groupName": group, **_PULLS} for group in sorted(consumer_groups)],
     }
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()

@@ -124,5 +124,5 @@ def test_a_message_never_waits_for_ever_behind_a_large_queue(large: int, most: i
 
 def test_an_end_that_went_back_takes_nothing_from_the_others() -> None:
     one, two = QUEUES[:2]
-    assert limited({one: 50, two: 0}, {one: 10, two: 8}, 5) == {one: 50, two: 5}
+    assert limited({one: 50, two: 0}, {one: 10, two: 8}, 5) == {one: 10, two: 5}
     assert limited({one: 50, two: 0}, {one: 10, two: 8}, 8) == {one: 10, two: 8}

@@ -265,3 +265,15 @@ def test_heart_beat_lists_each_group_once_and_in_order() -> None:
         "consumerDataSet": [],
     }
     assert body == heart_beat_body("10.0.0.1@größe", ["pg1", "pg2"])
+
+
+def test_the_heart_beat_of_a_consumer_names_its_groups_and_subscribes_to_nothing() -> None:
+    [consumer] = json.loads(heart_beat_body("10.0.0.1@spark#1", consumer_groups=["cg"]))["consumerDataSet"]
+    assert consumer == {
+        "groupName": "cg",
+        "consumeType": "CONSUME_ACTIVELY",
+        "messageModel": "CLUSTERING",
+        "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET",
+        "unitMode": False,
+        "subscriptionDataSet": [],
+    }

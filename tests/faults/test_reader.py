@@ -1,0 +1,220 @@
+"""Reads, batch and stream, while brokers, name servers and links fail: every row once, or an error that says why."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from rocketmq_spark.client.producer import Producer
+from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.spark.report import Metrics
+from tests.feeding import Feed, Kept, once
+from tests.links import Fault, cut, linked_cluster
+from tests.waiting import wait_for
+from tests.writes import heal, make_topic
+
+pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
+
+# More than Spark holds of a task that does not go on: whenever a fault comes, most of it is still to be read.
+ROWS, NBYTES = 60_000, 400
+
+
+@pytest.fixture
+def feed(two_brokers: LocalCluster, topic: str) -> Iterator[Feed]:
+    """What sends to the test's topic, which has two queues on each broker."""
+    make_topic(two_brokers, topic, queues=2)
+    with Producer("feed", name_server=two_brokers.name_server) as producer:
+        yield Feed(producer, two_brokers.name_server, topic)
+
+
+def source(reader: Any, name_server: str, topic: str, **options: Any) -> DataFrame:
+    """Read a topic from its beginning, in batch or as a stream."""
+    given = {"nameServer": name_server, "subscribe": topic, "startingOffsets": "earliest", **options}
+    frame: DataFrame = reader.format("rocketmq").options(**given).load()
+    return frame
+
+
+def read_while(frame: DataFrame, folder: Path, fault: Callable[[Callable[[], None]], object]) -> Counter[str]:
+    """Read a batch, have a fault happen in its midst, and return the keys that came.
+
+    The fault is given what lets the read go on, which it has to call; until then each task stays where it was.
+    """
+    begun, gate = folder / "begun", folder / "gate"
+
+    def held_up(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield batch
+            begun.touch()
+            deadline = time.monotonic() + 120
+            while not gate.exists() and time.monotonic() < deadline:
+                time.sleep(0.02)
+
+    def keys() -> Counter[str]:
+        rows = frame.mapInArrow(held_up, frame.schema).select("keys").collect()
+        return Counter(key for (key,) in rows)
+
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(keys)
+        wait_for(lambda: begun.exists() or found.done())
+        try:
+            fault(gate.touch)
+        finally:
+            gate.touch()
+        return found.result()
+
+
+def killed_and_restarted(cluster: LocalCluster, go_on: Callable[[], None]) -> None:
+    victim = cluster.brokers[0]
+    victim.kill()
+    go_on()
+    victim.restart()
+
+
+def paused(cluster: LocalCluster, go_on: Callable[[], None]) -> None:
+    victim = cluster.brokers[0]
+    victim.pause()
+    go_on()
+    # Longer than a request waits for its answer.
+    time.sleep(2.5)
+    victim.resume()
+
+
+@pytest.mark.parametrize("fault", [killed_and_restarted, paused])
+def test_a_broker_that_fails_for_a_while_costs_a_batch_read_no_row_and_repeats_none(
+    spark: SparkSession,
+    metrics: Metrics,
+    two_brokers: LocalCluster,
+    feed: Feed,
+    topic: str,
+    tmp_path: Path,
+    fault: Callable[[LocalCluster, Callable[[], None]], None],
+) -> None:
+    keys = feed(ROWS, nbytes=NBYTES)
+    frame = source(spark.read, two_brokers.name_server, topic, pullTimeoutMs=1000, minPartitions=4)
+    assert read_while(frame, tmp_path, lambda go_on: fault(two_brokers, go_on)) == once(keys)
+
+
+def test_a_broker_that_stays_away_fails_a_read_that_names_the_queue_and_the_option(
+    spark: SparkSession, metrics: Metrics, two_brokers: LocalCluster, feed: Feed, topic: str, tmp_path: Path
+) -> None:
+    feed(ROWS, nbytes=NBYTES)
+    victim = two_brokers.brokers[0]
+    frame = source(spark.read, two_brokers.name_server, topic, pullTimeoutMs=1000, readTimeoutMs=2000)
+
+    def kill(go_on: Callable[[], None]) -> None:
+        victim.kill()
+        go_on()
+
+    where = rf"reading {topic}/{victim.name}/\d up to offset \d+: nothing came from offset \d+ on for "
+    with pytest.raises(PySparkException, match=rf"{where}readTimeoutMs=2000"):
+        read_while(frame, tmp_path, kill)
+
+
+@pytest.fixture
+def start(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[..., StreamingQuery]]:
+    """Start a query with the test's checkpoint; it is stopped after the test."""
+    begun: list[StreamingQuery] = []
+
+    def begin(frame: DataFrame, kept: Kept, **trigger: Any) -> StreamingQuery:
+        writer = frame.writeStream.foreachBatch(kept).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        begun.append((writer.trigger(**trigger) if trigger else writer).start())
+        return begun[-1]
+
+    yield begin
+    for query in begun:
+        query.stop()
+
+
+@pytest.mark.parametrize("fault", [killed_and_restarted, paused])
+def test_a_broker_that_fails_for_a_while_costs_a_stream_no_row_and_repeats_none(
+    spark: SparkSession,
+    metrics: Metrics,
+    two_brokers: LocalCluster,
+    feed: Feed,
+    topic: str,
+    start: Callable[..., StreamingQuery],
+    fault: Callable[[LocalCluster, Callable[[], None]], None],
+) -> None:
+    keys, kept = feed(8000), Kept()
+    options = {"pullTimeoutMs": 1000, "maxOffsetsPerTrigger": 1000}
+    query = start(source(spark.readStream, two_brokers.name_server, topic, **options), kept)
+    wait_for(lambda: len(kept.batches) >= 2)
+    # The other broker's rows come meanwhile.
+    fault(two_brokers, lambda: keys.extend(feed(500, to=(two_brokers.brokers[1].name, 0), awaited=False)))
+    keys += feed(500)
+    wait_for(lambda: kept.keys.total() >= len(keys) or query.exception() is not None)
+    assert query.exception() is None
+    assert kept.keys == once(keys)
+
+
+def test_a_stream_goes_on_while_no_name_server_is_there_and_finds_new_queues_once_one_is_back(
+    spark: SparkSession,
+    metrics: Metrics,
+    two_brokers: LocalCluster,
+    feed: Feed,
+    topic: str,
+    start: Callable[..., StreamingQuery],
+) -> None:
+    keys, kept = feed(100), Kept()
+    # Topics by a pattern: the list of all of them has to be asked for, too.
+    options = {"subscribePattern": re.escape(topic), "startingOffsets": "earliest"}
+    frame = spark.readStream.format("rocketmq").options(nameServer=two_brokers.name_server, **options).load()
+    query = start(frame, kept)
+    wait_for(lambda: kept.keys == once(keys))
+    two_brokers.servers[0].kill()
+    keys += feed(100, awaited=False)
+    wait_for(lambda: kept.keys == once(keys) or query.exception() is not None)
+    two_brokers.servers[0].restart()
+    # Brokers register with it by and by.
+    heal(two_brokers)
+    make_topic(two_brokers, topic, queues=3)
+    with Producer("feed-again", name_server=two_brokers.name_server) as producer:
+        again = Feed(producer, two_brokers.name_server, topic)
+        again.sent = feed.sent
+        for broker in two_brokers.brokers:
+            keys += again(20, to=(broker.name, 2), awaited=False)
+    wait_for(lambda: kept.keys == once(keys) or query.exception() is not None)
+    assert query.exception() is None
+
+
+def test_links_that_are_cut_in_mid_answer_cost_no_row_and_repeat_none(
+    spark: SparkSession, metrics: Metrics, two_brokers: LocalCluster, feed: Feed, topic: str
+) -> None:
+    keys = feed(20_000, nbytes=100)
+    answers = Fault(cut, 1_000_000)
+    links = linked_cluster(
+        two_brokers.name_server, [broker.address for broker in two_brokers.brokers], to_client=answers
+    )
+    with links as (name_server, _):
+        rows = source(spark.read, name_server, topic).select("keys").collect()
+    assert answers.times > 0
+    assert Counter(key for (key,) in rows) == once(keys)
+
+
+def test_a_body_that_changes_on_its_way_is_an_error_that_names_queue_and_offset(
+    spark: SparkSession, metrics: Metrics, two_brokers: LocalCluster, feed: Feed, topic: str
+) -> None:
+    feed(1000, nbytes=100)
+    dots = b"." * 20
+
+    def flip(data: bytes) -> Iterator[bytes]:
+        yield data.replace(dots, dots[:-1] + b"/", 1)
+
+    brokers = [broker.address for broker in two_brokers.brokers]
+    with linked_cluster(two_brokers.name_server, brokers, to_client=flip) as (name_server, _):
+        frame = source(spark.read, name_server, topic)
+        with pytest.raises(
+            PySparkException, match=rf"reading {topic}/broker-\d/\d: the body at offset \d+ has the checksum"
+        ):
+            frame.select("keys").collect()
