@@ -60,6 +60,7 @@ TOGETHER = {
         *(f"tests/spark/test_{name}.py" for name in ("dedupe", "row_features", "stream_write")),
         "tests/integration/test_security.py",
     ),
+    "reads": ("tests/spark/test_read", "tests/interop/test_read.py"),
     "transactions": ("tests/integration/test_transactions.py", "tests/integration/test_grpc_transactions.py"),
 }
 # The order of all: what takes longest before what fills the gaps.
