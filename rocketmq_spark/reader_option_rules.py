@@ -118,6 +118,14 @@ def _of_queues(options: ReaderOptions) -> Iterator[str]:
         strange = [queue for queue, _ in of_queues if not options.reads(queue)]
         if strange and (not receipt or len(strange) == len(of_queues)):
             yield f"{name} has {strange[0]}, which is not among what is read: {_asked(options)}"
+    start, end = options.starting_offsets, options.ending_offsets
+    alone = {queue for queue, _ in start.offsets} ^ {queue for queue, _ in end.offsets}
+    if start.receipt and end.receipt and alone:
+        # Read without it, the rows of one of the two writes would be missing.
+        yield (
+            f"startingOffsets and endingOffsets are receipts of different queues, and {min(alone, key=str)} is in one "
+            "of them only: nobody knows where to begin, or to end, there. Give the offsets of all queues as JSON"
+        )
 
 
 def _asked(options: ReaderOptions) -> str:

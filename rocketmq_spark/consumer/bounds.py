@@ -206,7 +206,9 @@ class Bounds:
     def _specific(self, queues: Sequence[MessageQueue], spec: OffsetSpec, option: str) -> Offsets:
         if spec.word is not None:
             return self.earliest(queues) if spec.word == "earliest" else self.latest(queues)
-        given = _covering(queues, dict(spec.offsets), option)
+        # A receipt may tell of queues that nobody asked for.
+        wanted = {queue: offset for queue, offset in spec.offsets if self._options.reads(queue)}
+        given = _covering(queues, wanted, option)
         earliest = self.earliest(queue for queue, offset in given.items() if offset == EARLIEST)
         latest = self.latest(queue for queue, offset in given.items() if offset == LATEST)
         return {**given, **earliest, **latest}

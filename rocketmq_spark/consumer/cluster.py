@@ -162,10 +162,8 @@ class SourceCluster:
         if not error.retriable:
             raise error
         self._silent[queue] = since, tries + 1
-        options, enough = (
-            self._options,
-            tries + 1 >= _TRIES and self._clock() - since > self._options.read_timeout_ms / 1000,
-        )
+        options = self._options
+        enough = tries + 1 >= _TRIES and self._clock() - since > options.read_timeout_ms / 1000
         if enough and options.fail_on_data_loss:
             raise ReadError(
                 f"asking for the end of {queue}: nobody has answered for readTimeoutMs={options.read_timeout_ms}. The "

@@ -161,7 +161,11 @@ def test_rows_of_inner_batches_are_rows_and_a_read_may_begin_in_the_midst_of_one
     # A broker is asked for the first row of a later time, and names one of the last batch.
     tomorrow = str(int(time.time() * 1000) + 24 * 3_600_000)
     wait_for(lambda: messages_in(cluster.name_server, topic) == 500)
-    assert load(endingTimestamp=tomorrow).count() == load(startingTimestamp="1", startingOffsetsByTimestampStrategy="latest").count() == 500
+    assert (
+        load(endingTimestamp=tomorrow).count()
+        == load(startingTimestamp="1", startingOffsetsByTimestampStrategy="latest").count()
+        == 500
+    )
     assert load(startingTimestamp=tomorrow, startingOffsetsByTimestampStrategy="latest").count() == 0
     split = load(startingOffsets=receipt(metrics), maxRecordsPerPartition="70")
     assert Counter(bytes(row.body).decode() for row in split.collect()) == Counter(f"body-{n}" for n in range(500))

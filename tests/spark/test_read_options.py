@@ -149,8 +149,10 @@ def test_a_pattern_is_of_whole_names_and_leaves_out_what_is_the_brokers_own(
 
 
 def test_a_receipt_reads_what_its_write_has_stored_whoever_wrote_before_and_after(
-    spark: SparkSession, topic: str, metrics: Metrics, save: Save, load: Load
+    spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics, save: Save, load: Load
 ) -> None:
+    # Its first messages would make it on one broker after the other.
+    create_topic(cluster, topic, "NORMAL")
     receipts = []
     for writer in range(3):
         save(spark.range(0, 3_000, 1, 3).selectExpr(f"concat('{writer} ', id) AS body"), batchBytes="8k")

@@ -597,3 +597,11 @@ def test_options_pickle_compare_and_hash_by_value() -> None:
 def test_options_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         batch().subscribe = ("x",)  # type: ignore[misc]
+
+
+def test_two_receipts_must_be_of_the_same_queues() -> None:
+    both = {"startingOffsets": receipt(t=(1, 2)), "endingOffsets": receipt(t=(5, 9))}
+    assert batch(**both).ending_offsets == OffsetSpec(None, ((QUEUE, 10),), receipt=True)
+    for one, other in (({"t": (1, 2)}, {"t": (5, 9), "u": (3, 4)}), ({"t": (1, 2), "u": (3, 4)}, {"t": (5, 9)})):
+        message = refusal({**NAME_SERVER, "startingOffsets": receipt(**one), "endingOffsets": receipt(**other)})
+        assert "are receipts of different queues, and u/b/0 is in one of them only" in message

@@ -75,6 +75,13 @@ def test_offsets_by_name_name_every_queue_and_no_other(reader: Make) -> None:
         reader(starting_offsets_by_timestamp=times(a0=1, a1=1, b0=1)).bounds.starts(QUEUES)
 
 
+def test_a_receipt_may_tell_of_topics_that_nobody_asked_for(reader: Make) -> None:
+    offsets = ((A0, 1), (MessageQueue("others", "a", 0), 7))
+    made = filled(reader(starting_offsets=OffsetSpec(None, offsets, receipt=True)))
+    queues = made.queues.find()
+    assert made.bounds.starts(queues) == {A0: 1}
+
+
 def test_a_time_is_the_first_message_stored_then_or_later(reader: Make) -> None:
     made = filled(reader(starting_timestamp=1_000_500, ending_timestamp=1_001_000))
     assert made.bounds.starts(QUEUES[:3]) == dict.fromkeys(QUEUES[:3], 2)
