@@ -63,7 +63,7 @@ proto: setup ## Generate the gRPC messages from proto/
 	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. proto/rocketmq_spark/transport/_pb/*.proto
 
 .PHONY: bench
-bench: setup ## Measure against the official clients, Spark's Kafka sink and the wire (about half an hour)
+bench: setup ## Measure against the official clients, Spark's Kafka sink and the wire (about 40 minutes)
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.benchmarks $(PART)
 
 .PHONY: soak
