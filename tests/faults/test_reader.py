@@ -26,8 +26,9 @@ from tests.writes import heal, make_topic
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 
-# More than Spark holds of a task that does not go on: whenever a fault comes, most of it is still to be read.
-ROWS, NBYTES = 60_000, 400
+# More than Spark holds of a task that does not go on, in more tasks than run at once: whenever a fault comes, rows
+# of each broker are still to be read.
+ROWS, NBYTES, TASKS = 60_000, 400, 8
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def test_a_broker_that_fails_for_a_while_costs_a_batch_read_no_row_and_repeats_n
     fault: Callable[[LocalCluster, Callable[[], None]], None],
 ) -> None:
     keys = feed(ROWS, nbytes=NBYTES)
-    frame = source(spark.read, two_brokers.name_server, topic, pullTimeoutMs=1000, minPartitions=4)
+    frame = source(spark.read, two_brokers.name_server, topic, pullTimeoutMs=1000, minPartitions=TASKS)
     assert read_while(frame, tmp_path, lambda go_on: fault(two_brokers, go_on)) == once(keys)
 
 
@@ -110,7 +111,8 @@ def test_a_broker_that_stays_away_fails_a_read_that_names_the_queue_and_the_opti
 ) -> None:
     feed(ROWS, nbytes=NBYTES)
     victim = two_brokers.brokers[0]
-    frame = source(spark.read, two_brokers.name_server, topic, pullTimeoutMs=1000, readTimeoutMs=2000)
+    options = {"pullTimeoutMs": 1000, "readTimeoutMs": 2000, "minPartitions": TASKS}
+    frame = source(spark.read, two_brokers.name_server, topic, **options)
 
     def kill(go_on: Callable[[], None]) -> None:
         victim.kill()
