@@ -51,9 +51,9 @@ def decode(pulls: Sequence[Pulled], schema: pa.Schema, tags: frozenset[str] | No
     body = pulls[0].body if len(pulls) == 1 else b"".join(pull.body for pull in pulls)
     try:
         records = records_of(body)
-        rows = _wanted(pulls, records, rows_of(records, body))
+        rows, pull_of = _wanted(pulls, records, rows_of(records, body))
         _check_crc(records)
-        return _Columns(pulls, records, rows).batch(schema, tags)
+        return _Columns(pulls, records, rows, pull_of).batch(schema, tags)
     except (Irregular, pa.ArrowInvalid):
         return decode_rows(pulls, schema, tags)
 
@@ -92,19 +92,17 @@ _VALUES: Final[dict[str, Any]] = {
 }
 
 
-def _wanted(pulls: Sequence[Pulled], records: Records, rows: Rows) -> Rows:
-    """Return the rows whose offsets lie between start and end of their pull."""
-    pull_of = _pull_of(pulls, records)[rows.record]
+def _wanted(pulls: Sequence[Pulled], records: Records, rows: Rows) -> tuple[Rows, Ints]:
+    """Return the rows whose offsets lie between start and end of their pull, and the number of that pull."""
+    borders = np.cumsum([len(pull.body) for pull in pulls])
+    pull_of = np.searchsorted(borders, records.starts, side="right")[rows.record]
     starts = np.array([pull.start for pull in pulls], np.int64)[pull_of]
     ends = np.array([pull.end for pull in pulls], np.int64)[pull_of]
     keep = (rows.queue_offset >= starts) & (rows.queue_offset < ends)
-    return rows if keep.all() else rows.select(np.flatnonzero(keep))
-
-
-def _pull_of(pulls: Sequence[Pulled], records: Records) -> Ints:
-    """Return the number of the pull that each record came with."""
-    borders = np.cumsum([len(pull.body) for pull in pulls])
-    return np.searchsorted(borders, records.starts, side="right")
+    if keep.all():
+        return rows, pull_of
+    wanted = np.flatnonzero(keep)
+    return rows.select(wanted), pull_of[wanted]
 
 
 def _check_crc(records: Records) -> None:
@@ -122,10 +120,11 @@ def _strings(texts: Sequence[str]) -> pa.StringArray:
 class _Columns:
     """Makes the columns of rows, each when it is asked for."""
 
-    def __init__(self, pulls: Sequence[Pulled], records: Records, rows: Rows) -> None:
+    def __init__(self, pulls: Sequence[Pulled], records: Records, rows: Rows, pull_of: Ints) -> None:
         self._pulls = pulls
         self._records = records
         self._rows = rows
+        self._pull_of = pull_of
         self._properties: Properties | None = None
 
     def batch(self, schema: pa.Schema, tags: frozenset[str] | None) -> pa.RecordBatch:
@@ -159,7 +158,7 @@ class _Columns:
             return to_arrow(rows.flag)
         if name == "queueId":
             ids = np.array([pull.queue.queue_id for pull in self._pulls], np.int32)
-            return to_arrow(ids[_pull_of(self._pulls, records)[rows.record]])
+            return to_arrow(ids[self._pull_of])
         if name == "reconsumeTimes":
             return to_arrow(records.heads["reconsume_times"].astype(np.int32)[rows.record])
         stamps = records.heads["born_timestamp" if name == "bornTimestamp" else "store_timestamp"]
@@ -182,12 +181,11 @@ class _Columns:
         packed = sys_flag & COMPRESSED_FLAG != 0
         if not packed.any():
             return bodies
-        pull_of = _pull_of(self._pulls, self._records)
         unpacked = [
             unpacked_body(
                 bodies[row].as_py(),
                 int(sys_flag[row]),
-                self._pulls[pull_of[rows.record[row]]].queue,
+                self._pulls[self._pull_of[row]].queue,
                 int(rows.queue_offset[row]),
             )
             for row in np.flatnonzero(packed).tolist()
@@ -195,8 +193,7 @@ class _Columns:
         return pc.replace_with_mask(bodies, to_arrow(packed), byte_strings(unpacked).to_arrow().cast(pa.binary()))
 
     def _of_pull(self, texts: list[str]) -> pa.StringArray:
-        pulls = _pull_of(self._pulls, self._records)[self._rows.record]
-        return _strings(texts).take(to_arrow(pulls))
+        return _strings(texts).take(to_arrow(self._pull_of))
 
     def _hosts(self) -> pa.StringArray:
         # A queue's messages come from few hosts: each is written out once.
@@ -215,7 +212,7 @@ class _Columns:
         suffixes = ByteColumn(ends, digits).to_arrow().view(pa.string())
         return pc.binary_join_element_wise(prefixes, suffixes, _strings([""])[0]).take(to_arrow(self._rows.record))
 
-    def _opaque(self, name: str) -> pa.FixedSizeBinaryArray:
+    def _opaque(self, name: str) -> pa.BinaryArray:
         """Return the bytes of a field of the heads."""
         values = np.ascontiguousarray(self._records.heads[name])
         kind = pa.binary(values.dtype.itemsize)

@@ -24,6 +24,12 @@ import pyarrow as pa
 from rocketmq_spark.arrow.columns import ByteColumn, Ints, Octets, byte_column, to_arrow
 from rocketmq_spark.compression import COMPRESSED_FLAG
 from rocketmq_spark.message import Buffer
+from rocketmq_spark.wire.records import (
+    MESSAGE_MAGIC_V1,
+    MESSAGE_MAGIC_V2,
+    SYS_FLAG_BORN_HOST_V6,
+    SYS_FLAG_STORE_HOST_V6,
+)
 from rocketmq_spark.wire.unwrap import INNER_BATCH
 
 _SIZE: Final = struct.Struct(">i")
@@ -48,9 +54,6 @@ _ITEM_HEAD: Final = np.dtype(
     [("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("flag", ">i4"), ("body_length", ">i4")]
 )
 _SYS_FLAG_AT: Final = 36
-_BORN_HOST_V6: Final = 0x10
-_STORE_HOST_V6: Final = 0x20
-_MAGICS: Final = (0xDAA320A7, 0xDAA320AB)
 # An empty topic and no properties: the lengths alone.
 _AFTER_BODY: Final = 3
 
@@ -128,9 +131,9 @@ def records_of(body: Buffer) -> Records:
     starts, ends = _spans(body, 0, len(data), kind.itemsize + _AFTER_BODY)
     heads = _heads(data, starts, kind)
     magic, sys_flag = heads["magic"], heads["sys_flag"]
-    _fit(np.isin(magic, _MAGICS))
-    _fit((sys_flag ^ sys_flag[:1]) & (_BORN_HOST_V6 | _STORE_HOST_V6) == 0)
-    wide = magic == _MAGICS[1]
+    _fit(np.isin(magic, (MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2)))
+    _fit((sys_flag ^ sys_flag[:1]) & (SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6) == 0)
+    wide = magic == MESSAGE_MAGIC_V2
     lengths = heads["body_length"].astype(np.int64)
     bodies = starts + kind.itemsize
     body_ends = bodies + lengths
@@ -200,7 +203,7 @@ def _head_of(data: Octets) -> np.dtype[Any]:
     if len(data) < _SYS_FLAG_AT + 4:
         return np.dtype(list(_HEAD))
     flags = int(data[_SYS_FLAG_AT + 3])
-    v6 = {"born_host": flags & _BORN_HOST_V6, "store_host": flags & _STORE_HOST_V6}
+    v6 = {"born_host": flags & SYS_FLAG_BORN_HOST_V6, "store_host": flags & SYS_FLAG_STORE_HOST_V6}
     return np.dtype([(name, "V20" if v6.get(name) else kind) for name, kind in _HEAD])
 
 

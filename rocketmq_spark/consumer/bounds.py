@@ -9,24 +9,22 @@ Follows spec/remoting.md section 13.2 and ``KafkaOffsetReaderAdmin.scala`` for t
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeAlias, TypeVar
 
+from rocketmq_spark.consumer.data_loss import expired
 from rocketmq_spark.consumer.ranges import OffsetRange
 from rocketmq_spark.consumer.topic_queues import TopicQueues
-from rocketmq_spark.errors import DataLossError, OptionError, ReadError, RemotingException, RocketMQError
+from rocketmq_spark.errors import OptionError, ReadError, RemotingException, RocketMQError
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.offset_json import EARLIEST, LATEST, OffsetSpec
 from rocketmq_spark.pull import PullOutcome, PullRequest, PullStatus, PullTarget
 from rocketmq_spark.reader_options import ReaderOptions
 from rocketmq_spark.transport.base import ReadTransport
 from rocketmq_spark.wire.records import decode_records
-
-logger = logging.getLogger("rocketmq_spark.consumer")
 
 Offsets: TypeAlias = "dict[MessageQueue, int]"
 _Ask: TypeAlias = Callable[[MessageQueue, str, float], int]
@@ -177,18 +175,9 @@ class Bounds:
         for queue, end in ends.items():
             start = max(starts[queue], earliest.get(queue, 0))
             if start > starts[queue]:
-                self.lost(
-                    f"messages {starts[queue]} to {min(start, end) - 1} of {queue} are not there any more, the first "
-                    f"one left is {start}: they expired (fileReservedTime), or the topic was made anew"
-                )
+                expired(self._options, queue, starts[queue], min(start, end), start)
             ranges.append(OffsetRange(queue, min(start, end), end))
         return ranges
-
-    def lost(self, text: str) -> None:
-        """Raise that data is gone, or with ``failOnDataLoss=false`` log it."""
-        if self._options.fail_on_data_loss:
-            raise DataLossError(f"{text}. To go on with what is left, set failOnDataLoss=false")
-        logger.warning("%s; failOnDataLoss=false goes on with what is left", text)
 
     def _times(
         self,

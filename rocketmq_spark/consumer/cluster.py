@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from rocketmq_spark.consumer.bounds import Bounds, Offsets
+from rocketmq_spark.consumer.data_loss import lost
 from rocketmq_spark.consumer.ranges import OffsetRange
 from rocketmq_spark.consumer.topic_queues import TopicQueues
 from rocketmq_spark.errors import ReadError, RocketMQError
@@ -90,7 +91,7 @@ class SourceCluster:
         present = set(self._queues.present())
         gone = {queue for queue in known if queue not in present and self._queues.exists(queue) is False}
         for queue in sorted(gone - self._gone):
-            self._bounds.lost(f"queue {queue} is gone: what was in it behind offset {known[queue]} can't be read")
+            lost(self._options, f"queue {queue} is gone: what was in it behind offset {known[queue]} can't be read")
         self._gone = gone
         asked = sorted((present | known.keys()) - gone)
         if target is not None:
@@ -181,8 +182,9 @@ class SourceCluster:
         if address is not None and not self._queues.is_master(queue, address):
             # A slave is behind its master.
             return known
-        self._bounds.lost(
+        lost(
+            self._options,
             f"queue {queue} ends at offset {end}, and {known} was reached before: the topic was made anew, or its "
-            "broker lost what it had"
+            "broker lost what it had",
         )
         return end

@@ -14,22 +14,20 @@ Follows spec/remoting.md section 13.1 and ``DefaultMQPushConsumerImpl.pullMessag
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from rocketmq_spark.consumer.data_loss import expired
 from rocketmq_spark.consumer.ranges import OffsetRange
 from rocketmq_spark.consumer.topic_queues import TopicQueues
-from rocketmq_spark.errors import BrokerOutcomeUnknownException, DataLossError, ReadError, RocketMQError
+from rocketmq_spark.errors import BrokerOutcomeUnknownException, ReadError, RocketMQError
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.pull import Pulled, PullOutcome, PullRequest, PullStatus, PullTarget
 from rocketmq_spark.reader_options import ReaderOptions
 from rocketmq_spark.transport.base import ReadTransport
-
-logger = logging.getLogger("rocketmq_spark.consumer")
 
 # Requests under way, and answers not yet taken, of a task; and of one queue.
 WINDOW: Final = 32
@@ -225,7 +223,8 @@ class Puller:
             self._nothing_yet(lane, segment, outcome)
         else:
             if outcome.status is PullStatus.OFFSET_ILLEGAL:
-                self._lost(lane, segment.start, min(outcome.next_begin_offset, segment.stop or lane.range.end), outcome)
+                end = min(outcome.next_begin_offset, segment.stop or lane.range.end)
+                expired(self._options, lane.queue, segment.start, end, outcome.min_offset)
             lane.failures, lane.failing_since, lane.suspend = 0, None, False
             segment.outcome = outcome
             self._largest = max(len(outcome.body), self._largest * 7 // 8, 1)
@@ -238,15 +237,6 @@ class Puller:
         self._wait(lane, ReadError(f"{lane.queue} does not reach offset {segment.start}: {what}"))
         if not self._queues.is_master(lane.queue, address):
             self._queues.failed(lane.queue, address)
-
-    def _lost(self, lane: _Lane, start: int, end: int, outcome: PullOutcome) -> None:
-        text = (
-            f"reading {lane.queue}: messages {start} to {end - 1} are not there any more, the first one left is "
-            f"{outcome.min_offset}. They expired (fileReservedTime), or the topic was made anew"
-        )
-        if self._options.fail_on_data_loss:
-            raise DataLossError(f"{text}. To go on with what is left, set failOnDataLoss=false")
-        logger.warning("%s; failOnDataLoss=false goes on with what is left", text)
 
     def _ready(self, lane: _Lane) -> Iterator[Pulled]:
         """Yield what has come in, in its order, and plan anew what an answer has left over."""

@@ -15,10 +15,11 @@ from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.pull import PullOutcome, PullRequest, PullStatus, PullTarget
 from rocketmq_spark.transport.base import OnPulled
-from rocketmq_spark.transport.client import RemotingClient
+from rocketmq_spark.transport.client import Body, RemotingClient
 from rocketmq_spark.transport.frames import succeeded
 from rocketmq_spark.transport.request import Answer, Request
 from rocketmq_spark.wire.codes import RequestCode, broker_error
+from rocketmq_spark.wire.command import RemotingCommand
 from rocketmq_spark.wire.headers import PullMessageRequestHeader, UpdateConsumerOffsetRequestHeader, heart_beat_body
 from rocketmq_spark.wire.response_headers import PullMessageResponseHeader
 
@@ -47,8 +48,8 @@ class PullClient(RemotingClient):
     def register_consumer(self, client_id: str, group: str, address: str, timeout: float) -> None:
         """Tell a broker that a client reads for this group (HEART_BEAT); the broker makes the group if it has none."""
         body = heart_beat_body(client_id, consumer_groups=[group])
-        command = self.invoke(address, RequestCode.HEART_BEAT, {}, (body,), timeout)
-        succeeded(command, address, f"heart-beat of {client_id} for the group {group}")
+        doing = f"heart-beat of {client_id} for the group {group}"
+        self._call(address, RequestCode.HEART_BEAT, {}, timeout, doing, (body,))
 
     def poll(self, timeout: float) -> None:
         """Move bytes and call callbacks, for so many seconds at most; see :class:`.base.ReadTransport`."""
@@ -65,9 +66,14 @@ class PullClient(RemotingClient):
             commit_offset=offset,
             broker_name=queue.broker_name,
         )
-        code = RequestCode.UPDATE_CONSUMER_OFFSET
-        command = self.invoke(address, code, header.to_ext_fields(), (), timeout)
-        succeeded(command, address, f"committing offset {offset} of {queue} for the group {group}")
+        doing = f"committing offset {offset} of {queue} for the group {group}"
+        self._call(address, RequestCode.UPDATE_CONSUMER_OFFSET, header.to_ext_fields(), timeout, doing)
+
+    def _call(
+        self, address: str, code: int, ext_fields: Mapping[str, str], timeout: float, doing: str, body: Body = ()
+    ) -> RemotingCommand:
+        """Send a request whose only good answer is SUCCESS, and return that."""
+        return succeeded(self.invoke(address, code, ext_fields, body, timeout), address, doing)
 
 
 @functools.lru_cache(maxsize=1024)

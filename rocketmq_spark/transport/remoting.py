@@ -32,13 +32,11 @@ from rocketmq_spark.recall import RecallMessage
 from rocketmq_spark.route_data import TopicRouteData
 from rocketmq_spark.transaction import EndTransaction
 from rocketmq_spark.transport.base import OnCheckTransaction, OnOutcome
-from rocketmq_spark.transport.client import Body
 from rocketmq_spark.transport.dial import parse_address
 from rocketmq_spark.transport.frames import (
     end_transaction_fields,
     head_of,
     outcome_of,
-    succeeded,
     transaction_check_of,
 )
 from rocketmq_spark.transport.hooks import request_hooks
@@ -340,11 +338,6 @@ class RemotingTransport(PullClient):
         doing = f"recalling a message of topic {request.topic} from {request.broker_name}"
         command = self._call(address, RequestCode.RECALL_MESSAGE, header.to_ext_fields(), timeout, doing)
         return command.ext_fields.get("msgId", "")
-
-    def _call(
-        self, address: str, code: int, ext_fields: Mapping[str, str], timeout: float, doing: str, body: Body = ()
-    ) -> RemotingCommand:
-        return succeeded(self.invoke(address, code, ext_fields, body, timeout), address, doing)
 
     def _offset(
         self, queue: MessageQueue, address: str, code: RequestCode, ext_fields: Mapping[str, str], timeout: float

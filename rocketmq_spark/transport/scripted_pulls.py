@@ -7,7 +7,6 @@ Rule 3: nothing expires by itself; a test says what has.
 
 from __future__ import annotations
 
-import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,31 +14,13 @@ from typing import Final
 
 from rocketmq_spark.errors import RemotingTimeoutException
 from rocketmq_spark.message import Message, MessageQueue
-from rocketmq_spark.message_ext import MessageExt, pack_host
 from rocketmq_spark.pull import PullOutcome, PullRequest, PullStatus
 from rocketmq_spark.route_data import TopicRouteData
 from rocketmq_spark.transport.scripted_calls import ScriptedCalls
-from rocketmq_spark.wire.records import MESSAGE_MAGIC_V2, encode_properties
+from rocketmq_spark.wire.records import encode_record
 
 # A broker's own limit (spec/remoting.md section 13.1).
 _MOST: Final = 32
-
-_HEAD: Final = struct.Struct(
-    ">"
-    "I"  # body CRC
-    "i"  # queue id
-    "i"  # flag
-    "q"  # queue offset
-    "q"  # physical offset
-    "i"  # sys flag
-    "q"  # born timestamp
-)
-_TAIL: Final = struct.Struct(
-    ">"
-    "i"  # reconsume times
-    "q"  # prepared transaction offset
-    "i"  # body length
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,34 +109,5 @@ class ScriptedPulls(ScriptedCalls):
         stop = min(offset + max(1, min(request.target.max_msg_nums, most, _MOST)), end)
         if offset == stop:
             return PullOutcome(PullStatus.NO_NEW_MSG, offset, first, end)
-        body = b"".join(map(_record, self._store.messages(queue, offset, stop)))
+        body = b"".join(map(encode_record, self._store.messages(queue, offset, stop)))
         return PullOutcome(PullStatus.FOUND, stop, first, end, body)
-
-
-def _record(message: MessageExt) -> bytes:
-    """Return a message as brokers store it (spec/remoting.md section 8)."""
-    topic, properties = message.topic.encode(), encode_properties(message.properties)
-    record = b"".join(
-        [
-            MESSAGE_MAGIC_V2.to_bytes(4, "big"),
-            _HEAD.pack(
-                message.body_crc,
-                message.queue_id,
-                message.flag,
-                message.queue_offset,
-                message.physical_offset,
-                message.sys_flag,
-                message.born_timestamp,
-            ),
-            pack_host(message.born_host),
-            message.store_timestamp.to_bytes(8, "big"),
-            pack_host(message.store_host),
-            _TAIL.pack(message.reconsume_times, message.prepared_transaction_offset, len(message.body)),
-            message.body,
-            len(topic).to_bytes(2, "big"),
-            topic,
-            len(properties).to_bytes(2, "big"),
-            properties,
-        ]
-    )
-    return (len(record) + 4).to_bytes(4, "big") + record

@@ -16,7 +16,7 @@ from typing import Final
 from rocketmq_spark.errors import MQClientException, RemotingCommandException
 from rocketmq_spark.message import Buffer, EncodedBatch, Message
 from rocketmq_spark.message_const import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
-from rocketmq_spark.message_ext import MessageExt, format_host
+from rocketmq_spark.message_ext import MessageExt, format_host, pack_host
 from rocketmq_spark.wire.codes import ResponseCode
 
 # Above 32,767 items a broker acknowledges and then corrupts its queue (spec/remoting.md 6.4).
@@ -209,6 +209,28 @@ def decode_records(body: Buffer) -> list[MessageExt]:
         record = _Cursor(cursor.take(total_size), f"the stored record at byte {start}")
         records.append(_decode_record(record))
     return records
+
+
+def encode_record(message: MessageExt) -> bytes:
+    """Encode one message as brokers store it, with the second magic code (spec/remoting.md 8)."""
+    topic, properties = message.topic.encode(), encode_properties(message.properties)
+    hosts = pack_host(message.born_host), pack_host(message.store_host)
+    after_body = b"".join((_SHORT.pack(len(topic)), topic, _SHORT.pack(len(properties)), properties))
+    fixed = _RECORD_HEAD.size + _LONG.size + _RECORD_TAIL.size
+    total_size = fixed + sum(map(len, hosts)) + len(message.body) + len(after_body)
+    head = _RECORD_HEAD.pack(
+        total_size,
+        MESSAGE_MAGIC_V2,
+        message.body_crc,
+        message.queue_id,
+        message.flag,
+        message.queue_offset,
+        message.physical_offset,
+        message.sys_flag,
+        message.born_timestamp,
+    )
+    tail = _RECORD_TAIL.pack(message.reconsume_times, message.prepared_transaction_offset, len(message.body))
+    return b"".join((head, hosts[0], _LONG.pack(message.store_timestamp), hosts[1], tail, message.body, after_body))
 
 
 def _decode_record(record: _Cursor) -> MessageExt:

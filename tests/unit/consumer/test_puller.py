@@ -183,7 +183,7 @@ def test_expired_messages_are_lost_data(reader: Make) -> None:
     made = reader()
     made.fill({A0: 50})
     made.transport.expired[A0] = 20
-    lost = r"orders/a/0: messages 5 to 19 are not .* the first one left is 20\..*failOnDataLoss=false"
+    lost = r"messages 5 to 19 of orders/a/0 are not .* the first one left is 20: .*failOnDataLoss=false"
     with pytest.raises(DataLossError, match=lost):
         read(made, OffsetRange(A0, 5, 40))
 
