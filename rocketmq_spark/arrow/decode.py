@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rocketmq_spark.arrow.columns import ByteColumn, Ints, byte_strings, to_arrow
+from rocketmq_spark.arrow.columns import ByteColumn, Ints, byte_strings, to_arrow, to_numpy
 from rocketmq_spark.arrow.stored_layout import Irregular, Records, Rows, cells, records_of, rows_of
 from rocketmq_spark.arrow.stored_properties import Properties, split_properties
 from rocketmq_spark.compression import COMPRESSED_FLAG
@@ -29,7 +29,8 @@ from rocketmq_spark.wire.unwrap import CRC_MASK, message_id, messages_of, unpack
 
 _FROM_PROPERTIES: Final = {"tags": TAGS, "keys": KEYS, "msgId": UNIQ_KEY}
 _US_PER_MS: Final = 1000
-_HEX: Final = np.frombuffer(b"0123456789ABCDEF", np.uint8)
+# The two digits of each byte.
+_HEX: Final = np.array([f"{value:02X}" for value in range(256)], np.bytes_).view(np.uint16)
 
 
 def decode(pulls: Sequence[Pulled], schema: pa.Schema, tags: frozenset[str] | None = None) -> pa.RecordBatch:
@@ -205,12 +206,13 @@ class _Columns:
         heads = self._records.heads
         hosts = self._opaque("store_host").dictionary_encode()
         known = [format_host(host) for host in hosts.dictionary.to_pylist()]
-        prefixes = _strings([encode_message_id(host, 0)[:-16] for host in known]).take(hosts.indices)
-        offsets = np.ascontiguousarray(heads["physical_offset"]).view(np.uint8)
-        digits = _HEX[np.stack([offsets >> 4, offsets & 15], axis=1)].ravel()
-        ends = np.arange(0, 16 * len(heads) + 1, 16, dtype=np.int32)
-        suffixes = ByteColumn(ends, digits).to_arrow().view(pa.string())
-        return pc.binary_join_element_wise(prefixes, suffixes, _strings([""])[0]).take(to_arrow(self._rows.record))
+        # All hosts are IPv4, or all are IPv6: all ids have one width.
+        prefixes = np.array([encode_message_id(host, 0)[:-16] for host in known], np.bytes_)[to_numpy(hosts.indices)]
+        offsets = np.ascontiguousarray(heads["physical_offset"]).view(np.uint8).reshape(-1, 8)
+        prefixes = prefixes.view(np.uint8).reshape(-1, prefixes.itemsize)
+        ids = np.concatenate([prefixes, _HEX[offsets].view(np.uint8)], axis=1)[self._rows.record]
+        ends = np.arange(len(ids) + 1, dtype=np.int32) * ids.shape[1]
+        return ByteColumn(ends, ids.ravel()).to_arrow().view(pa.string())
 
     def _opaque(self, name: str) -> pa.BinaryArray:
         """Return the bytes of a field of the heads."""

@@ -82,17 +82,42 @@ def split_properties(texts: pa.BinaryArray) -> Properties | None:
     # A row's text must not go on with the bytes of the one before: both would be read as one character.
     if (data[starts] & 0xC0 == 0x80).any():
         return None
-    # Cells of the text: a name, its end, its value, and the value's end.
-    cells = np.stack([name_starts, name_ends, name_ends + 1, value_ends], axis=1).ravel()
+    # Cells of the text: a name and its end, its value, and the value's end.
+    cells = np.stack([name_starts, name_ends + 1, value_ends], axis=1).ravel()
     text = ByteColumn(np.append(cells, len(data)).astype(column.offsets.dtype), data).to_arrow()
-    first = np.arange(0, len(cells), 4, dtype=np.int64)
+    first = np.arange(0, len(cells), 3, dtype=np.int64)
+    offsets = np.searchsorted(value_ends, borders)
     try:
-        names = text.take(to_arrow(first)).cast(pa.string()).dictionary_encode()
-        values = text.take(to_arrow(first + 2)).cast(pa.string())
+        names = _coded(text.take(to_arrow(first)), offsets)
+        values = text.take(to_arrow(first + 1)).cast(pa.string())
     except pa.ArrowInvalid:
         return None
-    offsets = np.searchsorted(value_ends, borders)
-    return None if _repeats(names, offsets) else Properties(offsets, names, values)
+    return None if names is None else Properties(offsets, names, values)
+
+
+def _coded(names: pa.BinaryArray, offsets: Ints) -> pa.DictionaryArray | None:
+    """Return names as numbers; None if one comes twice in a row, or there are too many to tell.
+
+    Parameters
+    ----------
+    names : pyarrow.BinaryArray
+        Each with what ends it, so that those of a row, back to back, can be those of no other row.
+    offsets : int array, shape (rows + 1,)
+    """
+    column = byte_column(names)
+    if column is not None and ByteColumn(column.offsets[offsets], column.data).same() is not None:
+        # As most topics are: every row has the names of the first one.
+        known = names[: int(offsets[1])].dictionary_encode()
+        indices = np.tile(to_numpy(known.indices), len(offsets) - 1)
+        repeats = len(known.dictionary) < len(known)
+    else:
+        known = names.dictionary_encode()
+        indices = to_numpy(known.indices)
+        repeats = len(known.dictionary) > _MOST_NAMES or _repeats(indices, offsets)
+    if repeats:
+        return None
+    texts = byte_strings([name[:-1] for name in known.dictionary.to_pylist()]).to_arrow().cast(pa.string())
+    return pa.DictionaryArray.from_arrays(to_arrow(indices), texts)
 
 
 def _closed(texts: pa.BinaryArray) -> pa.Array:
@@ -109,13 +134,11 @@ def _closed(texts: pa.BinaryArray) -> pa.Array:
     return pc.binary_join_element_wise(texts, choice.take(to_arrow((~closed).astype(np.int8))), choice[0])
 
 
-def _repeats(names: pa.DictionaryArray, offsets: Ints) -> bool:
-    """Return whether a name comes twice in a row, or there are too many names to tell."""
-    if len(names.dictionary) > _MOST_NAMES:
-        return True
+def _repeats(numbers: Ints, offsets: Ints) -> bool:
+    """Return whether a number (of a name) comes twice in a row."""
     starts = offsets[:-1][offsets[1:] > offsets[:-1]]
     if not len(starts):
         return False
-    bits = np.left_shift(np.int64(1), to_numpy(names.indices).astype(np.int64))
+    bits = np.left_shift(np.int64(1), numbers.astype(np.int64))
     # The sum of the bits of a row is what they are together if, and only if, each of them comes once.
     return not np.array_equal(np.add.reduceat(bits, starts), np.bitwise_or.reduceat(bits, starts))

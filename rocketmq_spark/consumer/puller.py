@@ -30,8 +30,8 @@ from rocketmq_spark.reader_options import ReaderOptions
 from rocketmq_spark.transport.base import ReadTransport
 
 # Requests under way, and answers not yet taken, of a task; and of one queue.
-WINDOW: Final = 32
-_PER_QUEUE: Final = 16
+WINDOW: Final = 64
+_PER_QUEUE: Final = 32
 # What the answers that wait may hold together, bytes.
 _MOST_BYTES: Final = 32 * 1024 * 1024
 # How long a broker may hold a request for messages that must come, and the waits between failures, seconds.

@@ -43,7 +43,8 @@ class PullClient(RemotingClient):
         fields = {**_fields(request.target, request.suspend_ms), "queueOffset": str(request.offset)}
         within = timeout + request.suspend_ms / 1000
         expires = self._clock() + within
-        self._start(address, Request(RequestCode.PULL_MESSAGE, fields, (), within, on_answer, expires=expires))
+        # Without a permit: who pulls has a window of its own.
+        self._loop.submit(address, Request(RequestCode.PULL_MESSAGE, fields, (), within, on_answer, expires=expires))
 
     def register_consumer(self, client_id: str, group: str, address: str, timeout: float) -> None:
         """Tell a broker that a client reads for this group (HEART_BEAT); the broker makes the group if it has none."""

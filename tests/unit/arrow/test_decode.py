@@ -231,6 +231,19 @@ def test_regular_property_strings_are_split(last: bytes) -> None:
     ]
 
 
+@pytest.mark.parametrize("others", [[], [b"KEYS\x01k\x02"]])
+def test_property_strings_in_which_a_name_comes_twice_are_not_split(others: list[bytes]) -> None:
+    texts = [b"region\x01eu\x02region\x01us\x02"] * 3 + others
+    assert split_properties(pa.array(texts, pa.binary())) is None
+
+
+def test_rows_whose_names_look_the_same_one_after_the_other_are_told_apart() -> None:
+    texts = [b"ab\x01v\x02c\x01w\x02", b"a\x01v\x02bc\x01w\x02"]
+    found = split_properties(pa.array(texts, pa.binary()))
+    assert found is not None
+    assert found.as_maps(STRINGS).to_pylist() == [[("ab", "v"), ("c", "w")], [("a", "v"), ("bc", "w")]]
+
+
 def test_nothing_of_pandas_is_imported() -> None:
     script = (
         "import sys; from tests.unit.arrow import test_decode as t; "
