@@ -31,6 +31,8 @@ def main(source: str, address: str, topic: str, wanted: str, jars: str = "") -> 
         if time.monotonic() > deadline:
             raise SystemExit(f"{topic} has {count} rows, not {wanted}")
     for _ in sys.stdin:
+        # As Java's clients do. Spark's Python workers, which end after a minute of idleness, are there again then.
+        read(spark, source, address, topic).write.format("noop").mode("overwrite").save()
         before, began = used(), time.perf_counter()
         read(spark, source, address, topic).write.format("noop").mode("overwrite").save()
         took, after = time.perf_counter() - began, used()
