@@ -11,7 +11,8 @@ Follows spec/remoting.md section 8; the columns are those of design.md section 8
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -31,6 +32,37 @@ _FROM_PROPERTIES: Final = {"tags": TAGS, "keys": KEYS, "msgId": UNIQ_KEY}
 _US_PER_MS: Final = 1000
 # The two digits of each byte.
 _HEX: Final = np.array([f"{value:02X}" for value in range(256)], np.bytes_).view(np.uint16)
+
+# What the bodies of one record batch may unpack to together, bytes.
+_MOST_UNPACKED: Final = 64 * 1024 * 1024
+
+
+class _TooMuch(Exception):
+    """The bodies of several messages unpack to more than a record batch is to hold."""
+
+
+def batches_of(
+    pulls: Sequence[Pulled], schema: pa.Schema, tags: frozenset[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of several answers: one record batch, or more where the bodies unpack to very much.
+
+    There may be none. Parameters, and what is raised, as of `decode`.
+    """
+    try:
+        batch = decode(pulls, schema, tags)
+    except _TooMuch:
+        if len(pulls) > 1:
+            middle = len(pulls) // 2
+            halves: tuple[Sequence[Pulled], ...] = pulls[:middle], pulls[middle:]
+        else:
+            (pull,) = pulls
+            border = (pull.start + pull.end) // 2
+            halves = [replace(pull, end=border)], [replace(pull, start=border)]
+        for half in halves:
+            yield from batches_of(half, schema, tags)
+        return
+    if batch.num_rows:
+        yield batch
 
 
 def decode(pulls: Sequence[Pulled], schema: pa.Schema, tags: frozenset[str] | None = None) -> pa.RecordBatch:
@@ -61,12 +93,15 @@ def decode(pulls: Sequence[Pulled], schema: pa.Schema, tags: frozenset[str] | No
 
 def decode_rows(pulls: Sequence[Pulled], schema: pa.Schema, tags: frozenset[str] | None = None) -> pa.RecordBatch:
     """Return what `decode` does, one message at a time; see there."""
-    found = [
-        (pull.queue, message)
-        for pull in pulls
-        for message in messages_of(pull.body, pull.queue, pull.start, pull.end)
-        if tags is None or message.properties.get(TAGS) in tags
-    ]
+    found = []
+    room = _MOST_UNPACKED
+    for pull in pulls:
+        for message in messages_of(pull.body, pull.queue, pull.start, pull.end):
+            if tags is None or message.properties.get(TAGS) in tags:
+                found.append((pull.queue, message))
+                room -= len(message.body)
+                if room < 0 and len(found) > 1:
+                    raise _TooMuch
     columns = [
         pa.array([_VALUES[name](queue, one) for queue, one in found], schema.field(name).type) for name in schema.names
     ]
@@ -182,15 +217,14 @@ class _Columns:
         packed = sys_flag & COMPRESSED_FLAG != 0
         if not packed.any():
             return bodies
-        unpacked = [
-            unpacked_body(
-                bodies[row].as_py(),
-                int(sys_flag[row]),
-                self._pulls[self._pull_of[row]].queue,
-                int(rows.queue_offset[row]),
-            )
-            for row in np.flatnonzero(packed).tolist()
-        ]
+        unpacked: list[bytes] = []
+        room = _MOST_UNPACKED
+        for row in np.flatnonzero(packed).tolist():
+            queue, offset = self._pulls[self._pull_of[row]].queue, int(rows.queue_offset[row])
+            unpacked.append(unpacked_body(bodies[row].as_py(), int(sys_flag[row]), queue, offset))
+            room -= len(unpacked[-1])
+            if room < 0 and len(bodies) > 1:
+                raise _TooMuch
         return pc.replace_with_mask(bodies, to_arrow(packed), byte_strings(unpacked).to_arrow().cast(pa.binary()))
 
     def _of_pull(self, texts: list[str]) -> pa.StringArray:

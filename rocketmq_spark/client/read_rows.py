@@ -18,7 +18,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from rocketmq_spark.arrow.decode import decode
+from rocketmq_spark.arrow.decode import batches_of
 from rocketmq_spark.client.connect import new_transport
 from rocketmq_spark.consumer.puller import Puller
 from rocketmq_spark.consumer.ranges import OffsetRange
@@ -69,6 +69,7 @@ def read_rows(
     with contextlib.closing(reading_transport(options, polled=True)) as transport:
         asked = replace(options, sub_expression="*") if filters_here else options
         queues = TopicQueues(asked, transport, time.monotonic, routes)
+        tags = _tags(options)
         waiting: list[Pulled] = []
         rows = nbytes = 0
         for pulled in Puller(asked, transport, queues, time.monotonic).pull(ranges):
@@ -76,9 +77,10 @@ def read_rows(
             rows += pulled.end - pulled.start
             nbytes += len(pulled.body)
             if rows >= _ROWS or nbytes >= _BYTES:
-                yield from _decoded(waiting, schema, options)
+                yield from batches_of(waiting, schema, tags)
                 waiting, rows, nbytes = [], 0, 0
-        yield from _decoded(waiting, schema, options)
+        if waiting:
+            yield from batches_of(waiting, schema, tags)
 
 
 def reading_transport(options: ReaderOptions, *, polled: bool = False) -> RemotingTransport:
@@ -92,13 +94,6 @@ def client_id(options: ReaderOptions) -> str:
     """Return what brokers call a reader of this process."""
     name = options.instance_name or "spark"
     return "@".join(filter(None, (options.client_ip or local_ip(), f"{name}#{os.getpid()}", options.unit_name)))
-
-
-def _decoded(pulls: Sequence[Pulled], schema: pa.Schema, options: ReaderOptions) -> Iterator[pa.RecordBatch]:
-    if pulls:
-        batch = decode(pulls, schema, _tags(options))
-        if batch.num_rows:
-            yield batch
 
 
 def _tags(options: ReaderOptions) -> frozenset[str] | None:

@@ -4,10 +4,11 @@ Run: make bench PART=read (python -m tests.benchmarks.bench_read [rounds])
 
 2 million messages of 100 bytes with a key and a tag, in 8 queues of a broker as it comes, which gives at most 32 of
 them at a time; Kafka has as many rows in 8 partitions. All were written a moment before and are in the page cache.
-Spark writes what it reads to its format noop, in sessions that go on from round to round. Java's consumers decode bodies and do nothing else: `DefaultLitePullConsumer` with
-threads of its own, and `DefaultMQPullConsumer` in a thread for each queue, or for two; the two that are best in a run
-of their own take part, and each round counts the better one. Everybody, Spark too, drains the topic once in each run
-before the time counts.
+Spark writes what it reads to its format noop, in sessions that go on from round to round: ours is the PySpark at hand,
+Kafka's the one that its connector is for. Java's consumers decode bodies and do nothing else: `DefaultLitePullConsumer`
+with threads of its own, and `DefaultMQPullConsumer` in a thread for each queue, or for two; the two that are best in a
+run of their own take part, and each round counts the better one. Everybody, Spark too, drains the topic once in each
+run before the time counts.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tests.benchmarks.kafka import Kafka, jars_of
 
 TOPIC = "bench"
 MILLIONS = 2
+OURS = Path(sys.executable)
 # With fewer threads than queues, the first queue that is read to its end would keep one of "lite"'s for 20 s.
 CONSUMERS_AND_THREADS = [("lite", 8), ("lite", 20), ("pull", 4), ("pull", 8)]
 
@@ -64,7 +66,7 @@ def reads(python: Path, folder: Path, rounds: int) -> Iterator[Figure]:
         with sink(python, "kafka", kafka.address, TOPIC, parquet, jars) as filling:
             filling.ask(MILLIONS)
         sources = {
-            "spark": stack.enter_context(source(python, "rocketmq", cluster.name_server, TOPIC, MILLIONS)),
+            "spark": stack.enter_context(source(OURS, "rocketmq", cluster.name_server, TOPIC, MILLIONS)),
             "kafka": stack.enter_context(source(python, "kafka", kafka.address, TOPIC, MILLIONS, jars)),
         }
 
@@ -89,14 +91,14 @@ def reads(python: Path, folder: Path, rounds: int) -> Iterator[Figure]:
     yield Figure("the same, against Spark's Kafka source", ratios(taken["spark"], taken["kafka"]))
 
 
-def memory(python: Path) -> Iterator[Figure]:
+def memory() -> Iterator[Figure]:
     """The most memory that a worker has, by how much it reads from one queue."""
     peaks = []
     with LocalCluster() as cluster:
         for millions in (1, 10):
             topic = f"{TOPIC}-{millions}"
             fill(cluster, topic, millions, queues=1)
-            with source(python, "rocketmq", cluster.name_server, topic, millions) as session:
+            with source(OURS, "rocketmq", cluster.name_server, topic, millions) as session:
                 peaks.append(session.ask()["peak"])
     most = f"{peaks[1] / 1e6:.0f} MB for 10 million rows"
     yield Figure("memory of a reading worker, 10 million rows against 1", [peaks[1] / peaks[0]], 1.1, True, most)
@@ -107,7 +109,7 @@ def figures(rounds: int) -> Iterator[Figure]:
     python = environment()
     with tempfile.TemporaryDirectory() as folder:
         yield from reads(python, Path(folder), rounds)
-    yield from memory(python)
+    yield from memory()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.arrow.decode import decode, decode_rows
+from rocketmq_spark.arrow import decode as decoder
+from rocketmq_spark.arrow.decode import batches_of, decode, decode_rows
 from rocketmq_spark.arrow.stored_layout import Irregular, records_of, rows_of
 from rocketmq_spark.arrow.stored_properties import split_properties
 from rocketmq_spark.compression import CompressionType, compress
@@ -118,6 +119,27 @@ def test_columns_are_those_of_the_rows_one_by_one(
 
 def regular(count: int, **changes: object) -> list[MessageExt]:
     return [sound(PLAIN, queue_offset=offset, body=b"body %d" % offset, **changes) for offset in range(count)]
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_bodies_that_unpack_to_very_much_are_spread_over_record_batches(
+    inner: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoder, "_MOST_UNPACKED", 100_000)
+    sizes = [60_000, 30_000, 20_000, 90_000, 0, 300_000, 1, 1]
+    bodies = [bytes([number]) * size for number, size in enumerate(sizes)]
+    flag = CompressionType.ZLIB.sys_flag
+    if inner:
+        whole = compress(encode_batch([Message("orders", body) for body in bodies]), CompressionType.ZLIB, 5)
+        messages = [sound(PLAIN, sys_flag=flag | 0xC0, body=whole)]
+    else:
+        packed = [compress(body, CompressionType.ZLIB, 5) for body in bodies]
+        messages = [sound(PLAIN, queue_offset=at, sys_flag=flag, body=body) for at, body in enumerate(packed)]
+    pulls = [pulled(messages[:3], 0, 3), pulled(messages[3:], 3, 8)] if not inner else [pulled(messages, 0, 8)]
+    found = [batch.column("body").to_pylist() for batch in batches_of(pulls, SCHEMA)]
+    assert [body for batch in found for body in batch] == bodies
+    assert all(len(batch) == 1 or sum(map(len, batch)) <= 100_000 for batch in found)
+    assert len(found) < len(bodies)
 
 
 @pytest.mark.parametrize("host", ["10.0.0.9:1", "[2001:db8::1]:40000"])
