@@ -75,6 +75,12 @@ class ScriptedPulls(ScriptedCalls):
         self._record(timeout, "min_offset", queue, address)
         return self.expired.get(queue, 0)
 
+    def check_filter(
+        self, address: str, topic: str, group: str, expression: str, expression_type: str, timeout: float
+    ) -> None:
+        """Record the call."""
+        self._record(timeout, "check_filter", address, topic, group, expression, expression_type)
+
     def update_consumer_offset(
         self, queue: MessageQueue, group: str, offset: int, address: str, timeout: float
     ) -> None:

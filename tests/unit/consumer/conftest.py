@@ -19,10 +19,10 @@ from rocketmq_spark.transport.scripted import ManualClock, ScriptedTransport, ro
 class Reader:
     """A reader's pieces on one scripted cluster: topic `orders`, two queues of broker `a` and two of `b`."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, threaded: bool = False, **options: Any) -> None:
         self.clock = ManualClock(1_000.0)
         self.options = ReaderOptions(**{"name_server": ("n:9876",), "subscribe": ("orders",), **options})
-        self.transport = ScriptedTransport({"orders": route({"a": 2, "b": 2})}, clock=self.clock)
+        self.transport = ScriptedTransport({"orders": route({"a": 2, "b": 2})}, clock=self.clock, threaded=threaded)
         self.queues = TopicQueues(self.options, self.transport, self.clock)
         self.slept: list[float] = []
         self.bounds = Bounds(self.options, self.transport, self.queues, self.clock, self.sleep)

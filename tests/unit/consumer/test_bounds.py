@@ -19,6 +19,8 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.offset_json import OffsetSpec
+from rocketmq_spark.pull import PullOutcome, PullStatus
+from rocketmq_spark.transport.scripted_pulls import PullReply
 from tests.unit.consumer.conftest import Reader
 
 A0, A1, B0, B1 = QUEUES = [MessageQueue("orders", broker, number) for broker in "ab" for number in (0, 1)]
@@ -87,6 +89,24 @@ def test_a_time_is_the_first_message_stored_then_or_later(reader: Make) -> None:
     assert made.bounds.starts(QUEUES[:3]) == dict.fromkeys(QUEUES[:3], 2)
     assert made.bounds.ends(QUEUES[:3]) == dict.fromkeys(QUEUES[:3], 2)
     assert made.bounds.at({A0: 0, A1: 1_001_000, B0: 1_001_001, B1: 1_000_001}) == {A0: 0, A1: 2, B0: None, B1: None}
+
+
+def test_past_the_end_of_a_queue_of_inner_batches_its_last_one_is_not_what_was_asked_for(reader: Make) -> None:
+    made = filled(reader(threaded=True))
+    made.transport.attributes["orders"] = {"queue.type": "BatchCQ"}
+    found = made.transport.search_offset
+    made.transport.search_offset = lambda queue, *rest: min(found(queue, *rest), 3)
+    assert made.bounds.at({A0: 1_000_500, A1: 1_001_001, B0: 1_001_000}) == {A0: 2, A1: None, B0: 2}
+    assert {(one.target.queue, one.offset) for one in made.transport.pulls} == {(A0, 2), (A1, 3), (B0, 2)}
+
+
+def test_a_queue_of_inner_batches_whose_message_is_gone_before_it_is_looked_at_has_it_all_the_same(
+    reader: Make,
+) -> None:
+    made = filled(reader(threaded=True))
+    made.transport.attributes["orders"] = {"queue.type": "BatchCQ"}
+    made.transport.play_pulls(A0, PullReply(PullOutcome(PullStatus.OFFSET_ILLEGAL, 4, 4, 4)))
+    assert made.bounds.at({A0: 1_000_500}) == {A0: 2}
 
 
 def test_each_queue_may_have_a_time_of_its_own(reader: Make) -> None:

@@ -14,6 +14,8 @@ from rocketmq_spark.errors import (
     OptionError,
     RemotingConnectException,
     RemotingTimeoutException,
+    RequestNotSupportedException,
+    RocketMQError,
     RouteNotFoundException,
 )
 from rocketmq_spark.message import MessageQueue
@@ -225,3 +227,47 @@ def test_a_busy_broker_is_not_a_reason_to_look_for_another(reader: Make) -> None
     made.transport.fail("max_offset", BrokerBusyException("busy", 2, "", "master:1"))
     assert made.bounds.latest([A0]) == {A0: 0}
     assert [address for _, address in made.asked("max_offset")] == ["master:1", "master:1"]
+
+
+def test_topics_for_inner_batches_are_known_by_their_attributes_asked_for_once(reader: Make) -> None:
+    made = reader(sub_expression="a")
+    made.queues.find()
+    assert not made.queues.may_hold_inner_batches([A0, A1, B0])
+    assert [address for address, _ in made.asked("topic_attributes")] == ["a:10911", "b:10911"]
+    other = reader(sub_expression="a")
+    other.transport.attributes["orders"] = {"queue.type": "BatchCQ"}
+    other.queues.find()
+    assert other.queues.may_hold_inner_batches([A0, B0])
+    assert other.queues.may_hold_inner_batches([A1])
+    assert len(other.asked("topic_attributes")) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "filter_type", "may"),
+    [
+        (RequestNotSupportedException("of 4.9", 3, "", "a:10911"), "TAG", False),
+        (RequestNotSupportedException("of 4.9", 3, "", "a:10911"), "SQL92", False),
+        (DOWN, "TAG", True),
+        (DOWN, "SQL92", False),
+    ],
+)
+def test_a_topic_of_unknown_type_is_filtered_by_whoever_can(
+    reader: Make, error: RocketMQError, filter_type: str, may: bool
+) -> None:
+    made = reader(sub_expression="a", filter_type=filter_type)
+    made.queues.find()
+    made.transport.fail("topic_attributes", error)
+    assert made.queues.may_hold_inner_batches([A0]) is may
+
+
+def test_every_broker_looks_at_an_expression_once(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    made = reader(sub_expression="n > > 1", filter_type="SQL92")
+    made.queues.find()
+    made.transport.fail("check_filter", DOWN, MQBrokerException("can't be parsed", 23, "", "b:10911"))
+    with pytest.raises(OptionError, match=r"subExpression='n > > 1' of filterType=SQL92: .*can't be parsed"):
+        made.queues.check_filter([A0, A1, B0, B1])
+    assert made.asked("check_filter") == [
+        (f"{broker}:10911", "orders", made.options.consumer_group, "n > > 1", "SQL92") for broker in ("a", "b")
+    ]
+    # Who can't be asked now is asked with the first pull.
+    assert "a can't be asked for its opinion of the filter: refused" in caplog.text
