@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,13 +19,19 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from rocketmq_spark.admin import queue_offsets
 from rocketmq_spark.client.producer import Producer
-from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.cluster import Broker, LocalCluster
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.offset_json import nested
 from rocketmq_spark.spark.report import Metrics
+from rocketmq_spark.transport.remoting import RemotingTransport
+from tests.conftest import QUICK_READS
 from tests.feeding import Feed, Kept, once
 from tests.links import Fault, cut, linked_cluster
 from tests.waiting import wait_for
-from tests.writes import heal, make_topic
+from tests.writes import heal, make_topic, set_config
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 
@@ -220,3 +229,131 @@ def test_a_body_that_changes_on_its_way_is_an_error_that_names_queue_and_offset(
             PySparkException, match=rf"reading {topic}/broker-\d/\d: the body at offset \d+ has the checksum"
         ):
             frame.select("keys").collect()
+
+
+class Slave:
+    """A slave of a cluster's first broker.
+
+    Parameters
+    ----------
+    cluster : LocalCluster
+    topic : str
+        The topic that it is to have; its master has it.
+    """
+
+    def __init__(self, cluster: LocalCluster, topic: str) -> None:
+        self._master = cluster.brokers[0]
+        self._topic = topic
+        self._transport = RemotingTransport([cluster.name_server])
+        role = {"brokerRole": "SLAVE", "brokerId": 1, "slaveReadEnable": "true"}
+        properties = {"brokerName": self._master.name, **QUICK_READS, **role}
+        assert cluster._site is not None
+        self.broker = Broker(cluster._site, "slave", {name: str(value) for name, value in properties.items()})
+        # A slave asks its master for topics a minute after its start.
+        shutil.copytree(self._master.folder / "store" / "config", self.broker.folder / "store" / "config")
+
+    def start(self) -> None:
+        """Return when it follows its master, and the name server knows it."""
+        self.broker.launch()
+        wait_for(self._is_known)
+        # It begins with the file that its master is at: it will have what comes from now on.
+        wait_for(lambda: self._has(self._master.name, 1))
+
+    def catch_up(self) -> None:
+        """Return when it has all of the topic."""
+        wait_for(lambda: self._has(self._topic, 2))
+
+    def end(self) -> None:
+        """Leave nothing of it."""
+        self._transport.close()
+        self.broker.kill()
+        self.broker.remove_store()
+
+    def _has(self, topic: str, queues: int) -> bool:
+        def ends(address: str) -> list[int]:
+            of_it = [MessageQueue(topic, self._master.name, number) for number in range(queues)]
+            return [self._transport.max_offset(queue, address, 5.0) for queue in of_it]
+
+        return ends(self.broker.address) == ends(self._master.address)
+
+    def _is_known(self) -> bool:
+        with contextlib.suppress(RocketMQError):
+            # That makes it register at once.
+            set_config(self.broker, brokerPermission=6)
+            route = self._transport.query_route(self._topic, 5.0)
+            return any(self.broker.address in data.broker_addrs.values() for data in route.broker_datas)
+        return False
+
+
+@pytest.fixture
+def slave(two_brokers: LocalCluster, feed: Feed, topic: str) -> Iterator[Slave]:
+    """A slave of the first broker, which has the test's topic and follows."""
+    made = Slave(two_brokers, topic)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.end()
+
+
+def test_what_a_master_had_is_read_once_from_its_slave(
+    spark: SparkSession,
+    metrics: Metrics,
+    two_brokers: LocalCluster,
+    feed: Feed,
+    topic: str,
+    slave: Slave,
+    tmp_path: Path,
+) -> None:
+    keys = feed(ROWS, nbytes=NBYTES)
+    slave.catch_up()
+    ends = {found.queue: found.max_offset for found in queue_offsets([two_brokers.name_server], topic)}
+    options = {"pullTimeoutMs": 1000, "minPartitions": TASKS, "endingOffsets": json.dumps(nested(ends))}
+    planned = source(spark.read, two_brokers.name_server, topic, **options).rdd
+    # Which plans it.
+    assert planned.getNumPartitions() >= TASKS
+
+    def kill(go_on: Callable[[], None]) -> None:
+        two_brokers.brokers[0].kill()
+        go_on()
+
+    frame = source(spark.read, two_brokers.name_server, topic, **options)
+    assert read_while(frame, tmp_path, kill) == once(keys)
+    assert Counter(row["keys"] for row in planned.collect()) == once(keys)
+    rows = source(spark.read, two_brokers.name_server, topic, **options).select("keys").collect()
+    assert Counter(key for (key,) in rows) == once(keys)
+
+
+def test_a_stream_goes_on_from_the_slave_of_a_master_that_is_gone(
+    spark: SparkSession,
+    metrics: Metrics,
+    two_brokers: LocalCluster,
+    feed: Feed,
+    topic: str,
+    slave: Slave,
+    start: Callable[..., StreamingQuery],
+) -> None:
+    keys, kept = feed(8000), Kept()
+    slave.catch_up()
+    options = {"pullTimeoutMs": 1000, "maxOffsetsPerTrigger": 1000}
+    query = start(source(spark.readStream, two_brokers.name_server, topic, **options), kept)
+    wait_for(lambda: len(kept.batches) >= 2)
+    two_brokers.brokers[0].kill()
+    keys += feed(500, to=(two_brokers.brokers[1].name, 0), awaited=False)
+    wait_for(lambda: kept.keys.total() >= len(keys) or query.exception() is not None)
+    assert query.exception() is None
+    assert kept.keys == once(keys)
+
+
+def test_a_slave_that_may_not_be_read_from_fails_a_read_that_names_the_queue_and_the_option(
+    spark: SparkSession, metrics: Metrics, two_brokers: LocalCluster, feed: Feed, topic: str, slave: Slave
+) -> None:
+    master = two_brokers.brokers[0]
+    feed(100, to=(master.name, 0))
+    slave.catch_up()
+    set_config(slave.broker, slaveReadEnable=False)
+    master.kill()
+    options = {"pullTimeoutMs": 1000, "readTimeoutMs": 2000}
+    where = rf"reading {topic}/{master.name}/0 up to offset 99: nothing came from offset 0 on for "
+    with pytest.raises(PySparkException, match=rf"{where}readTimeoutMs=2000.*system busy"):
+        source(spark.read, two_brokers.name_server, topic, **options).collect()
