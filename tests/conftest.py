@@ -22,6 +22,7 @@ from rocketmq_spark.errors import ClusterError
 from tests.grpc_client import grpc_client_jar
 from tests.java import Java
 from tests.official import Read, ReadWith, with_java, with_java_over_grpc, with_python_over_grpc
+from tests.releases import PYSPARK
 from tests.sharing import SharedCluster, shared
 from tests.topics import create_topic
 
@@ -82,6 +83,12 @@ def place_of(item: pytest.Item) -> int:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Say how long a run may take."""
     parser.addoption("--full", action="store_true", help="faults at full length, and the tests marked long")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let releases of PySpark before 4.2 leave it to the garbage collector to close what `collect` has read from."""
+    if PYSPARK < (4, 2):
+        config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -30,6 +30,7 @@ from rocketmq_spark.transport.remoting import RemotingTransport
 from tests.conftest import QUICK_READS
 from tests.feeding import Feed, Kept, once
 from tests.links import Fault, cut, linked_cluster
+from tests.releases import NEEDS_LIMITS
 from tests.waiting import wait_for
 from tests.writes import heal, make_topic, set_config
 
@@ -147,6 +148,7 @@ def start(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[..., Streami
         query.stop()
 
 
+@NEEDS_LIMITS
 @pytest.mark.parametrize("fault", [killed_and_restarted, paused])
 def test_a_broker_that_fails_for_a_while_costs_a_stream_no_row_and_repeats_none(
     spark: SparkSession,

@@ -107,7 +107,7 @@ def test_every_column_of_a_write_is_read_back_as_it_was_written(
     expected = [as_read(message, brokers[message.store_host]) for message in stored]
     key = lambda row: (row[6], row[7], row[8])  # noqa: E731 - broker, queue and offset
     assert sorted(found, key=key) == sorted(expected, key=key)
-    by_body = {row[1]: row for row in found}
+    by_body = {bytes(row[1]): row for row in found}
     for body, tags, keys, properties, flag, sharding_key, _ in ODD_ROWS:
         row = by_body[body]
         assert (row[2], row[3], row[5]) == (tags, " ".join(keys) if keys else None, flag or 0)

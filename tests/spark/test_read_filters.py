@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
-import pyspark
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.message import Message
+from tests.releases import PYSPARK
 from tests.sharing import SharedCluster
 from tests.topics import create_topic
 from tests.waiting import wait_for
@@ -23,9 +23,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration]
 Load = Callable[..., DataFrame]
 
 PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
-NEEDS_PUSH_DOWN = pytest.mark.skipif(
-    tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 1), reason="PySpark 4.1 and newer push filters down"
-)
+NEEDS_PUSH_DOWN = pytest.mark.skipif(PYSPARK < (4, 1), reason="PySpark 4.1 and newer push filters down")
 
 # Two of them have the same hash in Java; brokers strip others of what Java takes for blanks.
 TAGS = ("AaAa", "BBBB", "AaBB", None, "grün", "\tAaAa", "\u00a0AaAa", "a b")

@@ -162,7 +162,7 @@ def test_a_receipt_reads_what_its_write_has_stored_whoever_wrote_before_and_afte
         assert Counter(bytes(row.body).decode() for row in load(startingOffsets=text).collect()) == expected
     # From the first write to the end of the second; the topic may be told, too.
     frame = load(subscribe=topic, startingOffsets=receipts[0], endingOffsets=receipts[1])
-    assert Counter(row.body[:1] for row in frame.collect()) == {b"0": 3_000, b"1": 3_000}
+    assert Counter(bytes(row.body[:1]) for row in frame.collect()) == {b"0": 3_000, b"1": 3_000}
 
 
 @pytest.mark.parametrize(

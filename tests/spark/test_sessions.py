@@ -6,16 +6,16 @@ import re
 import subprocess
 import sys
 
-import pyspark
 import pytest
 
 from tests.reading import read_topic
+from tests.releases import PYSPARK
 from tests.sharing import SharedCluster
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 # SPARK-51919: from then on a registered source may take the place of one found by lookup.
-LOOKUP_AND_REGISTER = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 1)
+LOOKUP_AND_REGISTER = PYSPARK >= (4, 1)
 
 PREAMBLE = """
 import os, sys
