@@ -53,6 +53,7 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
     def __init__(self, options: ReaderOptions, schema: StructType, parallelism: int | None = None) -> None:
         super().__init__(options, schema, parallelism)
         self._cluster: SourceCluster | None = None
+        # Where the query is, as far as Spark has told.
         self._last: Offsets = {}
         self._told: Offsets = {}
         self._available: Offsets | None = None
@@ -72,12 +73,12 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         cluster = self._asked()
         # All before that is done with; Spark itself says so no sooner than with the next micro-batch.
         self._tell(known)
-        # Before 4.2 nobody tells a query that goes on where it was: then every queue has to answer.
+        # Before 4.2 a query that goes on is told where it was by `partitions` of an empty range; not though where Spark
+        # wraps a source for Trigger.AvailableNow, which is off by default: then every queue has to answer.
         unknown = not known and self._target is None
         self._available = available = cluster.latest() if unknown else cluster.available(known, self._target)
         starts = cluster.begun(known, available)
-        self._last = self._limited(starts, available, limit)
-        return nested(self._last)
+        return nested(self._limited(starts, available, limit))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         """Return what there was when the last micro-batch was planned, for the query's progress."""
