@@ -31,6 +31,8 @@ def session(jars: str) -> SparkSession:
         # By default Spark adds up the sizes of an Arrow batch's columns after each row, a quarter of what the JVM does
         # for a sink in Python; batches stay bounded by maxRecordsPerBatch. Nothing changes for Kafka's sink.
         .config("spark.sql.execution.arrow.maxBytesPerBatch", str(2**31 - 1))
+        # From PySpark 4.1 on: JVM and Python's workers exchange bytes without TCP.
+        .config("spark.python.unix.domain.socket.enabled", "true")
     )
     return (builder.config("spark.jars", jars) if jars else builder).getOrCreate()
 
