@@ -23,14 +23,13 @@ from pathlib import Path
 
 from rocketmq_spark import LocalCluster, Producer
 from tests.benchmarks.bench_remoting import ROWS, record_batches
-from tests.benchmarks.bench_spark import CONNECTOR, MILLION, QUEUES, Session, environment, make_rows, sink
+from tests.benchmarks.bench_spark import CONNECTOR, MILLION, QUEUES, Session, make_rows, sink
 from tests.benchmarks.contest import Figure, await_rest, best_of, in_turns, machine, ratios
 from tests.benchmarks.java_client import JavaClient
 from tests.benchmarks.kafka import Kafka, jars_of
 
 TOPIC = "bench"
 MILLIONS = 2
-OURS = Path(sys.executable)
 # With fewer threads than queues, the first queue that is read to its end would keep one of "lite"'s for 20 s.
 CONSUMERS_AND_THREADS = [("lite", 8), ("lite", 20), ("pull", 4), ("pull", 8)]
 
@@ -49,12 +48,12 @@ def java_drains(java: JavaClient, cluster: LocalCluster, consumer: str, threads:
     return float(said["messages"] / said["seconds"])
 
 
-def source(python: Path, name: str, address: str, topic: str, millions: int, jars: str = "") -> Session:
+def source(name: str, address: str, topic: str, millions: int, jars: str = "") -> Session:
     """Return a session that reads from one source whenever it is asked."""
-    return Session(python, "spark_source.py", name, address, topic, millions * MILLION, jars)
+    return Session("spark_source.py", name, address, topic, millions * MILLION, jars)
 
 
-def reads(python: Path, folder: Path, rounds: int) -> Iterator[Figure]:
+def reads(folder: Path, rounds: int) -> Iterator[Figure]:
     """Rows per second."""
     jars = ",".join(map(str, jars_of(*CONNECTOR)))
     java, parquet = JavaClient(folder), folder / "rows.parquet"
@@ -63,11 +62,11 @@ def reads(python: Path, folder: Path, rounds: int) -> Iterator[Figure]:
         cluster = stack.enter_context(LocalCluster())
         kafka = stack.enter_context(Kafka(keeps=True))
         fill(cluster, TOPIC, MILLIONS)
-        with sink(python, "kafka", kafka.address, TOPIC, parquet, jars) as filling:
+        with sink("kafka", kafka.address, TOPIC, parquet, jars) as filling:
             filling.ask(MILLIONS)
         sources = {
-            "spark": stack.enter_context(source(OURS, "rocketmq", cluster.name_server, TOPIC, MILLIONS)),
-            "kafka": stack.enter_context(source(python, "kafka", kafka.address, TOPIC, MILLIONS, jars)),
+            "spark": stack.enter_context(source("rocketmq", cluster.name_server, TOPIC, MILLIONS)),
+            "kafka": stack.enter_context(source("kafka", kafka.address, TOPIC, MILLIONS, jars)),
         }
 
         def measure(name: str) -> float:
@@ -98,7 +97,7 @@ def memory() -> Iterator[Figure]:
         for millions in (1, 10):
             topic = f"{TOPIC}-{millions}"
             fill(cluster, topic, millions, queues=1)
-            with source(OURS, "rocketmq", cluster.name_server, topic, millions) as session:
+            with source("rocketmq", cluster.name_server, topic, millions) as session:
                 peaks.append(session.ask()["peak"])
     most = f"{peaks[1] / 1e6:.0f} MB for 10 million rows"
     yield Figure("memory of a reading worker, 10 million rows against 1", [peaks[1] / peaks[0]], 1.1, True, most)
@@ -106,9 +105,8 @@ def memory() -> Iterator[Figure]:
 
 def figures(rounds: int) -> Iterator[Figure]:
     """Measure everything here."""
-    python = environment()
     with tempfile.TemporaryDirectory() as folder:
-        yield from reads(python, Path(folder), rounds)
+        yield from reads(Path(folder), rounds)
     yield from memory()
 
 

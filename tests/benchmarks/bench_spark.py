@@ -3,9 +3,10 @@
 Run: make bench (python -m tests.benchmarks.bench_spark [rounds] [million rows a write])
 
 Rows have a body of 100 random bytes, a key and a tag (Kafka gets body and key), a million of them in each task.
-Kafka's producer has linger 20 ms, batches of 256 KiB and acks 1. Both sinks run in Spark 4.0.0, in an environment of
-its own that is kept in the user's cache folder, each in a session of its own that goes on from round to round; two
-writes that do not count come first. Processor time is that of the JVM and of Python's workers, without any broker's.
+Kafka's producer has linger 20 ms, batches of 256 KiB and acks 1; its sink runs in the Spark that it is for, in an
+environment of its own that is kept in the user's cache folder, ours in the PySpark at hand. Each has a session that
+goes on from round to round; two writes that do not count come first. Processor time is that of the JVM and of Python's
+workers, without any broker's.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ AS_ONE_UNIT = {**FORGETFUL, "writeWithoutMmap": True}
 
 
 def environment() -> Path:
-    """Return the interpreter of an environment with the Spark that the connector is for; made once."""
+    """Return the interpreter of an environment with the Spark that Kafka's connector is for; made once."""
     folder = cache_folder() / "bench" / f"pyspark-{SPARK}"
     python = folder / "bin" / "python"
     if not (folder / "complete").exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
         install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*install, str(ROOT), f"pyspark=={SPARK}", "psutil"], check=True)
+        subprocess.run([*install, f"pyspark=={SPARK}", "psutil"], check=True)
         (folder / "complete").touch()
     return python
 
@@ -66,17 +67,18 @@ class Session:
 
     Parameters
     ----------
-    python : Path
-        The interpreter, see `environment`.
     script : str
         A file of this folder.
+    system : str
+        ``kafka``, or one that the PySpark at hand is for.
     arguments : objects
-        The script's.
+        More of the script's.
     """
 
-    def __init__(self, python: Path, script: str, *arguments: object) -> None:
+    def __init__(self, script: str, system: str, *arguments: object) -> None:
+        python = environment() if system == "kafka" else Path(sys.executable)
         self._process = subprocess.Popen(
-            [str(python), str(Path(__file__).with_name(script)), *map(str, arguments)],
+            [str(python), str(Path(__file__).with_name(script)), system, *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -106,9 +108,9 @@ class Session:
             self._process.kill()
 
 
-def sink(python: Path, name: str, address: str, topic: str, parquet: Path, jars: str = "") -> Session:
+def sink(name: str, address: str, topic: str, parquet: Path, jars: str = "") -> Session:
     """Return a session that writes to one sink; ask it for so many million rows, in as many tasks or so many."""
-    return Session(python, "spark_sink.py", name, address, topic, parquet, jars)
+    return Session("spark_sink.py", name, address, topic, parquet, jars)
 
 
 def create_topic(cluster: LocalCluster, topic: str, attributes: str = "") -> None:
@@ -116,7 +118,7 @@ def create_topic(cluster: LocalCluster, topic: str, attributes: str = "") -> Non
         transport.create_topic(cluster.brokers[0].address, topic, QUEUES, 6, 5.0, attributes=attributes)
 
 
-def writes(python: Path, parquet: Path, rounds: int, millions: int) -> Iterator[Figure]:
+def writes(parquet: Path, rounds: int, millions: int) -> Iterator[Figure]:
     """Rows per second, and processor time."""
     jars = ",".join(map(str, jars_of(*CONNECTOR)))
     with contextlib.ExitStack() as stack:
@@ -125,10 +127,10 @@ def writes(python: Path, parquet: Path, rounds: int, millions: int) -> Iterator[
         create_topic(plain, "plain")
         create_topic(inner, "inner", "+queue.type=BatchCQ")
         sinks = {
-            "rocketmq": stack.enter_context(sink(python, "rocketmq", plain.name_server, "plain", parquet)),
-            "inner": stack.enter_context(sink(python, "inner", inner.name_server, "inner", parquet)),
-            "kafka": stack.enter_context(sink(python, "kafka", kafka.address, "bench", parquet, jars)),
-            "nothing": stack.enter_context(sink(python, "nothing", "", "", parquet)),
+            "rocketmq": stack.enter_context(sink("rocketmq", plain.name_server, "plain", parquet)),
+            "inner": stack.enter_context(sink("inner", inner.name_server, "inner", parquet)),
+            "kafka": stack.enter_context(sink("kafka", kafka.address, "bench", parquet, jars)),
+            "nothing": stack.enter_context(sink("nothing", "", "", parquet)),
         }
         said: dict[str, list[dict[str, Any]]] = {name: [] for name in sinks}
 
@@ -156,13 +158,13 @@ def writes(python: Path, parquet: Path, rounds: int, millions: int) -> Iterator[
     yield Figure("CPU seconds of Python's workers, per million rows", worker["rocketmq"], 0.4, True, own)
 
 
-def memory(python: Path, parquet: Path) -> Iterator[Figure]:
+def memory(parquet: Path) -> Iterator[Figure]:
     """The most memory that a worker has, by how much it writes in one task."""
     peaks = []
     with LocalCluster(broker_properties=FORGETFUL) as cluster:
         create_topic(cluster, "plain")
         for millions in (1, 10):
-            with sink(python, "rocketmq", cluster.name_server, "plain", parquet) as session:
+            with sink("rocketmq", cluster.name_server, "plain", parquet) as session:
                 peaks.append(session.ask(millions, 1)["peak"])
     most = f"{peaks[1] / 1e6:.0f} MB for 10 million rows"
     yield Figure("memory of a worker, 10 million rows against 1 million", [peaks[1] / peaks[0]], 1.1, True, most)
@@ -170,12 +172,11 @@ def memory(python: Path, parquet: Path) -> Iterator[Figure]:
 
 def figures(rounds: int, millions: int) -> Iterator[Figure]:
     """Measure everything here."""
-    python = environment()
     with tempfile.TemporaryDirectory() as folder:
         parquet = Path(folder) / "rows.parquet"
         make_rows(parquet)
-        yield from writes(python, parquet, rounds, millions)
-        yield from memory(python, parquet)
+        yield from writes(parquet, rounds, millions)
+        yield from memory(parquet)
 
 
 if __name__ == "__main__":
