@@ -123,8 +123,9 @@ class TopicQueues:
         """
         with self._lock:
             route, turn = self._routes.get(queue.topic), self._turns.get(queue.broker_name, 0)
-            unknown = self._unknown.get(queue.topic) if self._is_fresh(queue.topic) else None
         if route is None:
+            with self._lock:
+                unknown = self._unknown.get(queue.topic) if self._is_fresh(queue.topic) else None
             if unknown is not None:
                 raise unknown
             route = self._route(queue.topic)
