@@ -4,11 +4,11 @@ Run: make bench PART=read (python -m tests.benchmarks.bench_read [rounds])
 
 2 million messages of 100 bytes with a key and a tag, in 8 queues of a broker as it comes, which gives at most 32 of
 them at a time; Kafka has as many rows in 8 partitions. All were written a moment before and are in the page cache.
-Spark writes what it reads to its format noop, in sessions that go on from round to round, of which one is not counted: ours is the PySpark at hand,
-Kafka's the one that its connector is for. Java's consumers decode bodies and do nothing else: `DefaultLitePullConsumer`
-with threads of its own, and `DefaultMQPullConsumer` in a thread for each queue, or for two; the two that are best in a
-run of their own take part, and each round counts the better one. Everybody, Spark too, drains the topic once in each
-run before the time counts.
+Spark writes what it reads to its format noop, in sessions that go on from round to round, the first of which does not
+count: ours is the PySpark at hand, Kafka's the one that its connector is for. Java's consumers decode bodies and do
+nothing else: `DefaultLitePullConsumer` with threads of its own, and `DefaultMQPullConsumer` in a thread for each queue,
+or for two; the two that are best in a run of their own take part, and each round counts the better one. Everybody,
+Spark too, drains the topic once in each run before the time counts.
 """
 
 from __future__ import annotations
