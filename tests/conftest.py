@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -85,18 +86,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="faults at full length, and the tests marked long")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Let releases of PySpark before 4.2 leave it to the garbage collector to close what `collect` has read from."""
-    if PYSPARK < (4, 2):
-        config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run what needs no server first, and fetch the servers' jars meanwhile; leave out what takes long."""
     if not config.getoption("--full"):
         left_out = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+    if PYSPARK < (4, 2):
+        # There it is left to the garbage collector to close what `collect` has read from.
+        for item in items:
+            if item.get_closest_marker("spark"):
+                item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
     items.sort(key=place_of)
     if any(item.get_closest_marker("integration") for item in items):
         threading.Thread(target=fetch_jars, name="fetch-jars", daemon=True).start()
@@ -219,9 +219,10 @@ def topic(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """One classic session; `local[2,2]` tries a failed task again, as a cluster does."""
+    from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
-    session = (
+    builder = (
         SparkSession.builder.master("local[2,2]")
         .appName("rocketmq-spark tests")
         .config("spark.ui.enabled", "false")
@@ -230,8 +231,13 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
-        .getOrCreate()
     )
+    try:
+        session = builder.getOrCreate()
+    except PySparkRuntimeError:
+        # Spark forks to start its JVM, and gRPC, while it takes itself down after a test, lets a fork crash.
+        time.sleep(5)
+        session = builder.getOrCreate()
     yield session
     session.stop()
 

@@ -10,6 +10,7 @@ Follows spec/remoting.md section 8; the columns are those of design.md section 8
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -37,7 +38,7 @@ _HEX: Final = np.array([f"{value:02X}" for value in range(256)], np.bytes_).view
 _MOST_UNPACKED: Final = 64 * 1024 * 1024
 
 
-class _TooMuch(Exception):
+class TooMuchError(Exception):
     """The bodies of several messages unpack to more than a record batch is to hold."""
 
 
@@ -48,9 +49,11 @@ def batches_of(
 
     There may be none. Parameters, and what is raised, as of `decode`.
     """
+    # Two messages of one offset, which no sound broker has, can't be told apart by it.
+    whole = len(pulls) == 1 and pulls[0].end - pulls[0].start <= 1
     try:
-        batch = decode(pulls, schema, tags)
-    except _TooMuch:
+        batch = decode(pulls, schema, tags, math.inf if whole else _MOST_UNPACKED)
+    except TooMuchError:
         if len(pulls) > 1:
             middle = len(pulls) // 2
             halves: tuple[Sequence[Pulled], ...] = pulls[:middle], pulls[middle:]
@@ -65,7 +68,9 @@ def batches_of(
         yield batch
 
 
-def decode(pulls: Sequence[Pulled], schema: pa.Schema, tags: frozenset[str] | None = None) -> pa.RecordBatch:
+def decode(
+    pulls: Sequence[Pulled], schema: pa.Schema, tags: frozenset[str] | None = None, most: float = math.inf
+) -> pa.RecordBatch:
     """Return the messages of several answers, in their order, as one record batch.
 
     Parameters
@@ -75,9 +80,13 @@ def decode(pulls: Sequence[Pulled], schema: pa.Schema, tags: frozenset[str] | No
         Some or all of the columns of a read, with their types.
     tags : frozenset of str or None, default None
         Only messages with one of these; None: all. (A broker looks at the hash of a tag only.)
+    most : float, default inf
+        Bytes that the bodies of several messages may unpack to together.
 
     Raises
     ------
+    TooMuchError
+        They unpack to more. Each way counts what it has to unpack, so one of them may raise where the other does not.
     RemotingCommandException
         A record is truncated or damaged; the message names its queue and offset.
     """
@@ -86,22 +95,24 @@ def decode(pulls: Sequence[Pulled], schema: pa.Schema, tags: frozenset[str] | No
         records = records_of(body)
         rows, pull_of = _wanted(pulls, records, rows_of(records, body))
         _check_crc(records)
-        return _Columns(pulls, records, rows, pull_of).batch(schema, tags)
+        return _Columns(pulls, records, rows, pull_of, most).batch(schema, tags)
     except (Irregular, pa.ArrowInvalid):
-        return decode_rows(pulls, schema, tags)
+        return decode_rows(pulls, schema, tags, most)
 
 
-def decode_rows(pulls: Sequence[Pulled], schema: pa.Schema, tags: frozenset[str] | None = None) -> pa.RecordBatch:
+def decode_rows(
+    pulls: Sequence[Pulled], schema: pa.Schema, tags: frozenset[str] | None = None, most: float = math.inf
+) -> pa.RecordBatch:
     """Return what `decode` does, one message at a time; see there."""
     found = []
-    room = _MOST_UNPACKED
+    room = most
     for pull in pulls:
         for message in messages_of(pull.body, pull.queue, pull.start, pull.end):
             if tags is None or message.properties.get(TAGS) in tags:
                 found.append((pull.queue, message))
                 room -= len(message.body)
                 if room < 0 and len(found) > 1:
-                    raise _TooMuch
+                    raise TooMuchError
     columns = [
         pa.array([_VALUES[name](queue, one) for queue, one in found], schema.field(name).type) for name in schema.names
     ]
@@ -156,11 +167,12 @@ def _strings(texts: Sequence[str]) -> pa.StringArray:
 class _Columns:
     """Makes the columns of rows, each when it is asked for."""
 
-    def __init__(self, pulls: Sequence[Pulled], records: Records, rows: Rows, pull_of: Ints) -> None:
+    def __init__(self, pulls: Sequence[Pulled], records: Records, rows: Rows, pull_of: Ints, most: float) -> None:
         self._pulls = pulls
         self._records = records
         self._rows = rows
         self._pull_of = pull_of
+        self._most = most
         self._properties: Properties | None = None
 
     def batch(self, schema: pa.Schema, tags: frozenset[str] | None) -> pa.RecordBatch:
@@ -218,13 +230,13 @@ class _Columns:
         if not packed.any():
             return bodies
         unpacked: list[bytes] = []
-        room = _MOST_UNPACKED
+        room = self._most
         for row in np.flatnonzero(packed).tolist():
             queue, offset = self._pulls[self._pull_of[row]].queue, int(rows.queue_offset[row])
             unpacked.append(unpacked_body(bodies[row].as_py(), int(sys_flag[row]), queue, offset))
             room -= len(unpacked[-1])
             if room < 0 and len(bodies) > 1:
-                raise _TooMuch
+                raise TooMuchError
         return pc.replace_with_mask(bodies, to_arrow(packed), byte_strings(unpacked).to_arrow().cast(pa.binary()))
 
     def _of_pull(self, texts: list[str]) -> pa.StringArray:

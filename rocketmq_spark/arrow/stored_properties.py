@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rocketmq_spark.arrow.columns import ByteColumn, Ints, byte_column, byte_strings, to_arrow, to_numpy
+from rocketmq_spark.arrow.columns import ByteColumn, Ints, ListColumn, byte_column, byte_strings, to_arrow, to_numpy
 
 _NAME_END: Final = 1
 _VALUE_END: Final = 2
@@ -105,7 +105,7 @@ def _coded(names: pa.BinaryArray, offsets: Ints) -> pa.DictionaryArray | None:
     offsets : int array, shape (rows + 1,)
     """
     column = byte_column(names)
-    if column is not None and ByteColumn(column.offsets[offsets], column.data).same() is not None:
+    if column is not None and ListColumn(offsets, column).joined().same() is not None:
         # As most topics are: every row has the names of the first one.
         known = names[: int(offsets[1])].dictionary_encode()
         indices = np.tile(to_numpy(known.indices), len(offsets) - 1)

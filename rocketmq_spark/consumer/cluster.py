@@ -116,20 +116,7 @@ class SourceCluster:
         return {queue: known[queue] if queue in known else earliest[queue] for queue in available}
 
     def ranges(self, starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) -> list[OffsetRange]:
-        """Return what a micro-batch reads.
-
-        Raises
-        ------
-        DataLossError
-            As of `Bounds.checked`; or `ends`, told by `latest`, leave out a queue, with ``failOnDataLoss``.
-        """
-        for queue in sorted(starts.keys() - ends.keys()):
-            lost(
-                self._options,
-                f"queue {queue} is gone, or its broker was away, when this run of the query began, and its offset "
-                f"{starts[queue]} would be forgotten: once back it would be read again from its earliest message. "
-                "Bring it back, and delete the newest file of the folder offsets in the checkpoint",
-            )
+        """Return what a micro-batch reads; raises as `Bounds.checked`."""
         return self._bounds.checked(self.begun(starts, ends), ends)
 
     def routes(self, queues: Iterable[MessageQueue]) -> dict[str, TopicRouteData]:

@@ -83,7 +83,7 @@ class Puller:
     queues : TopicQueues
     clock : callable
         Seconds, monotonic.
-    window : int, default 32
+    window : int, default 64
         Requests under way and answers waiting, over all queues.
     """
 

@@ -2,6 +2,7 @@
 
 Rule 1: codes, ext fields and bodies only; what they mean is the affair of who asks.
 Rule 2: who does not wait takes a permit (spec/producer.md section 10.2); the request gives it back when it ends.
+        Pulls do without: a reader has a window of its own.
 Rule 3: an error of a server is an answer here, whatever its code.
 
 Follows NettyRemotingClient.java (invokeSync, invokeAsync, invokeOneway).

@@ -78,9 +78,15 @@ class ScriptedCalls:
         return len(self.stored.get(queue, ()))
 
     def search_offset(self, queue: MessageQueue, timestamp_ms: int, address: str, timeout: float) -> int:
-        """Return the first offset stored at or after a time of the transport's clock, in milliseconds."""
+        """Return the first offset stored at or after a time of the transport's clock, in milliseconds.
+
+        Past the end it is the end; of a topic for inner batches, as a broker has it, the last message that there is.
+        """
         self._record(timeout, "search_offset", queue, timestamp_ms, address)
-        return self._store.search(queue, timestamp_ms)
+        found = self._store.search(queue, timestamp_ms)
+        if self.attributes.get(queue.topic, {}).get("queue.type") == "BatchCQ":
+            return min(found, len(self.stored.get(queue, ())) - 1)
+        return found
 
     def earliest_msg_store_time(self, queue: MessageQueue, address: str, timeout: float) -> int:
         """Return when the queue's first message was stored, by the transport's clock; -1 for an empty queue."""

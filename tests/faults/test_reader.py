@@ -326,6 +326,7 @@ def test_what_a_master_had_is_read_once_from_its_slave(
     assert Counter(key for (key,) in rows) == once(keys)
 
 
+@NEEDS_LIMITS
 def test_a_stream_goes_on_from_the_slave_of_a_master_that_is_gone(
     spark: SparkSession,
     metrics: Metrics,

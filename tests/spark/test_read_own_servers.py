@@ -18,6 +18,7 @@ from rocketmq_spark.cluster import Broker, LocalCluster
 from rocketmq_spark.spark.report import Metrics
 from tests.conftest import QUICK_READS, started
 from tests.feeding import Feed, Kept
+from tests.releases import at_most
 from tests.waiting import wait_for
 from tests.writes import make_topic, messages_in
 
@@ -124,7 +125,7 @@ def test_expired_messages_fail_a_read_unless_they_may_be_gone(
     with pytest.raises(PySparkException, match=gone):
         read_available()
     # Some micro-batches have nothing but what is gone.
-    assert read_available(failOnDataLoss="false", maxOffsetsPerTrigger="4") == sorted(keys[left:])
+    assert read_available(failOnDataLoss="false", **at_most(4)) == sorted(keys[left:])
 
     def offsets(**options: str) -> list[int]:
         rows = load(**options).select("keys", "queueOffset").collect()

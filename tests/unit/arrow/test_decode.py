@@ -121,25 +121,36 @@ def regular(count: int, **changes: object) -> list[MessageExt]:
     return [sound(PLAIN, queue_offset=offset, body=b"body %d" % offset, **changes) for offset in range(count)]
 
 
+@pytest.mark.parametrize("tags", [None, frozenset(["a"])])
 @pytest.mark.parametrize("inner", [False, True])
 def test_bodies_that_unpack_to_very_much_are_spread_over_record_batches(
-    inner: bool, monkeypatch: pytest.MonkeyPatch
+    inner: bool, tags: frozenset[str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decoder, "_MOST_UNPACKED", 100_000)
     sizes = [60_000, 30_000, 20_000, 90_000, 0, 300_000, 1, 1]
     bodies = [bytes([number]) * size for number, size in enumerate(sizes)]
     flag = CompressionType.ZLIB.sys_flag
     if inner:
-        whole = compress(encode_batch([Message("orders", body) for body in bodies]), CompressionType.ZLIB, 5)
+        whole = compress(
+            encode_batch([Message("orders", body, 0, {"TAGS": "a"}) for body in bodies]), CompressionType.ZLIB, 5
+        )
         messages = [sound(PLAIN, sys_flag=flag | 0xC0, body=whole)]
     else:
         packed = [compress(body, CompressionType.ZLIB, 5) for body in bodies]
         messages = [sound(PLAIN, queue_offset=at, sys_flag=flag, body=body) for at, body in enumerate(packed)]
     pulls = [pulled(messages[:3], 0, 3), pulled(messages[3:], 3, 8)] if not inner else [pulled(messages, 0, 8)]
-    found = [batch.column("body").to_pylist() for batch in batches_of(pulls, SCHEMA)]
+    found = [batch.column("body").to_pylist() for batch in batches_of(pulls, SCHEMA, tags)]
     assert [body for batch in found for body in batch] == bodies
     assert all(len(batch) == 1 or sum(map(len, batch)) <= 100_000 for batch in found)
     assert len(found) < len(bodies)
+
+
+def test_messages_of_one_offset_stay_together_whatever_they_unpack_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder, "_MOST_UNPACKED", 1000)
+    body = compress(bytes(900), CompressionType.ZLIB)
+    message = sound(PLAIN, queue_offset=7, sys_flag=CompressionType.ZLIB.sys_flag, body=body)
+    (batch,) = batches_of([pulled([message] * 3, 7, 8)], SCHEMA)
+    assert batch.column("body").to_pylist() == [bytes(900)] * 3
 
 
 @pytest.mark.parametrize("host", ["10.0.0.9:1", "[2001:db8::1]:40000"])

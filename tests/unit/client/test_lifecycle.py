@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -317,7 +317,17 @@ def test_a_listener_may_shut_its_producer_down(make_producer: Make, transport: S
     assert transport.closed
 
 
-def test_a_shutdown_that_is_interrupted_closes_all_the_same(make_producer: Make, transport: ScriptedTransport) -> None:
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """SIGINT interrupts; what a shell starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_shutdown_that_is_interrupted_closes_all_the_same(
+    make_producer: Make, transport: ScriptedTransport, ctrl_c: None
+) -> None:
     producer = make_producer(send_msg_timeout=PATIENCE * 1000)
     producer.start()
     transport.always = {"a": Reply(silent=True), "b": Reply(silent=True)}

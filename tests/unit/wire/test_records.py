@@ -22,6 +22,7 @@ from rocketmq_spark.wire.records import (
     encode_batch,
     encode_batch_item,
     encode_properties,
+    encode_record,
     unique_id,
     unique_id_prefix,
 )
@@ -177,6 +178,14 @@ def test_records_are_read_as_java_wrote_them(vector: dict[str, Any]) -> None:
 @given(st.lists(stored_messages(), max_size=4))
 def test_records_of_both_magics_and_address_families_decode(messages: list[MessageExt]) -> None:
     assert decode_records(memoryview(b"".join(map(encode_stored_record, messages)))) == messages
+
+
+@given(stored_messages())
+def test_records_are_encoded_as_brokers_store_them(message: MessageExt) -> None:
+    encoded = encode_record(message)
+    assert decode_records(encoded) == [message]
+    if len(message.topic.encode()) > 127:
+        assert encoded == encode_stored_record(message)
 
 
 @given(st.lists(stored_messages(), min_size=1, max_size=3), st.data())
