@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import re
 import sys
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -219,10 +221,9 @@ def topic(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """One classic session; `local[2,2]` tries a failed task again, as a cluster does."""
-    from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
-    builder = (
+    session = with_jvm(
         SparkSession.builder.master("local[2,2]")
         .appName("rocketmq-spark tests")
         .config("spark.ui.enabled", "false")
@@ -232,14 +233,23 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
     )
-    try:
-        session = builder.getOrCreate()
-    except PySparkRuntimeError:
-        # Spark forks to start its JVM, and gRPC, while it takes itself down after a test, lets a fork crash.
-        time.sleep(5)
-        session = builder.getOrCreate()
     yield session
     session.stop()
+
+
+def with_jvm(builder: SparkSession.Builder) -> SparkSession:
+    """Start Spark; it forks for its JVM, and gRPC, while it takes itself down after a test, lets a fork crash."""
+    from pyspark.errors import PySparkRuntimeError
+
+    for _ in range(5):
+        with contextlib.suppress(PySparkRuntimeError):
+            return builder.getOrCreate()
+        with warnings.catch_warnings():
+            # Spark leaves the pipe to a JVM that did not start to the garbage collector.
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
+        time.sleep(2)
+    return builder.getOrCreate()
 
 
 @pytest.fixture
