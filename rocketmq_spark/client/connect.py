@@ -12,6 +12,7 @@ from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Final, Protocol
 
 from rocketmq_spark.errors import OptionError
+from rocketmq_spark.transport.local_address import local_ip
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.transport.tls import TlsSettings
 from rocketmq_spark.wire.acl import Credentials
@@ -41,6 +42,16 @@ class ConnectionConfig(Protocol):
     @property
     def endpoints(self) -> tuple[str, ...]:
         """``host:port`` of each proxy."""
+        ...
+
+    @property
+    def client_ip(self) -> str | None:
+        """First part of the client id; None: the address of this host."""
+        ...
+
+    @property
+    def unit_name(self) -> str | None:
+        """Third part of the client id."""
         ...
 
     @property
@@ -106,6 +117,11 @@ def check_connection(options: ConnectionConfig) -> None:
         tls.context()
     if options.over_grpc:
         _require_grpc()
+
+
+def client_id_of(options: ConnectionConfig, instance_name: str) -> str:
+    """Return what servers call a client (``ClientConfig.buildMQClientId``)."""
+    return "@".join(filter(None, (options.client_ip or local_ip(), instance_name, options.unit_name)))
 
 
 def new_transport(options: ConnectionConfig, client_id: str, *, polled: bool = False) -> Transport:

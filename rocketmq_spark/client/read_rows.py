@@ -10,7 +10,6 @@ Follows design.md section 8.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,7 +25,6 @@ from rocketmq_spark.consumer.topic_queues import TopicQueues
 from rocketmq_spark.pull import Pulled
 from rocketmq_spark.reader_options import ReaderOptions
 from rocketmq_spark.route_data import TopicRouteData
-from rocketmq_spark.transport.local_address import local_ip
 from rocketmq_spark.transport.remoting import RemotingTransport
 
 # A record batch is made of so many messages or bytes, whichever come first: as many as Spark's own, and few enough
@@ -88,12 +86,6 @@ def reading_transport(options: ReaderOptions, *, polled: bool = False) -> Remoti
     transport = new_transport(options, "", polled=polled)
     assert isinstance(transport, RemotingTransport), "a read never goes over gRPC"
     return transport
-
-
-def client_id(options: ReaderOptions) -> str:
-    """Return what brokers call a reader of this process."""
-    name = options.instance_name or "spark"
-    return "@".join(filter(None, (options.client_ip or local_ip(), f"{name}#{os.getpid()}", options.unit_name)))
 
 
 def _tags(options: ReaderOptions) -> frozenset[str] | None:

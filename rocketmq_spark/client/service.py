@@ -25,7 +25,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Final
 
-from rocketmq_spark.client.connect import new_transport
+from rocketmq_spark.client.connect import client_id_of, new_transport
 from rocketmq_spark.client.own_pool import OwnPool
 from rocketmq_spark.client.registry import registry
 from rocketmq_spark.client.sending import Sending
@@ -116,11 +116,10 @@ class ProducerService:
         self._pools: list[OwnPool] = []
         self._checks: CheckExecutor | None = None
         self._trace: TraceDispatcher | None = None
-        client_ip = options.client_ip or local_ip()
         # As Java from 4.9 on: producers that name no instance share none.
         own_name = f"{os.getpid()}#{time.monotonic_ns()}"
         self.instance_name = own_name if options.instance_name == "DEFAULT" else options.instance_name
-        self.client_id = "@".join(filter(None, (client_ip, self.instance_name, options.unit_name)))
+        self.client_id = client_id_of(options, self.instance_name)
         self.packing = Packing(
             namespace=self._namespace,
             max_message_size=options.max_message_size,
@@ -135,7 +134,7 @@ class ProducerService:
             KernelSettings(
                 producer_group=producer_group,
                 name_servers=options.name_server,
-                client_ip=client_ip,
+                client_ip=options.client_ip or local_ip(),
                 namespace=self._namespace,
                 create_topic_key=options.create_topic_key,
                 default_topic_queue_nums=options.default_topic_queue_nums,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from rocketmq_spark.consumer.bounds import Bounds, Offsets
@@ -23,7 +23,6 @@ from rocketmq_spark.consumer.topic_queues import TopicQueues
 from rocketmq_spark.errors import ReadError, RocketMQError
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.reader_options import ReaderOptions
-from rocketmq_spark.route_data import TopicRouteData
 from rocketmq_spark.transport.base import ReadTransport
 
 logger = logging.getLogger("rocketmq_spark.consumer")
@@ -46,6 +45,11 @@ class SourceCluster:
         Seconds, monotonic.
     client_id : str, default "spark"
         What brokers, and the tools that ask them, call this member of the group.
+
+    Attributes
+    ----------
+    queues : TopicQueues
+        What is known of the topics.
     """
 
     def __init__(
@@ -54,8 +58,8 @@ class SourceCluster:
         self._options = options
         self._transport = transport
         self._clock = clock
-        self._queues = TopicQueues(options, transport, clock)
-        self._bounds = Bounds(options, transport, self._queues, clock)
+        self.queues = TopicQueues(options, transport, clock)
+        self._bounds = Bounds(options, transport, self.queues, clock)
         # Since when nobody has answered for a queue, and how often in a row.
         self._silent: dict[MessageQueue, tuple[float, int]] = {}
         self._gone: set[MessageQueue] = set()
@@ -65,11 +69,11 @@ class SourceCluster:
 
     def starts(self) -> Offsets:
         """Return where a new query begins."""
-        return self._bounds.starts(self._queues.find())
+        return self._bounds.starts(self.queues.find())
 
     def latest(self) -> Offsets:
         """Return the ends of all queues there are."""
-        return self._bounds.latest(self._queues.present())
+        return self._bounds.latest(self.queues.present())
 
     def available(self, known: Mapping[MessageQueue, int], target: Mapping[MessageQueue, int] | None = None) -> Offsets:
         """Return how far can be read now: the ends of the queues of `known` and of those that are new.
@@ -88,8 +92,8 @@ class SourceCluster:
         ReadError
             For ``readTimeoutMs`` nobody has answered for a queue.
         """
-        present = set(self._queues.present())
-        gone = {queue for queue in known if queue not in present and self._queues.exists(queue) is False}
+        present = set(self.queues.present())
+        gone = {queue for queue in known if queue not in present and self.queues.exists(queue) is False}
         for queue in sorted(gone - self._gone):
             lost(self._options, f"queue {queue} is gone: what was in it behind offset {known[queue]} can't be read")
         self._gone = gone
@@ -119,25 +123,13 @@ class SourceCluster:
         """Return what a micro-batch reads; raises as `Bounds.checked`."""
         return self._bounds.checked(self.begun(starts, ends), ends)
 
-    def routes(self, queues: Iterable[MessageQueue]) -> dict[str, TopicRouteData]:
-        """See `TopicQueues.routes`."""
-        return self._queues.routes(queues)
-
-    def may_hold_inner_batches(self, queues: Iterable[MessageQueue]) -> bool:
-        """See `TopicQueues.may_hold_inner_batches`."""
-        return self._queues.may_hold_inner_batches(queues)
-
-    def check_filter(self, queues: Iterable[MessageQueue]) -> None:
-        """See `TopicQueues.check_filter`."""
-        self._queues.check_filter(queues)
-
     def commit(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Tell the brokers how far the group has read. What fails is logged: the next commit says it again."""
         options, timeout = self._options, self._options.pull_timeout_ms / 1000
 
         def tell(queue: MessageQueue, address: str) -> None:
             self._register(address, timeout)
-            on_wire = self._queues.on_wire(queue)
+            on_wire = self.queues.on_wire(queue)
             self._transport.update_consumer_offset(on_wire, options.consumer_group, offsets[queue], address, timeout)
 
         for queue, answer in self._bounds.once([*offsets], tell).items():
@@ -157,7 +149,7 @@ class SourceCluster:
         self._transport.close()
 
     def _end(self, queue: MessageQueue, address: str) -> int:
-        return self._transport.max_offset(self._queues.on_wire(queue), address, self._options.pull_timeout_ms / 1000)
+        return self._transport.max_offset(self.queues.on_wire(queue), address, self._options.pull_timeout_ms / 1000)
 
     def _is_silent(self, queue: MessageQueue, error: RocketMQError, since: float, tries: int) -> None:
         if not error.retriable:
@@ -179,7 +171,7 @@ class SourceCluster:
         known = start.get(queue)
         if known is None or end >= known:
             return end
-        if address is not None and not self._queues.is_master(queue, address):
+        if address is not None and not self.queues.is_master(queue, address):
             # A slave is behind its master.
             return known
         lost(

@@ -30,7 +30,7 @@ from rocketmq_spark.namespace import unwrap, wrap
 from rocketmq_spark.reader_options import ReaderOptions
 from rocketmq_spark.route_data import MASTER_ID, TopicRouteData
 from rocketmq_spark.transport.base import ReadTransport
-from rocketmq_spark.wire.topic_config import QUEUE_TYPE
+from rocketmq_spark.wire.topic_config import BATCH_CQ, QUEUE_TYPE
 
 logger = logging.getLogger("rocketmq_spark.consumer")
 
@@ -208,7 +208,7 @@ class TopicQueues:
                     return self._options.filter_type == "SQL92"
                 # Brokers of 4.x have plain queues only.
                 attributes = {}
-            self._plain[place] = attributes.get(QUEUE_TYPE) != "BatchCQ"
+            self._plain[place] = attributes.get(QUEUE_TYPE) != BATCH_CQ
         return self._plain[place]
 
     def failed(self, queue: MessageQueue, address: str) -> None:

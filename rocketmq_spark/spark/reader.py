@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
-    from rocketmq_spark.consumer.cluster import SourceCluster
     from rocketmq_spark.consumer.ranges import OffsetRange
     from rocketmq_spark.consumer.topic_queues import TopicQueues
     from rocketmq_spark.route_data import TopicRouteData
@@ -101,25 +100,25 @@ class PartitionReader:
                 filters_here=partition.filters_here,
             )
 
-    def _tasks(self, ranges: list[OffsetRange], cluster: TopicQueues | SourceCluster) -> list[InputPartition]:
+    def _tasks(self, ranges: list[OffsetRange], known: TopicQueues) -> list[InputPartition]:
         from rocketmq_spark.consumer.ranges import tasks_of
 
         options = self._options
         tasks = tasks_of(ranges, options.min_partitions, options.max_records_per_partition, self._parallelism)
-        filters_here = self._filters_here(ranges, cluster)
-        routes = cluster.routes([one.queue for one in ranges])
+        filters_here = self._filters_here(ranges, known)
+        routes = known.routes([one.queue for one in ranges])
         topics = [{one.queue.topic for one in task} & routes.keys() for task in tasks]
         return [
             RangesPartition(task, {topic: routes[topic] for topic in of_task}, filters_here=filters_here)
             for task, of_task in zip(tasks, topics, strict=True)
         ]
 
-    def _filters_here(self, ranges: list[OffsetRange], cluster: TopicQueues | SourceCluster) -> bool:
+    def _filters_here(self, ranges: list[OffsetRange], known: TopicQueues) -> bool:
         """Return whether tasks look for tags themselves; have brokers look at an expression that only they can read."""
         options, queues = self._options, [one.queue for one in ranges if one.size > 0]
         if options.sub_expression.strip() == "*":
             return False
-        inner = cluster.may_hold_inner_batches(queues)
+        inner = known.may_hold_inner_batches(queues)
         if options.filter_type == "TAG":
             return inner
         if inner:
@@ -127,7 +126,7 @@ class PartitionReader:
                 "filterType=SQL92: a topic is for inner batches (queue.type=BatchCQ), of which a broker sees no "
                 "properties but the batch's; leave the option out, and filter the DataFrame"
             )
-        cluster.check_filter(queues)
+        known.check_filter(queues)
         return False
 
 

@@ -12,6 +12,7 @@ Follows design.md section 8 and ``KafkaMicroBatchStream.scala``.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -89,7 +90,7 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         ends = flat(end)
         ranges = self._asked().ranges(flat(start), ends)
         self._last = ends
-        return self._tasks(ranges, self._asked())
+        return self._tasks(ranges, self._asked().queues)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Tell the brokers how far the group has read, with ``commitOffsets``."""
@@ -126,11 +127,13 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
     def _asked(self) -> SourceCluster:
         # Not before Spark asks: a reader is made in processes that only pickle it.
         if self._cluster is None:
-            from rocketmq_spark.client.read_rows import client_id, reading_transport
+            from rocketmq_spark.client.connect import client_id_of
+            from rocketmq_spark.client.read_rows import reading_transport
             from rocketmq_spark.consumer.cluster import SourceCluster
 
             options = self._options
-            self._cluster = SourceCluster(options, reading_transport(options), time.monotonic, client_id(options))
+            client_id = client_id_of(options, f"{options.instance_name or 'spark'}#{os.getpid()}")
+            self._cluster = SourceCluster(options, reading_transport(options), time.monotonic, client_id)
         return self._cluster
 
 

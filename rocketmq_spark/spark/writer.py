@@ -25,7 +25,7 @@ import pyspark.sql.datasource as spark_datasource
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
-from rocketmq_spark.client.connect import new_transport
+from rocketmq_spark.client.connect import client_id_of, new_transport
 from rocketmq_spark.errors import MQBrokerException, RocketMQError, RouteNotFoundException, TopicRouteStaleException
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.metrics import Recorder
@@ -33,7 +33,6 @@ from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.client_instance import ClientInstance, acquire_instance
 from rocketmq_spark.spark.metrics_file import record_commit
 from rocketmq_spark.spark.report import CommitMessage, log_summary, micro_batch_of
-from rocketmq_spark.transport.local_address import local_ip
 from rocketmq_spark.wire.grpc_codes import Code
 
 if TYPE_CHECKING:
@@ -321,5 +320,5 @@ def _acquire(options: SinkOptions) -> ClientInstance:
 def _new_instance(options: SinkOptions) -> ClientInstance:
     # The repr has no secrets: a client id is sent and logged, and must not be a means to guess them.
     name = options.instance_name or f"{os.getpid()}#{hashlib.sha1(repr(options).encode()).hexdigest()[:8]}"
-    client_id = "@".join(filter(None, (options.client_ip or local_ip(), name, options.unit_name)))
+    client_id = client_id_of(options, name)
     return ClientInstance(client_id, new_transport(options, client_id), options)

@@ -21,6 +21,7 @@ from rocketmq_spark.transaction import EndTransaction, TransactionCheck
 from rocketmq_spark.transport.base import OnCheckTransaction
 from rocketmq_spark.transport.scripted_store import ScriptedStore
 from rocketmq_spark.wire.codes import ResponseCode, broker_error
+from rocketmq_spark.wire.topic_config import BATCH_CQ, QUEUE_TYPE
 
 
 class ScriptedCalls:
@@ -84,7 +85,7 @@ class ScriptedCalls:
         """
         self._record(timeout, "search_offset", queue, timestamp_ms, address)
         found = self._store.search(queue, timestamp_ms)
-        if self.attributes.get(queue.topic, {}).get("queue.type") == "BatchCQ":
+        if self.attributes.get(queue.topic, {}).get(QUEUE_TYPE) == BATCH_CQ:
             return min(found, len(self.stored.get(queue, ())) - 1)
         return found
 

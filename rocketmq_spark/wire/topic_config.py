@@ -12,7 +12,10 @@ from rocketmq_spark.errors import RemotingCommandException
 from rocketmq_spark.wire.route import loads_lenient
 
 QUEUE_TYPE: Final = "queue.type"
-"""The attribute that says what a topic's consume queues are: ``BatchCQ``, or ``SimpleCQ`` where it is missing."""
+"""The attribute that says what a topic's consume queues are: `BATCH_CQ`, or ``SimpleCQ`` where it is missing."""
+
+BATCH_CQ: Final = "BatchCQ"
+"""Queues that hold batches as units (inner batches)."""
 
 
 def decode_topic_attributes(body: bytes) -> Mapping[str, str]:
