@@ -102,10 +102,8 @@ def counted(batches: Iterable[pa.RecordBatch], taken: list[int]) -> Iterator[pa.
         yield batch
 
 
-def failing_late(
-    name_server: str, topic: str, rows: int
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Pass everything on; of partition 0, the first attempt then waits until more than `rows` are stored, and fails."""
+def failing_late(frame: DataFrame, name_server: str, topic: str, rows: int) -> DataFrame:
+    """Return the frame; its partition 0, tried first, waits until more than `rows` are stored behind it, and fails."""
 
     def passed_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
@@ -117,7 +115,7 @@ def failing_late(
             time.sleep(0.1)
         raise RuntimeError("the first attempt fails on purpose")
 
-    return passed_on
+    return frame.mapInArrow(passed_on, frame.schema)
 
 
 @contextlib.contextmanager

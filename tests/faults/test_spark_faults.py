@@ -116,9 +116,9 @@ def test_a_task_that_fails_late_and_is_tried_again_repeats_rows_and_marks_them(
     rows, name_server, topic = 8_000, options["nameServer"], options["topic"]
     frame = numbered(spark, rows, 100, partitions=2)
     # More than the other partition's rows: some of this one's are stored.
-    late = failing_late(name_server, topic, rows // 2)
+    late = failing_late(frame, name_server, topic, rows // 2)
     with ledger.watch([name_server], topic, addresses):
-        frame.mapInArrow(late, frame.schema).write.format("rocketmq").options(**options).save()
+        late.write.format("rocketmq").options(**options).save()
     settle(ledger, "task failed and retried", options, rows, metrics.to_dict())
 
 

@@ -208,8 +208,8 @@ def test_rows_that_a_retry_has_stored_twice_are_read_once_by_dedupe(
 ) -> None:
     rows = 8_000
     frame = numbered(spark, rows, 100, partitions=2)
-    late = failing_late(cluster.name_server, topic, rows // 2)
-    save(frame.mapInArrow(late, frame.schema), rowId="true", batchBytes="16k")
+    late = failing_late(frame, cluster.name_server, topic, rows // 2)
+    save(late, rowId="true", batchBytes="16k")
     read_topic(cluster.name_server, topic, rows, key=lambda message: message.properties["KEYS"])
     read = load()
     once = dedupe(read).groupBy().agg(F.count("*"), F.count_distinct("keys")).first()

@@ -92,8 +92,8 @@ def test_a_retried_task_gives_its_rows_the_same_ids(
     rows = 8_000
     frame = numbered(spark, rows, 100, partitions=2)
     # More than the other partition's rows: some of this one's are stored.
-    late = failing_late(cluster.name_server, topic, rows // 2)
-    save(frame.mapInArrow(late, frame.schema), rowId=row_id, batchBytes="16k")
+    late = failing_late(frame, cluster.name_server, topic, rows // 2)
+    save(late, rowId=row_id, batchBytes="16k")
     stored = read_topic(cluster.name_server, topic, rows, key=lambda message: message.properties["KEYS"])
     assert len(stored) > rows
     ids = {(message.properties["KEYS"], message.properties["SPARK_ROW_ID"]) for message in stored}

@@ -411,9 +411,9 @@ def test_a_deduped_copy_of_a_topic_has_every_row_once_with_all_it_had(
         make_topic(cluster, name, queues=2)
     frame = numbered(spark, rows, 100, partitions=2)
     frame = frame.selectExpr("*", "'tag' || right(keys, 1) as tags", "map('n', keys) as properties")
-    late = failing_late(name_server, topic, rows // 2)
+    late = failing_late(frame, name_server, topic, rows // 2)
     sink = {"nameServer": name_server, "rowId": "true", "maxRatePerSecond": "8000", "batchBytes": "16k"}
-    frame.mapInArrow(late, frame.schema).write.format("rocketmq").options(**sink).save(topic)
+    late.write.format("rocketmq").options(**sink).save(topic)
     stored = messages_in(name_server, topic)
     assert stored > rows
     query = (

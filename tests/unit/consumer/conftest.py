@@ -15,6 +15,8 @@ from rocketmq_spark.reader_options import ReaderOptions
 from rocketmq_spark.route_data import BrokerData, TopicRouteData
 from rocketmq_spark.transport.scripted import ManualClock, ScriptedTransport, route
 
+A0, A1, B0, B1 = QUEUES = [MessageQueue("orders", broker, number) for broker in "ab" for number in (0, 1)]
+
 
 class Reader:
     """A reader's pieces on one scripted cluster: topic `orders`, two queues of broker `a` and two of `b`."""
@@ -47,8 +49,11 @@ class Reader:
         return [made[1:] for made in self.transport.calls if made[0] == call]
 
 
+Make = Callable[..., Reader]
+
+
 @pytest.fixture
-def reader() -> Iterator[Callable[..., Reader]]:
+def reader() -> Iterator[Make]:
     made: list[Reader] = []
 
     def make(**options: Any) -> Reader:

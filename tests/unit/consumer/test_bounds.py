@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,10 +20,7 @@ from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.offset_json import OffsetSpec
 from rocketmq_spark.pull import PullOutcome, PullStatus
 from rocketmq_spark.transport.scripted_pulls import PullReply
-from tests.unit.consumer.conftest import Reader
-
-A0, A1, B0, B1 = QUEUES = [MessageQueue("orders", broker, number) for broker in "ab" for number in (0, 1)]
-Make = Callable[..., Reader]
+from tests.unit.consumer.conftest import A0, A1, B0, B1, QUEUES, Make, Reader
 
 
 def spec(**offsets: int) -> OffsetSpec:

@@ -22,11 +22,9 @@ from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.offset_json import OffsetSpec
 from rocketmq_spark.transport.scripted import route
 from tests.peer import PATIENCE
-from tests.unit.consumer.conftest import Reader
+from tests.unit.consumer.conftest import A0, A1, B0, B1, QUEUES, Make, Reader
 
-A0, A1, B0, B1 = QUEUES = [MessageQueue("orders", broker, number) for broker in "ab" for number in (0, 1)]
 LATEST = OffsetSpec("latest")
-Make = Callable[..., Reader]
 
 
 def failing(made: Reader, call: str, error: Callable[[str], Exception], *addresses: str) -> None:
@@ -150,13 +148,17 @@ def test_a_broker_that_the_route_has_lost_may_come_back(reader: Make) -> None:
     assert made.cluster.available(known) == dict.fromkeys(QUEUES, 5)
 
 
-def test_silence_has_an_end_that_names_queue_and_option(reader: Make) -> None:
+@pytest.mark.parametrize(
+    ("tries", "seconds"),
+    [pytest.param(5, 14.0, id="many failures"), pytest.param(2, 600.0, id="a long micro-batch between two failures")],
+)
+def test_silence_has_an_end_that_names_queue_and_option(reader: Make, tries: int, seconds: float) -> None:
     made = reader(read_timeout_ms=60_000)
     known = dict.fromkeys(QUEUES, 0)
     failing(made, "max_offset", RemotingConnectException, "b:10911")
-    for _ in range(5):
+    for _ in range(tries):
         assert made.cluster.available(known) == known
-        made.clock.advance(14.0)
+        made.clock.advance(seconds)
     with pytest.raises(ReadError, match=r"end of orders/b/0: .*readTimeoutMs=60000. The last try: b:10911"):
         made.cluster.available(known)
 
@@ -169,17 +171,6 @@ def test_silence_that_ended_is_forgotten(reader: Make) -> None:
         made.cluster.available({A0: 0})
         made.clock.advance(61.0)
         assert made.cluster.available(known) == known
-
-
-def test_a_long_micro_batch_between_two_failures_is_not_silence(reader: Make) -> None:
-    made = reader(read_timeout_ms=60_000)
-    known = dict.fromkeys(QUEUES, 0)
-    failing(made, "max_offset", RemotingConnectException, "b:10911")
-    for _ in range(2):
-        assert made.cluster.available(known) == known
-        made.clock.advance(600.0)
-    with pytest.raises(ReadError):
-        made.cluster.available(known)
 
 
 def test_a_refusal_is_raised_at_once(reader: Make) -> None:

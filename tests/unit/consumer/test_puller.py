@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -27,10 +27,8 @@ from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.pull import Pulled, PullOutcome, PullRequest, PullStatus
 from rocketmq_spark.transport.scripted import PullReply, ScriptedTransport
 from rocketmq_spark.wire.records import decode_records
-from tests.unit.consumer.conftest import Reader
+from tests.unit.consumer.conftest import A0, A1, B0, QUEUES, Make, Reader
 
-A0, A1, B0, B1 = QUEUES = [MessageQueue("orders", broker, number) for broker in "ab" for number in (0, 1)]
-Make = Callable[..., Reader]
 BUSY = BrokerBusyException("busy", 2, "", "a:10911")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,10 +21,8 @@ from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.offset_json import OffsetSpec
 from rocketmq_spark.route_data import QueueData
 from rocketmq_spark.transport.scripted import route
-from tests.unit.consumer.conftest import Reader
+from tests.unit.consumer.conftest import A0, A1, B0, B1, Make
 
-A0, A1, B0, B1 = (MessageQueue("orders", broker, number) for broker in "ab" for number in (0, 1))
-Make = Callable[..., Reader]
 DOWN = RemotingConnectException("refused")
 
 
