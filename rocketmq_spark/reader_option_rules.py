@@ -9,6 +9,7 @@ warns of a stream's options in a batch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,6 +30,8 @@ _OF_STREAMS: Final = {
     "min_offsets_per_trigger": "minOffsetsPerTrigger",
     "max_trigger_delay": "maxTriggerDelay",
 }
+# The first of 1973 in milliseconds, and a moment far ahead in seconds.
+_SECONDS: Final = 10**11
 _WHICH: Final = {"subscribe": "subscribe", "subscribe_pattern": "subscribePattern", "assign": "assign"}
 _NOT_ABOVE: Final = (
     ("min_offsets_per_trigger", "minOffsetsPerTrigger", "max_offsets_per_trigger", "maxOffsetsPerTrigger"),
@@ -84,11 +87,41 @@ def contradictions(options: ReaderOptions, *, streaming: bool) -> Iterator[str]:
         )
     if streaming:
         return
+    start, end = options.starting_timestamp, options.ending_timestamp
+    if start is not None and end is not None and start > end:
+        yield f"startingTimestamp={start} is later than endingTimestamp={end}"
+    ends_timed = end is not None or bool(options.ending_offsets_by_timestamp)
     # As in Kafka's source, what a timestamp wins over is not looked at.
     if not timed:
         yield from _never("startingOffsets", options.starting_offsets, "starting", "latest", LATEST)
-    if options.ending_timestamp is None and not options.ending_offsets_by_timestamp:
+    if not ends_timed:
         yield from _never("endingOffsets", options.ending_offsets, "ending", "earliest", EARLIEST)
+    if not timed and not ends_timed:
+        yield from _backwards(options.starting_offsets, options.ending_offsets)
+
+
+def _backwards(start: OffsetSpec, end: OffsetSpec) -> Iterator[str]:
+    """Yield a text for each queue that would end before it begins."""
+    for queue, offset in start.offsets:
+        stop = end.offset_of(queue)
+        if stop is not None and 0 <= stop < offset:
+            yield f"startingOffsets of {queue} is {offset}, and endingOffsets is before it: {stop}"
+
+
+def doubts(options: ReaderOptions) -> Iterator[str]:
+    """Yield a text for each value that is allowed, and hardly meant."""
+    expression = options.sub_expression
+    if options.filter_type == "TAG" and re.search("[=<>']", expression):
+        yield (
+            f"subExpression={expression!r} is taken for tags, and looks like a condition on properties: that needs "
+            "filterType=SQL92"
+        )
+    for name, stamp in (
+        ("startingTimestamp", options.starting_timestamp),
+        ("endingTimestamp", options.ending_timestamp),
+    ):
+        if stamp is not None and 0 < stamp < _SECONDS:
+            yield f"{name}={stamp} is a moment of 1970-73: timestamps are milliseconds, and this looks like seconds"
 
 
 def _never(name: str, spec: OffsetSpec, place: str, word: str, number: int) -> Iterator[str]:
@@ -103,7 +136,12 @@ def _of_filters(options: ReaderOptions) -> Iterator[str]:
     expression = options.sub_expression
     if options.filter_type == "SQL92" and expression.strip() == "*":
         yield "filterType=SQL92 needs a condition as subExpression, which is *: give one, or leave filterType out"
-    if options.filter_type == "TAG" and not any(map(str.strip, expression.split("||"))):
+    if options.filter_type == "TAG" and "|" in expression.replace("||", ""):
+        yield (
+            f"subExpression={expression!r}: a tag has no pipe character, and between tags stand two: allowed is *, or "
+            "tags as in TagA || TagB"
+        )
+    elif options.filter_type == "TAG" and not any(map(str.strip, expression.split("||"))):
         yield f"subExpression={expression!r} has no tag: allowed is *, or tags as in TagA || TagB"
 
 

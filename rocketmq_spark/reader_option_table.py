@@ -151,7 +151,11 @@ READER_OPTIONS: Final[tuple[OptionSpec, ...]] = (
         "Longest wait for `minOffsetsPerTrigger`: ms, or as in 90s, 15m, 1h. Streams only.",
     ),
     OptionSpec("pullBatchSize", kinds.integer(1, 1024), "Messages that one request asks for."),
-    OptionSpec("pullTimeoutMs", _MILLISECONDS, "How long one request may wait for its answer."),
+    OptionSpec(
+        "pullTimeoutMs",
+        _MILLISECONDS,
+        "How long one request may wait for its answer; by default no longer than `readTimeoutMs`.",
+    ),
     OptionSpec(
         "readTimeoutMs",
         _MILLISECONDS,

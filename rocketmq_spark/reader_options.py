@@ -22,6 +22,7 @@ from rocketmq_spark.reader_option_table import ENDING_OFFSETS_SPEC, READER_OPTIO
 
 _EARLIEST: Final = OffsetSpec("earliest")
 _LATEST: Final = OffsetSpec("latest")
+_PULL_TIMEOUT_MS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -54,7 +55,7 @@ class ReaderOptions:
     min_offsets_per_trigger: int | None = None
     max_trigger_delay: int = 15 * 60 * 1000
     pull_batch_size: int = 32
-    pull_timeout_ms: int = 10_000
+    pull_timeout_ms: int = _PULL_TIMEOUT_MS
     read_timeout_ms: int = 120_000
     instance_name: str | None = None
     client_ip: str | None = None
@@ -138,6 +139,9 @@ def parse_reader_options(options: Mapping[str, str], environ: Mapping[str, str],
             )
     values = parse_values(READER_OPTIONS, options, "read", {"write": SINK_OPTIONS})
     if "path" in by_key:
+        for field, name in (("subscribe_pattern", "subscribePattern"), ("assign", "assign")):
+            if field in values:
+                raise OptionError(f"{name} and .load({by_key['path']!r}) both say what is read: give one of them")
         named = parse_one(SUBSCRIBE_SPEC, by_key["path"], 'path (.load("topic"))')
         if values.setdefault("subscribe", named) != named:
             raise OptionError(
@@ -150,6 +154,9 @@ def parse_reader_options(options: Mapping[str, str], environ: Mapping[str, str],
     if starting.receipt and not streaming and "ending_offsets" not in values:
         values["ending_offsets"] = parse_one(ENDING_OFFSETS_SPEC, by_key["startingoffsets"], "startingOffsets")
     values |= parse_environment(READER_OPTIONS, values, environ)
+    if "read_timeout_ms" in values:
+        # Who waits less for a queue does not wait longer for one request.
+        values.setdefault("pull_timeout_ms", min(_PULL_TIMEOUT_MS, values["read_timeout_ms"]))
     parsed = ReaderOptions(**values)
     if not parsed.name_server:
         raise OptionError(

@@ -1,8 +1,8 @@
 """Where queues begin and end, by number or by time: what the driver asks before anything is read.
 
 Rule 1: every queue is asked, many at once, and asked again elsewhere until ``readTimeoutMs`` is over.
-Rule 2: what was asked for by number is held against what is there: an offset that expired is data lost, one beyond the
-        end is waited for by who reads it.
+Rule 2: what was asked for by number is held against what is there: an offset that expired is data lost, and so is a
+        start that a queue does not reach; an end that it does not reach yet is waited for by who reads it.
 
 Follows spec/remoting.md section 13.2 and ``KafkaOffsetReaderAdmin.scala`` for the meaning of the options.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeAlias, TypeVar
 
-from rocketmq_spark.consumer.data_loss import expired
+from rocketmq_spark.consumer.data_loss import expired, lost
 from rocketmq_spark.consumer.ranges import OffsetRange
 from rocketmq_spark.consumer.topic_queues import TopicQueues
 from rocketmq_spark.errors import OptionError, ReadError, RemotingException, RocketMQError
@@ -162,6 +162,18 @@ class Bounds:
             return self._specific(queues, options.ending_offsets, "endingOffsets")
         return self._or_latest(self.at(times))
 
+    def ranges(self, queues: Sequence[MessageQueue]) -> list[OffsetRange]:
+        """Return what a batch reads of each queue; raises as `starts`, and as `checked`."""
+        starts, ends = self.starts(queues), self.ends(queues)
+        backwards = {queue: start for queue, start in starts.items() if start > ends[queue]}
+        for queue, end in self._short_of(backwards).items():
+            lost(
+                self._options,
+                f"queue {queue} ends at offset {end}, before {starts[queue]}, where the read begins: the topic was "
+                "made anew, its broker lost what it had, or the offset is of another queue",
+            )
+        return self.checked(starts, ends)
+
     def checked(self, starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) -> list[OffsetRange]:
         """Return the ranges from `starts` to `ends`, without what has expired.
 
@@ -178,6 +190,15 @@ class Bounds:
                 expired(self._options, queue, starts[queue], min(start, end), start)
             ranges.append(OffsetRange(queue, min(start, end), end))
         return ranges
+
+    def _short_of(self, starts: Offsets) -> Offsets:
+        """Return the ends of the queues that do not reach `starts`; what was stored a moment ago is waited for."""
+        gives_up = self._clock() + self._timeout
+        while True:
+            short = {queue: end for queue, end in self.latest(starts).items() if end < starts[queue]}
+            if not short or self._clock() > gives_up:
+                return short
+            self._sleep(_WAIT)
 
     def _times(
         self,
@@ -241,15 +262,16 @@ def _covering(queues: Sequence[MessageQueue], given: Mapping[MessageQueue, int],
     """Return the numbers of `queues`, all of which an option has to name, as Kafka's source demands."""
     missing = [queue for queue in queues if queue not in given]
     if missing:
+        numbers = "" if option.endswith("ByTimestamp") else " (-2 is the earliest offset, -1 the latest)"
         raise OptionError(
             f"{option} names some queues and not {', '.join(map(str, missing[:5]))}"
-            f"{' and others' if len(missing) > 5 else ''}: name every queue (-2 is the earliest offset, -1 the "
-            "latest), or say with assign which are to be read"
+            f"{' and others' if len(missing) > 5 else ''}: name every queue{numbers}, or say with assign which are to "
+            "be read"
         )
     gone = sorted(given.keys() - set(queues))
     if gone:
         raise OptionError(
             f"{option} names {', '.join(map(str, gone[:5]))}, which can't be read: no such queue is in the routes of "
-            "the topics now (mqadmin topicRoute)"
+            "the topics now: it does not exist, or its broker is down"
         )
     return {queue: given[queue] for queue in queues}

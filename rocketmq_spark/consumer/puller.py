@@ -234,7 +234,7 @@ class Puller:
         lane.suspend = outcome.status is PullStatus.NO_NEW_MSG and segment is lane.segments[0]
         address = segment.address
         what = f"{address} has offsets {outcome.min_offset} to {outcome.max_offset} of it"
-        self._wait(lane, ReadError(f"{lane.queue} does not reach offset {segment.start}: {what}"))
+        self._wait(lane, ReadError(f"{lane.queue} ends before offset {lane.range.end - 1}: {what}"))
         if not self._queues.is_master(lane.queue, address):
             self._queues.failed(lane.queue, address)
 
@@ -283,6 +283,6 @@ class Puller:
         at = lane.segments[0].start if lane.segments else lane.planned
         return ReadError(
             f"reading {lane.queue} up to offset {lane.range.end - 1}: nothing came from offset {at} on for "
-            f"readTimeoutMs={self._options.read_timeout_ms}. The last try: {error}. Bring the broker back, wait longer "
-            "with readTimeoutMs, or read what is there with other offsets"
+            f"readTimeoutMs={self._options.read_timeout_ms}. The last try: {error}. Bring the broker back if it is "
+            "down, wait longer with readTimeoutMs, or read what is there with other offsets"
         )

@@ -30,6 +30,7 @@ from rocketmq_spark.namespace import unwrap, wrap
 from rocketmq_spark.reader_options import ReaderOptions
 from rocketmq_spark.route_data import MASTER_ID, TopicRouteData
 from rocketmq_spark.transport.base import ReadTransport
+from rocketmq_spark.wire.codes import ResponseCode
 from rocketmq_spark.wire.topic_config import BATCH_CQ, QUEUE_TYPE
 
 logger = logging.getLogger("rocketmq_spark.consumer")
@@ -95,11 +96,13 @@ class TopicQueues:
         with self._lock:
             self._asked_at.clear()
         queues = self.present()
+        if not queues and self._options.subscribe_pattern is not None:
+            logger.warning("subscribePattern=%s fits no topic that there is now", self._options.subscribe_pattern)
         missing = set(self._options.assign) - set(queues)
         if missing:
             raise OptionError(
-                f"assign names {', '.join(map(str, sorted(missing, key=str)))}, which the brokers of the topic don't "
-                "have for reading: see mqadmin topicRoute"
+                f"assign names {', '.join(map(str, sorted(missing, key=str)))}, which can't be read: no such queue is "
+                "in the routes of the topics now: it does not exist, or its broker is down"
             )
         return queues
 
@@ -108,8 +111,12 @@ class TopicQueues:
 
         Raises as `find`, but for queues of ``assign``: a broker that is away may come back with them.
         """
-        topics = self._topics()
-        queues = [queue for topic in topics for queue in _readable(topic, self._recent_route(topic))]
+        by_pattern = self._options.subscribe_pattern is not None
+        queues: list[MessageQueue] = []
+        for topic in self._topics():
+            route = self._recent_route(topic)
+            if not (by_pattern and _is_of_servers(topic, route)):
+                queues += _readable(topic, route)
         wanted = filter(self._options.reads, queues)
         return sorted(wanted, key=lambda queue: (queue.topic, queue.broker_name, queue.queue_id))
 
@@ -186,10 +193,9 @@ class TopicQueues:
                     self._timeout,
                 )
             except MQBrokerException as exc:
-                raise OptionError(
-                    f"subExpression={options.sub_expression!r} of filterType={options.filter_type}: {exc}; a broker "
-                    "takes such an expression with enablePropertyFilter=true, and if it can read it"
-                ) from exc
+                unread = exc.response_code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+                why = "a broker can't read it" if unread else "brokers take SQL with enablePropertyFilter=true only"
+                raise OptionError(f"subExpression of filterType={options.filter_type}: {why}: {exc}") from exc
             except RocketMQError as exc:
                 logger.warning("%s can't be asked for its opinion of the filter: %s", queue.broker_name, exc)
 
@@ -298,6 +304,11 @@ class TopicQueues:
                 "ordinary topic"
             )
         return route
+
+
+def _is_of_servers(topic: str, route: TopicRouteData) -> bool:
+    """Return whether a topic is one that a broker makes for itself, of its own name or of its cluster's."""
+    return any(topic in (broker.broker_name, broker.cluster) for broker in route.broker_datas)
 
 
 def _readable(topic: str, route: TopicRouteData) -> list[MessageQueue]:

@@ -22,9 +22,10 @@ from pyspark.sql.datasource import (
     DataSourceStreamWriter,
 )
 
-from rocketmq_spark.errors import OptionError
+from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.names import MAX_TOPIC_LENGTH
 from rocketmq_spark.options import SinkOptions, parse_sink_options
+from rocketmq_spark.reader_option_rules import doubts
 from rocketmq_spark.reader_options import ReaderOptions, parse_reader_options
 from rocketmq_spark.spark.schemas import READ_SCHEMA, arrow_schema
 
@@ -105,10 +106,17 @@ class RocketMQDataSource(DataSource):
         return batch_reader(self._reader_options(streaming=False), schema, self._parallelism)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Check the read and return the reader of a streaming query; see `reader`."""
-        from rocketmq_spark.spark.stream_reader import stream_reader
+        """Check the read and return the reader of a streaming query; see `reader`.
 
-        return stream_reader(self._reader_options(streaming=True), schema, self._parallelism)
+        What would be raised is raised by the reader's first method: PySpark stops a reader that it has not got then,
+        and that error hides ours.
+        """
+        from rocketmq_spark.spark.stream_reader import RefusedStreamReader, stream_reader
+
+        try:
+            return stream_reader(self._reader_options(streaming=True), schema, self._parallelism)
+        except RocketMQError as exc:
+            return RefusedStreamReader(exc)
 
     def _reader_options(self, *, streaming: bool) -> ReaderOptions:
         from rocketmq_spark.client.connect import check_connection
@@ -116,6 +124,8 @@ class RocketMQDataSource(DataSource):
 
         options = parse_reader_options(self.options, os.environ, streaming=streaming)
         check_connection(options)
+        for doubt in doubts(options):
+            _warn_once(doubt)
         namespace = options.namespace or namespace_of(options.name_server[0])
         if namespace is None:
             return options

@@ -143,9 +143,7 @@ class RocketMQBatchReader(PartitionReader, DataSourceReader):
         with contextlib.closing(reading_transport(options)) as transport:
             known = TopicQueues(options, transport, time.monotonic)
             bounds = Bounds(options, transport, known, time.monotonic)
-            queues = known.find()
-            starts, ends = bounds.starts(queues), bounds.ends(queues)
-            ranges = self._narrowed(bounds.checked(starts, ends), bounds)
+            ranges = self._narrowed(bounds.ranges(known.find()), bounds)
             return self._tasks(ranges, known)
 
     def _narrowed(self, ranges: list[OffsetRange], bounds: Any) -> list[OffsetRange]:  # noqa: ARG002 - for filters

@@ -14,11 +14,11 @@ from __future__ import annotations
 import logging
 import os
 import time
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from rocketmq_spark.errors import OptionError
+from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.offset_json import flat, nested
 from rocketmq_spark.reader_options import ReaderOptions
@@ -135,6 +135,34 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
             client_id = client_id_of(options, f"{options.instance_name or 'spark'}#{os.getpid()}")
             self._cluster = SourceCluster(options, reading_transport(options), time.monotonic, client_id)
         return self._cluster
+
+
+class RefusedStreamReader(DataSourceStreamReader):
+    """Stands for a reader that there can't be; whatever Spark asks of it raises why.
+
+    Parameters
+    ----------
+    error : RocketMQError
+    """
+
+    def __init__(self, error: RocketMQError) -> None:
+        self._error = error
+
+    def initialOffset(self) -> NoReturn:  # noqa: N802 - Spark's name
+        """Refuse a new query."""
+        raise self._error
+
+    def latestOffset(self, start: Any = None, limit: Any = None) -> NoReturn:  # noqa: ARG002, N802 - Spark's name
+        """Refuse a query that goes on."""
+        raise self._error
+
+    def partitions(self, start: Any, end: Any) -> NoReturn:  # noqa: ARG002 - Spark's names
+        """Refuse a query that goes on with a micro-batch that was cut short."""
+        raise self._error
+
+    def read(self, partition: InputPartition) -> NoReturn:  # noqa: ARG002 - Spark's name
+        """Refuse a task, which there can't be."""
+        raise self._error
 
 
 if _LIMITS:

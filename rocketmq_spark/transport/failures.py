@@ -63,7 +63,8 @@ def broken(
         if request.started:
             error = kind(f"{doing}; {started} requests waited for answers and may have been executed")
         else:
-            error = not_sent(f"{doing}; this request was not sent ({len(requests)} were waiting)")
+            others = f" ({len(requests)} were waiting)" if len(requests) > 1 else ""
+            error = not_sent(f"{doing}; this request was not sent{others}")
         error.__cause__ = cause
         errors.append(error)
     return errors

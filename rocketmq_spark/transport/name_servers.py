@@ -107,7 +107,7 @@ class NameServers:
         if unknown and busy is None:
             raise _unknown(topic, unknown, failures) from unknown[0]
         failures += [f"{exc.broker_addr}: {exc}" for exc in unknown]
-        text = f"no name server gave the route of topic {topic} within {timeout:g} s: {'; '.join(failures)}"
+        text = f"no name server gave the route of topic {topic}, asked for {timeout:g} s at most: {'; '.join(failures)}"
         if busy is not None:
             raise type(busy)(text, busy.response_code, busy.remark, busy.broker_addr) from busy
         kind = RemotingTimeoutException if last is None else type(last)

@@ -96,6 +96,17 @@ def test_an_end_that_is_not_there_yet_is_waited_for_and_then_an_error(
         beyond.collect()
 
 
+def test_a_start_beyond_the_end_of_a_queue_is_lost_data(load: Load, filled: str, brokers: tuple[str, str]) -> None:
+    one, two = brokers
+    starts = {filled: {one: {"0": 12, "1": 9}, two: {"0": -2, "1": -2}}}
+    options = {"subscribe": filled, "startingOffsets": json.dumps(starts), "pullTimeoutMs": "500"}
+    lost = rf"{filled}/{one}/0 ends at offset 10, before 12, where the read begins: .*failOnDataLoss=false"
+    with pytest.raises(PySparkException, match=lost):
+        load(**options).collect()
+    found = places(load(**options, failOnDataLoss="false"))
+    assert found == spans({(one, 1): range(9, 10), (two, 0): range(10), (two, 1): range(10)})
+
+
 def test_offsets_that_leave_out_a_queue_or_name_a_strange_one_are_refused(
     load: Load, filled: str, brokers: tuple[str, str]
 ) -> None:
@@ -106,7 +117,7 @@ def test_offsets_that_leave_out_a_queue_or_name_a_strange_one_are_refused(
     strange = json.dumps({filled: {name: {"0": 0, "1": 0, "7": 0} for name in brokers}})
     with pytest.raises(PySparkException, match=r"startingOffsets names .*7.*, which can't be read: no such queue"):
         load(subscribe=filled, startingOffsets=strange).collect()
-    with pytest.raises(PySparkException, match=r"assign names .*7.*, which the brokers of the topic don't have"):
+    with pytest.raises(PySparkException, match=r"assign names .*7.*, which can't be read"):
         load(assign=json.dumps({filled: {one: [0, 7]}})).collect()
 
 

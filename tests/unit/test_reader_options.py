@@ -18,6 +18,7 @@ from rocketmq_spark.option_parsing import parse_one, parse_values
 from rocketmq_spark.option_table import SINK_OPTIONS, OptionSpec
 from rocketmq_spark.option_values import ValueKind
 from rocketmq_spark.options import parse_sink_options
+from rocketmq_spark.reader_option_rules import doubts
 from rocketmq_spark.reader_option_table import READER_OPTIONS
 from rocketmq_spark.reader_options import ReaderOptions, parse_reader_options, reader_options_table
 
@@ -319,7 +320,40 @@ def test_path_and_subscribe_that_differ_are_refused() -> None:
 
 
 def test_path_beside_another_way_is_one_too_many() -> None:
-    assert "given are subscribe and assign" in refusal({**NAME_SERVER, "path": "t", "assign": '{"t":{"b":[0]}}'})
+    refused = refusal({**NAME_SERVER, "path": "t", "assign": '{"t":{"b":[0]}}'})
+    assert refused == "assign and .load('t') both say what is read: give one of them"
+
+
+def test_a_read_that_would_end_before_it_begins_is_refused() -> None:
+    read = {**NAME_SERVER, "subscribe": "t"}
+    offsets = {"startingOffsets": '{"t":{"b":{"0":-2,"1":5}}}', "endingOffsets": '{"t":{"b":{"0":3,"1":4}}}'}
+    assert refusal({**read, **offsets}) == "startingOffsets of t/b/1 is 5, and endingOffsets is before it: 4"
+    times = {"startingTimestamp": "1700000000001", "endingTimestamp": "1700000000000"}
+    assert "startingTimestamp=1700000000001 is later than endingTimestamp" in refusal({**read, **times})
+    # What a time wins over is not looked at.
+    assert batch(**offsets, endingTimestamp="1700000000000").ending_timestamp == 1_700_000_000_000
+
+
+@pytest.mark.parametrize("expression", ["a | b", "a ||| b", "|"])
+def test_one_pipe_between_tags_is_one_too_few(expression: str) -> None:
+    assert "between tags stand two" in refusal({**NAME_SERVER, "subscribe": "t", "subExpression": expression})
+
+
+def test_what_is_hardly_meant_is_doubted() -> None:
+    assert [*doubts(batch(subExpression="a || b", startingTimestamp="1700000000000"))] == []
+    (condition,) = doubts(batch(subExpression="region = 'eu'"))
+    assert "filterType=SQL92" in condition
+    assert [*doubts(batch(subExpression="region = 'eu'", filterType="SQL92"))] == []
+    (seconds,) = doubts(batch(startingTimestamp="1700000000"))
+    assert seconds.startswith("startingTimestamp=1700000000 is a moment of 1970-73")
+
+
+def test_who_waits_less_for_a_queue_waits_no_longer_for_a_request() -> None:
+    assert batch(readTimeoutMs="3000").pull_timeout_ms == 3_000
+    assert batch(readTimeoutMs="30000").pull_timeout_ms == 10_000
+    assert "pullTimeoutMs" in refusal(
+        {**NAME_SERVER, "subscribe": "t", "readTimeoutMs": "3000", "pullTimeoutMs": "3001"}
+    )
 
 
 def test_a_path_that_is_no_topic_is_refused_as_what_was_written() -> None:

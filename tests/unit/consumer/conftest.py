@@ -27,11 +27,13 @@ class Reader:
         self.transport = ScriptedTransport({"orders": route({"a": 2, "b": 2})}, clock=self.clock, threaded=threaded)
         self.queues = TopicQueues(self.options, self.transport, self.clock)
         self.slept: list[float] = []
+        self.while_asleep: Callable[[], object] = lambda: None
         self.bounds = Bounds(self.options, self.transport, self.queues, self.clock, self.sleep)
         self.cluster = SourceCluster(self.options, self.transport, self.clock)
 
     def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
+        self.while_asleep()
         self.clock.advance(seconds)
 
     def fill(self, counts: Mapping[MessageQueue, int]) -> None:

@@ -128,6 +128,36 @@ def test_brokers_are_asked_with_the_namespace(reader: Make) -> None:
     assert {queue for queue, _ in made.asked("max_offset")} == {wired}
 
 
+def test_a_queue_that_ends_before_a_batch_begins_has_lost_what_was_there(reader: Make) -> None:
+    made = filled(reader(starting_offsets=spec(a0=1, a1=4, b0=9, b1=2)))
+    lost = r"queue orders/b/0 ends at offset 4, before 9, where the read begins: .*failOnDataLoss=false"
+    with pytest.raises(DataLossError, match=lost):
+        made.bounds.ranges(QUEUES)
+    assert 9.9 < sum(made.slept) < 11
+
+
+def test_a_queue_that_ends_before_a_batch_begins_may_be_passed_over(
+    reader: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = filled(reader(starting_offsets=spec(a0=1, a1=4, b0=9, b1=2), fail_on_data_loss=False))
+    found = made.bounds.ranges(QUEUES)
+    assert [one.size for one in found] == [3, 0, 0, 0]
+    assert "orders/b/0 ends at offset 4" in caplog.text
+
+
+def test_a_start_that_its_broker_is_still_building_the_queue_for_is_waited_for(reader: Make) -> None:
+    made = filled(reader(starting_offsets=spec(a0=4, a1=4, b0=4, b1=4)))
+    made.while_asleep = lambda: made.fill({B1: 1})
+    assert [one.size for one in made.bounds.ranges(QUEUES)] == [0, 0, 0, 0]
+    assert len(made.slept) == 2
+
+
+def test_a_batch_from_a_time_to_an_offset_before_it_is_empty(reader: Make) -> None:
+    made = filled(reader(starting_timestamp=1_001_000, ending_offsets=spec(a0=1, a1=4, b0=4)))
+    assert [one.size for one in made.bounds.ranges([A0, A1, B0])] == [0, 2, 2]
+    assert made.slept == []
+
+
 def test_what_expired_is_lost_data(reader: Make) -> None:
     made = filled(reader())
     made.transport.expired |= {A0: 2, A1: 4}

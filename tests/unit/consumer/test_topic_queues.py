@@ -71,6 +71,24 @@ def test_a_pattern_matches_whole_names_of_topics_of_users(reader: Make) -> None:
     assert [queue.topic for queue in made.queues.find()] == ["MY_TOPIC", "orders", "orders", "orders", "orders"]
 
 
+def test_a_pattern_leaves_out_the_topics_that_brokers_make_of_their_own_names(
+    reader: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = reader(subscribe=(), subscribe_pattern=".*")
+    old = route({"a": 1})
+    for name in ("a", "east", "b"):
+        brokers = [replace(one, cluster="east") for one in old.broker_datas]
+        made.transport.routes[name] = replace(old, broker_datas=tuple(brokers))
+    # Topic b is on broker a: it is a user's.
+    assert {queue.topic for queue in made.queues.find()} == {"orders", "b"}
+    assert caplog.messages == []
+
+
+def test_a_pattern_that_fits_nothing_is_doubted(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    assert reader(subscribe=(), subscribe_pattern="order").queues.find() == []
+    assert "subscribePattern=order fits no topic" in caplog.text
+
+
 def test_names_are_wrapped_for_brokers_and_bare_for_users(reader: Make) -> None:
     made = reader(namespace="ns")
     made.transport.routes["ns%orders"] = route({"a": 1})
@@ -261,7 +279,7 @@ def test_every_broker_looks_at_an_expression_once(reader: Make, caplog: pytest.L
     made = reader(sub_expression="n > > 1", filter_type="SQL92")
     made.queues.find()
     made.transport.fail("check_filter", DOWN, MQBrokerException("can't be parsed", 23, "", "b:10911"))
-    with pytest.raises(OptionError, match=r"subExpression='n > > 1' of filterType=SQL92: .*can't be parsed"):
+    with pytest.raises(OptionError, match=r"filterType=SQL92: a broker can't read it: .*can't be parsed"):
         made.queues.check_filter([A0, A1, B0, B1])
     assert made.asked("check_filter") == [
         (f"{broker}:10911", "orders", made.options.consumer_group, "n > > 1", "SQL92") for broker in ("a", "b")
