@@ -171,8 +171,8 @@ _DOCS: Final = {
     "status is the result.",
     "client_async_semaphore_value": "Most asynchronous requests on their way from one client id; an attempt beyond "
     "fails at once.",
-    "client_oneway_semaphore_value": "Most `send_oneway` requests on their way from one client id; one beyond waits for "
-    "its turn.",
+    "client_oneway_semaphore_value": "Most `send_oneway` requests on their way from one client id; one beyond waits "
+    "for its turn.",
     "tls_ca_file": "PEM file of the authorities to trust; by default the system's.",
     "enable_trace": "Leave a trace record of every message at `trace_topic`.",
 }
