@@ -58,6 +58,10 @@ check: setup ## Format, lint, types, unit tests
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest tests/unit -q -n 3
 
+.PHONY: docs
+docs: setup ## Make docs/options.md from the code
+	@$(BIN)/python -m tests.option_docs
+
 .PHONY: proto
 proto: setup ## Generate the gRPC messages from proto/
 	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. proto/rocketmq_spark/transport/_pb/*.proto

@@ -28,7 +28,7 @@ class OptionSpec:
         Canonical spelling, camelCase.
     kind : ValueKind
     doc : str
-        One sentence or two, for README and the documentation.
+        One sentence or two, for the documentation.
     aliases : tuple of str, default ()
         Other names of the same option.
     env : str, default ""

@@ -125,7 +125,7 @@ def _shown_size(nbytes: int) -> str:
     for unit, factor in (("GiB", 1024 * MIB), ("MiB", MIB), ("KiB", 1024)):
         if nbytes >= factor and nbytes % factor == 0:
             return f"{nbytes // factor} {unit}"
-    return f"{nbytes} bytes"
+    return "1 byte" if nbytes == 1 else f"{nbytes} bytes"
 
 
 def choice(*values: str) -> ValueKind:

@@ -36,6 +36,7 @@ class OptionRow:
 
     name: str
     aliases: tuple[str, ...]
+    env: str
     type: str
     allowed: str
     default: str
@@ -192,12 +193,13 @@ def options_table() -> list[OptionRow]:
 def rows_of(table: Sequence[OptionSpec], holder: type[Any]) -> list[OptionRow]:
     """Return the rows of a table; the defaults are those of the dataclass `holder`."""
     defaults = {field.name: field.default for field in dataclasses.fields(holder)}
-    return [
-        OptionRow(
-            spec.name, spec.aliases, spec.kind.type, spec.kind.allowed, _shown_default(defaults[spec.field]), spec.doc
-        )
-        for spec in table
-    ]
+    return [row_of(spec, spec.name, defaults[spec.field], spec.doc) for spec in table]
+
+
+def row_of(spec: OptionSpec, name: str, default: Any, doc: str) -> OptionRow:
+    """Return the row of one option, with its default as one would type it."""
+    aliases = spec.aliases if name == spec.name else ()
+    return OptionRow(name, aliases, spec.env, spec.kind.type, spec.kind.allowed, _shown_default(default), doc)
 
 
 def _shown_default(value: Any) -> str:

@@ -10,13 +10,14 @@ Follows spec/producer.md section 2.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import rocketmq_spark.option_values as kinds
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.option_table import SINK_OPTIONS
+from rocketmq_spark.option_table import SINK_OPTIONS, OptionSpec
 from rocketmq_spark.option_transport import (
     GRPC,
     GRPC_DEFAULTS,
@@ -26,6 +27,7 @@ from rocketmq_spark.option_transport import (
     transport_of,
 )
 from rocketmq_spark.option_values import BOOLEAN, INT_MAX, MIB
+from rocketmq_spark.options import OptionRow, row_of
 
 # retryResponseCodes of 5.x (spec/producer.md section 2).
 RETRY_RESPONSE_CODES: Final = frozenset({17, 14, 1, 2, 16, 204, 205, 1500})
@@ -114,13 +116,65 @@ _SET_OF_CODES: Final = kinds.ladder(strictly=True)
 
 # What only a producer in plain Python has; all else is an option of a write, too.
 _OWN: Final = {
-    "retry_response_codes": kinds.ValueKind("integers", "ascending broker codes", _SET_OF_CODES.parse),
-    "enable_backpressure_for_async_mode": BOOLEAN,
-    "back_pressure_for_async_send_num": _NUMBER,
-    "back_pressure_for_async_send_size": kinds.size(1, INT_MAX),
-    "mq_client_api_timeout": kinds.integer(1, unit="ms"),
-    "client_callback_executor_threads": kinds.integer(0),
-    "trace_msg_batch_num": _NUMBER,
+    spec.field: spec
+    for spec in (
+        OptionSpec(
+            "retryResponseCodes",
+            kinds.ValueKind("integers", "ascending broker codes", _SET_OF_CODES.parse),
+            "Codes of a broker after which `send` tries another one; over gRPC also 40300, 40402, 40800, 42900, 50000, "
+            "50001 and 50400. `add_retry_response_code` adds one.",
+        ),
+        OptionSpec(
+            "topics",
+            kinds.ValueKind("names", "a name, or several as a list", str),
+            "Topics whose routes are looked up when it starts; one that is not there is logged.",
+        ),
+        OptionSpec(
+            "enableBackpressureForAsyncMode",
+            BOOLEAN,
+            "Have `send_async` wait while too much is under way, by the two options that follow.",
+        ),
+        OptionSpec("backPressureForAsyncSendNum", _NUMBER, "Most messages of `send_async` under way; 10 at least."),
+        OptionSpec(
+            "backPressureForAsyncSendSize",
+            kinds.size(1, INT_MAX),
+            "Most bytes of `send_async` under way; 1 MiB at least.",
+        ),
+        OptionSpec(
+            "mqClientApiTimeout",
+            kinds.integer(1, unit="ms"),
+            "How long a question to a name server or a broker's admin side may take.",
+        ),
+        OptionSpec(
+            "clientCallbackExecutorThreads",
+            kinds.integer(0),
+            "Threads that callbacks of `send_async` run on; 0: one for each processor.",
+        ),
+        OptionSpec("traceMsgBatchNum", _NUMBER, "Most messages that one trace message tells of."),
+    )
+}
+# Where a send has Java's meaning, which is not that of a write.
+_DOCS: Final = {
+    "name_server": "Addresses of the name servers, separated by ; or a comma, or a list: needed unless `endpoints` are "
+    "given.",
+    "endpoints": "Addresses of proxies, in the same way, for sending over gRPC without a name server. https:// before "
+    "one needs `use_tls`, and http:// excludes it.",
+    "instance_name": "Second part of the client id; DEFAULT stands for a name that no other producer has. Producers of "
+    "one client id share connections and routes.",
+    "send_msg_timeout": "How long one send may take, with all its attempts.",
+    "send_msg_max_timeout_per_request": "How long an attempt may take that another one may follow; -1: as long as the "
+    "send has left.",
+    "retry_times_when_send_failed": "Attempts of `send` after the first, each at another broker.",
+    "retry_times_when_send_async_failed": "Attempts of `send_async` after the first. An error code of a broker ends an "
+    "asynchronous send, as in Java.",
+    "retry_another_broker_when_not_store_ok": "Try another broker where a message is stored but not safe; else that "
+    "status is the result.",
+    "client_async_semaphore_value": "Most asynchronous requests on their way from one client id; an attempt beyond "
+    "fails at once.",
+    "client_oneway_semaphore_value": "Most `send_oneway` requests on their way from one client id; one beyond waits "
+    "for its turn.",
+    "tls_ca_file": "PEM file of the authorities to trust; by default the system's.",
+    "enable_trace": "Leave a trace record of every message at `trace_topic`.",
 }
 _SHARED: Final = {spec.field: spec for spec in SINK_OPTIONS}
 _SECRETS: Final = frozenset(spec.field for spec in SINK_OPTIONS if spec.secret)
@@ -167,7 +221,7 @@ def _checked(name: str, value: Any) -> Any:
         raise OptionError(f"unknown property {name!r}: {hint}")
     if name == "topics":
         return (value,) if isinstance(value, str) else tuple(value)
-    kind = _OWN.get(name) or _SHARED[name].kind
+    kind = _spec(name).kind
     try:
         return kind.parse(option_text(value))
     except ValueError:
@@ -175,6 +229,22 @@ def _checked(name: str, value: Any) -> Any:
     # Outside the except block: the parser's own error, which may quote the value, does not become the context.
     shown = "has a value (not shown: it is secret) that" if name in _SECRETS else f"is {value!r}, which"
     raise OptionError(f"property {name} {shown} is not allowed: allowed is {kind.allowed}")
+
+
+def _spec(field: str) -> OptionSpec:
+    return _OWN.get(field) or _SHARED[field]
+
+
+def producer_options_table() -> list[OptionRow]:
+    """Return the properties of a producer, under their names in Python, with their defaults as one would type them."""
+    defaults = {field.name: field.default for field in fields(ProducerOptions)}
+    return [row_of(_spec(name), name, defaults[name], _doc_of(name)) for name in _PROPERTIES]
+
+
+def _doc_of(name: str) -> str:
+    # The text of a write's option names other ones as a DataFrame's options are spelt.
+    by_spelling = {spec.name: field for field, spec in _SHARED.items() if field in _PROPERTIES}
+    return re.sub(r"\w+", lambda word: by_spelling.get(word[0], word[0]), _DOCS.get(name) or _spec(name).doc)
 
 
 def option_text(value: Any) -> str:

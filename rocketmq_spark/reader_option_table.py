@@ -1,7 +1,8 @@
 """The options of a read, as one table: their names, what each may hold, what it means.
 
 Rule 1: parsing, messages, defaults and documentation come from this table and nowhere else.
-Rule 2: an option that a write has, too, is the same object: one name, one check, one text.
+Rule 2: an option that a write has, too, is the same object: one name, one check, one text. What only a stream that
+        commits offsets sends has a text of its own.
 
 Names and meaning are those of Spark's Kafka source wherever it has them, else RocketMQ's own (design.md section 8).
 """
@@ -9,6 +10,7 @@ Names and meaning are those of Spark's Kafka source wherever it has them, else R
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import rocketmq_spark.option_values as kinds
@@ -37,6 +39,7 @@ def _json(allowed: str, parse: Callable[[str], Any]) -> ValueKind:
 
 _TIMESTAMPS: Final = _json(f"ms since 1970 by topic, broker and queue, as in {_SHAPE}", _timestamps)
 _WRITERS: Final = {spec.name: spec for spec in SINK_OPTIONS}
+_COMMITS_ONLY: Final = "Sent by streams with `commitOffsets=true` only."
 
 SUBSCRIBE_SPEC: Final = OptionSpec(
     "subscribe",
@@ -161,9 +164,13 @@ READER_OPTIONS: Final[tuple[OptionSpec, ...]] = (
         _MILLISECONDS,
         "How long a queue may give nothing, while it must have something, before the read fails.",
     ),
-    _WRITERS["instanceName"],
-    _WRITERS["clientIP"],
-    _WRITERS["unitName"],
+    replace(
+        _WRITERS["instanceName"],
+        doc="Second part of the client id, by default spark; `#` and the process id of the reader follow it. "
+        f"{_COMMITS_ONLY}",
+    ),
+    replace(_WRITERS["clientIP"], doc=f"{_WRITERS['clientIP'].doc} {_COMMITS_ONLY}"),
+    replace(_WRITERS["unitName"], doc=f"{_WRITERS['unitName'].doc} {_COMMITS_ONLY}"),
     _WRITERS["namespace"],
     _WRITERS["accessKey"],
     _WRITERS["secretKey"],

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+
 import pytest
 
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.producer_options import ProducerOptions, producer_options
+from rocketmq_spark.option_table import SINK_OPTIONS
+from rocketmq_spark.producer_options import ProducerOptions, producer_options, producer_options_table
 
 
 def test_17_the_seeds_defaults() -> None:
@@ -60,3 +64,16 @@ def test_a_secret_of_the_wrong_kind_is_not_shown() -> None:
     with pytest.raises(OptionError, match="secret_key has a value \\(not shown: it is secret\\)") as caught:
         producer_options({"access_key": "a", "secret_key": "hush\nhush"}, {})
     assert "hush" not in str(caught.value)
+
+
+def test_every_property_is_documented_and_none_by_the_spelling_of_a_write() -> None:
+    rows = producer_options_table()
+    assert [row.name for row in rows] == [field.name for field in dataclasses.fields(ProducerOptions)]
+    assert [row.name for row in rows if not (row.doc and row.allowed)] == []
+    spelt = {spec.name for spec in SINK_OPTIONS if spec.name != spec.field}
+    assert not spelt & set(re.findall(r"\w+", " ".join(row.doc for row in rows)))
+
+
+def test_every_shown_default_of_a_property_is_what_its_text_means() -> None:
+    shown = {row.name: row.default for row in producer_options_table() if row.default != "none"}
+    assert producer_options(shown, {}) == ProducerOptions()

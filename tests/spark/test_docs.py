@@ -1,0 +1,102 @@
+"""Code of the pages, as it is written there: it runs, or fails with the error below it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from rocketmq_spark.spark.report import Metrics
+from tests.markdown import ROOT, Block, blocks
+from tests.sharing import SharedCluster
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+GETTING_STARTED = blocks(ROOT / "docs" / "getting-started.md")
+# A mistake is a block of Python with what it ends with below it.
+MISTAKES = [
+    pytest.param(code.text, error.text, id=f"line {code.line}")
+    for code, error in pairwise(block for block in GETTING_STARTED if block.section.startswith("Mistakes"))
+    if (code.language, error.language) == ("python", "text")
+]
+
+Here = Callable[[str], str]
+
+
+@pytest.fixture
+def here(cluster: SharedCluster, topic: str, tmp_path: Path) -> Here:
+    """Put the test's servers, topic and folder in the place of a text's."""
+
+    def put(text: str) -> str:
+        text = text.replace("127.0.0.1:9876", cluster.name_server).replace("/path/of/the/", f"{tmp_path}/")
+        text = text.replace("rocketmq_spark.LocalCluster()", "contextlib.nullcontext(cluster)")
+        return re.sub(r'(?<=")orders(?=[-"])|(?<=topic )orders\b', topic, text)
+
+    return put
+
+
+@pytest.fixture
+def names(
+    spark: SparkSession, metrics: Metrics, cluster: SharedCluster, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Any]:
+    """What the code begins with; the session is the tests', which `getOrCreate` finds."""
+    # The pages set it, as their reader must.
+    monkeypatch.setenv("PYSPARK_PYTHON", os.environ["PYSPARK_PYTHON"])
+    rows = spark.range(10)
+    return {
+        "spark": spark,
+        "cluster": cluster,
+        "contextlib": contextlib,
+        "df": rows.selectExpr("'text' AS body"),
+        "orders": rows,
+    }
+
+
+def run(code: list[Block], here: Here, names: dict[str, Any]) -> None:
+    assert code
+    for block in code:
+        exec(compile(here(block.text), f"line {block.line}", "exec"), names)
+
+
+def python_of(page: list[Block], section: str) -> list[Block]:
+    return [block for block in page if block.language == "python" and block.section == section]
+
+
+def test_getting_started_runs_from_top_to_bottom(here: Here, names: dict[str, Any]) -> None:
+    run(python_of(GETTING_STARTED, "On this machine"), here, names)
+    copied = names["spark"].read.format("rocketmq").option("nameServer", names["cluster"].name_server)
+    assert copied.load(here('"orders-copy"').strip('"')).count() == 10_000
+    assert {row["customer"] for row in names["read_back"].collect()} == {f"customer {number}" for number in range(100)}
+
+
+def test_the_ten_lines_of_the_readme_run(here: Here, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    run(python_of(blocks(ROOT / "README.md"), "Ten lines that run"), here, names)
+    assert sum(facts["rows"] for facts in names["metrics"].to_dict().values()) == 100_000
+    assert "p50 ms" in capsys.readouterr().out
+
+
+def test_the_code_of_the_producer_runs(here: Here, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    page = [block for block in blocks(ROOT / "docs" / "producer.md") if block.language == "python"]
+    run(page, here, names)
+    assert "COMMIT_MESSAGE" in capsys.readouterr().out
+    assert sum(facts["rows"] for facts in names["written"].to_dict().values()) == 2
+
+
+@pytest.mark.parametrize(("code", "error"), MISTAKES)
+def test_a_mistake_ends_with_the_line_below_it(code: str, error: str, here: Here, names: dict[str, Any]) -> None:
+    expected = " ".join(here(error).split())
+    with pytest.raises(Exception, match=r".*") as raised:
+        exec(compile(here(code), "mistake", "exec"), names)
+    text = f"{type(raised.value).__name__}: {raised.value}"
+    assert re.search(re.escape(expected).replace(r"\.\.\.", ".*"), " ".join(text.split())), text
+
+
+def test_there_are_mistakes() -> None:
+    assert len(MISTAKES) > 6

@@ -1,0 +1,90 @@
+"""What the pages say of the code and of each other is so."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark.option_table import SINK_OPTIONS
+from rocketmq_spark.reader_option_table import READER_OPTIONS
+from tests import option_docs
+from tests.markdown import ROOT, Block, anchors, blocks, documents, links
+
+PAGES = documents()
+BLOCKS = [
+    pytest.param(block, id=f"{path.relative_to(ROOT)}:{block.line}")
+    for path in PAGES
+    for block in blocks(path)
+    if block.language == "python"
+]
+# What Spark has beside ours.
+SPARKS = {"checkpointLocation"}
+
+
+def page_name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_the_options_are_those_of_the_code() -> None:
+    page = option_docs.PATH.read_text("utf-8")
+    assert page == option_docs.filled(page), "run: make docs"
+
+
+def test_an_option_that_the_page_leaves_out_or_has_twice_is_noticed() -> None:
+    page = option_docs.PATH.read_text("utf-8")
+    with pytest.raises(ValueError, match=r"in no table: write: rowId$"):
+        option_docs.filled(page.replace(" rowId -->", " -->"))
+    with pytest.raises(ValueError, match="'topic' is no such option, or in another table"):
+        option_docs.filled(page.replace(" rowId -->", " rowId topic -->"))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
+def test_links_lead_somewhere(path: Path) -> None:
+    dead = []
+    for target in links(path):
+        place, _, anchor = target.partition("#")
+        page = (path.parent / place).resolve() if place else path
+        if not page.exists() or (anchor and anchor not in anchors(page)):
+            dead.append(target)
+    assert dead == []
+
+
+def test_a_link_to_a_heading_is_made_as_code_hosts_make_it(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# `a.b`, and *C_d*!\n```sh\n# no heading\n[no](link)\n```\n## Twice\n## Twice\n[a](#twice-1) [b](x.md)"
+    )
+    assert anchors(page) == {"ab-and-c_d", "twice", "twice-1"}
+    assert list(links(page)) == ["#twice-1", "x.md"]
+
+
+def test_every_page_is_in_the_index() -> None:
+    listed = {target.partition("#")[0] for target in links(ROOT / "docs" / "README.md")}
+    assert listed == {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+
+
+def option_names(tree: ast.AST) -> Iterator[str]:
+    """Yield the names of the options that a block gives to readers and writers."""
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+            if call.func.attr == "option" and isinstance(call.args[0], ast.Constant):
+                yield str(call.args[0].value)
+            elif call.func.attr == "options":
+                yield from (keyword.arg for keyword in call.keywords if keyword.arg)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_code_can_be_read_and_its_options_exist(block: Block) -> None:
+    known = {name for spec in (*SINK_OPTIONS, *READER_OPTIONS) for name in spec.names} | SPARKS
+    # One that is misspelt on purpose says so in the same block, or in the error below it.
+    assert set(option_names(ast.parse(block.text))) - {"nameSever"} <= known
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
+def test_every_make_target_that_a_page_names_exists(path: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    assert set(re.findall(r"(?:^|`)make ([a-z-]+)", path.read_text("utf-8"), re.MULTILINE)) <= targets
