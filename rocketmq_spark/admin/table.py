@@ -11,7 +11,7 @@ import base64
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
+from typing import IO, TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
 from rocketmq_spark import table_view
 
@@ -64,6 +64,16 @@ class Table(Sequence[T], Generic[T]):
 
     def _repr_html_(self) -> str:
         return table_view.html_table(self.headings, self.cells(), notes=self.remarks)
+
+    def print(self, file: IO[str] | None = None) -> None:
+        """Print the rows and the notes, as wide as the terminal is.
+
+        Parameters
+        ----------
+        file : file, optional
+            Default: stdout.
+        """
+        table_view.print_table(self.headings, self.cells(), right=self.numbers, notes=self.notes, file=file)
 
     @property
     def columns(self) -> tuple[str, ...]:
