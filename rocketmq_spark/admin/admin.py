@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from rocketmq_spark.admin.brokers import brokers_of
 from rocketmq_spark.admin.create import NewTopic, create_topic
-from rocketmq_spark.admin.offsets import missing_queues, offsets_of
+from rocketmq_spark.admin.offsets import held_by, missing_queues, offsets_of
 from rocketmq_spark.admin.options import admin_options
 from rocketmq_spark.admin.rows import BrokerInfo, PeekedMessage, QueueOffsets, TopicInfo
 from rocketmq_spark.admin.table import Table
@@ -179,7 +179,7 @@ class Admin:
             No name server knows the topic.
         """
         answers = offsets_of(self._options, self._transport, topic, self.route(topic))
-        rows = [answer for answer in answers.values() if isinstance(answer, QueueOffsets)]
+        rows = held_by(answers)
         total = f"{sum(row.messages for row in rows):,} messages in {len(rows):,} queues"
         return Table(QueueOffsets, rows, missing=missing_queues(answers), notes=[total])
 
@@ -212,9 +212,10 @@ class Admin:
         from rocketmq_spark.admin.peek import peek
 
         answers = offsets_of(self._options, self._transport, topic, route := self.route(topic))
-        held = [answer for answer in answers.values() if isinstance(answer, QueueOffsets)]
+        held = held_by(answers)
         rows = peek(self._options, {topic: route}, held, count, tag, consumer_group)
         notes = ["a tag is looked for at the ends of queues only"] if tag is not None and len(rows) < count else []
+        notes += [] if any(one.messages for one in held) else ["the topic holds no messages"]
         return Table(PeekedMessage, rows, missing=missing_queues(answers), notes=notes)
 
     def brokers(self) -> Table[BrokerInfo]:

@@ -159,7 +159,11 @@ def doctor(
     from rocketmq_spark.doctor import examine
     from rocketmq_spark.doctor.check import FAILED
 
-    found = examine(topic=topic, endpoints=endpoints, timeout=connection.timeout, **connection.given())
+    given = connection.given()
+    if endpoints:
+        # Who asks about proxies may have no name server: the one on this machine has nothing to do with them.
+        given["name_server"] = connection.name_server
+    found = examine(topic=topic, endpoints=endpoints, timeout=connection.timeout, **given)
     if connection.as_json:
         connection.show_json(found.to_dicts())
     else:

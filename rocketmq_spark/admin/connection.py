@@ -12,6 +12,7 @@ import contextlib
 import functools
 import inspect
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -87,6 +88,8 @@ class Connection:
         """
         from rocketmq_spark.admin import Admin
 
+        # A failure is one line: what else there is to say is in no log of a command's.
+        logging.getLogger("rocketmq_spark").addHandler(logging.NullHandler())
         with Admin(**self.given(), timeout=self.timeout) as admin:
             try:
                 yield admin
@@ -139,9 +142,13 @@ def _blame_name_server(admin: Admin, exc: RocketMQError, timeout: float) -> None
     about_servers = isinstance(exc, RemotingException | RequestNotSupportedException | RouteNotFoundException)
     if not about_servers and not isinstance(exc.__cause__, RequestNotSupportedException):
         return
-    from rocketmq_spark.doctor.check import OK
+    from rocketmq_spark.doctor.check import FAILED, OK
     from rocketmq_spark.doctor.examine import check_name_servers
 
-    for check in check_name_servers(admin, timeout):
-        if check.state != OK:
-            raise MQClientException(f"{check.check}: {check.found}; {check.mend}") from exc
+    checks = check_name_servers(admin, timeout)
+    # One that answers is enough; a proxy answers, but not to everything.
+    blamed = [
+        one for one in checks if one.state == FAILED or (one.state != OK and not isinstance(exc, RemotingException))
+    ]
+    if blamed and len(blamed) == len(checks):
+        raise MQClientException(f"{blamed[0].check}: {blamed[0].found}; {blamed[0].mend}") from exc

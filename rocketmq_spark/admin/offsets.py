@@ -52,6 +52,15 @@ def offsets_of(
     }
 
 
+def held_by(answers: dict[MessageQueue, QueueOffsets | RocketMQError]) -> list[QueueOffsets]:
+    """Return what is known of queues; raises the error of the first one if it is nothing at all."""
+    held = [answer for answer in answers.values() if isinstance(answer, QueueOffsets)]
+    for answer in answers.values():
+        if not held and isinstance(answer, RocketMQError):
+            raise answer
+    return held
+
+
 def missing_queues(answers: dict[MessageQueue, QueueOffsets | RocketMQError]) -> list[str]:
     """Return one sentence for each broker that did not answer for queues of its own."""
     failed = [(queue, answer) for queue, answer in answers.items() if isinstance(answer, RocketMQError)]

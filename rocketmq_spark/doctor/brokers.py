@@ -74,7 +74,7 @@ def access_refused(exc: RocketMQError) -> bool | None:
 def key_refused(name: str, exc: RocketMQError) -> Check:
     """Return the finding for a key that is refused."""
     said = exc.remark if isinstance(exc, MQBrokerException) else str(exc)
-    mend = "check the access key and the secret key (accessKey, secretKey; --access-key, --secret-key)"
+    mend = "give the right access key and secret key (accessKey, secretKey; ROCKETMQ_ACCESS_KEY, ROCKETMQ_SECRET_KEY)"
     return Check(name, FAILED, f"the access key is refused: {said.partition(chr(10))[0]}", mend)
 
 

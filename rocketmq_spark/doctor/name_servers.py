@@ -52,7 +52,9 @@ def check_name_server(transport: RemotingTransport, address: str, timeout: float
         return _not_a_name_server(transport, name, address, timeout)
     except RemotingCertificateException as exc:
         mend = "give the authority's file (tlsCaFile, --tls-ca-file), or the certificates' name (tlsServerName)"
-        return Check(name, FAILED, str(exc), mend)
+        # The handshake's own words; the whole story is longer.
+        why = getattr(exc.__cause__, "verify_message", "") or str(exc)
+        return Check(name, FAILED, f"its certificate is not trusted: {why}", mend)
     except RemotingException as exc:
         return _unreachable(name, address, timeout, exc, over_tls=over_tls)
     except RocketMQError as exc:

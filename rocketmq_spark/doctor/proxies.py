@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from rocketmq_spark.client.connect import client_id_of, new_transport
+from rocketmq_spark.doctor.brokers import key_refused
 from rocketmq_spark.doctor.check import FAILED, OK, Check
 from rocketmq_spark.doctor.listener import Listener, who_listens
 from rocketmq_spark.doctor.machine import GRPC_PACKAGES, check_packages
@@ -23,6 +24,9 @@ from rocketmq_spark.producer_options import producer_options
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.codes import RequestCode
 
+# The proxy's own code for a user that it does not know, or a wrong signature (spec/grpc.md section 5.8).
+_UNAUTHORIZED: Final = 40100
+_LOG: Final = "look into the proxy's log (proxy.log)"
 _ANY_TOPIC: Final = "TBW102"
 _GIVE_ANOTHER: Final = "give the address of a proxy's gRPC server (port 8081, unless it was given another one)"
 
@@ -70,7 +74,7 @@ def _check_proxy(name: str, endpoint: str, query_route: Any, topic: str | None, 
         mend = f"create it: rocketmq-spark create-topic {topic}; a proxy creates none"
         return Check(name, FAILED, f"answers gRPC, and knows no topic {topic}", mend)
     except MQBrokerException as exc:
-        return Check(name, FAILED, str(exc), "check the access key and the secret key")
+        return key_refused(name, exc) if exc.response_code == _UNAUTHORIZED else Check(name, FAILED, str(exc), _LOG)
     except RocketMQError as exc:
         return _unreachable(name, endpoint, exc, timeout)
     types = ", ".join(sorted(route.message_types))

@@ -10,7 +10,7 @@ from rocketmq_spark.admin.admin import Admin
 from rocketmq_spark.admin.asking import ask_all
 from rocketmq_spark.doctor.brokers import access_refused, key_refused
 from rocketmq_spark.doctor.check import FAILED, OK, WARNING, Check
-from rocketmq_spark.errors import RemotingException, RocketMQError, TopicRouteStaleException
+from rocketmq_spark.errors import MQBrokerException, RemotingException, RocketMQError, TopicRouteStaleException
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.namespace import wrap
 from rocketmq_spark.route_data import TopicRouteData
@@ -30,6 +30,10 @@ def check_topic(admin: Admin, topic: str, timeout: float) -> list[Check]:
     except RocketMQError as exc:
         return [Check(name, FAILED, str(exc), "check the topic's name, and the access key")]
     return [*_open_for(name, route), *_told_by_brokers(admin, name, topic, route, timeout)]
+
+
+def _remark(exc: RocketMQError) -> str:
+    return exc.remark if isinstance(exc, MQBrokerException) else str(exc)
 
 
 def _unknown(admin: Admin, name: str, topic: str, exc: TopicRouteStaleException, timeout: float) -> Check:
@@ -81,7 +85,9 @@ def _told_by_brokers(admin: Admin, name: str, topic: str, route: TopicRouteData,
             checks.append(key_refused(f"{name} on {broker}", answer))
         elif access_refused(answer) is False:
             mend = "have the user allowed to publish (PUB), to subscribe (SUB) and to look at it (GET), as it needs"
-            checks.append(Check(f"{name} on {broker}", WARNING, f"the user may not look at it: {answer}", mend))
+            checks.append(
+                Check(f"{name} on {broker}", WARNING, f"the user may not look at it: {_remark(answer)}", mend)
+            )
         elif not isinstance(answer, RemotingException):
             # One that can't be reached has a line of its own.
             checks.append(Check(f"{name} on {broker}", WARNING, str(answer), "look into the broker's log (broker.log)"))
