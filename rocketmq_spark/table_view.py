@@ -65,9 +65,11 @@ def text_table(
 
     file = io.StringIO()
     # Neither colours nor a notebook's display: a text and nothing else, wherever it is asked for.
-    console = Console(file=file, highlight=False, width=_FILE_WIDTH, no_color=True, force_jupyter=False)
+    console = Console(
+        file=file, highlight=False, width=_FILE_WIDTH, color_system=None, force_terminal=False, force_jupyter=False
+    )
     _print(console, headings, list(rows), right, notes, empty)
-    return "\n".join(line.rstrip() for line in file.getvalue().strip("\n").splitlines())
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).strip("\n")
 
 
 def html_table(

@@ -52,9 +52,8 @@ def check_name_server(transport: RemotingTransport, address: str, timeout: float
         return _not_a_name_server(transport, name, address, timeout)
     except RemotingCertificateException as exc:
         mend = "give the authority's file (tlsCaFile, --tls-ca-file), or the certificates' name (tlsServerName)"
-        # The handshake's own words; the whole story is longer.
-        why = getattr(exc.__cause__, "verify_message", "") or str(exc)
-        return Check(name, FAILED, f"its certificate is not trusted: {why}", mend)
+        # The handshake's own words: whose request it was does not matter here.
+        return Check(name, FAILED, str(exc.__cause__ or exc), mend)
     except RemotingException as exc:
         return _unreachable(name, address, timeout, exc, over_tls=over_tls)
     except RocketMQError as exc:

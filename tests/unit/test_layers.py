@@ -55,7 +55,7 @@ NUMBERS = {
     "rocketmq_spark.cluster": 4,
     "rocketmq_spark.doctor": 4.3,
     # Commands know the cluster that the command line has left running.
-    "rocketmq_spark.admin.connection": 4.3,
+    "rocketmq_spark.admin.connection": 4.5,
     "rocketmq_spark.admin.commands": 4.6,
     "rocketmq_spark.demo": 5,
     "rocketmq_spark.cli": 6,
