@@ -22,7 +22,7 @@ from rocketmq_spark.admin.table import Table
 from rocketmq_spark.admin.topics import topics_of
 from rocketmq_spark.client.connect import new_transport
 from rocketmq_spark.errors import RocketMQError, TopicRouteStaleException
-from rocketmq_spark.namespace import wrap
+from rocketmq_spark.namespace import unwrap, wrap
 from rocketmq_spark.reader_options import ReaderOptions
 from rocketmq_spark.route_data import TopicRouteData
 from rocketmq_spark.transport.remoting import RemotingTransport
@@ -159,8 +159,9 @@ class Admin:
             near: list[str] = []
             # A proxy has no list of topics to tell.
             with contextlib.suppress(RocketMQError):
-                near = difflib.get_close_matches(topic, [one.topic for one in self.topics()], n=3)
-            hint = f"did you mean {' or '.join(near)}?" if near else "create it, or let the first write do so"
+                near = difflib.get_close_matches(wired, self._transport.topics(self._timeout), n=3)
+            names = [unwrap(one, self._options.wrapped_namespace) for one in near]
+            hint = f"did you mean {' or '.join(names)}?" if names else "create it, or let the first write do so"
             raise TopicRouteStaleException(
                 f"topic {topic} does not exist: {exc.broker_addr} knows no route of it; {hint}",
                 exc.response_code,

@@ -22,6 +22,7 @@ import typer
 
 from rocketmq_spark.errors import (
     MQClientException,
+    OptionError,
     RemotingException,
     RequestNotSupportedException,
     RocketMQError,
@@ -83,6 +84,8 @@ class Connection:
 
         Raises
         ------
+        OptionError
+            No name server is given, or an option is not allowed.
         MQClientException
             A name server can't be reached, or is none.
         """
@@ -90,7 +93,13 @@ class Connection:
 
         # A failure is one line: what else there is to say is in no log of a command's.
         logging.getLogger("rocketmq_spark").addHandler(logging.NullHandler())
-        with Admin(**self.given(), timeout=self.timeout) as admin:
+        given = self.given()
+        if given["name_server"] is None:
+            raise OptionError(
+                "no name server is given: name one with -n host:9876 or in the environment variable NAMESRV_ADDR, or "
+                "start a cluster on this machine: rocketmq-spark cluster up"
+            )
+        with Admin(**given, timeout=self.timeout) as admin:
             try:
                 yield admin
             except RocketMQError as exc:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from typer.testing import CliRunner
 
 from rocketmq_spark.admin.connection import Connection, connected
 from rocketmq_spark.cli import app, main
+from rocketmq_spark.cluster.state import ClusterState, ServerRecord, StateFile, process_start
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.message_const import SHARDING_KEY, TIMER_DELAY_MS
 from rocketmq_spark.route_data import BrokerData, QueueData, TopicRouteData
@@ -178,7 +181,7 @@ def test_one_name_server_that_answers_is_enough_and_not_blamed(server: BrokerPee
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["topics"], "no name server is given: name them as host:9876;host:9876, or set"),
+        (["topics"], "no name server is given: name one with -n host:9876"),
         (["topics", "-n", "localhost"], "option name_server is 'localhost', which is not allowed"),
         (["topics", "-n", "a:1", "--timeout", "0"], "timeout is 0.0"),
         (["topics", "-n", "a:1", "--access-key", "u"], "accessKey is given without secretKey"),
@@ -204,6 +207,18 @@ def test_the_environment_names_server_and_user(server: BrokerPeer, monkeypatch: 
     assert main(["route", "orders"]) == 0
     assert server.requests[-1].ext_fields["AccessKey"] == "someone"
     assert "hush-hush" not in str(server.requests)
+
+
+def test_the_cluster_that_was_left_running_is_the_default(server: BrokerPeer, tmp_path: Path) -> None:
+    file = StateFile(tmp_path / "state")
+    this = ServerRecord("namesrv", "NameServer", server.address, os.getpid(), process_start(os.getpid()) or "", "log")
+    with file.locked():
+        file.save(ClusterState(server.address, None, str(tmp_path), True, (this,)))
+    assert main(["route", "orders"]) == 0
+    with file.locked():
+        file.save(ClusterState(server.address, None, str(tmp_path), True, (replace(this, started="another"),)))
+    # Whose servers died is no cluster.
+    assert main(["route", "orders"]) == 1
 
 
 def test_the_doctor_exits_with_1_if_anything_failed(run: Run, server: BrokerPeer) -> None:
