@@ -10,7 +10,13 @@ from rocketmq_spark.admin.admin import Admin
 from rocketmq_spark.admin.asking import ask_all
 from rocketmq_spark.doctor.brokers import access_refused, key_refused
 from rocketmq_spark.doctor.check import FAILED, OK, WARNING, Check
-from rocketmq_spark.errors import MQBrokerException, RemotingException, RocketMQError, TopicRouteStaleException
+from rocketmq_spark.errors import (
+    MQBrokerException,
+    RemotingException,
+    RequestNotSupportedException,
+    RocketMQError,
+    TopicRouteStaleException,
+)
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.namespace import wrap
 from rocketmq_spark.route_data import TopicRouteData
@@ -88,8 +94,8 @@ def _told_by_brokers(admin: Admin, name: str, topic: str, route: TopicRouteData,
             checks.append(
                 Check(f"{name} on {broker}", WARNING, f"the user may not look at it: {_remark(answer)}", mend)
             )
-        elif not isinstance(answer, RemotingException):
-            # One that can't be reached has a line of its own.
+        elif not isinstance(answer, RemotingException | RequestNotSupportedException):
+            # A broker that can't be reached has a line of its own; a proxy in its place knows no types.
             checks.append(Check(f"{name} on {broker}", WARNING, str(answer), "look into the broker's log (broker.log)"))
     queues = sum(data.write_queue_nums for data in route.queue_datas)
     on = ", ".join(data.broker_name for data in route.queue_datas)
