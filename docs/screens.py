@@ -23,7 +23,7 @@ from rich.text import Text
 from rocketmq_spark import Admin, LocalCluster, Message, Producer
 
 IMAGES: Final = Path(__file__).with_name("images")
-WIDTH: Final = 112
+WIDTH: Final = 124
 NAME_SERVER: Final = 9876
 BROKERS: Final = ({"listenPort": 10911, "haListenPort": 10912}, {"listenPort": 10921, "haListenPort": 10922})
 
@@ -35,10 +35,10 @@ SCREENS: Final[Mapping[str, Sequence[str]]] = {
         "rocketmq-spark create-topic payments --queues 2 --type fifo",
         "rocketmq-spark send orders 'one espresso' --tags new --keys order-1 --json",
     ),
-    "cli-doctor": ("rocketmq-spark doctor --topic orders --endpoints $ENDPOINTS",),
+    "cli-doctor": ("rocketmq-spark doctor --topic orders --endpoints {endpoints}",),
     "cli-mistakes": (
         "rocketmq-spark topics -n 127.0.0.1:9875",
-        "rocketmq-spark topics -n $ENDPOINTS",
+        "rocketmq-spark topics -n {endpoints}",
         "rocketmq-spark peek ordres",
         "PYSPARK_PYTHON=/usr/bin/python2 rocketmq-spark doctor --topic ordres",
     ),
@@ -82,7 +82,8 @@ def picture(commands: Sequence[str], environ: Mapping[str, str]) -> str:
     for number, command in enumerate(commands):
         console.print(Text("\n" if number else "", end="").append(f"$ {command}", style="bold"))
         console.print(Text.from_ansi(printed(command, environ)))
-    return _LINKS.sub("", console.export_svg(title="rocketmq-spark", unique_id="cli"))
+    svg = _LINKS.sub("", console.export_svg(title="rocketmq-spark", unique_id="cli"))
+    return svg.replace("Fira Code, monospace", "Menlo, Consolas, DejaVu Sans Mono, monospace")
 
 
 def main() -> None:
@@ -99,13 +100,12 @@ def main() -> None:
             "PATH": path,
             "PYSPARK_PYTHON": sys.executable,
             "NAMESRV_ADDR": f"127.0.0.1:{NAME_SERVER}",
-            "ENDPOINTS": cluster.endpoints,
             "ROCKETMQ_SPARK_STATE": state,
             "FORCE_COLOR": "1",
             "COLUMNS": str(WIDTH),
         }
         for name, commands in SCREENS.items():
-            svg = picture(commands, environ)
+            svg = picture([command.format(endpoints=cluster.endpoints) for command in commands], environ)
             assert "http" not in svg.replace("http://www.w3.org/", ""), f"{name} loads something"
             (IMAGES / f"{name}.svg").write_text(svg + "\n", encoding="utf-8")
 

@@ -84,6 +84,7 @@ FOREIGN = {
     "rocketmq_spark.reader_option_table": {"pyspark", "pyarrow", "socket"},
     "rocketmq_spark.offset_json": {"pyspark", "pyarrow", "socket"},
     "rocketmq_spark.cluster": {"pyarrow", "numpy"},
+    "rocketmq_spark.doctor": {"pyarrow", "numpy"},
 }
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "_pb" not in path.parts)
