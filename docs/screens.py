@@ -73,7 +73,7 @@ def printed(command: str, environ: Mapping[str, str]) -> str:
         timeout=120,
         check=False,
     )
-    return done.stdout.replace(str(Path(sys.executable).parent), "/opt/spark-env/bin").strip("\n")
+    return done.stdout.replace(str(Path(sys.executable).parent), "/opt/env/bin").strip("\n")
 
 
 def picture(commands: Sequence[str], environ: Mapping[str, str]) -> str:
