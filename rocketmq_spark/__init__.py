@@ -22,6 +22,7 @@ from rocketmq_spark.errors import (
 )
 
 if TYPE_CHECKING:
+    from rocketmq_spark.admin import Admin
     from rocketmq_spark.client.producer import Producer
     from rocketmq_spark.client.transaction import TransactionListener
     from rocketmq_spark.cluster import LocalCluster
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Admin",
     "ClusterError",
     "DeliveryError",
     "InvalidRowError",
@@ -73,6 +75,7 @@ __all__ = [
 
 # Public names whose modules import pyspark or start nothing but cost time to import.
 _LAZY = {
+    "Admin": "rocketmq_spark.admin",
     "LocalTransactionState": "rocketmq_spark.send_result",
     "Message": "rocketmq_spark.message",
     "MessageExt": "rocketmq_spark.message_ext",

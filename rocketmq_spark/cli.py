@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from rocketmq_spark.admin.commands import app as admin
 from rocketmq_spark.cluster.commands import app as cluster
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.option_transport import GRPC, REMOTING
@@ -25,6 +26,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(admin)
 app.add_typer(cluster, name="cluster")
 
 

@@ -20,19 +20,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rocketmq_spark.errors import ClusterError, DeliveryError, TopicRouteStaleException
+from rocketmq_spark.errors import ClusterError, DeliveryError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from rich.console import Console
 
-    from rocketmq_spark.cluster import LocalCluster
 
 TOPIC = "flights"
 
 _QUEUES = 4
-_READ_WRITE = 6
-_TIMEOUT = 10.0
 
 # A broker's consume queues are built in the background: this long after the last acknowledgement they are.
 _VISIBLE_WITHIN = 30.0
@@ -126,32 +123,6 @@ def _log4j_file(folder: Path) -> Path:
     return path
 
 
-def create_topic(cluster: LocalCluster, topic: str) -> None:
-    """Create a topic for plain messages on every broker of a cluster; return when its name server knows all of it.
-
-    A proxy that is asked for a topic before that would go on for a while saying that there is none.
-
-    Raises
-    ------
-    ClusterError
-        The name server does not hear of it.
-    """
-    from rocketmq_spark.transport.remoting import RemotingTransport
-
-    with RemotingTransport([cluster.name_server]) as transport:
-        for broker in cluster.brokers:
-            transport.create_topic(
-                broker.address, topic, _QUEUES, _READ_WRITE, _TIMEOUT, attributes="+message.type=NORMAL"
-            )
-        deadline = time.monotonic() + _TIMEOUT
-        while time.monotonic() < deadline:
-            with contextlib.suppress(TopicRouteStaleException):
-                if len(transport.query_route(topic, _TIMEOUT).broker_datas) == len(cluster.brokers):
-                    return
-            time.sleep(0.1)
-    raise ClusterError(f"topic {topic} was created, and after {_TIMEOUT:g} s the name server does not know all of it")
-
-
 def stored_messages(name_server: str, topic: str, expected: int) -> int:
     """Return how many messages the brokers hold, waiting a little for `expected` to become visible."""
     from rocketmq_spark.admin import queue_offsets
@@ -182,6 +153,7 @@ def run(console: Console, *, over_grpc: bool = False) -> None:
     """
     from pyspark.errors import PySparkException
 
+    from rocketmq_spark.admin import Admin
     from rocketmq_spark.cluster import LocalCluster
     from rocketmq_spark.cluster.commands import progress_on_stderr
     from rocketmq_spark.spark.register import register
@@ -193,7 +165,9 @@ def run(console: Console, *, over_grpc: bool = False) -> None:
         console.print(f"[bold]cluster[/]  name server {cluster.name_server}, {len(cluster.brokers)} brokers{proxy}")
         address = {"endpoints": cluster.endpoints} if over_grpc else {"nameServer": cluster.name_server}
         if over_grpc:
-            create_topic(cluster, TOPIC)
+            # A proxy that is asked for a topic before there is one goes on for a while saying that there is none.
+            with Admin(cluster.name_server) as admin:
+                admin.create_topic(TOPIC, _QUEUES, message_type="NORMAL")
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rocketmq-spark-demo-")))
         with local_spark("demo", folder) as spark:
             metrics = register(spark)

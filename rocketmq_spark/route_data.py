@@ -1,4 +1,4 @@
-"""What a name server says of a topic: its brokers and its queues. Frozen values without behaviour.
+"""What a name server says of a topic: its brokers and its queues. Frozen values that know no more than how they look.
 
 Field names are RocketMQ's (``BrokerData.java``, ``QueueData.java``, ``TopicRouteData.java``).
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
+
+from rocketmq_spark import table_view
 
 MASTER_ID: Final = 0
 
@@ -51,6 +53,28 @@ class QueueData:
 
 
 @dataclass(frozen=True, slots=True)
+class BrokerRoute:
+    """What a route says of one broker, its addresses and its queues together.
+
+    Parameters
+    ----------
+    broker_name, cluster : str
+    addresses : mapping of int to str
+        ``host:port`` by broker id; 0 is the master, and there may be none.
+    read_queues, write_queues : int
+    permission : str
+        ``rw``, ``r``, ``w`` or ``-``.
+    """
+
+    broker_name: str
+    cluster: str
+    addresses: Mapping[int, str]
+    read_queues: int
+    write_queues: int
+    permission: str
+
+
+@dataclass(frozen=True, slots=True)
 class TopicRouteData:
     """Where the queues of one topic are (``TopicRouteData.java``).
 
@@ -66,3 +90,43 @@ class TopicRouteData:
     order_topic_conf: str | None = None
     static_topic: bool = False
     message_types: frozenset[str] = frozenset()
+
+    def by_broker(self) -> tuple[BrokerRoute, ...]:
+        """Return what is said of each broker, by name; one that is named only once is there with what is said of it."""
+        brokers = {broker.broker_name: broker for broker in self.broker_datas}
+        queues = {data.broker_name: data for data in self.queue_datas}
+        found = []
+        for name in sorted(brokers.keys() | queues.keys()):
+            broker, data = brokers.get(name, BrokerData(name, {})), queues.get(name, QueueData(name, 0, 0, 0))
+            found.append(
+                BrokerRoute(
+                    name,
+                    broker.cluster,
+                    dict(sorted(broker.broker_addrs.items())),
+                    data.read_queue_nums,
+                    data.write_queue_nums,
+                    permission_text(data.perm),
+                )
+            )
+        return tuple(found)
+
+    def _repr_html_(self) -> str:
+        headings = ("broker", "cluster", "addresses", "read queues", "write queues", "permission")
+        rows = [
+            (
+                one.broker_name,
+                one.cluster,
+                ", ".join(f"{number}={address}" for number, address in one.addresses.items()),
+                str(one.read_queues),
+                str(one.write_queues),
+                one.permission,
+            )
+            for one in self.by_broker()
+        ]
+        notes = [f"messages: {', '.join(sorted(self.message_types))}"] if self.message_types else []
+        return table_view.html_table(headings, rows, notes=notes, empty="No broker has the topic.")
+
+
+def permission_text(perm: int) -> str:
+    """Return ``rw``, ``r``, ``w`` or ``-`` for the bits of a permission (``PermName.java``)."""
+    return f"{'r' if perm & PERM_READ else ''}{'w' if perm & PERM_WRITE else ''}" or "-"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from rocketmq_spark import table_view
 from rocketmq_spark.message import MessageQueue, SendStatus
 
 
@@ -54,6 +55,25 @@ class SendResult:
     trace_on: bool = True
     recall_handle: str = ""
 
+    def facts(self) -> dict[str, str | int]:
+        """Return what a reader of the receipt looks for, by name; what a broker left out is not in it."""
+        queue = self.message_queue
+        found: dict[str, str | int] = {
+            "status": self.status.name,
+            "topic": queue.topic,
+            "broker_name": queue.broker_name,
+            "queue_id": queue.queue_id,
+            "queue_offset": self.queue_offset,
+            "msg_id": self.msg_id,
+            "offset_msg_id": self.offset_msg_id,
+            "recall_handle": self.recall_handle,
+        }
+        return {name: value for name, value in found.items() if value != ""}
+
+    def _repr_html_(self) -> str:
+        facts = self.facts()
+        return table_view.html_table([*map(table_view.heading, facts)], [[*map(str, facts.values())]])
+
 
 @dataclass(frozen=True, slots=True)
 class TransactionSendResult(SendResult):
@@ -65,3 +85,8 @@ class TransactionSendResult(SendResult):
     """
 
     local_transaction_state: LocalTransactionState = LocalTransactionState.UNKNOW
+
+    def facts(self) -> dict[str, str | int]:
+        """Return the same, and how the local transaction ended."""
+        # Named, because a class with slots is made anew, and super() would not know it.
+        return {**SendResult.facts(self), "local_transaction_state": self.local_transaction_state.value}

@@ -26,9 +26,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
-from rocketmq_spark.errors import MQBrokerException
+from rocketmq_spark.errors import MQBrokerException, RemotingCommandException
 from rocketmq_spark.message import EncodedBatch, Message, MessageQueue, SendRequest
-from rocketmq_spark.route_data import TopicRouteData
+from rocketmq_spark.route_data import QueueData, TopicRouteData
 from rocketmq_spark.transaction import EndTransaction, TransactionCheck
 from rocketmq_spark.transport.script import Reply
 from rocketmq_spark.transport.scripted_store import HALF_TOPIC, ScriptedStore
@@ -41,6 +41,14 @@ _ABOUT_A_QUEUE = (
     RequestCode.GET_MIN_OFFSET,
     RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
     RequestCode.GET_EARLIEST_MSG_STORETIME,
+)
+
+_ABOUT_A_BROKER = (
+    RequestCode.GET_BROKER_CLUSTER_INFO,
+    RequestCode.GET_BROKER_RUNTIME_INFO,
+    RequestCode.GET_BROKER_CONFIG,
+    RequestCode.GET_ALL_TOPIC_CONFIG,
+    RequestCode.GET_TOPIC_CONFIG,
 )
 
 # Nothing in a test waits longer than this, seconds.
@@ -206,6 +214,9 @@ class BrokerPeer(Peer):
         self.replies = deque(replies)
         self.requests: list[RemotingCommand] = []
         self.store = ScriptedStore()
+        self.attributes: dict[str, dict[str, str]] = {}
+        self.figures: dict[str, str] = {}
+        self.settings: dict[str, str] = {}
         self._asking: deque[bytes] = deque()
         self.stored: dict[MessageQueue, list[Message]] = self.store.queues
 
@@ -215,7 +226,10 @@ class BrokerPeer(Peer):
 
     def _serve(self, session: Session) -> None:
         while True:
-            request = session.read()
+            try:
+                request = session.read()
+            except RemotingCommandException:
+                return  # Another protocol, or TLS: a server hangs up.
             self.requests.append(request)
             while self._asking:
                 session.sock.sendall(self._asking.popleft())
@@ -242,7 +256,10 @@ class BrokerPeer(Peer):
             return self._answer_view(session, request)
         if request.code == RequestCode.END_TRANSACTION:
             self.store.end_transaction(end_of(request), time.time())
+        if request.code in _ABOUT_A_BROKER:
+            return session.encoded(request, body=self._of_broker(request))
         if request.code == RequestCode.UPDATE_AND_CREATE_TOPIC:
+            self._create(fields)
             # A real broker says so with code 0 (spec/remoting.md 1.2).
             return session.encoded(request, remark="not set any response code")
         return session.encoded(request)
@@ -269,6 +286,44 @@ class BrokerPeer(Peer):
             assert isinstance(reply.error, MQBrokerException)
             return session.encoded(request, reply.error.response_code, remark=reply.error.remark)
         return session.encoded(request, reply.status.value, stored_fields(request, offset) | {"msgId": ids})
+
+    def _of_broker(self, request: RemotingCommand) -> bytes:
+        if request.code == RequestCode.GET_BROKER_CONFIG:
+            return "\n".join(f"{name}={text}" for name, text in self.settings.items()).encode()
+        if request.code == RequestCode.GET_BROKER_RUNTIME_INFO:
+            return json.dumps({"table": self.figures}).encode()
+        if request.code == RequestCode.GET_ALL_TOPIC_CONFIG:
+            configs = {topic: {"attributes": self.attributes.get(topic, {})} for topic in self.routes}
+            return json.dumps({"topicConfigTable": configs}).encode()
+        if request.code == RequestCode.GET_TOPIC_CONFIG:
+            return json.dumps({"attributes": self.attributes.get(request.ext_fields["topic"], {})}).encode()
+        brokers = {data.broker_name: data for route in self.routes.values() for data in route.broker_datas}
+        # As a name server writes it: numbers are keys without quotes (spec/remoting.md section 3.2).
+        addresses = {
+            name: ",".join(f"{number}:{json.dumps(address)}" for number, address in data.broker_addrs.items())
+            for name, data in brokers.items()
+        }
+        addresses = {
+            name: ",".join(f"{number}:{json.dumps(address)}" for number, address in data.broker_addrs.items())
+            for name, data in brokers.items()
+        }
+        table = ",".join(
+            f'"{name}":{{"brokerAddrs":{{{addresses[name]}}},"brokerName":"{name}","cluster":"{data.cluster}"}}'
+            for name, data in brokers.items()
+        )
+        clusters: dict[str, list[str]] = {}
+        for name, data in brokers.items():
+            clusters.setdefault(data.cluster, []).append(name)
+        return f'{{"brokerAddrTable":{{{table}}},"clusterAddrTable":{json.dumps(clusters)}}}'.encode()
+
+    def _create(self, fields: Mapping[str, str]) -> None:
+        """Have the topic on the brokers of any other."""
+        brokers = next((route.broker_datas for route in self.routes.values()), ())
+        reads, writes = int(fields["readQueueNums"]), int(fields["writeQueueNums"])
+        queues = [QueueData(broker.broker_name, reads, writes, int(fields["perm"])) for broker in brokers]
+        self.routes[fields["topic"]] = TopicRouteData(tuple(queues), brokers)
+        told = fields.get("attributes", "").split(",")
+        self.attributes[fields["topic"]] = dict(item.lstrip("+").split("=") for item in told if item)
 
     def _of_queue(self, request: RemotingCommand) -> dict[str, str]:
         fields = request.ext_fields

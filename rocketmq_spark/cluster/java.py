@@ -48,6 +48,20 @@ def find_java(environ: Mapping[str, str] = os.environ) -> Path:
         There is none, it doesn't run, or it is older than 17; one line that says what to do.
     """
     java = _candidate(environ)
+    version = java_version(java)
+    if version < MINIMUM:
+        raise ClusterError(f"{java} is Java {version}, the RocketMQ server needs {MINIMUM} or newer; {_WHAT_TO_DO}")
+    return java
+
+
+def java_version(java: Path) -> int:
+    """Ask a Java for its feature release.
+
+    Raises
+    ------
+    ClusterError
+        It doesn't run.
+    """
     try:
         answer = subprocess.run(
             [java, "-version"],
@@ -65,9 +79,7 @@ def find_java(environ: Mapping[str, str] = os.environ) -> Path:
     if answer.returncode != 0 or version is None:
         first = next(iter(text.strip().splitlines()), "no output")
         raise ClusterError(f"{java} -version failed with exit code {answer.returncode} ({first}); {_WHAT_TO_DO}")
-    if version < MINIMUM:
-        raise ClusterError(f"{java} is Java {version}, the RocketMQ server needs {MINIMUM} or newer; {_WHAT_TO_DO}")
-    return java
+    return version
 
 
 def _candidate(environ: Mapping[str, str]) -> Path:

@@ -1,18 +1,18 @@
 """How a summary looks: a printed table, HTML, a pandas DataFrame, a plot.
 
 Rule 1: what is heavy is imported when it is first asked for; what is missing is an error that says how to get it.
-Rule 2: printing is asked for by the user: this is the only module that writes to stdout.
+Rule 2: printing is asked for by the user.
 """
 
 from __future__ import annotations
 
-import html
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from rocketmq_spark import table_view
 from rocketmq_spark.metrics.histogram import IntArray, highest_us, lowest_us
 
 if TYPE_CHECKING:
@@ -34,9 +34,6 @@ _EMPTY: Final = "No task has ended yet."
 _COLOURS: Final = ("#3b82f6", "#e0662f", "#2a9d6f", "#c04fa8", "#a07d1c", "#7c6cd9", "#d04a5a", "#1f98a8")
 _STYLES: Final = ("-", "--", "-.", ":")
 _GREY: Final = "#7a7a7a"
-
-# Without a terminal rich assumes 80 columns and would cut the numbers off.
-_FILE_WIDTH: Final = 160
 
 
 def require(module: str, purpose: str) -> Any:
@@ -65,39 +62,16 @@ def data_frame(by_broker: ByBroker) -> pd.DataFrame:
 
 def print_table(by_broker: ByBroker, notes: Sequence[str], file: IO[str] | None) -> None:
     """Print one line per broker, then the notes."""
-    from rich import box
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    console = Console(file=file, highlight=False)
-    if not (console.is_terminal or console.is_jupyter):
-        console = Console(file=file, highlight=False, width=_FILE_WIDTH)
-    if by_broker:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for name in _HEADINGS:
-            table.add_column(name, justify="left" if name == "broker" else "right", overflow="fold")
-        for broker, numbers in by_broker.items():
-            table.add_row(escape(broker), *_cells(numbers))
-        console.print(table)
-    else:
-        console.print(_EMPTY)
-    for note in notes:
-        console.print(note)
+    table_view.print_table(_HEADINGS, _rows(by_broker), right=_HEADINGS[1:], notes=notes, empty=_EMPTY, file=file)
 
 
 def html_table(by_broker: ByBroker, notes: Sequence[str]) -> str:
     """Return the same as HTML, in the notebook's own colours."""
-    lines = [f"<p>{_EMPTY}</p>"]
-    if by_broker:
-        rows = [_html_row("th", _HEADINGS)]
-        rows += [_html_row("td", (broker, *_cells(numbers))) for broker, numbers in by_broker.items()]
-        lines = ["<table>", *rows, "</table>"]
-    return "\n".join([*lines, *(f"<p>{html.escape(note)}</p>" for note in notes)])
+    return table_view.html_table(_HEADINGS, _rows(by_broker), notes=notes, empty=_EMPTY)
 
 
-def _html_row(tag: str, cells: Iterable[str]) -> str:
-    return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+def _rows(by_broker: ByBroker) -> list[list[str]]:
+    return [[broker, *_cells(numbers)] for broker, numbers in by_broker.items()]
 
 
 def _cells(numbers: Mapping[str, Any]) -> list[str]:

@@ -1,8 +1,8 @@
 """The remoting protocol over TCP: one connection per name server and broker, many requests in flight on each.
 
 Rule 1: this file turns what the seam asks for into requests, and answers into outcomes; sockets are the loop's affair.
-Rule 2: no retry of a send. Only two things are tried twice: a route at the next name server (name_servers.py), and a
-        request that a server refused with GO_AWAY, which it then has not executed.
+Rule 2: no retry of a send. Only two things are tried twice: a question to the next name server (admin_client.py), and
+        a request that a server refused with GO_AWAY, which it then has not executed.
 
 Follows MQClientAPIImpl.java.
 """
@@ -22,15 +22,13 @@ from rocketmq_spark.errors import (
     MQClientException,
     OptionError,
     RemotingCommandException,
-    RemotingConnectException,
-    RemotingException,
     RemotingSendRequestException,
 )
 from rocketmq_spark.message import MessageQueue, SendRequest
 from rocketmq_spark.message_ext import MessageExt
 from rocketmq_spark.recall import RecallMessage
-from rocketmq_spark.route_data import TopicRouteData
 from rocketmq_spark.transaction import EndTransaction
+from rocketmq_spark.transport.admin_client import AdminClient
 from rocketmq_spark.transport.base import OnCheckTransaction, OnOutcome
 from rocketmq_spark.transport.dial import parse_address
 from rocketmq_spark.transport.frames import (
@@ -41,20 +39,15 @@ from rocketmq_spark.transport.frames import (
 )
 from rocketmq_spark.transport.hooks import request_hooks
 from rocketmq_spark.transport.loop import IoLoop
-from rocketmq_spark.transport.name_servers import NameServers
-from rocketmq_spark.transport.pulls import PullClient
 from rocketmq_spark.transport.request import Answer, Request
 from rocketmq_spark.transport.tls import TlsSettings
 from rocketmq_spark.wire.acl import Credentials
 from rocketmq_spark.wire.codes import RequestCode
 from rocketmq_spark.wire.command import RemotingCommand
 from rocketmq_spark.wire.headers import (
-    CreateTopicRequestHeader,
     GetEarliestMsgStoreTimeRequestHeader,
     GetMaxOffsetRequestHeader,
     GetMinOffsetRequestHeader,
-    GetRouteInfoRequestHeader,
-    GetTopicConfigRequestHeader,
     RecallMessageRequestHeader,
     SearchOffsetRequestHeader,
     UnregisterClientRequestHeader,
@@ -63,13 +56,11 @@ from rocketmq_spark.wire.headers import (
 )
 from rocketmq_spark.wire.records import decode_records
 from rocketmq_spark.wire.response_headers import EarliestMsgStoreTimeResponseHeader, OffsetResponseHeader
-from rocketmq_spark.wire.route import decode_topic_route
-from rocketmq_spark.wire.topic_config import decode_topic_attributes, decode_topic_list
 
 logger = logging.getLogger("rocketmq_spark.transport")
 
 
-class RemotingTransport(PullClient):
+class RemotingTransport(AdminClient):
     """Implements :class:`.base.Transport` and :class:`.base.ReadTransport` over the remoting protocol (4.x and 5.x).
 
     Parameters
@@ -130,11 +121,11 @@ class RemotingTransport(PullClient):
                 parse_address(address)
             except ValueError as exc:
                 raise OptionError(f"nameServer: {exc}") from exc
-        self._name_servers = NameServers(name_servers, random or random_module.Random(), clock)
         secure = None if tls is None else tls.secure()
         hooks = request_hooks(namespace_v2, credentials)
         loop = IoLoop(clock, connect_timeout, self._on_request, secure, hooks, polled=polled)
-        super().__init__(loop, clock, client_async_semaphore_value, client_oneway_semaphore_value)
+        draw = random or random_module.Random()
+        super().__init__(loop, clock, client_async_semaphore_value, client_oneway_semaphore_value, name_servers, draw)
         self.on_check_transaction: OnCheckTransaction | None = None
 
     def __repr__(self) -> str:
@@ -183,35 +174,6 @@ class RemotingTransport(PullClient):
             self.invoke_oneway(request.address, code, ext_fields, request.batch.body, timeout)
         except (RemotingSendRequestException, RemotingCommandException) as exc:
             logger.warning("oneway send of %d rows to %s: %s", request.batch.rows, request.queue, exc)
-
-    def query_route(self, topic: str, timeout: float) -> TopicRouteData:
-        """Ask the name servers for a topic's route; see :class:`.base.Transport`.
-
-        Raises
-        ------
-        MQClientException, TopicRouteStaleException, MQBrokerException, RemotingException
-            See `NameServers.route`.
-        """
-        doing = f"looking up the route of topic {topic}"
-        header = GetRouteInfoRequestHeader(topic=topic).to_ext_fields()
-
-        def ask(address: str, share: float) -> TopicRouteData:
-            command = self._call(address, RequestCode.GET_ROUTEINFO_BY_TOPIC, header, share, doing)
-            return decode_topic_route(bytes(command.body))
-
-        return self._name_servers.route(topic, timeout, ask)
-
-    def topics(self, timeout: float) -> frozenset[str]:
-        """Ask the name servers, one after the other, for the names of all topics; see :class:`.base.ReadTransport`."""
-        failures = []
-        for address in self._name_servers.addresses:
-            try:
-                doing = "listing all topics"
-                command = self._call(address, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, {}, timeout, doing)
-                return decode_topic_list(bytes(command.body))
-            except RemotingException as exc:
-                failures.append(f"{address}: {exc}")
-        raise RemotingConnectException(f"listing all topics: no name server answers: {'; '.join(failures)}")
 
     def heart_beat(self, address: str, client_id: str, producer_groups: Collection[str], timeout: float) -> None:
         """Tell a broker that these producer groups live (HEART_BEAT)."""
@@ -271,13 +233,6 @@ class RemotingTransport(PullClient):
             raise MQClientException(f"{doing}: {address} has no message that begins there")
         return records[0]
 
-    def topic_attributes(self, address: str, topic: str, timeout: float) -> Mapping[str, str]:
-        """Return what a broker was told of a topic when it was made (GET_TOPIC_CONFIG); not over a proxy."""
-        header = GetTopicConfigRequestHeader(topic=topic).to_ext_fields()
-        doing = f"looking up the type of topic {topic}"
-        command = self._call(address, RequestCode.GET_TOPIC_CONFIG, header, timeout, doing)
-        return decode_topic_attributes(bytes(command.body))
-
     def check_filter(
         self, address: str, topic: str, group: str, expression: str, expression_type: str, timeout: float
     ) -> None:
@@ -291,32 +246,6 @@ class RemotingTransport(PullClient):
         subscription = {"topic": topic, "subString": expression, "expressionType": expression_type}
         body = json.dumps({"clientId": group, "group": group, "subscriptionData": subscription}).encode()
         self._call(address, RequestCode.CHECK_CLIENT_CONFIG, {}, timeout, f"checking {expression!r}", (body,))
-
-    def create_topic(
-        self,
-        address: str,
-        topic: str,
-        queue_nums: int,
-        perm: int,
-        timeout: float,
-        *,
-        read_queue_nums: int | None = None,
-        topic_sys_flag: int = 0,
-        order: bool = False,
-        attributes: str = "",
-    ) -> None:
-        """Create or overwrite a topic on one broker (UPDATE_AND_CREATE_TOPIC); not over a proxy."""
-        header = CreateTopicRequestHeader(
-            topic=topic,
-            read_queue_nums=queue_nums if read_queue_nums is None else read_queue_nums,
-            write_queue_nums=queue_nums,
-            perm=perm,
-            topic_sys_flag=topic_sys_flag,
-            order=order,
-            attributes=attributes,
-        )
-        doing = f"creating topic {topic}"
-        self._call(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext_fields(), timeout, doing)
 
     def end_transaction(self, address: str, request: EndTransaction, timeout: float) -> None:
         """Commit or roll back a half message (END_TRANSACTION, oneway); see :class:`.base.Transport`.

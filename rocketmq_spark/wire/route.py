@@ -59,12 +59,33 @@ def decode_topic_route(body: bytes) -> TopicRouteData:
     if not isinstance(route, dict):
         raise _wrong("the route", route, "an object")
     queue_datas = [_queue_data(item) for item in _objects(route, "queueDatas")]
-    broker_datas = [_broker_data(item) for item in _objects(route, "brokerDatas")]
+    broker_datas = [decode_broker_data(item) for item in _objects(route, "brokerDatas")]
     return TopicRouteData(
         queue_datas=tuple(sorted(queue_datas, key=lambda queue: queue.broker_name)),
         broker_datas=tuple(sorted(broker_datas, key=lambda broker: broker.broker_name)),
         order_topic_conf=_string(route, "orderTopicConf", "") or None,
         static_topic=bool(route.get("topicQueueMappingByBroker")),
+    )
+
+
+def decode_broker_data(item: dict[str, Any]) -> BrokerData:
+    """Return the broker of an entry of ``brokerDatas``, or of ``brokerAddrTable`` in what is told of a cluster.
+
+    Raises
+    ------
+    RemotingCommandException
+        A field is missing or has the wrong type.
+    """
+    addrs = item.get("brokerAddrs")
+    if not isinstance(addrs, dict):
+        raise _wrong("brokerAddrs", addrs, "an object")
+    for broker_id in addrs:
+        if not _BROKER_ID.fullmatch(broker_id):
+            raise _wrong("a broker id in brokerAddrs", broker_id, "a number")
+    return BrokerData(
+        broker_name=_string(item, "brokerName"),
+        broker_addrs={int(broker_id): _string(addrs, broker_id) for broker_id in addrs},
+        cluster=_string(item, "cluster", ""),
     )
 
 
@@ -80,20 +101,6 @@ def _queue_data(item: dict[str, Any]) -> QueueData:
         write_queue_nums=_int(item, "writeQueueNums"),
         perm=_int(item, "perm"),
         topic_sys_flag=_int(item, "topicSysFlag", 0),
-    )
-
-
-def _broker_data(item: dict[str, Any]) -> BrokerData:
-    addrs = item.get("brokerAddrs")
-    if not isinstance(addrs, dict):
-        raise _wrong("brokerAddrs", addrs, "an object")
-    for broker_id in addrs:
-        if not _BROKER_ID.fullmatch(broker_id):
-            raise _wrong("a broker id in brokerAddrs", broker_id, "a number")
-    return BrokerData(
-        broker_name=_string(item, "brokerName"),
-        broker_addrs={int(broker_id): _string(addrs, broker_id) for broker_id in addrs},
-        cluster=_string(item, "cluster", ""),
     )
 
 

@@ -1,4 +1,4 @@
-"""What servers say of topics: the JSON of GET_TOPIC_CONFIG and of GET_ALL_TOPIC_LIST_FROM_NAMESERVER.
+"""What servers say of topics: GET_TOPIC_CONFIG, GET_ALL_TOPIC_CONFIG and GET_ALL_TOPIC_LIST_FROM_NAMESERVER, all JSON.
 
 Follows spec/remoting.md section 14 and ``TopicConfig.java``.
 """
@@ -10,6 +10,9 @@ from typing import Final
 
 from rocketmq_spark.errors import RemotingCommandException
 from rocketmq_spark.wire.route import loads_lenient
+
+MESSAGE_TYPE: Final = "message.type"
+"""The attribute that says which messages a topic is for; proxies refuse others. ``NORMAL`` where it is missing."""
 
 QUEUE_TYPE: Final = "queue.type"
 """The attribute that says what a topic's consume queues are: `BATCH_CQ`, or ``SimpleCQ`` where it is missing."""
@@ -26,10 +29,33 @@ def decode_topic_attributes(body: bytes) -> Mapping[str, str]:
     RemotingCommandException
         Not JSON, or not of this form.
     """
-    config = loads_lenient(body)
-    attributes = config.get("attributes") if isinstance(config, dict) else body
-    if attributes is None:
-        return {}
+    return _attributes(loads_lenient(body)) or {}
+
+
+def decode_all_topic_attributes(body: bytes) -> Mapping[str, Mapping[str, str] | None]:
+    """Decode the attributes of every topic in the body of a GET_ALL_TOPIC_CONFIG answer.
+
+    Returns
+    -------
+    mapping of str to mapping or None
+        By topic; None of a broker before 5.0, which knows no attributes.
+
+    Raises
+    ------
+    RemotingCommandException
+        Not JSON, or not of this form.
+    """
+    told = loads_lenient(body)
+    configs = told.get("topicConfigTable") if isinstance(told, dict) else None
+    if not isinstance(configs, dict):
+        raise RemotingCommandException(f"reading a broker's topics: {str(told)[:60]!r} has no topicConfigTable")
+    return {topic: _attributes(config) for topic, config in configs.items()}
+
+
+def _attributes(config: object) -> Mapping[str, str] | None:
+    attributes = config.get("attributes") if isinstance(config, dict) else config
+    if attributes is None and config is not None:
+        return None
     if not isinstance(attributes, dict) or not all(isinstance(value, str) for value in attributes.values()):
         raise RemotingCommandException(
             f"reading a topic's configuration: attributes are {str(attributes)[:60]!r}, an object of strings is needed"

@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.doctor import examine
 from rocketmq_spark.errors import (
     DeliveryError,
     MQBrokerException,
@@ -469,3 +470,36 @@ def test_grpc_22_the_name_that_all_certificates_carry_takes_the_place_of_the_pro
     misnamed = Producer("pg-misnamed", **grpc, tls_server_name="rocketmq.outside")
     with misnamed, pytest.raises(RemotingCertificateException, match="tlsServerName"):
         misnamed.send(Message.of(allowed, b"x"))
+
+
+def the_doctor_says(
+    secured: LocalCluster, tls: TlsSettings | None, user: str, key: str, topic: str | None = None
+) -> dict[str, tuple[str, str]]:
+    """State and finding by the first word of what was looked at; this machine's are left out."""
+    trusted = {} if tls is None else {"use_tls": True, "tls_ca_file": tls.ca_file}
+    found = examine(
+        secured.name_server,
+        topic=topic,
+        timeout=PATIENCE,
+        environ={"PATH": ""},
+        access_key=user,
+        secret_key=key,
+        **trusted,
+    )
+    asked = [one for one in found if one.check.split()[0] in ("name", "broker", "topic")]
+    assert not [secret for secret in SECRETS if secret in repr(found)]
+    return {one.check.split()[0]: (one.state, one.found) for one in asked}
+
+
+def test_the_doctor_tells_missing_tls_a_wrong_key_and_a_missing_right_apart(
+    secured: LocalCluster, tls: TlsSettings, allowed: str, make_topic: MakeTopic
+) -> None:
+    user, key = USER["accessKey"], USER["secretKey"]
+    assert the_doctor_says(secured, None, user, key)["name"] == ("failed", "a server listens that wants TLS")
+    wrong = the_doctor_says(secured, tls, user, "wrong-hush-hush")
+    assert wrong["broker"] == ("failed", "the access key is refused: check signature failed.")
+    found = the_doctor_says(secured, tls, user, key, allowed)
+    assert found["broker"][0] == "ok"
+    assert found["topic"][0] == "warning"
+    assert f"has no permission to access Topic:{allowed}" in found["topic"][1]
+    assert the_doctor_says(secured, tls, user, key, make_topic("readable"))["topic"][0] == "ok"

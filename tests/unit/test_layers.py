@@ -17,10 +17,11 @@ PACKAGE = Path(__file__).parents[2] / "rocketmq_spark"
 NUMBERS = {
     "rocketmq_spark": 9,
     "rocketmq_spark.errors": 0,
+    "rocketmq_spark.table_view": 0,
     "rocketmq_spark.message_const": 0.2,
     "rocketmq_spark.names": 0,
     "rocketmq_spark.namespace": 0.5,
-    "rocketmq_spark.route_data": 0,
+    "rocketmq_spark.route_data": 0.2,
     "rocketmq_spark.recall": 0.2,
     "rocketmq_spark.message": 0.4,
     "rocketmq_spark.message_ext": 0.6,
@@ -49,9 +50,13 @@ NUMBERS = {
     "rocketmq_spark.producer": 2,
     "rocketmq_spark.transport": 2,
     "rocketmq_spark.client": 2.5,
+    "rocketmq_spark.admin": 2.7,
     "rocketmq_spark.spark": 3,
-    "rocketmq_spark.admin": 3,
     "rocketmq_spark.cluster": 4,
+    "rocketmq_spark.doctor": 4.3,
+    # Commands know the cluster that the command line has left running.
+    "rocketmq_spark.admin.connection": 4.5,
+    "rocketmq_spark.admin.commands": 4.6,
     "rocketmq_spark.demo": 5,
     "rocketmq_spark.cli": 6,
     "rocketmq_spark.__main__": 7,
@@ -79,6 +84,7 @@ FOREIGN = {
     "rocketmq_spark.reader_option_table": {"pyspark", "pyarrow", "socket"},
     "rocketmq_spark.offset_json": {"pyspark", "pyarrow", "socket"},
     "rocketmq_spark.cluster": {"pyarrow", "numpy"},
+    "rocketmq_spark.doctor": {"pyarrow", "numpy"},
 }
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "_pb" not in path.parts)

@@ -1,0 +1,101 @@
+"""What brokers say of themselves: GET_BROKER_RUNTIME_INFO, and of their settings the permission.
+
+Rule 1: a figure that a release does not tell is None; nothing is guessed.
+
+Follows ``AdminBrokerProcessor.prepareRuntimeInfo``; what is made of the figures, ``ClusterListSubCommand.java``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Final
+
+from rocketmq_spark.admin.asking import ask_all
+from rocketmq_spark.admin.rows import BrokerInfo
+from rocketmq_spark.admin.table import Table
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.route_data import BrokerData, permission_text
+from rocketmq_spark.transport.remoting import RemotingTransport
+
+_RUNTIME: Final = re.compile(r"(\d+) days?, (\d+) hours?, (\d+) minutes?, (\d+) seconds?")
+_SECONDS: Final = (86_400, 3_600, 60, 1)
+
+
+def brokers_of(transport: RemotingTransport, timeout: float) -> Table[BrokerInfo]:
+    """Return all brokers that the name servers know, by cluster, name and id."""
+    brokers = sorted(transport.cluster_info(timeout).brokers, key=lambda one: (one.cluster, one.broker_name))
+    every = [(broker, number) for broker in brokers for number in sorted(broker.broker_addrs)]
+    addresses = [broker.broker_addrs[number] for broker, number in every]
+    answers = ask_all(addresses, lambda address: _told(transport, address, timeout))
+    rows, missing = [], []
+    for (broker, number), address in zip(every, addresses, strict=True):
+        answer = answers[address]
+        if isinstance(answer, RocketMQError):
+            missing.append(f"{broker.broker_name} ({address}): {answer}")
+        else:
+            rows.append(broker_info(broker, number, *answer))
+    return Table(BrokerInfo, rows, missing=missing)
+
+
+def broker_info(broker: BrokerData, number: int, runtime: Mapping[str, str], permission: str | None) -> BrokerInfo:
+    """Return a broker's figures as what they mean."""
+    booted = _integer(runtime, "bootTimestamp")
+    return BrokerInfo(
+        broker.broker_name,
+        number,
+        broker.cluster,
+        broker.broker_addrs[number],
+        version_of(runtime),
+        permission,
+        disk_used_percent(runtime),
+        _today(runtime, "msgPutTotal"),
+        _today(runtime, "msgGetTotal"),
+        None if booted is None else datetime.fromtimestamp(booted / 1000, timezone.utc),
+    )
+
+
+def version_of(runtime: Mapping[str, str]) -> str | None:
+    """Return a broker's release: ``V5_5_0`` is ``5.5.0``."""
+    told = runtime.get("brokerVersionDesc", "")
+    return told.removeprefix("V").replace("_", ".") or None
+
+
+def disk_used_percent(runtime: Mapping[str, str]) -> float | None:
+    """Return how full the disk with the commit log is; of several, the fullest."""
+    ratios = [number for name in runtime if name.startswith("commitLogDiskRatio") if (number := _float(runtime, name))]
+    return max(ratios) * 100 if ratios else None
+
+
+def clock_of(runtime: Mapping[str, str]) -> float | None:
+    """Return a broker's own time, epoch seconds: when it started, and for how long it has run, cut to whole seconds."""
+    booted, found = _integer(runtime, "bootTimestamp"), _RUNTIME.search(runtime.get("runtime", ""))
+    if booted is None or found is None:
+        return None
+    return booted / 1000 + sum(int(count) * unit for count, unit in zip(found.groups(), _SECONDS, strict=True))
+
+
+def _told(transport: RemotingTransport, address: str, timeout: float) -> tuple[Mapping[str, str], str | None]:
+    runtime = transport.runtime_info(address, timeout)
+    try:
+        perm = transport.broker_config(address, timeout).get("brokerPermission", "")
+    except RocketMQError:
+        # Access control hides settings from users that may see figures.
+        perm = ""
+    return runtime, permission_text(int(perm)) if perm.isdecimal() else None
+
+
+def _today(runtime: Mapping[str, str], name: str) -> int | None:
+    now, morning = _integer(runtime, f"{name}TodayNow"), _integer(runtime, f"{name}TodayMorning")
+    return None if now is None or morning is None else now - morning
+
+
+def _integer(runtime: Mapping[str, str], name: str) -> int | None:
+    text = runtime.get(name, "")
+    return int(text) if re.fullmatch(r"-?[0-9]{1,19}", text) else None
+
+
+def _float(runtime: Mapping[str, str], name: str) -> float | None:
+    text = runtime[name]
+    return float(text) if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) else None

@@ -1,0 +1,211 @@
+"""``rocketmq-spark topics | route | offsets | create-topic | send | peek | doctor``.
+
+Rule 1: each does what the method of `Admin` does that has its name, and prints the answer.
+Rule 2: what is heavy is imported by the command that needs it.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rocketmq_spark.admin.connection import Connection, connected
+from rocketmq_spark.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rocketmq_spark.admin.table import Table
+    from rocketmq_spark.doctor.check import Check
+
+app = typer.Typer()
+
+Topic = Annotated[str, typer.Argument(help="Name of the topic.")]
+
+
+class _MessageType(str, enum.Enum):
+    NORMAL = "NORMAL"
+    FIFO = "FIFO"
+    DELAY = "DELAY"
+    TRANSACTION = "TRANSACTION"
+
+
+@app.command()
+@connected
+def topics(
+    connection: Connection,
+    everything: Annotated[bool, typer.Option("--all", help="RocketMQ's own topics, too.")] = False,
+) -> None:
+    """List the topics: their types, brokers, queues and permission."""
+    with connection.admin() as admin:
+        connection.show(admin.topics(all=everything))
+
+
+@app.command()
+@connected
+def route(connection: Connection, topic: Topic) -> None:
+    """Show where the queues of a topic are."""
+    from rocketmq_spark.admin.table import Table
+    from rocketmq_spark.route_data import BrokerRoute
+
+    with connection.admin() as admin:
+        connection.show(Table(BrokerRoute, admin.route(topic).by_broker()))
+
+
+@app.command()
+@connected
+def offsets(connection: Connection, topic: Topic) -> None:
+    """Count what each queue of a topic holds."""
+    with connection.admin() as admin:
+        connection.show(admin.offsets(topic))
+
+
+@app.command()
+@connected
+def brokers(connection: Connection) -> None:
+    """List the brokers: their releases, disks and traffic."""
+    with connection.admin() as admin:
+        connection.show(admin.brokers())
+
+
+@app.command()
+@connected
+def create_topic(
+    connection: Connection,
+    topic: Topic,
+    queues: Annotated[int, typer.Option("-q", "--queues", help="Queues on each broker.")] = 8,
+    message_type: Annotated[
+        _MessageType | None,
+        typer.Option("--type", case_sensitive=False, help="What proxies of RocketMQ 5 let in. Default: NORMAL."),
+    ] = None,
+    inner: Annotated[bool, typer.Option("--inner", help="Queues of the type BatchCQ, for batchType=inner.")] = False,
+    update: Annotated[bool, typer.Option("--update", help="Change it if it exists.")] = False,
+    cluster: Annotated[str | None, typer.Option(help="Needed where there are several.")] = None,
+) -> None:
+    """Create a topic on every broker of a cluster, and wait until the name servers know it."""
+    from rocketmq_spark.admin.table import Table
+    from rocketmq_spark.route_data import BrokerRoute
+
+    with connection.admin() as admin:
+        kind = None if message_type is None else message_type.value
+        made = admin.create_topic(topic, queues, message_type=kind, inner=inner, update=update, cluster=cluster)
+    connection.show(Table(BrokerRoute, made.by_broker()))
+
+
+@app.command()
+@connected
+def peek(
+    connection: Connection,
+    topic: Topic,
+    count: Annotated[int, typer.Option("-c", "--count", help="How many messages.")] = 10,
+    tag: Annotated[str | None, typer.Option(help="Only messages with this tag, or with one of 'a || b'.")] = None,
+    group: Annotated[str, typer.Option(help="Consumer group in whose name brokers are asked.")] = "TOOLS_CONSUMER",
+) -> None:
+    """Show the newest messages of a topic; no consumer group's offsets are moved."""
+    with connection.admin() as admin:
+        connection.show(admin.peek(topic, count, tag=tag, consumer_group=group))
+
+
+@app.command()
+@connected
+def send(
+    connection: Connection,
+    topic: Topic,
+    body: Annotated[str, typer.Argument(help="The text to send; - reads it from standard input.")] = "-",
+    tags: Annotated[str | None, typer.Option(help="The message's one tag.")] = None,
+    keys: Annotated[str | None, typer.Option(help="Keys to find it by, with a blank between them.")] = None,
+    properties: Annotated[
+        list[str] | None, typer.Option("--property", help="One of your own, as name=value. Repeatable.")
+    ] = None,
+    sharding_key: Annotated[str | None, typer.Option(help="Messages of one key go to one queue.")] = None,
+    delay_ms: Annotated[int, typer.Option(help="Deliver it so many milliseconds later.")] = 0,
+) -> None:
+    """Send one message, and show where it was stored."""
+    from rocketmq_spark.admin.sending import send_one
+    from rocketmq_spark.table_view import heading, print_table
+
+    data = sys.stdin.buffer.read() if body == "-" else body.encode()
+    own = dict(_property(text) for text in properties or ())
+    # The admin is asked for nothing, but for what is wrong with a name server if the send fails.
+    with connection.admin():
+        facts = send_one(
+            connection.given(),
+            connection.timeout,
+            topic,
+            data,
+            tags=tags,
+            keys=keys,
+            properties=own,
+            sharding_key=sharding_key,
+            delay_ms=delay_ms,
+        )
+    if connection.as_json:
+        connection.show_json(facts)
+    else:
+        print_table([*map(heading, facts)], [[*map(str, facts.values())]])
+
+
+@app.command()
+@connected
+def doctor(
+    connection: Connection,
+    topic: Annotated[str | None, typer.Option(help="Look at this topic, too.")] = None,
+    endpoints: Annotated[str | None, typer.Option(help="Look at these proxies, too: host:8081;host:8081.")] = None,
+) -> None:
+    """Find out what is wrong between this machine and a cluster, and how to mend it; writes nothing."""
+    from rocketmq_spark.doctor import examine
+    from rocketmq_spark.doctor.check import FAILED
+
+    given = connection.given()
+    if endpoints:
+        # Who asks about proxies may have no name server: the one on this machine has nothing to do with them.
+        given["name_server"] = connection.name_server
+    found = examine(topic=topic, endpoints=endpoints, timeout=connection.timeout, **given)
+    if connection.as_json:
+        connection.show_json(found.to_dicts())
+    else:
+        _print_checks(found)
+    if any(check.state == FAILED for check in found):
+        raise typer.Exit(1)
+
+
+def _property(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise OptionError(f"--property {text!r} is not allowed: allowed is name=value")
+    return name, value
+
+
+def _print_checks(found: Table[Check]) -> None:
+    """Print the doctor's findings, with what is to be done below each: side by side both would be narrow."""
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    from rocketmq_spark.doctor.check import FAILED, OK, WARNING
+    from rocketmq_spark.table_view import printable
+
+    colours = {OK: "green", WARNING: "yellow", FAILED: "bold red"}
+    table = RichTable(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_column(overflow="fold")
+    for check in found:
+        table.add_row(Text(check.state, style=colours[check.state]), Text(check.check), Text(printable(check.found)))
+        if check.mend:
+            table.add_row("", "", Text(f"→ {printable(check.mend)}"))
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(_verdict([check.state for check in found]))
+
+
+def _verdict(states: Sequence[str]) -> str:
+    from rocketmq_spark.doctor.check import FAILED, WARNING
+
+    failed, warnings = states.count(FAILED), states.count(WARNING)
+    if not failed and not warnings:
+        return "All is well."
+    return f"{failed} failed, {warnings} to be looked at, {len(states) - failed - warnings} ok"

@@ -1,0 +1,163 @@
+"""The options that all commands about a cluster share, and what happens where the cluster can't be reached.
+
+Rule 1: the name server is the one of the command line; else ``NAMESRV_ADDR``; else that of the cluster which
+        ``rocketmq-spark cluster up`` left running.
+Rule 2: a failure is one line. Where a name server is at fault, it is the doctor's finding, not the exception's story.
+Rule 3: results go to stdout, as a table or as JSON; what is missing goes to stderr, and makes the exit code 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rocketmq_spark.errors import (
+    MQClientException,
+    OptionError,
+    RemotingException,
+    RequestNotSupportedException,
+    RocketMQError,
+    RouteNotFoundException,
+)
+
+if TYPE_CHECKING:
+    from rocketmq_spark.admin.admin import Admin
+    from rocketmq_spark.admin.table import Table
+
+_VISIBLE = "Others on this machine can see a command line: better set the variable."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Connection:
+    """How the cluster is reached, and how the answer is shown."""
+
+    name_server: Annotated[
+        str | None,
+        typer.Option(
+            "-n",
+            "--name-server",
+            envvar="NAMESRV_ADDR",
+            help="host:9876;host:9876. Default: the cluster that `rocketmq-spark cluster up` left running.",
+        ),
+    ] = None
+    access_key: Annotated[
+        str | None, typer.Option(envvar="ROCKETMQ_ACCESS_KEY", show_default=False, help="Name of the user that asks.")
+    ] = None
+    secret_key: Annotated[
+        str | None, typer.Option(envvar="ROCKETMQ_SECRET_KEY", show_default=False, help=f"Its password. {_VISIBLE}")
+    ] = None
+    tls: Annotated[bool, typer.Option("--tls", help="Encrypt every connection.")] = False
+    tls_ca_file: Annotated[
+        str | None, typer.Option(help="PEM file of the authorities to trust. Default: the system's.")
+    ] = None
+    tls_server_name: Annotated[
+        str | None, typer.Option(help="The one name of all certificates, where it is not the addresses dialled.")
+    ] = None
+    namespace: Annotated[str | None, typer.Option(help="Only topics of this namespace, named without it.")] = None
+    timeout: Annotated[float, typer.Option(help="Seconds that one question may take.")] = 5.0
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False
+
+    def given(self) -> dict[str, Any]:
+        """Return what `Admin`, a producer and the doctor take."""
+        return {
+            "name_server": self.name_server or _left_running(),
+            "access_key": self.access_key,
+            "secret_key": self.secret_key,
+            "use_tls": self.tls,
+            "tls_ca_file": self.tls_ca_file,
+            "tls_server_name": self.tls_server_name,
+            "namespace": self.namespace,
+        }
+
+    @contextlib.contextmanager
+    def admin(self) -> Iterator[Admin]:
+        """Ask the cluster; what a name server is to blame for is said as the doctor says it.
+
+        Raises
+        ------
+        OptionError
+            No name server is given, or an option is not allowed.
+        MQClientException
+            A name server can't be reached, or is none.
+        """
+        from rocketmq_spark.admin import Admin
+
+        # A failure is one line: what else there is to say is in no log of a command's.
+        logging.getLogger("rocketmq_spark").addHandler(logging.NullHandler())
+        given = self.given()
+        if given["name_server"] is None:
+            raise OptionError(
+                "no name server is given: name one with -n host:9876 or in the environment variable NAMESRV_ADDR, or "
+                "start a cluster on this machine: rocketmq-spark cluster up"
+            )
+        with Admin(**given, timeout=self.timeout) as admin:
+            try:
+                yield admin
+            except RocketMQError as exc:
+                _blame_name_server(admin, exc, self.timeout)
+                raise
+
+    def show(self, table: Table[Any]) -> None:
+        """Print an answer; ends the command with 1 if it is not whole."""
+        if self.as_json:
+            self.show_json(table.to_dicts())
+        else:
+            table.print()
+        for text in table.missing:
+            typer.echo(f"rocketmq-spark: missing: {' '.join(text.split())}", err=True)
+        if table.missing:
+            raise typer.Exit(1)
+
+    def show_json(self, value: Any) -> None:
+        """Print a value as JSON."""
+        typer.echo(json.dumps(value, indent=2))
+
+
+def connected(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that has the options of `Connection` beside its own, and gets one as its first argument."""
+    own = [*inspect.signature(command, eval_str=True).parameters.values()][1:]
+    shared = [*inspect.signature(Connection, eval_str=True).parameters.values()]
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        connection = Connection(**{one.name: values.pop(one.name) for one in shared})
+        command(connection, **values)
+
+    keywords = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*own, *shared)]
+    # typer reads both.
+    run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in keywords}
+    return run
+
+
+def _left_running() -> str | None:
+    from rocketmq_spark.cluster.state import StateFile, state_folder
+
+    state = StateFile(state_folder(os.environ)).load()
+    return state.name_server if state is not None and state.is_alive() else None
+
+
+def _blame_name_server(admin: Admin, exc: RocketMQError, timeout: float) -> None:
+    """Raise what is wrong with a name server, if an error may come from that."""
+    about_servers = isinstance(exc, RemotingException | RequestNotSupportedException | RouteNotFoundException)
+    if not about_servers and not isinstance(exc.__cause__, RequestNotSupportedException):
+        return
+    from rocketmq_spark.doctor.check import FAILED, OK
+    from rocketmq_spark.doctor.examine import check_name_servers
+
+    checks = check_name_servers(admin, timeout)
+    # One that answers is enough; a proxy answers, but not to everything.
+    blamed = [
+        one for one in checks if one.state == FAILED or (one.state != OK and not isinstance(exc, RemotingException))
+    ]
+    if blamed and len(blamed) == len(checks):
+        raise MQClientException(f"{blamed[0].check}: {blamed[0].found}; {blamed[0].mend}") from exc

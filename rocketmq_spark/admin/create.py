@@ -1,0 +1,163 @@
+"""Making a topic, so that it is there for everybody who asks.
+
+Rule 1: a topic that exists is changed only if that was asked for: brokers overwrite without a word.
+Rule 2: made means that every name server that answers knows the topic on every master: they learn of it later.
+
+Follows ``UpdateTopicSubCommand.java`` and spec/remoting.md section 14.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rocketmq_spark.admin.asking import ask_all
+from rocketmq_spark.errors import (
+    MQBrokerException,
+    MQClientException,
+    OptionError,
+    RemotingException,
+    RocketMQError,
+    TopicRouteStaleException,
+)
+from rocketmq_spark.names import is_system_topic
+from rocketmq_spark.producer.validators import check_topic
+from rocketmq_spark.route_data import PERM_READ, PERM_WRITE, TopicRouteData
+from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.wire.topic_config import BATCH_CQ, MESSAGE_TYPE, QUEUE_TYPE
+
+MESSAGE_TYPES: Final = ("NORMAL", "FIFO", "DELAY", "TRANSACTION")
+
+_READ_WRITE: Final = PERM_READ | PERM_WRITE
+# Brokers tell name servers at once; one that is busy takes its time.
+_KNOWN_WITHIN: Final = 15.0
+_POLL: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """What is to be made.
+
+    Parameters
+    ----------
+    name, wired : str
+        As the user knows it, and with its namespace.
+    queues : int
+        On each broker.
+    message_type : str or None
+        One of `MESSAGE_TYPES`, in any case.
+    inner : bool
+        Queues for inner batches.
+    """
+
+    name: str
+    wired: str
+    queues: int
+    message_type: str | None
+    inner: bool
+
+    def attributes(self) -> str:
+        """Return what brokers are told beside the numbers."""
+        told = [f"+{MESSAGE_TYPE}={self.message_type.upper()}"] if self.message_type else []
+        return ",".join([*told, f"+{QUEUE_TYPE}={BATCH_CQ}"] if self.inner else told)
+
+    def check(self) -> None:
+        """Refuse what no broker would take, or would take and not keep.
+
+        Raises
+        ------
+        OptionError, MQClientException
+        """
+        check_topic(self.wired)
+        if is_system_topic(self.name):
+            raise MQClientException(f"creating topic {self.name}: it is one of RocketMQ's own")
+        if self.queues < 1:
+            raise OptionError(f"creating topic {self.name} with {self.queues} queues: allowed is 1 or more")
+        if self.message_type is not None and self.message_type.upper() not in MESSAGE_TYPES:
+            allowed = ", ".join(MESSAGE_TYPES)
+            raise OptionError(f"creating topic {self.name} for {self.message_type!r} messages: allowed is {allowed}")
+
+
+def create_topic(
+    transport: RemotingTransport,
+    new: NewTopic,
+    name_servers: Sequence[str],
+    timeout: float,
+    cluster: str | None,
+    *,
+    update: bool,
+) -> TopicRouteData:
+    """Create or change a topic; see `Admin.create_topic`."""
+    new.check()
+    masters = _masters(transport, cluster, timeout)
+    if not update:
+        _refuse_existing(transport, new, timeout)
+
+    def create(broker: str) -> None:
+        transport.create_topic(
+            masters[broker], new.wired, new.queues, _READ_WRITE, timeout, attributes=new.attributes()
+        )
+
+    failed = {broker: why for broker, why in ask_all(masters, create).items() if isinstance(why, RocketMQError)}
+    if failed:
+        reasons = "; ".join(f"{broker}: {why}" for broker, why in failed.items())
+        raise MQClientException(f"creating topic {new.name} with {new.queues} queues: {reasons}") from next(
+            iter(failed.values())
+        )
+    return _known_to_all(transport, new, frozenset(masters), name_servers, timeout)
+
+
+def _masters(transport: RemotingTransport, cluster: str | None, timeout: float) -> dict[str, str]:
+    info = transport.cluster_info(timeout)
+    names = sorted(info.clusters)
+    if cluster is None and len(names) > 1:
+        raise OptionError(f"the name servers know the clusters {', '.join(names)}: say which one, with cluster")
+    if cluster is not None and cluster not in names:
+        raise OptionError(f"the name servers know no cluster {cluster!r}, but {', '.join(names) or 'none at all'}")
+    found = {one.broker_name: one.master for one in info.brokers if cluster in (None, one.cluster)}
+    masters = {name: address for name, address in sorted(found.items()) if address is not None}
+    if not masters:
+        raise MQClientException("no broker has registered with the name servers: start one, or wait for it")
+    return masters
+
+
+def _refuse_existing(transport: RemotingTransport, new: NewTopic, timeout: float) -> None:
+    with contextlib.suppress(TopicRouteStaleException):
+        route = transport.query_route(new.wired, timeout)
+        there = ", ".join(f"{data.broker_name}: {data.write_queue_nums} queues" for data in route.queue_datas)
+        raise MQClientException(
+            f"topic {new.name} exists already ({there}): take another name, or ask for an update, which sets its "
+            "queues and its type anew"
+        )
+
+
+def _known_to_all(
+    transport: RemotingTransport, new: NewTopic, masters: frozenset[str], name_servers: Sequence[str], timeout: float
+) -> TopicRouteData:
+    deadline = time.monotonic() + max(_KNOWN_WITHIN, timeout)
+    while True:
+        answers = ask_all(name_servers, lambda address: transport.route_at(address, new.wired, timeout))
+        # One that is gone can't learn of anything, and asks the brokers when it is back.
+        answering = [answer for answer in answers.values() if not isinstance(answer, RemotingException)]
+        routes = [
+            answer for answer in answering if isinstance(answer, TopicRouteData) and _has_all(answer, new, masters)
+        ]
+        if routes and len(routes) == len(answering):
+            return routes[0]
+        refused = [one for one in answering if isinstance(one, MQBrokerException) and not one.retriable]
+        if refused:
+            raise refused[0]
+        if time.monotonic() > deadline:
+            raise MQClientException(
+                f"topic {new.name} was created on {', '.join(sorted(masters))}, and after {_KNOWN_WITHIN:g} s the name "
+                "servers do not know all of it: ask for its route in a while"
+            )
+        time.sleep(_POLL)
+
+
+def _has_all(route: TopicRouteData, new: NewTopic, masters: frozenset[str]) -> bool:
+    ready = {data.broker_name for data in route.queue_datas if data.write_queue_nums == new.queues}
+    return masters <= ready

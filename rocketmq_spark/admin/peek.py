@@ -1,0 +1,103 @@
+"""The newest messages of a topic.
+
+Rule 1: only the ends of queues are read, on the path of a DataFrame's read; what is expired meanwhile is left out.
+Rule 2: "newest" is by the time of storing; brokers' clocks differ, so between brokers it is as good as they are.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import pyarrow as pa
+
+from rocketmq_spark.admin.rows import PeekedMessage, QueueOffsets
+from rocketmq_spark.client.read_rows import read_rows
+from rocketmq_spark.consumer.ranges import OffsetRange
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.message_const import RESERVED_PROPERTIES
+from rocketmq_spark.reader_options import ReaderOptions
+from rocketmq_spark.route_data import TopicRouteData
+
+_SCHEMA: Final = pa.schema(
+    [
+        ("storeTimestamp", pa.timestamp("us", "UTC")),
+        ("brokerName", pa.string()),
+        ("queueId", pa.int32()),
+        ("queueOffset", pa.int64()),
+        ("tags", pa.string()),
+        ("keys", pa.string()),
+        ("properties", pa.map_(pa.string(), pa.string())),
+        ("body", pa.binary()),
+    ]
+)
+# How far back a tag is looked for in each queue: brokers pass over others' messages by their queues' own entries.
+_BACK_FOR_A_TAG: Final = 1_000
+
+
+def peek(
+    options: ReaderOptions,
+    routes: Mapping[str, TopicRouteData],
+    held: Sequence[QueueOffsets],
+    count: int,
+    tag: str | None,
+    consumer_group: str,
+) -> list[PeekedMessage]:
+    """Return the newest messages of some queues, the newest first.
+
+    Parameters
+    ----------
+    options : ReaderOptions
+        How to reach the cluster.
+    routes : mapping of str to TopicRouteData
+        The topic's.
+    held : sequence of QueueOffsets
+        What the queues hold.
+    count : int
+    tag : str or None
+    consumer_group : str
+
+    Raises
+    ------
+    OptionError
+        `count` is less than 1, or the tag holds nothing.
+    ReadError
+        A queue gave nothing within the timeout.
+    """
+    if count < 1:
+        raise OptionError(f"peeking at {count} messages: allowed is 1 or more")
+    if tag is not None and not any(map(str.strip, tag.split("||"))):
+        raise OptionError(f"tag={tag!r} has no tag: allowed is one, or several as in TagA || TagB")
+    back = count if tag is None else max(count, _BACK_FOR_A_TAG)
+    ranges = [
+        OffsetRange(one.queue, max(one.min_offset, one.max_offset - back), one.max_offset)
+        for one in held
+        if one.messages > 0
+    ]
+    asked = replace(
+        options,
+        subscribe=tuple(routes),
+        sub_expression="*" if tag is None else tag,
+        consumer_group=consumer_group,
+        fail_on_data_loss=False,
+    )
+    found = _messages(read_rows(asked, ranges, _SCHEMA, routes))
+    return heapq.nlargest(count, found, key=lambda one: (one.store_time, one.queue_offset))
+
+
+def _messages(batches: Iterator[pa.RecordBatch]) -> Iterator[PeekedMessage]:
+    for batch in batches:
+        for row in batch.to_pylist():
+            own = {name: text for name, text in row["properties"] if name not in RESERVED_PROPERTIES}
+            yield PeekedMessage(
+                row["storeTimestamp"],
+                row["brokerName"],
+                row["queueId"],
+                row["queueOffset"],
+                row["tags"],
+                row["keys"],
+                own,
+                row["body"],
+            )

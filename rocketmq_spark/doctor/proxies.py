@@ -1,0 +1,96 @@
+"""The proxies of RocketMQ 5: does each answer gRPC.
+
+Rule 1: a proxy is asked for a route; that it knows no such topic is an answer, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from rocketmq_spark.client.connect import client_id_of, new_transport
+from rocketmq_spark.doctor.brokers import key_refused
+from rocketmq_spark.doctor.check import FAILED, OK, Check
+from rocketmq_spark.doctor.listener import Listener, who_listens
+from rocketmq_spark.doctor.machine import GRPC_PACKAGES, check_packages
+from rocketmq_spark.errors import (
+    MQBrokerException,
+    OptionError,
+    RemotingException,
+    RocketMQError,
+    TopicRouteStaleException,
+)
+from rocketmq_spark.producer_options import producer_options
+from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.wire.codes import RequestCode
+
+# The proxy's own code for a user that it does not know, or a wrong signature (spec/grpc.md section 5.8).
+_UNAUTHORIZED: Final = 40100
+_LOG: Final = "look into the proxy's log (proxy.log)"
+_ANY_TOPIC: Final = "TBW102"
+_GIVE_ANOTHER: Final = "give the address of a proxy's gRPC server (port 8081, unless it was given another one)"
+
+
+def check_proxies(endpoints: str, topic: str | None, given: Mapping[str, Any], timeout: float) -> list[Check]:
+    """Look at what gRPC needs here, and at each proxy.
+
+    Parameters
+    ----------
+    endpoints : str
+        ``host:8081;host:8081``.
+    topic : str or None
+    given : mapping of str to value
+        Credentials, TLS and namespace, as `Admin` takes them.
+    timeout : float
+        Seconds, for each proxy.
+    """
+    checks = check_packages(GRPC_PACKAGES, extra="grpc")
+    if any(check.state == FAILED for check in checks):
+        return checks
+    connection = {name: value for name, value in given.items() if name != "name_server"}
+    try:
+        options = producer_options({**connection, "endpoints": endpoints}, {})
+    except OptionError as exc:
+        return [*checks, Check("endpoints", FAILED, str(exc), "correct the option")]
+    for endpoint in options.endpoints:
+        alone = producer_options({**connection, "endpoints": endpoint}, {})
+        try:
+            transport = new_transport(alone, client_id_of(alone, "doctor"))
+        except RocketMQError as exc:
+            return [*checks, Check("endpoints", FAILED, str(exc), "correct the option")]
+        try:
+            checks.append(_check_proxy(f"proxy {endpoint}", endpoint, transport.query_route, topic, timeout))
+        finally:
+            transport.close()
+    return checks
+
+
+def _check_proxy(name: str, endpoint: str, query_route: Any, topic: str | None, timeout: float) -> Check:
+    try:
+        route = query_route(topic or _ANY_TOPIC, timeout)
+    except TopicRouteStaleException:
+        if topic is None:
+            return Check(name, OK, "answers gRPC")
+        mend = f"create it: rocketmq-spark create-topic {topic}; a proxy creates none"
+        return Check(name, FAILED, f"answers gRPC, and knows no topic {topic}", mend)
+    except MQBrokerException as exc:
+        return key_refused(name, exc) if exc.response_code == _UNAUTHORIZED else Check(name, FAILED, str(exc), _LOG)
+    except RocketMQError as exc:
+        return _unreachable(name, endpoint, exc, timeout)
+    types = ", ".join(sorted(route.message_types))
+    return Check(name, OK, f"answers gRPC; topic {topic} takes {types} messages" if topic and types else "answers gRPC")
+
+
+def _unreachable(name: str, endpoint: str, exc: RocketMQError, timeout: float) -> Check:
+    with RemotingTransport([]) as transport:
+        try:
+            transport.invoke(endpoint, RequestCode.GET_BROKER_CLUSTER_INFO, {}, b"", timeout)
+        except RemotingException:
+            pass
+        else:
+            return Check(name, FAILED, "a server of the remoting protocol listens there, not gRPC", _GIVE_ANOTHER)
+    listener = who_listens(endpoint, timeout)
+    if listener is Listener.GRPC:
+        mend = "switch TLS on or off as the proxy has it (useTls, --tls), and look at its certificate"
+        return Check(name, FAILED, f"a gRPC server listens, and no answer came: {exc}", mend)
+    return Check(name, FAILED, listener.value, _GIVE_ANOTHER)

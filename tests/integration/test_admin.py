@@ -1,0 +1,196 @@
+"""Looking around in a real cluster: every command, its JSON, and the mistakes of a new user."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocketmq_spark import Admin, Producer
+from rocketmq_spark.admin import queue_offsets
+from rocketmq_spark.cli import main
+from rocketmq_spark.doctor import examine
+from rocketmq_spark.doctor.check import FAILED, OK, WARNING
+from rocketmq_spark.errors import MQClientException, TopicRouteStaleException
+from rocketmq_spark.message import Message
+from tests.admin_tool import mqadmin
+from tests.sharing import SharedCluster
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.integration
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def admin(cluster: SharedCluster) -> Iterator[Admin]:
+    with Admin(cluster.name_server) as made:
+        yield made
+
+
+@pytest.fixture
+def run(cluster: SharedCluster, capsys: Capture) -> Callable[..., Any]:
+    """Run a command that succeeds on the shared cluster, and return its JSON."""
+
+    def invoke(*arguments: str) -> Any:
+        code = main([*arguments, "-n", cluster.name_server, "--json"])
+        captured = capsys.readouterr()
+        assert (code, captured.err) == (0, "")
+        return json.loads(captured.out)
+
+    return invoke
+
+
+@pytest.fixture
+def producer(cluster: SharedCluster) -> Iterator[Producer]:
+    with Producer("admin-tests", name_server=cluster.name_server) as made:
+        yield made
+
+
+def stored(admin: Admin, topic: str) -> int:
+    """How many messages the brokers count."""
+    return sum(row.messages for row in admin.offsets(topic))
+
+
+def test_a_topic_goes_from_being_made_to_its_newest_messages(run: Callable[..., Any], admin: Admin, topic: str) -> None:
+    made = run("create-topic", topic, "-q", "3", "--type", "normal")
+    assert [(row["broker_name"], row["write_queues"], row["permission"]) for row in made] == [
+        ("broker-0", 3, "rw"),
+        ("broker-1", 3, "rw"),
+    ]
+    assert run("route", topic) == made
+    receipts = [
+        run("send", topic, f"body {number}", "--tags", f"t{number % 2}", "--keys", f"k{number}", "--property", "a=b")
+        for number in range(4)
+    ]
+    wait_for(lambda: stored(admin, topic) == 4)
+    counted = run("offsets", topic)
+    assert len(counted) == 6
+    assert sum(row["messages"] for row in counted) == 4
+    peeked = run("peek", topic, "-c", "3")
+    assert [row["body"] for row in peeked] == ["body 3", "body 2", "body 1"]
+    for row, receipt in zip(peeked, reversed(receipts), strict=False):
+        place = ("broker_name", "queue_id", "queue_offset")
+        assert [row[name] for name in place] == [receipt[name] for name in place]
+        assert row["properties"] == {"a": "b"}
+    assert [row["body"] for row in run("peek", topic, "--tag", "t0")] == ["body 2", "body 0"]
+    (listed,) = [row for row in run("topics") if row["topic"] == topic]
+    assert listed == {
+        "topic": topic,
+        "message_type": "NORMAL",
+        "queue_type": "SimpleCQ",
+        "brokers": ["broker-0", "broker-1"],
+        "queues": 6,
+        "permission": "rw",
+    }
+
+
+def test_offsets_are_what_mqadmin_says(
+    admin: Admin, cluster: SharedCluster, producer: Producer, topic: str, tmp_path: Path
+) -> None:
+    admin.create_topic(topic, 2)
+    for number in range(7):
+        producer.send(Message.of(topic, b"%d" % number))
+    wait_for(lambda: stored(admin, topic) == 7)
+    told = mqadmin(tmp_path, "topicStatus", "-n", cluster.name_server, "-t", topic)
+    lines = re.findall(r"^(broker-\d)\s+(\d+)\s+(\d+)\s+(\d+)", told, re.MULTILINE)
+    found = [
+        (row.broker_name, str(row.queue_id), str(row.min_offset), str(row.max_offset)) for row in admin.offsets(topic)
+    ]
+    assert found == sorted(lines)
+    assert queue_offsets([cluster.name_server], topic) == list(admin.offsets(topic))
+
+
+def test_inner_batches_are_counted_and_shown_one_by_one(admin: Admin, producer: Producer, topic: str) -> None:
+    admin.create_topic(topic, 1, inner=True)
+    producer.send_batch([Message.of(topic, b"one"), Message.of(topic, b"two"), Message.of(topic, b"three")])
+    wait_for(lambda: stored(admin, topic) == 3)
+    assert [row.body for row in admin.peek(topic, 2)] == [b"three", b"two"]
+    (listed,) = [row for row in admin.topics() if row.topic == topic]
+    assert listed.queue_type == "BatchCQ"
+
+
+def test_an_empty_topic_holds_nothing(admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, 1)
+    assert admin.offsets(topic).notes == ("0 messages in 2 queues",)
+    assert len(admin.peek(topic)) == 0
+
+
+def test_a_topic_is_changed_when_that_is_asked_for(admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, 1)
+    with pytest.raises(MQClientException, match="exists already"):
+        admin.create_topic(topic, 2)
+    changed = admin.create_topic(topic, 2, message_type="FIFO", update=True)
+    assert {data.write_queue_nums for data in changed.queue_datas} == {2}
+    assert [row.message_type for row in admin.topics() if row.topic == topic] == ["FIFO"]
+
+
+def test_rocketmqs_own_topics_are_shown_when_asked_for(admin: Admin) -> None:
+    own = {row.topic for row in admin.topics(all=True)} - {row.topic for row in admin.topics()}
+    assert {"TBW102", "broker-0", "DefaultCluster", "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"} <= own
+
+
+def test_brokers_tell_their_release_disk_and_traffic(run: Callable[..., Any], cluster: SharedCluster) -> None:
+    found = run("brokers")
+    assert [(row["broker_name"], row["address"]) for row in found] == [
+        (broker.name, broker.address) for broker in cluster.brokers
+    ]
+    for row in found:
+        assert (row["version"], row["permission"], row["cluster"]) == ("5.5.0", "rw", "DefaultCluster")
+        assert 0 < row["disk_used_percent"] < 100
+        assert row["messages_in_today"] >= 0
+
+
+def test_all_is_well_with_the_cluster_a_topic_and_the_proxy(
+    admin: Admin, cluster: SharedCluster, topic: str, capsys: Capture
+) -> None:
+    admin.create_topic(topic, 2, message_type="DELAY")
+    found = examine(cluster.name_server, topic=topic, endpoints=cluster.endpoints)
+    servers = [one for one in found if one.check.split()[0] in ("name", "broker", "topic", "proxy")]
+    assert {one.state for one in servers} == {OK}
+    assert [one.found for one in servers[3:]] == [
+        "4 queues on broker-0, broker-1; DELAY messages, queues SimpleCQ",
+        f"answers gRPC; topic {topic} takes DELAY messages",
+    ]
+    assert all("clock as ours" in one.found for one in servers[1:3])
+
+
+def test_a_missing_topic_is_made_by_a_write_but_not_by_a_proxy(cluster: SharedCluster, topic: str) -> None:
+    found = examine(cluster.name_server, topic=topic, endpoints=cluster.endpoints)
+    states = {one.check.split()[0]: one.state for one in found}
+    assert (states["topic"], states["proxy"]) == (WARNING, FAILED)
+    with Admin(cluster.name_server) as admin, pytest.raises(TopicRouteStaleException, match="does not exist"):
+        admin.peek(topic)
+
+
+@pytest.mark.parametrize(
+    ("which", "said"),
+    [
+        ("broker", "a broker listens there"),
+        ("proxy", "a RocketMQ 5 proxy listens there"),
+        ("grpc", "a gRPC server listens, as on a proxy's port 8081"),
+    ],
+)
+def test_an_address_that_is_no_name_servers_is_one_line(
+    cluster: SharedCluster, which: str, said: str, capsys: Capture
+) -> None:
+    addresses = {"broker": cluster.brokers[0].address, "proxy": cluster.proxy.address, "grpc": cluster.endpoints}
+    assert main(["topics", "-n", addresses[which]]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"rocketmq-spark: name server {addresses[which]}: {said}")
+    assert captured.err.count("\n") == 1
+
+
+def test_a_proxy_stands_in_for_a_name_server_where_it_can(cluster: SharedCluster, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, 1)
+    with Admin(cluster.proxy.address) as by_proxy:
+        assert by_proxy.offsets(topic).notes == ("0 messages in 2 queues",)
+    with Producer("admin-tests", name_server=cluster.name_server) as producer:
+        producer.send(Message.of(topic, b"one"))
+    wait_for(lambda: stored(admin, topic) == 1)
+    with Admin(cluster.proxy.address) as by_proxy:
+        assert [row.body for row in by_proxy.peek(topic)] == [b"one"]

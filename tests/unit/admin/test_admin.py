@@ -1,0 +1,232 @@
+"""`Admin` against servers that answer, and one that does not."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timezone
+
+import pytest
+
+from rocketmq_spark import Admin
+from rocketmq_spark.admin import BrokerInfo, QueueOffsets, TopicInfo, queue_offsets
+from rocketmq_spark.admin.brokers import clock_of
+from rocketmq_spark.errors import (
+    MQClientException,
+    OptionError,
+    RemotingConnectException,
+    TopicRouteStaleException,
+)
+from rocketmq_spark.message import Message, MessageQueue
+from rocketmq_spark.route_data import BrokerData, QueueData, TopicRouteData
+from tests.peer import BrokerPeer, refused_address
+
+SECRETS = {"access_key": "someone", "secret_key": "hush-hush", "security_token": "token-token"}
+
+
+@pytest.fixture
+def admin(server: BrokerPeer) -> Iterator[Admin]:
+    with Admin(server.address) as made:
+        yield made
+
+
+def test_topics_have_their_types_brokers_queues_and_permission(admin: Admin, server: BrokerPeer) -> None:
+    found = admin.topics()
+    assert list(found) == [
+        TopicInfo("half", "NORMAL", "SimpleCQ", ("a", "gone"), 2, "r/rw"),
+        TopicInfo("orders", "FIFO", "BatchCQ", ("a",), 2, "rw"),
+    ]
+    # Whom nobody can ask is named.
+    assert [text.partition(":")[0] for text in found.missing] == ["types of topics, from gone"]
+
+
+def test_rocketmqs_own_topics_are_shown_when_asked_for(admin: Admin, server: BrokerPeer) -> None:
+    own = ("a", "c", "c_REPLY_TOPIC", "TBW102", "%RETRY%group", "%DLQ%group", "rmq_sys_wheel_timer")
+    for name in own:
+        server.routes[name] = server.routes["orders"]
+    assert {row.topic for row in admin.topics()} == {"half", "orders"}
+    assert {row.topic for row in admin.topics(all=True)} == {"half", "orders", *own}
+
+
+def test_topics_of_a_namespace_are_shown_alone_and_without_it(server: BrokerPeer) -> None:
+    for name in ("mine%orders", "other%orders"):
+        server.routes[name] = server.routes["orders"]
+    with Admin(server.address, namespace="mine") as admin:
+        assert [row.topic for row in admin.topics()] == ["orders"]
+        assert [row.queue.topic for row in admin.offsets("orders")] == ["orders", "orders"]
+    assert server.requests[-1].ext_fields["topic"] == "mine%orders"
+
+
+def test_a_topic_that_is_not_there_is_named_with_one_that_is_like_it(admin: Admin) -> None:
+    with pytest.raises(TopicRouteStaleException, match=r"topic ordres does not exist: .*; did you mean orders\?"):
+        admin.route("ordres")
+    with pytest.raises(TopicRouteStaleException, match=r"topic xyz does not exist: .*; create it"):
+        admin.offsets("xyz")
+
+
+def test_offsets_are_those_of_every_queue(admin: Admin) -> None:
+    found = admin.offsets("orders")
+    queues = [MessageQueue("orders", "a", number) for number in (0, 1)]
+    assert list(found) == [QueueOffsets(queues[0], 0, 2), QueueOffsets(queues[1], 0, 1)]
+    assert found.notes == ("3 messages in 2 queues",)
+    assert found.missing == ()
+
+
+def test_queues_of_a_broker_that_is_gone_are_missing_and_the_rest_is_there(admin: Admin, server: BrokerPeer) -> None:
+    found = admin.offsets("half")
+    assert [row.queue.broker_name for row in found] == ["a"]
+    (missing,) = found.missing
+    assert missing.startswith("1 queue of gone: ")
+    with pytest.raises(RemotingConnectException):
+        queue_offsets([server.address], "half")
+
+
+def test_where_nobody_answers_for_any_queue_that_is_the_error(admin: Admin, server: BrokerPeer) -> None:
+    gone = BrokerData("gone", {0: refused_address()}, "c")
+    server.routes["lost"] = TopicRouteData((QueueData("gone", 2, 2, 6),), (gone,))
+    with pytest.raises(RemotingConnectException):
+        admin.offsets("lost")
+
+
+def test_the_newest_messages_come_first_with_bytes_and_own_properties(admin: Admin, server: BrokerPeer) -> None:
+    later = Message.of("orders", b"latest", keys="a b", properties={"n": "1"})
+    server.store.put(MessageQueue("orders", "a", 1), [later], 1_700_000_001.0)
+    newest, second = admin.peek("orders", 2)
+    assert newest.body == b"latest"
+    assert (newest.queue_id, newest.queue_offset, newest.keys, newest.tags) == (1, 1, "a b", None)
+    assert newest.store_time == datetime(2023, 11, 14, 22, 13, 21, tzinfo=timezone.utc)
+    assert newest.properties == {"n": "1"}
+    assert second.body == b"three \xff"
+
+
+def test_a_peek_asks_for_the_ends_of_queues_only(admin: Admin, server: BrokerPeer) -> None:
+    many = [Message.of("orders", b"%d" % number) for number in range(100)]
+    server.store.put(MessageQueue("orders", "a", 0), many, 1_700_000_002.0)
+    assert [row.body for row in admin.peek("orders", 2)] == [b"99", b"98"]
+    pulls = [request.ext_fields for request in server.requests if request.code == 11]
+    assert {int(fields["queueOffset"]) for fields in pulls if fields["queueId"] == "0"} == {100}
+    assert {fields["consumerGroup"] for fields in pulls} == {"TOOLS_CONSUMER"}
+
+
+def test_a_peek_by_tag_shows_that_tag_alone(admin: Admin) -> None:
+    found = admin.peek("orders", tag="t1")
+    assert [row.body for row in found] == ["zwei ü".encode()]
+    assert found.notes == ("a tag is looked for at the ends of queues only",)
+
+
+def test_a_peek_at_nothing_says_so(admin: Admin) -> None:
+    assert admin.peek("half").notes == ("the topic holds no messages",)
+
+
+@pytest.mark.parametrize(("count", "tag"), [(0, None), (1, " || ")])
+def test_a_peek_that_asks_for_nothing_is_refused(admin: Admin, count: int, tag: str | None) -> None:
+    with pytest.raises(OptionError, match="allowed is"):
+        admin.peek("orders", count, tag=tag)
+
+
+def test_brokers_say_what_they_are_and_who_is_gone_is_named(admin: Admin, server: BrokerPeer) -> None:
+    found = admin.brokers()
+    booted = datetime.fromtimestamp(1_700_000_000, timezone.utc)
+    assert list(found) == [BrokerInfo("a", 0, "c", server.address, "5.5.0", "rw", 42.0, 100, 0, booted)]
+    assert [text.partition(" (")[0] for text in found.missing] == ["gone"]
+
+
+def test_what_a_broker_does_not_tell_is_unknown(admin: Admin, server: BrokerPeer) -> None:
+    server.figures.clear()
+    server.settings.clear()
+    assert admin.brokers()[0] == BrokerInfo("a", 0, "c", server.address, None, None, None, None, None, None)
+
+
+def test_a_brokers_clock_is_its_start_and_how_long_it_runs() -> None:
+    assert clock_of({"bootTimestamp": "1000", "runtime": "[ 1 days, 2 hours, 3 minutes, 4 seconds ]"}) == 93_785.0
+    assert clock_of({"bootTimestamp": "1000"}) is None
+
+
+def test_a_new_topic_is_made_on_every_master_and_known_when_it_returns(server: BrokerPeer) -> None:
+    del server.routes["half"]
+    with Admin(server.address) as admin:
+        made = admin.create_topic("new", 3, message_type="delay", inner=True)
+    assert made == replace(server.routes["new"], queue_datas=(QueueData("a", 3, 3, 6),))
+    assert server.attributes["new"] == {"message.type": "DELAY", "queue.type": "BatchCQ"}
+
+
+def test_a_topic_that_exists_is_changed_only_if_that_is_asked_for(server: BrokerPeer) -> None:
+    del server.routes["half"]
+    with Admin(server.address) as admin:
+        with pytest.raises(MQClientException, match=r"topic orders exists already \(a: 2 queues\)"):
+            admin.create_topic("orders", 4)
+        assert server.routes["orders"].queue_datas[0].write_queue_nums == 2
+        assert admin.create_topic("orders", 4, update=True).queue_datas[0].write_queue_nums == 4
+
+
+def test_brokers_that_did_not_make_a_topic_are_named(admin: Admin) -> None:
+    with pytest.raises(MQClientException, match="creating topic new with 8 queues: gone: "):
+        admin.create_topic("new")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"topic": "x y"}, "illegal character"),
+        ({"topic": "TBW102"}, "one of RocketMQ's own"),
+        ({"topic": "new", "queues": 0}, "allowed is 1 or more"),
+        ({"topic": "new", "message_type": "LATE"}, "allowed is NORMAL, FIFO, DELAY, TRANSACTION"),
+        ({"topic": "new", "cluster": "other"}, "no cluster 'other', but c"),
+    ],
+)
+def test_what_can_be_no_topic_is_refused(admin: Admin, arguments: dict[str, object], text: str) -> None:
+    with pytest.raises((MQClientException, OptionError), match=text):
+        admin.create_topic(**arguments)  # type: ignore[arg-type]
+
+
+def test_of_several_clusters_one_has_to_be_named(admin: Admin, server: BrokerPeer) -> None:
+    other = BrokerData("b", {0: server.address}, "second")
+    server.routes["far"] = TopicRouteData((QueueData("b", 1, 1, 6),), (other,))
+    with pytest.raises(OptionError, match="the clusters c, second: say which one"):
+        admin.create_topic("new")
+
+
+def test_a_server_that_is_no_name_server_is_told_as_such() -> None:
+    with BrokerPeer() as broker:
+        broker._answer = lambda session, request: session.encoded(request, 3)  # type: ignore[method-assign]
+        with Admin(broker.address) as admin, pytest.raises(MQClientException, match="is no name server"):
+            admin.topics()
+
+
+def test_nobody_to_ask_is_an_error_that_names_the_server() -> None:
+    address = refused_address()
+    with Admin(address) as admin, pytest.raises(RemotingConnectException, match=address):
+        admin.brokers()
+
+
+def test_options_are_checked_and_named() -> None:
+    for arguments, text in (
+        ({"name_server": "nonsense"}, "option name_server is 'nonsense'"),
+        ({"name_server": "a:1", "access_key": "x"}, "secretKey"),
+        ({"name_server": "a:1", "tls_server_name": "x"}, "tlsServerName|tls_server_name"),
+        ({"name_server": "a:1", "timeout": 0}, "timeout is 0"),
+    ):
+        with pytest.raises(OptionError, match=text):
+            Admin(**arguments)  # type: ignore[arg-type]
+
+
+def test_the_environment_stands_in_for_the_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
+    with pytest.raises(OptionError, match="NAMESRV_ADDR"):
+        Admin()
+    monkeypatch.setenv("NAMESRV_ADDR", "a:9876;b:9876")
+    with Admin() as admin:
+        assert admin.options.name_server == ("a:9876", "b:9876")
+
+
+def test_secrets_are_in_no_repr() -> None:
+    with Admin("a:9876", **SECRETS) as admin:
+        shown = f"{admin!r} {admin.options!r}"
+    assert repr(admin) == "<Admin closed a:9876>"
+    assert not [secret for secret in ("hush-hush", "token-token") if secret in shown]
+
+
+def test_it_is_made_where_it_is_used() -> None:
+    with Admin("a:9876") as admin, pytest.raises(TypeError, match="can't be pickled"):
+        pickle.dumps(admin)

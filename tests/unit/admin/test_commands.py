@@ -1,0 +1,247 @@
+"""The commands about a cluster: what they print where, and their exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from rocketmq_spark.admin.connection import Connection, connected
+from rocketmq_spark.cli import app, main
+from rocketmq_spark.cluster.state import ClusterState, ServerRecord, StateFile, process_start
+from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.message_const import SHARDING_KEY, TIMER_DELAY_MS
+from rocketmq_spark.route_data import BrokerData, QueueData, TopicRouteData
+from tests.peer import BrokerPeer, refused_address
+
+Capture = pytest.CaptureFixture[str]
+Run = Callable[..., tuple[int, str, str]]
+
+COMMANDS = ("topics", "route", "offsets", "brokers", "create-topic", "send", "peek", "doctor")
+OF_A_TOPIC = ("route", "offsets", "peek")
+
+
+@pytest.fixture(autouse=True)
+def no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user without a cluster and without any variable set."""
+    monkeypatch.setenv("ROCKETMQ_SPARK_STATE", str(tmp_path / "state"))
+    for name in ("NAMESRV_ADDR", "ROCKETMQ_ACCESS_KEY", "ROCKETMQ_SECRET_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def run(server: BrokerPeer, capsys: Capture) -> Run:
+    """Run a command about the server, and return its exit code, stdout and stderr."""
+
+    def invoke(*arguments: str) -> tuple[int, str, str]:
+        code = main([*arguments, "-n", server.address])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return invoke
+
+
+@pytest.fixture
+def as_json(run: Run) -> Callable[..., Any]:
+    """Run a command that succeeds, and return its JSON."""
+
+    def invoke(*arguments: str) -> Any:
+        code, out, err = run(*arguments, "--json")
+        assert (code, err) == (0, "")
+        return json.loads(out)
+
+    return invoke
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_the_same_connection(command: str) -> None:
+    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200", "ROCKETMQ_SECRET_KEY": "hush-hush"})
+    assert shown.exit_code == 0
+    for option in ("--name-server", "--access-key", "--secret-key", "--tls", "--timeout", "--json"):
+        assert option in shown.output
+    assert "Others on this machine can see a command line" in shown.output
+    assert "hush-hush" not in shown.output
+
+
+def test_a_route_is_shown_and_is_json(run: Run, as_json: Callable[..., Any], server: BrokerPeer) -> None:
+    assert as_json("route", "orders") == [
+        {
+            "broker_name": "a",
+            "cluster": "c",
+            "addresses": {"0": server.address},
+            "read_queues": 2,
+            "write_queues": 2,
+            "permission": "rw",
+        }
+    ]
+    assert server.address in run("route", "orders")[1]
+
+
+def test_offsets_are_shown_with_their_sum_and_are_json(run: Run, as_json: Callable[..., Any]) -> None:
+    assert [row["messages"] for row in as_json("offsets", "orders")] == [2, 1]
+    assert run("offsets", "orders")[1].splitlines()[-1] == "3 messages in 2 queues"
+
+
+def test_a_peek_is_shown_and_is_json(run: Run, as_json: Callable[..., Any]) -> None:
+    (newest,) = as_json("peek", "orders", "-c", "1")
+    assert newest == {
+        "store_time": "2023-11-14T22:13:20.500Z",
+        "broker_name": "a",
+        "queue_id": 0,
+        "queue_offset": 1,
+        "tags": "t0",
+        "keys": "k",
+        "properties": {"colour": "red"},
+        "body": {"base64": "dGhyZWUg/w=="},
+    }
+    assert "zwei ü" in run("peek", "orders", "--tag", "t1")[1]
+
+
+def test_topics_and_brokers_that_are_not_whole_exit_with_1_and_say_what_is_missing(run: Run) -> None:
+    for command in ("topics", "brokers"):
+        code, out, err = run(command, "--json")
+        assert code == 1
+        assert json.loads(out)
+        assert err.startswith("rocketmq-spark: missing: ")
+        assert "gone" in err
+        assert err.count("\n") == 1
+
+
+def test_a_new_topic_is_shown_as_its_route(as_json: Callable[..., Any], server: BrokerPeer) -> None:
+    del server.routes["half"]
+    (made,) = as_json("create-topic", "new", "-q", "3", "--type", "fifo", "--inner")
+    assert made["write_queues"] == 3
+    assert server.attributes["new"] == {"message.type": "FIFO", "queue.type": "BatchCQ"}
+
+
+def test_a_message_is_sent_with_what_was_said_of_it(as_json: Callable[..., Any], server: BrokerPeer) -> None:
+    options = ("--tags", "t", "--keys", "k1 k2", "--property", "a=b=c", "--property", "d=e", "--delay-ms", "1000")
+    receipt = as_json("send", "orders", "hello", *options, "--sharding-key", "customer-7")
+    assert (receipt["status"], receipt["topic"], receipt["broker_name"]) == ("SEND_OK", "orders", "a")
+    sent = server.stored[MessageQueue("orders", "a", receipt["queue_id"])][-1]
+    assert (sent.body, sent.tags, sent.keys) == (b"hello", "t", "k1 k2")
+    assert sent.user_properties == {"a": "b=c", "d": "e", SHARDING_KEY: "customer-7"}
+    assert sent.properties[TIMER_DELAY_MS] == "1000"
+    assert as_json("send", "orders", "again", "--sharding-key", "customer-7")["queue_id"] == receipt["queue_id"]
+
+
+def test_a_body_may_come_from_standard_input(
+    as_json: Callable[..., Any], server: BrokerPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff bytes\n")))
+    receipt = as_json("send", "orders", "-")
+    assert server.stored[MessageQueue("orders", "a", receipt["queue_id"])][-1].body == b"\xff bytes\n"
+
+
+@pytest.mark.parametrize("option", [("--property", "nope"), ("--property", "TAGS=x"), ("--delay-ms", "-1")])
+def test_what_no_message_may_have_is_one_line(run: Run, option: tuple[str, str]) -> None:
+    code, out, err = run("send", "orders", "x", *option)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+
+
+@pytest.mark.parametrize("command", OF_A_TOPIC)
+def test_a_missing_topic_is_one_line_with_a_name_that_is_like_it(run: Run, command: str) -> None:
+    code, out, err = run(command, "ordres", "--json")
+    assert (code, out) == (1, "")
+    assert err.startswith("rocketmq-spark: topic ordres does not exist: ")
+    assert err.endswith("did you mean orders?\n")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [*(name for name in COMMANDS if name != "doctor")])
+def test_a_wrong_port_is_one_line_that_says_what_to_do(command: str, capsys: Capture) -> None:
+    address = refused_address()
+    topic = [] if command in ("topics", "brokers") else ["orders"]
+    body = ["x"] if command == "send" else []
+    assert main([command, *topic, *body, "-n", address]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
+        f"rocketmq-spark: name server {address}: nobody listens; start a name server (on this machine: "
+        "rocketmq-spark cluster up), or check the address\n"
+    )
+
+
+def test_one_name_server_that_answers_is_enough_and_not_blamed(server: BrokerPeer, capsys: Capture) -> None:
+    gone = BrokerData("gone", {0: refused_address()}, "c")
+    server.routes["lost"] = TopicRouteData((QueueData("gone", 2, 2, 6),), (gone,))
+    assert main(["offsets", "lost", "-n", f"{refused_address()};{server.address}"]) == 1
+    assert "name server" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["topics"], "no name server is given: name one with -n host:9876"),
+        (["topics", "-n", "localhost"], "option name_server is 'localhost', which is not allowed"),
+        (["topics", "-n", "a:1", "--timeout", "0"], "timeout is 0.0"),
+        (["topics", "-n", "a:1", "--access-key", "u"], "accessKey is given without secretKey"),
+        (["topics", "-n", "a:1", "--tls", "--tls-ca-file", "/no/such.pem"], "option tlsCaFile: reading '/no/such.pem'"),
+    ],
+)
+def test_options_that_make_no_sense_are_one_line(arguments: list[str], said: str, capsys: Capture) -> None:
+    assert main(arguments) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"rocketmq-spark: {said}")
+    assert captured.err.count("\n") == 1
+
+
+def test_a_typo_in_an_option_is_answered_with_the_right_one(capsys: Capture) -> None:
+    assert main(["topics", "--acess-key", "u"]) == 2
+    assert "--access-key" in capsys.readouterr().err
+
+
+def test_the_environment_names_server_and_user(server: BrokerPeer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAMESRV_ADDR", server.address)
+    monkeypatch.setenv("ROCKETMQ_ACCESS_KEY", "someone")
+    monkeypatch.setenv("ROCKETMQ_SECRET_KEY", "hush-hush")
+    assert main(["route", "orders"]) == 0
+    assert server.requests[-1].ext_fields["AccessKey"] == "someone"
+    assert "hush-hush" not in str(server.requests)
+
+
+def test_the_cluster_that_was_left_running_is_the_default(server: BrokerPeer, tmp_path: Path) -> None:
+    file = StateFile(tmp_path / "state")
+    this = ServerRecord("namesrv", "NameServer", server.address, os.getpid(), process_start(os.getpid()) or "", "log")
+    with file.locked():
+        file.save(ClusterState(server.address, None, str(tmp_path), True, (this,)))
+    assert main(["route", "orders"]) == 0
+    with file.locked():
+        file.save(ClusterState(server.address, None, str(tmp_path), True, (replace(this, started="another"),)))
+    # Whose servers died is no cluster.
+    assert main(["route", "orders"]) == 1
+
+
+def test_the_doctor_exits_with_1_if_anything_failed(run: Run, server: BrokerPeer) -> None:
+    code, out, _ = run("doctor", "--json")
+    findings = json.loads(out)
+    assert code == 1
+    assert {"check": f"name server {server.address}", "state": "ok", "found": "knows a, gone", "mend": ""} in findings
+    assert [one["check"] for one in findings if one["state"] == "failed"] == ["broker gone"]
+    code, out, _ = run("doctor", "--topic", "orders")
+    assert code == 1
+    assert "→ if it runs, set brokerIP1" in out
+    assert "1 failed" in out
+
+
+def test_a_command_gets_its_connection_first_and_keeps_its_own_options() -> None:
+    seen: list[tuple[Connection, int]] = []
+
+    def command(connection: Connection, count: int = 3) -> None:
+        seen.append((connection, count))
+
+    one = typer.Typer()
+    one.command()(connected(command))
+    assert CliRunner().invoke(one, ["--count", "5", "-n", "a:1", "--json"]).exit_code == 0
+    ((connection, count),) = seen
+    assert (connection.name_server, connection.as_json, count) == ("a:1", True, 5)
+    assert "a:1" not in repr(connection)
