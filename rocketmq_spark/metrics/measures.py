@@ -207,7 +207,7 @@ class Measures:
         return self.latency.keys[start:end] & _INDEX_MASK, self.latency.values[0, start:end]
 
     def quantiles_ms(self, broker: str | None) -> tuple[float, float, float, float]:
-        """Return p50, p90, p99 and the largest latency of a broker (None: of all) that has some, as HdrHistogram has."""
+        """Return p50, p90, p99 and the largest latency of a broker (None: of all), as HdrHistogram shows them."""
         indices, counts = self.latencies(broker)
         p50, p90, p99, longest = percentiles_us(indices, counts, (50, 90, 99, 100))
         return p50 / 1000, p90 / 1000, p99 / 1000, longest / 1000
