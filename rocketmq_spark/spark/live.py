@@ -36,7 +36,7 @@ logger = logging.getLogger("rocketmq_spark.spark")
 
 # Seconds: between two looks, between the last ones, how long these may go on, and how long the thread may take to end.
 _INTERVAL: Final = 0.5
-_SETTLING: Final = 0.1
+_SETTLING: Final = 0.2
 _SETTLED_WITHIN: Final = 1.0
 _STOPPED_WITHIN: Final = 10.0
 
@@ -168,7 +168,7 @@ class LiveDisplay:
         try:
             self._thread.join(_STOPPED_WITHIN)
             if not self._thread.is_alive():
-                self._look()
+                self._look(last=True)
                 if error is None:
                     self._settle()
                 self._show(ended)
@@ -188,7 +188,7 @@ class LiveDisplay:
         while time.monotonic() < deadline:
             before = self._counts, self._arrivals.messages
             time.sleep(_SETTLING)
-            self._look()
+            self._look(last=True)
             if before == (self._counts, self._arrivals.messages) and (self._tasks is None or self._tasks.idle):
                 return
 
@@ -198,8 +198,8 @@ class LiveDisplay:
     def _find_tasks(self) -> None:
         self._tasks = None if is_connect(self._spark) else Tasks(self._spark)
 
-    def _look(self) -> None:
-        self._guarded("messages", lambda: self._arrivals.look(time.monotonic()))
+    def _look(self, *, last: bool = False) -> None:
+        self._guarded("messages", lambda: self._arrivals.look(time.monotonic(), last=last))
         if self._tasks is not None:
             self._guarded("tasks", self._look_at_tasks)
 

@@ -106,9 +106,12 @@ class Arrivals:
         """How many have arrived, as far as brokers have told."""
         return sum(broker.messages for broker in self._brokers.values())
 
-    def look(self, now: float) -> None:
-        """Ask name servers and brokers; what goes wrong is kept as a problem, and nothing is raised for it."""
-        if now >= self._route_at:
+    def look(self, now: float, *, last: bool = False) -> None:
+        """Ask brokers, and name servers from time to time; `last`: now, for where the topic has got to meanwhile.
+
+        What goes wrong is kept as a problem, and nothing is raised for it.
+        """
+        if last or now >= self._route_at:
             self._refresh(now)
         for name, broker in self._brokers.items():
             if now >= broker.ask_at:

@@ -100,8 +100,9 @@ class LiveView:
         from rich.console import Group
         from rich.text import Text
 
+        # The table ends with an empty line, which Spark's own progress bar overwrites then.
         table = rich_table(_HEADINGS, self.rows(), right=_HEADINGS[1:3])
-        return Group(Text(self.heading()), table, *map(Text, self.problems))
+        return Group(Text(self.heading()), *map(Text, self.problems), table)
 
 
 class Screen(Protocol):
