@@ -111,7 +111,8 @@ def plot_timeline(
     latencies.set_yscale("log")
     latencies.yaxis.set_major_formatter("{x:g}")
     for panel in (rates, retries):
-        panel.set_ylim(bottom=0)
+        # From 0, and on to what another plot brings into axes that are shared.
+        panel.set_ylim(0, max(1, panel.get_ylim()[1]), auto=True)
         panel.yaxis.set_major_locator(MaxNLocator(integer=True))
         panel.yaxis.set_major_formatter("{x:,.0f}")
     for panel in panels:
