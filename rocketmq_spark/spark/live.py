@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import contextvars
 import logging
-import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
-from rocketmq_spark.client.connect import new_transport
+from rocketmq_spark.admin.admin import Admin
 from rocketmq_spark.namespace import wrap
-from rocketmq_spark.reader_options import parse_reader_options
 from rocketmq_spark.spark.live_arrivals import Arrivals
 from rocketmq_spark.spark.live_screens import LiveView, Screen, screen_here
 from rocketmq_spark.spark.live_tasks import TaskCounts, Tasks
@@ -44,7 +42,7 @@ _STOPPED_WITHIN: Final = 10.0
 def live(
     spark: SparkSession,
     topic: str,
-    name_server: str | None = None,
+    name_server: str | Sequence[str] | None = None,
     *,
     access_key: str | None = None,
     secret_key: str | None = None,
@@ -66,12 +64,8 @@ def live(
         of tasks; there only messages are shown.
     topic : str
         It need not exist yet.
-    name_server : str, optional
-        ``host:port``, several separated by ``;``. Default: the environment variable ``NAMESRV_ADDR``.
-    access_key, secret_key, security_token : str, optional
-        The user who asks; it needs the right to look at the topic.
-    use_tls, tls_ca_file, tls_server_name, namespace : optional
-        As the options ``useTls``, ``tlsCaFile``, ``tlsServerName`` and ``namespace``.
+    name_server, access_key, secret_key, security_token, use_tls, tls_ca_file, tls_server_name, namespace : optional
+        Where to ask, and as whom; see `Admin`.
 
     Returns
     -------
@@ -88,22 +82,17 @@ def live(
     >>> with rocketmq_spark.live(spark, "orders", "127.0.0.1:9876"):  # doctest: +SKIP
     ...     df.write.format("rocketmq").option("nameServer", "127.0.0.1:9876").option("topic", "orders").save()
     """
-    given = {
-        "nameServer": name_server,
-        "subscribe": topic,
-        "accessKey": access_key,
-        "secretKey": secret_key,
-        "securityToken": security_token,
-        "useTls": "true" if use_tls else None,
-        "tlsCaFile": tls_ca_file,
-        "tlsServerName": tls_server_name,
-        "namespace": namespace,
-    }
-    texts = {name: text for name, text in given.items() if text is not None}
-    options = parse_reader_options(texts, os.environ, streaming=False)
-    transport = new_transport(options, "")
-    assert isinstance(transport, RemotingTransport)
-    return LiveDisplay(spark, topic, transport, options.wrapped_namespace)
+    admin = Admin(
+        name_server,
+        access_key=access_key,
+        secret_key=secret_key,
+        security_token=security_token,
+        use_tls=use_tls,
+        tls_ca_file=tls_ca_file,
+        tls_server_name=tls_server_name,
+        namespace=namespace,
+    )
+    return LiveDisplay(spark, topic, admin.transport, admin.options.wrapped_namespace)
 
 
 class LiveDisplay:
