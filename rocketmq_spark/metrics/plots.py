@@ -18,6 +18,7 @@ from rocketmq_spark.metrics.view import require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 _GREY: Final = "#7a7a7a"
 # Of middle lightness, so that they stand out from white and from black; brokers beyond take another line style.
@@ -56,7 +57,7 @@ def plot_latencies(latencies: Mapping[str, tuple[IntArray, IntArray]], ax: Axes 
         share = np.concatenate(([0.0], np.cumsum(counts) / counts.sum()))
         axes.step(np.maximum(edges, 0.001), share * 100, where="post", label=broker, **line)
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter("{x:g}")
+    _label_plainly(axes.xaxis)
     axes.set_ylim(0, 101)
     axes.set_xlabel("latency of successful attempts (ms)")
     axes.set_ylabel("attempts that took at most so long (%)")
@@ -82,6 +83,7 @@ def plot_timeline(
     panels = list(_new_axes(3, "plot_timeline()", figsize=(9, 6.5)) if axes is None else axes)
     if len(panels) != 3:
         raise ValueError(f"plot_timeline() draws into 3 axes (rows, latency, retries), {len(panels)} were given")
+    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
     from matplotlib.ticker import MaxNLocator
 
@@ -109,11 +111,11 @@ def plot_timeline(
     retries.set_ylabel("retries")
     retries.set_xlabel(f"{unit} since {_utc(first)}" if timeline else unit)
     latencies.set_yscale("log")
-    latencies.yaxis.set_major_formatter("{x:g}")
+    _label_plainly(latencies.yaxis)
     for panel in (rates, retries):
         # From 0, and on to what another plot brings into axes that are shared.
         panel.set_ylim(0, max(1, panel.get_ylim()[1]), auto=True)
-        panel.yaxis.set_major_locator(MaxNLocator(integer=True))
+        panel.yaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
         panel.yaxis.set_major_formatter("{x:,.0f}")
     for panel in panels:
         _dress(panel)
@@ -122,8 +124,9 @@ def plot_timeline(
         if any(row["isolated"] for row in timeline):
             handles.append(Patch(color=_GREY, alpha=0.3, linewidth=0))
             labels.append("isolated")
-        if axes is None and rates.figure is not None:
+        if axes is None and isinstance(rates.figure, Figure):
             rates.figure.legend(handles, labels, loc="outside right upper", **_LEGEND)
+            rates.figure.align_ylabels(panels)
         else:
             rates.legend(handles, labels, loc="upper left", bbox_to_anchor=(1.0, 1.0), **_LEGEND)
     return panels
@@ -156,6 +159,14 @@ def _dress(axes: Axes) -> None:
     for spine in axes.spines.values():
         spine.set_color(_GREY)
     axes.grid(visible=True, which="both", **_GRID)
+
+
+def _label_plainly(axis: Axis) -> None:
+    """Have a logarithmic axis say 300, not 3 x 10^2."""
+    from matplotlib.ticker import LogFormatter
+
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(LogFormatter())
 
 
 def _new_axes(rows: int, purpose: str, figsize: tuple[float, float]) -> list[Axes]:

@@ -19,7 +19,7 @@ from rocketmq_spark.table_view import html_table, rich_table
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-_HEADINGS: Final = ("broker", "messages arrived", "per second", "")
+_HEADINGS: Final = ("broker", "messages arrived", "per second")
 
 # Seconds between two lines where nothing can be overwritten.
 _BETWEEN_LINES: Final = 5.0
@@ -75,9 +75,17 @@ class LiveView:
         if len(rows) != 1:
             rows.append(("all", self.messages, self.per_second, ""))
         return [
-            (name, f"{messages:,}", "-" if rate is None else f"{rate:,.0f}", problem)
+            (name, f"{messages:,}", "-" if rate is None else f"{rate:,.0f}", *([problem] if self._any_problem else []))
             for name, messages, rate, problem in rows
         ]
+
+    def headings(self) -> tuple[str, ...]:
+        """Return those of the rows' columns."""
+        return (*_HEADINGS, "") if self._any_problem else _HEADINGS
+
+    @property
+    def _any_problem(self) -> bool:
+        return any(broker.problem for broker in self.brokers)
 
     def line(self) -> str:
         """Return all of it in one line."""
@@ -94,14 +102,14 @@ class LiveView:
         return self.line()
 
     def _repr_html_(self) -> str:
-        return f"<p>{html.escape(self.heading())}</p>\n{html_table(_HEADINGS, self.rows(), notes=self.problems)}"
+        return f"<p>{html.escape(self.heading())}</p>\n{html_table(self.headings(), self.rows(), notes=self.problems)}"
 
     def __rich__(self) -> RenderableType:
         from rich.console import Group
         from rich.text import Text
 
         # The table ends with an empty line, which Spark's own progress bar overwrites then.
-        table = rich_table(_HEADINGS, self.rows(), right=_HEADINGS[1:3])
+        table = rich_table(self.headings(), self.rows(), right=_HEADINGS[1:])
         return Group(Text(self.heading()), *map(Text, self.problems), table)
 
 

@@ -177,6 +177,12 @@ def test_a_view_is_a_line_a_table_and_html() -> None:
     assert "color" not in page
 
 
+def test_a_view_has_no_column_for_problems_while_there_are_none() -> None:
+    well = replace(VIEW, brokers=VIEW.brokers[:1])
+    assert well.rows() == [("a", "1,200", "300")]
+    assert well.headings() == VIEW.headings()[:3] == ("broker", "messages arrived", "per second")
+
+
 def test_the_last_view_has_the_rates_of_the_whole_time() -> None:
     last = replace(VIEW, over=True, tasks=TaskCounts(8, 0, 1, 8), problems=("no name server knows the topic yet",))
     assert [row[2] for row in last.rows()] == ["300", "200", "500"]
