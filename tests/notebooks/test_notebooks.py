@@ -42,3 +42,29 @@ def test_notebook_is_checked_in_with_outputs_and_pictures(path: Path) -> None:
 def test_all_notebooks_are_there_and_small() -> None:
     assert {path.stem for path in PATHS} == {"latency_and_faults", "quickstart", "streaming", "throughput"}
     assert sum(path.stat().st_size for path in PATHS) < 1_500_000
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("saved to /tmp/abc/x.parquet now", ["/tmp/abc/x.parquet"]),
+        ("'/home/somebody/work'", ["/home/somebody/work"]),
+        ("see file:///data/part-0.json", ["file:///data/part-0.json"]),
+        ("<p>12 of 14</p> rows/second, 127.0.0.1:9876", []),
+    ],
+)
+def test_places_of_a_machine_are_found_in_outputs(text: str, found: list[str]) -> None:
+    v4 = nbformat.v4
+    output = v4.new_output("display_data", {"text/plain": text})
+    notebook = v4.new_notebook(cells=[v4.new_code_cell("1", outputs=[output], execution_count=1)])
+    assert leftovers(notebook) == found
+
+
+def test_what_a_run_says_on_stderr_and_when_is_taken_out() -> None:
+    v4 = nbformat.v4
+    outputs = [v4.new_output("stream", text=name, name=name) for name in ("stdout", "stderr")]
+    notebook = v4.new_notebook(cells=[v4.new_code_cell("1", outputs=outputs, metadata={"execution": {}})])
+    assert len(leftovers(notebook)) == 2
+    clean(notebook)
+    assert leftovers(notebook) == []
+    assert [output.name for output in code_cells(notebook)[0].outputs] == ["stdout"]
