@@ -135,10 +135,7 @@ class LiveDisplay:
         self._logged: set[str] = set()
         self._over = threading.Event()
         self._began = 0.0
-        # In the caller's context: by it a kernel knows which cell an output belongs to.
-        arguments = (self._run,)
-        run = contextvars.copy_context().run
-        self._thread = threading.Thread(target=run, args=arguments, name="rocketmq-spark-live", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> LiveDisplay:
         self._began = time.monotonic()
@@ -146,6 +143,9 @@ class LiveDisplay:
         self._guarded("tasks", self._find_tasks)
         self._look()
         self._show()
+        # In the block's context: by it a kernel knows which cell an output belongs to.
+        run = contextvars.copy_context().run
+        self._thread = threading.Thread(target=run, args=(self._run,), name="rocketmq-spark-live", daemon=True)
         self._thread.start()
         return self
 
@@ -155,8 +155,7 @@ class LiveDisplay:
         ended = time.monotonic()
         self._over.set()
         try:
-            self._thread.join(_STOPPED_WITHIN)
-            if not self._thread.is_alive():
+            if self._ended():
                 self._look(last=True)
                 if error is None:
                     self._settle()
@@ -165,6 +164,12 @@ class LiveDisplay:
             if self._screen is not None:
                 self._guarded("display", self._screen.close)
             self._transport.close()
+
+    def _ended(self) -> bool:
+        """Wait for the thread; return whether it has left the screen to us."""
+        if self._thread is not None:
+            self._thread.join(_STOPPED_WITHIN)
+        return self._thread is None or not self._thread.is_alive()
 
     def _run(self) -> None:
         while not self._over.wait(_INTERVAL):
