@@ -35,6 +35,7 @@ STYLE: Final[Mapping[str, Any]] = {
     "axes.facecolor": "none",
     "axes.prop_cycle": f"cycler(color={_COLOURS})",
     "axes.grid": True,
+    "axes.axisbelow": True,
     **{f"grid.{name}": value for name, value in _GRID.items()},
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _GREY),
     "legend.frameon": False,

@@ -25,7 +25,7 @@ _HEADINGS: Final = ("broker", "messages arrived", "per second")
 _BETWEEN_LINES: Final = 5.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class LiveView:
     """One state of a live display.
 
@@ -98,7 +98,7 @@ class LiveView:
             return broker.messages / self.seconds if self.seconds else 0.0
         return broker.per_second
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.line()
 
     def _repr_html_(self) -> str:

@@ -129,7 +129,7 @@ def test_options_that_make_no_sense_are_an_error_before_the_block(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
-    with pytest.raises(OptionError, match="nameServer is missing"):
+    with pytest.raises(OptionError, match="no name server is given"):
         live(spark, "orders")
     with pytest.raises(OptionError, match="secretKey"):
         live(spark, "orders", "127.0.0.1:9876", access_key="spark")
