@@ -9,6 +9,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TRANSPORT ?= remoting
 # Which benchmarks run: all, or one of encode, remoting, pacing, spark, read, small, grpc.
 PART ?=
+# Which notebooks run: all, or names without .ipynb.
+NOTEBOOK ?=
 # How long the soak runs.
 MINUTES ?= 30
 # Spark's workers run the environment's interpreter, not whatever python3 is on PATH.
@@ -65,6 +67,10 @@ docs: setup ## Make docs/options.md from the code
 .PHONY: proto
 proto: setup ## Generate the gRPC messages from proto/
 	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. proto/rocketmq_spark/transport/_pb/*.proto
+
+.PHONY: notebooks
+notebooks: setup ## Run the notebooks, and keep their outputs and pictures (3 minutes)
+	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.notebooks.execute $(NOTEBOOK)
 
 .PHONY: bench
 bench: setup ## Measure against the official clients, Spark's Kafka sink and the wire (about 40 minutes)

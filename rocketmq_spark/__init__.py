@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.send_result import LocalTransactionState, SendResult, TransactionSendResult
     from rocketmq_spark.spark.datasource import RocketMQDataSource
     from rocketmq_spark.spark.dedupe import dedupe
+    from rocketmq_spark.spark.live import live
     from rocketmq_spark.spark.register import register, unregister
     from rocketmq_spark.spark.report import Metrics
 
@@ -69,6 +70,7 @@ __all__ = [
     "TransactionListener",
     "TransactionSendResult",
     "dedupe",
+    "live",
     "register",
     "unregister",
 ]
@@ -92,6 +94,7 @@ _LAZY = {
     "Metrics": "rocketmq_spark.spark.report",
     "RocketMQDataSource": "rocketmq_spark.spark.datasource",
     "dedupe": "rocketmq_spark.spark.dedupe",
+    "live": "rocketmq_spark.spark.live",
     "register": "rocketmq_spark.spark.register",
     "unregister": "rocketmq_spark.spark.register",
 }

@@ -58,7 +58,7 @@ TOGETHER = {
     "faults": ("tests/faults/",),
     "batches": tuple(
         f"tests/spark/test_{name}.py"
-        for name in ("bad_input", "batch_write", "delivery_options", "docs", "grpc_write", "register")
+        for name in ("bad_input", "batch_write", "delivery_options", "docs", "grpc_write", "live", "register")
     ),
     "streams": (
         *(f"tests/spark/test_{name}.py" for name in ("dedupe", "row_features", "stream_write")),

@@ -1,4 +1,4 @@
-"""What was measured, of one task or of any number of them: six sparse tables and the names their keys refer to.
+"""What was measured, of one task or of any number of them: seven sparse tables and the names their keys refer to.
 
 Rule 1: merging is the same operation for two tasks, two micro-batches, and a micro-batch that is folded away.
 Rule 2: a merge is a few numpy calls whatever the number of brokers; the driver does it for every task, one by one.
@@ -11,6 +11,7 @@ Rule 3: packed bytes are all that travels; what can't be read raises ValueError 
     queues     topic | broker (20) | queue id (20)      rows                         last offset, -(first offset)
     reasons    broker | reason or code (20)             retries, failures
     invalid    rule broken                              rows skipped, rows dead-lettered
+    span       0                                                                     end, -(start) (epoch, ms)
 """
 
 from __future__ import annotations
@@ -84,7 +85,9 @@ class Measures:
         Seconds that one bucket of the time line spans, a power of two.
     """
 
-    __slots__ = ("_numbers", "invalid", "latency", "names", "queues", "reasons", "timeline", "totals", "width")
+    __slots__ = (
+        "_numbers", "invalid", "latency", "names", "queues", "reasons", "span", "timeline", "totals", "width",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -96,6 +99,7 @@ class Measures:
         self.queues = SparseTable(counters=1, peaks=2)
         self.reasons = SparseTable(counters=2)
         self.invalid = SparseTable(counters=2)
+        self.span = SparseTable(counters=0, peaks=2)
 
     def number(self, name: str) -> int:
         """Return the number of a name, a new one if need be."""
@@ -112,7 +116,7 @@ class Measures:
         numbers = np.array([self.number(name) for name in other.names], np.int64)
         width = max(self.width, other.width)
         timeline = other._timeline_of(width)
-        others = other.totals, other.latency, timeline, other.queues, other.reasons, other.invalid
+        others = other.totals, other.latency, timeline, other.queues, other.reasons, other.invalid, other.span
         # All keys first: numbers that mean nothing raise here, before anything is added.
         keys = (
             _renumbered(numbers, other.totals.keys, 0),
@@ -121,6 +125,7 @@ class Measures:
             _renumbered(numbers, other.queues.keys, 2 * NAME_BITS, NAME_BITS),
             _renumbered(numbers, other.reasons.keys, NAME_BITS, 0),
             _renumbered(numbers, other.invalid.keys, 0),
+            other.span.keys,
         )
         self.widen(width)
         seconds = len(self.timeline)
@@ -150,7 +155,7 @@ class Measures:
             self.widen(2 * self.width)
 
     def totals_only(self, latency_bits: int | None = None) -> Measures:
-        """Return a copy without time line, queues and reasons, for a commit message.
+        """Return a copy without time line, queues, reasons and span, for a commit message.
 
         Parameters
         ----------
@@ -183,14 +188,26 @@ class Measures:
                     by_rule[self.names[number]] = count
         return counts
 
-    def latencies(self, broker: str) -> tuple[IntArray, IntArray]:
-        """Return bucket indices, ascending, and counts of one broker; empty for an unknown one."""
+    def first_and_last(self) -> tuple[float, float] | None:
+        """Return when the first request was written and when the last one was answered, epoch seconds; None: never."""
+        if not len(self.span):
+            return None
+        end, start = self.span.values.max(axis=1).tolist()
+        return -start / 1000, end / 1000
+
+    def latencies(self, broker: str | None) -> tuple[IntArray, IntArray]:
+        """Return bucket indices, ascending, and counts of one broker (None: of all); empty for an unknown one."""
+        if broker is None:
+            indices, places = np.unique(self.latency.keys & _INDEX_MASK, return_inverse=True)
+            counts = np.zeros(len(indices), np.int64)
+            np.add.at(counts, places, self.latency.values[0])
+            return indices, counts
         base = self._numbers.get(broker, _NAME_MASK) << INDEX_BITS
         start, end = np.searchsorted(self.latency.keys, (base, base + _INDEX_MASK + 1))
         return self.latency.keys[start:end] & _INDEX_MASK, self.latency.values[0, start:end]
 
-    def quantiles_ms(self, broker: str) -> tuple[float, float, float, float]:
-        """Return p50, p90, p99 and the largest latency of a broker that has some, each as HdrHistogram shows it."""
+    def quantiles_ms(self, broker: str | None) -> tuple[float, float, float, float]:
+        """Return p50, p90, p99 and the largest latency of a broker (None: of all), as HdrHistogram shows them."""
         indices, counts = self.latencies(broker)
         p50, p90, p99, longest = percentiles_us(indices, counts, (50, 90, 99, 100))
         return p50 / 1000, p90 / 1000, p99 / 1000, longest / 1000
@@ -236,7 +253,7 @@ class Measures:
         return measures
 
     def _tables(self) -> tuple[SparseTable, ...]:
-        return self.totals, self.latency, self.timeline, self.queues, self.reasons, self.invalid
+        return self.totals, self.latency, self.timeline, self.queues, self.reasons, self.invalid, self.span
 
     def __repr__(self) -> str:
         rows, requests = self.totals.values[:2].sum(axis=1).tolist()

@@ -121,6 +121,7 @@ class Recorder:
         self._invalid: dict[str, list[int]] = {}
         # The seconds that no longer fit above; merged there, they become coarser.
         self._past = Measures()
+        self._first_now = float("inf")
         self._last_now = -float("inf")
 
     def record_success(
@@ -175,7 +176,7 @@ class Recorder:
             if 0 <= queue_offset <= _MAX_LONG - rows:
                 stored[1] = max(stored[1], queue_offset + rows - 1)
                 stored[2] = max(stored[2], -queue_offset)
-        second = self._second(broker, now)
+        second = self._second(broker, now, latency_us)
         second[0] += rows
         second[1] += 1
         if latency_us > second[3]:
@@ -261,6 +262,9 @@ class Recorder:
         _add(measures.queues, queues)
         _add(measures.reasons, reasons)
         _add(measures.invalid, [(measures.number(rule), *row) for rule, row in self._invalid.items()])
+        if self._first_now <= self._last_now:
+            start, end = (round((now + self._epoch_offset) * 1000) for now in (self._first_now, self._last_now))
+            _add(measures.span, [(0, end, -start)])
         measures.limit_timeline()
         return measures
 
@@ -283,7 +287,9 @@ class Recorder:
         entry = self._brokers[broker] = BrokerRecorder()
         return entry
 
-    def _second(self, broker: str, now: float) -> list[int]:
+    def _second(self, broker: str, now: float, latency_us: int = 0) -> list[int]:
+        if now - latency_us / 1e6 < self._first_now:
+            self._first_now = now - latency_us / 1e6
         if now > self._last_now:
             self._last_now = now
         second = int(now + self._epoch_offset)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from rocketmq_spark.metrics.histogram import to_hdr
@@ -85,6 +85,19 @@ class WriteSummary:
         """
         return _by_broker(self.measures(write_id))
 
+    def by_write(self, write_id: str | None = None) -> list[dict[str, Any]]:
+        """Return the sums over all brokers for each write and micro-batch that is kept apart, oldest first.
+
+        Returns
+        -------
+        list of dict
+            ``write_id``, ``batch_id`` (-1 in a batch write), ``start`` (epoch seconds: the first request was written),
+            ``duration_s`` (until the last one was answered), then ``rows`` to ``max_ms`` as in `to_dict`. A write of no
+            request has None for ``start`` and ``duration_s``. ``pandas.DataFrame(...)`` takes it as it is.
+        """
+        with self._lock:
+            return [_of_write(*key, measures) for key, measures in self._writes.items() if write_id in (None, key[0])]
+
     def invalid_rows(self, write_id: str | None = None) -> dict[str, Any]:
         """Return how many rows no broker could store as they were.
 
@@ -158,10 +171,33 @@ class WriteSummary:
         ImportError
             matplotlib is not installed: ``pip install 'rocketmq-spark[notebook]'``.
         """
-        from rocketmq_spark.metrics import view
+        from rocketmq_spark.metrics import plots
 
         measures = self.measures(write_id)
-        return view.plot_latencies({broker: measures.latencies(broker) for broker in measures.broker_totals()}, ax)
+        return plots.plot_latencies({broker: measures.latencies(broker) for broker in measures.broker_totals()}, ax)
+
+    def plot_timeline(self, axes: Sequence[Axes] | None = None, write_id: str | None = None) -> list[Axes]:
+        """Draw over time, per broker, rows per second, largest latency and retries; shaded: the broker is isolated.
+
+        Parameters
+        ----------
+        axes : sequence of three Axes, optional
+            Where to draw; by default a new figure.
+        write_id : str, optional
+
+        Returns
+        -------
+        list of Axes
+            The three.
+
+        Raises
+        ------
+        ImportError
+            matplotlib is not installed: ``pip install 'rocketmq-spark[notebook]'``.
+        """
+        from rocketmq_spark.metrics import plots
+
+        return plots.plot_timeline(self.timeline(write_id), list(self.to_dict(write_id)), axes)
 
     def notes(self, write_id: str | None = None) -> list[str]:
         """Return what a reader of the numbers must know."""
@@ -231,18 +267,40 @@ def sent_notes(totals: Mapping[str, Totals]) -> list[str]:
     return [f"{text}, whether they are stored is unknown."]
 
 
+def _counts(totals: Totals) -> dict[str, int]:
+    return {
+        "rows": totals.rows,
+        "sent_rows": totals.sent_rows,
+        "requests": totals.requests,
+        "bytes": totals.nbytes,
+        "retries": totals.retries,
+        "failures": totals.failures,
+    }
+
+
+def _quantiles(measures: Measures, broker: str | None) -> dict[str, float | None]:
+    quantiles = measures.quantiles_ms(broker) if len(measures.latencies(broker)[0]) else (None,) * 4
+    return dict(zip(("p50_ms", "p90_ms", "p99_ms", "max_ms"), quantiles, strict=True))
+
+
+def _of_write(write_id: str, batch_id: int, measures: Measures) -> dict[str, Any]:
+    start, end = measures.first_and_last() or (None, None)
+    return {
+        "write_id": write_id,
+        "batch_id": batch_id,
+        "start": start,
+        "duration_s": None if start is None or end is None else end - start,
+        **_counts(Totals(*measures.totals.values.sum(axis=1).tolist())),
+        **_quantiles(measures, None),
+    }
+
+
 def _by_broker(measures: Measures) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for broker, totals in measures.broker_totals().items():
-        quantiles = measures.quantiles_ms(broker) if len(measures.latencies(broker)[0]) else (None,) * 4
         found[broker] = {
-            "rows": totals.rows,
-            "sent_rows": totals.sent_rows,
-            "requests": totals.requests,
-            "bytes": totals.nbytes,
-            "retries": totals.retries,
-            "failures": totals.failures,
-            **dict(zip(("p50_ms", "p90_ms", "p99_ms", "max_ms"), quantiles, strict=True)),
+            **_counts(totals),
+            **_quantiles(measures, broker),
             "retries_by_reason": {},
             "failures_by_code": {},
             "queues": {},

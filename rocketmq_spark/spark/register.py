@@ -45,7 +45,7 @@ def register(spark: SparkSession) -> Metrics:
     """
     _allow_default_mode()
     speculation = (spark.conf.get("spark.speculation", "false") or "").lower() == "true"
-    if _is_connect(spark):
+    if is_connect(spark):
         spark.dataSource.register(_session_source(None, speculation))
         return Metrics(None)
     accumulator = spark.sparkContext.accumulator(new_summary(), ReportAccumulatorParam())
@@ -64,7 +64,8 @@ def _session_source(accumulator: Any, speculation: bool, parallelism: int | None
     return SessionRocketMQDataSource
 
 
-def _is_connect(spark: SparkSession) -> bool:
+def is_connect(spark: SparkSession) -> bool:
+    """Return whether a session is one of Spark Connect."""
     return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 

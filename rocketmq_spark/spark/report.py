@@ -112,6 +112,10 @@ class Metrics:
         """Return one row of numbers per broker."""
         return self.summary.to_pandas(write_id)
 
+    def by_write(self, write_id: str | None = None) -> list[dict[str, Any]]:
+        """Return the sums over all brokers, a row per write and micro-batch; see `WriteSummary.by_write`."""
+        return self.summary.by_write(write_id)
+
     def invalid_rows(self, write_id: str | None = None) -> dict[str, Any]:
         """Return how many rows were skipped and dead-lettered; see `WriteSummary.invalid_rows`."""
         return self.summary.invalid_rows(write_id)
@@ -127,6 +131,10 @@ class Metrics:
     def plot(self, ax: Axes | None = None, write_id: str | None = None) -> Axes:
         """Draw each broker's cumulative latency distribution."""
         return self.summary.plot(ax, write_id)
+
+    def plot_timeline(self, axes: Sequence[Axes] | None = None, write_id: str | None = None) -> list[Axes]:
+        """Draw rows per second, latency, retries and isolation over time; see `WriteSummary.plot_timeline`."""
+        return self.summary.plot_timeline(axes, write_id)
 
     def reset(self) -> None:
         """Begin from zero; tasks that are still running will report all of theirs when they end."""

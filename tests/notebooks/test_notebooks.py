@@ -1,33 +1,70 @@
-"""Every notebook runs from top to bottom."""
+"""Every notebook runs from top to bottom, and is checked in with what it shows."""
 
 from __future__ import annotations
 
-import sys
+import base64
 from pathlib import Path
 
+import nbformat
 import pytest
 
-pytestmark = [pytest.mark.notebook, pytest.mark.integration]
+from tests.notebooks.execute import NOTEBOOKS, clean, code_cells, data_of, executed, leftovers
 
-NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))
+each_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@each_notebook
+@pytest.mark.notebook
+@pytest.mark.integration
 # The kernel's sockets and loops belong to jupyter_client, which leaves some to the garbage collector.
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
-def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import nbformat
-    from nbclient import NotebookClient
+def test_notebook_runs(path: Path, tmp_path: Path) -> None:
+    notebook = executed(path, tmp_path)
+    clean(notebook)
+    assert data_of(notebook, "image/png")
+    assert data_of(notebook, "text/html")
+    assert leftovers(notebook) == []
+    # What it made, it takes away again.
+    assert list(tmp_path.iterdir()) == []
 
-    monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+
+@each_notebook
+def test_notebook_is_checked_in_with_outputs_and_pictures(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
-    # The kernel of this very environment, whatever kernels the user has installed.
-    notebook.metadata.kernelspec = {"name": "python3", "display_name": sys.executable, "language": "python"}
-    NotebookClient(notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
-    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
-    assert any("image/png" in output.get("data", {}) for output in outputs)
-    assert any("text/html" in output.get("data", {}) for output in outputs)
+    assert [cell.execution_count for cell in code_cells(notebook)] == list(range(1, len(code_cells(notebook)) + 1))
+    assert all(base64.b64decode(picture).startswith(b"\x89PNG") for picture in data_of(notebook, "image/png"))
+    assert data_of(notebook, "image/png")
+    assert data_of(notebook, "text/html")
+    assert leftovers(notebook) == []
 
 
-def test_there_are_notebooks() -> None:
-    assert "quickstart" in {path.stem for path in NOTEBOOKS}
+def test_all_notebooks_are_there_and_small() -> None:
+    assert {path.stem for path in PATHS} == {"latency_and_faults", "quickstart", "streaming", "throughput"}
+    assert sum(path.stat().st_size for path in PATHS) < 1_500_000
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("saved to /tmp/abc/x.parquet now", ["/tmp/abc/x.parquet"]),
+        ("'/home/somebody/work'", ["/home/somebody/work"]),
+        ("see file:///data/part-0.json", ["file:///data/part-0.json"]),
+        ("<p>12 of 14</p> rows/second, 127.0.0.1:9876", []),
+    ],
+)
+def test_places_of_a_machine_are_found_in_outputs(text: str, found: list[str]) -> None:
+    v4 = nbformat.v4
+    output = v4.new_output("display_data", {"text/plain": text})
+    notebook = v4.new_notebook(cells=[v4.new_code_cell("1", outputs=[output], execution_count=1)])
+    assert leftovers(notebook) == found
+
+
+def test_what_a_run_says_on_stderr_and_when_is_taken_out() -> None:
+    v4 = nbformat.v4
+    outputs = [v4.new_output("stream", text=name, name=name) for name in ("stdout", "stderr")]
+    notebook = v4.new_notebook(cells=[v4.new_code_cell("1", outputs=outputs, metadata={"execution": {}})])
+    assert len(leftovers(notebook)) == 2
+    clean(notebook)
+    assert leftovers(notebook) == []
+    assert [output.name for output in code_cells(notebook)[0].outputs] == ["stdout"]

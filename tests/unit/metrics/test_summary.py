@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from hypothesis import given, settings
@@ -23,7 +24,10 @@ def everything(summary: WriteSummary) -> tuple[Any, ...]:
 def test_merging_in_any_order_gives_the_same(found: list[PartitionReport], random: Any) -> None:
     shuffled = list(found)
     random.shuffle(shuffled)
-    assert everything(summary_of(shuffled)) == everything(summary_of(found))
+    one, other = summary_of(found), summary_of(shuffled)
+    assert everything(other) == everything(one)
+    place = itemgetter("write_id", "batch_id")
+    assert sorted(other.by_write(), key=place) == sorted(one.by_write(), key=place)
 
 
 @given(st.lists(reports(), max_size=5))
@@ -87,6 +91,33 @@ def test_two_writes_stay_apart() -> None:
     rows_of = {write_id: summary.to_dict(write_id)["a"]["rows"] for write_id in ("q1", "q2", None)}
     assert rows_of == {"q1": 101, "q2": 10, None: 111}
     assert summary.to_dict("q3") == {}
+
+
+def test_by_write_sums_up_brokers_and_tasks_of_each_micro_batch() -> None:
+    found = []
+    for batch_id, start in ((0, 10.0), (1, 20.0)):
+        for partition_id in (0, 1):
+            recording = recorder("query", batch_id, partition_id, epoch=1_700_000_000)
+            success(recording, "a", rows=30, latency_ms=500, now=start + partition_id)
+            success(recording, "b", rows=20, latency_ms=100, now=start + partition_id + 0.25)
+            recording.record_retry("b", "busy", start + 1.5)
+            found.append(recording.snapshot())
+    first, second = summary_of(found).by_write("query")
+    assert (first["write_id"], first["batch_id"], second["batch_id"]) == ("query", 0, 1)
+    # The first request was written 500 ms before its answer.
+    assert (first["start"], first["duration_s"]) == (1_700_000_009.5, 2.0)
+    assert (second["start"], second["duration_s"]) == (1_700_000_019.5, 2.0)
+    assert [first[name] for name in ("rows", "sent_rows", "requests", "bytes", "retries", "failures")] == [
+        100, 0, 4, 1000, 2, 0,
+    ]  # fmt: skip
+    assert [round(first[name] / 10) for name in ("p50_ms", "p90_ms", "p99_ms", "max_ms")] == [10, 50, 50, 50]
+    assert summary_of(found).by_write("another") == []
+
+
+def test_by_write_of_a_write_without_a_request_has_no_time_and_no_latency() -> None:
+    (found,) = summary_of([recorder().snapshot()]).by_write()
+    assert (found["rows"], found["requests"]) == (0, 0)
+    assert {found[name] for name in ("start", "duration_s", "p50_ms", "max_ms")} == {None}
 
 
 def test_only_the_newest_writes_are_kept_apart() -> None:

@@ -1,4 +1,4 @@
-"""What a summary looks like."""
+"""What a summary looks like as a table."""
 
 from __future__ import annotations
 
@@ -68,21 +68,6 @@ def test_pandas_has_a_row_of_numbers_per_broker() -> None:
 def test_pandas_of_nothing_has_the_same_columns() -> None:
     pytest.importorskip("pandas")
     assert WriteSummary().to_pandas().columns.tolist() == shown().to_pandas().columns.tolist()
-
-
-def test_plot_has_a_line_per_broker_that_answered() -> None:
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    axes = shown().plot()
-    assert [line.get_label() for line in axes.lines] == ["broker-a"]
-    assert axes.lines[0].get_xdata()[-1] == shown().to_dict()["broker-a"]["max_ms"]
-    assert axes.lines[0].get_ydata()[-1] == 100
-    assert axes.get_legend() is not None
-    again = WriteSummary().plot(axes)
-    assert again is axes
-    pyplot.close("all")
 
 
 def test_a_missing_optional_module_says_what_to_install() -> None:

@@ -1,0 +1,177 @@
+"""How a summary is drawn: latency distributions, and what happened over time.
+
+Rule 1: matplotlib is imported when a plot is asked for; without it an error says how to get it.
+Rule 2: no background of its own: the page's shows through, be it light or dark, and every colour stands out from both.
+Rule 3: nothing measured gives a plot with labels and without lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from rocketmq_spark.metrics.histogram import IntArray, highest_us, lowest_us
+from rocketmq_spark.metrics.view import require
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+
+_GREY: Final = "#7a7a7a"
+# Of middle lightness, so that they stand out from white and from black; brokers beyond take another line style.
+_COLOURS: Final = ("#3b82f6", "#e0662f", "#2a9d6f", "#c04fa8", "#a07d1c", "#7c6cd9", "#d04a5a", "#1f98a8")
+_STYLES: Final = ("-", "--", "-.", ":")
+_GRID: Final[Mapping[str, Any]] = {"color": _GREY, "alpha": 0.25, "linewidth": 0.6}
+
+_LEGEND: Final[Mapping[str, Any]] = {"frameon": False, "labelcolor": _GREY}
+
+STYLE: Final[Mapping[str, Any]] = {
+    "figure.facecolor": "none",
+    "figure.constrained_layout.use": True,
+    "savefig.facecolor": "none",
+    "axes.facecolor": "none",
+    "axes.prop_cycle": f"cycler(color={_COLOURS})",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    **{f"grid.{name}": value for name, value in _GRID.items()},
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _GREY),
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+}
+"""For figures of your own in the same manner: ``matplotlib.pyplot.style.use(STYLE)``."""
+
+# The unit of the time axis for a span of at least so many seconds.
+_UNITS: Final = ((2 * 86_400, "days", 86_400), (2 * 3_600, "hours", 3_600), (600, "minutes", 60), (0, "seconds", 1))
+
+
+def plot_latencies(latencies: Mapping[str, tuple[IntArray, IntArray]], ax: Axes | None) -> Axes:
+    """Draw, per broker, the share of successful attempts that took at most so long."""
+    axes = ax or _new_axes(1, "plot()", figsize=(9, 4.5))[0]
+    for (broker, (indices, counts)), line in zip(latencies.items(), _lines(), strict=False):
+        if not len(indices):
+            continue
+        # Within a bucket nothing is known: the share is reached at its end, as every quantile shows it.
+        edges = [lowest_us(int(indices[0])) / 1000, *(highest_us(index) / 1000 for index in indices.tolist())]
+        share = np.concatenate(([0.0], np.cumsum(counts) / counts.sum()))
+        axes.step(np.maximum(edges, 0.001), share * 100, where="post", label=broker, **line)
+    axes.set_xscale("log")
+    _label_plainly(axes.xaxis)
+    axes.set_ylim(0, 101)
+    axes.set_xlabel("latency of successful attempts (ms)")
+    axes.set_ylabel("attempts that took at most so long (%)")
+    _dress(axes)
+    if axes.has_data():
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), **_LEGEND)
+    return axes
+
+
+def plot_timeline(
+    timeline: Sequence[Mapping[str, Any]], brokers: Sequence[str], axes: Sequence[Axes] | None
+) -> list[Axes]:
+    """Draw rows per second, largest latency and retries of each broker, one below the other.
+
+    Parameters
+    ----------
+    timeline : sequence of mapping
+        As `WriteSummary.timeline` has it.
+    brokers : sequence of str
+        All, in the order of their colours in `plot_latencies`.
+    axes : sequence of three Axes or None
+    """
+    panels = list(_new_axes(3, "plot_timeline()", figsize=(9, 6.5)) if axes is None else axes)
+    if len(panels) != 3:
+        raise ValueError(f"plot_timeline() draws into 3 axes (rows, latency, retries), {len(panels)} were given")
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+    from matplotlib.ticker import MaxNLocator
+
+    rates, latencies, retries = panels
+    width = timeline[0]["width_s"] if timeline else 1
+    first = timeline[0]["second"] if timeline else 0
+    buckets = (timeline[-1]["second"] - first) // width + 1 if timeline else 0
+    unit, seconds = next((name, of) for least, name, of in _UNITS if buckets * width >= least)
+    edges = np.arange(buckets + 1) * width / seconds
+    for broker, line in zip(brokers, _lines(), strict=False):
+        drawn = np.zeros((4, buckets))
+        drawn[1] = np.nan
+        for row in timeline:
+            if row["broker"] == broker:
+                largest = row["max_ms"] or np.nan
+                at = (row["second"] - first) // width
+                drawn[:, at] = row["rows"] / width, largest, row["retries"], row["isolated"]
+        for panel, values in zip(panels, drawn, strict=False):
+            panel.stairs(values, edges, baseline=None, label=broker, **line)
+        for start, end in _runs(drawn[3]):
+            for panel in panels:
+                panel.axvspan(edges[start], edges[end], color=line["color"], alpha=0.15, linewidth=0)
+    rates.set_ylabel("rows per second")
+    latencies.set_ylabel("largest latency (ms)")
+    retries.set_ylabel("retries")
+    retries.set_xlabel(f"{unit} since {_utc(first)}" if timeline else unit)
+    latencies.set_yscale("log")
+    _label_plainly(latencies.yaxis)
+    for panel in (rates, retries):
+        # From 0, and on to what another plot brings into axes that are shared.
+        panel.set_ylim(0, max(1, panel.get_ylim()[1]), auto=True)
+        panel.yaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
+        panel.yaxis.set_major_formatter("{x:,.0f}")
+    for panel in panels:
+        _dress(panel)
+    if brokers:
+        handles, labels = rates.get_legend_handles_labels()
+        if any(row["isolated"] for row in timeline):
+            handles.append(Patch(color=_GREY, alpha=0.3, linewidth=0))
+            labels.append("isolated")
+        if axes is None and isinstance(rates.figure, Figure):
+            rates.figure.legend(handles, labels, loc="outside right upper", **_LEGEND)
+            rates.figure.align_ylabels(panels)
+        else:
+            rates.legend(handles, labels, loc="upper left", bbox_to_anchor=(1.0, 1.0), **_LEGEND)
+    return panels
+
+
+def _lines() -> Iterator[dict[str, Any]]:
+    """Yield what sets one broker's line apart from the next one's."""
+    place = 0
+    while True:
+        style = _STYLES[place // len(_COLOURS) % len(_STYLES)]
+        yield {"color": _COLOURS[place % len(_COLOURS)], "linestyle": style, "linewidth": 1.8}
+        place += 1
+
+
+def _runs(flags: Iterable[float]) -> list[tuple[int, int]]:
+    """Return start and end of each run of flags that are set."""
+    changes = np.flatnonzero(np.diff([0, *flags, 0]))
+    return list(zip(changes[::2].tolist(), changes[1::2].tolist(), strict=True))
+
+
+def _utc(second: int) -> str:
+    return datetime.fromtimestamp(second, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _dress(axes: Axes) -> None:
+    axes.patch.set_alpha(0)
+    for label in (axes.xaxis.label, axes.yaxis.label):
+        label.set_color(_GREY)
+    axes.tick_params(which="both", colors=_GREY)
+    for spine in axes.spines.values():
+        spine.set_color(_GREY)
+    axes.grid(visible=True, which="both", **_GRID)
+
+
+def _label_plainly(axis: Axis) -> None:
+    """Have a logarithmic axis say 300, not 3 x 10^2."""
+    from matplotlib.ticker import LogFormatter
+
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(LogFormatter())
+
+
+def _new_axes(rows: int, purpose: str, figsize: tuple[float, float]) -> list[Axes]:
+    pyplot = require("matplotlib.pyplot", purpose)
+    figure, axes = pyplot.subplots(rows, figsize=figsize, sharex=True, squeeze=False, layout="constrained")
+    figure.patch.set_alpha(0)
+    return list(axes[:, 0])

@@ -1,0 +1,99 @@
+"""Execute notebooks, each in a kernel of its own, and keep what belongs into a repository: ``make notebooks``.
+
+Rule 1: outputs and pictures stay; what a machine says of itself does not: stderr, times of execution, places.
+Rule 2: a notebook that still has something of the machine in it is not saved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbclient import NotebookClient
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+
+_TIMEOUT = 240
+_PLACES = re.compile(r"(?<![\w.<])/(?:tmp|root|home|work|var|usr|opt|Users|private)\b[^\s'\"<]*|file:/\S+")
+
+
+def executed(path: Path, folder: Path) -> Any:
+    """Return a notebook after a run from top to bottom in `folder`; raises at the first cell that fails."""
+    notebook = nbformat.read(path, as_version=4)
+    # The kernel of this very environment, whatever kernels the user has installed.
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    resources = {"metadata": {"path": str(folder)}}
+    client = NotebookClient(notebook, timeout=_TIMEOUT, kernel_name="python3", record_timing=False, resources=resources)
+    client.execute(env={**os.environ, "MPLBACKEND": "module://matplotlib_inline.backend_inline"})
+    return notebook
+
+
+def clean(notebook: Any) -> None:
+    """Take out what is of the run and not of its result."""
+    notebook.metadata = {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
+    for cell in code_cells(notebook):
+        cell.metadata = {}
+        cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+
+
+def code_cells(notebook: Any) -> list[Any]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def data_of(notebook: Any, mime_type: str) -> list[str]:
+    """Return what outputs have of a type."""
+    outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
+    return [output.data[mime_type] for output in outputs if mime_type in output.get("data", {})]
+
+
+def leftovers(notebook: Any) -> list[str]:
+    """Return what a reader has no use for: errors, stderr, paths and the host's name."""
+    outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
+    found = [
+        output.output_type for output in outputs if output.output_type == "error" or output.get("name") == "stderr"
+    ]
+    found += [f"metadata {cell.metadata}" for cell in notebook.cells if cell.metadata]
+    host = socket.gethostname()
+    for text in _texts(outputs):
+        found += _PLACES.findall(text)
+        if len(host) > 3 and re.search(rf"\b{re.escape(host)}\b", text):
+            found.append(host)
+    return found
+
+
+def _texts(outputs: list[Any]) -> Iterator[str]:
+    for output in outputs:
+        yield output.get("text", "")
+        yield from (text for kind, text in output.get("data", {}).items() if kind.startswith("text/"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Execute notebooks, and keep their outputs.")
+    parser.add_argument("names", nargs="*", help="by default all", metavar="name")
+    names = parser.parse_args().names
+    paths = [NOTEBOOKS / f"{name}.ipynb" for name in names] or sorted(NOTEBOOKS.glob("*.ipynb"))
+    for path in paths:
+        started = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            notebook = executed(path, Path(folder))
+        clean(notebook)
+        if leftovers(notebook):
+            sys.exit(f"{path} is not saved: its outputs have {leftovers(notebook)}")
+        nbformat.write(notebook, path)
+        print(f"{path.name}: {time.monotonic() - started:.0f} s, {path.stat().st_size >> 10} KiB")
+
+
+if __name__ == "__main__":
+    main()

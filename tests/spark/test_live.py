@@ -1,0 +1,135 @@
+"""A live display beside real jobs and brokers."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from rich.console import Console
+
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.spark.live import LiveDisplay, live
+from rocketmq_spark.spark.live_screens import LiveView, NotebookScreen, TerminalScreen
+from rocketmq_spark.transport.remoting import RemotingTransport
+from tests.sharing import SharedCluster
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+
+def numbers(spark: SparkSession, rows: int, partitions: int = 3) -> Any:
+    return spark.range(0, rows, 1, partitions).selectExpr("cast(id as string) as body")
+
+
+def test_a_pipe_gets_a_line_of_what_a_job_did_and_what_arrived(
+    spark: SparkSession,
+    cluster: SharedCluster,
+    topic: str,
+    save: Callable[..., None],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with live(spark, topic, cluster.name_server) as display:
+        save(numbers(spark, 5_000))
+    assert display.view.messages == 5_000
+    assert display.view.tasks == (3, 0, 0, 3)
+    assert sum(broker.messages for broker in display.view.brokers) == 5_000
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.endswith(f"{display.view}\n")
+    assert "3 of 3 tasks ended · 5,000 messages arrived" in err
+
+
+def test_only_what_happens_within_the_block_counts(
+    spark: SparkSession, cluster: SharedCluster, topic: str, save: Callable[..., None]
+) -> None:
+    save(numbers(spark, 300))
+    with live(spark, topic, cluster.name_server) as display:
+        save(numbers(spark, 40, partitions=1))
+        # A job with a shuffle: what Spark skips of it is no task.
+        assert numbers(spark, 100).groupBy("body").count().count() == 100
+    assert display.view.messages == 40
+    ended, running, failed, total = display.view.tasks or ()
+    assert (running, failed) == (0, 0)
+    assert ended == total > 4
+
+
+def test_a_terminal_keeps_the_last_state_of_a_block_that_failed(
+    spark: SparkSession, cluster: SharedCluster, topic: str, save: Callable[..., None]
+) -> None:
+    terminal = io.StringIO()
+    console = Console(file=terminal, force_terminal=True, width=100, _environ={})
+    transport = RemotingTransport([cluster.name_server])
+    display = LiveDisplay(spark, topic, transport, screen=TerminalScreen(console))
+
+    def job() -> None:
+        with display:
+            save(numbers(spark, 70))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        job()
+    assert display.view.over
+    assert display.view.messages == 70
+    last = terminal.getvalue().rpartition(f"topic {topic}"[:40])[2]
+    assert "ended" in last
+    assert "broker-0" in last
+    assert "70" in last
+    assert transport.closed
+
+
+def test_a_notebook_sees_the_micro_batches_of_a_query(
+    spark: SparkSession, cluster: SharedCluster, topic: str, tmp_path: Path
+) -> None:
+    views: list[LiveView] = []
+
+    class Handle:
+        update = staticmethod(views.append)
+
+    def display(view: LiveView, *, display_id: bool) -> Handle:
+        views.append(view)
+        return Handle()
+
+    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 50).option("numPartitions", 2).load()
+    writer = rows.selectExpr("cast(value as string) as body").writeStream.format("rocketmq")
+    writer = writer.options(nameServer=cluster.name_server, topic=topic, checkpointLocation=str(tmp_path))
+    transport = RemotingTransport([cluster.name_server])
+    with LiveDisplay(spark, topic, transport, screen=NotebookScreen(display)):
+        writer.trigger(availableNow=True).start().awaitTermination(60)
+    assert [view.messages for view in views] == sorted(view.messages for view in views)
+    assert (views[0].messages, views[-1].messages) == (0, 50)
+    assert views[-1].tasks == (2, 0, 0, 2)
+    assert [view.over for view in views] == [False] * (len(views) - 1) + [True]
+
+
+def test_a_display_that_fails_and_servers_that_are_away_do_not_fail_the_job(
+    spark: SparkSession, cluster: SharedCluster, topic: str, save: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        def show(self, view: LiveView) -> None:
+            raise OSError("the front end is gone")
+
+        def close(self) -> None:
+            raise OSError("the front end is gone")
+
+    nobody = RemotingTransport(["127.0.0.1:1"])
+    with caplog.at_level(logging.WARNING), LiveDisplay(spark, topic, nobody, screen=Broken()) as display:
+        save(numbers(spark, 20))
+    assert display.view.tasks == (3, 0, 0, 3)
+    said = [record.getMessage() for record in caplog.records if "live display" in record.getMessage()]
+    assert len(said) == 2
+    assert any("display: OSError: the front end is gone" in message for message in said)
+    assert any("name servers: no name server tells of the topic" in message for message in said)
+
+
+def test_options_that_make_no_sense_are_an_error_before_the_block(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
+    with pytest.raises(OptionError, match="no name server is given"):
+        live(spark, "orders")
+    with pytest.raises(OptionError, match="secretKey"):
+        live(spark, "orders", "127.0.0.1:9876", access_key="spark")

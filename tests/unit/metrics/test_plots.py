@@ -1,0 +1,128 @@
+"""What a summary looks like as a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from rocketmq_spark.metrics import WriteSummary
+from rocketmq_spark.metrics.plots import STYLE
+from tests.recordings import recorder, success, summary_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+EPOCH = 1_700_000_000
+
+
+@pytest.fixture
+def pyplot() -> Iterator[Any]:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    yield pyplot
+    pyplot.close("all")
+
+
+def with_a_fault() -> WriteSummary:
+    """Broker b answers slowly in the second second, and is left alone for the two that follow."""
+    recording = recorder(epoch=EPOCH)
+    for second in range(5):
+        success(recording, "a", rows=100, latency_ms=2, now=second)
+        if second in (0, 4):
+            success(recording, "b", rows=60, latency_ms=4, now=second)
+    success(recording, "b", rows=10, latency_ms=800, now=1.5)
+    recording.record_retry("b", "timeout", 1.6)
+    recording.record_isolation("b", 2_000, 1.6)
+    success(recording, "a", rows=1, now=4.5)
+    return summary_of([recording.snapshot()])
+
+
+def drawn(panel: Axes) -> dict[str, list[float]]:
+    """Return what the steps of each broker are in a panel; None where there is none."""
+    return {
+        str(patch.get_label()): [None if np.isnan(value) else value for value in patch.get_data().values]
+        for patch in panel.patches
+        if hasattr(patch, "get_data")
+    }
+
+
+def shaded(panel: Axes) -> list[tuple[float, float]]:
+    return [
+        (patch.get_x(), patch.get_x() + patch.get_width()) for patch in panel.patches if hasattr(patch, "get_width")
+    ]
+
+
+def test_plot_has_a_line_per_broker_that_answered(pyplot: Any) -> None:
+    summary = with_a_fault()
+    axes = summary.plot()
+    assert [line.get_label() for line in axes.lines] == ["a", "b"]
+    assert [line.get_xdata()[-1] for line in axes.lines] == [
+        summary.to_dict()[broker]["max_ms"] for broker in ("a", "b")
+    ]
+    assert {line.get_ydata()[-1] for line in axes.lines} == {100}
+    assert axes.get_legend() is not None
+    assert WriteSummary().plot(axes) is axes
+
+
+def test_timeline_has_rates_latencies_and_retries_per_broker(pyplot: Any) -> None:
+    rates, latencies, retries = with_a_fault().plot_timeline()
+    assert drawn(rates) == {"a": [100, 100, 100, 100, 101], "b": [60, 10, 0, 0, 60]}
+    assert drawn(latencies) == {"a": [2, 2, 2, 2, 2], "b": [4, 800, None, None, 4]}
+    assert drawn(retries) == {"a": [0] * 5, "b": [0, 1, 0, 0, 0]}
+    assert retries.get_xlabel() == "seconds since 2023-11-14 22:13:20 UTC"
+
+
+def test_timeline_shades_where_a_broker_is_isolated(pyplot: Any) -> None:
+    panels = with_a_fault().plot_timeline()
+    assert [shaded(panel) for panel in panels] == [[(1, 4)]] * 3
+    (legend,) = panels[0].get_figure().legends
+    assert [text.get_text() for text in legend.get_texts()] == ["a", "b", "isolated"]
+    first = panels[0].patches
+    assert first[1].get_edgecolor()[:3] == first[2].get_facecolor()[:3]
+
+
+def test_a_long_timeline_counts_in_hours_and_its_rates_in_seconds(pyplot: Any) -> None:
+    recording = recorder(epoch=0)
+    for second in range(0, 16_384, 8):
+        success(recording, "a", rows=80, now=second)
+    summary = summary_of([recording.snapshot()])
+    assert summary.timeline()[0]["width_s"] == 32
+    rates, _, retries = summary.plot_timeline()
+    assert set(drawn(rates)["a"]) == {10}
+    assert retries.get_xlabel() == "hours since 1970-01-01 00:00:00 UTC"
+    assert rates.patches[0].get_data().edges[-1] == 16_384 / 3600
+
+
+def test_timeline_goes_into_axes_that_are_given(pyplot: Any) -> None:
+    _, axes = pyplot.subplots(3, 2)
+    panels = with_a_fault().plot_timeline(axes[:, 1])
+    assert panels == list(axes[:, 1])
+    assert [len(panel.patches) for panel in axes[:, 0]] == [0] * 3
+    assert panels[0].get_legend() is not None
+    with pytest.raises(ValueError, match=r"draws into 3 axes \(rows, latency, retries\), 2 were given"):
+        with_a_fault().plot_timeline(axes[0])
+
+
+def test_timeline_of_nothing_has_labels_and_no_lines(pyplot: Any) -> None:
+    panels = WriteSummary().plot_timeline()
+    assert [panel.get_ylabel() for panel in panels] == ["rows per second", "largest latency (ms)", "retries"]
+    assert not any(panel.has_data() for panel in panels)
+
+
+def test_no_plot_has_a_background(pyplot: Any) -> None:
+    for panel in (with_a_fault().plot(), *with_a_fault().plot_timeline()):
+        assert panel.patch.get_alpha() == 0
+        assert panel.get_figure().patch.get_alpha() == 0
+
+
+def test_the_style_is_one_that_matplotlib_takes(pyplot: Any) -> None:
+    with pyplot.style.context(dict(STYLE)):
+        figure, axes = pyplot.subplots()
+        (line,) = axes.plot([1, 2])
+    assert figure.get_facecolor()[3] == 0
+    assert line.get_color() == with_a_fault().plot().lines[0].get_color()
