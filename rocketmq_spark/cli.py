@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from rocketmq_spark import __version__
 from rocketmq_spark.cluster.commands import app as cluster
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.option_transport import GRPC, REMOTING
@@ -26,6 +27,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(cluster, name="cluster")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"rocketmq-spark {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None: ...
 
 
 class _Transport(str, enum.Enum):
