@@ -5,12 +5,15 @@ usage: make check-matrix [PYTHONS="/path/of/python3.12 ..."] [PYSPARKS="4.0 4.3"
 Rule 1: one environment at a time, deleted after use; PySpark alone has 450 MB.
 Rule 2: unit tests run once for each Python, in the tree of the sdist. Those with Spark and servers run on every pair,
     and take the package from the wheel.
-Rule 3: what is not to be had, an interpreter or a PySpark for it, is said and is no failure.
+Rule 3: the oldest Python is tried with the lowest version of every requirement as well (PYSPARKS="lowest").
+Rule 4: what is not to be had, an interpreter or a PySpark for it, is said and is no failure.
 """
 
 from __future__ import annotations
 
+import configparser
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,10 +25,11 @@ from datetime import date
 from pathlib import Path
 from typing import Final
 
-from tests.packages import Built, build
+from tests.packages import ROOT, Built, build
 
 PYTHONS: Final = ("3.10", "3.11", "3.12", "3.13")
-PYSPARKS: Final = ("4.0", "4.1", "4.2", "4.3")
+LOWEST: Final = "lowest"
+PYSPARKS: Final = (LOWEST, "4.0", "4.1", "4.2", "4.3")
 # A batch and a stream in both directions, over both protocols, and the other ways to have a session.
 WITH_SPARK: Final = tuple(
     f"tests/spark/test_{name}.py"
@@ -83,6 +87,14 @@ def interpreters() -> dict[str, tuple[str, str]]:
     return found
 
 
+def lowest() -> str:
+    """Return pip's constraints that hold what the package needs to the oldest versions that setup.cfg allows."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg", encoding="utf-8")
+    needs = config["options"]["install_requires"] + config["options.extras_require"]["grpc"]
+    return "\n".join(re.findall(r"^[a-z0-9]+>=[0-9.]+", needs, re.MULTILINE)).replace(">=", "==")
+
+
 def tested(python: Path, tree: Path, tests: Sequence[str], processes: int) -> tuple[str, bool]:
     """Run tests, and return pytest's last line and whether it is bad news."""
     command = [python, "-m", "pytest", *tests, "-q", "-n", str(processes), "-k", _LEFT_OUT, "--no-loadscope-reorder"]
@@ -101,7 +113,9 @@ def check(pair: Pair, interpreter: str, built: Built, folder: Path, *, unit: boo
     if made.returncode == 0:
         made = run(*pip, "--upgrade", "pip")
     if made.returncode == 0:
-        made = run(*pip, f"{built.wheel}[test]", f"pyspark=={pair.pyspark}.*")
+        constraints = folder / "constraints.txt"
+        constraints.write_text(lowest() if pair.pyspark == LOWEST else f"pyspark=={pair.pyspark}.*")
+        made = run(*pip, "--constraint", constraints, f"{built.wheel}[test]")
     if made.returncode:
         absent = "No matching distribution found for pyspark" in made.stderr
         pair.spark, pair.failed = ("not to be had" if absent else "could not be installed"), not absent
@@ -119,7 +133,7 @@ def check(pair: Pair, interpreter: str, built: Built, folder: Path, *, unit: boo
     if said.returncode:
         pair.spark, pair.failed = said.stderr.strip().splitlines()[-1], True
         return
-    pair.pyspark = said.stdout.strip()
+    pair.pyspark = said.stdout.strip() + (", all at its lowest" if pair.pyspark == LOWEST else "")
     pair.spark, failed = tested(python, tree, WITH_SPARK, 2)
     pair.failed |= failed
 
@@ -134,6 +148,7 @@ def table(pairs: Sequence[Pair]) -> str:
 def main() -> int:
     """Check every pair, print the table, and return 1 if one of them failed."""
     pairs: list[Pair] = []
+    with_units: set[str] = set()
     found = interpreters()
     pysparks = os.environ.get("PYSPARKS", "").split() or PYSPARKS
     with tempfile.TemporaryDirectory(prefix="rocketmq-spark-matrix-") as name:
@@ -145,11 +160,15 @@ def main() -> int:
                 continue
             interpreter, python = found[release]
             for pyspark in pysparks:
+                if pyspark == LOWEST and release != PYTHONS[0]:
+                    continue
                 pair = Pair(python, pyspark)
-                start, unit = time.monotonic(), not any(done.python == python and done.unit for done in pairs)
+                start, unit = time.monotonic(), pyspark == LOWEST or python not in with_units
                 with tempfile.TemporaryDirectory(dir=name) as folder:
                     check(pair, interpreter, built, Path(folder), unit=unit)
                 pairs.append(pair)
+                if pair.unit and pyspark != LOWEST:
+                    with_units.add(python)
                 print(f"{pair} after {time.monotonic() - start:.0f} s", file=sys.stderr)
     print(f"{date.today()}\n\n{table(pairs)}")
     return int(any(pair.failed for pair in pairs))

@@ -64,7 +64,7 @@ class Environment:
         self.home = folder / "environment"
         self.elsewhere = folder / "elsewhere"
         self.elsewhere.mkdir()
-        venv.create(self.home, with_pip=False)
+        venv.create(self.home, with_pip=False, symlinks=True)
 
     @property
     def python(self) -> str:
