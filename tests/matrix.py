@@ -97,20 +97,8 @@ def lowest() -> str:
 
 def tested(python: Path, tree: Path, tests: Sequence[str], processes: int, *options: str) -> tuple[str, bool]:
     """Run tests, and return pytest's last line and whether it is bad news."""
-    command = [
-        python,
-        "-m",
-        "pytest",
-        *tests,
-        "-q",
-        "-n",
-        str(processes),
-        "-k",
-        _LEFT_OUT,
-        "--no-loadscope-reorder",
-        *options,
-    ]
-    done = run(*command, folder=tree)
+    command = (python, "-m", "pytest", *tests, "-q", "-n", str(processes), "--no-loadscope-reorder", *options)
+    done = run(*command, "-k", _LEFT_OUT, folder=tree)
     if done.returncode:
         print(done.stdout[-20_000:], done.stderr[-5_000:], sep="\n", file=sys.stderr)
     lines = done.stdout.strip().splitlines()
@@ -125,9 +113,9 @@ def check(pair: Pair, interpreter: str, built: Built, folder: Path, *, unit: boo
     if made.returncode == 0:
         made = run(*pip, "--upgrade", "pip")
     if made.returncode == 0:
-        constraints = folder / "constraints.txt"
-        constraints.write_text(lowest() if pair.pyspark == LOWEST else f"pyspark=={pair.pyspark}.*")
-        made = run(*pip, "--constraint", constraints, f"{built.wheel}[test]")
+        (folder / "lowest.txt").write_text(lowest())
+        wanted = ("--constraint", folder / "lowest.txt") if pair.pyspark == LOWEST else (f"pyspark=={pair.pyspark}.*",)
+        made = run(*pip, f"{built.wheel}[test]", *wanted)
     if made.returncode:
         absent = "No matching distribution found for pyspark" in made.stderr
         pair.spark, pair.failed = ("not to be had" if absent else "could not be installed"), not absent
