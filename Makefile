@@ -64,6 +64,14 @@ check: setup ## Format, lint, types, unit tests
 docs: setup ## Make docs/options.md from the code
 	@$(BIN)/python -m tests.option_docs
 
+.PHONY: check-matrix
+check-matrix: setup ## Try the wheel on every PYTHONS and PYSPARKS that can be had, one after the other (hours), and print a table
+	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.matrix
+
+.PHONY: dist
+dist: setup ## Build sdist and wheel into dist/
+	@$(BIN)/python -m build --outdir dist .
+
 .PHONY: proto
 proto: setup ## Generate the gRPC messages from proto/
 	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. proto/rocketmq_spark/transport/_pb/*.proto

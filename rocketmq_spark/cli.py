@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from rocketmq_spark import __version__
 from rocketmq_spark.admin.commands import app as admin
 from rocketmq_spark.cluster.commands import app as cluster
 from rocketmq_spark.errors import RocketMQError
@@ -28,6 +29,20 @@ app = typer.Typer(
 )
 app.add_typer(admin)
 app.add_typer(cluster, name="cluster")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"rocketmq-spark {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None: ...
 
 
 class _Transport(str, enum.Enum):

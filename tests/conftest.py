@@ -25,6 +25,7 @@ from rocketmq_spark.errors import ClusterError
 from tests.grpc_client import grpc_client_jar
 from tests.java import Java
 from tests.official import Read, ReadWith, with_java, with_java_over_grpc, with_python_over_grpc
+from tests.packages import Built, build
 from tests.releases import PYSPARK
 from tests.sharing import SharedCluster, shared
 from tests.topics import create_topic
@@ -68,7 +69,16 @@ TOGETHER = {
     "transactions": ("tests/integration/test_transactions.py", "tests/integration/test_grpc_transactions.py"),
 }
 # The order of all: what takes longest before what fills the gaps.
-ORDER = ("tests/unit", *TOGETHER, "tests/notebooks", "tests/spark", "tests/integration", "tests/interop", "tests")
+ORDER = (
+    "tests/unit",
+    *TOGETHER,
+    "tests/notebooks",
+    "tests/packaging",
+    "tests/spark",
+    "tests/integration",
+    "tests/interop",
+    "tests",
+)
 
 
 def scope_of(nodeid: str) -> str:
@@ -165,6 +175,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedCluster]
         except ClusterError as exc:
             unavailable(exc)
         yield found
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The package as a release of it would be."""
+    return build(tmp_path_factory.mktemp("built"))
 
 
 @pytest.fixture

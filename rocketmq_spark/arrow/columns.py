@@ -4,8 +4,9 @@ Rule 1: whatever the Arrow layout (sliced, large, view, dictionary, with values 
         everything after this module knows one layout only.
 Rule 2: an Arrow buffer is looked at and never copied; dictionaries and views are unpacked, which copies.
 Rule 3: a column in which every row is null is None: nothing after this module asks whether a column exists.
-Rule 4: Arrow becomes numpy and numpy Arrow here, and not by ``pa.array`` and ``Array.to_numpy``: they import pandas,
-        which costs each of Spark's workers half a second and some 40 MB.
+Rule 4: Arrow becomes numpy and numpy Arrow here, and not by ``pa.array``, ``Array.to_numpy`` or
+        ``DataType.to_pandas_dtype``: they import pandas, which costs each of Spark's workers half a second and some
+        40 MB. The last one, before pyarrow 26, even fails where there is none.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ Ints: TypeAlias = "npt.NDArray[np.integer[Any]]"
 Mask: TypeAlias = "npt.NDArray[np.bool_]"
 Octets: TypeAlias = "npt.NDArray[np.uint8]"
 
+# numpy's type for each of Arrow's whole numbers.
+_DTYPES: Final = {
+    pa.from_numpy_dtype(kind): np.dtype(kind)
+    for kind in (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
+}
 _PER_MS: Final = {"ms": 1, "us": 1_000, "ns": 1_000_000}
 
 
@@ -157,14 +163,14 @@ def to_arrow(values: Ints | Mask, valid: Mask | None = None) -> pa.Array:
 
 
 def to_numpy(array: pa.Array) -> npt.NDArray[Any]:
-    """Return an Arrow array of numbers or booleans without nulls as numpy has it; numbers share their memory."""
+    """Return an Arrow array of whole numbers or booleans without nulls as numpy has it; numbers share their memory."""
     start, stop = array.offset, array.offset + len(array)
     data = array.buffers()[1]
     if pa.types.is_boolean(array.type):
         octets = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)[start // 8 : stop // 8 + 1]
         bits = np.unpackbits(octets, bitorder="little")
         return bits[start % 8 : start % 8 + len(array)].view(np.bool_)
-    dtype = np.dtype(array.type.to_pandas_dtype())
+    dtype = _DTYPES[array.type]
     return np.frombuffer(data or b"", dtype, count=len(array), offset=start * dtype.itemsize)
 
 

@@ -234,6 +234,8 @@ _FAILURES: Final = (
     # No connection came about, so nothing was sent.
     _Failure("UNAVAILABLE", "certificate_verify_failed", RemotingCertificateException, _AUTHORITY),
     _Failure("UNAVAILABLE", "hostname verification", RemotingCertificateException, _OTHER_NAME),
+    # The same as gRPC 1.76 says it.
+    _Failure("UNAVAILABLE", "is not in peer certificate", RemotingCertificateException, _OTHER_NAME),
     _Failure("UNAVAILABLE", "failed to create security handshaker", RemotingCertificateException, _NO_PEM),
     _Failure("UNAVAILABLE", "wrong_version_number", RemotingConnectException, "the port speaks no TLS: useTls=false"),
     _Failure("UNAVAILABLE", "failed to connect", RemotingConnectException, _ADDRESS),

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tarfile
 import venv
 from collections.abc import Callable, Iterator
@@ -19,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from rocketmq_spark.spark.report import Metrics
 from tests.ledger import Ledger
+from tests.packages import Built
 from tests.processes import descendants, processes
 from tests.reading import read_topic
 from tests.sharing import SharedCluster
@@ -29,8 +28,6 @@ from tests.writes import failing_late, keys_of, messages_in, numbered, retries_o
 # Drivers and executors are JVMs that come and go: on a busy machine that takes its time.
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration, pytest.mark.timeout(600)]
 
-ROOT = Path(__file__).parents[2]
-BUILT_FROM = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "NOTICE", "pyspark_rocketmq.py")
 PATIENCE = 200.0
 # At that rate a write takes seconds: whatever the machine, what happens to it falls into it.
 SLOWLY = {"maxRatePerSecond": "4000", "maxRateTasks": "2", "batchBytes": "16k", "rowId": "true"}
@@ -43,19 +40,9 @@ def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneC
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package as a wheel, under a name that PySpark puts on its paths."""
-    folder = tmp_path_factory.mktemp("wheel")
-    # A copy, for setuptools leaves things where it builds.
-    source = folder / "source"
-    for name in ("rocketmq_spark", "conf"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in BUILT_FROM:
-        shutil.copy(ROOT / name, source)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*command, "--wheel-dir", str(folder), str(source)], check=True, timeout=PATIENCE)
-    (built,) = folder.glob("*.whl")
-    return built.rename(folder / "rocketmq_spark.zip")
+    return Path(shutil.copy(built.wheel, tmp_path_factory.mktemp("wheel") / "rocketmq_spark.zip"))
 
 
 @pytest.fixture

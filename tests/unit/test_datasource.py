@@ -202,7 +202,8 @@ from pyspark.sql.types import StructType
 from rocketmq_spark.spark.schemas import arrow_schema
 from rocketmq_spark.spark.writer import stream_writer
 BODY = StructType().add("body", "string")
-source = pyspark_rocketmq.DefaultSource({OVER_GRPC!r})
+found = getattr(pyspark_rocketmq, "DefaultSource", rocketmq_spark.RocketMQDataSource)  # There is none on PySpark 4.0.
+source = found({OVER_GRPC!r})
 writer = stream_writer(source._checked_options(arrow_schema(BODY), print), None, BODY)
 pickle.loads(cloudpickle.dumps((rocketmq_spark.Producer, type(source), writer)))
 sys.exit(str({{"grpc", "google.protobuf"}} & set(sys.modules) or ""))

