@@ -144,6 +144,9 @@ def _how_to_use(state: ClusterState) -> str:
         f"  {write.format('nameServer', state.name_server)}",
         *([f"  {write.format('endpoints', state.endpoints)}  # to a topic that exists"] if state.endpoints else []),
         "",
+        "read it:",
+        f'  spark.read.format("rocketmq").option("nameServer", "{state.name_server}").load("orders")',
+        "",
         "stop it: rocketmq-spark cluster down",
     ]
     return "\n".join(lines)
