@@ -76,7 +76,8 @@ def test_a_terminal_keeps_the_last_state_of_a_block_that_failed(
     assert display.view.messages == 70
     last = terminal.getvalue().rpartition(f"topic {topic}"[:40])[2]
     assert "ended" in last
-    assert "broker-0" in last
+    # The topic begins at either broker: its first messages create it.
+    assert "broker-" in last
     assert "70" in last
     assert transport.closed
 
