@@ -96,13 +96,13 @@ def lowest() -> str:
 
 
 def tested(python: Path, tree: Path, tests: Sequence[str], processes: int, *options: str) -> tuple[str, bool]:
-    """Run tests, and return pytest's last line and whether it is bad news."""
+    """Run tests, and return the counts of pytest's last line and whether it is bad news."""
     command = (python, "-m", "pytest", *tests, "-q", "-n", str(processes), "--no-loadscope-reorder", *options)
     done = run(*command, "-k", _LEFT_OUT, folder=tree)
     if done.returncode:
         print(done.stdout[-20_000:], done.stderr[-5_000:], sep="\n", file=sys.stderr)
     lines = done.stdout.strip().splitlines()
-    return (lines[-1].strip("= ") if lines else "did not start"), bool(done.returncode)
+    return (lines[-1].partition(" in ")[0].strip("= ") if lines else "did not start"), bool(done.returncode)
 
 
 def check(pair: Pair, interpreter: str, built: Built, folder: Path, *, unit: bool) -> None:
