@@ -66,7 +66,9 @@ def test_sql_chooses_by_properties(own: LocalCluster, topic: str, load: Callable
             frame = load(filterType="SQL92", subExpression=expression, **options)
             found = [int(bytes(row.body)) for row in frame.where("tags <> ''").collect()]
             assert sorted(found) == sorted(expected), expression
-    with pytest.raises(PySparkException, match=r"filterType=SQL92: a broker can't read it: .*SUBSCRIPTION_PARSE_FAILED"):
+    with pytest.raises(
+        PySparkException, match=r"filterType=SQL92: a broker can't read it: .*SUBSCRIPTION_PARSE_FAILED"
+    ):
         load(filterType="SQL92", subExpression="n > > 1").collect()
 
 
