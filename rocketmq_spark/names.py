@@ -22,6 +22,9 @@ DEFAULT_CONSUMER_GROUP: Final = "DEFAULT_CONSUMER"
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 
+AUTO_CREATE_TOPIC: Final = "TBW102"
+"""On every broker that creates topics itself, by this one's example (``TopicValidator``)."""
+
 # Validators.isNotAllowedSendTopic; the last two are 5.5.0's.
 FORBIDDEN_TOPICS: Final = frozenset(
     {
@@ -35,7 +38,12 @@ FORBIDDEN_TOPICS: Final = frozenset(
         "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC",
     }
 )
-_SYSTEM_TOPICS: Final = FORBIDDEN_TOPICS | {"TBW102", "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC", "CHECKPOINT_TOPIC"}
+_SYSTEM_TOPICS: Final = FORBIDDEN_TOPICS | {
+    AUTO_CREATE_TOPIC,
+    "BenchmarkTest",
+    "RMQ_SYS_TRACE_TOPIC",
+    "CHECKPOINT_TOPIC",
+}
 _SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 _SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 
@@ -66,6 +74,11 @@ def java_length(text: str) -> int:
 def is_system_topic(topic: str) -> bool:
     """Return whether the broker made `topic` for itself (``TopicValidator.isSystemTopic``)."""
     return topic in _SYSTEM_TOPICS or topic.startswith(_SYSTEM_TOPIC_PREFIX)
+
+
+def is_internal_topic(topic: str) -> bool:
+    """Return whether the broker made `topic` for itself, or for a consumer group's retries and dead letters."""
+    return is_system_topic(topic) or topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
 
 
 def is_system_group(group: str) -> bool:

@@ -52,6 +52,20 @@ def unwrap(resource: str, namespace: str | None) -> str:
     return prefix + bare.removeprefix(f"{namespace}{_SEPARATOR}")
 
 
+def bare_name(resource: str, namespace: str | None) -> str | None:
+    """Return the name that `wrap` was given; None for a name of another namespace, or of none.
+
+    Raises
+    ------
+    MQClientException
+        Code -1: the namespace holds ``%``.
+    """
+    name = unwrap(resource, namespace)
+    # A name of another namespace, or of none, is not changed by taking this one's off.
+    own = is_none(namespace) or (name != resource and wrap(namespace, name) == resource)
+    return name if own else None
+
+
 def namespace_of(name_server_address: str) -> str | None:
     """Return the namespace that an address of the form ``[scheme://]MQ_INST_<w>_<w>.<rest>`` stands for, else None."""
     found = _INSTANCE_ADDRESS.fullmatch(name_server_address)

@@ -5,7 +5,7 @@ Field names are RocketMQ's (``BrokerData.java``, ``QueueData.java``, ``TopicRout
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -125,6 +125,11 @@ class TopicRouteData:
         ]
         notes = [f"messages: {', '.join(sorted(self.message_types))}"] if self.message_types else []
         return table_view.html_table(headings, rows, notes=notes, empty="No broker has the topic.")
+
+
+def masters_of(brokers: Iterable[BrokerData]) -> dict[str, str]:
+    """Return the addresses of the masters that there are, by broker name."""
+    return {broker.broker_name: broker.master for broker in brokers if broker.master}
 
 
 def permission_text(perm: int) -> str:

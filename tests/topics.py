@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
+from rocketmq_spark.admin import Admin
 from rocketmq_spark.cluster import LocalCluster
-from rocketmq_spark.errors import TopicRouteStaleException
-from rocketmq_spark.transport.remoting import RemotingTransport
 from tests.peer import PATIENCE
 from tests.sharing import SharedCluster
 
@@ -19,16 +16,6 @@ def create_topic(
     A proxy creates no topic, and remembers for a while that it has not found one. To an `inner` one, a batch can be
     stored as one unit.
     """
-    attributes = f"+message.type={message_type}" + (",+queue.type=BatchCQ" if inner else "")
-    with RemotingTransport([cluster.name_server]) as transport:
-        for broker in cluster.brokers:
-            transport.create_topic(broker.address, topic, queues, 6, PATIENCE, attributes=attributes)
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            try:
-                if len(transport.query_route(topic, PATIENCE).broker_datas) == len(cluster.brokers):
-                    return topic
-            except TopicRouteStaleException:
-                pass  # The name server learns of it in a moment.
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+    with Admin(cluster.name_server, timeout=PATIENCE) as admin:
+        admin.create_topic(topic, queues, message_type=message_type, inner=inner, update=True)
+    return topic

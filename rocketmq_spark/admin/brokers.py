@@ -8,9 +8,10 @@ Follows ``AdminBrokerProcessor.prepareRuntimeInfo``; what is made of the figures
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
-from typing import Final
+from typing import Final, NamedTuple
 
 from rocketmq_spark.admin.asking import ask_all
 from rocketmq_spark.admin.rows import BrokerInfo
@@ -23,24 +24,49 @@ _RUNTIME: Final = re.compile(r"(\d+) days?, (\d+) hours?, (\d+) minutes?, (\d+) 
 _SECONDS: Final = (86_400, 3_600, 60, 1)
 
 
+class Told(NamedTuple):
+    """What a broker says of itself.
+
+    Parameters
+    ----------
+    runtime : mapping of str to str
+        Figures by name.
+    now : float
+        When they came, epoch seconds by our clock.
+    perm : int or None
+        The permission of its settings; None where the user may not see them.
+    """
+
+    runtime: Mapping[str, str]
+    now: float
+    perm: int | None
+
+
 def brokers_of(transport: RemotingTransport, timeout: float) -> Table[BrokerInfo]:
     """Return all brokers that the name servers know, by cluster, name and id."""
     brokers = sorted(transport.cluster_info(timeout).brokers, key=lambda one: (one.cluster, one.broker_name))
-    every = [(broker, number) for broker in brokers for number in sorted(broker.broker_addrs)]
-    addresses = [broker.broker_addrs[number] for broker, number in every]
-    answers = ask_all(addresses, lambda address: _told(transport, address, timeout))
     rows, missing = [], []
-    for (broker, number), address in zip(every, addresses, strict=True):
-        answer = answers[address]
-        if isinstance(answer, RocketMQError):
-            missing.append(f"{broker.broker_name} ({address}): {answer}")
+    for broker, number, told in ask_brokers(transport, brokers, timeout):
+        if isinstance(told, RocketMQError):
+            missing.append(f"{broker.broker_name} ({broker.broker_addrs[number]}): {told}")
         else:
-            rows.append(broker_info(broker, number, *answer))
+            rows.append(_broker_info(broker, number, told))
     return Table(BrokerInfo, rows, missing=missing)
 
 
-def broker_info(broker: BrokerData, number: int, runtime: Mapping[str, str], permission: str | None) -> BrokerInfo:
-    """Return a broker's figures as what they mean."""
+def ask_brokers(
+    transport: RemotingTransport, brokers: Iterable[BrokerData], timeout: float
+) -> Iterator[tuple[BrokerData, int, Told | RocketMQError]]:
+    """Ask brokers, and the slaves of each, for their figures; yield each with its id, in this order."""
+    every = [(broker, number) for broker in brokers for number in sorted(broker.broker_addrs)]
+    addresses = [broker.broker_addrs[number] for broker, number in every]
+    answers = ask_all(addresses, lambda address: _told(transport, address, timeout))
+    for (broker, number), address in zip(every, addresses, strict=True):
+        yield broker, number, answers[address]
+
+
+def _broker_info(broker: BrokerData, number: int, told: Told) -> BrokerInfo:
+    runtime = told.runtime
     booted = _integer(runtime, "bootTimestamp")
     return BrokerInfo(
         broker.broker_name,
@@ -48,7 +74,7 @@ def broker_info(broker: BrokerData, number: int, runtime: Mapping[str, str], per
         broker.cluster,
         broker.broker_addrs[number],
         version_of(runtime),
-        permission,
+        None if told.perm is None else permission_text(told.perm),
         disk_used_percent(runtime),
         _today(runtime, "msgPutTotal"),
         _today(runtime, "msgGetTotal"),
@@ -76,14 +102,15 @@ def clock_of(runtime: Mapping[str, str]) -> float | None:
     return booted / 1000 + sum(int(count) * unit for count, unit in zip(found.groups(), _SECONDS, strict=True))
 
 
-def _told(transport: RemotingTransport, address: str, timeout: float) -> tuple[Mapping[str, str], str | None]:
+def _told(transport: RemotingTransport, address: str, timeout: float) -> Told:
     runtime = transport.runtime_info(address, timeout)
+    now = time.time()
     try:
         perm = transport.broker_config(address, timeout).get("brokerPermission", "")
     except RocketMQError:
         # Access control hides settings from users that may see figures.
         perm = ""
-    return runtime, permission_text(int(perm)) if perm.isdecimal() else None
+    return Told(runtime, now, int(perm) if perm.isdecimal() else None)
 
 
 def _today(runtime: Mapping[str, str], name: str) -> int | None:

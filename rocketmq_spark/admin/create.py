@@ -25,7 +25,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.names import is_system_topic
 from rocketmq_spark.producer.validators import check_topic
-from rocketmq_spark.route_data import PERM_READ, PERM_WRITE, TopicRouteData
+from rocketmq_spark.route_data import PERM_READ, PERM_WRITE, TopicRouteData, masters_of
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.topic_config import BATCH_CQ, MESSAGE_TYPE, QUEUE_TYPE
 
@@ -117,8 +117,7 @@ def _masters(transport: RemotingTransport, cluster: str | None, timeout: float) 
         raise OptionError(f"the name servers know the clusters {', '.join(names)}: say which one, with cluster")
     if cluster is not None and cluster not in names:
         raise OptionError(f"the name servers know no cluster {cluster!r}, but {', '.join(names) or 'none at all'}")
-    found = {one.broker_name: one.master for one in info.brokers if cluster in (None, one.cluster)}
-    masters = {name: address for name, address in sorted(found.items()) if address is not None}
+    masters = masters_of(one for one in info.brokers if cluster in (None, one.cluster))
     if not masters:
         raise MQClientException("no broker has registered with the name servers: start one, or wait for it")
     return masters

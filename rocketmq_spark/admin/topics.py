@@ -13,15 +13,13 @@ from rocketmq_spark.admin.asking import ask_all
 from rocketmq_spark.admin.rows import TopicInfo
 from rocketmq_spark.admin.table import Table
 from rocketmq_spark.errors import RocketMQError, TopicRouteStaleException
-from rocketmq_spark.names import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
-from rocketmq_spark.namespace import unwrap, wrap
-from rocketmq_spark.route_data import TopicRouteData, permission_text
+from rocketmq_spark.names import is_internal_topic
+from rocketmq_spark.namespace import bare_name
+from rocketmq_spark.route_data import TopicRouteData, masters_of, permission_text
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.cluster_info import ClusterInfo
-from rocketmq_spark.wire.topic_config import MESSAGE_TYPE, QUEUE_TYPE
+from rocketmq_spark.wire.topic_config import message_type_of, queue_type_of
 
-# What brokers take a topic for whose attributes do not say (``TopicConfig.java``, ``QueueTypeUtils.java``).
-_DEFAULTS: Final = {MESSAGE_TYPE: "NORMAL", QUEUE_TYPE: "SimpleCQ"}
 _PROXYS_OWN: Final = "DefaultHeartBeatSyncerTopic"
 _REPLIES: Final = "_REPLY_TOPIC"
 
@@ -33,12 +31,10 @@ def topics_of(transport: RemotingTransport, namespace: str, timeout: float, *, e
     """Return the topics of a namespace, by name; `everything` has RocketMQ's own among them."""
     names = transport.topics(timeout)
     info = transport.cluster_info(timeout)
-    shown = {wired: unwrap(wired, namespace) for wired in names if everything or not _is_own(wired, info)}
-    if namespace:
-        # A name of another namespace does not change when this one's is taken off.
-        shown = {wired: name for wired, name in shown.items() if name != wired and wrap(namespace, name) == wired}
+    wanted = (wired for wired in names if everything or not _is_own(wired, info))
+    shown = {wired: name for wired in wanted if (name := bare_name(wired, namespace)) is not None}
     routes = ask_all(sorted(shown), lambda wired: transport.query_route(wired, timeout))
-    masters = {broker.broker_name: broker.master for broker in info.brokers if broker.master}
+    masters = masters_of(info.brokers)
     told = ask_all(masters, lambda broker: transport.all_topic_attributes(masters[broker], timeout))
     known = [attributes for attributes in told.values() if not isinstance(attributes, RocketMQError)]
     missing = [f"types of topics, from {broker}: {why}" for broker, why in told.items() if isinstance(why, Exception)]
@@ -54,13 +50,10 @@ def topics_of(transport: RemotingTransport, namespace: str, timeout: float, *, e
 def _topic_info(name: str, wired: str, route: TopicRouteData, known: Iterable[_Attributes]) -> TopicInfo:
     attributes = [found for of_broker in known if (found := of_broker.get(wired)) is not None]
 
-    def of(attribute: str) -> str | None:
-        return "/".join(sorted({one.get(attribute, _DEFAULTS[attribute]) for one in attributes})) or None
-
     return TopicInfo(
         name,
-        of(MESSAGE_TYPE),
-        of(QUEUE_TYPE),
+        "/".join(sorted(set(map(message_type_of, attributes)))) or None,
+        "/".join(sorted(set(map(queue_type_of, attributes)))) or None,
         tuple(data.broker_name for data in route.queue_datas),
         sum(max(data.read_queue_nums, data.write_queue_nums) for data in route.queue_datas),
         "/".join(sorted({permission_text(data.perm) for data in route.queue_datas})) or "-",
@@ -72,4 +65,4 @@ def _is_own(topic: str, info: ClusterInfo) -> bool:
     own = {_PROXYS_OWN, *(broker.broker_name for broker in info.brokers)}
     for cluster in info.clusters:
         own |= {cluster, f"{cluster}{_REPLIES}"}
-    return topic in own or is_system_topic(topic) or topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+    return topic in own or is_internal_topic(topic)

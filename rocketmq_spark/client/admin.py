@@ -18,6 +18,7 @@ from rocketmq_spark.producer.client_instance import ClientInstance
 from rocketmq_spark.producer.kernel import broker_address
 from rocketmq_spark.producer.route_cache import publish_info_of
 from rocketmq_spark.producer.validators import check_topic
+from rocketmq_spark.route_data import masters_of
 
 _READ_WRITE = 6
 
@@ -75,7 +76,7 @@ class MQAdmin(ABC):
         if is_system_topic(new_topic):
             raise MQClientException(f"creating topic {new_topic}: it is one of the server's own")
         route = instance.transport.query_route(wrap(self._namespace, key), self._api_timeout)
-        masters = {broker.broker_name: broker.master for broker in route.broker_datas if broker.master}
+        masters = masters_of(route.broker_datas)
         failed = {}
         for name, address in sorted(masters.items()):
             try:

@@ -37,7 +37,7 @@ from rocketmq_spark.producer.rate import largest_batch
 from rocketmq_spark.producer.route_cache import TopicPublishInfo
 from rocketmq_spark.transport.local_address import local_ip
 from rocketmq_spark.wire.records import MAX_BATCH_ROWS
-from rocketmq_spark.wire.topic_config import BATCH_CQ, QUEUE_TYPE
+from rocketmq_spark.wire.topic_config import BATCH_CQ, queue_type_of
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -192,8 +192,7 @@ def _check_inner(options: SinkOptions, instance: ClientInstance, info: TopicPubl
             # A proxy does not know the question, and whoever may write a topic need not be allowed to ask it.
             logger.warning("batchType=inner: the type of the topic is unknown: %s", exc)
             continue
-        if attributes.get(QUEUE_TYPE) != BATCH_CQ:
-            kind = attributes.get(QUEUE_TYPE, "SimpleCQ")
+        if (kind := queue_type_of(attributes)) != BATCH_CQ:
             raise OptionError(f"topic {options.topic} is of the type {kind} on {broker_name}; {remedy}")
 
 

@@ -24,9 +24,8 @@ from rocketmq_spark.cluster.config import (
 )
 from rocketmq_spark.cluster.server import ENFORCING, Server, Site
 from rocketmq_spark.errors import ClusterError, MQBrokerException
+from rocketmq_spark.names import AUTO_CREATE_TOPIC
 from rocketmq_spark.wire.codes import ResponseCode
-
-_AUTO_CREATE_TOPIC: Final = "TBW102"
 
 # No collector that treats a 4 MiB request as an exception (G1 does, at this heap size); no -Xms that a user's smaller
 # -Xmx would contradict. A broker takes about 250 MB besides its heap: threads, metaspace, network buffers.
@@ -130,9 +129,9 @@ class Broker(Server):
             raise ClusterError(f"the name server has {known or 'no address'} for {self.name}, not {self.address}")
         if self.properties.get("autoCreateTopicEnable") != "false":
             # The first send to a new topic takes its queues from this route (spec/remoting.md 3.3).
-            queues = probe.route(name_server, _AUTO_CREATE_TOPIC).queue_datas
+            queues = probe.route(name_server, AUTO_CREATE_TOPIC).queue_datas
             if self.name not in {queue.broker_name for queue in queues}:
-                raise ClusterError(f"the route of {_AUTO_CREATE_TOPIC} lacks {self.name}")
+                raise ClusterError(f"the route of {AUTO_CREATE_TOPIC} lacks {self.name}")
         try:
             # The topic that every broker has in its own name: no topic of the user's gets a row it did not send.
             probe.send(self.address, self.name, self.name, b"is it ready?")

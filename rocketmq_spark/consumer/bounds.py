@@ -12,10 +12,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Final, TypeAlias, TypeVar
 
 from rocketmq_spark.consumer.data_loss import expired, lost
+from rocketmq_spark.consumer.parallel import in_parallel
 from rocketmq_spark.consumer.ranges import OffsetRange
 from rocketmq_spark.consumer.topic_queues import TopicQueues
 from rocketmq_spark.errors import OptionError, ReadError, RemotingException, RocketMQError
@@ -30,7 +31,6 @@ Offsets: TypeAlias = "dict[MessageQueue, int]"
 _Ask: TypeAlias = Callable[[MessageQueue, str, float], int]
 _T = TypeVar("_T")
 
-_AT_ONCE: Final = 16
 _WAIT: Final = 0.2
 
 
@@ -92,7 +92,7 @@ class Bounds:
                     self._queues.failed(queue, address)
                 return exc
 
-        return self._in_parallel(queues, one)
+        return in_parallel(queues, one)
 
     def at(self, times: Mapping[MessageQueue, int]) -> dict[MessageQueue, int | None]:
         """Return the first offset stored at a time (epoch, ms) or later; None where there is no such message."""
@@ -228,14 +228,7 @@ class Bounds:
         return {queue: latest[queue] if offset is None else offset for queue, offset in found.items()}
 
     def _of_all(self, queues: Iterable[MessageQueue], ask: _Ask) -> Offsets:
-        return self._in_parallel(list(queues), lambda queue: self._patiently(queue, ask))
-
-    @staticmethod
-    def _in_parallel(queues: Sequence[MessageQueue], ask: Callable[[MessageQueue], _T]) -> dict[MessageQueue, _T]:
-        if not queues:
-            return {}
-        with ThreadPoolExecutor(min(_AT_ONCE, len(queues)), "rocketmq-spark-offsets") as pool:
-            return dict(zip(queues, pool.map(ask, queues), strict=True))
+        return in_parallel(queues, lambda queue: self._patiently(queue, ask))
 
     def _patiently(self, queue: MessageQueue, ask: _Ask) -> int:
         options = self._options

@@ -25,13 +25,13 @@ from rocketmq_spark.errors import (
     TopicRouteStaleException,
 )
 from rocketmq_spark.message import MessageQueue
-from rocketmq_spark.names import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
-from rocketmq_spark.namespace import unwrap, wrap
+from rocketmq_spark.names import is_internal_topic
+from rocketmq_spark.namespace import bare_name, wrap
 from rocketmq_spark.reader_options import ReaderOptions
 from rocketmq_spark.route_data import MASTER_ID, TopicRouteData
 from rocketmq_spark.transport.base import ReadTransport
 from rocketmq_spark.wire.codes import ResponseCode
-from rocketmq_spark.wire.topic_config import BATCH_CQ, QUEUE_TYPE
+from rocketmq_spark.wire.topic_config import BATCH_CQ, queue_type_of
 
 logger = logging.getLogger("rocketmq_spark.consumer")
 
@@ -214,7 +214,7 @@ class TopicQueues:
                     return self._options.filter_type == "SQL92"
                 # Brokers of 4.x have plain queues only.
                 attributes = {}
-            self._plain[place] = attributes.get(QUEUE_TYPE) != BATCH_CQ
+            self._plain[place] = queue_type_of(attributes) != BATCH_CQ
         return self._plain[place]
 
     def failed(self, queue: MessageQueue, address: str) -> None:
@@ -240,14 +240,8 @@ class TopicQueues:
             named = options.assign or [queue for queue, _ in options.starting_offsets.offsets]
             return sorted({queue.topic for queue in named})
         namespace = options.wrapped_namespace
-        found = []
-        for wired in self._all_topics():
-            topic = unwrap(wired, namespace)
-            # A topic of another namespace, or of none, is not changed by taking this one's off.
-            own = not namespace or (topic != wired and wrap(namespace, topic) == wired)
-            if own and not _is_internal(wired) and options.reads(MessageQueue(topic, "", 0)):
-                found.append(topic)
-        return sorted(found)
+        users = (bare_name(wired, namespace) for wired in self._all_topics() if not is_internal_topic(wired))
+        return sorted(topic for topic in users if topic is not None and options.reads(MessageQueue(topic, "", 0)))
 
     def _all_topics(self) -> frozenset[str]:
         if self._listed is None or not self._is_fresh(_LIST):
@@ -326,7 +320,3 @@ def _address(queue: MessageQueue, route: TopicRouteData, turn: int) -> str | Non
         if broker.broker_name == queue.broker_name and broker.broker_addrs:
             return broker.broker_addrs[sorted(broker.broker_addrs)[turn % len(broker.broker_addrs)]]
     return None
-
-
-def _is_internal(topic: str) -> bool:
-    return is_system_topic(topic) or topic.startswith((RETRY_PREFIX, DLQ_PREFIX))

@@ -6,12 +6,10 @@ Rule 2: a broker's clock is its start plus how long it has run, which it cuts to
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
-from rocketmq_spark.admin.asking import ask_all
-from rocketmq_spark.admin.brokers import clock_of, disk_used_percent, version_of
+from rocketmq_spark.admin.brokers import Told, ask_brokers, clock_of, disk_used_percent, version_of
 from rocketmq_spark.doctor.check import FAILED, OK, WARNING, Check
 from rocketmq_spark.doctor.listener import who_listens
 from rocketmq_spark.errors import MQBrokerException, RemotingException, RocketMQError
@@ -29,8 +27,6 @@ _CLOCK_WITHIN: Final = 5.0
 # What a broker says of a user that it knows and that may not do this (spec/remoting.md section 15).
 _KNOWN_USER: Final = "no permission to access"
 
-_Told = tuple[Mapping[str, str], float, int | None]
-
 
 def check_brokers(transport: RemotingTransport, timeout: float) -> list[Check]:
     """Ask every broker that the name servers know for its figures; nothing, if a proxy stands in for them."""
@@ -38,9 +34,6 @@ def check_brokers(transport: RemotingTransport, timeout: float) -> list[Check]:
         brokers = transport.cluster_info(timeout).brokers
     except RocketMQError:
         return []
-    every = [(broker, number) for broker in brokers for number in sorted(broker.broker_addrs)]
-    addresses = [broker.broker_addrs[number] for broker, number in every]
-    answers = ask_all(addresses, lambda address: _ask(transport, address, timeout))
     checks = [
         Check(
             f"broker {broker.broker_name}",
@@ -51,13 +44,13 @@ def check_brokers(transport: RemotingTransport, timeout: float) -> list[Check]:
         for broker in brokers
         if broker.master is None
     ]
-    for (broker, number), address in zip(every, addresses, strict=True):
-        answer = answers[address]
+    for broker, number, told in ask_brokers(transport, brokers, timeout):
+        address = broker.broker_addrs[number]
         name = f"broker {broker.broker_name}" + (f", slave {number}" if number else "")
-        if isinstance(answer, RocketMQError):
-            checks.append(_no_answer(name, address, answer, timeout))
+        if isinstance(told, RocketMQError):
+            checks.append(_no_answer(name, address, told, timeout))
         else:
-            checks += _examined(name, address, *answer, is_master=number == 0)
+            checks += _examined(name, address, told, is_master=number == 0)
     return checks
 
 
@@ -78,16 +71,6 @@ def key_refused(name: str, exc: RocketMQError) -> Check:
     return Check(name, FAILED, f"the access key is refused: {said.partition(chr(10))[0]}", mend)
 
 
-def _ask(transport: RemotingTransport, address: str, timeout: float) -> _Told:
-    runtime = transport.runtime_info(address, timeout)
-    now = time.time()
-    try:
-        perm = transport.broker_config(address, timeout).get("brokerPermission", "")
-    except RocketMQError:
-        perm = ""
-    return runtime, now, int(perm) if perm.isdecimal() else None
-
-
 def _no_answer(name: str, address: str, exc: RocketMQError, timeout: float) -> Check:
     if isinstance(exc, RemotingException):
         found = f"it has registered itself as {address}, and from here {who_listens(address, timeout).value}"
@@ -103,10 +86,9 @@ def _no_answer(name: str, address: str, exc: RocketMQError, timeout: float) -> C
     return Check(name, WARNING, str(exc), "look into the broker's log (broker.log)")
 
 
-def _examined(
-    name: str, address: str, runtime: Mapping[str, str], now: float, perm: int | None, *, is_master: bool
-) -> list[Check]:
-    problems = list(_problems(name, runtime, now, perm, is_master=is_master))
+def _examined(name: str, address: str, told: Told, *, is_master: bool) -> list[Check]:
+    runtime, now, perm = told
+    problems = list(_problems(name, told, is_master=is_master))
     disk, clock = disk_used_percent(runtime), clock_of(runtime)
     facts = [f"reachable at {address}", version_of(runtime) or "release unknown"]
     facts += [] if perm is None else [f"permission {permission_text(perm)}"]
@@ -115,9 +97,8 @@ def _examined(
     return [Check(name, OK, ", ".join(facts)), *problems]
 
 
-def _problems(
-    name: str, runtime: Mapping[str, str], now: float, perm: int | None, *, is_master: bool
-) -> Iterator[Check]:
+def _problems(name: str, told: Told, *, is_master: bool) -> Iterator[Check]:
+    runtime, now, perm = told
     version, disk, clock = version_of(runtime), disk_used_percent(runtime), clock_of(runtime)
     numbers = tuple(int(part) for part in (version or "").split(".")[:2] if part.isdecimal())
     if numbers and numbers < OLDEST:

@@ -16,6 +16,7 @@ from rocketmq_spark.errors import (
     RequestNotSupportedException,
     RocketMQError,
 )
+from rocketmq_spark.names import AUTO_CREATE_TOPIC
 from rocketmq_spark.transport.remoting import RemotingTransport
 
 _GIVE_ANOTHER: Final = "give the name server's address (port 9876, unless it was given another one)"
@@ -28,7 +29,6 @@ _MEND: Final = {
     Listener.TLS: "switch TLS on (useTls=true, --tls); otherwise " + _GIVE_ANOTHER,
     Listener.OTHER: _GIVE_ANOTHER,
 }
-_ANY_TOPIC: Final = "TBW102"
 
 
 def check_name_server(transport: RemotingTransport, address: str, timeout: float, *, over_tls: bool) -> Check:
@@ -66,7 +66,7 @@ def check_name_server(transport: RemotingTransport, address: str, timeout: float
 
 def _not_a_name_server(transport: RemotingTransport, name: str, address: str, timeout: float) -> Check:
     try:
-        transport.route_at(address, _ANY_TOPIC, timeout)
+        transport.route_at(address, AUTO_CREATE_TOPIC, timeout)
     except RequestNotSupportedException:
         return Check(name, FAILED, "a broker listens there", _GIVE_ANOTHER)
     except RocketMQError:

@@ -6,6 +6,7 @@ Rule 1: a proxy is asked for a route; that it knows no such topic is an answer, 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from rocketmq_spark.client.connect import client_id_of, new_transport
@@ -20,6 +21,7 @@ from rocketmq_spark.errors import (
     RocketMQError,
     TopicRouteStaleException,
 )
+from rocketmq_spark.names import AUTO_CREATE_TOPIC
 from rocketmq_spark.producer_options import producer_options
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.codes import RequestCode
@@ -27,7 +29,6 @@ from rocketmq_spark.wire.codes import RequestCode
 # The proxy's own code for a user that it does not know, or a wrong signature (spec/grpc.md section 5.8).
 _UNAUTHORIZED: Final = 40100
 _LOG: Final = "look into the proxy's log (proxy.log)"
-_ANY_TOPIC: Final = "TBW102"
 _GIVE_ANOTHER: Final = "give the address of a proxy's gRPC server (port 8081, unless it was given another one)"
 
 
@@ -53,7 +54,7 @@ def check_proxies(endpoints: str, topic: str | None, given: Mapping[str, Any], t
     except OptionError as exc:
         return [*checks, Check("endpoints", FAILED, str(exc), "correct the option")]
     for endpoint in options.endpoints:
-        alone = producer_options({**connection, "endpoints": endpoint}, {})
+        alone = replace(options, endpoints=(endpoint,))
         try:
             transport = new_transport(alone, client_id_of(alone, "doctor"))
         except RocketMQError as exc:
@@ -67,7 +68,7 @@ def check_proxies(endpoints: str, topic: str | None, given: Mapping[str, Any], t
 
 def _check_proxy(name: str, endpoint: str, query_route: Any, topic: str | None, timeout: float) -> Check:
     try:
-        route = query_route(topic or _ANY_TOPIC, timeout)
+        route = query_route(topic or AUTO_CREATE_TOPIC, timeout)
     except TopicRouteStaleException:
         if topic is None:
             return Check(name, OK, "answers gRPC")

@@ -18,12 +18,10 @@ from rocketmq_spark.errors import (
     TopicRouteStaleException,
 )
 from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.names import AUTO_CREATE_TOPIC
 from rocketmq_spark.namespace import wrap
-from rocketmq_spark.route_data import TopicRouteData
-from rocketmq_spark.wire.topic_config import MESSAGE_TYPE, QUEUE_TYPE
-
-# The topic that brokers with autoCreateTopicEnable=true make others from.
-_TEMPLATE = "TBW102"
+from rocketmq_spark.route_data import TopicRouteData, masters_of
+from rocketmq_spark.wire.topic_config import message_type_of, queue_type_of
 
 
 def check_topic(admin: Admin, topic: str, timeout: float) -> list[Check]:
@@ -45,7 +43,7 @@ def _remark(exc: RocketMQError) -> str:
 def _unknown(admin: Admin, name: str, topic: str, exc: TopicRouteStaleException, timeout: float) -> Check:
     create = f"create it: rocketmq-spark create-topic {topic}"
     try:
-        template = admin.transport.query_route(_TEMPLATE, timeout)
+        template = admin.transport.query_route(AUTO_CREATE_TOPIC, timeout)
     except RocketMQError:
         return Check(name, FAILED, str(exc), create)
     makers = [data.broker_name for data in template.queue_datas if data.writable]
@@ -74,13 +72,13 @@ def _open_for(name: str, route: TopicRouteData) -> list[Check]:
 
 def _told_by_brokers(admin: Admin, name: str, topic: str, route: TopicRouteData, timeout: float) -> list[Check]:
     wired = wrap(admin.options.wrapped_namespace, topic)
-    masters = {broker.broker_name: broker.master for broker in route.broker_datas if broker.master}
+    masters = masters_of(route.broker_datas)
 
     def ask(broker: str) -> tuple[str, str]:
         # The end of a queue takes the right to look at the topic, as a read does before anything else.
         admin.transport.max_offset(MessageQueue(wired, broker, 0), masters[broker], timeout)
         told = admin.transport.topic_attributes(masters[broker], wired, timeout)
-        return told.get(MESSAGE_TYPE, "NORMAL"), told.get(QUEUE_TYPE, "SimpleCQ")
+        return message_type_of(told), queue_type_of(told)
 
     types = set()
     checks = []

@@ -197,7 +197,7 @@ class WriteSummary:
         """
         from rocketmq_spark.metrics import plots
 
-        return plots.plot_timeline(self.timeline(write_id), list(self.to_dict(write_id)), axes)
+        return plots.plot_timeline(self.timeline(write_id), list(self.measures(write_id).broker_totals()), axes)
 
     def notes(self, write_id: str | None = None) -> list[str]:
         """Return what a reader of the numbers must know."""

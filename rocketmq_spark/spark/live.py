@@ -16,6 +16,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
@@ -195,10 +196,10 @@ class LiveDisplay:
     def _look(self, *, last: bool = False) -> None:
         self._guarded("messages", lambda: self._arrivals.look(time.monotonic(), last=last))
         if self._tasks is not None:
-            self._guarded("tasks", self._look_at_tasks)
+            self._guarded("tasks", partial(self._count, self._tasks))
 
-    def _look_at_tasks(self) -> None:
-        self._counts = self._tasks.look() if self._tasks is not None else None
+    def _count(self, tasks: Tasks) -> None:
+        self._counts = tasks.look()
 
     def _show(self, ended: float | None = None) -> None:
         brokers = self._arrivals.brokers()

@@ -21,6 +21,16 @@ BATCH_CQ: Final = "BatchCQ"
 """Queues that hold batches as units (inner batches)."""
 
 
+def message_type_of(attributes: Mapping[str, str]) -> str:
+    """Return which messages a topic of these attributes is for (``TopicConfig.java``)."""
+    return attributes.get(MESSAGE_TYPE, "NORMAL")
+
+
+def queue_type_of(attributes: Mapping[str, str]) -> str:
+    """Return what the consume queues of a topic of these attributes are (``QueueTypeUtils.java``)."""
+    return attributes.get(QUEUE_TYPE, "SimpleCQ")
+
+
 def decode_topic_attributes(body: bytes) -> Mapping[str, str]:
     """Decode the attributes in the body of a GET_TOPIC_CONFIG answer; brokers before 5.0 have none.
 
