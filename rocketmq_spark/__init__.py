@@ -8,8 +8,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from rocketmq_spark.credentials import Credentials, CredentialsProvider
 from rocketmq_spark.errors import (
     ClusterError,
+    CredentialsError,
     DeliveryError,
     InvalidRowError,
     MetricsUnavailableError,
@@ -45,6 +47,9 @@ __version__ = "0.1.0"
 __all__ = [
     "Admin",
     "ClusterError",
+    "Credentials",
+    "CredentialsError",
+    "CredentialsProvider",
     "DeliveryError",
     "InvalidRowError",
     "LocalCluster",

@@ -162,11 +162,15 @@ class RemotingConnectException(RemotingException):
     refresh_route = True
 
 
-class RemotingCertificateException(RemotingConnectException):
-    """The server's certificate can't be trusted, or is another server's: sending again will not change that."""
+class RemotingTlsException(RemotingConnectException):
+    """Server and client do not agree on TLS, and nothing was executed: sending again will not change that."""
 
     retriable = False
     refresh_route = False
+
+
+class RemotingCertificateException(RemotingTlsException):
+    """A certificate is refused: the server's, or this client's."""
 
 
 class RemotingSendRequestException(RemotingException):
@@ -196,6 +200,10 @@ class RemotingCommandException(RemotingException):
 
 class OptionError(RocketMQError, ValueError):
     """An option of a read or write is unknown, malformed, missing, or contradicts another one."""
+
+
+class CredentialsError(RocketMQError):
+    """Nobody to sign a request with: who knows the credentials did not answer, or gave none that are good."""
 
 
 class SchemaError(RocketMQError, ValueError):

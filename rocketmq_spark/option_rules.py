@@ -9,19 +9,30 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+from rocketmq_spark.option_transport import Spelling
+
 if TYPE_CHECKING:
     from rocketmq_spark.options import SinkOptions
 
 # Steps of the ladders of every faultPreset.
 _PRESET_STEPS: Final = 7
 
-# (option, another one without which it means nothing), as fields and as they are spelt.
+# (option, another one without which it means nothing).
 _NEEDS: Final = (
-    ("access_key", "accessKey", "secret_key", "secretKey"),
-    ("secret_key", "secretKey", "access_key", "accessKey"),
-    ("security_token", "securityToken", "access_key", "accessKey"),
-    ("tls_ca_file", "tlsCaFile", "use_tls", "useTls"),
-    ("tls_server_name", "tlsServerName", "use_tls", "useTls"),
+    ("access_key", "secret_key"),
+    ("secret_key", "access_key"),
+    ("security_token", "access_key"),
+    ("tls_ca_file", "use_tls"),
+    ("tls_cert_file", "use_tls"),
+    ("tls_key_file", "tls_cert_file"),
+    ("tls_server_name", "use_tls"),
+    ("tls_insecure_skip_verify", "use_tls"),
+)
+# (option, another one that would not count beside it, why).
+_EXCLUDES: Final = (
+    ("credentials_provider", "access_key", "a provider gives these itself"),
+    ("tls_insecure_skip_verify", "tls_ca_file", "nobody's certificate is checked then"),
+    ("tls_insecure_skip_verify", "tls_server_name", "nobody's certificate is checked then"),
 )
 _NOT_ABOVE: Final = (
     ("retry_backoff_ms", "retryBackoffMs", "retry_backoff_max_ms", "retryBackoffMaxMs"),
@@ -33,9 +44,9 @@ _CONTROL: Final = "[\x00-\x1f\x7f-\x9f]"
 _LEVELS: Final = {"ZLIB": (0, 9), "ZSTD": (1, 22)}
 
 
-def contradictions(options: SinkOptions) -> Iterator[str]:
+def contradictions(options: SinkOptions, spelt: Spelling) -> Iterator[str]:
     """Yield a text for each contradiction."""
-    yield from against_lone(options)
+    yield from of_security(options, spelt)
     yield from against_bounds(options, _NOT_ABOVE)
     yield from _of_faults(options)
     yield from _of_dead_letters(options)
@@ -66,11 +77,21 @@ def contradictions(options: SinkOptions) -> Iterator[str]:
         )
 
 
-def against_lone(options: object) -> Iterator[str]:
-    """Yield a text for each option of a connection, a write's or a read's, that lacks the one it needs."""
-    for field, given, needed_field, needed in _NEEDS:
-        if getattr(options, field) and not getattr(options, needed_field):
-            yield f"{given} is given without {needed}: give both, or neither"
+def of_security(options: object, spelt: Spelling) -> Iterator[str]:
+    """Yield a text for each contradiction between who signs, and how connections are encrypted.
+
+    Parameters
+    ----------
+    options : SinkOptions, ReaderOptions or ProducerOptions
+    spelt : callable
+        How the user spells a field.
+    """
+    for field, needed in _NEEDS:
+        if getattr(options, field) and not getattr(options, needed):
+            yield f"{spelt(field)} is given without {spelt(needed)}: give both, or neither"
+    for field, other, why in _EXCLUDES:
+        if getattr(options, field) and getattr(options, other):
+            yield f"{spelt(field)} and {spelt(other)} are both given, and {why}: leave one of them out"
 
 
 def against_bounds(options: object, not_above: Sequence[tuple[str, str, str, str]]) -> Iterator[str]:

@@ -270,9 +270,14 @@ SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
         "Give each message the property `SPARK_ROW_ID`, equal in repeats of a row: true makes it of the row's place "
         "and content, columns:a,b of these columns.",
     ),
-    OptionSpec("accessKey", _PRINTABLE, "Name of the user that signs every request, with secretKey."),
-    OptionSpec("secretKey", _PRINTABLE, "Password of that user: shown nowhere, and never sent.", secret=True),
-    OptionSpec("securityToken", _PRINTABLE, "Token of a temporary user, sent with every request.", secret=True),
+    OptionSpec("accessKey", kinds.SECRET, "Name of the user that signs every request, with secretKey."),
+    OptionSpec("secretKey", kinds.SECRET, "Password of that user: shown nowhere, and never sent.", secret=True),
+    OptionSpec("securityToken", kinds.SECRET, "Token of a temporary user, sent with every request.", secret=True),
+    OptionSpec(
+        "credentialsProvider",
+        kinds.CLASS,
+        "A class of yours that gives the three, and new ones before they expire, in place of accessKey and secretKey.",
+    ),
     OptionSpec(
         "useTls",
         BOOLEAN,
@@ -285,9 +290,26 @@ SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
         "PEM file of the authorities to trust, at one path on the driver and every executor; by default the system's.",
     ),
     OptionSpec(
+        "tlsCertFile",
+        _PRINTABLE,
+        "PEM file of this client's certificate, for servers that demand one, at one path on the driver and every "
+        "executor; with the chain up to an authority that they trust.",
+    ),
+    OptionSpec(
+        "tlsKeyFile",
+        _PRINTABLE,
+        "PEM file of that certificate's private key, which is not encrypted; by default in tlsCertFile.",
+    ),
+    OptionSpec(
         "tlsServerName",
         kinds.text("a host name or address without a port", r"[\s/@\[\]]|^\.|^[^:]*:[^:]*$"),
         "The one name that the certificates of all servers are for, where it is not the addresses dialled.",
+    ),
+    OptionSpec(
+        "tlsInsecureSkipVerify",
+        BOOLEAN,
+        "Take every certificate, whoever has signed it and whatever it names: what is sent can be read and changed by "
+        "who stands between. For trying things; it is warned of.",
     ),
     OptionSpec(
         "enableTrace",

@@ -146,11 +146,9 @@ def choice_or_class(*values: str) -> ValueKind:
     word = choice(*values)
 
     def parse(text: str) -> str:
-        if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text.strip()):
-            return text.strip()
-        return str(word.parse(text))
+        return _parse_class(text) if ":" in text else str(word.parse(text))
 
-    allowed = f"{word.allowed}, or a class of yours as module:Class"
+    allowed = f"{word.allowed}, or {CLASS.allowed}"
     return ValueKind(allowed, allowed, parse)
 
 
@@ -176,6 +174,31 @@ def text(allowed: str, refused: str) -> ValueKind:
         return text
 
     return ValueKind("text", allowed, parse)
+
+
+ENV: Final = "env:"
+FILE: Final = "file:"
+
+
+def is_printable(text: str) -> bool:
+    """Return whether a text is not blank and has no control characters."""
+    return bool(text.strip()) and not re.search("[\x00-\x1f\x7f]", text)
+
+
+def _parse_secret(text: str) -> str:
+    if not is_printable(text):
+        raise ValueError
+    if text.startswith(ENV) and not re.fullmatch(r"env:[A-Za-z_][A-Za-z0-9_]*", text):
+        raise ValueError
+    if text.startswith(FILE) and not text.startswith(f"{FILE}/"):
+        raise ValueError
+    return text.replace(f"{FILE}///", f"{FILE}/", 1) if text.startswith(f"{FILE}///") else text
+
+
+def _parse_class(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text.strip()):
+        raise ValueError
+    return text.strip()
 
 
 def words(allowed: str, pattern: str) -> ValueKind:
@@ -265,6 +288,12 @@ def _parse_address(text: str) -> str:
     return f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
 
 
+SECRET: Final = ValueKind(
+    "text or reference",
+    "a text that is not blank, without control characters; or where to read it: env:NAME or file:/absolute/path",
+    _parse_secret,
+)
+CLASS: Final = ValueKind("class", "a class of yours as module:Class", _parse_class)
 BOOLEAN: Final = ValueKind("boolean", "true or false", _parse_boolean)
 ROW_ID: Final = ValueKind("row id", "false, true, or columns:a,b with the names of columns, each once", _parse_row_id)
 ADDRESSES: Final = ValueKind(

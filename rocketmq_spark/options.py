@@ -103,9 +103,13 @@ class SinkOptions:
     access_key: str | None = None
     secret_key: str | None = None
     security_token: str | None = None
+    credentials_provider: str | None = None
     use_tls: bool = False
     tls_ca_file: str | None = None
+    tls_cert_file: str | None = None
+    tls_key_file: str | None = None
     tls_server_name: str | None = None
+    tls_insecure_skip_verify: bool = False
     enable_trace: bool = False
     trace_topic: str = "RMQ_SYS_TRACE_TOPIC"
     max_rate_per_second: int | None = None
@@ -173,7 +177,7 @@ def parse_sink_options(
             '.option("endpoints", "host:8081"). INSERT INTO a table hands its writer no options: say '
             "INSERT INTO t WITH ('nameServer'='host:9876') SELECT ..."
         )
-    for contradiction in contradictions(parsed):
+    for contradiction in contradictions(parsed, _SPELLING.__getitem__):
         raise OptionError(contradiction)
     if parsed.over_grpc:
         endpoints = ";".join(text for key, text in options.items() if key.lower() == "endpoints")

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import rocketmq_spark.option_values as kinds
 from rocketmq_spark.errors import OptionError
+from rocketmq_spark.option_rules import of_security
 from rocketmq_spark.option_table import SINK_OPTIONS, OptionSpec
 from rocketmq_spark.option_transport import (
     GRPC,
@@ -83,9 +84,13 @@ class ProducerOptions:
     access_key: str | None = None
     secret_key: str | None = None
     security_token: str | None = None
+    credentials_provider: str | None = None
     use_tls: bool = False
     tls_ca_file: str | None = None
+    tls_cert_file: str | None = None
+    tls_key_file: str | None = None
     tls_server_name: str | None = None
+    tls_insecure_skip_verify: bool = False
 
     @property
     def over_grpc(self) -> bool:
@@ -174,6 +179,8 @@ _DOCS: Final = {
     "client_oneway_semaphore_value": "Most `send_oneway` requests on their way from one client id; one beyond waits "
     "for its turn.",
     "tls_ca_file": "PEM file of the authorities to trust; by default the system's.",
+    "tls_cert_file": "PEM file of this client's certificate, for servers that demand one, with the chain up to an "
+    "authority that they trust.",
     "enable_trace": "Leave a trace record of every message at `trace_topic`.",
 }
 _SHARED: Final = {spec.field: spec for spec in SINK_OPTIONS}
@@ -207,10 +214,8 @@ def producer_options(properties: Mapping[str, Any], environ: Mapping[str, str]) 
         endpoints = option_text(properties["endpoints"])
         for refused in (*refused_over_grpc(parsed, str), *against_schemes(endpoints, parsed.use_tls, str)):
             raise OptionError(refused)
-    if parsed.tls_server_name is not None and not parsed.use_tls:
-        raise OptionError("tls_server_name is given without use_tls: give both, or neither")
-    if (parsed.access_key is None) != (parsed.secret_key is None):
-        raise OptionError("access_key and secret_key sign requests together: give both or neither")
+    for contradiction in of_security(parsed, str):
+        raise OptionError(contradiction)
     return parsed
 
 

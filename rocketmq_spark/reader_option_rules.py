@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from rocketmq_spark.offset_json import EARLIEST, LATEST, OffsetSpec
-from rocketmq_spark.option_rules import against_bounds, against_lone
+from rocketmq_spark.option_rules import against_bounds, of_security
+from rocketmq_spark.option_transport import Spelling
 
 if TYPE_CHECKING:
     from rocketmq_spark.reader_options import ReaderOptions
@@ -73,9 +74,9 @@ def against_given(given: Mapping[str, Any], *, streaming: bool) -> Iterator[str]
         yield "maxTriggerDelay bounds the wait for minOffsetsPerTrigger, which is missing: give both, or neither"
 
 
-def contradictions(options: ReaderOptions, *, streaming: bool) -> Iterator[str]:
+def contradictions(options: ReaderOptions, spelt: Spelling, *, streaming: bool) -> Iterator[str]:
     """Yield a text for each contradiction."""
-    yield from against_lone(options)
+    yield from of_security(options, spelt)
     yield from against_bounds(options, _NOT_ABOVE)
     yield from _of_filters(options)
     yield from _of_queues(options)

@@ -175,7 +175,11 @@ READER_OPTIONS: Final[tuple[OptionSpec, ...]] = (
     _WRITERS["accessKey"],
     _WRITERS["secretKey"],
     _WRITERS["securityToken"],
+    _WRITERS["credentialsProvider"],
     _WRITERS["useTls"],
     _WRITERS["tlsCaFile"],
+    _WRITERS["tlsCertFile"],
+    _WRITERS["tlsKeyFile"],
     _WRITERS["tlsServerName"],
+    _WRITERS["tlsInsecureSkipVerify"],
 )

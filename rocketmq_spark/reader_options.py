@@ -20,6 +20,7 @@ from rocketmq_spark.options import OptionRow, rows_of
 from rocketmq_spark.reader_option_rules import against_given, contradictions
 from rocketmq_spark.reader_option_table import ENDING_OFFSETS_SPEC, READER_OPTIONS, SUBSCRIBE_SPEC
 
+_SPELLING: Final = {spec.field: spec.name for spec in READER_OPTIONS}
 _EARLIEST: Final = OffsetSpec("earliest")
 _LATEST: Final = OffsetSpec("latest")
 _PULL_TIMEOUT_MS: Final = 10_000
@@ -64,9 +65,13 @@ class ReaderOptions:
     access_key: str | None = None
     secret_key: str | None = None
     security_token: str | None = None
+    credentials_provider: str | None = None
     use_tls: bool = False
     tls_ca_file: str | None = None
+    tls_cert_file: str | None = None
+    tls_key_file: str | None = None
     tls_server_name: str | None = None
+    tls_insecure_skip_verify: bool = False
 
     @property
     def over_grpc(self) -> bool:
@@ -163,7 +168,7 @@ def parse_reader_options(options: Mapping[str, str], environ: Mapping[str, str],
             'option nameServer is missing: give .option("nameServer", "host:9876;host:9876"), or set the environment '
             "variable NAMESRV_ADDR on the driver"
         )
-    for contradiction in contradictions(parsed, streaming=streaming):
+    for contradiction in contradictions(parsed, _SPELLING.__getitem__, streaming=streaming):
         raise OptionError(contradiction)
     return parsed
 

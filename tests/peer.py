@@ -30,6 +30,7 @@ from rocketmq_spark.errors import MQBrokerException, RemotingCommandException
 from rocketmq_spark.message import EncodedBatch, Message, MessageQueue, SendRequest
 from rocketmq_spark.route_data import QueueData, TopicRouteData
 from rocketmq_spark.transaction import EndTransaction, TransactionCheck
+from rocketmq_spark.transport.disagreement import REMOTING_HELLO
 from rocketmq_spark.transport.script import Reply
 from rocketmq_spark.transport.scripted_store import HALF_TOPIC, ScriptedStore
 from rocketmq_spark.wire.codes import RequestCode, ResponseCode
@@ -51,6 +52,10 @@ _ABOUT_A_BROKER = (
     RequestCode.GET_TOPIC_CONFIG,
 )
 
+# In a ClientHello (RFC 7301 section 3.1): the remoting protocol's own has no such offer.
+_OFFERS_H2 = b"\x00\x03\x02h2"
+# A client begins at once; who never does gets its function after this, seconds.
+_FIRST_BYTES_WITHIN = 0.1
 # Nothing in a test waits longer than this, seconds.
 PATIENCE = 20.0
 
@@ -181,10 +186,23 @@ class Peer:
                 sock.close()
                 return
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._is_greeting(sock):
+                sock.close()
+                continue
             session = Session(sock)
             script = self.scripts[min(len(self.sessions), len(self.scripts) - 1)]
             self.sessions.append(session)
             self._spawn(self._play, script, session)
+
+    def _is_greeting(self, sock: socket.socket) -> bool:
+        """Return whether a connection asks how this server may be spoken to: no test plays a function for that."""
+        sock.settimeout(_FIRST_BYTES_WITHIN)
+        try:
+            first = sock.recv(2048, socket.MSG_PEEK)
+        except OSError:
+            first = b""
+        sock.settimeout(None)
+        return first == REMOTING_HELLO or (self.tls is None and _OFFERS_H2 in first)
 
     def _play(self, script: Callable[[Session], object], session: Session) -> None:
         try:

@@ -39,13 +39,19 @@ class Admin:
     name_server : str or sequence of str, optional
         ``host:9876;host:9876``. Default: the environment variable ``NAMESRV_ADDR``.
     access_key, secret_key, security_token : str, optional
-        Sign every request.
+        Sign every request; each also as ``env:NAME`` or ``file:/path``.
+    credentials_provider : str, optional
+        ``module:Class`` of who knows these, in their place; see `CredentialsProvider`.
     use_tls : bool, default False
         Encrypt every connection.
     tls_ca_file : str, optional
         PEM file of the authorities to trust; by default the system's.
+    tls_cert_file, tls_key_file : str, optional
+        PEM files of this client's certificate and its key, for servers that demand them.
     tls_server_name : str, optional
         The one name that all certificates are for, where it is not the addresses dialled.
+    tls_insecure_skip_verify : bool, default False
+        Take every certificate; it is warned of.
     namespace : str, optional
         Only the topics of this namespace, by their names without it.
     timeout : float, default 5.0
@@ -78,9 +84,13 @@ class Admin:
         access_key: str | None = None,
         secret_key: str | None = None,
         security_token: str | None = None,
+        credentials_provider: str | None = None,
         use_tls: bool = False,
         tls_ca_file: str | None = None,
+        tls_cert_file: str | None = None,
+        tls_key_file: str | None = None,
         tls_server_name: str | None = None,
+        tls_insecure_skip_verify: bool = False,
         namespace: str | None = None,
         timeout: float = 5.0,
     ) -> None:
@@ -89,9 +99,13 @@ class Admin:
             "access_key": access_key,
             "secret_key": secret_key,
             "security_token": security_token,
+            "credentials_provider": credentials_provider,
             "use_tls": use_tls,
             "tls_ca_file": tls_ca_file,
+            "tls_cert_file": tls_cert_file,
+            "tls_key_file": tls_key_file,
             "tls_server_name": tls_server_name,
+            "tls_insecure_skip_verify": tls_insecure_skip_verify,
             "namespace": namespace,
         }
         self._options = admin_options(given, timeout, os.environ)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.admin.admin import Admin
     from rocketmq_spark.admin.table import Table
 
-_VISIBLE = "Others on this machine can see a command line: better set the variable."
+_VISIBLE = "Others on this machine can see a command line: better set the variable, or give file:/path."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -55,13 +55,27 @@ class Connection:
     secret_key: Annotated[
         str | None, typer.Option(envvar="ROCKETMQ_SECRET_KEY", show_default=False, help=f"Its password. {_VISIBLE}")
     ] = None
+    security_token: Annotated[
+        str | None,
+        typer.Option(envvar="ROCKETMQ_SECURITY_TOKEN", show_default=False, help=f"Its token, if temporary. {_VISIBLE}"),
+    ] = None
+    credentials_provider: Annotated[
+        str | None, typer.Option(help="module:Class that gives key, secret and token, in their place.")
+    ] = None
     tls: Annotated[bool, typer.Option("--tls", help="Encrypt every connection.")] = False
     tls_ca_file: Annotated[
         str | None, typer.Option(help="PEM file of the authorities to trust. Default: the system's.")
     ] = None
+    tls_cert_file: Annotated[str | None, typer.Option(help="PEM file of this client's certificate.")] = None
+    tls_key_file: Annotated[
+        str | None, typer.Option(help="PEM file of its private key. Default: that of the certificate.")
+    ] = None
     tls_server_name: Annotated[
         str | None, typer.Option(help="The one name of all certificates, where it is not the addresses dialled.")
     ] = None
+    tls_insecure_skip_verify: Annotated[
+        bool, typer.Option("--tls-insecure-skip-verify", help="Take every certificate: for trying things only.")
+    ] = False
     namespace: Annotated[str | None, typer.Option(help="Only topics of this namespace, named without it.")] = None
     timeout: Annotated[float, typer.Option(help="Seconds that one question may take.")] = 5.0
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False
@@ -72,9 +86,14 @@ class Connection:
             "name_server": self.name_server or _left_running(),
             "access_key": self.access_key,
             "secret_key": self.secret_key,
+            "security_token": self.security_token,
+            "credentials_provider": self.credentials_provider,
             "use_tls": self.tls,
             "tls_ca_file": self.tls_ca_file,
+            "tls_cert_file": self.tls_cert_file,
+            "tls_key_file": self.tls_key_file,
             "tls_server_name": self.tls_server_name,
+            "tls_insecure_skip_verify": self.tls_insecure_skip_verify,
             "namespace": self.namespace,
         }
 

@@ -45,6 +45,6 @@ def admin_options(given: Mapping[str, Any], timeout: float, environ: Mapping[str
         )
     milliseconds = max(1, round(timeout * 1000))
     options = ReaderOptions(**values, pull_timeout_ms=milliseconds, read_timeout_ms=milliseconds)
-    for contradiction in contradictions(options, streaming=False):
+    for contradiction in contradictions(options, str, streaming=False):
         raise OptionError(contradiction)
     return options

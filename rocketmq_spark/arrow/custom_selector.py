@@ -8,7 +8,6 @@ Follows ``MessageQueueSelector.java``, for rows by the thousand (spec/producer.m
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -16,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rocketmq_spark.errors import MQClientException, OptionError
+from rocketmq_spark.errors import MQClientException
 from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.user_class import load_class, make
 
 
 class RowSelector(Protocol):
@@ -40,6 +40,16 @@ class RowSelector(Protocol):
         ...
 
 
+def check_selector(name: str) -> None:
+    """Refuse a class that can't be had.
+
+    Raises
+    ------
+    OptionError
+    """
+    load_class("queueSelector", name, "select")
+
+
 class CustomSelector:
     """Asks a user's selector, and checks what it answers.
 
@@ -56,11 +66,7 @@ class CustomSelector:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        selector_class = load_class(name)
-        try:
-            self._selector: RowSelector = selector_class()
-        except Exception as exc:
-            raise OptionError(f"queueSelector={name}: making it without arguments failed: {exc!r}") from exc
+        self._selector: RowSelector = make("queueSelector", name, "select")
 
     def select(self, queues: Sequence[MessageQueue], rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
         """Return an index into `queues` for each of `rows`, -1 for any.
@@ -89,25 +95,3 @@ class CustomSelector:
                 f"{len(queues) - 1}, and -1 or null for any queue"
             )
         return chosen
-
-
-def load_class(name: str) -> type[Any]:
-    """Return the class that ``module:Class`` names.
-
-    Raises
-    ------
-    OptionError
-        It is not there, or has no ``select``.
-    """
-    module_name, _, class_name = name.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as exc:
-        raise OptionError(
-            f"queueSelector={name}: importing module {module_name} failed: {exc!r}; Spark's Python workers must find "
-            "it, on the driver and on every executor: install it there, or hand it over with --py-files or addPyFile"
-        ) from exc
-    found = getattr(module, class_name, None)
-    if not (isinstance(found, type) and callable(getattr(found, "select", None))):
-        raise OptionError(f"queueSelector={name}: module {module_name} has no class {class_name} with a method select")
-    return found

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Final
 
+from rocketmq_spark.client.connect import SECURITY
 from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.client.service import trace_group
 from rocketmq_spark.errors import RocketMQError
@@ -76,12 +77,7 @@ class BatchTracer:
             transport=transport,
             name_server=options.name_server,
             client_ip=options.client_ip,
-            access_key=options.access_key,
-            secret_key=options.secret_key,
-            security_token=options.security_token,
-            use_tls=options.use_tls,
-            tls_ca_file=options.tls_ca_file,
-            tls_server_name=options.tls_server_name,
+            **{name: getattr(options, name) for name in SECURITY},
             send_msg_timeout=_TIMEOUT_MS,
             max_message_size=MAX_MESSAGE_BYTES,
         )

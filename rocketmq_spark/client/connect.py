@@ -6,16 +6,18 @@ Rule 2: gRPC is imported only where it is asked for: who writes to brokers need 
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import logging
 import re
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Final, Protocol
 
+from rocketmq_spark.client.credentials import CredentialOptions, credentials_of
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.transport.local_address import local_ip
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.transport.tls import TlsSettings
-from rocketmq_spark.wire.acl import Credentials
 
 if TYPE_CHECKING:
     from rocketmq_spark.transport.base import Transport
@@ -26,7 +28,16 @@ PROTOBUF_FLOOR: Final = "6.31.1"
 _INSTALL: Final = "pip install 'rocketmq-spark[grpc]' on the driver and on every executor"
 
 
-class ConnectionConfig(Protocol):
+# How a connection is secured, by field: for who makes a client beside its own.
+SECURITY: Final = (
+    "access_key", "secret_key", "security_token", "credentials_provider", "use_tls", "tls_ca_file", "tls_cert_file",
+    "tls_key_file", "tls_server_name", "tls_insecure_skip_verify",
+)  # fmt: skip
+
+logger = logging.getLogger("rocketmq_spark.transport")
+
+
+class ConnectionConfig(CredentialOptions, Protocol):
     """What decides on connections, among the options of a write or of a producer."""
 
     @property
@@ -60,21 +71,6 @@ class ConnectionConfig(Protocol):
         ...
 
     @property
-    def access_key(self) -> str | None:
-        """Name of the user that signs."""
-        ...
-
-    @property
-    def secret_key(self) -> str | None:
-        """What the user signs with."""
-        ...
-
-    @property
-    def security_token(self) -> str | None:
-        """Token of a temporary user."""
-        ...
-
-    @property
     def use_tls(self) -> bool:
         """Encrypt."""
         ...
@@ -85,8 +81,23 @@ class ConnectionConfig(Protocol):
         ...
 
     @property
+    def tls_cert_file(self) -> str | None:
+        """This client's certificate."""
+        ...
+
+    @property
+    def tls_key_file(self) -> str | None:
+        """Its private key."""
+        ...
+
+    @property
     def tls_server_name(self) -> str | None:
         """What all certificates name, if not the addresses dialled."""
+        ...
+
+    @property
+    def tls_insecure_skip_verify(self) -> bool:
+        """Take every certificate."""
         ...
 
     @property
@@ -102,11 +113,19 @@ class ConnectionConfig(Protocol):
 
 def tls_settings(options: ConnectionConfig) -> TlsSettings | None:
     """Return how connections are encrypted; None: not at all."""
-    return TlsSettings(options.tls_ca_file, options.tls_server_name) if options.use_tls else None
+    if not options.use_tls:
+        return None
+    return TlsSettings(
+        options.tls_ca_file,
+        options.tls_server_name,
+        options.tls_cert_file,
+        options.tls_key_file,
+        options.tls_insecure_skip_verify,
+    )
 
 
 def check_connection(options: ConnectionConfig) -> None:
-    """Refuse what can be known to fail in every task: packages that are not there, a file that can't be used.
+    """Refuse what can be known to fail in every task: packages or a class that are not there, a file of no use.
 
     Raises
     ------
@@ -115,6 +134,7 @@ def check_connection(options: ConnectionConfig) -> None:
     tls = tls_settings(options)
     if tls is not None:
         tls.context()
+    credentials_of(options)
     if options.over_grpc:
         _require_grpc()
 
@@ -138,11 +158,11 @@ def new_transport(options: ConnectionConfig, client_id: str, *, polled: bool = F
     Raises
     ------
     OptionError
-        An address is malformed, the file of authorities can't be used, or gRPC is not installed, or too old.
+        An address is malformed, a file or class can't be used, or gRPC is not installed, or too old.
     """
-    credentials = None
-    if options.access_key is not None and options.secret_key is not None:
-        credentials = Credentials(options.access_key, options.secret_key, options.security_token or "")
+    credentials = credentials_of(options)
+    if options.tls_insecure_skip_verify:
+        _warn_of_no_verification()
     if options.over_grpc:
         _require_grpc()
         from rocketmq_spark.transport.grpc import GrpcTransport
@@ -162,6 +182,14 @@ def new_transport(options: ConnectionConfig, client_id: str, *, polled: bool = F
         client_async_semaphore_value=options.client_async_semaphore_value,
         client_oneway_semaphore_value=options.client_oneway_semaphore_value,
         polled=polled,
+    )
+
+
+@functools.cache
+def _warn_of_no_verification() -> None:
+    logger.warning(
+        "tlsInsecureSkipVerify=true: no server's certificate is checked, and who stands between can read and change "
+        "what is sent; give tlsCaFile, and tlsServerName if the certificates are for another name"
     )
 
 

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from rocketmq_spark.client.admin import MQAdmin
+from rocketmq_spark.client.connect import SECURITY
 from rocketmq_spark.client.lifecycle import Event, Lifecycle, ServiceState
 from rocketmq_spark.client.recall import recall_message
 from rocketmq_spark.client.registry import GroupTakenError
@@ -44,10 +45,7 @@ logger = logging.getLogger("rocketmq_spark.producer")
 
 _TRACE_TIMEOUT_MS: Final = 5000
 # How the tracer reaches the brokers; all else are its own defaults.
-_SHARED_WITH_TRACER: Final = (
-    "name_server", "client_ip", "unit_name", "access_key", "secret_key", "security_token", "use_tls", "tls_ca_file",
-    "tls_server_name",
-)  # fmt: skip
+_SHARED_WITH_TRACER: Final = ("name_server", "client_ip", "unit_name", *SECURITY)
 
 
 class Producer(MQAdmin):

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import enum
 import socket
-import ssl
 from typing import Final
 
 from rocketmq_spark.transport.dial import parse_address
+from rocketmq_spark.transport.disagreement import HTTP2_HELLO, answer, tls_protocol
 
-# What an HTTP/2 client begins with, and an empty SETTINGS frame (RFC 9113, sections 3.4 and 6.5).
-_HTTP2_HELLO: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _SETTINGS: Final = 4
 _TYPE_AT: Final = 3
 _HTTP_HELLO: Final = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -45,38 +43,12 @@ def who_listens(address: str, timeout: float) -> Listener:
         return Listener.NOBODY
     except OSError:
         return Listener.SILENT
-    said = _answer(host, port, _HTTP2_HELLO, share)
+    said = answer(host, port, HTTP2_HELLO, share)
     if said[_TYPE_AT : _TYPE_AT + 1] == bytes([_SETTINGS]):
         return Listener.GRPC
-    if said.startswith(b"HTTP/") or _answer(host, port, _HTTP_HELLO, share).startswith(b"HTTP/"):
+    if said.startswith(b"HTTP/") or answer(host, port, _HTTP_HELLO, share).startswith(b"HTTP/"):
         return Listener.HTTP
-    protocol = _tls_protocol(host, port, share)
+    protocol = tls_protocol(host, port, share)
     if protocol is None:
         return Listener.OTHER
     return Listener.GRPC if protocol == "h2" else Listener.TLS
-
-
-def _answer(host: str, port: int, hello: bytes, timeout: float) -> bytes:
-    try:
-        with socket.create_connection((host, port), timeout) as sock:
-            sock.sendall(hello)
-            return sock.recv(64)
-    except OSError:
-        return b""
-
-
-def _tls_protocol(host: str, port: int, timeout: float) -> str | None:
-    """Return what a TLS server chose to speak, "" if it did not choose, None without TLS."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    # Whose certificate it is does not matter: nothing is said to it.
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    try:
-        with (
-            socket.create_connection((host, port), timeout) as sock,
-            context.wrap_socket(sock, server_hostname=host) as secure,
-        ):
-            return secure.selected_alpn_protocol() or ""
-    except OSError:
-        return None

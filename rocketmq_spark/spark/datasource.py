@@ -177,7 +177,7 @@ class RocketMQDataSource(DataSource):
         return stream_writer(options, self._accumulator, schema, look_up_route_of_stream(options, columns))
 
     def _checked_options(self, columns: pa.Schema, warn: Callable[[str], None]) -> SinkOptions:
-        from rocketmq_spark.arrow.custom_selector import load_class
+        from rocketmq_spark.arrow.custom_selector import check_selector
         from rocketmq_spark.client.connect import check_connection
         from rocketmq_spark.client.write_rows import check_columns
 
@@ -185,7 +185,7 @@ class RocketMQDataSource(DataSource):
         check_connection(options)
         check_columns(columns, options)
         if options.custom_selector is not None:
-            load_class(options.custom_selector)
+            check_selector(options.custom_selector)
         if self._speculation and not options.row_id:
             warn(
                 "spark.speculation is true: a task that Spark starts twice stores its rows twice; set rowId=true to "

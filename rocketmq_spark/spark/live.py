@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rocketmq_spark.admin.admin import Admin
 from rocketmq_spark.namespace import wrap
@@ -44,14 +44,7 @@ def live(
     spark: SparkSession,
     topic: str,
     name_server: str | Sequence[str] | None = None,
-    *,
-    access_key: str | None = None,
-    secret_key: str | None = None,
-    security_token: str | None = None,
-    use_tls: bool = False,
-    tls_ca_file: str | None = None,
-    tls_server_name: str | None = None,
-    namespace: str | None = None,
+    **connection: Any,
 ) -> LiveDisplay:
     """Show Spark's tasks and the messages that arrive in a topic, twice a second, while a ``with`` block runs.
 
@@ -65,8 +58,10 @@ def live(
         of tasks; there only messages are shown.
     topic : str
         It need not exist yet.
-    name_server, access_key, secret_key, security_token, use_tls, tls_ca_file, tls_server_name, namespace : optional
-        Where to ask, and as whom; see `Admin`.
+    name_server : str or sequence of str, optional
+        ``host:9876;host:9876``. Default: the environment variable ``NAMESRV_ADDR``.
+    **connection
+        As of `Admin`: access_key, secret_key, use_tls, tls_ca_file, namespace, ...
 
     Returns
     -------
@@ -83,16 +78,7 @@ def live(
     >>> with rocketmq_spark.live(spark, "orders", "127.0.0.1:9876"):  # doctest: +SKIP
     ...     df.write.format("rocketmq").option("nameServer", "127.0.0.1:9876").option("topic", "orders").save()
     """
-    admin = Admin(
-        name_server,
-        access_key=access_key,
-        secret_key=secret_key,
-        security_token=security_token,
-        use_tls=use_tls,
-        tls_ca_file=tls_ca_file,
-        tls_server_name=tls_server_name,
-        namespace=namespace,
-    )
+    admin = Admin(name_server, **connection)
     return LiveDisplay(spark, topic, admin.transport, admin.options.wrapped_namespace)
 
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
-from rocketmq_spark.errors import RemotingTimeoutException, RocketMQError
+from rocketmq_spark.errors import CredentialsError, RemotingTimeoutException, RocketMQError
 from rocketmq_spark.message import Buffer
 from rocketmq_spark.transport.loop import IoLoop
 from rocketmq_spark.transport.permits import Permits
@@ -110,6 +110,9 @@ class RemotingClient:
             return
         try:
             self._loop.submit(address, request)
+        except CredentialsError as exc:
+            # Nobody to sign as: of this attempt, and perhaps not of the next.
+            self._loop.refuse(request, exc)
         except BaseException:
             request.permit.release()
             raise

@@ -27,10 +27,11 @@ from rocketmq_spark.errors import (
     RemotingSendRequestException,
 )
 from rocketmq_spark.transport.dial import Dial
+from rocketmq_spark.transport.disagreement import REMOTING_HELLO, disagreement
 from rocketmq_spark.transport.failures import broken, overdue
 from rocketmq_spark.transport.request import FLAG_REQUEST, Answer, Outbound, Request, next_opaque
 from rocketmq_spark.transport.state import TRANSITIONS, Event, State
-from rocketmq_spark.transport.tls import Secure, TlsStream
+from rocketmq_spark.transport.tls import CertificateError, DisagreementError, HandshakeError, Secure, TlsStream
 from rocketmq_spark.wire.codes import ResponseCode
 from rocketmq_spark.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand
 from rocketmq_spark.wire.framing import FrameBuffer
@@ -197,7 +198,7 @@ class Connection:
             done = self._write() if more and self.state is not State.CLOSED else []
         completions = [(request, Answer(None, None, 0.0)) for request in done]
         if self._failure is not None and self.state is not State.CLOSED:
-            completions += self._fail(now, f"writing failed{self._hint}", self._failure)
+            completions += self._fail(now, "writing failed", self._failure)
         return completions
 
     def on_readable(self, scratch: memoryview) -> list[Completion]:
@@ -214,11 +215,11 @@ class Connection:
             except (BlockingIOError, InterruptedError):
                 break
             except OSError as exc:
-                return completions + self._fail(self._clock(), f"reading failed{self._hint}", exc)
+                return completions + self._fail(self._clock(), f"reading failed: {exc}", exc)
             now = self._clock()
             if not count:
                 closed = ConnectionResetError("end of stream")
-                return completions + self._fail(now, f"the server closed the connection{self._hint}", closed)
+                return completions + self._fail(now, "the server closed the connection", closed)
             self._arrivals += 1
             try:
                 self._frames.feed(scratch[:count])
@@ -233,7 +234,7 @@ class Connection:
             if count < len(scratch):
                 break
         if self._failure is not None and self.state is not State.CLOSED:
-            completions += self._fail(self._clock(), f"writing failed{self._hint}", self._failure)
+            completions += self._fail(self._clock(), "writing failed", self._failure)
         return completions
 
     def sweep(self, now: float) -> list[Completion]:
@@ -274,12 +275,18 @@ class Connection:
         """Fail everything."""
         return [] if self.state is State.CLOSED else self._fail(now, what, cause)
 
-    @property
-    def _hint(self) -> str:
-        """What the end of a connection may mean on which nothing has ever come."""
-        if self._arrivals or isinstance(self._stream, TlsStream):
-            return ""
-        return " without a single answer, as a server does that demands TLS (option useTls)"
+    def _explained(self, what: str, cause: BaseException | None) -> tuple[str, BaseException | None]:
+        """Find out whether a connection on which nothing has ever come ended for want of TLS, or because of it."""
+        if isinstance(self._stream, TlsStream) and not self._arrivals and isinstance(cause, OSError):
+            refusal = self._stream.last_words()
+            return (what, cause) if refusal is None else (f"{what}: {refusal}", refusal)
+        hung_up = isinstance(cause, ConnectionError) and not isinstance(cause, CertificateError | DisagreementError)
+        shaking = isinstance(cause, HandshakeError)
+        # Who can't be connected to has not hung up; and a handshake that has ended is an answer.
+        if not hung_up or self._arrivals or not (shaking or isinstance(self._stream, socket.socket)):
+            return what, cause
+        remedy = disagreement(self.address, REMOTING_HELLO, over_tls=shaking)
+        return (what, cause) if remedy is None else (f"{what}: {remedy}", DisagreementError(remedy))
 
     def _fire(self, event: Event) -> None:
         self.state = TRANSITIONS[self.state][event]
@@ -341,7 +348,7 @@ class Connection:
             self.due = self._next_due()
         completions = [(request, Answer(None, None, 0.0)) for request in done]
         if self._failure is not None:
-            completions += self._fail(now, f"writing failed{self._hint}", self._failure)
+            completions += self._fail(now, "writing failed", self._failure)
         return completions
 
     def _on_command(self, command: RemotingCommand, now: float, completions: list[Completion]) -> None:
@@ -386,6 +393,7 @@ class Connection:
         cause: BaseException | None,
         kind: type[RemotingException] = RemotingSendRequestException,
     ) -> list[Completion]:
+        what, cause = self._explained(what, cause)
         with self._lock:
             self._fire(Event.CLOSE)
             waiting = list(self._table.values())

@@ -14,10 +14,11 @@ from rocketmq_spark.errors import (
     RemotingConnectException,
     RemotingException,
     RemotingTimeoutException,
+    RemotingTlsException,
     RemotingTooMuchRequestException,
 )
 from rocketmq_spark.transport.request import Request
-from rocketmq_spark.transport.tls import CertificateError
+from rocketmq_spark.transport.tls import CertificateError, DisagreementError
 
 
 def overdue(request: Request, address: str, others: int, *, connecting: bool) -> RemotingException:
@@ -54,17 +55,26 @@ def broken(
     if cause is not None:
         # Its frames hold the buffers that were being sent, and whoever keeps the error would keep those.
         cause.__traceback__ = None
-    not_sent = RemotingCertificateException if isinstance(cause, CertificateError) else RemotingConnectException
+    for_good = _for_good(cause)
     started = sum(request.started for request in requests)
     errors: list[RemotingException] = []
     for request in requests:
         doing = f"{request.name} to {address}: {what}"
         error: RemotingException
-        if request.started:
+        if for_good is not None:
+            error = for_good(f"{doing}; nothing was executed")
+        elif request.started:
             error = kind(f"{doing}; {started} requests waited for answers and may have been executed")
         else:
             others = f" ({len(requests)} were waiting)" if len(requests) > 1 else ""
-            error = not_sent(f"{doing}; this request was not sent{others}")
+            error = RemotingConnectException(f"{doing}; this request was not sent{others}")
         error.__cause__ = cause
         errors.append(error)
     return errors
+
+
+def _for_good(cause: BaseException | None) -> type[RemotingTlsException] | None:
+    """Return the class of what ends before a server has looked at any request, and will again."""
+    if isinstance(cause, CertificateError):
+        return RemotingCertificateException
+    return RemotingTlsException if isinstance(cause, DisagreementError) else None

@@ -20,10 +20,12 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from rocketmq_spark import __version__
+from rocketmq_spark.credentials import CredentialsProvider
 from rocketmq_spark.errors import (
     BrokerBusyException,
     BrokerOutcomeUnknownException,
     BrokerUnavailableException,
+    CredentialsError,
     MQBrokerException,
     MQClientException,
     OptionError,
@@ -53,7 +55,6 @@ from rocketmq_spark.transport.grpc_values import (
 )
 from rocketmq_spark.transport.permits import Permits
 from rocketmq_spark.transport.tls import TlsSettings
-from rocketmq_spark.wire.acl import Credentials
 
 # MessageSysFlag.java: the bits of a transaction, and those of a half message.
 _TRANSACTION_BITS: Final = 0xC
@@ -84,7 +85,7 @@ class GrpcTransport(RemotingOnly):
         asked for.
     client_id : str
         What proxies list this client under, with a random end.
-    credentials : Credentials, optional
+    credentials : CredentialsProvider, optional
         Signs every call. Default: none is signed.
     tls : TlsSettings, optional
         Encrypts every connection. Default: none is encrypted.
@@ -123,7 +124,7 @@ class GrpcTransport(RemotingOnly):
         endpoints: Sequence[str],
         *,
         client_id: str,
-        credentials: Credentials | None = None,
+        credentials: CredentialsProvider | None = None,
         tls: TlsSettings | None = None,
         namespace: str = "",
         client_async_semaphore_value: int = 65_535,
@@ -200,7 +201,11 @@ class GrpcTransport(RemotingOnly):
             return
         if batch.sys_flag & _TRANSACTION_BITS == _TRANSACTION_PREPARED and self.on_check_transaction is not None:
             live.telemetry.half_message(batch.topic, request.producer_group)
-        live.client.start(request.address, "SendMessage", body, min(timeout, within), on_answer, doing)
+        try:
+            live.client.start(request.address, "SendMessage", body, min(timeout, within), on_answer, doing)
+        except (CredentialsError, RemotingException) as exc:
+            # Nobody to sign as, or no channel: of this attempt, and perhaps not of the next.
+            live.client.refuse(exc, on_answer)
 
     def query_route(self, topic: str, timeout: float) -> TopicRouteData:
         """Ask the proxies for a topic's route; see :class:`.base.Transport`.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.transport.dial import parse_address
+from rocketmq_spark.transport.disagreement import HTTP2_HELLO, disagreement, refusal_of_ours, shown_certificate
 from rocketmq_spark.transport.tls import TlsSettings
 from rocketmq_spark.wire.framing import MAX_FRAME
 
@@ -134,6 +135,14 @@ class Channels:
         for channel in channels.values():
             channel.close()
 
+    def explained(self, endpoint: str) -> str | None:
+        """Return what to change for a proxy that hung up on a connect, None if it may be down; blocks for seconds."""
+        if self._tls is not None:
+            refusal = refusal_of_ours(endpoint, self._tls.context(), HTTP2_HELLO)
+            if refusal is not None:
+                return refusal
+        return disagreement(endpoint, HTTP2_HELLO, over_tls=self._tls is not None)
+
     def _opened(self, endpoint: str) -> grpc.Channel:
         import grpc
 
@@ -141,6 +150,10 @@ class Channels:
         if self._tls is None:
             return grpc.insecure_channel(target, options=_OPTIONS)
         options: tuple[tuple[str, int | str], ...] = _OPTIONS
-        if self._tls.server_name is not None:
-            options = (*options, ("grpc.ssl_target_name_override", self._tls.server_name))
-        return grpc.secure_channel(target, grpc.ssl_channel_credentials(self._roots), options=options)
+        roots, server_name = self._roots, self._tls.server_name
+        if self._tls.insecure_skip_verify:
+            roots, server_name = shown_certificate(endpoint, self._tls)
+        if server_name is not None:
+            options = (*options, ("grpc.ssl_target_name_override", server_name))
+        own = self._tls.own_certificate()
+        return grpc.secure_channel(target, grpc.ssl_channel_credentials(roots, *own), options=options)

@@ -23,7 +23,9 @@ from google.protobuf.message import DecodeError
 
 from rocketmq_spark.errors import (
     RemotingCommandException,
+    RemotingConnectException,
     RemotingSendRequestException,
+    RemotingTlsException,
     RemotingTooMuchRequestException,
     RocketMQError,
 )
@@ -41,6 +43,8 @@ logger = logging.getLogger("rocketmq_spark.transport")
 
 _SERVICE: Final = "/apache.rocketmq.v2.MessagingService/"
 _JOIN_TIMEOUT: Final = 5.0
+# How gRPC says that a server was there, and ended a connect.
+_HUNG_UP: Final = ("socket closed", "connection reset")
 
 _opened: Final[set[GrpcClient]] = set()
 
@@ -302,7 +306,11 @@ class GrpcClient:
         if code.name == "OK":
             reply: bytes = call.result()
             return reply
-        error = call_error(code.name, call.details() or "", endpoint, doing)
+        details = call.details() or ""
+        error = call_error(code.name, details, endpoint, doing)
+        if type(error) is RemotingConnectException and any(words in details.lower() for words in _HUNG_UP):
+            remedy = self._channels.explained(endpoint)
+            error = error if remedy is None else RemotingTlsException(f"{doing}: {endpoint}: {remedy}")
         error.__cause__ = call.exception()
         return error
 

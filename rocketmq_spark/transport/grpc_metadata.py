@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+from rocketmq_spark.credentials import Credentials, CredentialsProvider
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.wire.acl import Credentials
 
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
@@ -36,8 +36,8 @@ class MetadataSource:
         What the client calls itself.
     version : str
         Of this package, for who looks at a proxy's clients.
-    credentials : Credentials, optional
-        Signs. Default: nothing is signed.
+    credentials : CredentialsProvider, optional
+        Who signs; asked once a second. Default: nothing is signed.
     namespace : str, default ""
     random : random.Random, optional
         Draws the end of the client id.
@@ -59,7 +59,7 @@ class MetadataSource:
         self,
         client_id: str,
         version: str,
-        credentials: Credentials | None = None,
+        credentials: CredentialsProvider | None = None,
         namespace: str = "",
         *,
         random: random_module.Random | None = None,
@@ -78,10 +78,8 @@ class MetadataSource:
             ("x-mq-client-version", version),
             ("x-mq-namespace", _printable("namespace", namespace)),
         ]
-        if credentials is not None:
-            _printable("accessKey", credentials.access_key)
-            if credentials.security_token:
-                static.append(("x-mq-session-token", _printable("securityToken", credentials.security_token)))
+        if isinstance(credentials, Credentials):
+            _signature(credentials, "")
         self._static = tuple(static)
         # Replaced as a whole: two threads at the turn of a second may both make it, and either will do.
         self._of_second: tuple[int, Metadata] = (-1, ())
@@ -101,10 +99,16 @@ class MetadataSource:
 
     def _made_for(self, second: int) -> Metadata:
         date_time = time.strftime(_DATE_TIME, time.gmtime(second))
-        signature: Metadata = ()
-        if self._credentials is not None:
-            signature = (("authorization", authorization(self._credentials, date_time)),)
+        signature = () if self._credentials is None else _signature(self._credentials.credentials(), date_time)
         return (*self._static, ("x-mq-date-time", date_time), *signature)
+
+
+def _signature(credentials: Credentials, date_time: str) -> Metadata:
+    _printable("accessKey", credentials.access_key)
+    signature = ("authorization", authorization(credentials, date_time))
+    if not credentials.security_token:
+        return (signature,)
+    return (("x-mq-session-token", _printable("securityToken", credentials.security_token)), signature)
 
 
 def authorization(credentials: Credentials, date_time: str) -> str:

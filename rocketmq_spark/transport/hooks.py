@@ -13,25 +13,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
+from rocketmq_spark.credentials import CredentialsProvider
 from rocketmq_spark.message import Buffer
-from rocketmq_spark.wire.acl import Credentials, signed
+from rocketmq_spark.wire.acl import signed
 
 RequestHook: TypeAlias = Callable[[Mapping[str, str], tuple[Buffer, ...]], Mapping[str, str]]
 
 
-def request_hooks(namespace_v2: str, credentials: Credentials | None) -> tuple[RequestHook, ...]:
+def request_hooks(namespace_v2: str, credentials: CredentialsProvider | None) -> tuple[RequestHook, ...]:
     """Return what is to be done to the ext fields of every request, given its body, in this order.
 
     Parameters
     ----------
     namespace_v2 : str
         Empty for none.
-    credentials : Credentials or None
-        None: requests are not signed.
+    credentials : CredentialsProvider or None
+        Asked at each request. None: requests are not signed.
     """
     hooks: list[RequestHook] = []
     if namespace_v2:
         hooks.append(lambda ext_fields, _: {**ext_fields, "nsd": "true", "ns": namespace_v2})
     if credentials is not None:
-        hooks.append(lambda ext_fields, body: signed(ext_fields, body, credentials))
+        hooks.append(lambda ext_fields, body: signed(ext_fields, body, credentials.credentials()))
     return tuple(hooks)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NoReturn
 
+from rocketmq_spark.credentials import CredentialsProvider
 from rocketmq_spark.errors import (
     BrokerOutcomeUnknownException,
     MQClientException,
@@ -41,7 +42,6 @@ from rocketmq_spark.transport.hooks import request_hooks
 from rocketmq_spark.transport.loop import IoLoop
 from rocketmq_spark.transport.request import Answer, Request
 from rocketmq_spark.transport.tls import TlsSettings
-from rocketmq_spark.wire.acl import Credentials
 from rocketmq_spark.wire.codes import RequestCode
 from rocketmq_spark.wire.command import RemotingCommand
 from rocketmq_spark.wire.headers import (
@@ -69,7 +69,7 @@ class RemotingTransport(AdminClient):
         ``host:port`` each; a 5.x proxy's remoting port will do as well. May be empty if no route is ever asked for.
     connect_timeout : float, default 3.0
         Seconds for one connect, the name's look-up, all its addresses and TLS handshakes included.
-    credentials : Credentials, optional
+    credentials : CredentialsProvider, optional
         Signs every request, to name servers too. Default: none is signed.
     namespace_v2 : str, default ""
         Namespace that a 5.x cluster is told with every request; names stay as they are.
@@ -107,7 +107,7 @@ class RemotingTransport(AdminClient):
         name_servers: Sequence[str],
         *,
         connect_timeout: float = 3.0,
-        credentials: Credentials | None = None,
+        credentials: CredentialsProvider | None = None,
         namespace_v2: str = "",
         tls: TlsSettings | None = None,
         random: random_module.Random | None = None,

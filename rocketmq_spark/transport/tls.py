@@ -7,6 +7,8 @@ Rule 2: bytes are encrypted in helpings of 64 KiB, the next one when the socket 
 Rule 3: what OpenSSL holds is not safe for two threads: one lock per stream.
 Rule 4: reading leaves nothing decrypted behind, for no selector would tell of it.
 Rule 5: an error of the handshake says what to do about it.
+Rule 6: files that were replaced count for the next connection: certificates are renewed more often than long streams
+        end.
 
 A server listens for TLS and for plain connections on one port (spec/remoting.md section 2.4).
 """
@@ -14,11 +16,13 @@ A server listens for TLS and for plain connections on one port (spec/remoting.md
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, TypeAlias, cast
 
 from rocketmq_spark.errors import OptionError
@@ -29,6 +33,9 @@ Secure: TypeAlias = "Callable[[socket.socket, str], TlsStream]"
 
 _HELPING: Final = 64 * 1024
 
+# How OpenSSL says that the first bytes were none of its own.
+_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"})
+
 # More than the longest record (RFC 5246 section 6.2.3): of one that has begun to arrive, so much may be here already.
 _RECORD: Final = 20 * 1024
 
@@ -37,17 +44,38 @@ _OUT_OF_DATE: Final = frozenset({9, 10})
 _OTHER_HOST: Final = frozenset({62, 64})
 
 
+# What a server says of the client's certificate (RFC 8446 section 6.2), as OpenSSL names it; the second alert is what
+# TLS 1.2 has for a missing one.
+OURS_REFUSED: Final = frozenset(
+    {
+        "TLSV13_ALERT_CERTIFICATE_REQUIRED",
+        "SSLV3_ALERT_HANDSHAKE_FAILURE",
+        "SSLV3_ALERT_BAD_CERTIFICATE",
+        "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE",
+        "SSLV3_ALERT_CERTIFICATE_REVOKED",
+        "SSLV3_ALERT_CERTIFICATE_EXPIRED",
+        "SSLV3_ALERT_CERTIFICATE_UNKNOWN",
+        "TLSV1_ALERT_UNKNOWN_CA",
+        "TLSV1_ALERT_ACCESS_DENIED",
+    }
+)
+
+
 class HandshakeError(ConnectionError):
     """The TLS handshake failed."""
 
 
 class CertificateError(HandshakeError):
-    """The server's certificate was refused."""
+    """A certificate was refused: the server's, or ours."""
+
+
+class DisagreementError(HandshakeError):
+    """One side speaks TLS, and the other does not."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """How servers are to prove who they are.
+    """How servers are to prove who they are, and how this client does.
 
     Parameters
     ----------
@@ -55,18 +83,27 @@ class TlsSettings:
         PEM file with the certificates of the authorities to trust. Default: those of the system.
     server_name : str, optional
         What every server's certificate must name. Default: the host that was dialled.
+    cert_file : str, optional
+        PEM file with this client's certificate, and those between it and an authority. Default: it has none.
+    key_file : str, optional
+        PEM file with its private key, not encrypted. Default: it is in `cert_file`.
+    insecure_skip_verify : bool, default False
+        Take every certificate.
     """
 
     ca_file: str | None = None
     server_name: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    insecure_skip_verify: bool = False
 
     def context(self) -> ssl.SSLContext:
-        """Return the context of all connections.
+        """Return the context of all connections, of TLS 1.2 or newer.
 
         Raises
         ------
         OptionError
-            The file can't be read, or holds no certificate.
+            A file can't be read, or does not hold what it should.
         """
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
@@ -78,7 +115,51 @@ class TlsSettings:
             ) from exc
         # A renegotiation would have writes wait for reads.
         context.options |= ssl.OP_NO_RENEGOTIATION
+        # Python's own default, unless the system's OpenSSL was told otherwise.
+        context.minimum_version = max(context.minimum_version, ssl.TLSVersion.TLSv1_2)
+        if self.insecure_skip_verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if self.cert_file is not None:
+            self._load_own(context, self.cert_file, self.key_file or self.cert_file)
         return context
+
+    def _load_own(self, context: ssl.SSLContext, cert_file: str, key_file: str) -> None:
+        for option, path in (("tlsCertFile", cert_file), ("tlsKeyFile", key_file)):
+            try:
+                with open(path, "rb"):
+                    pass
+            except OSError as exc:
+                raise OptionError(
+                    f"option {option}: reading {path!r}: {exc.strerror or exc}; the file must be at that path, for "
+                    "this process to read, on the driver and on every executor"
+                ) from exc
+        try:
+            context.load_cert_chain(cert_file, key_file, password=_no_password)
+        except ssl.SSLError as exc:
+            what = "is not the key of the certificate in" if exc.reason == "KEY_VALUES_MISMATCH" else "does not fit"
+            raise OptionError(
+                f"options tlsCertFile, tlsKeyFile: {key_file!r} {what} {cert_file!r} ({exc.reason or exc}); give PEM "
+                "files with the client's certificate and with its private key"
+            ) from exc
+        except _EncryptedKeyError:
+            raise OptionError(
+                f"option tlsKeyFile: the key in {key_file!r} is encrypted: give it without a password, readable only "
+                "for the user that Spark's workers run as (openssl pkey -in encrypted.key -out plain.key)"
+            ) from None
+
+    def own_certificate(self) -> tuple[bytes | None, bytes | None]:
+        """Return this client's private key and its certificate (PEM), for who has a TLS of its own.
+
+        Raises
+        ------
+        OptionError
+            See `context`, which checks them.
+        """
+        if self.cert_file is None:
+            return None, None
+        self.context()
+        return Path(self.key_file or self.cert_file).read_bytes(), Path(self.cert_file).read_bytes()
 
     def secure(self) -> Secure:
         """Return what encrypts the connections of one transport.
@@ -88,8 +169,36 @@ class TlsSettings:
         OptionError
             See `context`.
         """
-        context = self.context()
-        return lambda sock, host: TlsStream(sock, context, host, self.server_name)
+        context, seen = self.context(), self._stamps()
+
+        def encrypt(sock: socket.socket, host: str) -> TlsStream:
+            nonlocal context, seen
+            now = self._stamps()
+            if now != seen:
+                context, seen = self.context(), now
+            return TlsStream(sock, context, host, self.server_name)
+
+        return encrypt
+
+    def _stamps(self) -> list[tuple[int, int, int] | None]:
+        return [_stamp(path) for path in (self.ca_file, self.cert_file, self.key_file) if path is not None]
+
+
+class _EncryptedKeyError(Exception):
+    """A password is asked for, which nobody has."""
+
+
+def _no_password() -> str:
+    # Else OpenSSL would ask for one at the terminal.
+    raise _EncryptedKeyError
+
+
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 class TlsStream:
@@ -145,7 +254,7 @@ class TlsStream:
         except ssl.SSLCertVerificationError as exc:
             raise CertificateError(f"{exc.verify_message.rstrip('.')}: {self._advice(exc.verify_code)}") from exc
         except OSError as exc:
-            raise HandshakeError(f"{_what_failed(exc)}; does it speak TLS? Else set useTls=false") from exc
+            raise _handshake_error(exc) from exc
 
     def sendmsg(self, pieces: Sequence[Buffer]) -> int:
         """Encrypt and send; return how many bytes of `pieces` were taken, perhaps none while older ones move.
@@ -199,13 +308,24 @@ class TlsStream:
                 # OpenSSL answers a key update by itself. What is wrong with the socket, the next call will say.
                 with contextlib.suppress(OSError):
                     self._flush()
-            except ssl.SSLError:
+            except ssl.SSLError as exc:
                 # An alert, say. The answers before it count; the end of the socket's stream follows it.
                 if not filled:
-                    raise
+                    # With TLS 1.3 a client is done before the server has seen its certificate.
+                    raise (refusal(exc) if exc.reason in OURS_REFUSED else exc) from exc
         if not filled and not goodbye:
             raise BlockingIOError
         return filled
+
+    def last_words(self) -> CertificateError | None:
+        """Return why the server ended a connection that can't be written to any more, if it has said so."""
+        try:
+            self.recv_into(memoryview(bytearray(2 * _RECORD)))
+        except CertificateError as exc:
+            return exc
+        except OSError:
+            pass
+        return None
 
     def _handshake(self) -> bool:
         while True:
@@ -264,12 +384,28 @@ class TlsStream:
         )
 
 
-def _what_failed(error: OSError) -> str:
+def _handshake_error(error: OSError) -> HandshakeError:
+    hint = "does it speak TLS? Else set useTls=false"
     if isinstance(error, ssl.SSLError):
-        return f"the TLS handshake failed ({error.reason or error})"
+        if error.reason in OURS_REFUSED:
+            return refusal(error)
+        if error.reason in _NO_TLS:
+            return DisagreementError(
+                f"what the server sent is not TLS ({error.reason}): set useTls=false, or correct the port"
+            )
+        return HandshakeError(f"the TLS handshake failed ({error.reason or error}); {hint}")
     if isinstance(error, ConnectionError):
-        return f"the server hung up during the TLS handshake ({error})"
-    return f"the TLS handshake failed ({error})"
+        return HandshakeError(f"the server hung up during the TLS handshake ({error}); {hint}")
+    return HandshakeError(f"the TLS handshake failed ({error}); {hint}")
+
+
+def refusal(error: ssl.SSLError) -> CertificateError:
+    """Return the error that one of `OURS_REFUSED` stands for."""
+    return CertificateError(
+        f"the server refuses this client's certificate, or demands one ({error.reason}): set tlsCertFile and "
+        "tlsKeyFile to a certificate that is signed by an authority that the server trusts, and has not expired, and "
+        "to its key"
+    )
 
 
 def _helpings(pieces: Sequence[Buffer]) -> Iterator[bytes]:

@@ -3,7 +3,7 @@
 Rule 1: the signature covers the value of every other ext field, in the order of the fields' names, and then the body;
         neither names nor code, opaque or remark.
 Rule 2: a body in pieces is hashed piece by piece, never joined.
-Rule 3: the secret key and the token show in no repr and no error.
+Rule 3: the secret key and the token show in no error.
 
 Follows ``AclClientRPCHook.java``, ``AclUtils.java``, ``AclSigner.java`` (spec/remoting.md section 15).
 """
@@ -13,33 +13,14 @@ from __future__ import annotations
 import base64
 import hmac
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
+from rocketmq_spark.credentials import Credentials
 from rocketmq_spark.message import Buffer
 
 ACCESS_KEY: Final = "AccessKey"
 SECURITY_TOKEN: Final = "SecurityToken"
 SIGNATURE: Final = "Signature"
-
-
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """A user of the cluster (``SessionCredentials.java``).
-
-    Parameters
-    ----------
-    access_key : str
-        The user's name.
-    secret_key : str
-        The user's password; it never travels.
-    security_token : str, default ""
-        Of a temporary user; travels as it is.
-    """
-
-    access_key: str
-    secret_key: str = field(repr=False)
-    security_token: str = field(default="", repr=False)
 
 
 def signed(ext_fields: Mapping[str, str], body: Iterable[Buffer], credentials: Credentials) -> dict[str, str]:

@@ -28,6 +28,7 @@ from rocketmq_spark.errors import (
     RemotingException,
     RemotingSendRequestException,
     RemotingTimeoutException,
+    RemotingTlsException,
     TopicRouteStaleException,
 )
 from rocketmq_spark.message import SendStatus
@@ -237,7 +238,7 @@ _FAILURES: Final = (
     # The same as gRPC 1.76 says it.
     _Failure("UNAVAILABLE", "is not in peer certificate", RemotingCertificateException, _OTHER_NAME),
     _Failure("UNAVAILABLE", "failed to create security handshaker", RemotingCertificateException, _NO_PEM),
-    _Failure("UNAVAILABLE", "wrong_version_number", RemotingConnectException, "the port speaks no TLS: useTls=false"),
+    _Failure("UNAVAILABLE", "wrong_version_number", RemotingTlsException, "the port speaks no TLS: useTls=false"),
     _Failure("UNAVAILABLE", "failed to connect", RemotingConnectException, _ADDRESS),
     _Failure("UNAVAILABLE", "errors resolving", RemotingConnectException, "check the names in endpoints"),
     _Failure("UNAVAILABLE", "dns resolution failed", RemotingConnectException, "check the names in endpoints"),

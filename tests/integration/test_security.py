@@ -24,8 +24,8 @@ from rocketmq_spark.errors import (
     MQBrokerException,
     MQClientException,
     RemotingCertificateException,
+    RemotingTlsException,
     RocketMQError,
-    RouteNotFoundException,
     TopicRouteStaleException,
 )
 from rocketmq_spark.message import Message, SendStatus
@@ -255,7 +255,7 @@ def test_the_name_that_all_certificates_carry_takes_the_place_of_the_addresses(o
 
 def test_a_cluster_that_demands_tls_is_recognised(options: dict[str, str]) -> None:
     del options["tlsCaFile"]
-    with pytest.raises(RouteNotFoundException, match=r"as a server does that demands TLS \(option useTls\)"):
+    with pytest.raises(RemotingTlsException, match="it demands TLS: set useTls=true"):
         write_here({**options, "useTls": "false", "sendMsgTimeout": "500"})
 
 
@@ -353,7 +353,7 @@ def test_a_signed_and_encrypted_read_brings_every_row_and_spark_shows_no_secret(
         ({"subscribe": "TBW102"}, "User:spark-user has no permission to access Topic:TBW102"),
         ({"consumerGroup": "another"}, "User:spark-user has no permission to access Group:another"),
         ({"tlsCaFile": None}, "is not trusted; set tlsCaFile"),
-        ({"useTls": None, "tlsCaFile": None}, r"as a server does that demands TLS \(option useTls\)"),
+        ({"useTls": None, "tlsCaFile": None}, "it demands TLS: set useTls=true"),
     ],
 )
 def test_who_may_not_read_is_told_so(

@@ -96,9 +96,13 @@ def test_defaults_are_those_of_the_design() -> None:
         "accessKey": "none",
         "secretKey": "none",
         "securityToken": "none",
+        "credentialsProvider": "none",
         "useTls": "false",
         "tlsCaFile": "none",
+        "tlsCertFile": "none",
+        "tlsKeyFile": "none",
         "tlsServerName": "none",
+        "tlsInsecureSkipVerify": "false",
     }
 
 

@@ -203,8 +203,8 @@ def test_nobody_to_ask_is_an_error_that_names_the_server() -> None:
 def test_options_are_checked_and_named() -> None:
     for arguments, text in (
         ({"name_server": "nonsense"}, "option name_server is 'nonsense'"),
-        ({"name_server": "a:1", "access_key": "x"}, "secretKey"),
-        ({"name_server": "a:1", "tls_server_name": "x"}, "tlsServerName|tls_server_name"),
+        ({"name_server": "a:1", "access_key": "x"}, "access_key is given without secret_key"),
+        ({"name_server": "a:1", "tls_server_name": "x"}, "tls_server_name is given without use_tls"),
         ({"name_server": "a:1", "timeout": 0}, "timeout is 0"),
     ):
         with pytest.raises(OptionError, match=text):

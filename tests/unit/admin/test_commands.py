@@ -184,7 +184,7 @@ def test_one_name_server_that_answers_is_enough_and_not_blamed(server: BrokerPee
         (["topics"], "no name server is given: name one with -n host:9876"),
         (["topics", "-n", "localhost"], "option name_server is 'localhost', which is not allowed"),
         (["topics", "-n", "a:1", "--timeout", "0"], "timeout is 0.0"),
-        (["topics", "-n", "a:1", "--access-key", "u"], "accessKey is given without secretKey"),
+        (["topics", "-n", "a:1", "--access-key", "u"], "access_key is given without secret_key"),
         (["topics", "-n", "a:1", "--tls", "--tls-ca-file", "/no/such.pem"], "option tlsCaFile: reading '/no/such.pem'"),
     ],
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rocketmq_spark.arrow.custom_selector import CustomSelector, load_class
+from rocketmq_spark.arrow.custom_selector import CustomSelector, check_selector
 from rocketmq_spark.arrow.encode_remoting import BatchSettings
 from rocketmq_spark.errors import MQClientException, OptionError
 from rocketmq_spark.message import MessageQueue
@@ -116,7 +116,7 @@ def test_118_what_is_no_choice_fails_the_task_and_says_why(
 )
 def test_a_class_that_is_not_there_is_named(name: str, text: str) -> None:
     with pytest.raises(OptionError, match=text):
-        load_class(name)
+        check_selector(name)
 
 
 def test_a_class_that_needs_arguments_is_named() -> None:

@@ -15,6 +15,7 @@ from rocketmq_spark.errors import (
     RemotingConnectException,
     RemotingException,
     RemotingTimeoutException,
+    RemotingTlsException,
 )
 from rocketmq_spark.transport.grpc import GrpcTransport
 from rocketmq_spark.transport.grpc_channels import root_certificates, target_of
@@ -126,12 +127,12 @@ def test_grpc_13_a_port_of_another_protocol_says_so(script: Callable[[Session], 
 def test_grpc_13_tls_towards_a_port_without_says_so(authority: Authority) -> None:
     with FakeProxy() as proxy:
         tls = TlsSettings(str(authority.ca_file))
-        say(proxy.address, RemotingConnectException, "TLS", "useTls=false", tls=tls)
+        say(proxy.address, RemotingTlsException, "TLS", "useTls=false", tls=tls)
 
 
 def test_grpc_13_a_port_that_wants_tls_says_so(authority: Authority) -> None:
     with FakeProxy(tls=authority.server("server", "IP:127.0.0.1")) as proxy:
-        say(proxy.address, RemotingConnectException, "is useTls right?")
+        say(proxy.address, RemotingTlsException, "it demands TLS: set useTls=true")
 
 
 def test_grpc_13_a_certificate_of_an_unknown_authority_says_so(authority: Authority, tmp_path: Path) -> None:

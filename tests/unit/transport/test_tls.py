@@ -20,6 +20,7 @@ from rocketmq_spark.errors import (
     RemotingException,
     RemotingSendRequestException,
     RemotingTimeoutException,
+    RemotingTlsException,
 )
 from rocketmq_spark.message import SendRequest, SendStatus
 from rocketmq_spark.transport.remoting import RemotingTransport
@@ -173,8 +174,9 @@ def test_a_plain_server_that_answers_plainly_is_told_apart(
 
     with Peer(answer_plainly) as peer:
         error = refusal(trusting, request_to(peer.address), outcomes)
-    assert type(error) is RemotingConnectException
-    assert "does it speak TLS? Else set useTls=false" in str(error)
+    assert type(error) is RemotingTlsException
+    assert "what the server sent is not TLS" in str(error)
+    assert "set useTls=false" in str(error)
 
 
 def test_a_handshake_without_an_answer_ends_with_the_connects_time(
@@ -197,13 +199,14 @@ def test_a_connect_without_an_answer_says_nothing_of_tls(
     assert "handshake" not in str(error)
 
 
-def test_a_server_that_demands_tls_is_guessed_from_its_silence(
+def test_a_server_that_demands_tls_is_told_from_one_that_is_down(
     make_transport: MakeTransport, server: ssl.SSLContext, request_to: RequestTo, outcomes: Any
 ) -> None:
     with Peer(Session.serve, tls=server) as peer:
         error = refusal(make_transport(), request_to(peer.address), outcomes)
-    assert type(error) is RemotingSendRequestException
-    assert "without a single answer, as a server does that demands TLS (option useTls)" in str(error)
+    assert type(error) is RemotingTlsException
+    assert "it demands TLS: set useTls=true" in str(error)
+    assert "nothing was executed" in str(error)
 
 
 def test_a_connection_that_has_served_ends_without_talk_of_tls(

@@ -17,6 +17,7 @@ from rocketmq_spark.errors import (
     RemotingConnectException,
     RemotingSendRequestException,
     RemotingTimeoutException,
+    RemotingTlsException,
     RocketMQError,
     TopicRouteStaleException,
 )
@@ -141,7 +142,7 @@ DETAILS = [
     ("UNAVAILABLE", CONNECTING + "Socket closed", RemotingConnectException),
     ("UNAVAILABLE", "errors resolving p.invalid:8081: [field:hostname lookup error]", RemotingConnectException),
     ("UNAVAILABLE", "DNS resolution failed for p.invalid:8081", RemotingConnectException),
-    ("UNAVAILABLE", HANDSHAKE + "WRONG_VERSION_NUMBER", RemotingConnectException),
+    ("UNAVAILABLE", HANDSHAKE + "WRONG_VERSION_NUMBER", RemotingTlsException),
     ("UNAVAILABLE", HANDSHAKE + "CERTIFICATE_VERIFY_FAILED: self signed", RemotingCertificateException),
     ("UNAVAILABLE", HOSTNAME, RemotingCertificateException),
     ("UNAVAILABLE", CONNECTING + "Failed to create security handshaker.", RemotingCertificateException),

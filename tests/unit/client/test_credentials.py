@@ -1,0 +1,274 @@
+"""Who signs: given, by reference, or by a class that gives new ones before the old expire."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from rocketmq_spark import Credentials
+from rocketmq_spark.client.credentials import RefreshedCredentials, credentials_of
+from rocketmq_spark.errors import CredentialsError, OptionError
+from rocketmq_spark.options import SinkOptions, parse_sink_options
+from tests.waiting import wait_for
+
+PATIENCE = 20.0
+NAME_SERVER = {"nameServer": "a:9876"}
+HUSH = "hush-hush"
+
+
+def of(**options: str) -> Any:
+    return credentials_of(parse_sink_options({**NAME_SERVER, **options}, {}))
+
+
+def refusal(**options: str) -> str:
+    with pytest.raises(OptionError) as raised:
+        of(**options)
+    assert HUSH not in str(raised.value)
+    return str(raised.value)
+
+
+def test_without_a_user_nobody_signs() -> None:
+    assert of() is None
+    assert credentials_of(SinkOptions()) is None
+
+
+def test_what_is_given_signs_as_it_is() -> None:
+    given = of(accessKey="u", secretKey=HUSH, securityToken="t").credentials()
+    assert given == Credentials("u", HUSH, "t")
+    assert HUSH not in repr(given)
+
+
+def test_a_variable_is_read_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MQ_SECRET", HUSH)
+    monkeypatch.setenv("MQ_USER", "u")
+    options = parse_sink_options({**NAME_SERVER, "accessKey": "env:MQ_USER", "secretKey": "env:MQ_SECRET"}, {})
+    assert options.secret_key == "env:MQ_SECRET"
+    provider = credentials_of(options)
+    assert provider is not None
+    assert provider.credentials() == Credentials("u", HUSH)
+
+
+def test_a_variable_that_is_not_there_is_named_with_how_to_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MQ_SECRET", raising=False)
+    said = refusal(accessKey="u", secretKey="env:MQ_SECRET")
+    assert said.startswith("option secretKey=env:MQ_SECRET: the environment variable MQ_SECRET is not set")
+    assert "spark.executorEnv.MQ_SECRET" in said
+
+
+@pytest.mark.parametrize("slashes", ["", "//"])
+def test_a_file_is_read_without_the_end_of_its_last_line(tmp_path: Path, slashes: str) -> None:
+    (tmp_path / "secret").write_text(f"{HUSH}\r\n")
+    given = of(accessKey="u", secretKey=f"file:{slashes}{tmp_path}/secret").credentials()
+    assert given == Credentials("u", HUSH)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (None, "reading it failed: No such file or directory; the file must be at that path"),
+        (b"", "what it holds is not allowed"),
+        (b"\n", "what it holds is not allowed"),
+        (b"hush-hush\nsecond", "what it holds is not allowed"),
+        (b"hush-hush\xff", "what it holds is not UTF-8"),
+        (b"x" * 70_000, "more than 65536 bytes: is it the right file?"),
+    ],
+)
+def test_a_file_that_holds_no_secret_is_refused(tmp_path: Path, content: bytes | None, text: str) -> None:
+    path = tmp_path / "secret"
+    if content is not None:
+        path.write_bytes(content)
+    said = refusal(accessKey="u", secretKey=f"file:{path}")
+    assert said.startswith(f"option secretKey=file:{path}: ")
+    assert text in said
+
+
+@pytest.mark.parametrize("reference", ["env:", "env:NO SPACE", "env:1ST", "file:", "file:relative/path"])
+def test_a_reference_that_is_malformed_is_refused_before_it_is_read(reference: str) -> None:
+    said = refusal(accessKey="u", secretKey=reference)
+    assert "env:NAME or file:/absolute/path" in said
+    assert "not shown: it is secret" in said
+
+
+def test_a_file_that_is_replaced_signs_from_then_on(tmp_path: Path) -> None:
+    path, now = tmp_path / "token", [0.0]
+    path.write_text("first")
+
+    def read() -> Credentials:
+        return Credentials("u", path.read_text())
+
+    held = RefreshedCredentials(read, "reading it", read(), clock=lambda: now[0])
+    path.write_text("second")
+    assert held.credentials().secret_key == "first"
+    now[0] = 61.0
+    wait_for(lambda: held.credentials().secret_key == "second", PATIENCE)
+
+
+def provide(monkeypatch: pytest.MonkeyPatch, **members: Any) -> str:
+    """Make a class that can be imported, and return its name."""
+    module = ModuleType("vault_of_the_tests")
+    module.Vault = type("Vault", (), members)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return f"{module.__name__}:Vault"
+
+
+def test_a_class_gives_all_three(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = provide(monkeypatch, credentials=lambda _: Credentials("u", HUSH, "token"))
+    provider = of(credentialsProvider=name)
+    assert provider.credentials() == Credentials("u", HUSH, "token")
+    assert name in repr(provider)
+    assert HUSH not in repr(provider)
+
+
+def test_a_class_that_cant_be_had_is_an_error_of_its_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "importing module no_such_module failed" in refusal(credentialsProvider="no_such_module:Vault")
+    assert "has no class Vault with a method credentials" in refusal(credentialsProvider=provide(monkeypatch))
+
+    def fail(_: object) -> None:
+        raise ValueError("no vault here")
+
+    name = provide(monkeypatch, __init__=fail, credentials=lambda _: None)
+    assert f"credentialsProvider={name}: making it without arguments failed" in refusal(credentialsProvider=name)
+
+
+def test_a_class_and_a_key_exclude_each_other() -> None:
+    said = refusal(credentialsProvider="a:B", accessKey="u", secretKey=HUSH)
+    assert said.startswith("credentialsProvider and accessKey are both given")
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (None, "it returned a NoneType: return rocketmq_spark.Credentials"),
+        (("u", HUSH), "it returned a tuple"),
+        (Credentials("u", ""), "whose secret_key is not allowed"),
+        (Credentials("u\n", HUSH), "whose access_key is not allowed"),
+        (Credentials("u", b"hush-hush"), "whose secret_key is not allowed"),  # type: ignore[arg-type]
+        (Credentials("u", HUSH, "a\tb"), "whose security_token is not allowed"),
+        (Credentials("u", HUSH, expires_at=90.0), "that have expired, 10 s ago by this host's clock"),
+    ],
+)
+def test_what_a_class_gives_is_checked(given: Any, text: str) -> None:
+    held = RefreshedCredentials(lambda: given, "credentialsProvider=a:B", clock=lambda: 100.0)
+    with pytest.raises(CredentialsError) as raised:
+        held.credentials()
+    assert str(raised.value).startswith("credentialsProvider=a:B: ")
+    assert text in str(raised.value)
+    assert HUSH not in str(raised.value)
+
+
+class Source:
+    """Gives numbered credentials that live for an hour, at a clock of its own; may be made to fail or to wait."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.given = 0
+        self.error: Exception | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def ask(self) -> Credentials:
+        self.gate.wait(PATIENCE)
+        if self.error is not None:
+            raise self.error
+        self.given += 1
+        return Credentials(f"user-{self.given}", HUSH, expires_at=self.now + 3600.0)
+
+
+@pytest.fixture
+def source() -> Iterator[Source]:
+    made = Source()
+    yield made
+    made.gate.set()
+
+
+def held_of(source: Source, patience: float = PATIENCE) -> RefreshedCredentials:
+    return RefreshedCredentials(source.ask, "asking the source", clock=lambda: source.now, patience=patience)
+
+
+def test_they_are_asked_for_again_five_minutes_before_they_expire(source: Source) -> None:
+    held = held_of(source)
+    for source.now in (0.0, 1.0, 3299.0):
+        assert held.credentials().access_key == "user-1"
+    source.now = 3300.0
+    wait_for(lambda: held.credentials().access_key == "user-2", PATIENCE)
+    assert source.given == 2
+
+
+def test_who_signs_does_not_wait_while_the_old_ones_are_good(source: Source) -> None:
+    held = held_of(source)
+    held.credentials()
+    source.gate.clear()
+    source.now = 3599.0
+    assert [held.credentials().access_key for _ in range(3)] == ["user-1"] * 3
+    source.gate.set()
+    wait_for(lambda: held.credentials().access_key == "user-2", PATIENCE)
+    assert source.given == 2, "one thread asks, however many sign"
+
+
+def test_a_failure_is_logged_and_asked_again_while_the_old_ones_are_good(
+    source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = held_of(source)
+    held.credentials()
+    source.error, source.now = OSError("the vault is sealed"), 3400.0
+    assert held.credentials().access_key == "user-1"
+    wait_for(lambda: "the vault is sealed" in caplog.text, PATIENCE)
+    assert "asking the source" in caplog.text
+    assert HUSH not in caplog.text
+    source.error, source.now = None, 3411.0
+    wait_for(lambda: held.credentials().access_key == "user-2", PATIENCE)
+
+
+def test_a_failure_with_nothing_good_is_an_error_that_says_why(source: Source) -> None:
+    held = held_of(source)
+    held.credentials()
+    source.error, source.now = OSError("the vault is sealed"), 3600.0
+    with pytest.raises(CredentialsError, match=r"asking the source: OSError\('the vault is sealed'\)") as raised:
+        held.credentials()
+    assert isinstance(raised.value.__cause__, OSError)
+    source.error = None
+    wait_for(lambda: succeeds(held.credentials), PATIENCE)
+
+
+def succeeds(ask: Callable[[], object]) -> bool:
+    try:
+        ask()
+    except CredentialsError:
+        return False
+    return True
+
+
+def test_who_does_not_answer_is_not_waited_for_for_ever(source: Source) -> None:
+    source.gate.clear()
+    with pytest.raises(CredentialsError, match=r"asking the source: no answer within 0\.1 s"):
+        held_of(source, patience=0.1).credentials()
+
+
+def sign(held: RefreshedCredentials, answer: Any) -> None:
+    answer.put(held.credentials().access_key)
+
+
+def test_a_child_asks_by_itself(source: Source) -> None:
+    held = held_of(source)
+    held.credentials()
+    # As if the parent were asking while it forks.
+    source.gate.clear()
+    source.now = 3600.0
+    threading.Thread(target=lambda: succeeds(held.credentials), daemon=True).start()
+    wait_for(lambda: held._asking is not None, PATIENCE)
+    context = multiprocessing.get_context("fork")
+    answer = context.SimpleQueue()
+    source.gate = threading.Event()
+    source.gate.set()
+    child = context.Process(target=sign, args=(held, answer))
+    child.start()
+    child.join(PATIENCE)
+    assert child.exitcode == 0
+    assert answer.get() == "user-2"
