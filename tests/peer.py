@@ -144,9 +144,11 @@ class Peer:
         port: int = 0,
         backlog: int = 16,
         tls: ssl.SSLContext | None = None,
+        answers_greetings: bool = False,
     ) -> None:
         self.scripts = scripts
         self.tls = tls
+        self.answers_greetings = answers_greetings
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.listener = socket.create_server((host, port), family=family, backlog=backlog)
         self.port = self.listener.getsockname()[1]
@@ -186,7 +188,7 @@ class Peer:
                 sock.close()
                 return
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._is_greeting(sock):
+            if not self.answers_greetings and self._is_greeting(sock):
                 sock.close()
                 continue
             session = Session(sock)

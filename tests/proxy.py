@@ -77,9 +77,13 @@ class FakeProxy(grpc.GenericRpcHandler):  # type: ignore[misc]
         Certificate and key.
     address : str
         Where to listen; the default is a free port.
+    clients : path, optional
+        The authority of the certificates that clients must have. Default: they need none.
     """
 
-    def __init__(self, tls: tuple[Path, Path] | None = None, address: str = "127.0.0.1:0") -> None:
+    def __init__(
+        self, tls: tuple[Path, Path] | None = None, address: str = "127.0.0.1:0", clients: Path | None = None
+    ) -> None:
         self.routes: dict[str, service.QueryRouteResponse] = {"orders": route_reply(pb.NORMAL)}
         self.replies: deque[Reply] = deque()
         self.calls: list[Call] = []
@@ -103,7 +107,8 @@ class FakeProxy(grpc.GenericRpcHandler):  # type: ignore[misc]
             port = self._server.add_insecure_port(address)
         else:
             certificate, key = (path.read_bytes() for path in tls)
-            port = self._server.add_secure_port(address, grpc.ssl_server_credentials([(key, certificate)]))
+            demanded = () if clients is None else (clients.read_bytes(), True)
+            port = self._server.add_secure_port(address, grpc.ssl_server_credentials([(key, certificate)], *demanded))
         self.address = f"127.0.0.1:{port}"
 
     def __enter__(self) -> FakeProxy:

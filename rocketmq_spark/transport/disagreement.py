@@ -20,6 +20,7 @@ from rocketmq_spark.transport.tls import OURS_REFUSED, TlsSettings, refusal
 from rocketmq_spark.wire.command import RemotingCommand, encode_head
 
 _TIMEOUT: Final = 1.0
+_H2: Final = "h2"
 _TLS: Final = "it demands TLS: set useTls=true"
 _PLAIN: Final = "it speaks no TLS: set useTls=false"
 
@@ -48,26 +49,27 @@ def disagreement(address: str, hello: bytes, *, over_tls: bool) -> str | None:
     return _PLAIN if plain else _TLS
 
 
-def refusal_of_ours(address: str, context: ssl.SSLContext, hello: bytes) -> str | None:
-    """Return what a server says against this client's certificate, or for want of one; None if it says nothing.
+def refusal_of_ours(address: str, context: ssl.SSLContext) -> str | None:
+    """Return what a gRPC server says against this client's certificate, or for want of one; None if it says nothing.
+
+    Java's servers, and balancers, say it with an alert; those made with gRPC's own C++ code hang up.
 
     Parameters
     ----------
     address : str
     context : SSLContext
         With the certificate, if there is one.
-    hello : bytes
-        With TLS 1.3 a client is done before the server has judged: what comes back to these bytes tells.
     """
     host, port = parse_address(address)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols([_H2])
     try:
         with (
             socket.create_connection((host, port), _TIMEOUT) as sock,
             context.wrap_socket(sock, server_hostname=host) as secure,
         ):
-            secure.sendall(hello)
+            # With TLS 1.3 a client is done before the server has judged. Writing could fail before the word is read.
             secure.recv(64)
     except ssl.SSLError as exc:
         return str(refusal(exc)) if exc.reason in OURS_REFUSED else None
@@ -135,7 +137,7 @@ def tls_protocol(host: str, port: int, timeout: float) -> str | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols([_H2])
     try:
         with (
             socket.create_connection((host, port), timeout) as sock,

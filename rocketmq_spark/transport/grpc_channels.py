@@ -16,7 +16,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.errors import RemotingCertificateException, RemotingTlsException, RocketMQError
 from rocketmq_spark.transport.dial import parse_address
 from rocketmq_spark.transport.disagreement import HTTP2_HELLO, disagreement, refusal_of_ours, shown_certificate
 from rocketmq_spark.transport.tls import TlsSettings
@@ -135,13 +135,13 @@ class Channels:
         for channel in channels.values():
             channel.close()
 
-    def explained(self, endpoint: str) -> str | None:
+    def explained(self, endpoint: str) -> tuple[type[RemotingTlsException], str] | None:
         """Return what to change for a proxy that hung up on a connect, None if it may be down; blocks for seconds."""
-        if self._tls is not None:
-            refusal = refusal_of_ours(endpoint, self._tls.context(), HTTP2_HELLO)
-            if refusal is not None:
-                return refusal
-        return disagreement(endpoint, HTTP2_HELLO, over_tls=self._tls is not None)
+        refusal = None if self._tls is None else refusal_of_ours(endpoint, self._tls.context())
+        if refusal is not None:
+            return RemotingCertificateException, refusal
+        remedy = disagreement(endpoint, HTTP2_HELLO, over_tls=self._tls is not None)
+        return None if remedy is None else (RemotingTlsException, remedy)
 
     def _opened(self, endpoint: str) -> grpc.Channel:
         import grpc

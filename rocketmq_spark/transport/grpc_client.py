@@ -25,7 +25,6 @@ from rocketmq_spark.errors import (
     RemotingCommandException,
     RemotingConnectException,
     RemotingSendRequestException,
-    RemotingTlsException,
     RemotingTooMuchRequestException,
     RocketMQError,
 )
@@ -43,8 +42,8 @@ logger = logging.getLogger("rocketmq_spark.transport")
 
 _SERVICE: Final = "/apache.rocketmq.v2.MessagingService/"
 _JOIN_TIMEOUT: Final = 5.0
-# How gRPC says that a server was there, and ended a connect.
-_HUNG_UP: Final = ("socket closed", "connection reset")
+# How gRPC says that a server was there, and ended a connect; the last two are an alert.
+_HUNG_UP: Final = ("socket closed", "connection reset", "unwrap failed", "tls handshake failed")
 
 _opened: Final[set[GrpcClient]] = set()
 
@@ -309,8 +308,10 @@ class GrpcClient:
         details = call.details() or ""
         error = call_error(code.name, details, endpoint, doing)
         if type(error) is RemotingConnectException and any(words in details.lower() for words in _HUNG_UP):
-            remedy = self._channels.explained(endpoint)
-            error = error if remedy is None else RemotingTlsException(f"{doing}: {endpoint}: {remedy}")
+            found = self._channels.explained(endpoint)
+            if found is not None:
+                kind, remedy = found
+                error = kind(f"{doing}: {endpoint}: {remedy}")
         error.__cause__ = call.exception()
         return error
 

@@ -33,8 +33,10 @@ Secure: TypeAlias = "Callable[[socket.socket, str], TlsStream]"
 
 _HELPING: Final = 64 * 1024
 
-# How OpenSSL says that the first bytes were none of its own.
-_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"})
+# How OpenSSL, and that of 3.2 and newer, says that the first bytes were none of its own.
+_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"})
+
+_TOO_OLD: Final = frozenset({"UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION"})
 
 # More than the longest record (RFC 5246 section 6.2.3): of one that has begun to arrive, so much may be here already.
 _RECORD: Final = 20 * 1024
@@ -389,6 +391,10 @@ def _handshake_error(error: OSError) -> HandshakeError:
     if isinstance(error, ssl.SSLError):
         if error.reason in OURS_REFUSED:
             return refusal(error)
+        if error.reason in _TOO_OLD:
+            return DisagreementError(
+                f"the server's TLS is older than 1.2 ({error.reason}), which is the oldest allowed: update the server"
+            )
         if error.reason in _NO_TLS:
             return DisagreementError(
                 f"what the server sent is not TLS ({error.reason}): set useTls=false, or correct the port"

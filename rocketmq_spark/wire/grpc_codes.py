@@ -148,9 +148,11 @@ _TYPE: Final = (
 _NO_SUCH: Final = "create the topic, or check its name: a proxy creates none, and learns of a new one within 30 s"
 _NO_QUEUE: Final = "the topic has no queue that takes messages: check its perm, and that its brokers are up"
 _ADDRESS: Final = (
-    "endpoints names gRPC ports of proxies, 8081 unless set, not a name server or broker; is useTls right?"
+    "endpoints names gRPC ports of proxies, 8081 unless set, not a name server or broker; are useTls and tlsCertFile "
+    "right?"
 )
 _AUTHORITY: Final = "the certificate is not signed by an authority that tlsCaFile holds"
+_OUT_OF_DATE: Final = "the proxy needs a new certificate, or a clock is wrong"
 _OTHER_NAME: Final = "the certificate is for another name: set tlsServerName to one that it has"
 _NO_PEM: Final = "tlsCaFile holds no PEM certificate"
 _NO_CALL: Final = "this proxy has no such call, or the address is no proxy's (an http_proxy in between answers so, too)"
@@ -233,6 +235,8 @@ class _Failure(NamedTuple):
 
 _FAILURES: Final = (
     # No connection came about, so nothing was sent.
+    _Failure("UNAVAILABLE", "certificate has expired", RemotingCertificateException, _OUT_OF_DATE),
+    _Failure("UNAVAILABLE", "certificate is not yet valid", RemotingCertificateException, _OUT_OF_DATE),
     _Failure("UNAVAILABLE", "certificate_verify_failed", RemotingCertificateException, _AUTHORITY),
     _Failure("UNAVAILABLE", "hostname verification", RemotingCertificateException, _OTHER_NAME),
     # The same as gRPC 1.76 says it.

@@ -163,6 +163,58 @@ def test_grpc_22_one_name_may_stand_for_all_servers(authority: Authority) -> Non
         assert transport.query_route("orders", PATIENCE).message_types == {"NORMAL"}
 
 
+def test_a_client_with_a_certificate_is_let_in(authority: Authority, tmp_path: Path) -> None:
+    certificate, key = authority.server("client", "DNS:spark-client")
+    both = tmp_path / "both.pem"
+    both.write_bytes(certificate.read_bytes() + key.read_bytes())
+    with FakeProxy(tls=authority.server("server", "IP:127.0.0.1"), clients=authority.ca_file) as proxy:
+        for files in ((str(certificate), str(key)), (str(both), None)):
+            tls = TlsSettings(str(authority.ca_file), None, *files)
+            with GrpcTransport([proxy.address], client_id="test", tls=tls) as transport:
+                assert transport.query_route("orders", PATIENCE).message_types == {"NORMAL"}
+
+
+@pytest.mark.parametrize("stranger", [False, True], ids=["none", "of another authority"])
+def test_grpc_13_a_client_that_is_not_let_in_says_so(authority: Authority, tmp_path: Path, stranger: bool) -> None:
+    own = map(str, Authority(tmp_path, "another").server("client", "DNS:spark-client")) if stranger else ()
+    tls = TlsSettings(str(authority.ca_file), None, *own)
+    demanding = authority.context("server", "IP:127.0.0.1")
+    demanding.set_alpn_protocols(["h2"])
+    demanding.load_verify_locations(authority.ca_file)
+    demanding.verify_mode = ssl.CERT_REQUIRED
+    # As Java's servers do it: with an alert. Those of gRPC in Python only hang up.
+    with Peer(Session.wait_for_hangup, tls=demanding) as peer:
+        say(peer.address, RemotingCertificateException, "set tlsCertFile and tlsKeyFile", tls=tls)
+    with FakeProxy(tls=authority.server("server", "IP:127.0.0.1"), clients=authority.ca_file) as proxy:
+        say(proxy.address, RemotingConnectException, "tlsCertFile", tls=tls)
+
+
+@pytest.mark.parametrize("name", ["DNS:elsewhere.example", "DNS:*.example", "IP:10.0.0.1"])
+def test_whoever_wants_no_certificate_checked_takes_any(authority: Authority, name: str) -> None:
+    tls = TlsSettings(insecure_skip_verify=True)
+    with (
+        FakeProxy(tls=authority.server("elsewhere", name)) as proxy,
+        GrpcTransport([proxy.address], client_id="test", tls=tls) as transport,
+    ):
+        assert transport.query_route("orders", PATIENCE).message_types == {"NORMAL"}
+
+
+def test_a_proxy_that_is_not_there_yet_is_found_later_though_none_is_checked(authority: Authority) -> None:
+    address = refused_address()
+    outcomes = Outcomes()
+    with GrpcTransport([address], client_id="test", tls=TlsSettings(insecure_skip_verify=True)) as transport:
+        seam = Grpc(transport, FakeProxy(), None)
+        queue, at = seam.elsewhere(address)
+        transport.send(seam.request(single("orders", b"one"), (queue, at)), PATIENCE, outcomes)
+        error = outcomes.wait(1)[0].error
+        assert type(error) is RemotingConnectException
+        assert error.retriable
+        with FakeProxy(tls=authority.server("elsewhere", "DNS:elsewhere.example"), address=address) as proxy:
+            transport.send(seam.request(single("orders", b"two"), (queue, at)), PATIENCE, outcomes)
+            assert outcomes.wait(2)[1].error is None
+            assert [message.body for message in proxy.stored] == [b"two"]
+
+
 def test_a_file_without_a_certificate_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "empty.pem").write_text("no certificate")
     for path in (tmp_path / "empty.pem", tmp_path / "missing.pem"):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rocketmq_spark.errors import MQBrokerException, OptionError
+from rocketmq_spark.errors import CredentialsError, MQBrokerException, OptionError
 from rocketmq_spark.transaction import TRANSACTION_COMMIT_TYPE, EndTransaction
 from rocketmq_spark.transport._pb import service_pb2 as service
 from rocketmq_spark.transport.grpc import GrpcTransport
@@ -112,6 +112,43 @@ def test_grpc_01_the_signature_is_made_anew_once_a_second() -> None:
         "20260304T060607Z",
     ]
     assert len({dict(metadata)["authorization"] for metadata in seen}) == 3
+
+
+class Renewed:
+    """A provider that gives other credentials each time, or fails."""
+
+    def __init__(self, *given: Credentials) -> None:
+        self.given = list(given)
+
+    def credentials(self) -> Credentials:
+        if not self.given:
+            raise CredentialsError("the vault is sealed")
+        return self.given.pop(0)
+
+
+def test_who_signs_is_asked_once_a_second() -> None:
+    clock = ManualClock(MOMENT)
+    source = MetadataSource(
+        "test", "1", Renewed(USER, Credentials("second", "s"), Credentials("third", "s", "t")), wall_clock=clock
+    )
+    seen = []
+    for clock.now in (MOMENT, MOMENT + 0.5, MOMENT + 1, MOMENT + 2):
+        metadata = dict(source.fresh()[1])
+        user = metadata["authorization"].partition("Credential=")[2].partition(",")[0]
+        seen.append((user, metadata.get("x-mq-session-token")))
+    assert seen == [("the-user", "token-token"), ("the-user", "token-token"), ("second", None), ("third", "t")]
+
+
+def test_with_nobody_to_sign_a_send_ends_unsent(proxy: FakeProxy) -> None:
+    outcomes = Outcomes()
+    with GrpcTransport([proxy.address], client_id="test", credentials=Renewed()) as transport:
+        seam = Grpc(transport, proxy, None)
+        queue, address = seam.elsewhere(proxy.address)
+        transport.send(seam.request(single("orders", b"one"), (queue, address)), PATIENCE, outcomes)
+        assert isinstance(outcomes.wait(1)[0].error, CredentialsError)
+        with pytest.raises(CredentialsError, match="the vault is sealed"):
+            transport.query_route("orders", PATIENCE)
+    assert proxy.calls == []
 
 
 def test_grpc_01_a_known_signature() -> None:

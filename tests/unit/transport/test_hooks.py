@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.errors import MQClientException
+from rocketmq_spark.errors import CredentialsError, MQClientException
 from rocketmq_spark.message import SendRequest, SendStatus
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.transport.script import route
@@ -59,6 +59,48 @@ def test_the_namespace_is_told_and_the_signature_covers_it(make_transport: Calla
     [request] = peer.requests
     assert (request.ext_fields["nsd"], request.ext_fields["ns"]) == ("true", "shop")
     assert is_signed(request)
+
+
+class Sealed:
+    """A provider that has nothing to give until it is opened."""
+
+    def __init__(self) -> None:
+        self.opened: Credentials | None = None
+
+    def credentials(self) -> Credentials:
+        if self.opened is None:
+            raise CredentialsError("the vault is sealed")
+        return self.opened
+
+
+def test_who_signs_is_asked_at_each_request(make_transport: Callable[..., RemotingTransport]) -> None:
+    provider = Sealed()
+    with BrokerPeer({"orders": route({"broker-a": 4})}) as peer:
+        transport = make_transport(peer.address, credentials=provider)
+        for name in ("first", "second"):
+            provider.opened = Credentials(name, "hush-hush", f"token of {name}")
+            transport.query_route("orders", PATIENCE)
+    seen = [(request.ext_fields["AccessKey"], request.ext_fields["SecurityToken"]) for request in peer.requests]
+    assert seen == [("first", "token of first"), ("second", "token of second")]
+
+
+def test_with_nobody_to_sign_a_send_ends_unsent_and_gives_its_permit_back(
+    make_transport: Callable[..., RemotingTransport], request_to: Callable[..., SendRequest], outcomes: Any
+) -> None:
+    provider = Sealed()
+    with BrokerPeer({}) as peer:
+        transport = make_transport(credentials=provider, client_async_semaphore_value=1)
+        for turn in (1, 2):
+            transport.send(request_to(peer.address), PATIENCE, outcomes)
+            error = outcomes.wait(turn)[-1].error
+            assert isinstance(error, CredentialsError)
+            assert (error.retriable, error.maybe_stored) == (False, False)
+        with pytest.raises(CredentialsError, match="the vault is sealed"):
+            transport.heart_beat(peer.address, "client", ["pg"], PATIENCE)
+        assert peer.requests == []
+        provider.opened = CREDENTIALS
+        transport.send(request_to(peer.address), PATIENCE, outcomes)
+        assert outcomes.wait(3)[-1].status is SendStatus.SEND_OK
 
 
 def test_what_is_sent_again_after_go_away_is_signed_again(
