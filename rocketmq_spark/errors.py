@@ -141,6 +141,10 @@ class TopicRouteStaleException(MQBrokerException):
     refresh_route = True
 
 
+class NoBrokersException(TopicRouteStaleException):
+    """The name servers that answer know no broker at all, so no topic either; one may register any moment."""
+
+
 class BrokerOutcomeUnknownException(MQBrokerException):
     """A proxy or broker lost track of a request that it forwarded: the rows may be stored."""
 

@@ -20,6 +20,10 @@ from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.route_data import BrokerData, permission_text
 from rocketmq_spark.transport.remoting import RemotingTransport
 
+NO_BROKERS: Final = (
+    "the name servers know no broker: start one with namesrvAddr set to their addresses, or look why those there do "
+    "not register; one that has just started takes a moment"
+)
 _RUNTIME: Final = re.compile(r"(\d+) days?, (\d+) hours?, (\d+) minutes?, (\d+) seconds?")
 _SECONDS: Final = (86_400, 3_600, 60, 1)
 
@@ -45,7 +49,7 @@ class Told(NamedTuple):
 def brokers_of(transport: RemotingTransport, timeout: float) -> Table[BrokerInfo]:
     """Return all brokers that the name servers know, by cluster, name and id."""
     brokers = sorted(transport.cluster_info(timeout).brokers, key=lambda one: (one.cluster, one.broker_name))
-    rows, missing = [], []
+    rows, missing = [], [] if brokers else [NO_BROKERS]
     for broker, number, told in ask_brokers(transport, brokers, timeout):
         if isinstance(told, RocketMQError):
             missing.append(f"{broker.broker_name} ({broker.broker_addrs[number]}): {told}")

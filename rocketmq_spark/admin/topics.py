@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from rocketmq_spark.admin.asking import ask_all
+from rocketmq_spark.admin.brokers import NO_BROKERS
 from rocketmq_spark.admin.rows import TopicInfo
 from rocketmq_spark.admin.table import Table
 from rocketmq_spark.errors import RocketMQError, TopicRouteStaleException
@@ -38,6 +39,7 @@ def topics_of(transport: RemotingTransport, namespace: str, timeout: float, *, e
     told = ask_all(masters, lambda broker: transport.all_topic_attributes(masters[broker], timeout))
     known = [attributes for attributes in told.values() if not isinstance(attributes, RocketMQError)]
     missing = [f"types of topics, from {broker}: {why}" for broker, why in told.items() if isinstance(why, Exception)]
+    missing += [] if info.brokers else [NO_BROKERS]
     rows = []
     for wired, route in routes.items():
         if isinstance(route, TopicRouteData):

@@ -19,6 +19,7 @@ from typing import Final
 from rocketmq_spark.errors import (
     MQBrokerException,
     OptionError,
+    RemotingException,
     RequestNotSupportedException,
     RocketMQError,
     RouteNotFoundException,
@@ -292,6 +293,10 @@ class TopicQueues:
             route = self._transport.query_route(wired, self._timeout * len(self._options.name_server))
         except TopicRouteStaleException as exc:
             raise RouteNotFoundException(f"reading topic {topic}: {exc}") from exc
+        except RemotingException as exc:
+            if not exc.retriable:
+                raise
+            raise RouteNotFoundException(f"reading topic {topic}: {exc}", unreachable=True) from exc
         if route.static_topic:
             raise OptionError(
                 f"reading topic {topic}: it is a static (logical) topic, which this release can't read; use an "

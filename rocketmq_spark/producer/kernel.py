@@ -227,7 +227,9 @@ class Kernel:
 
         self._instance.transport.send(prepared.request, left, on_outcome, within=left)
         if not done.wait(left + _GRACE):
-            raise RemotingTimeoutException(f"{_doing(prepared)}: the transport gave no outcome within {left:g} s")
+            raise RemotingTimeoutException(
+                f"{_doing(prepared)}: the transport gave no outcome within {round(left, 3):g} s"
+            )
         return outcomes.pop()
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 
 from rocketmq_spark.errors import (
     MQBrokerException,
+    NoBrokersException,
     RemotingException,
     RouteNotFoundException,
     TopicRouteStaleException,
@@ -306,6 +307,8 @@ class RouteCache:
             if not exc.retriable:
                 raise
             raise RouteNotFoundException(f"looking up the route of topic {topic}: {exc}", unreachable=True) from exc
+        except NoBrokersException as exc:
+            raise RouteNotFoundException(str(exc)) from exc
         except TopicRouteStaleException as exc:
             if self._create_topic_key is None:
                 raise _unknown_to_proxy(topic, exc) from exc

@@ -15,9 +15,12 @@ from typing import TypeVar
 
 from rocketmq_spark.errors import (
     MQClientException,
+    NoBrokersException,
     RemotingConnectException,
     RemotingException,
     RequestNotSupportedException,
+    RocketMQError,
+    TopicRouteStaleException,
 )
 from rocketmq_spark.route_data import TopicRouteData
 from rocketmq_spark.transport.loop import IoLoop
@@ -69,10 +72,32 @@ class AdminClient(PullClient):
 
         Raises
         ------
+        NoBrokersException
+            They don't know the topic, nor any broker.
         MQClientException, TopicRouteStaleException, MQBrokerException, RemotingException
             See `NameServers.route`.
         """
-        return self._name_servers.route(topic, timeout, lambda address, share: self.route_at(address, topic, share))
+        try:
+            return self._name_servers.route(topic, timeout, lambda address, share: self.route_at(address, topic, share))
+        except TopicRouteStaleException as exc:
+            asked = exc.broker_addr
+            if not self._knows_no_broker(asked.split(", "), timeout):
+                raise
+            raise NoBrokersException(
+                f"looking up the route of topic {topic}: {asked} answers, and knows no broker: start one with "
+                f"namesrvAddr={asked.replace(', ', ';')}, or look why those there do not register; one that has just "
+                "started takes a moment",
+                exc.response_code,
+                exc.remark,
+                asked,
+            ) from exc
+
+    def _knows_no_broker(self, addresses: Sequence[str], timeout: float) -> bool:
+        try:
+            return not any(self.cluster_info_at(address, timeout).brokers for address in addresses)
+        except RocketMQError:
+            # A proxy does not tell; and what was asked for is not this.
+            return False
 
     def route_at(self, address: str, topic: str, timeout: float) -> TopicRouteData:
         """Ask one name server for a topic's route (GET_ROUTEINFO_BY_TOPIC)."""

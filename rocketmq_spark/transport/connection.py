@@ -264,7 +264,7 @@ class Connection:
             what = f"the server accepted no byte for {now - self._last_progress:.1f} s"
             completions += self._fail(now, what, TimeoutError("write stalled"))
         elif silent is not None:
-            what = f"closed because nothing at all came from the server for {silent.timeout:g} s"
+            what = f"closed because nothing at all came from the server for {round(silent.timeout, 3):g} s"
             completions += self._fail(now, what, TimeoutError("silent connection"))
         elif completions and now - self._frame_since >= _FRAME_TIMEOUT:
             what = f"closed because a frame of the server has not ended for {now - self._frame_since:.0f} s"

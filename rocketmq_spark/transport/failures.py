@@ -26,14 +26,16 @@ def overdue(request: Request, address: str, others: int, *, connecting: bool) ->
     doing = f"{request.name} to {address}"
     if request.written_at is not None:
         return RemotingTimeoutException(
-            f"{doing}: no answer within {request.timeout:g} s; {others} other requests wait there"
+            f"{doing}: no answer within {round(request.timeout, 3):g} s; {others} other requests wait there"
         )
     if request.started:
-        return RemotingTimeoutException(f"{doing}: after {request.timeout:g} s it was not yet wholly written")
+        return RemotingTimeoutException(f"{doing}: after {round(request.timeout, 3):g} s it was not yet wholly written")
     if connecting:
-        return RemotingConnectException(f"{doing}: not connected within {request.timeout:g} s; it was not sent")
+        return RemotingConnectException(
+            f"{doing}: not connected within {round(request.timeout, 3):g} s; it was not sent"
+        )
     return RemotingTooMuchRequestException(
-        f"{doing}: {request.timeout:g} s went by while it queued behind {others} others; it was not sent"
+        f"{doing}: {round(request.timeout, 3):g} s went by while it queued behind {others} others; it was not sent"
     )
 
 

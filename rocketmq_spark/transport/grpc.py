@@ -243,7 +243,7 @@ class GrpcTransport(RemotingOnly):
             except (*_ANOTHER_MAY_TELL, RemotingException) as exc:
                 failures.append(str(exc))
                 last = exc
-        text = f"no proxy gave the route of topic {topic} within {timeout:g} s: {'; '.join(failures)}"
+        text = f"no proxy gave the route of topic {topic} within {round(timeout, 3):g} s: {'; '.join(failures)}"
         if isinstance(last, MQBrokerException):
             raise type(last)(text, last.response_code, last.remark, last.broker_addr) from last
         raise (RemotingTimeoutException if last is None else type(last))(text) from last

@@ -25,6 +25,11 @@ from rocketmq_spark.wire.codes import code_name
 # ClientErrorCode.NO_NAME_SERVER_EXCEPTION.
 _NO_NAME_SERVER: Final = 10004
 
+_CHECK: Final = (
+    "check nameServer: it is the addresses of name servers, with port 9876 unless set, not of brokers or proxies; and "
+    "that they run, and can be reached from here"
+)
+
 AskOne = Callable[[str, float], TopicRouteData]
 
 
@@ -107,7 +112,10 @@ class NameServers:
         if unknown and busy is None:
             raise _unknown(topic, unknown, failures) from unknown[0]
         failures += [f"{exc.broker_addr}: {exc}" for exc in unknown]
-        text = f"no name server gave the route of topic {topic}, asked for {timeout:g} s at most: {'; '.join(failures)}"
+        text = (
+            f"no name server gave the route of topic {topic} within {round(timeout, 3):g} s: {'; '.join(failures)} "
+            f"({_CHECK})"
+        )
         if busy is not None:
             raise type(busy)(text, busy.response_code, busy.remark, busy.broker_addr) from busy
         kind = RemotingTimeoutException if last is None else type(last)

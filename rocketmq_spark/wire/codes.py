@@ -179,7 +179,8 @@ _HINTS: Final[Mapping[int, str]] = {
     ResponseCode.SYSTEM_ERROR: "the broker's log (broker.log, store.log) has the cause",
     ResponseCode.SYSTEM_BUSY: _BUSY,
     ResponseCode.FLOW_CONTROL: _BUSY,
-    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "this server doesn't know the request; is the address a broker's?",
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "this server doesn't know the request, and brokers know none of a name "
+    "server's: check nameServer",
     ResponseCode.FLUSH_DISK_TIMEOUT: "stored, but not flushed to disk yet; requireStoreOk=false accepts that",
     ResponseCode.SLAVE_NOT_AVAILABLE: "stored on the master only; requireStoreOk=false accepts that",
     ResponseCode.FLUSH_SLAVE_TIMEOUT: "stored, but not on the slave yet; requireStoreOk=false accepts that",

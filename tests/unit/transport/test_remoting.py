@@ -13,12 +13,15 @@ from rocketmq_spark.errors import (
     BrokerUnavailableException,
     MQBrokerException,
     MQClientException,
+    NoBrokersException,
     OptionError,
     RemotingConnectException,
     RemotingTimeoutException,
+    RouteNotFoundException,
     TopicRouteStaleException,
 )
 from rocketmq_spark.message import MessageQueue, SendOutcome, SendRequest, SendStatus
+from rocketmq_spark.producer.route_cache import RouteCache
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.transport.script import Reply, route
 from rocketmq_spark.wire.codes import RequestCode
@@ -297,7 +300,8 @@ def test_name_servers_that_all_fail_are_all_named_with_their_reasons(make_transp
         with pytest.raises(RemotingConnectException) as raised:
             transport.query_route("orders", 0.4)
     text = str(raised.value)
-    assert "no name server gave the route of topic orders, asked for 0.4 s at most" in text
+    assert "no name server gave the route of topic orders within 0.4 s" in text
+    assert "check nameServer: it is the addresses of name servers" in text
     assert f"{mute.address}: GET_ROUTEINFO_BY_TOPIC to {mute.address}: no answer within" in text
     assert f"{dead}: GET_ROUTEINFO_BY_TOPIC to {dead}: can't connect" in text
     assert isinstance(raised.value.__cause__, RemotingConnectException)
@@ -321,16 +325,31 @@ def test_a_name_server_that_knows_the_topic_wins_over_one_that_does_not(make_tra
 
 def test_a_topic_that_none_knows_is_asked_of_all_and_they_are_named(make_transport: MakeTransport) -> None:
     dead = refused_address()
-    with BrokerPeer() as one, BrokerPeer() as other:
+    with BrokerPeer({"others": ROUTE}) as one, BrokerPeer({"others": ROUTE}) as other:
         transport = make_transport(dead, one.address, other.address, random=Fixed())
         for asked in (1, 2):
             with pytest.raises(TopicRouteStaleException) as raised:
                 transport.query_route("orders", PATIENCE)
-            assert (len(one.requests), len(other.requests)) == (asked, asked)
+            for peer in (one, other):
+                routes = [request for request in peer.requests if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC]
+                assert len(routes) == asked
         text = f"looking up the route of topic orders: {one.address}, {other.address} answered 17 TOPIC_NOT_EXIST: "
     assert str(raised.value).startswith(f"{text}No topic route info; without an answer: {dead}: ")
     assert raised.value.remark.startswith(f"{one.address}, {other.address}: No topic route info; without an answer: ")
     assert raised.value.response_code == 17
+
+
+def test_where_there_is_no_broker_it_is_not_the_topic_that_is_missing(make_transport: MakeTransport) -> None:
+    with BrokerPeer() as one, BrokerPeer() as other:
+        transport = make_transport(one.address, other.address, random=Fixed())
+        with pytest.raises(NoBrokersException) as raised:
+            transport.query_route("orders", PATIENCE)
+        text = f"looking up the route of topic orders: {one.address}, {other.address} answers, and knows no broker"
+        assert str(raised.value).startswith(text)
+        assert f"namesrvAddr={one.address};{other.address}" in str(raised.value)
+        assert raised.value.retriable, "one may register any moment"
+        with pytest.raises(RouteNotFoundException, match="knows no broker: start one with namesrvAddr"):
+            RouteCache(transport.query_route, create_topic_key="TBW102", default_topic_queue_nums=4).find("orders", 1.0)
 
 
 def test_an_unknown_topic_does_not_make_a_silent_name_server_the_first_to_be_asked(
