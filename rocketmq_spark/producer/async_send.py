@@ -18,10 +18,13 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from rocketmq_spark.errors import (
+    CredentialsError,
     MQBrokerException,
     RemotingConnectException,
+    RemotingTlsException,
     RemotingTooMuchRequestException,
     RocketMQError,
 )
@@ -34,6 +37,9 @@ from rocketmq_spark.send_result import SendResult
 from rocketmq_spark.transport.base import Transport
 
 logger = logging.getLogger("rocketmq_spark.producer")
+
+# What another attempt would not change.
+_FINAL: Final = (RemotingTooMuchRequestException, RemotingTlsException, CredentialsError)
 
 OnDone = Callable[["SendResult | None", "Exception | None"], None]
 # Broker that failed last -> another queue, or None to stay.
@@ -130,7 +136,7 @@ class AsyncSend:
 
     def _retry_or_fail(self, error: RocketMQError, shown: Exception) -> None:
         self._retries += 1
-        retriable = not isinstance(error, RemotingTooMuchRequestException)
+        retriable = not isinstance(error, _FINAL)
         if not retriable or self._retries > self._rules.retry_times or self._budget.left <= 0:
             self._finish(None, shown)
             return

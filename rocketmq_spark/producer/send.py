@@ -5,6 +5,7 @@ Rule 2: an attempt leaves out the broker that failed just before it, and no othe
 Rule 3: an answer that says "stored, but not safe" is a result; with ``retryAnotherBrokerWhenNotStoreOK`` another
         broker is tried, and the last such result wins over a later failure.
 Rule 4: no transport here: `attempt` is handed in, and makes one attempt or raises.
+Rule 5: a broker that refuses the user, or with which TLS is not agreed on, is not tried twice. Java does try it again.
 
 Follows ``DefaultMQProducerImpl.sendDefaultImpl`` (spec/producer.md section 6).
 """
@@ -21,11 +22,13 @@ from rocketmq_spark.errors import (
     RemotingConnectException,
     RemotingException,
     RemotingTimeoutException,
+    RemotingTlsException,
     RemotingTooMuchRequestException,
 )
 from rocketmq_spark.message import MessageQueue, SendStatus
 from rocketmq_spark.producer.budget import Budget
 from rocketmq_spark.send_result import SendResult
+from rocketmq_spark.wire.codes import ResponseCode
 
 # ClientErrorCode.java
 _CONNECT_BROKER: Final = 10001
@@ -83,9 +86,11 @@ class SendLoop:
         result: SendResult | None = None
         last: RemotingException | MQClientException | MQBrokerException | None = None
         brokers: list[str] = []
+        # Who said that this client may not: asking again changes nothing, and may lock a user out.
+        refusing: set[str] = set()
         for times in range(1 + self.retry_times):
             queue = select(brokers[-1] if brokers else None, times > 0)
-            if queue is None:
+            if queue is None or queue.broker_name in refusing:
                 break
             left = budget.left
             if left < 0:
@@ -99,12 +104,16 @@ class SendLoop:
                 result = attempt(queue, left)
             except (RemotingException, MQClientException) as exc:
                 last = exc
+                if isinstance(exc, RemotingTlsException):
+                    refusing.add(queue.broker_name)
             except MQBrokerException as exc:
                 if exc.response_code not in self.retry_response_codes:
                     if result is not None:
                         return result
                     raise
                 last = exc
+                if exc.response_code == ResponseCode.NO_PERMISSION:
+                    refusing.add(queue.broker_name)
             else:
                 if result is None or result.status is SendStatus.SEND_OK:
                     return result

@@ -12,11 +12,14 @@ import pytest
 
 from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.errors import (
+    CredentialsError,
     MQBrokerException,
     MQClientException,
     RemotingConnectException,
     RemotingTimeoutException,
+    RemotingTlsException,
     RemotingTooMuchRequestException,
+    RocketMQError,
 )
 from rocketmq_spark.message import Message, MessageQueue
 from rocketmq_spark.producer.back_pressure import BackPressure
@@ -107,6 +110,16 @@ def test_104_a_brokers_error_code_ends_it(producer: Producer, transport: Scripte
     error = producer.send_async(MESSAGE).exception(PATIENCE)
     assert isinstance(error, MQBrokerException)
     assert (error.response_code, len(transport.requests)) == (2, 1)
+
+
+@pytest.mark.parametrize("error", [RemotingTlsException("it demands TLS"), CredentialsError("the vault is sealed")])
+def test_what_another_attempt_would_not_change_ends_it(
+    producer: Producer, transport: ScriptedTransport, error: RocketMQError
+) -> None:
+    transport.always = {"a": Reply(error=error), "b": Reply(error=error)}
+    raised = producer.send_async(MESSAGE).exception(PATIENCE)
+    assert error in (raised, getattr(raised, "__cause__", None))
+    assert len(transport.requests) == 1
 
 
 def test_105_retries_stop_when_the_shared_time_is_over(make_producer: Make, transport: ScriptedTransport) -> None:

@@ -10,10 +10,12 @@ import pytest
 from rocketmq_spark.errors import (
     MQBrokerException,
     MQClientException,
+    RemotingCertificateException,
     RemotingConnectException,
     RemotingException,
     RemotingSendRequestException,
     RemotingTimeoutException,
+    RemotingTlsException,
     RemotingTooMuchRequestException,
 )
 from rocketmq_spark.message import MessageQueue, SendStatus
@@ -88,6 +90,15 @@ def test_with_two_brokers_the_attempts_alternate() -> None:
     broker = Broker([RemotingConnectException("down")] * 3)
     failed(broker)
     assert broker.brokers == ["a", "b", "a"]
+
+
+@pytest.mark.parametrize(
+    "error", [refusal(16), RemotingCertificateException("not trusted"), RemotingTlsException("no TLS")]
+)
+def test_a_broker_that_refuses_for_good_is_not_tried_twice(error: Exception) -> None:
+    broker = Broker([error] * 3)
+    assert failed(broker).__cause__ is error
+    assert broker.brokers == ["a", "b"]
 
 
 @pytest.mark.parametrize("code", sorted(RETRY_RESPONSE_CODES))
