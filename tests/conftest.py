@@ -27,6 +27,7 @@ from tests.java import Java
 from tests.official import Read, ReadWith, with_java, with_java_over_grpc, with_python_over_grpc
 from tests.packages import Built, build
 from tests.releases import PYSPARK
+from tests.secured import add_users, secured_cluster
 from tests.sharing import SharedCluster, shared
 from tests.topics import create_topic
 
@@ -172,6 +173,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedCluster]
         try:
             make = functools.partial(LocalCluster, brokers=2, proxy=True, broker_properties=SHARED_BROKERS)
             found = stack.enter_context(shared(common_folder(tmp_path_factory) / "cluster", make))
+        except ClusterError as exc:
+            unavailable(exc)
+        yield found
+
+
+@pytest.fixture(scope="session")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedCluster]:
+    """A cluster for the whole run that demands TLS and knows the users of tests/secured.py only."""
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = common_folder(tmp_path_factory) / "secured"
+            found = stack.enter_context(shared(folder, secured_cluster, add_users))
         except ClusterError as exc:
             unavailable(exc)
         yield found

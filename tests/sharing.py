@@ -11,8 +11,11 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.transport.tls import TlsSettings
+from rocketmq_spark.wire.acl import Credentials
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,7 @@ class SharedServer:
 
     name: str
     address: str
+    log: str
 
 
 @dataclass(frozen=True)
@@ -31,13 +35,39 @@ class SharedCluster:
     brokers: tuple[SharedServer, ...]
     proxy: SharedServer
     endpoints: str
+    options: dict[str, str]
+
+    @property
+    def admin(self) -> Credentials | None:
+        """Who may do anything, where there is access control."""
+        if "accessKey" not in self.options:
+            return None
+        secret_file = self.options["secretKey"].removeprefix("file:")
+        return Credentials(self.options["accessKey"], Path(secret_file).read_text())
+
+    @property
+    def tls(self) -> TlsSettings | None:
+        """Whom to trust, where connections are encrypted."""
+        return TlsSettings(self.options["tlsCaFile"]) if "useTls" in self.options else None
+
+    @property
+    def transport_settings(self) -> dict[str, Any]:
+        """What a transport takes to do anything."""
+        return {"credentials": self.admin, "tls": self.tls}
+
+    @property
+    def admin_settings(self) -> dict[str, Any]:
+        """What `Admin` and a producer take to do anything."""
+        admin, tls = self.admin, self.tls
+        keys = {} if admin is None else {"access_key": admin.access_key, "secret_key": admin.secret_key}
+        return keys if tls is None else {**keys, "use_tls": True, "tls_ca_file": tls.ca_file}
 
     @classmethod
     def of(cls, cluster: LocalCluster) -> SharedCluster:
         assert cluster.proxy is not None
-        brokers = tuple(SharedServer(broker.name, broker.address) for broker in cluster.brokers)
-        proxy = SharedServer(cluster.proxy.name, cluster.proxy.address)
-        return cls(cluster.name_server, brokers, proxy, cluster.endpoints)
+        brokers = tuple(SharedServer(broker.name, broker.address, str(broker.log)) for broker in cluster.brokers)
+        proxy = SharedServer(cluster.proxy.name, cluster.proxy.address, str(cluster.proxy.log))
+        return cls(cluster.name_server, brokers, proxy, cluster.endpoints, cluster.options)
 
     @classmethod
     def read(cls, path: Path) -> SharedCluster:
@@ -47,7 +77,9 @@ class SharedCluster:
 
 
 @contextlib.contextmanager
-def shared(folder: Path, make: Callable[[], LocalCluster]) -> Iterator[SharedCluster]:
+def shared(
+    folder: Path, make: Callable[[], LocalCluster], prepare: Callable[[LocalCluster], None] | None = None
+) -> Iterator[SharedCluster]:
     """Yield the cluster of a run, with a proxy in it.
 
     Parameters
@@ -56,6 +88,8 @@ def shared(folder: Path, make: Callable[[], LocalCluster]) -> Iterator[SharedClu
         The same for all processes of the run.
     make : callable
         Returns the cluster, not started yet.
+    prepare : callable, optional
+        Called with the cluster once it has started.
     """
     folder.mkdir(parents=True, exist_ok=True)
     facts, own = folder / "cluster.json", None
@@ -65,6 +99,8 @@ def shared(folder: Path, make: Callable[[], LocalCluster]) -> Iterator[SharedClu
         if not facts.exists():
             own = make()
             own.start()
+            if prepare is not None:
+                prepare(own)
             facts.write_text(json.dumps(asdict(SharedCluster.of(own))))
         fcntl.flock(users, fcntl.LOCK_SH)
         fcntl.flock(lock, fcntl.LOCK_UN)

@@ -16,6 +16,7 @@ def create_topic(
     A proxy creates no topic, and remembers for a while that it has not found one. To an `inner` one, a batch can be
     stored as one unit.
     """
-    with Admin(cluster.name_server, timeout=PATIENCE) as admin:
+    settings = cluster.admin_settings if isinstance(cluster, SharedCluster) else {}
+    with Admin(cluster.name_server, **settings, timeout=PATIENCE) as admin:
         admin.create_topic(topic, queues, message_type=message_type, inner=inner, update=True)
     return topic

@@ -20,6 +20,7 @@ from rocketmq_spark.errors import ClusterError
 
 if TYPE_CHECKING:
     from rocketmq_spark.cluster.jars import Progress
+    from rocketmq_spark.cluster.security import Tls
     from rocketmq_spark.cluster.state import ClusterState, StateFile
 
 app = typer.Typer(help="A RocketMQ cluster on this machine, for tests and first tries.", no_args_is_help=True)
@@ -38,6 +39,11 @@ def up(
     port: Annotated[
         int | None, typer.Option(help="Port of the name server. Default: 9876, or any other if that is taken.")
     ] = None,
+    auth: Annotated[
+        bool, typer.Option("--auth", help="Let in only who signs with a key; an administrator is made.")
+    ] = False,
+    tls: Annotated[bool, typer.Option("--tls", help="Take encrypted connections only; certificates are made.")] = False,
+    mutual: Annotated[bool, typer.Option("--mutual", help="--tls, and demand a certificate of clients too.")] = False,
 ) -> None:
     """Start a cluster and leave it running. The first time, the RocketMQ server is fetched (101 MB)."""
     from rocketmq_spark.cluster.config import is_free
@@ -57,7 +63,10 @@ def up(
         if port is None and is_free(_USUAL_PORT):
             port = _USUAL_PORT
         with progress_on_stderr() as tell:
-            cluster = LocalCluster(brokers, proxy, directory=directory, port=port, progress=tell)
+            demanded: Tls = "mutual" if mutual else tls
+            cluster = LocalCluster(
+                brokers, proxy, directory=directory, port=port, auth=auth, tls=demanded, progress=tell
+            )
             with cluster:
                 state = ClusterState.of(cluster)
                 file.save(state)
@@ -86,6 +95,8 @@ def status(as_json: Annotated[bool, typer.Option("--json", help="As JSON, for pr
     Console().print(table)
     if state.endpoints:
         typer.echo(f"gRPC endpoints {state.endpoints}")
+    for name, value in state.options.items():
+        typer.echo(f"option {name} {value}")
     typer.echo(f"folder {state.directory}")
 
 
@@ -134,18 +145,22 @@ def _end(file: StateFile, state: ClusterState) -> None:
 
 
 def _how_to_use(state: ClusterState) -> str:
-    write = 'df.write.format("rocketmq").option("{}", "{}").option("topic", "orders").mode("append").save()'
+    security = ".options(**security)" if state.options else ""
+    write = (
+        f'df.write.format("rocketmq").option("{{}}", "{{}}"){security}.option("topic", "orders").mode("append").save()'
+    )
     lines = [
         f"name server  {state.name_server}",
         *([f"gRPC proxy   {state.endpoints}"] if state.endpoints else []),
         f"folder       {state.directory}" + ("  (removed by down)" if state.temporary else ""),
         "",
+        *([f"security = {json.dumps(state.options, indent=4)}", ""] if state.options else []),
         "write to it:",
         f"  {write.format('nameServer', state.name_server)}",
         *([f"  {write.format('endpoints', state.endpoints)}  # to a topic that exists"] if state.endpoints else []),
         "",
         "read it:",
-        f'  spark.read.format("rocketmq").option("nameServer", "{state.name_server}").load("orders")',
+        f'  spark.read.format("rocketmq").option("nameServer", "{state.name_server}"){security}.load("orders")',
         "",
         "stop it: rocketmq-spark cluster down",
     ]

@@ -5,6 +5,7 @@ Rule 2: everything started is stopped: at the end of the context, on an error, o
         and (by the watchdog) when this process is killed.
 Rule 3: a store that nobody named is thrown away, so its brokers are killed, not stopped; a named one is flushed first.
 Rule 4: in a forked child the cluster is the parent's: nothing is stopped there.
+Rule 5: secrets and keys go with the cluster, on every way out; in a folder that was named they stay with the store.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, TypeVar
 
+from rocketmq_spark.cluster.access import user_requests
 from rocketmq_spark.cluster.config import broker_overrides, checked_port, proxy_overrides
 from rocketmq_spark.cluster.jars import Progress, server_jars, tell_nobody
 from rocketmq_spark.cluster.java import find_java
 from rocketmq_spark.cluster.probe import Probe
 from rocketmq_spark.cluster.process import State, Watchdog
-from rocketmq_spark.cluster.server import ENFORCING, Server, Site
+from rocketmq_spark.cluster.security import Security, Tls, check_security
+from rocketmq_spark.cluster.server import Server, Site
 from rocketmq_spark.cluster.servers import Broker, NameServer, Proxy
 from rocketmq_spark.errors import ClusterError
+from rocketmq_spark.wire.acl import Credentials
 
 logger = logging.getLogger("rocketmq_spark.cluster")
 
@@ -57,14 +61,21 @@ class LocalCluster:
         Properties of ``BrokerConfig``, ``MessageStoreConfig`` or ``NettyServerConfig``, for all brokers or one mapping
         for each; they win over conf/broker.conf. ``listenPort`` and ``haListenPort`` name ports.
     jvm_options : sequence of str, default none
-        Added to the command line of every server, after the built-in ones: ``-Xmx1g``,
-        ``-Dtls.server.mode=enforcing`` (TLS is off otherwise) with ``-Dtls.test.mode.enable=false``,
-        ``-Dtls.server.certPath=`` and ``-Dtls.server.keyPath=`` (PEM, PKCS#8) for a certificate of your own; the
-        proxy's is named by its properties ``tlsTestModeEnable``, ``tlsCertPath`` and ``tlsKeyPath``.
+        Added to the command line of every server, after the built-in ones: ``-Xmx1g``. Those of TLS (``-Dtls.``) are
+        set by `tls` alone.
     start_timeout : float, default 90.0
         Seconds until all servers must serve; also for :meth:`Broker.restart`.
     port : int, optional
         The name server's port. Default: a free one.
+    auth : bool, default False
+        Brokers and proxy let in who signs with an access key that they know, and let them do what they may. They know
+        an administrator, ``admin``, whose secret key is drawn at random (:attr:`options` say where it is), and whom
+        :meth:`create_user` adds.
+    tls : bool or "mutual", default False
+        Name server, brokers and proxy take encrypted connections (TLS 1.2 or newer) and no others. Their certificate is
+        for 127.0.0.1, ::1 and localhost, of an authority made for this cluster. With ``"mutual"`` they also demand a
+        certificate of their clients. At its gRPC port a proxy of RocketMQ 5.5.0 can't; :attr:`endpoints` is then its
+        other port, which can, and speaks gRPC too. Needs ``pip install 'rocketmq-spark[cluster]'``.
     progress : callable, optional
         Told what :meth:`start` is doing and how much of it is done, 0.0 to 1.0.
 
@@ -90,12 +101,23 @@ class LocalCluster:
         jvm_options: Sequence[str] = (),
         start_timeout: float = 90.0,
         port: int | None = None,
+        auth: bool = False,
+        tls: Tls = False,
         progress: Progress | None = None,
     ) -> None:
         if brokers < 1:
             raise ClusterError(f"brokers={brokers}: a cluster needs at least one")
         self._overrides = broker_overrides(broker_properties, brokers)
         self._proxy_overrides = proxy_overrides(proxy)
+        check_security(
+            auth,
+            tls,
+            broker_properties=self._overrides,
+            proxy_properties=self._proxy_overrides or {},
+            jvm_options=jvm_options,
+        )
+        self._auth = auth
+        self._tls: Tls = tls
         self._wanted_directory = Path(directory).absolute() if directory is not None else None
         self._jvm_options = tuple(jvm_options)
         self._start_timeout = start_timeout
@@ -146,6 +168,26 @@ class LocalCluster:
         return self._started(self._proxy, "the cluster has no proxy: LocalCluster(proxy=True)").endpoints
 
     @property
+    def options(self) -> dict[str, str]:
+        """The options by which a DataFrame is written to it and read from it, those of `auth` and `tls` included.
+
+        The secret key is named by its file (``secretKey=file:...``), not shown.
+
+        >>> df.write.format("rocketmq").options(**cluster.options).save("orders")  # doctest: +SKIP
+        """
+        return {"nameServer": self.name_server, **self._started(self._site).security.options}
+
+    @property
+    def grpc_options(self) -> dict[str, str]:
+        """The same for a write through its proxy."""
+        return {"endpoints": self.endpoints, **self._started(self._site).security.options}
+
+    @property
+    def admin(self) -> Credentials | None:
+        """The administrator, who may do anything; None without `auth`."""
+        return self._started(self._site).security.admin
+
+    @property
     def directory(self) -> Path:
         """Where configuration, logs and stores are."""
         return self._started(self._site).directory
@@ -181,6 +223,48 @@ class LocalCluster:
             except BaseException as exc:
                 self._stop(keep_logs=isinstance(exc, Exception))  # a Ctrl-C leaves nothing to explain
                 raise
+
+    def create_user(
+        self,
+        name: str,
+        secret_key: str,
+        *,
+        publish: Sequence[str] = (),
+        subscribe: Sequence[str] = (),
+        groups: Sequence[str] = (),
+    ) -> None:
+        """Have all brokers know a user, who may do what is named here and nothing else.
+
+        Parameters
+        ----------
+        name : str
+            The option ``accessKey``.
+        secret_key : str
+            The option ``secretKey``.
+        publish : sequence of str, default none
+            Topics to send to. ``orders-*`` stands for all whose name begins with ``orders-``, ``*`` for all.
+        subscribe : sequence of str, default none
+            Topics to read.
+        groups : sequence of str, default none
+            Consumer groups to read as. The source reads as ``spark-rocketmq-source`` unless it is told another one.
+
+        Raises
+        ------
+        ClusterError
+            The cluster was made without `auth`, or isn't running.
+        MQBrokerException
+            A broker refuses: it knows the user already, or the name is none.
+
+        Examples
+        --------
+        >>> cluster.create_user("shop", "a-secret", publish=["orders-*"])  # doctest: +SKIP
+        """
+        site = self._started(self._site)
+        if site.security.admin is None:
+            raise ClusterError("the cluster knows no users: LocalCluster(auth=True)")
+        for code, fields, body in user_requests(name, secret_key, publish, subscribe, groups):
+            for broker in self._brokers:
+                site.probe.ask(broker.address, code, fields, f"creating the user {name}", body)
 
     def check(self) -> None:
         """Raise a ClusterError, saying why, if a server died that nobody stopped or killed."""
@@ -223,7 +307,7 @@ class LocalCluster:
             jars=jars,
             directory=directory,
             watchdog=Watchdog(directory if self.is_temporary else None),
-            probe=Probe(tls=ENFORCING in self._jvm_options),
+            probe=Probe(),
             jvm_options=self._jvm_options,
             start_timeout=self._start_timeout,
         )
@@ -233,6 +317,7 @@ class LocalCluster:
                 f"the stores of {len(self._overrides)} brokers need {needed >> 20} MB in {directory}, {free >> 20} MB"
                 " are free; free some, or set directory= to a folder on another disk"
             )
+        self._site.secure(Security.made(directory, auth=self._auth, tls=self._tls))
         return self._site
 
     def _start_all(self, site: Site) -> None:
@@ -272,7 +357,8 @@ class LocalCluster:
             site.watchdog.release()
             if self.is_temporary and keep_logs and any(server.was_launched for server in self.servers):
                 for server in self.servers:
-                    server.remove_store()
+                    server.remove_all_but_logs()
+                site.security.remove_files()
             elif self.is_temporary:
                 shutil.rmtree(site.directory, ignore_errors=True)
         self._forget()

@@ -18,6 +18,7 @@ from typing import Final
 
 from rocketmq_spark.errors import RemotingCommandException, RemotingConnectException, RemotingTimeoutException
 from rocketmq_spark.route_data import TopicRouteData
+from rocketmq_spark.wire.acl import Credentials, signed
 from rocketmq_spark.wire.codes import STORED, RequestCode, ResponseCode, broker_error
 from rocketmq_spark.wire.command import RemotingCommand, encode_command
 from rocketmq_spark.wire.framing import FrameBuffer
@@ -34,19 +35,24 @@ class Probe:
 
     Parameters
     ----------
-    tls : bool, default False
-        Connect with TLS, trusting any certificate: it never leaves this machine.
+    credentials : Credentials, optional
+        Who signs what is asked.
+    tls : SSLContext, optional
+        Connect with TLS, and trust whom it trusts.
     timeout : float, default 3.0
         Seconds for one question, from connecting to the answer.
     """
 
-    def __init__(self, *, tls: bool = False, timeout: float = _TIMEOUT) -> None:
+    def __init__(
+        self,
+        *,
+        credentials: Credentials | None = None,
+        tls: ssl.SSLContext | None = None,
+        timeout: float = _TIMEOUT,
+    ) -> None:
+        self._credentials = credentials
+        self._tls = tls
         self._timeout = timeout
-        self._tls: ssl.SSLContext | None = None
-        if tls:
-            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            self._tls.check_hostname = False
-            self._tls.verify_mode = ssl.CERT_NONE
 
     def __repr__(self) -> str:
         return f"<Probe tls={self._tls is not None} timeout={self._timeout}>"
@@ -74,12 +80,14 @@ class Probe:
             An answer with an error code.
         """
         host, _, port = address.rpartition(":")
+        if self._credentials is not None:
+            ext_fields = signed(ext_fields, (body,), self._credentials)
         deadline = time.monotonic() + self._timeout
         try:
             with contextlib.ExitStack() as stack:
                 connection = stack.enter_context(socket.create_connection((host, int(port)), self._timeout))
                 if self._tls is not None:
-                    connection = stack.enter_context(self._tls.wrap_socket(connection))
+                    connection = stack.enter_context(self._tls.wrap_socket(connection, server_hostname=host))
                 connection.sendall(encode_command(RemotingCommand(code, opaque=0, ext_fields=ext_fields, body=body)))
                 answer = self._receive(connection, deadline, f"{doing} {address}")
         except TimeoutError as exc:

@@ -4,6 +4,7 @@ Rule 1: only processes started here are ever signalled, by pid, and only until t
 Rule 2: each runs in a session of its own: a terminal's Ctrl-C reaches us first, and we end them in order.
 Rule 3: none outlives this process, however it ends; see :class:`Watchdog`.
 Rule 4: a process that ended without being told to is an error that says why, with the place of its log.
+Rule 5: what it writes is for its owner only: there may be secrets in it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -142,10 +143,18 @@ class ServerProcess:
     env : mapping of str to str
         Its whole environment.
     watchdog : Watchdog
+    hide : callable, optional
+        Returns what it is given without secrets: errors quote the logs.
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], folder: Path, env: Mapping[str, str], watchdog: Watchdog
+        self,
+        name: str,
+        command: Sequence[str],
+        folder: Path,
+        env: Mapping[str, str],
+        watchdog: Watchdog,
+        hide: Callable[[str], str] = str,
     ) -> None:
         self.name = name
         self.console = folder / "console.log"
@@ -154,6 +163,7 @@ class ServerProcess:
         self._folder = folder
         self._env = dict(env)
         self._watchdog = watchdog
+        self._hide = hide
         self._process: subprocess.Popen[bytes] | None = None
         self._state = State.NEW
         self._ending = State.DIED  # what an end means: a death, unless we asked for it
@@ -202,6 +212,7 @@ class ServerProcess:
                         stdout=console,
                         stderr=subprocess.STDOUT,
                         start_new_session=True,
+                        umask=0o077,
                     )
             except OSError as exc:
                 raise ClusterError(f"starting {self.name} with {self._command[0]}: {exc}") from exc
@@ -277,7 +288,7 @@ class ServerProcess:
     def telling_lines(self, most: int = 3) -> list[str]:
         """Return the lines of its logs, since its last start, that say most about its end; console first."""
         said = [line for file in (self.console, self.log) for line in _tail(file, self._starts_at[file])]
-        said = [line for line in said if not _ROUTINE.search(line)]
+        said = [self._hide(line) for line in said if not _ROUTINE.search(line)]
         telling = list(dict.fromkeys(line for line in said if _TELLING.search(line)))
         first_causes = [line for line in telling if any(hint.search(line) for hint, _ in _WHAT_TO_DO)]
         chosen = (first_causes or telling)[:most] or said[-most:]

@@ -21,6 +21,7 @@ from typing import Final
 from rocketmq_spark.cluster.config import render
 from rocketmq_spark.cluster.probe import Probe
 from rocketmq_spark.cluster.process import PORT_TAKEN, ServerProcess, State, Watchdog
+from rocketmq_spark.cluster.security import Security
 from rocketmq_spark.errors import ClusterError, RocketMQError
 
 STOP_TIMEOUT: Final = 40.0
@@ -33,15 +34,12 @@ _EVERY_JVM: Final = (
     *("-Xss512k", "-XX:+ExitOnOutOfMemoryError", "-XX:+PerfDisableSharedMem", "-XX:ErrorFile=hs_err.log"),
     "-XX:-CreateCoredumpOnCrash",
     "-Djava.net.preferIPv4Stack=true",
-    # Making a certificate at each start takes a third of a broker's boot. Tests of TLS set another mode.
+    # Making a certificate at each start takes a third of a broker's boot.
     "-Dtls.server.mode=disabled",
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
 )
-
-ENFORCING: Final = "-Dtls.server.mode=enforcing"
-"""The JVM option by which a server takes TLS only."""
 
 _COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC")
 
@@ -59,6 +57,12 @@ class Site:
     start_timeout: float
     name_server: str = ""
     ports: set[int] = field(default_factory=set)
+    security: Security = field(default_factory=Security)
+
+    def secure(self, security: Security) -> None:
+        """Have the servers that are started from now on demand this, and satisfy it in asking them."""
+        self.security = security
+        self.probe = Probe(credentials=security.admin, tls=security.context())
 
     def command(self, folder: Path, memory: Sequence[str], main: str, arguments: Sequence[str]) -> list[str]:
         """Return the command line of one JVM; the user's options come last, so they win."""
@@ -69,7 +73,8 @@ class Site:
             f"-Djava.io.tmpdir={folder / 'tmp'}",
             f"-Drmq.logback.configurationFile={folder / 'logback.xml'}",
         ]
-        return [str(self.java), *memory, *_EVERY_JVM, *own, *self.jvm_options, main, *arguments]
+        security = self.security.jvm_options
+        return [str(self.java), *memory, *_EVERY_JVM, *own, *security, *self.jvm_options, main, *arguments]
 
 
 class Server(ABC):
@@ -164,11 +169,13 @@ class Server(ABC):
     def launch(self) -> None:
         """Write its configuration and start its JVM; returns at once."""
         (self.folder / "tmp").mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
         (self.folder / "logback.xml").write_text(render("logback.xml"), encoding="utf-8")
         env = {name: value for name, value in os.environ.items() if name not in ("NAMESRV_ADDR", "RMQ_PROXY_HOME")}
         env["CLASSPATH"] = os.pathsep.join(map(str, self._site.jars))
         env["ROCKETMQ_HOME"] = str(self.folder)
-        self._process = ServerProcess(self.name, self._configure(), self.folder, env, self._site.watchdog)
+        command, hide = self._configure(), self._site.security.hidden
+        self._process = ServerProcess(self.name, command, self.folder, env, self._site.watchdog, hide)
         self._process.start()
 
     def await_ready(self, deadline: float, *, keep_ports: bool = False) -> None:
@@ -201,10 +208,13 @@ class Server(ABC):
         if self._process:
             self._process.release()
 
-    def remove_store(self) -> None:
-        """Remove all but configuration and logs."""
-        for folder in ("store", "tmp"):
-            shutil.rmtree(self.folder / folder, ignore_errors=True)
+    def remove_all_but_logs(self) -> None:
+        """Remove what takes room, and what may hold secrets: store, configuration, users."""
+        for entry in self.folder.iterdir() if self.folder.exists() else ():
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+            elif ".log" not in entry.name:
+                entry.unlink(missing_ok=True)
 
     @abstractmethod
     def _configure(self) -> list[str]:

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Mapping
 from typing import Final
 
+from rocketmq_spark.cluster.certificates import write_private
 from rocketmq_spark.cluster.config import (
     BrokerPorts,
     pick_broker_ports,
@@ -22,7 +23,7 @@ from rocketmq_spark.cluster.config import (
     render,
     require_free,
 )
-from rocketmq_spark.cluster.server import ENFORCING, Server, Site
+from rocketmq_spark.cluster.server import Server, Site
 from rocketmq_spark.errors import ClusterError, MQBrokerException
 from rocketmq_spark.names import AUTO_CREATE_TOPIC
 from rocketmq_spark.wire.codes import ResponseCode
@@ -100,7 +101,7 @@ class Broker(Server):
 
     @property
     def properties(self) -> dict[str, str]:
-        """What its configuration file says: ours, and the user's on top."""
+        """What its configuration file says: ours, and the user's on top. There may be secrets among them."""
         text = render(
             "broker.conf",
             name=self.name,
@@ -108,7 +109,7 @@ class Broker(Server):
             port=self._ports.listen,
             ha_port=self._ports.ha,
         )
-        return {**properties_of(text), **self._overrides}
+        return {**properties_of(text), **self._site.security.broker_properties, **self._overrides}
 
     def _choose_ports(self) -> bool:
         self._ports = pick_broker_ports(self._site.ports, self._overrides)
@@ -117,7 +118,7 @@ class Broker(Server):
 
     def _configure(self) -> list[str]:
         config = self.folder / "broker.conf"
-        config.write_text(properties_text(self.properties), encoding="latin-1")
+        write_private(config, properties_text(self.properties).encode("latin-1"))
         main = "org.apache.rocketmq.broker.BrokerStartup"
         return self._site.command(self.folder, [*_BROKER_MEMORY, *_NO_DISK_LIMITS], main, ["-c", str(config)])
 
@@ -136,9 +137,13 @@ class Broker(Server):
             # The topic that every broker has in its own name: no topic of the user's gets a row it did not send.
             probe.send(self.address, self.name, self.name, b"is it ready?")
         except MQBrokerException as exc:
-            # A broker made read-only, or one that wants credentials, is as ready as it will ever be.
-            if exc.response_code != ResponseCode.NO_PERMISSION:
+            # A broker made read-only, or one that wants credentials of its user's, is as ready as it will ever be.
+            if exc.response_code != ResponseCode.NO_PERMISSION or self._must_let_us_in:
                 raise
+
+    @property
+    def _must_let_us_in(self) -> bool:
+        return self._site.security.admin is not None and self.properties.get("brokerPermission") in (None, "2", "6")
 
     def _have_it_register(self) -> None:
         # A broker registers when it starts and every 30 s. The first time comes to nothing if it starts within the
@@ -164,7 +169,8 @@ class Proxy(Server):
     @property
     def endpoints(self) -> str:
         """``host:port`` of gRPC: the option ``endpoints``."""
-        return f"127.0.0.1:{self._grpc_port}"
+        # The gRPC port can't demand a certificate (ProxyAndTlsProtocolNegotiator); the other one passes gRPC on to it.
+        return self.address if self._site.security.mutual else f"127.0.0.1:{self._grpc_port}"
 
     @property
     def address(self) -> str:
@@ -178,14 +184,14 @@ class Proxy(Server):
 
     @property
     def properties(self) -> dict[str, object]:
-        """What its configuration file says: ours, and the user's on top."""
+        """What its configuration file says: ours, and the user's on top. There may be secrets among them."""
         text = render(
             "proxy.json",
             name_server=self._site.name_server,
             grpc_port=self._grpc_port,
             remoting_port=self._remoting_port,
         )
-        return {**json.loads(text), **self._overrides}
+        return {**json.loads(text), **self._site.security.proxy_properties, **self._overrides}
 
     def _choose_ports(self) -> bool:
         self._grpc_port = pick_port(self._site.ports)
@@ -195,11 +201,9 @@ class Proxy(Server):
 
     def _configure(self) -> list[str]:
         config = self.folder / "proxy.json"
-        config.write_text(json.dumps(self.properties, indent=2), encoding="utf-8")
+        write_private(config, json.dumps(self.properties, indent=2).encode())
         main = "org.apache.rocketmq.proxy.ProxyStartup"
-        # Some of its clients would connect without TLS, whatever the servers demand.
-        tls = ["-Dtls.enable=true"] if ENFORCING in self._site.jvm_options else []
-        return self._site.command(self.folder, [*_PROXY_MEMORY, *tls], main, ["-pc", str(config)])
+        return self._site.command(self.folder, _PROXY_MEMORY, main, ["-pc", str(config)])
 
     def _may_try_again(self, keep_ports: bool) -> bool:
         # It also dies at once if no broker was registered when it started; by now one is, or waiting has failed.
@@ -217,4 +221,4 @@ class Proxy(Server):
         try:
             socket.create_connection(("127.0.0.1", self._grpc_port), 2.0).close()
         except OSError as exc:
-            raise ClusterError(f"connecting to the proxy's gRPC port {self.endpoints}: {exc}") from exc
+            raise ClusterError(f"connecting to the proxy's gRPC port {self._grpc_port}: {exc}") from exc

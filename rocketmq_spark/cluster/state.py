@@ -20,7 +20,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,6 +78,8 @@ class ClusterState:
     temporary : bool
         Remove the directory when the cluster goes down.
     servers : tuple of ServerRecord
+    options : mapping of str to str, default none
+        What else it takes to connect, by option; a secret is named by its file.
     """
 
     name_server: str
@@ -85,6 +87,7 @@ class ClusterState:
     directory: str
     temporary: bool
     servers: tuple[ServerRecord, ...]
+    options: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, cluster: LocalCluster) -> ClusterState:
@@ -103,6 +106,7 @@ class ClusterState:
             directory=str(cluster.directory),
             temporary=cluster.is_temporary,
             servers=tuple(records),
+            options={name: value for name, value in cluster.options.items() if name != "nameServer"},
         )
 
     def is_alive(self) -> bool:

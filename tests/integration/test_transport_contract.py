@@ -1,8 +1,12 @@
-"""The promises of the seam (transport/base.py), kept alike by both transports on a real cluster."""
+"""The promises of the seam (transport/base.py), kept alike by both transports on real clusters.
+
+One cluster lets anybody in, the other wants every connection encrypted and every request signed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -12,7 +16,9 @@ from rocketmq_spark.transport.grpc import GrpcTransport
 from rocketmq_spark.transport.remoting import RemotingTransport
 from tests.contract import Promises, ReadPromises, Seam
 from tests.reading import read_topic
+from tests.secured import ANYBODY
 from tests.sharing import SharedCluster
+from tests.topics import create_topic
 
 pytestmark = pytest.mark.integration
 
@@ -20,12 +26,20 @@ pytestmark = pytest.mark.integration
 class Real(Seam):
     """Either transport; what it has sent is read back from the brokers."""
 
-    def __init__(self, cluster: SharedCluster, transport: Transport, queue: MessageQueue, address: str) -> None:
+    def __init__(
+        self,
+        cluster: SharedCluster,
+        settings: dict[str, Any],
+        transport: Transport,
+        queue: MessageQueue,
+        address: str,
+    ) -> None:
         super().__init__(transport, queue, address)
         self.cluster = cluster
+        self.settings = settings
 
     def stored(self, count: int) -> Sequence[Message]:
-        return read_topic(self.cluster.name_server, self.topic, count)
+        return read_topic(self.cluster.name_server, self.topic, count, **self.cluster.transport_settings)
 
 
 class Remoting(Real):
@@ -33,7 +47,7 @@ class Remoting(Real):
         return MessageQueue(self.topic, "elsewhere", 0), address
 
     def another(self, address: str) -> Transport:
-        return self.stack.enter_context(RemotingTransport([address]))
+        return self.stack.enter_context(RemotingTransport([address], **self.settings))
 
 
 class Grpc(Real):
@@ -41,20 +55,24 @@ class Grpc(Real):
         return MessageQueue(self.topic, address, 0), address
 
     def another(self, address: str) -> Transport:
-        return self.stack.enter_context(GrpcTransport([address], client_id="another"))
+        return self.stack.enter_context(GrpcTransport([address], client_id="another", **self.settings))
 
 
-@pytest.fixture(params=["remoting", "grpc"])
-def seam(request: pytest.FixtureRequest, cluster: SharedCluster, make_topic: Callable[..., str]) -> Iterator[Seam]:
-    topic = make_topic("NORMAL")
+@pytest.fixture(params=["remoting", "grpc", "remoting-secured", "grpc-secured"])
+def seam(request: pytest.FixtureRequest, topic: str) -> Iterator[Seam]:
+    protocol, _, secured = request.param.partition("-")
+    cluster: SharedCluster = request.getfixturevalue("secured" if secured else "cluster")
+    settings = {"credentials": ANYBODY, "tls": cluster.tls} if secured else {}
+    create_topic(cluster, topic, "NORMAL")
     made: Real
-    if request.param == "grpc":
-        grpc = GrpcTransport([cluster.endpoints], client_id="test")
-        made = Grpc(cluster, grpc, MessageQueue(topic, cluster.endpoints, 0), cluster.endpoints)
+    if protocol == "grpc":
+        grpc = GrpcTransport([cluster.endpoints], client_id="test", **settings)
+        queue = MessageQueue(topic, cluster.endpoints, 0)
+        made = Grpc(cluster, settings, grpc, queue, cluster.endpoints)
     else:
         broker = cluster.brokers[0]
-        remoting = RemotingTransport([cluster.name_server])
-        made = Remoting(cluster, remoting, MessageQueue(topic, broker.name, 0), broker.address)
+        remoting = RemotingTransport([cluster.name_server], **settings)
+        made = Remoting(cluster, settings, remoting, MessageQueue(topic, broker.name, 0), broker.address)
     with made.stack:
         yield made
     made.transport.close()
@@ -64,6 +82,6 @@ class TestPromises(Promises):
     """Of both transports."""
 
 
-@pytest.mark.parametrize("seam", ["remoting"], indirect=True)
+@pytest.mark.parametrize("seam", ["remoting", "remoting-secured"], indirect=True)
 class TestReadPromises(ReadPromises):
     """Of the one that can go back in a queue."""
