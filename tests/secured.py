@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rocketmq_spark.cluster import LocalCluster
-from rocketmq_spark.wire.acl import Credentials
+from rocketmq_spark.credentials import Credentials
 
 USER = Credentials("spark-user", "user-hush-hush", "token-token")
 """May publish to ``allowed-...``, read ``readable-...`` as the source does, and nothing else."""

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.credentials import Credentials
 from rocketmq_spark.transport.tls import TlsSettings
-from rocketmq_spark.wire.acl import Credentials
+
+_KEYS = {"access_key": "accessKey", "secret_key": "secretKey", "tls_ca_file": "tlsCaFile"}
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,8 @@ class SharedCluster:
     @property
     def admin_settings(self) -> dict[str, Any]:
         """What `Admin` and a producer take to do anything."""
-        admin, tls = self.admin, self.tls
-        keys = {} if admin is None else {"access_key": admin.access_key, "secret_key": admin.secret_key}
-        return keys if tls is None else {**keys, "use_tls": True, "tls_ca_file": tls.ca_file}
+        keys = {name: self.options.get(option) for name, option in _KEYS.items()}
+        return {**keys, "use_tls": "useTls" in self.options}
 
     @classmethod
     def of(cls, cluster: LocalCluster) -> SharedCluster:

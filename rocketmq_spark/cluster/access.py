@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from rocketmq_spark.cluster.certificates import write_private
+from rocketmq_spark.credentials import Credentials
 from rocketmq_spark.errors import ClusterError
-from rocketmq_spark.wire.acl import Credentials
 from rocketmq_spark.wire.codes import RequestCode
 
 ADMINISTRATOR: Final = "admin"

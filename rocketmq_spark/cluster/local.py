@@ -31,8 +31,8 @@ from rocketmq_spark.cluster.process import State, Watchdog
 from rocketmq_spark.cluster.security import Security, Tls, check_security
 from rocketmq_spark.cluster.server import Server, Site
 from rocketmq_spark.cluster.servers import Broker, NameServer, Proxy
+from rocketmq_spark.credentials import Credentials
 from rocketmq_spark.errors import ClusterError
-from rocketmq_spark.wire.acl import Credentials
 
 logger = logging.getLogger("rocketmq_spark.cluster")
 

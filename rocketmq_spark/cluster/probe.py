@@ -16,9 +16,10 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
+from rocketmq_spark.credentials import Credentials
 from rocketmq_spark.errors import RemotingCommandException, RemotingConnectException, RemotingTimeoutException
 from rocketmq_spark.route_data import TopicRouteData
-from rocketmq_spark.wire.acl import Credentials, signed
+from rocketmq_spark.wire.acl import signed
 from rocketmq_spark.wire.codes import STORED, RequestCode, ResponseCode, broker_error
 from rocketmq_spark.wire.command import RemotingCommand, encode_command
 from rocketmq_spark.wire.framing import FrameBuffer

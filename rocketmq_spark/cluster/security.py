@@ -18,8 +18,9 @@ from typing import Final, Literal, TypeAlias
 from rocketmq_spark.cluster import access
 from rocketmq_spark.cluster.certificates import Authority, Certificate, require_trustme, write_private
 from rocketmq_spark.cluster.config import properties_text
+from rocketmq_spark.credentials import Credentials
 from rocketmq_spark.errors import ClusterError
-from rocketmq_spark.wire.acl import Credentials
+from rocketmq_spark.transport.tls import TlsSettings
 
 Tls: TypeAlias = "bool | Literal['mutual']"
 
@@ -128,9 +129,8 @@ class Security:
         """Return how the cluster itself connects to its servers: it trusts its own authority and no other."""
         if self.tls is None:
             return None
-        context = ssl.create_default_context(cafile=str(self.tls.ca_file))
-        context.load_cert_chain(*self.tls.server)
-        return context
+        cert_file, key_file = map(str, self.tls.server)
+        return TlsSettings(str(self.tls.ca_file), cert_file=cert_file, key_file=key_file).context()
 
     def hidden(self, text: str) -> str:
         """Return a text without the secret key."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,7 +16,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from rocketmq_spark.client.producer import Producer
-from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.doctor import examine
 from rocketmq_spark.errors import (
     DeliveryError,
@@ -26,24 +24,21 @@ from rocketmq_spark.errors import (
     RemotingCertificateException,
     RemotingTlsException,
     RocketMQError,
-    TopicRouteStaleException,
 )
 from rocketmq_spark.message import Message, SendStatus
 from rocketmq_spark.producer.client_instance import close_instances
 from rocketmq_spark.route_data import MASTER_ID, TopicRouteData
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.transport.tls import TlsSettings
-from rocketmq_spark.wire.acl import Credentials
-from rocketmq_spark.wire.codes import RequestCode, ResponseCode
-from tests.certificates import Authority
+from rocketmq_spark.wire.codes import ResponseCode
 from tests.links import Fault, TcpProxy, flip
 from tests.reading import read_topic
+from tests.secured import USER as KNOWN
+from tests.sharing import SharedCluster
+from tests.topics import create_topic
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
     from rocketmq_spark.spark.report import Metrics
@@ -51,112 +46,24 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
 PATIENCE = 20.0
-ADMIN = Credentials("admin", "admin-hush-hush")
-USER = {"accessKey": "spark-user", "secretKey": "user-hush-hush", "securityToken": "token-token"}
-SECRETS = (ADMIN.secret_key, USER["secretKey"], USER["securityToken"], "wrong-hush-hush")
+USER = {
+    "accessKey": KNOWN.access_key,
+    "secretKey": KNOWN.secret_key,
+    "securityToken": KNOWN.security_token,
+}
+SECRETS = (USER["secretKey"], USER["securityToken"], "wrong-hush-hush")
 ROWS = pa.RecordBatch.from_pydict({"body": ["one", "two", "three"]})
-
-
-def access_control() -> dict[str, object]:
-    """Properties of a broker that knows an administrator and nobody else (spec/remoting.md section 15.2)."""
-    package = "org.apache.rocketmq.auth"
-    return {
-        "authConfigPath": "auth",
-        "authenticationEnabled": True,
-        "authenticationProvider": f"{package}.authentication.provider.DefaultAuthenticationProvider",
-        "authenticationMetadataProvider": f"{package}.authentication.provider.LocalAuthenticationMetadataProvider",
-        "initAuthenticationUser": json.dumps({"username": ADMIN.access_key, "password": ADMIN.secret_key}),
-        "innerClientAuthenticationCredentials": json.dumps(
-            {"accessKey": ADMIN.access_key, "secretKey": ADMIN.secret_key}
-        ),
-        "authorizationEnabled": True,
-        "authorizationProvider": f"{package}.authorization.provider.DefaultAuthorizationProvider",
-        "authorizationMetadataProvider": f"{package}.authorization.provider.LocalAuthorizationMetadataProvider",
-    }
-
-
-def proxy_properties(certificate: Path, key: Path) -> dict[str, object]:
-    """Properties of a proxy that lets in whom the brokers know, and hangs up on whoever is idle for 2 seconds."""
-    package = "org.apache.rocketmq.proxy.auth"
-    properties = access_control()
-    del properties["initAuthenticationUser"]
-    return {
-        **properties,
-        "authenticationMetadataProvider": f"{package}.ProxyAuthenticationMetadataProvider",
-        "authorizationMetadataProvider": f"{package}.ProxyAuthorizationMetadataProvider",
-        # Else it asks the brokers for its users without credentials of its own.
-        "enableAclRpcHookForClusterMode": True,
-        "tlsTestModeEnable": False,
-        "tlsCertPath": str(certificate),
-        "tlsKeyPath": str(key),
-        "grpcClientIdleTimeMills": 2000,
-    }
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture(scope="module")
-def tls(authority: Authority) -> TlsSettings:
-    return TlsSettings(str(authority.ca_file))
-
-
-@pytest.fixture(scope="module")
-def secured(authority: Authority, tls: TlsSettings) -> Iterator[LocalCluster]:
-    """One broker and a proxy; their user may publish to ``allowed-...``, read ``readable-...``, and nothing else.
-
-    To read, one must be allowed to ask for offsets, too, and have a group.
-    """
-    certificate, key = authority.server("server", "IP:127.0.0.1,DNS:rocketmq.inside")
-    files = [f"-Dtls.server.certPath={certificate}", f"-Dtls.server.keyPath={key}"]
-    options = ["-Dtls.server.mode=enforcing", "-Dtls.test.mode.enable=false", *files]
-    proxy = proxy_properties(certificate, key)
-    with LocalCluster(
-        proxy=proxy, broker_properties=access_control(), jvm_options=options, start_timeout=180.0
-    ) as cluster:
-        address = cluster.brokers[0].address
-        user = {"username": USER["accessKey"], "password": USER["secretKey"], "userType": "Normal"}
-        entries = [
-            {"resource": resource, "actions": actions, "decision": "Allow"}
-            for resource, actions in (
-                ("Topic:allowed-*", ["Pub"]),
-                ("Topic:readable-*", ["Sub", "Get"]),
-                ("Group:spark-rocketmq-source", ["Sub"]),
-            )
-        ]
-        subject = f"User:{USER['accessKey']}"
-        acl = {"subject": subject, "policies": [{"policyType": "Custom", "entries": entries}]}
-        with RemotingTransport([cluster.name_server], credentials=ADMIN, tls=tls) as admin:
-            for code, fields, body in (
-                (RequestCode.AUTH_CREATE_USER, {"username": USER["accessKey"]}, user),
-                (RequestCode.AUTH_CREATE_ACL, {"subject": subject}, acl),
-            ):
-                answer = admin.invoke(address, code, fields, json.dumps(body).encode(), PATIENCE)
-                assert answer.code == ResponseCode.SUCCESS, answer
-        yield cluster
 
 
 MakeTopic = Callable[[str], str]
 
 
 @pytest.fixture
-def make_topic(secured: LocalCluster, tls: TlsSettings) -> MakeTopic:
-    """Create a topic whose name begins with a prefix, wait until the name server knows it, and return its name."""
+def make_topic(secured: SharedCluster) -> MakeTopic:
+    """Create a topic whose name begins with a prefix, and return its name."""
 
     def make(prefix: str) -> str:
-        name = f"{prefix}-{uuid.uuid4().hex[:8]}"
-        with RemotingTransport([secured.name_server], credentials=ADMIN, tls=tls) as admin:
-            admin.create_topic(secured.brokers[0].address, name, 2, 6, PATIENCE)
-            deadline = time.monotonic() + PATIENCE
-            while True:
-                try:
-                    admin.query_route(name, PATIENCE)
-                    return name
-                except TopicRouteStaleException:
-                    assert time.monotonic() < deadline
-                time.sleep(0.1)
+        return create_topic(secured, f"{prefix}-{uuid.uuid4().hex[:8]}", "NORMAL")
 
     return make
 
@@ -168,10 +75,10 @@ def allowed(make_topic: MakeTopic) -> str:
 
 
 @pytest.fixture
-def grpc(secured: LocalCluster, authority: Authority) -> Iterator[dict[str, Any]]:
+def grpc(secured: SharedCluster) -> Iterator[dict[str, Any]]:
     """What a producer takes to reach the proxy."""
     user = {"access_key": USER["accessKey"], "secret_key": USER["secretKey"]}
-    tls = {"use_tls": True, "tls_ca_file": str(authority.ca_file)}
+    tls = {"use_tls": True, "tls_ca_file": secured.options["tlsCaFile"]}
     # A proxy asks a broker for a user that it has not seen, and is slow at everything that it does for the first time.
     patience = {"send_msg_timeout": int(PATIENCE * 1000), "mq_client_api_timeout": int(PATIENCE * 1000)}
     yield {"endpoints": secured.endpoints, **tls, **user, **patience}
@@ -179,9 +86,9 @@ def grpc(secured: LocalCluster, authority: Authority) -> Iterator[dict[str, Any]
 
 
 @pytest.fixture
-def options(secured: LocalCluster, authority: Authority, allowed: str) -> Iterator[dict[str, str]]:
+def options(secured: SharedCluster, allowed: str) -> Iterator[dict[str, str]]:
     """What a write to the cluster takes."""
-    tls = {"useTls": "true", "tlsCaFile": str(authority.ca_file)}
+    tls = {"useTls": "true", "tlsCaFile": secured.options["tlsCaFile"]}
     yield {"nameServer": secured.name_server, "topic": allowed, **tls, **USER}
     close_instances()
 
@@ -201,7 +108,7 @@ def shown_by_spark(spark: SparkSession) -> str:
 
 
 def test_a_signed_and_encrypted_write_arrives_and_spark_shows_no_secret(
-    spark: SparkSession, metrics: Metrics, secured: LocalCluster, tls: TlsSettings, options: dict[str, str]
+    spark: SparkSession, metrics: Metrics, secured: SharedCluster, options: dict[str, str]
 ) -> None:
     spark.conf.set("spark.sql.ui.explainMode", "extended")
     try:
@@ -209,7 +116,7 @@ def test_a_signed_and_encrypted_write_arrives_and_spark_shows_no_secret(
         frame.write.format("rocketmq").options(**options).save()
     finally:
         spark.conf.unset("spark.sql.ui.explainMode")
-    found = read_topic(secured.name_server, options["topic"], 2000, tls=tls, credentials=ADMIN)
+    found = read_topic(secured.name_server, options["topic"], 2000, **secured.transport_settings)
     assert sorted(message.body for message in found) == sorted(f"row {number}".encode() for number in range(2000))
     shown = shown_by_spark(spark)
     assert "secretKey=*********(redacted)" in shown
@@ -248,7 +155,7 @@ def test_a_cluster_whose_authority_is_not_known_is_not_trusted(options: dict[str
 
 
 def test_the_name_that_all_certificates_carry_takes_the_place_of_the_addresses(options: dict[str, str]) -> None:
-    write_here({**options, "tlsServerName": "rocketmq.inside"})
+    write_here({**options, "tlsServerName": "localhost"})
     with pytest.raises(RemotingCertificateException, match=r"must name rocketmq\.outside .*option tlsServerName"):
         write_here({**options, "tlsServerName": "rocketmq.outside"})
 
@@ -259,16 +166,14 @@ def test_a_cluster_that_demands_tls_is_recognised(options: dict[str, str]) -> No
         write_here({**options, "useTls": "false", "sendMsgTimeout": "500"})
 
 
-def test_rows_written_here_arrive(secured: LocalCluster, tls: TlsSettings, options: dict[str, str]) -> None:
+def test_rows_written_here_arrive(secured: SharedCluster, options: dict[str, str]) -> None:
     write_here(options)
-    found = read_topic(secured.name_server, options["topic"], 3, tls=tls, credentials=ADMIN)
+    found = read_topic(secured.name_server, options["topic"], 3, **secured.transport_settings)
     assert sorted(message.body for message in found) == [b"one", b"three", b"two"]
 
 
-def test_a_producer_of_plain_python_signs_and_encrypts_too(
-    secured: LocalCluster, tls: TlsSettings, authority: Authority, allowed: str
-) -> None:
-    connection = {"name_server": secured.name_server, "use_tls": True, "tls_ca_file": str(authority.ca_file)}
+def test_a_producer_of_plain_python_signs_and_encrypts_too(secured: SharedCluster, allowed: str) -> None:
+    connection = {"name_server": secured.name_server, "use_tls": True, "tls_ca_file": secured.options["tlsCaFile"]}
     user = {"access_key": USER["accessKey"], "secret_key": USER["secretKey"]}
     with Producer("pg-secured", **connection, **user) as producer:
         result = producer.send(Message.of(allowed, b"from plain Python"))
@@ -297,32 +202,28 @@ class Detour(RemotingTransport):
 
 
 def test_over_tls_a_bit_that_changes_on_the_way_changes_no_row_and_loses_none(
-    secured: LocalCluster, tls: TlsSettings, allowed: str
+    secured: SharedCluster, allowed: str
 ) -> None:
     rows, requests, answers = 6_000, Fault(flip, 100_000), Fault(flip, 30_000)
     bodies = [f"row {number} ".ljust(200, ".") for number in range(rows)]
     batches = pa.table({"body": bodies}).to_batches(max_chunksize=500)
     with TcpProxy(secured.brokers[0].address, to_server=requests, to_client=answers) as link:
-        detour = Detour(link, secured.name_server, credentials=ADMIN, tls=tls)
+        detour = Detour(link, secured.name_server, **secured.transport_settings)
         with Producer("pg-flipped", name_server=secured.name_server, transport=detour) as producer:
             producer.send_arrow(batches, allowed, batchBytes="8k")
     assert min(requests.times, answers.times) > 0
-    found = read_topic(secured.name_server, allowed, rows, key=attrgetter("body"), tls=tls, credentials=ADMIN)
+    found = read_topic(secured.name_server, allowed, rows, key=attrgetter("body"), **secured.transport_settings)
     assert {message.body.decode() for message in found} == set(bodies)
 
 
 @pytest.fixture(scope="module")
-def read_from(secured: LocalCluster, authority: Authority, tls: TlsSettings) -> dict[str, str]:
+def read_from(secured: SharedCluster) -> dict[str, str]:
     """What a read takes of a topic with three messages."""
-    topic = f"readable-{uuid.uuid4().hex[:8]}"
-    connection = {"useTls": "true", "tlsCaFile": str(authority.ca_file)}
-    with RemotingTransport([secured.name_server], credentials=ADMIN, tls=tls) as admin:
-        admin.create_topic(secured.brokers[0].address, topic, 2, 6, PATIENCE)
-    keys = {"access_key": ADMIN.access_key, "secret_key": ADMIN.secret_key}
-    files = {"use_tls": True, "tls_ca_file": str(authority.ca_file)}
-    with Producer("pg-read", name_server=secured.name_server, **keys, **files) as producer:
+    topic = create_topic(secured, f"readable-{uuid.uuid4().hex[:8]}", "NORMAL")
+    connection = {"useTls": "true", "tlsCaFile": secured.options["tlsCaFile"]}
+    with Producer("pg-read", name_server=secured.name_server, **secured.admin_settings) as producer:
         producer.send_arrow(ROWS, topic)
-    read_topic(secured.name_server, topic, 3, tls=tls, credentials=ADMIN)
+    read_topic(secured.name_server, topic, 3, **secured.transport_settings)
     close_instances()
     return {"nameServer": secured.name_server, "subscribe": topic, **connection, **USER}
 
@@ -365,10 +266,9 @@ def test_who_may_not_read_is_told_so(
     assert [secret for secret in SECRETS if secret in f"{raised.value}{raised.value!r}"] == []
 
 
-def refusals_of(cluster: LocalCluster) -> int:
+def refusals_of(cluster: SharedCluster) -> int:
     """How many requests the proxy has refused for want of a right, by its own log."""
-    assert cluster.proxy is not None
-    return cluster.proxy.log.read_text(encoding="utf-8").count("RocketmqAuthAudit")
+    return Path(cluster.proxy.log).read_text(encoding="utf-8").count("RocketmqAuthAudit")
 
 
 SENDS: dict[str, Callable[[Producer, str], object]] = {
@@ -378,14 +278,14 @@ SENDS: dict[str, Callable[[Producer, str], object]] = {
 
 
 def test_grpc_23_the_right_key_is_let_in_and_its_secret_is_shown_nowhere(
-    secured: LocalCluster, tls: TlsSettings, grpc: dict[str, Any], allowed: str, caplog: pytest.LogCaptureFixture
+    secured: SharedCluster, grpc: dict[str, Any], allowed: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     with Producer("pg-grpc", **grpc, security_token=USER["securityToken"]) as producer:
         for send in SENDS.values():
             send(producer, allowed)
         shown = f"{producer!r} {producer.options!r} {caplog.text}"
-    found = read_topic(secured.name_server, allowed, 3, tls=tls, credentials=ADMIN)
+    found = read_topic(secured.name_server, allowed, 3, **secured.transport_settings)
     assert sorted(message.body for message in found) == [b"one", b"row", b"two"]
     assert [secret for secret in SECRETS if secret in shown] == []
 
@@ -405,8 +305,7 @@ def test_grpc_23_the_right_key_is_let_in_and_its_secret_is_shown_nowhere(
     ids=["wrong secret", "unknown user", "no key", "no right", "right to read only"],
 )
 def test_grpc_23_who_may_not_send_is_told_so_by_the_first_answer(
-    secured: LocalCluster,
-    tls: TlsSettings,
+    secured: SharedCluster,
     grpc: dict[str, Any],
     make_topic: MakeTopic,
     caplog: pytest.LogCaptureFixture,
@@ -427,11 +326,11 @@ def test_grpc_23_who_may_not_send_is_told_so_by_the_first_answer(
         shown = f"{caught.value} {caught.value!r} {producer!r} {producer.options!r} {caplog.text}"
     assert refusals_of(secured) - before == refusals
     assert [secret for secret in SECRETS if secret in shown] == []
-    assert read_topic(secured.name_server, topic, 0, tls=tls, credentials=ADMIN) == []
+    assert read_topic(secured.name_server, topic, 0, **secured.transport_settings) == []
 
 
 def test_grpc_23_a_write_that_may_not_be_fails_with_what_is_not_sent(
-    secured: LocalCluster, options: dict[str, str]
+    secured: SharedCluster, options: dict[str, str]
 ) -> None:
     del options["nameServer"]
     write_here({**options, "endpoints": secured.endpoints})
@@ -441,7 +340,7 @@ def test_grpc_23_a_write_that_may_not_be_fails_with_what_is_not_sent(
 
 
 def test_grpc_25_a_producer_that_was_hung_up_on_while_idle_sends_again(
-    secured: LocalCluster, tls: TlsSettings, grpc: dict[str, Any], allowed: str, caplog: pytest.LogCaptureFixture
+    secured: SharedCluster, grpc: dict[str, Any], allowed: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "rocketmq_spark")
     with TcpProxy(secured.endpoints) as link, Producer("pg-idle", **{**grpc, "endpoints": link.address}) as producer:
@@ -450,7 +349,7 @@ def test_grpc_25_a_producer_that_was_hung_up_on_while_idle_sends_again(
             wait_for(lambda: link.is_idle, PATIENCE)
         producer.send_arrow(pa.table({"body": ["rows"]}), allowed)
         assert link.accepted >= 3
-    found = read_topic(secured.name_server, allowed, 3, tls=tls, credentials=ADMIN)
+    found = read_topic(secured.name_server, allowed, 3, **secured.transport_settings)
     assert sorted(message.body for message in found) == [b"after", b"before", b"rows"]
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
@@ -465,7 +364,7 @@ def test_grpc_22_a_proxy_that_demands_tls_is_recognised(grpc: dict[str, Any], al
 def test_grpc_22_the_name_that_all_certificates_carry_takes_the_place_of_the_proxys(
     grpc: dict[str, Any], allowed: str
 ) -> None:
-    with Producer("pg-named", **grpc, tls_server_name="rocketmq.inside") as producer:
+    with Producer("pg-named", **grpc, tls_server_name="localhost") as producer:
         assert producer.send(Message.of(allowed, b"x")).status is SendStatus.SEND_OK
     misnamed = Producer("pg-misnamed", **grpc, tls_server_name="rocketmq.outside")
     with misnamed, pytest.raises(RemotingCertificateException, match="tlsServerName"):
@@ -473,10 +372,10 @@ def test_grpc_22_the_name_that_all_certificates_carry_takes_the_place_of_the_pro
 
 
 def the_doctor_says(
-    secured: LocalCluster, tls: TlsSettings | None, user: str, key: str, topic: str | None = None
+    secured: SharedCluster, trusting: bool, user: str, key: str, topic: str | None = None
 ) -> dict[str, tuple[str, str]]:
     """State and finding by the first word of what was looked at; this machine's are left out."""
-    trusted = {} if tls is None else {"use_tls": True, "tls_ca_file": tls.ca_file}
+    trusted = {"use_tls": True, "tls_ca_file": secured.options["tlsCaFile"]} if trusting else {}
     found = examine(
         secured.name_server,
         topic=topic,
@@ -492,14 +391,14 @@ def the_doctor_says(
 
 
 def test_the_doctor_tells_missing_tls_a_wrong_key_and_a_missing_right_apart(
-    secured: LocalCluster, tls: TlsSettings, allowed: str, make_topic: MakeTopic
+    secured: SharedCluster, allowed: str, make_topic: MakeTopic
 ) -> None:
     user, key = USER["accessKey"], USER["secretKey"]
-    assert the_doctor_says(secured, None, user, key)["name"] == ("failed", "a server listens that wants TLS")
-    wrong = the_doctor_says(secured, tls, user, "wrong-hush-hush")
+    assert the_doctor_says(secured, False, user, key)["name"] == ("failed", "a server listens that wants TLS")
+    wrong = the_doctor_says(secured, True, user, "wrong-hush-hush")
     assert wrong["broker"] == ("failed", "the access key is refused: check signature failed.")
-    found = the_doctor_says(secured, tls, user, key, allowed)
+    found = the_doctor_says(secured, True, user, key, allowed)
     assert found["broker"][0] == "ok"
     assert found["topic"][0] == "warning"
     assert f"has no permission to access Topic:{allowed}" in found["topic"][1]
-    assert the_doctor_says(secured, tls, user, key, make_topic("readable"))["topic"][0] == "ok"
+    assert the_doctor_says(secured, True, user, key, make_topic("readable"))["topic"][0] == "ok"
