@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.cluster.security import client_options
 from rocketmq_spark.credentials import Credentials
 from rocketmq_spark.transport.tls import TlsSettings
-
-_KEYS = {"access_key": "accessKey", "secret_key": "secretKey", "tls_ca_file": "tlsCaFile"}
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,7 @@ class SharedCluster:
     @property
     def admin_settings(self) -> dict[str, Any]:
         """What `Admin` and a producer take to do anything."""
-        keys = {name: self.options.get(option) for name, option in _KEYS.items()}
-        return {**keys, "use_tls": "useTls" in self.options}
+        return {name: value for name, value in client_options(self.options).items() if name != "name_server"}
 
     @classmethod
     def of(cls, cluster: LocalCluster) -> SharedCluster:

@@ -1,7 +1,7 @@
 """The options that all commands about a cluster share, and what happens where the cluster can't be reached.
 
 Rule 1: the name server is the one of the command line; else ``NAMESRV_ADDR``; else that of the cluster which
-        ``rocketmq-spark cluster up`` left running.
+        ``rocketmq-spark cluster up`` left running, with the keys and the certificates that this one takes.
 Rule 2: a failure is one line. Where a name server is at fault, it is the doctor's finding, not the exception's story.
 Rule 3: results go to stdout, as a table or as JSON; what is missing goes to stderr, and makes the exit code 1.
 """
@@ -82,8 +82,8 @@ class Connection:
 
     def given(self) -> dict[str, Any]:
         """Return what `Admin`, a producer and the doctor take."""
-        return {
-            "name_server": self.name_server or _left_running(),
+        given = {
+            "name_server": self.name_server,
             "access_key": self.access_key,
             "secret_key": self.secret_key,
             "security_token": self.security_token,
@@ -96,6 +96,11 @@ class Connection:
             "tls_insecure_skip_verify": self.tls_insecure_skip_verify,
             "namespace": self.namespace,
         }
+        running = {} if self.name_server else _left_running()
+        if any(given[name] for name in ("access_key", "secret_key", "credentials_provider")):
+            # Somebody in particular asks, not the administrator.
+            running = {name: value for name, value in running.items() if name not in ("access_key", "secret_key")}
+        return given | {name: value for name, value in running.items() if not given[name]}
 
     @contextlib.contextmanager
     def admin(self) -> Iterator[Admin]:
@@ -158,11 +163,14 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _left_running() -> str | None:
+def _left_running() -> dict[str, Any]:
+    from rocketmq_spark.cluster.security import client_options
     from rocketmq_spark.cluster.state import StateFile, state_folder
 
     state = StateFile(state_folder(os.environ)).load()
-    return state.name_server if state is not None and state.is_alive() else None
+    if state is None or not state.is_alive():
+        return {}
+    return client_options({"nameServer": state.name_server, **state.options})
 
 
 def _blame_name_server(admin: Admin, exc: RocketMQError, timeout: float) -> None:

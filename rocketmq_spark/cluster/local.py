@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from rocketmq_spark.cluster.access import user_requests
 from rocketmq_spark.cluster.config import broker_overrides, checked_port, proxy_overrides
@@ -28,7 +28,7 @@ from rocketmq_spark.cluster.jars import Progress, server_jars, tell_nobody
 from rocketmq_spark.cluster.java import find_java
 from rocketmq_spark.cluster.probe import Probe
 from rocketmq_spark.cluster.process import State, Watchdog
-from rocketmq_spark.cluster.security import Security, Tls, check_security
+from rocketmq_spark.cluster.security import Security, Tls, check_security, client_options
 from rocketmq_spark.cluster.server import Server, Site
 from rocketmq_spark.cluster.servers import Broker, NameServer, Proxy
 from rocketmq_spark.credentials import Credentials
@@ -181,6 +181,14 @@ class LocalCluster:
     def grpc_options(self) -> dict[str, str]:
         """The same for a write through its proxy."""
         return {"endpoints": self.endpoints, **self._started(self._site).security.options}
+
+    @property
+    def client_options(self) -> dict[str, Any]:
+        """The same for a `Producer` and an `Admin`.
+
+        >>> producer = Producer("shop", **cluster.client_options)  # doctest: +SKIP
+        """
+        return client_options(self.options)
 
     @property
     def admin(self) -> Credentials | None:

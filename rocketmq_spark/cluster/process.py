@@ -203,7 +203,7 @@ class ServerProcess:
             for file in self._starts_at:
                 self._starts_at[file] = file.stat().st_size if file.exists() else 0
             try:
-                with self.console.open("ab") as console:
+                with open(self.console, "ab", opener=_for_its_owner) as console:
                     self._process = subprocess.Popen(
                         self._command,
                         cwd=self._folder,
@@ -306,6 +306,10 @@ class ServerProcess:
             if self._process is not None and self._state in (State.RUNNING, State.PAUSED):
                 self._watchdog.forget(self._process.pid)
                 self._state = self._ending
+
+
+def _for_its_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _tail(file: Path, start: int) -> list[str]:

@@ -9,11 +9,12 @@ Follows spec/remoting.md sections 2.4 and 15, ``TlsSystemConfig.java``, ``TlsHel
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from rocketmq_spark.cluster import access
 from rocketmq_spark.cluster.certificates import Authority, Certificate, require_trustme, write_private
@@ -143,6 +144,12 @@ class Security:
         for certificate in (self.tls.server, self.tls.client) if self.tls is not None else ():
             if certificate is not None:
                 certificate.key_file.unlink(missing_ok=True)
+
+
+def client_options(options: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options of a DataFrame as `Producer` and `Admin` take them: ``use_tls=True`` for ``useTls=true``."""
+    spelt = {re.sub("[A-Z]", lambda capital: f"_{capital[0].lower()}", name): value for name, value in options.items()}
+    return {name: value == "true" if name == "use_tls" else value for name, value in spelt.items()}
 
 
 def check_security(

@@ -11,16 +11,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from rocketmq_spark import Message, Producer, SendStatus
 from rocketmq_spark.cluster import Broker, LocalCluster, NameServer, State
 from rocketmq_spark.cluster.jars import cache_folder, installed_jars
 from rocketmq_spark.cluster.java import find_java
 from rocketmq_spark.cluster.probe import Probe
 from rocketmq_spark.cluster.process import Watchdog
+from rocketmq_spark.cluster.security import client_options
 from rocketmq_spark.cluster.server import Site
 from rocketmq_spark.cluster.state import process_start
 from rocketmq_spark.errors import ClusterError, RemotingConnectException, RemotingTimeoutException, RocketMQError
@@ -179,6 +181,16 @@ def test_broker_that_refuses_its_properties_says_why() -> None:
 
 
 @pytest.mark.usefixtures("temporary")
+def test_secured_cluster_that_can_not_start_tells_no_secret_and_leaves_none(temporary: Path) -> None:
+    with pytest.raises(ClusterError, match=r"Slave's brokerId must be > 0") as error:
+        LocalCluster(auth=True, tls=True, broker_properties={"brokerRole": "SLAVE"}).start()
+    left = {file.name: file.read_text(errors="replace") for file in temporary.rglob("*") if file.is_file()}
+    assert {"server.log", "console.log", "ca.pem"} <= set(left)
+    for text in (str(error.value), *left.values()):
+        assert not re.search("PRIVATE KEY|password|secretKey", text)
+
+
+@pytest.mark.usefixtures("temporary")
 def test_broker_that_dies_later_is_noticed_and_its_log_kept(caplog: pytest.LogCaptureFixture) -> None:
     with LocalCluster() as cluster:
         (broker,) = cluster.brokers
@@ -250,13 +262,21 @@ def test_servers_do_not_outlive_the_program_that_started_them(number: signal.Sig
     wait_for(lambda: not Path(folder).exists())
 
 
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def command_line(state: Path) -> Run:
+    env = {**os.environ, "ROCKETMQ_SPARK_STATE": str(state)}
+
+    def run(*arguments: str, command: str = "cluster") -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-m", "rocketmq_spark", command, *arguments]
+        return subprocess.run(line, env=env, capture_output=True, text=True, check=False)
+
+    return run
+
+
 def test_cluster_of_the_command_line_runs_on_until_down(tmp_path: Path, topic: str) -> None:
-    env = {**os.environ, "ROCKETMQ_SPARK_STATE": str(tmp_path)}
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "rocketmq_spark", "cluster", *arguments]
-        return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-
+    run = command_line(tmp_path)
     up = run("up")
     assert up.returncode == 0, up.stderr
     try:
@@ -272,3 +292,39 @@ def test_cluster_of_the_command_line_runs_on_until_down(tmp_path: Path, topic: s
     assert (down.returncode, down.stdout) == (0, "the cluster is stopped\n")
     assert all(process_start(server["pid"]) is None for server in status["servers"])
     assert not Path(status["directory"]).exists()
+
+
+def test_secured_cluster_of_the_command_line_lets_in_who_has_its_files(tmp_path: Path) -> None:
+    run = command_line(tmp_path)
+    up = run("up", "--auth", "--mutual", "--proxy")
+    assert up.returncode == 0, up.stderr
+    try:
+        status = json.loads(run("status", "--json").stdout)
+        folder, options = Path(status["directory"]), status["options"]
+        secret = (folder / "admin.secret").read_text()
+        assert f'"secretKey": "file:{folder}/admin.secret"' in up.stdout
+        created = run("orders", "--type", "NORMAL", command="create-topic")
+        assert created.returncode == 0, created.stderr
+
+        # Who has no certificate, or is nobody that they know, is let in neither by brokers nor by the proxy.
+        settings = client_options(options)
+        addresses = {"name_server": status["name_server"]}, {"endpoints": status["endpoints"]}
+        for address in addresses:
+            with Producer("pg", **address, **settings) as producer:
+                assert producer.send(Message.of("orders", b"let in")).status is SendStatus.SEND_OK
+            for change, text in (
+                ({"tls_cert_file": None, "tls_key_file": None}, "tlsCertFile|useTls"),
+                ({"access_key": "nobody"}, "User:nobody is not found"),
+            ):
+                stranger = Producer("pg", **address, **{**settings, **change})
+                with stranger, pytest.raises(RocketMQError, match=text):
+                    stranger.send(Message.of("orders", b"not let in"))
+        assert [row["body"] for row in json.loads(run("orders", "--json", command="peek").stdout)] == ["let in"] * 2
+
+        shown = up.stdout + up.stderr + json.dumps(status) + run("logs", "-n", "100000").stdout
+        shown += "".join(Path(f"/proc/{server['pid']}/cmdline").read_text() for server in status["servers"])
+        assert secret not in shown
+    finally:
+        down = run("down")
+    assert down.returncode == 0
+    assert not folder.exists()

@@ -221,6 +221,28 @@ def test_the_cluster_that_was_left_running_is_the_default(server: BrokerPeer, tm
     assert main(["route", "orders"]) == 1
 
 
+def test_the_cluster_that_was_left_running_says_how_it_lets_somebody_in(
+    server: BrokerPeer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "admin.secret").write_text("hush-hush")
+    file = StateFile(tmp_path / "state")
+    this = ServerRecord("namesrv", "NameServer", server.address, os.getpid(), process_start(os.getpid()) or "", "log")
+    options = {"accessKey": "admin", "secretKey": f"file:{tmp_path}/admin.secret"}
+    with file.locked():
+        file.save(ClusterState(server.address, None, str(tmp_path), True, (this,), options))
+    assert main(["route", "orders"]) == 0
+    assert server.requests[-1].ext_fields["AccessKey"] == "admin"
+    monkeypatch.setenv("ROCKETMQ_ACCESS_KEY", "someone")
+    monkeypatch.setenv("ROCKETMQ_SECRET_KEY", "hush-hush")
+    assert main(["route", "orders"]) == 0
+    assert server.requests[-1].ext_fields["AccessKey"] == "someone"
+    # Another cluster has other keys.
+    for name in ("ROCKETMQ_ACCESS_KEY", "ROCKETMQ_SECRET_KEY"):
+        monkeypatch.delenv(name)
+    assert main(["route", "orders", "-n", server.address]) == 0
+    assert "AccessKey" not in server.requests[-1].ext_fields
+
+
 def test_the_doctor_exits_with_1_if_anything_failed(run: Run, server: BrokerPeer) -> None:
     code, out, _ = run("doctor", "--json")
     findings = json.loads(out)

@@ -142,3 +142,20 @@ def test_a_running_cluster_with_a_proxy_says_how_to_write_by_both_protocols(runn
     assert f'.option("nameServer", "{running.name_server}").option("topic", "orders")' in shown
     assert f'.option("endpoints", "{running.endpoints}").option("topic", "orders")' in shown
     assert "endpoints" not in _how_to_use(dataclasses.replace(running, endpoints=None))
+
+
+def test_what_it_takes_to_connect_is_said_by_up_and_by_status(
+    running: ClusterState, state_file: StateFile, capsys: Capture
+) -> None:
+    options = {"accessKey": "admin", "secretKey": "file:/secured/admin.secret"}
+    secured = dataclasses.replace(running, options=options)
+    shown = _how_to_use(secured)
+    assert json.loads(shown[shown.index("{") : shown.index("}") + 1]) == options
+    for address in (f'"nameServer", "{running.name_server}"', f'"endpoints", "{running.endpoints}"'):
+        assert f".option({address}).options(**security)" in shown
+    with state_file.locked():
+        state_file.save(secured)
+    assert main(["cluster", "status"]) == 0
+    assert "option secretKey file:/secured/admin.secret" in capsys.readouterr().out
+    assert main(["cluster", "status", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["options"] == options

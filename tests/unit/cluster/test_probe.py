@@ -8,18 +8,41 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.cluster.probe import Probe
+from rocketmq_spark.credentials import Credentials
 from rocketmq_spark.errors import RemotingConnectException
+from rocketmq_spark.transport.tls import TlsSettings
+from rocketmq_spark.wire.acl import signed
 from rocketmq_spark.wire.codes import RequestCode, ResponseCode
 from tests.certificates import Authority
 from tests.peer import BrokerPeer
 
 
-def test_a_server_with_any_certificate_is_asked_and_the_connection_closed(tmp_path: Path) -> None:
-    with BrokerPeer(tls=Authority(tmp_path).context("server", "DNS:elsewhere.example")) as peer:
-        answer = Probe(tls=True).ask(peer.address, RequestCode.HEART_BEAT, {}, "asking")
+def test_a_server_that_its_authority_vouches_for_is_asked_and_the_connection_closed(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    probe = Probe(tls=TlsSettings(str(authority.ca_file)).context())
+    with BrokerPeer(tls=authority.context("server", "IP:127.0.0.1")) as peer:
+        answer = probe.ask(peer.address, RequestCode.HEART_BEAT, {}, "asking")
         gc.collect()  # a socket left open would warn
     assert answer.code == ResponseCode.SUCCESS
     assert len(peer.sessions) == 1
+
+
+def test_a_server_of_another_name_is_not_asked(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    probe = Probe(tls=TlsSettings(str(authority.ca_file)).context())
+    with (
+        BrokerPeer(tls=authority.context("server", "DNS:elsewhere.example")) as peer,
+        pytest.raises(RemotingConnectException, match="certificate is not valid for"),
+    ):
+        probe.ask(peer.address, RequestCode.HEART_BEAT, {}, "asking")
+    assert peer.requests == []
+
+
+def test_who_has_credentials_signs(tmp_path: Path) -> None:
+    user = Credentials("ak", "hush-hush")
+    with BrokerPeer() as peer:
+        Probe(credentials=user).ask(peer.address, RequestCode.HEART_BEAT, {"a": "b"}, "asking", b"body")
+    assert dict(peer.requests[0].ext_fields) == signed({"a": "b"}, (b"body",), user)
 
 
 def test_a_server_that_demands_tls_is_a_failed_connect(tmp_path: Path) -> None:

@@ -1,0 +1,186 @@
+"""What a cluster with access control and TLS is made of, before any server has read it."""
+
+from __future__ import annotations
+
+import json
+import stat
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.x509 import load_pem_x509_certificate
+
+from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.cluster.access import user_requests
+from rocketmq_spark.cluster.config import properties_of
+from rocketmq_spark.cluster.process import ServerProcess, Watchdog
+from rocketmq_spark.cluster.security import Security, client_options
+from rocketmq_spark.errors import ClusterError
+from rocketmq_spark.wire.codes import RequestCode
+from tests.certificates import TOMORROW, YESTERDAY, Authority
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def secret_of(security: Security) -> str:
+    assert security.admin is not None
+    return security.admin.secret_key
+
+
+def test_by_default_nothing_is_made_and_nothing_is_demanded(tmp_path: Path) -> None:
+    security = Security.made(tmp_path, auth=False, tls=False)
+    assert (security, security.options, security.context()) == (Security(), {}, None)
+    assert (security.jvm_options, security.broker_properties, security.proxy_properties) == ((), {}, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_secret_key_is_drawn_once_for_a_folder_and_is_its_owners_only(tmp_path: Path) -> None:
+    first, again = (Security.made(tmp_path, auth=True, tls=False) for _ in range(2))
+    (tmp_path / "other").mkdir()
+    other = Security.made(tmp_path / "other", auth=True, tls=False)
+    assert secret_of(first) == secret_of(again) != secret_of(other)
+    assert len(secret_of(first)) >= 40
+    assert mode(tmp_path / "admin.secret") == 0o600
+
+
+def test_the_secret_key_shows_in_files_of_its_owner_only(tmp_path: Path) -> None:
+    security = Security.made(tmp_path, auth=True, tls="mutual")
+    secret = secret_of(security)
+    for shown in (
+        repr(security),
+        str(security.options),
+        str(security.jvm_options),
+        str(client_options(security.options)),
+    ):
+        assert secret not in shown
+    assert secret not in security.hidden(f'initAuthenticationUser={{"password":"{secret}"}}')
+    for told in (security.broker_properties, security.proxy_properties):
+        assert secret in str(told)
+
+
+def test_options_name_the_files(tmp_path: Path) -> None:
+    options = Security.made(tmp_path, auth=True, tls="mutual").options
+    assert options == {
+        "accessKey": "admin",
+        "secretKey": f"file:{tmp_path}/admin.secret",
+        "useTls": "true",
+        "tlsCaFile": f"{tmp_path}/tls/ca.pem",
+        "tlsCertFile": f"{tmp_path}/tls/client.pem",
+        "tlsKeyFile": f"{tmp_path}/tls/client.key",
+    }
+    assert client_options(options)["use_tls"] is True
+    assert client_options(options)["tls_key_file"] == options["tlsKeyFile"]
+
+
+@pytest.mark.parametrize("tls", [True, "mutual"])
+def test_keys_are_pkcs8_and_their_owners_only_and_that_of_the_authority_is_nowhere(tmp_path: Path, tls: Any) -> None:
+    Security.made(tmp_path, auth=False, tls=tls)
+    folder = tmp_path / "tls"
+    keys = list(folder.glob("*.key"))
+    assert sorted(key.stem for key in keys) == (["client", "server"] if tls == "mutual" else ["server"])
+    assert {key.read_text().splitlines()[0] for key in keys} == {"-----BEGIN PRIVATE KEY-----"}
+    assert {mode(key) for key in keys} == {0o600}
+    assert mode(folder) == 0o700
+    assert [file.name for file in folder.iterdir() if "PRIVATE" in file.read_text() and file not in keys] == []
+
+
+def test_servers_trust_the_authority_alone_and_demand_what_is_asked_for(tmp_path: Path) -> None:
+    told = {}
+    for tls in (True, "mutual"):
+        Security.made(tmp_path, auth=False, tls=tls)  # type: ignore[arg-type]
+        told[tls] = properties_of((tmp_path / "tls" / "tls.properties").read_text())
+    assert told[True]["tls.client.authServer"] == "true"
+    assert told[True]["tls.client.trustCertPath"] == f"{tmp_path}/tls/ca.pem"
+    assert "tls.server.need.client.auth" not in told[True]
+    assert told["mutual"]["tls.server.need.client.auth"] == "require"
+    assert told["mutual"]["tls.server.trustCertPath"] == f"{tmp_path}/tls/ca.pem"
+
+
+def test_what_lets_somebody_in_can_be_removed(tmp_path: Path) -> None:
+    security = Security.made(tmp_path, auth=True, tls="mutual")
+    security.remove_files()
+    assert sorted(file.name for file in (tmp_path / "tls").iterdir() if file.suffix == ".key") == []
+    assert not (tmp_path / "admin.secret").exists()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"tls": "yes"}, "tls='yes': allowed are False, True and 'mutual'"),
+        ({"jvm_options": ["-Dtls.server.mode=enforcing"]}, r"may not set -Dtls\.server\.mode: give tls=True"),
+        ({"tls": True, "proxy": {"tlsCertPath": "x"}}, "proxy may not set tlsCertPath beside tls="),
+        (
+            {"auth": True, "proxy": {"authenticationEnabled": False}},
+            "proxy may not set authenticationEnabled beside auth=",
+        ),
+        (
+            {"auth": True, "broker_properties": {"initAuthenticationUser": "hush"}},
+            "broker_properties may not set initAuthenticationUser beside auth=",
+        ),
+    ],
+)
+def test_what_contradicts_is_refused_before_anything_starts(parameters: dict[str, Any], text: str) -> None:
+    with pytest.raises(ClusterError, match=text) as caught:
+        LocalCluster(**parameters)
+    assert "hush" not in str(caught.value)
+
+
+def test_what_does_not_contradict_is_the_users_to_set() -> None:
+    LocalCluster(
+        auth=True,
+        tls=True,
+        broker_properties={"userCacheExpiredSecond": 1},
+        proxy={"grpcClientIdleTimeMills": 2000},
+        jvm_options=["-Xmx300m"],
+    )
+
+
+def test_a_cluster_that_does_not_run_has_no_options() -> None:
+    cluster = LocalCluster(auth=True)
+    for attribute in ("options", "grpc_options", "client_options", "admin"):
+        with pytest.raises(ClusterError, match="the cluster isn't running: call start"):
+            getattr(cluster, attribute)
+    with pytest.raises(ClusterError, match="the cluster isn't running: call start"):
+        cluster.create_user("shop", "hush")
+
+
+def test_a_user_may_do_what_is_named_and_nothing_else() -> None:
+    requests = list(user_requests("shop", "hush", ["orders-*"], ["invoices"], ["readers"]))
+    assert [code for code, _, _ in requests] == [RequestCode.AUTH_CREATE_USER, RequestCode.AUTH_CREATE_ACL]
+    assert json.loads(requests[0][2]) == {"username": "shop", "password": "hush", "userType": "Normal"}
+    [policy] = json.loads(requests[1][2])["policies"]
+    assert [(entry["resource"], entry["actions"], entry["decision"]) for entry in policy["entries"]] == [
+        ("Topic:orders-*", ["Pub"], "Allow"),
+        ("Topic:invoices", ["Sub", "Get"], "Allow"),
+        ("Group:readers", ["Sub"], "Allow"),
+    ]
+    assert [code for code, _, _ in user_requests("nobody", "hush", [], [], [])] == [RequestCode.AUTH_CREATE_USER]
+
+
+def test_an_error_quotes_logs_without_the_secret_key(tmp_path: Path) -> None:
+    security = Security.made(tmp_path, auth=True, tls=False)
+    watchdog = Watchdog()
+    told = f"java.lang.RuntimeException: initAuthenticationUser={secret_of(security)}"
+    process = ServerProcess(
+        "broker-0", ["/bin/sh", "-c", f"echo '{told}'; exit 1"], tmp_path, {}, watchdog, security.hidden
+    )
+    process.start()
+    process.wait_stopped(20)
+    watchdog.release()
+    assert "it said: java.lang.RuntimeException: initAuthenticationUser=***;" in process.why()
+    assert mode(process.console) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("valid", "counts"), [({}, True), ({"not_after": YESTERDAY}, False), ({"not_before": TOMORROW}, False)]
+)
+def test_certificates_count_from_when_and_until_when_they_say(
+    tmp_path: Path, valid: dict[str, datetime], counts: bool
+) -> None:
+    made = Authority(tmp_path).server("server", "IP:127.0.0.1", **valid)
+    certificate = load_pem_x509_certificate(made.cert_file.read_bytes())
+    now = datetime.now(timezone.utc)
+    assert (certificate.not_valid_before_utc < now < certificate.not_valid_after_utc) is counts
