@@ -123,6 +123,18 @@ def test_a_signed_and_encrypted_write_arrives_and_spark_shows_no_secret(
     assert [secret for secret in SECRETS if secret in shown] == []
 
 
+def test_the_clusters_own_options_are_all_that_a_write_and_a_read_take(
+    spark: SparkSession, metrics: Metrics, secured: SharedCluster, make_topic: MakeTopic
+) -> None:
+    topic = make_topic("anything")
+    frame = spark.range(100).selectExpr("cast(id AS string) AS body")
+    addresses = {"nameServer": secured.name_server}, {"endpoints": secured.endpoints}
+    for address in addresses:
+        security = {name: value for name, value in secured.options.items() if name != "nameServer"}
+        frame.write.format("rocketmq").options(**address, **security).option("topic", topic).save()
+    assert spark.read.format("rocketmq").options(**secured.options).load(topic).count() == 200
+
+
 def test_a_wrong_secret_fails_the_write_with_an_error_that_names_the_option_and_not_the_value(
     spark: SparkSession, metrics: Metrics, options: dict[str, str]
 ) -> None:

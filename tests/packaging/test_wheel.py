@@ -140,7 +140,7 @@ def test_the_metadata_is_valid_and_says_what_a_user_can_choose(built: Built) -> 
     assert metadata.description == (ROOT / "README.md").read_text("utf-8")
     assert metadata.description_content_type == "text/markdown"
     assert metadata.license_expression == "Apache-2.0"
-    assert set(metadata.provides_extra or ()) == {"grpc", "notebook", "demo", "test"}
+    assert set(metadata.provides_extra or ()) == {"cluster", "grpc", "notebook", "demo", "test"}
 
 
 def test_a_new_environment_writes_to_a_broker_and_reads_it_back(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import sys
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,13 @@ def test_what_contradicts_is_refused_before_anything_starts(parameters: dict[str
     with pytest.raises(ClusterError, match=text) as caught:
         LocalCluster(**parameters)
     assert "hush" not in str(caught.value)
+
+
+def test_without_trustme_tls_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trustme", None)
+    LocalCluster(auth=True)
+    with pytest.raises(ClusterError, match=r"package trustme.*: pip install 'rocketmq-spark\[cluster\]'"):
+        LocalCluster(tls=True)
 
 
 def test_what_does_not_contradict_is_the_users_to_set() -> None:
