@@ -101,7 +101,7 @@ class Broker(Server):
 
     @property
     def properties(self) -> dict[str, str]:
-        """What its configuration file says: ours, and the user's on top. There may be secrets among them."""
+        """What its configuration file says, but of access control: ours, and the user's on top."""
         text = render(
             "broker.conf",
             name=self.name,
@@ -109,7 +109,7 @@ class Broker(Server):
             port=self._ports.listen,
             ha_port=self._ports.ha,
         )
-        return {**properties_of(text), **self._site.security.broker_properties, **self._overrides}
+        return {**properties_of(text), **self._overrides}
 
     def _choose_ports(self) -> bool:
         self._ports = pick_broker_ports(self._site.ports, self._overrides)
@@ -118,7 +118,8 @@ class Broker(Server):
 
     def _configure(self) -> list[str]:
         config = self.folder / "broker.conf"
-        write_private(config, properties_text(self.properties).encode("latin-1"))
+        properties = {**self.properties, **self._site.security.broker_properties}
+        write_private(config, properties_text(properties).encode("latin-1"))
         main = "org.apache.rocketmq.broker.BrokerStartup"
         return self._site.command(self.folder, [*_BROKER_MEMORY, *_NO_DISK_LIMITS], main, ["-c", str(config)])
 
@@ -184,14 +185,14 @@ class Proxy(Server):
 
     @property
     def properties(self) -> dict[str, object]:
-        """What its configuration file says: ours, and the user's on top. There may be secrets among them."""
+        """What its configuration file says, but of access control: ours, and the user's on top."""
         text = render(
             "proxy.json",
             name_server=self._site.name_server,
             grpc_port=self._grpc_port,
             remoting_port=self._remoting_port,
         )
-        return {**json.loads(text), **self._site.security.proxy_properties, **self._overrides}
+        return {**json.loads(text), **self._overrides}
 
     def _choose_ports(self) -> bool:
         self._grpc_port = pick_port(self._site.ports)
@@ -201,7 +202,8 @@ class Proxy(Server):
 
     def _configure(self) -> list[str]:
         config = self.folder / "proxy.json"
-        write_private(config, json.dumps(self.properties, indent=2).encode())
+        properties = {**self.properties, **self._site.security.proxy_properties}
+        write_private(config, json.dumps(properties, indent=2).encode())
         main = "org.apache.rocketmq.proxy.ProxyStartup"
         return self._site.command(self.folder, _PROXY_MEMORY, main, ["-pc", str(config)])
 
