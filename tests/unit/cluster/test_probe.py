@@ -38,7 +38,7 @@ def test_a_server_of_another_name_is_not_asked(tmp_path: Path) -> None:
     assert peer.requests == []
 
 
-def test_who_has_credentials_signs(tmp_path: Path) -> None:
+def test_who_has_credentials_signs() -> None:
     user = Credentials("ak", "hush-hush")
     with BrokerPeer() as peer:
         Probe(credentials=user).ask(peer.address, RequestCode.HEART_BEAT, {"a": "b"}, "asking", b"body")
