@@ -8,6 +8,9 @@ from rocketmq_spark.credentials import Credentials
 USER = Credentials("spark-user", "user-hush-hush", "token-token")
 """May publish to ``allowed-...``, read ``readable-...`` as the source does, and nothing else."""
 
+MARKED = Credentials("marked", "password-7f3c9e51-must-not-show", "token-7f3c9e51-must-not-show")
+"""May do the same; what is secret of this user is like nothing else, so that it is found wherever it shows."""
+
 ANYBODY = Credentials("anybody", "anybody-hush-hush")
 """May send to all topics and read them, in any group."""
 
@@ -19,11 +22,12 @@ def secured_cluster() -> LocalCluster:
 
 def add_users(cluster: LocalCluster) -> None:
     """Have a cluster that runs know them."""
-    cluster.create_user(
-        USER.access_key,
-        USER.secret_key,
-        publish=["allowed-*"],
-        subscribe=["readable-*"],
-        groups=["spark-rocketmq-source"],
-    )
+    for user in (USER, MARKED):
+        cluster.create_user(
+            user.access_key,
+            user.secret_key,
+            publish=["allowed-*"],
+            subscribe=["readable-*"],
+            groups=["spark-rocketmq-source"],
+        )
     cluster.create_user(ANYBODY.access_key, ANYBODY.secret_key, publish=["*"], subscribe=["*"], groups=["*"])
