@@ -198,7 +198,7 @@ def _tls_files(folder: Path, *, mutual: bool) -> TlsFiles:
         server = authority.issue("server", *SERVER_NAMES)
         client = authority.issue("client", "client.localhost") if mutual else None
         files = TlsFiles(authority.ca_file, server, client, folder / "tls.properties")
-        write_private(files.properties, properties_text(_tls_properties(files)).encode("latin-1"))
+        write_tls_properties(files)
     except OSError as exc:
         raise ClusterError(
             f"making certificates in {folder}: {exc}; set directory= to one that can be written"
@@ -206,7 +206,8 @@ def _tls_files(folder: Path, *, mutual: bool) -> TlsFiles:
     return files
 
 
-def _tls_properties(files: TlsFiles) -> dict[str, str]:
+def write_tls_properties(files: TlsFiles) -> None:
+    """Write what the JVMs are told: whom they show to be, and whom they trust."""
     ca, cert, key = str(files.ca_file), str(files.server.cert_file), str(files.server.key_file)
     properties = {
         # In which each server makes a certificate of its own and trusts any.
@@ -224,4 +225,4 @@ def _tls_properties(files: TlsFiles) -> dict[str, str]:
             "tls.server.authClient": "true",
             "tls.server.trustCertPath": ca,
         }
-    return properties
+    write_private(files.properties, properties_text(properties).encode("latin-1"))

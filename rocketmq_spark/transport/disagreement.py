@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from rocketmq_spark.errors import RemotingCertificateException, RemotingConnectException
 from rocketmq_spark.transport.dial import parse_address
-from rocketmq_spark.transport.tls import OURS_REFUSED, TlsSettings, refusal
+from rocketmq_spark.transport.tls import TlsSettings, refusal
 from rocketmq_spark.wire.command import RemotingCommand, encode_head
 
 _TIMEOUT: Final = 1.0
@@ -49,7 +49,7 @@ def disagreement(address: str, hello: bytes, *, over_tls: bool) -> str | None:
     return _PLAIN if plain else _TLS
 
 
-def refusal_of_ours(address: str, context: ssl.SSLContext) -> str | None:
+def refusal_of_ours(address: str, settings: TlsSettings) -> str | None:
     """Return what a gRPC server says against this client's certificate, or for want of one; None if it says nothing.
 
     Java's servers, and balancers, say it with an alert; those made with gRPC's own C++ code hang up.
@@ -57,10 +57,11 @@ def refusal_of_ours(address: str, context: ssl.SSLContext) -> str | None:
     Parameters
     ----------
     address : str
-    context : SSLContext
+    settings : TlsSettings
         With the certificate, if there is one.
     """
     host, port = parse_address(address)
+    context = settings.context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols([_H2])
@@ -72,7 +73,7 @@ def refusal_of_ours(address: str, context: ssl.SSLContext) -> str | None:
             # With TLS 1.3 a client is done before the server has judged. Writing could fail before the word is read.
             secure.recv(64)
     except ssl.SSLError as exc:
-        return str(refusal(exc)) if exc.reason in OURS_REFUSED else None
+        return str(refusal(exc)) if exc.reason in settings.refusals else None
     except OSError:
         pass
     return None

@@ -137,7 +137,7 @@ class Channels:
 
     def explained(self, endpoint: str) -> tuple[type[RemotingTlsException], str] | None:
         """Return what to change for a proxy that hung up on a connect, None if it may be down; blocks for seconds."""
-        refusal = None if self._tls is None else refusal_of_ours(endpoint, self._tls.context())
+        refusal = None if self._tls is None else refusal_of_ours(endpoint, self._tls)
         if refusal is not None:
             return RemotingCertificateException, refusal
         remedy = disagreement(endpoint, HTTP2_HELLO, over_tls=self._tls is not None)

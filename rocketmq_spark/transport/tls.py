@@ -63,6 +63,10 @@ OURS_REFUSED: Final = frozenset(
 )
 
 
+# What Netty says, with the OpenSSL that RocketMQ brings, of a certificate that it finds no authority for.
+_NO_REASON: Final = "TLSV1_ALERT_INTERNAL_ERROR"
+
+
 class HandshakeError(ConnectionError):
     """The TLS handshake failed."""
 
@@ -150,6 +154,11 @@ class TlsSettings:
                 "for the user that Spark's workers run as (openssl pkey -in encrypted.key -out plain.key)"
             ) from None
 
+    @property
+    def refusals(self) -> frozenset[str]:
+        """Which alerts are about this client's certificate, by OpenSSL's names."""
+        return OURS_REFUSED if self.cert_file is None else OURS_REFUSED | {_NO_REASON}
+
     def own_certificate(self) -> tuple[bytes | None, bytes | None]:
         """Return this client's private key and its certificate (PEM), for who has a TLS of its own.
 
@@ -178,7 +187,7 @@ class TlsSettings:
             now = self._stamps()
             if now != seen:
                 context, seen = self.context(), now
-            return TlsStream(sock, context, host, self.server_name)
+            return TlsStream(sock, context, host, self.server_name, self.refusals)
 
         return encrypt
 
@@ -215,6 +224,8 @@ class TlsStream:
         Name or address that was dialled.
     server_name : str, optional
         What the certificate must be for, if not for the host.
+    refusals : frozenset of str, default OURS_REFUSED
+        See `TlsSettings.refusals`.
 
     Raises
     ------
@@ -222,12 +233,30 @@ class TlsStream:
         That is no name that a certificate could have.
     """
 
-    __slots__ = ("_host", "_incoming", "_lock", "_outgoing", "_server_name", "_sock", "_ssl", "_unsent")
+    __slots__ = (
+        "_host",
+        "_incoming",
+        "_lock",
+        "_outgoing",
+        "_refusals",
+        "_server_name",
+        "_sock",
+        "_ssl",
+        "_unsent",
+    )
 
-    def __init__(self, sock: socket.socket, context: ssl.SSLContext, host: str, server_name: str | None = None) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        context: ssl.SSLContext,
+        host: str,
+        server_name: str | None = None,
+        refusals: frozenset[str] = OURS_REFUSED,
+    ) -> None:
         self._sock = sock
         self._host = host
         self._server_name = server_name
+        self._refusals = refusals
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_name or host)
@@ -256,7 +285,7 @@ class TlsStream:
         except ssl.SSLCertVerificationError as exc:
             raise CertificateError(f"{exc.verify_message.rstrip('.')}: {self._advice(exc.verify_code)}") from exc
         except OSError as exc:
-            raise _handshake_error(exc) from exc
+            raise _handshake_error(exc, self._refusals) from exc
 
     def sendmsg(self, pieces: Sequence[Buffer]) -> int:
         """Encrypt and send; return how many bytes of `pieces` were taken, perhaps none while older ones move.
@@ -314,7 +343,7 @@ class TlsStream:
                 # An alert, say. The answers before it count; the end of the socket's stream follows it.
                 if not filled:
                     # With TLS 1.3 a client is done before the server has seen its certificate.
-                    raise (refusal(exc) if exc.reason in OURS_REFUSED else exc) from exc
+                    raise (refusal(exc) if exc.reason in self._refusals else exc) from exc
         if not filled and not goodbye:
             raise BlockingIOError
         return filled
@@ -386,10 +415,10 @@ class TlsStream:
         )
 
 
-def _handshake_error(error: OSError) -> HandshakeError:
+def _handshake_error(error: OSError, refusals: frozenset[str]) -> HandshakeError:
     hint = "does it speak TLS? Else set useTls=false"
     if isinstance(error, ssl.SSLError):
-        if error.reason in OURS_REFUSED:
+        if error.reason in refusals:
             return refusal(error)
         if error.reason in _TOO_OLD:
             return DisagreementError(
@@ -406,7 +435,7 @@ def _handshake_error(error: OSError) -> HandshakeError:
 
 
 def refusal(error: ssl.SSLError) -> CertificateError:
-    """Return the error that one of `OURS_REFUSED` stands for."""
+    """Return the error that one of `TlsSettings.refusals` stands for."""
     return CertificateError(
         f"the server refuses this client's certificate, or demands one ({error.reason}): set tlsCertFile and "
         "tlsKeyFile to a certificate that is signed by an authority that the server trusts, and has not expired, and "
