@@ -13,6 +13,9 @@ from rocketmq_spark import table_view
 
 MASTER_ID: Final = 0
 
+MAX_QUEUES: Final = 100_000
+"""Queues of one topic. Each becomes an object: these are 20 MB, and more than 1,000 brokers with 64 of them each."""
+
 PERM_WRITE: Final = 2
 PERM_READ: Final = 4
 

@@ -24,6 +24,7 @@ from rocketmq_spark.arrow.columns import ByteColumn, Ints, byte_strings, to_arro
 from rocketmq_spark.arrow.stored_layout import Irregular, Records, Rows, cells, records_of, rows_of
 from rocketmq_spark.arrow.stored_properties import Properties, split_properties
 from rocketmq_spark.compression import COMPRESSED_FLAG
+from rocketmq_spark.errors import RemotingCommandException
 from rocketmq_spark.message_const import KEYS, TAGS, UNIQ_KEY
 from rocketmq_spark.message_ext import encode_message_id, format_host
 from rocketmq_spark.pull import Pulled
@@ -37,9 +38,13 @@ _HEX: Final = np.array([f"{value:02X}" for value in range(256)], np.bytes_).view
 # What the bodies of one record batch may unpack to together, bytes.
 _MOST_UNPACKED: Final = 64 * 1024 * 1024
 
+# What a message, and a property of it, count for beside its body where each is an object of Python's, bytes.
+_MESSAGE_COST: Final = 500
+_PROPERTY_COST: Final = 200
+
 
 class TooMuchError(Exception):
-    """The bodies of several messages unpack to more than a record batch is to hold."""
+    """Several messages unpack to more than a record batch is to hold."""
 
 
 def batches_of(
@@ -47,25 +52,33 @@ def batches_of(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the messages of several answers: one record batch, or more where the bodies unpack to very much.
 
-    There may be none. Parameters, and what is raised, as of `decode`.
+    There may be none. Parameters, and what is raised, as of `decode`; and a RemotingCommandException where a broker
+    gives so much for one offset alone.
     """
-    # Two messages of one offset, which no sound broker has, can't be told apart by it.
-    whole = len(pulls) == 1 and pulls[0].end - pulls[0].start <= 1
     try:
-        batch = decode(pulls, schema, tags, math.inf if whole else _MOST_UNPACKED)
+        batch = decode(pulls, schema, tags, _MOST_UNPACKED)
     except TooMuchError:
-        if len(pulls) > 1:
-            middle = len(pulls) // 2
-            halves: tuple[Sequence[Pulled], ...] = pulls[:middle], pulls[middle:]
-        else:
-            (pull,) = pulls
-            border = (pull.start + pull.end) // 2
-            halves = [replace(pull, end=border)], [replace(pull, start=border)]
-        for half in halves:
+        batch = None
+    # Outside the except block: the error holds what was unpacked so far, and so would every level of this recursion.
+    if batch is None:
+        for half in _halves(pulls):
             yield from batches_of(half, schema, tags)
-        return
-    if batch.num_rows:
+    elif batch.num_rows:
         yield batch
+
+
+def _halves(pulls: Sequence[Pulled]) -> tuple[Sequence[Pulled], Sequence[Pulled]]:
+    if len(pulls) > 1:
+        middle = len(pulls) // 2
+        return pulls[:middle], pulls[middle:]
+    (pull,) = pulls
+    if pull.end - pull.start <= 1:
+        raise RemotingCommandException(
+            f"reading {pull.queue}: several messages came for the one offset {pull.start}, and they unpack to more than "
+            f"{_MOST_UNPACKED} bytes; no sound broker has two messages at an offset"
+        )
+    border = (pull.start + pull.end) // 2
+    return [replace(pull, end=border)], [replace(pull, start=border)]
 
 
 def decode(
@@ -81,7 +94,7 @@ def decode(
     tags : frozenset of str or None, default None
         Only messages with one of these; None: all. (A broker looks at the hash of a tag only.)
     most : float, default inf
-        Bytes that the bodies of several messages may unpack to together.
+        Bytes that several messages may unpack to together; a single one may have more.
 
     Raises
     ------
@@ -110,7 +123,7 @@ def decode_rows(
         for message in messages_of(pull.body, pull.queue, pull.start, pull.end):
             if tags is None or message.properties.get(TAGS) in tags:
                 found.append((pull.queue, message))
-                room -= len(message.body)
+                room -= len(message.body) + _MESSAGE_COST + _PROPERTY_COST * len(message.properties)
                 if room < 0 and len(found) > 1:
                     raise TooMuchError
     columns = [

@@ -25,6 +25,7 @@ from rocketmq_spark.arrow.columns import ByteColumn, Ints, Octets, byte_column, 
 from rocketmq_spark.compression import COMPRESSED_FLAG
 from rocketmq_spark.message import Buffer
 from rocketmq_spark.wire.records import (
+    MAX_STORED_ROWS,
     MESSAGE_MAGIC_V1,
     MESSAGE_MAGIC_V2,
     SYS_FLAG_BORN_HOST_V6,
@@ -181,6 +182,8 @@ def _items(records: Records, body: Buffer, number: int) -> Rows:
     data = records.data
     start, end = int(records.bodies[number]), int(records.body_ends[number])
     starts, ends = _spans(body, start, end, _ITEM_HEAD.itemsize + 2)
+    if len(starts) > MAX_STORED_ROWS:
+        raise Irregular
     heads = _heads(data, starts, _ITEM_HEAD)
     lengths = heads["body_length"].astype(np.int64)
     bodies = starts + _ITEM_HEAD.itemsize

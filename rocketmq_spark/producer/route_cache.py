@@ -29,17 +29,13 @@ from rocketmq_spark.errors import (
     TopicRouteStaleException,
 )
 from rocketmq_spark.message import MessageQueue
-from rocketmq_spark.route_data import MASTER_ID, TopicRouteData
+from rocketmq_spark.route_data import MASTER_ID, MAX_QUEUES, TopicRouteData
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
 QueryRoute = Callable[[str, float], TopicRouteData]
 
 _LOCK_TIMEOUT_S = 3.0
-
-# Each queue is an object of ours, and their number is whatever a server says. 100,000 are 20 MB, and more than 1,000
-# brokers with 64 queues each have.
-_MAX_QUEUES = 100_000
 
 _COUNT = re.compile(r"[0-9]{1,9}")
 
@@ -133,9 +129,9 @@ def _ordered_queues(topic: str, conf: str) -> tuple[MessageQueue, ...]:
 
 def _queues(topic: str, nums: Sequence[tuple[str, int]]) -> tuple[MessageQueue, ...]:
     total = sum(max(count, 0) for _, count in nums)
-    if total > _MAX_QUEUES:
+    if total > MAX_QUEUES:
         raise RouteNotFoundException(
-            f"looking up the route of topic {topic}: {total} queues, {_MAX_QUEUES} are allowed; is nameServer the "
+            f"looking up the route of topic {topic}: {total} queues, {MAX_QUEUES} are allowed; is nameServer the "
             "address of a name server of yours?"
         )
     return tuple(MessageQueue(topic, broker, queue_id) for broker, count in nums for queue_id in range(count))

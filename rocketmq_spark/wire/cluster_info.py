@@ -7,6 +7,7 @@ Follows ``ClusterInfo.java``, ``KVTable.java`` and ``MixAll.string2Properties``.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +46,9 @@ def decode_cluster_info(body: bytes) -> ClusterInfo:
     table, clusters = _object(told, "brokerAddrTable", doing), _object(told, "clusterAddrTable", doing)
     brokers = [decode_broker_data(item) for item in table.values() if isinstance(item, dict)]
     if len(brokers) < len(table) or not all(isinstance(names, list) for names in clusters.values()):
-        raise RemotingCommandException(f"{doing}: brokerAddrTable needs objects, clusterAddrTable lists: {told!s:.60}")
+        raise RemotingCommandException(
+            f"{doing}: brokerAddrTable needs objects, clusterAddrTable lists: {reprlib.repr(told)}"
+        )
     return ClusterInfo(
         tuple(sorted(brokers, key=lambda broker: broker.broker_name)),
         {name: tuple(sorted(map(str, names))) for name, names in sorted(clusters.items())},
@@ -73,5 +76,5 @@ def decode_properties(body: bytes) -> Mapping[str, str]:
 def _object(told: Any, name: str, doing: str) -> dict[str, Any]:
     value = told.get(name) if isinstance(told, dict) else None
     if not isinstance(value, dict):
-        raise RemotingCommandException(f"{doing}: {str(told)[:60]!r} has no object {name}")
+        raise RemotingCommandException(f"{doing}: {reprlib.repr(told)} has no object {name}")
     return value

@@ -22,6 +22,7 @@ from rocketmq_spark.errors import (
     TopicRouteStaleException,
 )
 from rocketmq_spark.message import SendStatus
+from rocketmq_spark.wire.command import shortened
 
 
 class RequestCode(enum.IntEnum):
@@ -230,5 +231,6 @@ def broker_error(code: int, remark: str, address: str, doing: str) -> MQBrokerEx
     by_remark = (error for fragment, error in _BY_REMARK.get(code, ()) if fragment in remark)
     error = next(by_remark, _CLASSES.get(code, MQBrokerException))
     hint = _HINTS.get(code, "")
+    remark = shortened(remark)
     text = f"{doing}: {address} answered {code} {code_name(code)}: {remark or '(no remark)'}"
     return error(f"{text} ({hint})" if hint else text, code, remark, address)

@@ -3,6 +3,8 @@
 Rule 1: a client may send either header type and must read both: a server answers in its own.
 Rule 2: the body is never copied here; `encode_head` leaves it out, `decode_command` slices it.
 Rule 3: a command's repr shows no values of ext fields: signatures and tokens travel in them.
+Rule 4: what a frame becomes in memory is bounded, whatever is in it: a frame of 16 MiB of nothing but ``{},`` would be
+        half a gigabyte of objects.
 
 Follows spec/remoting.md section 1, ``RemotingCommand.java``, ``RocketMQSerializable.java``.
 """
@@ -19,7 +21,7 @@ from __future__ import annotations
 import enum
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring as _quoted
 from typing import Any, Final
@@ -53,8 +55,19 @@ _BINARY_FIXED: Final = struct.Struct(
 )
 
 _MAX_HEADER: Final = 0xFFFFFF
+# Ext fields that are read; servers write a dozen. Their length is no measure: the msgId that answers a batch has 33
+# characters for each of its messages.
+_MAX_FIELDS: Final = 10_000
+# Objects and lists in a JSON text. An entry of any list that servers send takes 35 bytes or more for each: in a body
+# of 16 MiB there are not as many.
+_MAX_CONTAINERS: Final = 500_000
+# Digits of an integer; a long has 19. Python would read 4,300, and before 3.10.7 any number, in the square of the time.
+_MAX_DIGITS: Final = 40
 _MAX_INT32: Final = 2**31 - 1
 _MIN_INT32: Final = -(2**31)
+
+# What an error shows of a server's words, characters: a Java stack trace with all that matters of it.
+_SHOWN: Final = 4_096
 
 _JSON: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":"))
 
@@ -114,9 +127,14 @@ class RemotingCommand:
     def __repr__(self) -> str:
         kind = "response" if self.is_response else "oneway" if self.is_oneway else "request"
         return (
-            f"<RemotingCommand {kind} code={int(self.code)} opaque={self.opaque} remark={self.remark!r}"
-            f" ext_fields={sorted(self.ext_fields)} body={len(self.body)} bytes>"
+            f"<RemotingCommand {kind} code={int(self.code)} opaque={self.opaque} remark={shortened(self.remark)!r}"
+            f" ext_fields={shortened(str(sorted(self.ext_fields)))} body={len(self.body)} bytes>"
         )
+
+
+def shortened(text: str) -> str:
+    """Return the start of a text that a server chose, short enough for an error or a log."""
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
 
 
 def encode_head(
@@ -194,21 +212,49 @@ def decode_command(frame: Buffer) -> RemotingCommand:
     raise RemotingCommandException(f"decoding a frame: serialize type {serialize_type}, known are 0 (JSON), 1 (binary)")
 
 
-def loads(text: str) -> Any:
+def loads(data: Buffer, repair: Callable[[str], str] | None = None) -> Any:
     """Return what a JSON text of a server says.
+
+    Parameters
+    ----------
+    data : bytes or memoryview
+    repair : callable, optional
+        Makes standard JSON of a text that is none; tried once.
 
     Raises
     ------
     ValueError
-        It is no JSON, or holds half of a surrogate pair: no log, no error and no request could repeat such a text.
-    RecursionError
-        It is nested too deeply.
+        It is no JSON; it holds too many objects and lists, or nests them too deeply; a number in it is longer than any
+        of a server; or it holds half of a surrogate pair: no log, no error and no request could repeat such a text.
     """
-    value = json.loads(text)
-    # Only an escape can smuggle one in: the text itself came as UTF-8.
-    if "\\" in text:
-        _JSON.encode(value).encode()
-    return value
+    try:
+        text = str(data, "utf-8")
+        containers = text.count("{") + text.count("[")
+        if containers > _MAX_CONTAINERS:
+            raise ValueError(f"{containers} objects and lists, {_MAX_CONTAINERS} are allowed")
+        try:
+            value = _DECODER.decode(text)
+        except json.JSONDecodeError:
+            if repair is None:
+                raise
+            value = _DECODER.decode(repair(text))
+        # Only an escape can smuggle one in: the text itself came as UTF-8.
+        if "\\" in text:
+            _JSON.encode(value).encode()
+        return value
+    except (ValueError, RecursionError) as exc:
+        problem = str(exc)
+    # Outside the except block: what was caught holds the whole text, and would be kept with this error.
+    raise ValueError(problem)
+
+
+def _integer(text: str) -> int:
+    if len(text) > _MAX_DIGITS:
+        raise ValueError(f"a number of {len(text)} digits, {_MAX_DIGITS} are allowed")
+    return int(text)
+
+
+_DECODER: Final = json.JSONDecoder(parse_int=_integer)
 
 
 def _encode_json(command: RemotingCommand) -> bytes:
@@ -240,9 +286,16 @@ def _encode_binary(command: RemotingCommand) -> bytes:
 
 
 def _decode_json(header: memoryview, body: memoryview) -> RemotingCommand:
+    # Each field takes four; a remark may have some of its own.
+    quotes = header.tobytes().count(b'"')
+    if quotes > 5 * _MAX_FIELDS:
+        raise RemotingCommandException(
+            f"decoding a JSON header of {len(header)} bytes: {quotes} quotation marks, {_MAX_FIELDS} ext fields are "
+            "allowed"
+        )
     try:
-        fields = loads(str(header, "utf-8"))
-    except (ValueError, RecursionError) as exc:
+        fields = loads(header)
+    except ValueError as exc:
         raise RemotingCommandException(f"decoding a JSON header of {len(header)} bytes: {exc}") from exc
     if not isinstance(fields, dict):
         raise RemotingCommandException(f"decoding a JSON header: {type(fields).__name__} instead of an object")
@@ -286,7 +339,7 @@ def _json_text(name: str, value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, int | float):
         return str(value)
-    raise RemotingCommandException(f"decoding a JSON header: ext field {name!r} is a {type(value).__name__}")
+    raise RemotingCommandException(f"decoding a JSON header: ext field {shortened(name)!r} is a {type(value).__name__}")
 
 
 def _decode_binary(header: memoryview, body: memoryview) -> RemotingCommand:
@@ -299,7 +352,9 @@ def _decode_binary(header: memoryview, body: memoryview) -> RemotingCommand:
     at = 0
     while at < len(ext):
         key, at = _binary_text(ext, at, _INT16, "ext field name")
-        value, at = _binary_text(ext, at, _INT32, f"ext field {key!r}")
+        value, at = _binary_text(ext, at, _INT32, f"ext field {shortened(key)!r}")
+        if len(ext_fields) == _MAX_FIELDS:
+            raise RemotingCommandException(f"decoding a binary header: more than {_MAX_FIELDS} ext fields")
         # Java reads a zero length as null, and nobody asks for a null.
         if key and value:
             ext_fields[key] = value

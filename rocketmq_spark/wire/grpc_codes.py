@@ -33,6 +33,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.message import SendStatus
 from rocketmq_spark.wire.codes import PASSING_TROUBLE
+from rocketmq_spark.wire.command import shortened
 
 
 class Code(enum.IntEnum):
@@ -247,10 +248,11 @@ _FAILURES: Final = (
     _Failure("UNAVAILABLE", "errors resolving", RemotingConnectException, "check the names in endpoints"),
     _Failure("UNAVAILABLE", "dns resolution failed", RemotingConnectException, "check the names in endpoints"),
     _Failure("DEADLINE_EXCEEDED", "", RemotingTimeoutException, "it may have been executed"),
-    # Our own limit for what comes in: the server answered, so it may well have stored. (Requests are never compressed:
-    # no server can say the second of one.)
+    # Our own limits for what comes in: the server answered, so it may well have stored. (Requests are never compressed:
+    # no server can say the second of one. Nor the third: our metadata is a fraction of any limit.)
     _Failure("RESOURCE_EXHAUSTED", "client: received message larger than max", RemotingCommandException, _TOO_LONG),
     _Failure("RESOURCE_EXHAUSTED", "decompressed message larger than max", RemotingCommandException, _TOO_LONG),
+    _Failure("RESOURCE_EXHAUSTED", "received metadata size exceeds", RemotingCommandException, _TOO_LONG),
     # A gateway's limit, which waiting does not lift.
     _Failure("RESOURCE_EXHAUSTED", "maximum size", MessageRefusedException, _SIZE, Code.PAYLOAD_TOO_LARGE),
     _Failure("RESOURCE_EXHAUSTED", "larger than max", MessageRefusedException, _SIZE, Code.PAYLOAD_TOO_LARGE),
@@ -294,6 +296,7 @@ def proxy_error(code: int, message: str, address: str, doing: str) -> MQBrokerEx
     words = next((words for words in _WORDS if words.code == code and words.fragment in said), None)
     error = words.error if words else _class_of(code)
     hint = (words.hint if words else "") or _HINTS.get(code, "")
+    message = shortened(message)
     text = f"{doing}: {address} answered {code} {code_name(code)}: {message or '(no message)'}"
     return error(f"{text} ({hint})" if hint else text, int(code), message, address)
 
@@ -318,7 +321,7 @@ def call_error(status: str, details: str, address: str, doing: str) -> MQBrokerE
         Or a child of either. Follows spec/grpc.md section 6.1.
     """
     said = details.lower()
-    text = f"{doing}: {address}: gRPC {status}: {details or '(no details)'}"
+    text = f"{doing}: {address}: gRPC {status}: {shortened(details) or '(no details)'}"
     failure = next((one for one in _FAILURES if one.status == status and one.fragment in said), None)
     if failure is None:
         # The connection or the server broke down in the middle.

@@ -10,7 +10,7 @@ Follows spec/remoting.md sections 5, 6, 8 and 9, ``MessageDecoder.java``, ``Mess
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from rocketmq_spark.errors import MQClientException, RemotingCommandException
@@ -21,6 +21,8 @@ from rocketmq_spark.wire.codes import ResponseCode
 
 # Above 32,767 items a broker acknowledges and then corrupts its queue (spec/remoting.md 6.4).
 MAX_BATCH_ROWS: Final = 32_000
+# What is read of others, who may not know that.
+MAX_STORED_ROWS: Final = 65_535
 MAX_BODY: Final = 4 * 1024 * 1024
 MAX_PROPERTIES: Final = 32_767
 
@@ -179,11 +181,13 @@ def decode_batch(body: Buffer, topic: str = "") -> list[Message]:
     Raises
     ------
     RemotingCommandException
-        An item reaches beyond the body.
+        An item reaches beyond the body; or there are more than `MAX_STORED_ROWS`.
     """
     cursor = _Cursor(memoryview(body), "a batch body")
     messages: list[Message] = []
     while cursor.left:
+        if len(messages) == MAX_STORED_ROWS:
+            raise cursor.error(f"more than {MAX_STORED_ROWS} messages, which is more than any batch has")
         # Total size, magic and CRC are ignored, as by the broker.
         _, _, _, flag, body_length = cursor.unpack(_ITEM_HEAD)
         message_body = bytes(cursor.take(body_length))
@@ -193,7 +197,12 @@ def decode_batch(body: Buffer, topic: str = "") -> list[Message]:
 
 
 def decode_records(body: Buffer) -> list[MessageExt]:
-    """Decode the body of a pull or of VIEW_MESSAGE_BY_ID.
+    """Decode the body of a pull or of VIEW_MESSAGE_BY_ID; raises as `iter_records`."""
+    return list(iter_records(body))
+
+
+def iter_records(body: Buffer) -> Iterator[MessageExt]:
+    """Decode the same, one record after the other.
 
     Raises
     ------
@@ -201,14 +210,12 @@ def decode_records(body: Buffer) -> list[MessageExt]:
         A record is truncated or has an unknown magic. Nothing is skipped: offsets would silently go missing.
     """
     cursor = _Cursor(memoryview(body), "stored records")
-    records: list[MessageExt] = []
     while cursor.left:
         start = cursor.at
         (total_size,) = cursor.unpack(_INT)
         cursor.at = start
         record = _Cursor(cursor.take(total_size), f"the stored record at byte {start}")
-        records.append(_decode_record(record))
-    return records
+        yield _decode_record(record)
 
 
 def encode_record(message: MessageExt) -> bytes:

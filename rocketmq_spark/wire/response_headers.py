@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rocketmq_spark.errors import RemotingCommandException
+from rocketmq_spark.wire.command import shortened
 
 DEFAULT_REGION: Final = "DefaultRegion"
 
@@ -146,7 +147,7 @@ def _text(ext_fields: Mapping[str, str], name: str) -> str:
     value = ext_fields.get(name)
     if value is None:
         raise RemotingCommandException(
-            f"reading a header: ext field {name!r} is missing; there are {sorted(ext_fields)}"
+            f"reading a header: ext field {name!r} is missing; there are {shortened(str(sorted(ext_fields)))}"
         )
     return value
 

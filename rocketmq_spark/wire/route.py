@@ -2,6 +2,8 @@
 
 Rule 1: standard JSON is tried first; the repair is for fastjson's unquoted numeric keys only.
 Rule 2: nothing is selected here: read-only queues and brokers without a master are kept, the producer decides.
+Rule 3: what a name server makes of us is bounded here, for all who read a route: brokers to dial, queues to count up,
+        names to repeat in every error and report.
 
 Follows spec/remoting.md sections 3.1 and 3.2, ``TopicRouteData.java``, ``BrokerData.java``, ``QueueData.java``.
 """
@@ -9,15 +11,22 @@ Follows spec/remoting.md sections 3.1 and 3.2, ``TopicRouteData.java``, ``Broker
 from __future__ import annotations
 
 import re
+import reprlib
 from typing import Any, Final
 
 from rocketmq_spark.errors import RemotingCommandException
-from rocketmq_spark.route_data import BrokerData, QueueData, TopicRouteData
+from rocketmq_spark.route_data import MAX_QUEUES, BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.wire.command import loads
 
 # A string is consumed whole before a key can match inside it. Its closing quote is optional so that a body cut off
 # within a string costs one scan, not one per quote.
 _STRING_OR_KEY: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|([{,]\s*)(-?[0-9]+)(\s*:)', re.DOTALL)
+
+# The largest clusters have some hundreds of brokers; a broker has a handful of slaves.
+_MAX_BROKERS: Final = 10_000
+_MAX_ADDRESSES: Final = 100
+# Of a broker, a cluster, an address. A DNS name has 253 characters at most.
+_LONGEST: Final = 512
 
 _BROKER_ID: Final = re.compile(r"[0-9]{1,19}")
 
@@ -28,15 +37,11 @@ def loads_lenient(body: bytes) -> Any:
     Raises
     ------
     RemotingCommandException
-        It is neither; it is nested too deeply; or a text in it is no valid Unicode.
+        It is neither; it is nested too deeply, or holds too much; or a text in it is no valid Unicode.
     """
     try:
-        text = bytes(body).decode()
-        try:
-            return loads(text)
-        except ValueError:
-            return loads(_STRING_OR_KEY.sub(_quote_key, text))
-    except (ValueError, RecursionError) as exc:
+        return loads(body, lambda text: _STRING_OR_KEY.sub(_quote_key, text))
+    except ValueError as exc:
         raise RemotingCommandException(
             f"reading a JSON body of {len(body)} bytes that starts {bytes(body[:60])!r}: {exc}"
         ) from exc
@@ -53,17 +58,20 @@ def decode_topic_route(body: bytes) -> TopicRouteData:
     Raises
     ------
     RemotingCommandException
-        Not JSON, or a field is missing or has the wrong type; the text names it.
+        Not JSON; or a field is missing, has the wrong type, or is beyond all measure; the text names it.
     """
     route = loads_lenient(body)
     if not isinstance(route, dict):
         raise _wrong("the route", route, "an object")
     queue_datas = [_queue_data(item) for item in _objects(route, "queueDatas")]
     broker_datas = [decode_broker_data(item) for item in _objects(route, "brokerDatas")]
+    queues = sum(max(data.read_queue_nums, data.write_queue_nums, 0) for data in queue_datas)
+    if queues > MAX_QUEUES:
+        raise _wrong("the number of queues", queues, f"at most {MAX_QUEUES}")
     return TopicRouteData(
         queue_datas=tuple(sorted(queue_datas, key=lambda queue: queue.broker_name)),
         broker_datas=tuple(sorted(broker_datas, key=lambda broker: broker.broker_name)),
-        order_topic_conf=_string(route, "orderTopicConf", "") or None,
+        order_topic_conf=_string(route, "orderTopicConf", "", longest=_MAX_BROKERS * _LONGEST) or None,
         static_topic=bool(route.get("topicQueueMappingByBroker")),
     )
 
@@ -79,6 +87,8 @@ def decode_broker_data(item: dict[str, Any]) -> BrokerData:
     addrs = item.get("brokerAddrs")
     if not isinstance(addrs, dict):
         raise _wrong("brokerAddrs", addrs, "an object")
+    if len(addrs) > _MAX_ADDRESSES:
+        raise _wrong("the number of addresses of a broker", len(addrs), f"at most {_MAX_ADDRESSES}")
     for broker_id in addrs:
         if not _BROKER_ID.fullmatch(broker_id):
             raise _wrong("a broker id in brokerAddrs", broker_id, "a number")
@@ -110,15 +120,19 @@ def _objects(route: dict[str, Any], name: str) -> list[dict[str, Any]]:
         return []
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise _wrong(name, value, "a list of objects")
+    if len(value) > _MAX_BROKERS:
+        raise _wrong(f"the length of {name}", len(value), f"at most {_MAX_BROKERS}")
     return value
 
 
-def _string(item: dict[str, Any], name: str, default: str | None = None) -> str:
+def _string(item: dict[str, Any], name: str, default: str | None = None, *, longest: int = _LONGEST) -> str:
     value = item.get(name)
     if value is None and default is not None:
         return default
     if not isinstance(value, str):
         raise _wrong(name, value, "a string")
+    if len(value) > longest:
+        raise _wrong(f"the length of {reprlib.repr(name)}", len(value), f"at most {longest} characters")
     return value
 
 
@@ -130,4 +144,4 @@ def _int(item: dict[str, Any], name: str, default: int | None = None) -> int:
 
 
 def _wrong(what: str, value: object, wanted: str) -> RemotingCommandException:
-    return RemotingCommandException(f"reading a topic route: {what} is {str(value)[:60]!r}, {wanted} is needed")
+    return RemotingCommandException(f"reading a topic route: {what} is {reprlib.repr(value)}, {wanted} is needed")

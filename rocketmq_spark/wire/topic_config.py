@@ -5,6 +5,7 @@ Follows spec/remoting.md section 14 and ``TopicConfig.java``.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from typing import Final
 
@@ -58,7 +59,7 @@ def decode_all_topic_attributes(body: bytes) -> Mapping[str, Mapping[str, str] |
     told = loads_lenient(body)
     configs = told.get("topicConfigTable") if isinstance(told, dict) else None
     if not isinstance(configs, dict):
-        raise RemotingCommandException(f"reading a broker's topics: {str(told)[:60]!r} has no topicConfigTable")
+        raise RemotingCommandException(f"reading a broker's topics: {reprlib.repr(told)} has no topicConfigTable")
     return {topic: _attributes(config) for topic, config in configs.items()}
 
 
@@ -68,7 +69,7 @@ def _attributes(config: object) -> Mapping[str, str] | None:
         return None
     if not isinstance(attributes, dict) or not all(isinstance(value, str) for value in attributes.values()):
         raise RemotingCommandException(
-            f"reading a topic's configuration: attributes are {str(attributes)[:60]!r}, an object of strings is needed"
+            f"reading a topic's configuration: attributes are {reprlib.repr(attributes)}, an object of strings is needed"
         )
     return attributes
 
@@ -84,5 +85,5 @@ def decode_topic_list(body: bytes) -> frozenset[str]:
     told = loads_lenient(body)
     topics = told.get("topicList") if isinstance(told, dict) else None
     if not isinstance(topics, list) or not all(isinstance(topic, str) for topic in topics):
-        raise RemotingCommandException(f"reading the list of topics: {str(told)[:60]!r} has no topicList of names")
+        raise RemotingCommandException(f"reading the list of topics: {reprlib.repr(told)} has no topicList of names")
     return frozenset(topics)

@@ -2,6 +2,8 @@
 
 Rule 1: one message at a time and plainly: the oracle of the vectorised decoder, and its way out where a layout is rare.
 Rule 2: what can't be read is an error that names queue and offset; nothing is ever left out.
+Rule 3: one record is unpacked at a time, and none that lies outside of what is wanted: who reads a piece of a pull holds
+        and pays for no more than that.
 
 Follows spec/remoting.md sections 6.5, 7 and 8, ``MessageDecoder.java`` and ``MessageClientExt.getMsgId``.
 """
@@ -18,7 +20,7 @@ from rocketmq_spark.errors import CompressionError, RemotingCommandException
 from rocketmq_spark.message import Buffer, MessageQueue
 from rocketmq_spark.message_const import UNIQ_KEY
 from rocketmq_spark.message_ext import MessageExt
-from rocketmq_spark.wire.records import decode_batch, decode_records
+from rocketmq_spark.wire.records import MAX_STORED_ROWS, decode_batch, iter_records
 
 # Both bits: the body is a batch, and is to be taken apart.
 INNER_BATCH: Final = 0xC0
@@ -43,14 +45,12 @@ def messages_of(body: Buffer, queue: MessageQueue, start: int, end: int) -> Iter
     RemotingCommandException
         A record is truncated, has an unknown magic, or a body that its checksum or its sysFlag contradicts.
     """
-    try:
-        records = decode_records(body)
-    except RemotingCommandException as exc:
-        raise RemotingCommandException(f"reading {queue} from offset {start} on: {exc}") from exc
-    for record in records:
-        for message in _unpacked(record, queue):
-            if start <= message.queue_offset < end:
-                yield message
+    for record in _records(body, queue, start):
+        # The messages of an inner batch have the offsets from its own on.
+        if start - MAX_STORED_ROWS < record.queue_offset < end:
+            for message in _unpacked(record, queue):
+                if start <= message.queue_offset < end:
+                    yield message
 
 
 def message_id(message: MessageExt) -> str:
@@ -79,6 +79,13 @@ def unpacked_body(body: Buffer, sys_flag: int, queue: MessageQueue, offset: int)
         return decompress(body, sys_flag)
     except CompressionError as exc:
         raise RemotingCommandException(f"reading {queue}, the message at offset {offset}: {exc}") from exc
+
+
+def _records(body: Buffer, queue: MessageQueue, start: int) -> Iterator[MessageExt]:
+    try:
+        yield from iter_records(body)
+    except RemotingCommandException as exc:
+        raise RemotingCommandException(f"reading {queue} from offset {start} on: {exc}") from exc
 
 
 def _unpacked(record: MessageExt, queue: MessageQueue) -> Iterator[MessageExt]:

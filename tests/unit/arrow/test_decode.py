@@ -145,12 +145,19 @@ def test_bodies_that_unpack_to_very_much_are_spread_over_record_batches(
     assert len(found) < len(bodies)
 
 
-def test_messages_of_one_offset_stay_together_whatever_they_unpack_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoder, "_MOST_UNPACKED", 1000)
+def test_messages_of_one_offset_stay_together_as_far_as_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     body = compress(bytes(900), CompressionType.ZLIB)
     message = sound(PLAIN, queue_offset=7, sys_flag=CompressionType.ZLIB.sys_flag, body=body)
-    (batch,) = batches_of([pulled([message] * 3, 7, 8)], SCHEMA)
+    pull = pulled([message] * 3, 7, 8)
+    (batch,) = batches_of([pull], SCHEMA)
     assert batch.column("body").to_pylist() == [bytes(900)] * 3
+    monkeypatch.setattr(decoder, "_MOST_UNPACKED", 1000)
+    with pytest.raises(RemotingCommandException, match="orders/broker-a/3: several messages came for the one offset 7"):
+        list(batches_of([pull], SCHEMA))
+    # One alone may be larger than the limit for several.
+    monkeypatch.setattr(decoder, "_MOST_UNPACKED", 100)
+    (batch,) = batches_of([pulled([message], 7, 8)], SCHEMA)
+    assert batch.num_rows == 1
 
 
 @pytest.mark.parametrize("host", ["10.0.0.9:1", "[2001:db8::1]:40000"])

@@ -137,7 +137,7 @@ def test_optional_keys_default() -> None:
         ('{"brokerDatas":[{"brokerName":"a"}]}', "brokerAddrs"),
         ('{"brokerDatas":[{"brokerName":"a","brokerAddrs":[]}]}', "brokerAddrs"),
         ('{"brokerDatas":[{"brokerName":"a","brokerAddrs":{"x":"h:1"}}]}', "broker id"),
-        ('{"brokerDatas":[{"brokerName":"a","brokerAddrs":{"0":5}}]}', "0 is '5'"),
+        ('{"brokerDatas":[{"brokerName":"a","brokerAddrs":{"0":5}}]}', "0 is 5"),
         ('{"brokerDatas":[{"brokerName":7,"brokerAddrs":{}}]}', "brokerName"),
         ('{"brokerDatas":[{"brokerName":"a","brokerAddrs":{},"cluster":[]}]}', "cluster"),
     ],
