@@ -74,8 +74,8 @@ def _halves(pulls: Sequence[Pulled]) -> tuple[Sequence[Pulled], Sequence[Pulled]
     (pull,) = pulls
     if pull.end - pull.start <= 1:
         raise RemotingCommandException(
-            f"reading {pull.queue}: several messages came for the one offset {pull.start}, and they unpack to more than "
-            f"{_MOST_UNPACKED} bytes; no sound broker has two messages at an offset"
+            f"reading {pull.queue}: several messages came for the one offset {pull.start}, and they unpack to more "
+            f"than {_MOST_UNPACKED} bytes; no sound broker has two messages at an offset"
         )
     border = (pull.start + pull.end) // 2
     return [replace(pull, end=border)], [replace(pull, start=border)]

@@ -196,12 +196,17 @@ class CheckExecutor:
         self._listener = listener
         self._pool = OwnPool("rocketmq-transaction-check", 1)
         self._room = threading.BoundedSemaphore(_MAX_CHECKS)
+        # Said once, until there is room again: a broker may ask without end.
+        self._full = False
 
     def submit(self, check: TransactionCheck) -> None:
         """Take a check, without blocking; one too many is dropped, the broker asks again."""
         if not self._room.acquire(blocking=False):
-            logger.warning("check of message %s dropped: %d wait already", check.unique_id, _MAX_CHECKS)
+            level = logging.DEBUG if self._full else logging.WARNING
+            self._full = True
+            logger.log(level, "check of message %s dropped: %d wait already", check.unique_id, _MAX_CHECKS)
             return
+        self._full = False
         try:
             self._pool.submit(self._answer, check)
         except RuntimeError:

@@ -19,7 +19,13 @@ from rocketmq_spark.consumer.data_loss import expired, lost
 from rocketmq_spark.consumer.parallel import in_parallel
 from rocketmq_spark.consumer.ranges import OffsetRange
 from rocketmq_spark.consumer.topic_queues import TopicQueues
-from rocketmq_spark.errors import OptionError, ReadError, RemotingException, RocketMQError
+from rocketmq_spark.errors import (
+    OptionError,
+    ReadError,
+    RemotingException,
+    RemotingTooMuchRequestException,
+    RocketMQError,
+)
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.offset_json import EARLIEST, LATEST, OffsetSpec
 from rocketmq_spark.pull import PullOutcome, PullRequest, PullStatus, PullTarget
@@ -76,12 +82,17 @@ class Bounds:
     ) -> dict[MessageQueue, tuple[_T, str] | RocketMQError]:
         """Ask once about each queue (as the user knows it): return the answer and whose it is, or why there is none.
 
-        Who did not answer for one queue is not waited for again for the next.
+        Who did not answer for one queue is not waited for again for the next; after ``readTimeoutMs`` nobody is asked.
         """
         silent: dict[str, RocketMQError] = {}
+        gives_up = self._clock() + self._options.read_timeout_ms / 1000
 
         def one(queue: MessageQueue) -> tuple[_T, str] | RocketMQError:
             address = ""
+            if self._clock() > gives_up:
+                return RemotingTooMuchRequestException(
+                    f"{queue}: not asked, the others took readTimeoutMs={self._options.read_timeout_ms}"
+                )
             try:
                 address = self._queues.address(queue)
                 return silent[address] if address in silent else (ask(queue, address), address)

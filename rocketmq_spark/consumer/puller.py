@@ -5,7 +5,8 @@
 Rule 1: one thread does everything: it decides, and has the transport send and receive while it waits.
 Rule 2: what comes out is whole: from the start of a range to its end, without a gap that a broker has not told of. A
         queue that gives nothing for ``readTimeoutMs`` is an error, and so is data that is gone, unless it may be.
-Rule 3: segments in memory are bounded by their number, which is lowered where answers are large.
+Rule 3: segments in memory are bounded by their number, which is lowered where answers are large; an answer that would
+        wait behind others and is too much beside those is dropped, and pulled again.
 Rule 4: requests go ahead of each other only where the last answer tells what the next will hold: not with a filter, and
         not where a broker gives whole batches. Those queues take one at a time.
 
@@ -34,6 +35,7 @@ WINDOW: Final = 64
 _PER_QUEUE: Final = 32
 # What the answers that wait may hold together, bytes.
 _MOST_BYTES: Final = 32 * 1024 * 1024
+_MOST_WAITING: Final = 2 * _MOST_BYTES
 # How long a broker may hold a request for messages that must come, and the waits between failures, seconds.
 _SUSPEND_MS: Final = 5_000
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0
@@ -107,6 +109,8 @@ class Puller:
         # How long the consumer had what came out, over all.
         self._away = 0.0
         self._in_flight = 0
+        # Bytes of the answers that wait.
+        self._waiting = 0
         self._largest = 1
 
     def pull(self, ranges: Sequence[OffsetRange]) -> Iterator[Pulled]:
@@ -226,8 +230,11 @@ class Puller:
                 end = min(outcome.next_begin_offset, segment.stop or lane.range.end)
                 expired(self._options, lane.queue, segment.start, end, outcome.min_offset)
             lane.failures, lane.failing_since, lane.suspend = 0, None, False
-            segment.outcome = outcome
             self._largest = max(len(outcome.body), self._largest * 7 // 8, 1)
+            # The window was sized by smaller answers. The oldest of a queue is taken in any case: it goes out next.
+            if segment is lane.segments[0] or self._waiting + len(outcome.body) <= _MOST_WAITING:
+                segment.outcome = outcome
+                self._waiting += len(outcome.body)
 
     def _nothing_yet(self, lane: _Lane, segment: _Segment, outcome: PullOutcome) -> None:
         """A queue ends before the segment: its broker is still building it, or is a slave behind, or is another one."""
@@ -242,6 +249,7 @@ class Puller:
         """Yield what has come in, in its order, and plan anew what an answer has left over."""
         while lane.segments and (outcome := lane.segments[0].outcome) is not None:
             segment = lane.segments[0]
+            self._waiting -= len(outcome.body)
             stop = lane.range.end if segment.stop is None else segment.stop
             end = min(outcome.next_begin_offset, stop)
             if outcome.status is PullStatus.FOUND:

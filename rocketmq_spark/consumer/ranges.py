@@ -15,10 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from rocketmq_spark.errors import ReadError
 from rocketmq_spark.message import MessageQueue
 
 # A task of Spark's costs about as much as reading so many messages (0.1 s).
 ROWS_WORTH_A_TASK: Final = 50_000
+
+_MOST_TASKS: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +70,21 @@ def tasks_of(
         Offsets of one task at most.
     parallelism : int or None
         How many tasks run at once, as far as it is known: more than two for each are of no use.
+
+    Raises
+    ------
+    ReadError
+        `max_records` makes more than 1,000,000 tasks: brokers tell offsets up to 2**63, and a driver holds its tasks.
     """
     found = [one for one in ranges if one.size > 0]
     if max_records is not None:
+        tasks = sum(-(-one.size // max_records) for one in found)
+        if tasks > _MOST_TASKS:
+            raise ReadError(
+                f"maxRecordsPerPartition={max_records}: {sum(one.size for one in found)} offsets make {tasks} tasks, "
+                f"{_MOST_TASKS} are allowed; give a higher one, and see whether the topic can hold so many messages: "
+                "its brokers say so"
+            )
         found = [part for one in found for part in one.cut(-(-one.size // max_records))]
     if min_partitions is not None and len(found) < min_partitions:
         total = sum(one.size for one in found)

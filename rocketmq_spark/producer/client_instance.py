@@ -94,7 +94,7 @@ class ClientInstance:
         self._detect_timeout = options.detect_timeout / 1000
         self._clock = clock
         self._idle_seconds = idle_seconds
-        self._heart_beats = HeartBeats(client_id, transport, self.routes, api_timeout)
+        self._heart_beats = HeartBeats(client_id, transport, self.routes, api_timeout, clock)
         self._detector = FaultDetector(
             self.faults.table,
             master_of=lambda broker_name: self.routes.masters().get(broker_name),

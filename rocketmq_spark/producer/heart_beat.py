@@ -3,7 +3,9 @@
 Rule 1: heart-beats go to masters only; who leaves tells every address, slaves included (spec/producer.md 1.5, 1.6).
 Rule 2: one round of heart-beats at a time; who comes meanwhile does not wait.
 Rule 3: a broker that does not answer is logged, and stops neither the others nor the caller.
-Rule 4: a broker that was not known before hears at once: else a transaction's check-back could not find its producer
+Rule 4: a round takes as long as `_LONGEST_ROUND` at most, and the next one goes on where it ended: routes may name
+        more brokers than can be waited for, and whoever says good-bye wants to leave.
+Rule 5: a broker that was not known before hears at once: else a transaction's check-back could not find its producer
         group until the next round.
 
 Follows ``MQClientInstance.sendHeartbeatToAllBrokerWithLock`` and ``unregisterClient``.
@@ -13,7 +15,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable
+import time
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from rocketmq_spark.errors import RocketMQError
@@ -24,6 +27,9 @@ logger = logging.getLogger("rocketmq_spark.producer")
 
 # Route, heart-beat and unregister requests (mqClientApiTimeout), seconds.
 API_TIMEOUT: Final = 3.0
+
+# heartbeatBrokerInterval's default, seconds: ten brokers that do not answer.
+_LONGEST_ROUND: Final = 30.0
 
 
 class HeartBeats:
@@ -36,11 +42,20 @@ class HeartBeats:
     routes : RouteCache
     api_timeout : float, default 3.0
         Seconds for one request.
+    clock : callable, default time.monotonic
+        Seconds.
     """
 
     def __init__(
-        self, client_id: str, transport: Transport, routes: RouteCache, api_timeout: float = API_TIMEOUT
+        self,
+        client_id: str,
+        transport: Transport,
+        routes: RouteCache,
+        api_timeout: float = API_TIMEOUT,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
+        self._last = ""
         self._api_timeout = api_timeout
         self._client_id = client_id
         self._transport = transport
@@ -74,7 +89,8 @@ class HeartBeats:
                 chosen = among(masters)
                 # One that fails is not asked again before the next round: it may take its whole timeout each time.
                 self._told = masters
-                self._tell(sorted(chosen), "heart-beat", lambda address: self._beat(address, groups))
+                after_last = sorted(chosen, key=lambda address: (address <= self._last, address))
+                self._last = self._tell(after_last, "heart-beat", lambda address: self._beat(address, groups))
         finally:
             self._lock.release()
         return True
@@ -82,9 +98,19 @@ class HeartBeats:
     def _beat(self, address: str, groups: Collection[str]) -> None:
         self._transport.heart_beat(address, self._client_id, groups, self._api_timeout)
 
-    def _tell(self, addresses: Iterable[str], what: str, call: Callable[[str], None]) -> None:
-        for address in addresses:
+    def _tell(self, addresses: Sequence[str], what: str, call: Callable[[str], None]) -> str:
+        """Call one after the other; return the last one told if the time was over before all were, else nothing."""
+        gives_up = self._clock() + _LONGEST_ROUND
+        last = ""
+        for number, address in enumerate(addresses):
+            if self._clock() >= gives_up:
+                left = len(addresses) - number
+                logger.warning("%s: %d of %d servers were left out, %g s are over", what, left, len(addresses),
+                               _LONGEST_ROUND)  # fmt: skip
+                return last
+            last = address
             try:
                 call(address)
             except RocketMQError as exc:
                 logger.warning("%s at %s failed: %s", what, address, exc)
+        return ""

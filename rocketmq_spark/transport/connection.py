@@ -33,7 +33,7 @@ from rocketmq_spark.transport.request import FLAG_REQUEST, Answer, Outbound, Req
 from rocketmq_spark.transport.state import TRANSITIONS, Event, State
 from rocketmq_spark.transport.tls import CertificateError, DisagreementError, HandshakeError, Secure, TlsStream
 from rocketmq_spark.wire.codes import ResponseCode
-from rocketmq_spark.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand
+from rocketmq_spark.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand, shortened
 from rocketmq_spark.wire.framing import FrameBuffer
 
 logger = logging.getLogger("rocketmq_spark.transport")
@@ -55,6 +55,10 @@ _RESPONSE_TIMEOUT: Final = 3.0
 
 # Behind so many frames no refusal is queued any more: a server that asks and never reads must not fill our memory.
 _MOST_UNSENT: Final = 1000
+
+# So many frames in a row may answer nothing that is asked: late answers (each of clientAsyncSemaphoreValue's 65,535
+# requests may have timed out), and what a broker asks of us. Who goes on so would have us read for ever.
+_MOST_UNASKED: Final = 100_000
 
 # Bodies up to this length are cheaper to copy into the socket together with others than to be written each by itself.
 _SHORT: Final = 16 * 1024
@@ -111,6 +115,7 @@ class Connection:
         self._frames = FrameBuffer()
         self._opaque = -1
         self._arrivals = 0
+        self._unasked = 0
         self._last_progress = 0.0
         # When the frame began that is not whole yet.
         self._frame_since = math.inf
@@ -132,6 +137,11 @@ class Connection:
     def wants_read(self) -> bool:
         """Readability matters: answers, or the server's part of a handshake."""
         return self.state is not State.CONNECTING or self._dial.wants_read
+
+    @property
+    def unfinished(self) -> int:
+        """Bytes of a frame that has not come whole yet."""
+        return 0 if self.state is State.CLOSED else self._frames.pending
 
     @property
     def drained(self) -> bool:
@@ -228,7 +238,7 @@ class Connection:
                     self._on_command(command, now, completions)
             except Exception as exc:
                 # Not RemotingCommandException alone: a decoder's own bug must not lose the answers decoded before.
-                what = f"the server sent bytes that are not the protocol ({exc})"
+                what = f"the server sent bytes that are not the protocol ({shortened(str(exc))})"
                 return completions + self._fail(now, what, exc, RemotingCommandException)
             self._frame_since = min(self._frame_since, now) if self._frames.pending else math.inf
             if count < len(scratch):
@@ -352,6 +362,9 @@ class Connection:
         return completions
 
     def _on_command(self, command: RemotingCommand, now: float, completions: list[Completion]) -> None:
+        self._unasked += 1
+        if self._unasked > _MOST_UNASKED:
+            raise RemotingCommandException(f"{_MOST_UNASKED} frames in a row that answer nothing")
         if not command.is_response:
             self._on_request(command)
             return
@@ -363,6 +376,7 @@ class Connection:
         if request is None:
             logger.debug("%s: nobody waits for opaque %d (code %d)", self.address, command.opaque, command.code)
             return
+        self._unasked = 0
         if command.code == ResponseCode.GO_AWAY:
             with self._lock:
                 self._fire(Event.GO_AWAY)

@@ -34,6 +34,13 @@ _NOTSENT_LOWAT: Final[int | None] = getattr(
     socket, "TCP_NOTSENT_LOWAT", {"linux": 25, "darwin": 0x201}.get(sys.platform)
 )
 
+# Look-ups under way in one process; one that the resolver does not answer keeps its thread beyond the connect's time.
+_MOST_LOOK_UPS: Final = 64
+_LOOK_UP: Final = "rocketmq-spark-lookup-"
+
+# How many addresses an error tells of: a name may have thousands.
+_MOST_TOLD: Final = 8
+
 _IN_PROGRESS: Final = frozenset({0, errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY})
 
 
@@ -134,7 +141,9 @@ class Dial:
     @property
     def reasons(self) -> str:
         """What was tried and why it failed, for an error's text."""
-        return "; ".join(f"{tried}: {reason}" for tried, reason in self.failures)
+        told = [f"{tried}: {reason}" for tried, reason in self.failures[:_MOST_TOLD]]
+        more = len(self.failures) - len(told)
+        return "; ".join([*told, f"and {more} more addresses"] if more else told)
 
     def begin(self, now: float) -> None:
         """Resolve the host and start with its first address."""
@@ -146,7 +155,10 @@ class Dial:
         try:
             self._candidates = deque(resolve(host, port, socket.AI_NUMERICHOST))
         except (OSError, ValueError):
-            name = f"rocketmq-spark-lookup-{host}"
+            if sum(thread.name.startswith(_LOOK_UP) for thread in threading.enumerate()) >= _MOST_LOOK_UPS:
+                self._fail(OSError(f"{_MOST_LOOK_UPS} names are being looked up already; does the resolver answer?"))
+                return
+            name = f"{_LOOK_UP}{host}"
             threading.Thread(target=self._resolve, args=(host, port), name=name, daemon=True).start()
         else:
             self.step(now)

@@ -230,7 +230,6 @@ class _Stream:
             if command.HasField("status") and command.status.code != pb.OK:
                 self._complain(f"{code_name(command.status.code)} {command.status.message}")
                 return
-            self._well = True
             kind = command.WhichOneof("command")
             if kind == "settings":
                 self.acknowledged = True
@@ -238,8 +237,13 @@ class _Stream:
                 self._on_check(self._endpoint, command.recover_orphaned_transaction_command)
             elif kind == "reconnect_endpoints_command":
                 self._call.cancel()
+            self._well = True
         except Exception:
-            logger.exception("%s: a command on the Telemetry stream was not taken", self._endpoint)
+            # With its story once, until a good one has come: a proxy may send them without end.
+            level = logging.ERROR if self._well else logging.DEBUG
+            self._well = False
+            what = "%s: a command on the Telemetry stream was not taken"
+            logger.log(level, what, self._endpoint, exc_info=level > logging.DEBUG)
 
     def _complain(self, why: str) -> None:
         """Log why no checks come: once, until they may come again."""

@@ -4,7 +4,8 @@ Rule 1: nothing is opened and no thread runs before the first request.
 Rule 2: the thread sleeps until a socket is ready, a deadline is due or somebody wakes it; it never polls.
 Rule 3: a bounded helping per socket and turn: one sendmsg, a few reads.
 Rule 4: only this thread changes the selector, closes sockets and calls callbacks, and never under a lock.
-Rule 5: what another process inherited over a fork is refused there: the sockets and the selector are shared with the
+Rule 5: what servers can make us hold is bounded over all of them: connections, and frames of which parts are here.
+Rule 6: what another process inherited over a fork is refused there: the sockets and the selector are shared with the
         process that made them, and a single byte or epoll_ctl from the child would spoil the parent's.
 """
 
@@ -32,6 +33,14 @@ logger = logging.getLogger("rocketmq_spark.transport")
 
 _RECEIVE_BUFFER: Final = 256 * 1024
 _JOIN_TIMEOUT: Final = 5.0
+
+# A name server says whom to dial. The largest clusters have some hundreds of brokers, slaves included.
+_MOST_CONNECTIONS: Final = 2_000
+
+# What frames may hold together that have not come whole yet, bytes: 16 of the largest, and 64 pulls, as many as a read
+# has under way, of a whole message each. Counted where a frame is longer than honest answers are as a rule.
+_MOST_UNFINISHED: Final = 256 * 1024 * 1024
+_LONG_FRAME: Final = 1024 * 1024
 
 
 class IoLoop:
@@ -134,6 +143,10 @@ class IoLoop:
         # Before the connection takes the request, and its lock: signing goes over the whole body.
         request.apply(self._hooks)
         connection, fresh = self._by_address.get(address), False
+        if connection is None and len(self._by_address) >= _MOST_CONNECTIONS:
+            text = f"connecting to {address}: {_MOST_CONNECTIONS} connections are open already; does nameServer name "
+            self.refuse(request, RemotingConnectException(f"{text}a name server of yours? Nothing was sent"))
+            return
         try:
             while connection is None or not connection.submit(request):
                 connection, fresh = self._connection(address)
@@ -352,6 +365,11 @@ class IoLoop:
         now = self._clock()
         if connection.drained:
             completions += connection.close(now, "drained")
+        if connection.unfinished > _LONG_FRAME:
+            unfinished = sum(one.unfinished for one in self._adopted)
+            if unfinished > _MOST_UNFINISHED:
+                what = f"closed because unfinished frames of all servers hold {unfinished} bytes"
+                completions += connection.close(now, what, MemoryError("too much is unfinished"))
         if connection.state is State.DRAINING or connection.state is State.CLOSED:
             with self._lock:
                 if self._by_address.get(connection.address) is connection:

@@ -127,6 +127,7 @@ class RemotingTransport(AdminClient):
         draw = random or random_module.Random()
         super().__init__(loop, clock, client_async_semaphore_value, client_oneway_semaphore_value, name_servers, draw)
         self.on_check_transaction: OnCheckTransaction | None = None
+        self._well = True
 
     def __repr__(self) -> str:
         return f"<RemotingTransport name_servers={';'.join(self._name_servers.addresses)} {self._loop!r}>"
@@ -281,7 +282,12 @@ class RemotingTransport(AdminClient):
             return False
         try:
             on_check(transaction_check_of(address, command))
+            self._well = True
         except Exception:
-            # What a broker sends, or a handler does, must not cost the connection and all that waits on it.
-            logger.exception("%s: a check of a transaction was not taken; the broker will ask again", address)
+            # What a broker sends, or a handler does, must not cost the connection and all that waits on it. With its
+            # story once, until a good one has come: a broker may send them without end.
+            level = logging.ERROR if self._well else logging.DEBUG
+            self._well = False
+            what = "%s: a check of a transaction was not taken; the broker will ask again"
+            logger.log(level, what, address, exc_info=level > logging.DEBUG)
         return True

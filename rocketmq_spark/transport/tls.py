@@ -38,6 +38,13 @@ _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"})
 
 _TOO_OLD: Final = frozenset({"UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION"})
 
+# What may wait for a socket that takes nothing, bytes: a helping, and OpenSSL's own answers to what the server sends.
+_MOST_UNSENT: Final = 1024 * 1024
+
+# Reads of one turn of a handshake: who sends without end (OpenSSL passes over any number of HelloRequests) must not keep
+# the loop from all others, and from the deadline.
+_READS: Final = 8
+
 # More than the longest record (RFC 5246 section 6.2.3): of one that has begun to arrive, so much may be here already.
 _RECORD: Final = 20 * 1024
 
@@ -339,6 +346,8 @@ class TlsStream:
                 # OpenSSL answers a key update by itself. What is wrong with the socket, the next call will say.
                 with contextlib.suppress(OSError):
                     self._flush()
+                if len(self._unsent) > _MOST_UNSENT:
+                    raise ConnectionAbortedError("the server has us answer (key updates) and reads nothing") from None
             except ssl.SSLError as exc:
                 # An alert, say. The answers before it count; the end of the socket's stream follows it.
                 if not filled:
@@ -359,7 +368,7 @@ class TlsStream:
         return None
 
     def _handshake(self) -> bool:
-        while True:
+        for _ in range(_READS):
             done = False
             try:
                 self._ssl.do_handshake()
@@ -381,6 +390,7 @@ class TlsStream:
             if not data:
                 raise ConnectionResetError("end of stream")
             self._incoming.write(data)
+        return False
 
     def _flush(self) -> bool:
         """Hand over what is encrypted; True if the socket took any of it."""

@@ -69,7 +69,8 @@ def _attributes(config: object) -> Mapping[str, str] | None:
         return None
     if not isinstance(attributes, dict) or not all(isinstance(value, str) for value in attributes.values()):
         raise RemotingCommandException(
-            f"reading a topic's configuration: attributes are {reprlib.repr(attributes)}, an object of strings is needed"
+            f"reading a topic's configuration: attributes are {reprlib.repr(attributes)}, an object of strings is "
+            "needed"
         )
     return attributes
 

@@ -2,8 +2,8 @@
 
 Rule 1: one message at a time and plainly: the oracle of the vectorised decoder, and its way out where a layout is rare.
 Rule 2: what can't be read is an error that names queue and offset; nothing is ever left out.
-Rule 3: one record is unpacked at a time, and none that lies outside of what is wanted: who reads a piece of a pull holds
-        and pays for no more than that.
+Rule 3: one record is unpacked at a time, and none that lies outside of what is wanted: who reads a piece of a pull
+        holds no more than that, and pays for no more.
 
 Follows spec/remoting.md sections 6.5, 7 and 8, ``MessageDecoder.java`` and ``MessageClientExt.getMsgId``.
 """
