@@ -41,8 +41,8 @@ _TOO_OLD: Final = frozenset({"UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSI
 # What may wait for a socket that takes nothing, bytes: a helping, and OpenSSL's own answers to what the server sends.
 _MOST_UNSENT: Final = 1024 * 1024
 
-# Reads of one turn of a handshake: who sends without end (OpenSSL passes over any number of HelloRequests) must not keep
-# the loop from all others, and from the deadline.
+# Reads of one turn of a handshake: who sends without end (OpenSSL passes over any number of HelloRequests) must not
+# keep the loop from all others, and from the deadline.
 _READS: Final = 8
 
 # More than the longest record (RFC 5246 section 6.2.3): of one that has begun to arrive, so much may be here already.

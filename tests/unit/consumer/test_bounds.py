@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark.consumer.bounds import Bounds
 from rocketmq_spark.consumer.ranges import OffsetRange
 from rocketmq_spark.errors import (
     DataLossError,
@@ -15,6 +16,7 @@ from rocketmq_spark.errors import (
     ReadError,
     RemotingConnectException,
     RemotingTimeoutException,
+    RemotingTooMuchRequestException,
 )
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.offset_json import OffsetSpec
@@ -222,3 +224,13 @@ def test_a_thousand_queues_of_which_some_fail_once(reader: Make) -> None:
     made = reader()
     made.transport.fail("max_offset", *[RemotingConnectException("refused")] * 40)
     assert made.bounds.latest(queues) == dict.fromkeys(queues, 0)
+
+
+def test_who_asks_once_asks_nobody_after_the_time_of_a_read(reader: Make) -> None:
+    made = filled(reader(read_timeout_ms=10_000))
+    times = iter([0.0, 10.0])
+    bounds = Bounds(made.options, made.transport, made.queues, lambda: next(times, 10.1))
+    answers = list(bounds.once(QUEUES, lambda queue, _: queue.queue_id).values())
+    refused = [answer for answer in answers if isinstance(answer, RemotingTooMuchRequestException)]
+    assert len(refused) == 3
+    assert "not asked, the others took readTimeoutMs=10000" in str(refused[0])

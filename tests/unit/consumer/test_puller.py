@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -420,3 +422,32 @@ def test_a_transport_with_a_thread_of_its_own_is_read_as_well() -> None:
         pulling = Puller(made.options, transport, made.queues, time.monotonic)
         found = list(pulling.pull([OffsetRange(queue, 3, 97) for queue in queues]))
     assert covered(found) == {queue: list(range(3, 97)) for queue in queues}
+
+
+def test_answers_that_wait_behind_others_are_dropped_where_they_are_too_much_together(reader: Make) -> None:
+    made = reader(pull_batch_size=2)
+    made.fill({A0: 40})
+    # The second answer keeps all others waiting, and these are larger than any before.
+    made.transport.play_pulls(A0, PullReply(most=2), PullReply(delay=2.0))
+    pull, bodies = made.transport.pull, []
+
+    def with_long_bodies(request: PullRequest, timeout: float, on_pulled: Any) -> None:
+        def pulled(outcome: PullOutcome) -> None:
+            if request.offset:
+                body = memoryview(bytes(16 * 1024 * 1024))
+                outcome = replace(outcome, body=body)
+                bodies.append(weakref.ref(body))
+            on_pulled(outcome)
+
+        pull(request, timeout, pulled)
+
+    made.transport.pull = with_long_bodies
+    most, borders = 0, [0]
+    for pulled in puller(made).pull([OffsetRange(A0, 0, 40)]):
+        most = max(most, sum(body() is not None for body in bodies))
+        assert pulled.start == borders[-1]
+        borders.append(pulled.end)
+    assert borders[-1] == 40
+    # 64 MiB of those that wait, and what goes out.
+    assert most <= 6
+    assert len(bodies) > 19

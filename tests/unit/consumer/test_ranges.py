@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.consumer.ranges import ROWS_WORTH_A_TASK, OffsetRange, limited, tasks_of
+from rocketmq_spark.errors import ReadError
 from rocketmq_spark.message import MessageQueue
 
 QUEUES = [MessageQueue("orders", broker, number) for broker in "abc" for number in range(4)]
@@ -126,3 +128,11 @@ def test_an_end_that_went_back_takes_nothing_from_the_others() -> None:
     one, two = QUEUES[:2]
     assert limited({one: 50, two: 0}, {one: 10, two: 8}, 5) == {one: 10, two: 5}
     assert limited({one: 50, two: 0}, {one: 10, two: 8}, 8) == {one: 10, two: 8}
+
+
+def test_offsets_that_no_topic_has_make_no_tasks_without_end() -> None:
+    lie = OffsetRange(QUEUES[0], 0, 2**63 - 1)
+    assert tasks_of([lie]) == [(lie,)]
+    assert len(tasks_of([lie], 100)) == 100
+    with pytest.raises(ReadError, match=r"maxRecordsPerPartition=1000: .* 1000000 are allowed"):
+        tasks_of([lie], None, 1000)

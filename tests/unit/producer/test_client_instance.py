@@ -45,6 +45,31 @@ def calls(transport: ScriptedTransport, name: str) -> list[tuple[Any, ...]]:
     return [call for call in transport.calls if call[0] == name]
 
 
+def test_a_round_of_heart_beats_ends_after_30_s_and_the_next_one_goes_on_there() -> None:
+    clock = ManualClock()
+    names = [f"b{number:02}" for number in range(25)]
+    instance, transport = instance_of(clock, T=route(dict.fromkeys(names, 1)))
+    instance.register("g")
+    instance.routes.find("T", 1.0)
+    told: list[str] = []
+
+    def silent(address: str, *_: object) -> None:
+        told.append(address)
+        clock.advance(3.0)
+        raise RemotingTimeoutException("no answer")
+
+    transport.heart_beat = transport.unregister_client = silent  # type: ignore[method-assign, assignment]
+    every = sorted(instance.routes.masters().values())
+    for first in (0, 10, 20):
+        told.clear()
+        instance.heart_beat()
+        assert told == (every[first:] + every[:first])[:10]
+    # Whoever says good-bye waits no longer either.
+    told.clear()
+    instance.close()
+    assert len(told) == 10
+
+
 def test_9_equal_keys_share_an_instance_and_the_last_user_leaves_it_warm() -> None:
     made: list[ClientInstance] = []
 

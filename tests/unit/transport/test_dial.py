@@ -43,6 +43,41 @@ def test_an_address_is_split_at_its_last_colon(address: str, expected: tuple[str
     assert parse_address(address) == expected
 
 
+def test_names_that_the_resolver_does_not_answer_take_64_threads_at_most() -> None:
+    answer, failed = threading.Event(), threading.Event()
+
+    def look_up(*_: object) -> list[Candidate]:
+        answer.wait(PATIENCE)
+        raise OSError("never mind")
+
+    dials = [Dial(f"broker-{number}.example:1", 3.0, failed.set, look_up) for number in range(65)]
+    try:
+        for dial in dials:
+            dial.begin(0.0)
+        assert [dial.failed for dial in dials] == [False] * 64 + [True]
+        assert "64 names are being looked up already" in dials[-1].reasons
+    finally:
+        answer.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("rocketmq-spark-lookup-"):
+            thread.join(PATIENCE)
+
+
+def test_of_a_name_with_thousands_of_addresses_the_first_are_told() -> None:
+    looked_up = threading.Event()
+    # Port 0 can't be dialled.
+    candidates: list[Candidate] = [(socket.AF_INET, (f"127.0.{number // 250}.1", 0)) for number in range(3000)]
+    dial = Dial("broker.example:1", 3.0, looked_up.set, lambda *_: candidates)
+    dial.begin(0.0)
+    assert looked_up.wait(PATIENCE)
+    dial.step(0.0)
+    while not dial.failed:
+        dial.on_writable(0.0)
+    closed(dial)
+    assert dial.reasons.endswith("; and 2992 more addresses")
+    assert len(dial.reasons) < 1000
+
+
 @pytest.mark.parametrize("address", ["", "host", "host:", ":9876", "host:0", "host:65536", "host:9x", "host:-1"])
 def test_what_is_not_host_and_port_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match="host:port"):

@@ -9,21 +9,25 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import grpc
 import pytest
 
-from rocketmq_spark.errors import RemotingCommandException, RocketMQError
+from rocketmq_spark.errors import RemotingCommandException, RemotingConnectException, RocketMQError
 from rocketmq_spark.message import SendRequest, SendStatus
+from rocketmq_spark.transaction import TransactionCheck
 from rocketmq_spark.transport._pb import service_pb2 as service
 from rocketmq_spark.transport.grpc import GrpcTransport
 from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.transport.tls import TlsSettings, TlsStream
 from rocketmq_spark.wire.codes import RequestCode
-from rocketmq_spark.wire.command import RemotingCommand, SerializeType, encode_command
+from rocketmq_spark.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand, SerializeType, encode_command
 from tests.contract import single
 from tests.hostile import damaged
 from tests.outcomes import Outcomes
 from tests.peer import PATIENCE, Peer, Session
 from tests.proxy import FakeProxy, status
 from tests.seams import Grpc
+from tests.strategies import HALF, encode_stored_record
 
 RequestTo = Callable[..., SendRequest]
 
@@ -120,6 +124,85 @@ def test_a_server_that_asks_and_never_reads_fills_no_memory(
         done.set()
 
 
+def test_frames_that_answer_nothing_are_not_read_for_ever(
+    transport: RemotingTransport, request_to: RequestTo, outcomes: Any
+) -> None:
+    nobody_asked = b"".join(
+        encode_command(RemotingCommand(40, 999_999, flag=flag), SerializeType.ROCKETMQ)
+        for flag in (FLAG_RESPONSE, FLAG_ONEWAY)
+    )
+
+    def flood(session: Session) -> None:
+        session.read()
+        while True:
+            session.sock.sendall(nobody_asked * 2500)
+
+    with Peer(flood) as peer:
+        transport.send(request_to(peer.address), PATIENCE, outcomes)
+        [outcome] = outcomes.wait(1)
+    assert type(outcome.error) is RemotingCommandException
+    assert "100000 frames in a row that answer nothing" in str(outcome.error)
+
+
+def test_checks_that_can_not_be_read_are_told_of_once_until_a_good_one_comes(
+    transport: RemotingTransport, request_to: RequestTo, outcomes: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    taken: list[TransactionCheck] = []
+    transport.on_check_transaction = taken.append
+    fields = {"tranStateTableOffset": "1", "commitLogOffset": "2"}
+
+    def check(body: bytes) -> bytes:
+        return encode_command(RemotingCommand(RequestCode.CHECK_TRANSACTION_STATE, 1, fields, body, FLAG_ONEWAY))
+
+    good = check(encode_stored_record(HALF))
+
+    def ask(session: Session) -> None:
+        request = session.read()
+        session.sock.sendall(check(b"bad") * 50 + good + check(b"bad") * 50)
+        session.answer_send(request)
+        session.wait_for_hangup()
+
+    with Peer(ask) as peer, caplog.at_level(logging.WARNING, "rocketmq_spark.transport"):
+        transport.send(request_to(peer.address), PATIENCE, outcomes)
+        outcomes.wait(1)
+        transport.close()
+    assert len(taken) == 1
+    assert len([record for record in caplog.records if "was not taken" in record.getMessage()]) == 2
+
+
+def test_more_connections_than_any_cluster_needs_are_refused(request_to: RequestTo, outcomes: Any) -> None:
+    # Nothing is dialled before the first poll.
+    with RemotingTransport([], polled=True) as transport:
+        for port in range(1, 2001):
+            transport.send(request_to(f"127.0.0.1:{port}"), PATIENCE, Outcomes())
+        transport.send(request_to("127.0.0.1:3000"), PATIENCE, outcomes)
+        transport.poll(0.0)
+        [outcome] = outcomes.wait(1)
+    assert type(outcome.error) is RemotingConnectException
+    assert "2000 connections are open already" in str(outcome.error)
+
+
+class Endless:
+    """A socket on which a server says hello for ever, as OpenSSL allows it to."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def recv(self, _: int) -> bytes:
+        self.reads += 1
+        return b"\x16\x03\x03\x40\x00" + bytes(0x4000)
+
+    def send(self, data: bytes) -> int:
+        return len(data)
+
+
+def test_a_handshake_without_end_gives_way_to_other_connections() -> None:
+    sock = Endless()
+    stream = TlsStream(sock, TlsSettings().context(), "127.0.0.1")  # type: ignore[arg-type]
+    assert stream.handshake() is False
+    assert sock.reads < 100
+
+
 class Raw(bytes):
     """Bytes in the place of a message."""
 
@@ -147,6 +230,31 @@ def test_every_send_has_one_outcome_whatever_a_proxy_replies(seam: Grpc) -> None
     seam.proxy.handlers["SendMessage"] = answer
     [outcome] = seam.send(single("orders", b"two"))
     assert outcome.status is SendStatus.SEND_OK
+
+
+def too_long(_: bytes, context: Any) -> bytes:
+    return bytes(17 * 1024 * 1024)
+
+
+def bomb(_: bytes, context: Any) -> bytes:
+    context.set_compression(grpc.Compression.Gzip)
+    return bytes(17 * 1024 * 1024)
+
+
+def much_metadata(_: bytes, context: Any) -> bytes:
+    context.set_trailing_metadata([(f"name-{number}", "text" * 250) for number in range(100)])
+    return b""
+
+
+@pytest.mark.parametrize("reply", [too_long, bomb, much_metadata])
+def test_a_reply_that_is_too_much_is_refused_and_may_be_of_rows_that_are_stored(
+    seam: Grpc, reply: Callable[..., bytes]
+) -> None:
+    seam.proxy.handlers["SendMessage"] = reply
+    [outcome] = seam.send(single("orders", b"one"))
+    assert type(outcome.error) is RemotingCommandException
+    assert outcome.error.maybe_stored
+    assert not outcome.error.split
 
 
 def test_a_stream_of_damaged_commands_goes_on(seam: Grpc) -> None:
