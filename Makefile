@@ -54,10 +54,11 @@ unit: setup ## Run the unit tests (under a minute, no network, no Spark)
 	@$(BIN)/python -m pytest tests/unit -q -n 3
 
 .PHONY: check
-check: setup ## Format, lint, types, unit tests
+check: setup ## Format, lint, types, known vulnerabilities of what is required (where a service answers), unit tests
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@$(BIN)/python -m tests.audit
 	@$(BIN)/python -m pytest tests/unit -q -n 3
 
 .PHONY: docs

@@ -1,0 +1,90 @@
+"""Servers that mean harm, at full size: what they can make a reader hold."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import textwrap
+import threading
+from contextlib import ExitStack
+
+import pytest
+
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.transport.remoting import RemotingTransport
+from tests.peer import PATIENCE, Peer, Session
+from tests.waiting import wait_for
+
+_MIB = 1024 * 1024
+
+
+def test_frames_that_never_end_hold_256_mib_at_most_over_all_servers() -> None:
+    done = threading.Event()
+
+    def all_but_the_last_byte(session: Session) -> None:
+        session.read()
+        session.sock.sendall((16 * _MIB - 4).to_bytes(4, "big") + bytes(16 * _MIB - 5))
+        done.wait(PATIENCE)
+
+    told: list[str] = []
+
+    def ask(transport: RemotingTransport, address: str) -> None:
+        with pytest.raises(RocketMQError) as failed:
+            transport.route_at(address, "orders", PATIENCE)
+        told.append(str(failed.value))
+
+    with ExitStack() as stack, RemotingTransport([]) as transport:
+        peers = [stack.enter_context(Peer(all_but_the_last_byte)) for _ in range(20)]
+        threads = [threading.Thread(target=ask, args=(transport, peer.address)) for peer in peers]
+        for thread in threads:
+            thread.start()
+        # Sixteen of them fit.
+        wait_for(lambda: len(told) >= 4)
+        done.set()
+        transport.close()
+        for thread in threads:
+            thread.join(PATIENCE)
+    held = [int(found[1]) for one in told if (found := re.search(r"of all servers hold (\d+) bytes", one))]
+    assert len(told) == 20
+    assert len(held) >= 4
+    assert max(held) < 256 * _MIB + 4 * _MIB
+
+
+def test_small_bodies_that_unpack_to_gigabytes_are_read_in_a_bounded_memory() -> None:
+    # 256 bodies of 4 MiB, in a pull of 140 kB: a process of its own tells how much it has held.
+    program = textwrap.dedent(
+        """
+        import json, resource
+        from dataclasses import replace
+        import pyarrow as pa
+        from rocketmq_spark.arrow.decode import batches_of
+        from rocketmq_spark.compression import CompressionType, compress
+        from rocketmq_spark.message import MessageQueue
+        from rocketmq_spark.pull import Pulled
+        from tests.strategies import HALF, encode_stored_record
+        import zlib
+
+        def held():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+        kind = CompressionType.ZSTD
+        body = compress(bytes(4 * 1024 * 1024), kind)
+        crc = zlib.crc32(body) & 0x7FFFFFFF
+        one = replace(HALF, body=body, body_crc=crc, sys_flag=kind.sys_flag)
+        pull = b"".join(encode_stored_record(replace(one, queue_offset=offset)) for offset in range(256))
+        schema = pa.schema([("body", pa.binary()), ("queueOffset", pa.int64())])
+        before, rows = held(), []
+        for batch in batches_of([Pulled(MessageQueue("orders", "a", 0), 0, 256, pull)], schema):
+            rows += batch.column("queueOffset").to_pylist()
+            assert batch.nbytes < 70 * 1024 * 1024
+        print(json.dumps({"rows": rows, "pull": len(pull), "held": held() - before}))
+        """
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert found["rows"] == list(range(256))
+    assert found["pull"] < _MIB
+    assert found["held"] < 500

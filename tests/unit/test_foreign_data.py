@@ -1,0 +1,109 @@
+"""What comes from outside is data: nothing in the sources makes objects or code of it; and JSON is read with limits."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((*ROOT.glob("rocketmq_spark/**/*.py"), ROOT / "pyspark_rocketmq.py"))
+
+# What can make any object, or run any code, of the bytes or the text that it is given.
+MODULES = {
+    *("pickle", "_pickle", "cPickle", "pickletools", "cloudpickle", "dill", "joblib", "jsonpickle", "copyreg"),
+    *("marshal", "shelve", "dbm", "yaml", "ruamel", "runpy", "code", "codeop", "imp", "zipimport", "xml", "lxml"),
+}
+CALLS = {
+    *("eval", "exec", "compile", "__import__", "import_module", "spec_from_file_location"),
+    *("read_pickle", "literal_eval", "unsafe_load", "full_load"),
+}
+KEYWORDS = {"allow_pickle", "shell"}
+JSON = {"json.load", "json.loads", "json.JSONDecoder"}
+
+# (module, what it does) -> why it may.
+ALLOWED = {
+    ("rocketmq_spark/spark/report.py", "pickle"): "measures how long Spark's own pickle of a commit message will be",
+    ("rocketmq_spark/__init__.py", "import_module"): "imports the public names of this package, which it lists",
+    ("rocketmq_spark/metrics/view.py", "import_module"): "imports pandas or matplotlib, by names that stand there",
+    (
+        "rocketmq_spark/arrow/custom_selector.py",
+        "import_module",
+    ): "imports the class of the user's option queueSelector",
+    ("rocketmq_spark/wire/command.py", "json.JSONDecoder"): "reads what servers send, with limits",
+    ("rocketmq_spark/offset_json.py", "json.loads"): "reads the user's options, and what a query wrote itself",
+    ("rocketmq_spark/metrics/measures.py", "json.loads"): "reads the reports of this job's own tasks",
+    ("rocketmq_spark/doctor/machine.py", "json.loads"): "reads what a Python of this machine says of itself",
+    ("rocketmq_spark/cluster/state.py", "json.loads"): "reads a file of its own",
+    ("rocketmq_spark/cluster/servers.py", "json.loads"): "reads a template of this package",
+    ("rocketmq_spark/cluster/jars.py", "json.loads"): "reads a file of its own",
+    ("rocketmq_spark/cluster/jars.py", "xml.etree"): "reads what Ivy reports of the jars that it has fetched",
+}
+
+
+def uses(tree: ast.AST) -> Iterator[str]:
+    """Yield what there is of the above, by its name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] in MODULES)
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            if module.split(".")[0] in MODULES:
+                yield module
+            yield from (alias.name for alias in node.names if alias.name in CALLS)
+            yield from (f"json.{alias.name}" for alias in node.names if f"{module}.{alias.name}" in JSON)
+        elif isinstance(node, ast.Attribute | ast.Name):
+            name = ast.unparse(node)
+            if name in JSON or (isinstance(node, ast.Name) and name in CALLS):
+                yield name
+            elif isinstance(node, ast.Attribute) and node.attr in CALLS and name != "re.compile":
+                yield node.attr
+        elif isinstance(node, ast.keyword) and node.arg in KEYWORDS:
+            yield node.arg
+
+
+@cache
+def found() -> frozenset[tuple[str, str]]:
+    return frozenset(
+        (path.relative_to(ROOT).as_posix(), use) for path in SOURCES for use in uses(ast.parse(path.read_text("utf-8")))
+    )
+
+
+def test_nothing_makes_objects_or_code_of_what_it_reads() -> None:
+    assert found() - ALLOWED.keys() == set()
+
+
+def test_the_list_of_exceptions_has_nothing_that_is_gone() -> None:
+    assert ALLOWED.keys() - found() == set()
+
+
+def test_what_pickles_does_not_unpickle() -> None:
+    tree = ast.parse((ROOT / "rocketmq_spark/spark/report.py").read_text("utf-8"))
+    used = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert {name for name in used if name.startswith("pickle.")} == {"pickle.dumps"}
+
+
+@pytest.mark.parametrize(
+    ("source", "use"),
+    [
+        ("import pickle as p", "pickle"),
+        ("from marshal import loads", "marshal"),
+        ("import xml.etree.ElementTree", "xml.etree.ElementTree"),
+        ("eval(text)", "eval"),
+        ("builtins.exec(text)", "exec"),
+        ("run = compile", "compile"),
+        ("from importlib import import_module", "import_module"),
+        ("numpy.load(file, allow_pickle=True)", "allow_pickle"),
+        ("json.loads(text)", "json.loads"),
+        ("from json import loads", "json.loads"),
+    ],
+)
+def test_the_search_sees_what_it_should(source: str, use: str) -> None:
+    assert use in set(uses(ast.parse(source)))
+
+
+def test_the_search_lets_regular_expressions_be() -> None:
+    assert not set(uses(ast.parse("re.compile('x'); json.dumps({}); loads(data)")))
