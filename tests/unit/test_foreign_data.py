@@ -55,12 +55,12 @@ def uses(tree: ast.AST) -> Iterator[str]:
                 yield module
             yield from (alias.name for alias in node.names if alias.name in CALLS)
             yield from (f"json.{alias.name}" for alias in node.names if f"{module}.{alias.name}" in JSON)
-        elif isinstance(node, ast.Attribute | ast.Name):
-            name = ast.unparse(node)
-            if name in JSON or (isinstance(node, ast.Name) and name in CALLS):
-                yield name
-            elif isinstance(node, ast.Attribute) and node.attr in CALLS and name != "re.compile":
-                yield node.attr
+        elif isinstance(node, ast.Name) and node.id in CALLS:
+            yield node.id
+        elif isinstance(node, ast.Attribute) and f"json.{node.attr}" in JSON and ast.unparse(node) in JSON:
+            yield f"json.{node.attr}"
+        elif isinstance(node, ast.Attribute) and node.attr in CALLS and ast.unparse(node) != "re.compile":
+            yield node.attr
         elif isinstance(node, ast.keyword) and node.arg in KEYWORDS:
             yield node.arg
 

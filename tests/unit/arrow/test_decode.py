@@ -291,3 +291,23 @@ def test_nothing_of_pandas_is_imported() -> None:
         "sys.exit('pandas' in sys.modules and not loaded)"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0
+
+
+def inner_batch(count: int, **changes: object) -> MessageExt:
+    item = Message("orders", b"", 0, {})
+    return sound(PLAIN, queue_offset=0, body=encode_batch([item]) * count, **changes)
+
+
+def test_an_inner_batch_of_more_messages_than_any_has_is_refused() -> None:
+    with pytest.raises(RemotingCommandException, match=r"inner batch at offset 0: .*more than 65535 messages"):
+        list(batches_of([pulled([inner_batch(65_536, sys_flag=0xC0)], 0, 10**9)], SCHEMA))
+
+
+def test_messages_without_a_body_are_spread_over_record_batches_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder, "_MOST_UNPACKED", 10_000)
+    whole = inner_batch(100)
+    packed = compress(whole.body, CompressionType.ZLIB)
+    message = sound(PLAIN, queue_offset=0, body=packed, sys_flag=CompressionType.ZLIB.sys_flag | 0xC0)
+    found = [batch.column("queueOffset").to_pylist() for batch in batches_of([pulled([message], 0, 100)], SCHEMA)]
+    assert [offset for batch in found for offset in batch] == list(range(100))
+    assert max(map(len, found)) <= 20
