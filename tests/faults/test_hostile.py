@@ -12,8 +12,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.errors import RemotingCommandException, RocketMQError
 from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand, SerializeType, encode_command
 from tests.peer import PATIENCE, Peer, Session
 from tests.waiting import wait_for
 
@@ -50,6 +51,22 @@ def test_frames_that_never_end_hold_256_mib_at_most_over_all_servers() -> None:
     assert len(told) == 20
     assert len(held) >= 4
     assert max(held) < 256 * _MIB + 4 * _MIB
+
+
+def test_frames_that_answer_nothing_are_not_read_for_ever() -> None:
+    nobody_asked = b"".join(
+        encode_command(RemotingCommand(40, 999_999, flag=flag), SerializeType.ROCKETMQ)
+        for flag in (FLAG_RESPONSE, FLAG_ONEWAY)
+    )
+
+    def flood(session: Session) -> None:
+        session.read()
+        while True:
+            session.sock.sendall(nobody_asked * 2500)
+
+    with Peer(flood) as peer, RemotingTransport([]) as transport:
+        with pytest.raises(RemotingCommandException, match="100000 frames in a row that answer nothing"):
+            transport.route_at(peer.address, "orders", PATIENCE)
 
 
 def test_small_bodies_that_unpack_to_gigabytes_are_read_in_a_bounded_memory() -> None:

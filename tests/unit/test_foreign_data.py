@@ -29,10 +29,7 @@ ALLOWED = {
     ("rocketmq_spark/spark/report.py", "pickle"): "measures how long Spark's own pickle of a commit message will be",
     ("rocketmq_spark/__init__.py", "import_module"): "imports the public names of this package, which it lists",
     ("rocketmq_spark/metrics/view.py", "import_module"): "imports pandas or matplotlib, by names that stand there",
-    (
-        "rocketmq_spark/arrow/custom_selector.py",
-        "import_module",
-    ): "imports the class of the user's option queueSelector",
+    ("rocketmq_spark/user_class.py", "import_module"): "imports the class that an option of the user names",
     ("rocketmq_spark/wire/command.py", "json.JSONDecoder"): "reads what servers send, with limits",
     ("rocketmq_spark/offset_json.py", "json.loads"): "reads the user's options, and what a query wrote itself",
     ("rocketmq_spark/metrics/measures.py", "json.loads"): "reads the reports of this job's own tasks",

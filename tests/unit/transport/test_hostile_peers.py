@@ -20,7 +20,7 @@ from rocketmq_spark.transport.grpc import GrpcTransport
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.transport.tls import TlsSettings, TlsStream
 from rocketmq_spark.wire.codes import RequestCode
-from rocketmq_spark.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand, SerializeType, encode_command
+from rocketmq_spark.wire.command import FLAG_ONEWAY, RemotingCommand, SerializeType, encode_command
 from tests.contract import single
 from tests.hostile import damaged
 from tests.outcomes import Outcomes
@@ -122,26 +122,6 @@ def test_a_server_that_asks_and_never_reads_fills_no_memory(
         outcomes.wait(1)
         assert int(repr(transport).partition(" in flight, ")[2].partition(" ")[0]) <= 1000
         done.set()
-
-
-def test_frames_that_answer_nothing_are_not_read_for_ever(
-    transport: RemotingTransport, request_to: RequestTo, outcomes: Any
-) -> None:
-    nobody_asked = b"".join(
-        encode_command(RemotingCommand(40, 999_999, flag=flag), SerializeType.ROCKETMQ)
-        for flag in (FLAG_RESPONSE, FLAG_ONEWAY)
-    )
-
-    def flood(session: Session) -> None:
-        session.read()
-        while True:
-            session.sock.sendall(nobody_asked * 2500)
-
-    with Peer(flood) as peer:
-        transport.send(request_to(peer.address), PATIENCE, outcomes)
-        [outcome] = outcomes.wait(1)
-    assert type(outcome.error) is RemotingCommandException
-    assert "100000 frames in a row that answer nothing" in str(outcome.error)
 
 
 def test_checks_that_can_not_be_read_are_told_of_once_until_a_good_one_comes(
