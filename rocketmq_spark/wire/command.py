@@ -229,8 +229,8 @@ def loads(data: Buffer, repair: Callable[[str], str] | None = None) -> Any:
     """
     try:
         text = str(data, "utf-8")
-        containers = text.count("{") + text.count("[")
-        if containers > _MAX_CONTAINERS:
+        # Most texts are too short to have so many.
+        if len(text) > _MAX_CONTAINERS and (containers := text.count("{") + text.count("[")) > _MAX_CONTAINERS:
             raise ValueError(f"{containers} objects and lists, {_MAX_CONTAINERS} are allowed")
         try:
             value = _DECODER.decode(text)
@@ -286,9 +286,8 @@ def _encode_binary(command: RemotingCommand) -> bytes:
 
 
 def _decode_json(header: memoryview, body: memoryview) -> RemotingCommand:
-    # Each field takes four; a remark may have some of its own.
-    quotes = header.tobytes().count(b'"')
-    if quotes > 5 * _MAX_FIELDS:
+    # Each field takes four; a remark may have some of its own. Most headers are too short to have so many.
+    if len(header) > 5 * _MAX_FIELDS and (quotes := header.tobytes().count(b'"')) > 5 * _MAX_FIELDS:
         raise RemotingCommandException(
             f"decoding a JSON header of {len(header)} bytes: {quotes} quotation marks, {_MAX_FIELDS} ext fields are "
             "allowed"

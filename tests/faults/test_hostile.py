@@ -64,9 +64,9 @@ def test_frames_that_answer_nothing_are_not_read_for_ever() -> None:
         while True:
             session.sock.sendall(nobody_asked * 2500)
 
-    with Peer(flood) as peer, RemotingTransport([]) as transport:
-        with pytest.raises(RemotingCommandException, match="100000 frames in a row that answer nothing"):
-            transport.route_at(peer.address, "orders", PATIENCE)
+    refused = pytest.raises(RemotingCommandException, match="100000 frames in a row that answer nothing")
+    with Peer(flood) as peer, RemotingTransport([]) as transport, refused:
+        transport.route_at(peer.address, "orders", PATIENCE)
 
 
 def test_small_bodies_that_unpack_to_gigabytes_are_read_in_a_bounded_memory() -> None:
