@@ -82,6 +82,8 @@ class Connection:
 
     def given(self) -> dict[str, Any]:
         """Return what `Admin`, a producer and the doctor take."""
+        if self.tls_insecure_skip_verify:
+            typer.echo("rocketmq-spark: no server's certificate is checked (--tls-insecure-skip-verify)", err=True)
         given = {
             "name_server": self.name_server,
             "access_key": self.access_key,

@@ -6,12 +6,17 @@ import os
 import shutil
 import socket
 import ssl
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from rocketmq_spark.errors import (
     OptionError,
@@ -156,10 +161,10 @@ def test_a_file_that_is_no_certificate_or_no_key_is_an_error_of_its_option(
     foreign = str(authority.server("someone", "DNS:someone")[1])
     empty, missing, encrypted = (str(tmp_path / name) for name in ("empty.pem", "missing.pem", "encrypted.key"))
     Path(empty).touch()
-    subprocess.run(
-        ["openssl", "pkey", "-in", key, "-aes256", "-passout", "pass:hush-hush", "-out", encrypted],
-        check=True, timeout=60,
-    )  # fmt: skip
+    secret = load_pem_private_key(Path(key).read_bytes(), None)
+    Path(encrypted).write_bytes(
+        secret.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"hush-hush"))
+    )
     for cert_file, key_file, text in (
         (missing, key, f"option tlsCertFile: reading '{missing}': No such file or directory"),
         (certificate, missing, f"option tlsKeyFile: reading '{missing}': No such file or directory"),
