@@ -63,7 +63,10 @@ TOGETHER = {
         for name in ("bad_input", "batch_write", "delivery_options", "docs", "grpc_write", "live", "register")
     ),
     "streams": (
-        *(f"tests/spark/test_{name}.py" for name in ("dedupe", "row_features", "stream_write")),
+        *(
+            f"tests/spark/test_{name}.py"
+            for name in ("credentials", "dedupe", "row_features", "secrets", "stream_write")
+        ),
         "tests/integration/test_security.py",
     ),
     "reads": ("tests/spark/test_read", "tests/interop/test_read.py"),

@@ -1,0 +1,99 @@
+"""Temporary users, for whom others take over while a query runs."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from rocketmq_spark import Admin
+from rocketmq_spark.cluster.access import user_requests
+from rocketmq_spark.credentials import Credentials
+from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.wire.codes import RequestCode, ResponseCode
+from tests.reading import read_topic
+from tests.sharing import SharedCluster
+from tests.streams import start
+from tests.waiting import wait_for
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+LIFETIME = 2.0
+PROVIDER = """
+import json
+import pathlib
+import time
+
+from rocketmq_spark import Credentials
+
+
+class Renewed:
+    def credentials(self):
+        key, secret = json.loads(pathlib.Path({file!r}).read_text())
+        return Credentials(key, secret, expires_at=time.time() + {lifetime})
+"""
+
+
+def tell(cluster: SharedCluster, code: RequestCode, fields: dict[str, str], body: bytes = b"") -> None:
+    with RemotingTransport([cluster.name_server], **cluster.transport_settings) as admin:
+        for broker in cluster.brokers:
+            answer = admin.invoke(broker.address, code, fields, body, 20.0)
+            assert answer.code == ResponseCode.SUCCESS, answer
+
+
+def new_user(cluster: SharedCluster) -> Credentials:
+    user = Credentials(f"temporary-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex)
+    for code, fields, body in user_requests(user.access_key, user.secret_key, ["allowed-*"], [], []):
+        tell(cluster, code, fields, body)
+    return user
+
+
+def remove_user(cluster: SharedCluster, user: Credentials) -> None:
+    tell(cluster, RequestCode.AUTH_DELETE_USER, {"username": user.access_key})
+
+
+def batches(query: StreamingQuery) -> int:
+    return sum(progress.numInputRows > 0 for progress in query.recentProgress)
+
+
+def test_a_streaming_query_outlives_the_users_that_it_writes_as(
+    spark: SparkSession, secured: SharedCluster, tmp_path: Path
+) -> None:
+    topic = f"allowed-{uuid.uuid4().hex[:8]}"
+    with Admin(secured.name_server, **secured.admin_settings) as admin:
+        admin.create_topic(topic, 2)
+    first, second = new_user(secured), new_user(secured)
+    file, module = tmp_path / "user.json", tmp_path / "vault_of_a_streams_test.py"
+    module.write_text(PROVIDER.format(file=str(file), lifetime=LIFETIME))
+    spark.sparkContext.addPyFile(str(module))
+
+    def becomes(user: Credentials) -> None:
+        (tmp_path / "new.json").write_text(json.dumps([user.access_key, user.secret_key]))
+        (tmp_path / "new.json").replace(file)
+
+    becomes(first)
+    options = {name: text for name, text in secured.options.items() if name not in ("accessKey", "secretKey")}
+    query = start(spark, topic, tmp_path, **options, credentialsProvider=f"{module.stem}:Renewed")
+    try:
+        wait_for(lambda: batches(query) >= 2)
+        becomes(second)
+        # What was given before is held so long, and not longer.
+        time.sleep(LIFETIME + 1)
+        remove_user(secured, first)
+        went_on = batches(query) + 3
+        wait_for(lambda: batches(query) >= went_on or not query.isActive)
+        assert query.exception() is None
+        remove_user(secured, second)
+        with pytest.raises(StreamingQueryException, match=rf"User:{second.access_key} is not found"):
+            query.awaitTermination(120)
+    finally:
+        query.stop()
+    found = read_topic(secured.name_server, topic, 1, credentials=secured.admin, tls=secured.tls)
+    bodies = {int(message.body) for message in found}
+    assert bodies >= set(range(max(bodies))), "and no row is missing"
