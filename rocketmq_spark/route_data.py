@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from rocketmq_spark import table_view
 
@@ -68,6 +68,8 @@ class BrokerRoute:
     permission : str
         ``rw``, ``r``, ``w`` or ``-``.
     """
+
+    SPARE: ClassVar[tuple[str, ...]] = ("cluster", "permission")
 
     broker_name: str
     cluster: str

@@ -2,6 +2,10 @@
 
 Rule 1: HTML has no colours of its own: the page's apply, be it light or dark.
 Rule 2: a text may come from a stranger's message: what a terminal would obey is shown as its code, not sent there.
+Rule 3: a number, a name, an address, an id or a time is never broken: whoever copies it has all of it. Where a terminal
+        is too narrow, texts are folded first; then columns that can be spared are left out, which a line below says;
+        then each row is a list of its own, as psql's expanded display has it.
+Rule 4: a file has any width: nothing is folded or left out there.
 """
 
 from __future__ import annotations
@@ -9,23 +13,52 @@ from __future__ import annotations
 import html
 import io
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
+    from rich.text import Text
 
-# Without a terminal rich assumes 80 columns and would fold what has room in a file or a notebook.
-_FILE_WIDTH: Final = 160
+# More than any line has; rich would assume 80 columns of a file.
+_FILE_WIDTH: Final = 1_000_000
+# Blanks between two columns, and at both ends of a line.
+_BETWEEN: Final = 3
+_ENDS: Final = 2
+# A longer word of a free text may be broken.
+_LONGEST_WORD: Final = 32
 
 _HEADINGS: Final = {"broker_name": "broker", "broker_id": "id", "queue_id": "queue", "queue_offset": "offset"}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What is done with the columns, named by their headings.
+
+    Parameters
+    ----------
+    right : collection of str, default none
+        Numbers: they stand at the right end.
+    listed : collection of str, default none
+        Names with blanks between them: folded there where a terminal is narrow.
+    free : collection of str, default none
+        Free texts: folded anywhere.
+    spare : sequence of str, default none
+        What is left out where a terminal is narrow; what can be spared most is first.
+    """
+
+    right: Collection[str] = ()
+    listed: Collection[str] = ()
+    free: Collection[str] = ()
+    spare: Sequence[str] = ()
 
 
 def print_table(
     headings: Sequence[str],
     rows: Iterable[Sequence[str]],
+    layout: Layout = Layout(),  # noqa: B008 - frozen
     *,
-    right: Collection[str] = (),
     notes: Sequence[str] = (),
     empty: str = "",
     file: IO[str] | None = None,
@@ -36,8 +69,7 @@ def print_table(
     ----------
     headings : sequence of str
     rows : iterable of sequence of str
-    right : collection of str, default none
-        Headings of the columns whose texts stand at their right end: numbers.
+    layout : Layout, default as all are texts that are not folded
     notes : sequence of str, default none
     empty : str, default ""
         What is printed in place of a table without rows; "" prints the headings.
@@ -49,14 +81,14 @@ def print_table(
     console = Console(file=file, highlight=False)
     if not (console.is_terminal or console.is_jupyter):
         console = Console(file=file, highlight=False, width=_FILE_WIDTH)
-    _print(console, headings, list(rows), right, notes, empty)
+    _print(console, headings, list(rows), layout, notes, empty)
 
 
 def text_table(
     headings: Sequence[str],
     rows: Iterable[Sequence[str]],
+    layout: Layout = Layout(),  # noqa: B008 - frozen
     *,
-    right: Collection[str] = (),
     notes: Sequence[str] = (),
     empty: str = "",
 ) -> str:
@@ -68,7 +100,7 @@ def text_table(
     console = Console(
         file=file, highlight=False, width=_FILE_WIDTH, color_system=None, force_terminal=False, force_jupyter=False
     )
-    _print(console, headings, list(rows), right, notes, empty)
+    _print(console, headings, list(rows), layout, notes, empty)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).strip("\n")
 
 
@@ -99,28 +131,96 @@ def _print(
     console: Console,
     headings: Sequence[str],
     rows: Sequence[Sequence[str]],
-    right: Collection[str],
+    layout: Layout,
     notes: Sequence[str],
     empty: str,
 ) -> None:
-    console.print(rich_table(headings, rows, right) if rows or not empty else empty)
+    from rich.text import Text
+
+    shown = fitted(headings, rows, layout, console.width) if rows or not empty else empty
+    # A row that is a list: what is too long for the terminal all the same is the terminal's to wrap.
+    console.print(shown, soft_wrap=isinstance(shown, Text))
     for note in notes:
         console.print(note, markup=False)
 
 
-def rich_table(headings: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[str] = ()) -> Table:
-    """Return the table for a console of rich."""
+def fitted(headings: Sequence[str], rows: Iterable[Sequence[str]], layout: Layout, width: int) -> RenderableType:
+    """Return the table for a console of rich that has `width` columns, in the form that fits there (rule 3)."""
+    from rich.cells import cell_len
+    from rich.console import Group
+    from rich.text import Text
+
+    cells = [[printable(cell) for cell in row] for row in rows]
+    natural = [max(map(cell_len, column)) for column in zip(headings, *cells, strict=True)]
+    least = []
+    for heading, *column in zip(headings, *cells, strict=True):
+        words = [heading, *(column if heading not in {*layout.free, *layout.listed} else " ".join(column).split())]
+        longest = max(map(cell_len, words), default=0)
+        capped = max(cell_len(heading), min(longest, _LONGEST_WORD))
+        least.append(capped if heading in layout.free else longest)
+    shown = _shown(headings, least, layout.spare, width)
+    if shown is None:
+        return _stacked(headings, cells)
+    room = width - _width(least[place] for place in shown)
+    widths = {}
+    # The last column is the first to get room: in what has several free texts, it is the body.
+    for place in reversed(shown):
+        widths[place] = least[place] + min(natural[place] - least[place], room)
+        room -= widths[place] - least[place]
+    table = _table(headings, cells, shown, widths, layout.right)
+    left_out = [heading for place, heading in enumerate(headings) if place not in shown]
+    if not left_out:
+        return table
+    text = f"left out, as they do not fit: {', '.join(left_out)} (a wider terminal has them)"
+    return Group(table, Text(text, style="dim"))
+
+
+def _width(widths: Iterable[int]) -> int:
+    return sum(width + _BETWEEN for width in widths) - _BETWEEN + _ENDS
+
+
+def _shown(headings: Sequence[str], least: Sequence[int], spare: Sequence[str], width: int) -> list[int] | None:
+    """Return which columns are shown, None if not even those that can't be spared fit."""
+    shown = list(range(len(headings)))
+    leaving = [headings.index(heading) for heading in spare]
+    while _width(least[place] for place in shown) > width:
+        if not leaving:
+            return None
+        shown.remove(leaving.pop(0))
+    return shown
+
+
+def _table(
+    headings: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    shown: Sequence[int],
+    widths: dict[int, int],
+    right: Collection[str],
+) -> Table:
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
-    for row in rows:
+    for place in shown:
+        justify = "right" if headings[place] in right else "left"
+        table.add_column(headings[place], justify=justify, width=widths[place], overflow="fold")  # type: ignore[arg-type]
+    for row in cells:
         # Texts, not markup: a body may hold what rich would take for a style.
-        table.add_row(*(Text(printable(cell)) for cell in row))
+        table.add_row(*(Text(row[place]) for place in shown))
     return table
+
+
+def _stacked(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> Text:
+    from rich.text import Text
+
+    longest = max(map(len, headings))
+    text = Text(no_wrap=True, overflow="ignore")
+    for number, row in enumerate(cells):
+        text.append("\n" if number else "")
+        for heading, cell in zip(headings, row, strict=True):
+            text.append(f"{heading:<{longest}}", style="bold").append(f"  {cell}\n")
+    return text
 
 
 def _html_row(tag: str, cells: Iterable[str]) -> str:

@@ -29,6 +29,8 @@ class TopicInfo:
         ``rw``, ``r``, ``w`` or ``-``; with a slash between them where brokers differ.
     """
 
+    SPARE: ClassVar[tuple[str, ...]] = ("queue_type", "permission", "message_type")
+
     topic: str
     message_type: str | None
     queue_type: str | None
@@ -51,6 +53,7 @@ class QueueOffsets:
     """
 
     COLUMNS: ClassVar[tuple[str, ...]] = ("broker_name", "queue_id", "min_offset", "max_offset", "messages")
+    SPARE: ClassVar[tuple[str, ...]] = ("min_offset", "max_offset")
 
     queue: MessageQueue
     min_offset: int
@@ -89,6 +92,8 @@ class PeekedMessage:
         Unpacked if it was compressed.
     """
 
+    SPARE: ClassVar[tuple[str, ...]] = ("properties", "queue_offset", "queue_id", "broker_name")
+
     store_time: datetime
     broker_name: str
     queue_id: int
@@ -121,6 +126,10 @@ class BrokerInfo:
         Since midnight, by its clock.
     running_since : datetime or None
     """
+
+    SPARE: ClassVar[tuple[str, ...]] = (
+        "running_since", "cluster", "permission", "broker_id", "messages_out_today", "messages_in_today", "version",
+    )  # fmt: skip
 
     broker_name: str
     broker_id: int

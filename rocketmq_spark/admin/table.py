@@ -1,7 +1,8 @@
 """What an answer comes as: a sequence of typed rows that knows how to show itself.
 
 Rule 1: a row is a frozen dataclass. Its columns are its ``COLUMNS``, or else its fields, in their order.
-Rule 2: views shorten; `to_dicts` and the rows themselves have everything.
+Rule 2: views shorten free texts; `to_dicts` and the rows themselves have everything. On a terminal that is too narrow,
+        a view leaves out the columns of a row's ``SPARE``, the first of them first.
 Rule 3: what could not be asked is in `missing`: a table that is not whole says so.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import IO, TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
@@ -60,7 +61,7 @@ class Table(Sequence[T], Generic[T]):
         return iter(self._rows)
 
     def __repr__(self) -> str:
-        return table_view.text_table(self.headings, self.cells(), right=self.numbers, notes=self.remarks)
+        return table_view.text_table(self.headings, self.cells(), self.layout, notes=self.remarks)
 
     def _repr_html_(self) -> str:
         return table_view.html_table(self.headings, self.cells(), notes=self.remarks)
@@ -73,7 +74,7 @@ class Table(Sequence[T], Generic[T]):
         file : file, optional
             Default: stdout.
         """
-        table_view.print_table(self.headings, self.cells(), right=self.numbers, notes=self.notes, file=file)
+        table_view.print_table(self.headings, self.cells(), self.layout, notes=self.notes, file=file)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -87,11 +88,16 @@ class Table(Sequence[T], Generic[T]):
         return tuple(map(table_view.heading, self.columns))
 
     @property
-    def numbers(self) -> frozenset[str]:
-        """The headings of the columns of numbers."""
+    def layout(self) -> table_view.Layout:
+        """What is done with the columns where a terminal is narrow, by what is in them."""
         values = [self._values(row) for row in self._rows]
-        named = zip(self.columns, self.headings, strict=True)
-        return frozenset(heading for name, heading in named if any(_is_number(row[name]) for row in values))
+
+        def of(fits: Callable[[object], bool]) -> list[str]:
+            named = zip(self.columns, self.headings, strict=True)
+            return [heading for name, heading in named if any(fits(row[name]) for row in values)]
+
+        spare = [*map(table_view.heading, getattr(self._kind, "SPARE", ()))]
+        return table_view.Layout(right=of(_is_number), listed=of(_is_list), free=of(_is_free_text), spare=spare)
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -131,6 +137,15 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _is_list(value: object) -> bool:
+    return isinstance(value, tuple) or (isinstance(value, Mapping) and not _is_free_text(value))
+
+
+def _is_free_text(value: object) -> bool:
+    # Properties; the addresses of a broker have its numbers as their names.
+    return isinstance(value, bytes) or (isinstance(value, Mapping) and any(isinstance(name, str) for name in value))
+
+
 def _cell(value: object) -> str:
     if value is None or value == {}:
         return "-"
@@ -145,7 +160,8 @@ def _cell(value: object) -> str:
     if isinstance(value, bytes):
         return _shortened(_text_of(value))
     if isinstance(value, Mapping):
-        return _shortened(", ".join(f"{name}={one}" for name, one in value.items()))
+        text = ", ".join(f"{name}={one}" for name, one in value.items())
+        return _shortened(text) if _is_free_text(value) else text
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 

@@ -24,6 +24,9 @@ _NUMBERS: Final = (
 _HEADINGS: Final = (
     "broker", "rows", "requests", "MiB", "retries", "failures", "isolated", "p50 ms", "p90 ms", "p99 ms", "max ms",
 )  # fmt: skip
+_LAYOUT: Final = table_view.Layout(
+    right=_HEADINGS[1:], spare=("p90 ms", "isolated", "MiB", "p50 ms", "requests", "failures")
+)
 _EMPTY: Final = "No task has ended yet."
 
 
@@ -53,7 +56,7 @@ def data_frame(by_broker: ByBroker) -> pd.DataFrame:
 
 def print_table(by_broker: ByBroker, notes: Sequence[str], file: IO[str] | None) -> None:
     """Print one line per broker, then the notes."""
-    table_view.print_table(_HEADINGS, _rows(by_broker), right=_HEADINGS[1:], notes=notes, empty=_EMPTY, file=file)
+    table_view.print_table(_HEADINGS, _rows(by_broker), _LAYOUT, notes=notes, empty=_EMPTY, file=file)
 
 
 def html_table(by_broker: ByBroker, notes: Sequence[str]) -> str:

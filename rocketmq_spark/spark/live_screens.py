@@ -14,12 +14,14 @@ from typing import IO, TYPE_CHECKING, Any, Final, Protocol
 
 from rocketmq_spark.spark.live_arrivals import BrokerArrivals
 from rocketmq_spark.spark.live_tasks import TaskCounts
-from rocketmq_spark.table_view import html_table, rich_table
+from rocketmq_spark.table_view import Layout, fitted, html_table
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 _HEADINGS: Final = ("broker", "messages arrived", "per second")
+# The column without a heading says what is wrong with a broker.
+_LAYOUT: Final = Layout(right=_HEADINGS[1:], free=("",))
 
 # Seconds between two lines where nothing can be overwritten.
 _BETWEEN_LINES: Final = 5.0
@@ -104,13 +106,13 @@ class LiveView:
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(self.heading())}</p>\n{html_table(self.headings(), self.rows(), notes=self.problems)}"
 
-    def __rich__(self) -> RenderableType:
-        from rich.console import Group
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text
 
+        yield Text(self.heading())
+        yield from map(Text, self.problems)
         # The table ends with an empty line, which Spark's own progress bar overwrites then.
-        table = rich_table(self.headings(), self.rows(), right=_HEADINGS[1:])
-        return Group(Text(self.heading()), *map(Text, self.problems), table)
+        yield fitted(self.headings(), self.rows(), _LAYOUT, options.max_width)
 
 
 class Screen(Protocol):

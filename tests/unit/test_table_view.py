@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 
 from rocketmq_spark.message import MessageQueue, SendStatus
 from rocketmq_spark.route_data import BrokerData, BrokerRoute, QueueData, TopicRouteData
 from rocketmq_spark.send_result import LocalTransactionState, SendResult, TransactionSendResult
-from rocketmq_spark.table_view import html_table, print_table, printable, text_table
+from rocketmq_spark.table_view import Layout, html_table, print_table, printable, text_table
 
 
 def test_numbers_stand_at_the_right_and_notes_below() -> None:
-    text = text_table(["queue", "count"], [["a", "1"], ["b", "1,000"]], right=["count"], notes=["[two] rows"])
+    text = text_table(["queue", "count"], [["a", "1"], ["b", "1,000"]], Layout(right=["count"]), notes=["[two] rows"])
     lines = [line.rstrip() for line in text.splitlines()]
     assert lines[2:4] == [" a           1", " b       1,000"]
     assert lines[-1] == "[two] rows"
@@ -23,6 +24,59 @@ def test_a_long_cell_is_folded_and_never_cut() -> None:
     file = io.StringIO()
     print_table(["body"], [["x" * 500]], file=file)
     assert file.getvalue().count("x") == 500
+
+
+HEADINGS = ("broker", "address", "rows", "brokers", "body")
+ROWS = (
+    ("broker-with-a-name", "127.0.0.1:10911", "1,234,567", "broker-0, broker-1, broker-2", '{"id": 1, "a": "text"}' * 3),
+    ("broker-0", "127.0.0.1:10921", "3", "broker-0", "x" * 60),
+)
+LAYOUT = Layout(right=["rows"], listed=["brokers"], free=["body"], spare=["address", "brokers"])
+LEFT_OUT = "left out, as they do not fit: "
+
+
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> str:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    file = io.StringIO()
+    print_table(HEADINGS, ROWS, LAYOUT, file=file)
+    return re.sub("\x1b\\[[0-9;]*m", "", file.getvalue())
+
+
+@pytest.mark.parametrize("columns", range(20, 170))
+def test_no_name_number_or_address_is_broken_on_any_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    text = on_a_terminal(monkeypatch, columns)
+    left_out = text.partition(LEFT_OUT)[2]
+    words = {"broker-with-a-name", "1,234,567"}
+    words |= set() if "address" in left_out else {"127.0.0.1:10911", "127.0.0.1:10921"}
+    words |= set() if "brokers" in left_out else {"broker-1,", "broker-2"}
+    assert words <= set(text.split())
+    assert text.count("x") - text.count("text") >= 60
+    if "────" in text:
+        assert max(map(len, text.splitlines())) <= columns
+
+
+def test_a_narrower_terminal_folds_then_leaves_out_then_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide, folded, less, listed = (on_a_terminal(monkeypatch, columns) for columns in (160, 110, 90, 40))
+    assert [line.split() for line in wide.splitlines()][1] == list(HEADINGS)
+    assert "x" * 60 in wide
+    assert "x" * 60 not in folded
+    assert LEFT_OUT not in wide + folded + listed
+    assert f"{LEFT_OUT}address (a wider terminal has them)" in less
+    assert listed.splitlines()[:3] == [
+        "broker   broker-with-a-name",
+        "address  127.0.0.1:10911",
+        "rows     1,234,567",
+    ]
+    assert f"body     {'x' * 60}" in listed
+
+
+def test_a_file_has_everything_in_one_line_per_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    file = io.StringIO()
+    print_table(HEADINGS, [*ROWS, ("b", "a", "1", "y " * 300, "z" * 500)], LAYOUT, notes=["note " * 50], file=file)
+    assert len([line for line in file.getvalue().splitlines() if line.strip()]) == 2 + 3 + 1
 
 
 def test_what_is_empty_says_so_where_there_are_words_for_it() -> None:

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.admin import QueueOffsets, Table
+from rocketmq_spark.admin.rows import BrokerInfo, PeekedMessage, TopicInfo
 from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.route_data import BrokerRoute
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,9 @@ def test_views_have_local_times_short_headings_and_thousands() -> None:
     table = Table(Row, [ROW])
     assert table.headings == ("broker", "count", "used %", "at", "body", "properties", "names", "on")
     assert table.cells() == [["a", "1,234", "31.3", "2026-01-02 04:04:05.678", "text é", "k=v", "x, y", "yes"]]
-    assert table.numbers == {"count", "used %"}
+    assert table.layout.right == ["count", "used %"]
+    assert table.layout.listed == ["names"]
+    assert table.layout.free == ["body", "properties"]
 
 
 def test_views_shorten_and_the_row_keeps_everything() -> None:
@@ -113,3 +117,17 @@ def test_pandas_has_the_values_themselves() -> None:
 def test_a_text_has_no_colours_whatever_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "\x1b" not in repr(Table(Row, [ROW]))
+
+
+@pytest.mark.parametrize("kind", [BrokerInfo, BrokerRoute, PeekedMessage, QueueOffsets, TopicInfo])
+def test_what_a_view_may_leave_out_are_columns_and_not_all_of_them(kind: type) -> None:
+    table: Table[Any] = Table(kind, [])
+    assert table.layout.spare
+    assert set(table.layout.spare) < set(table.headings)
+
+
+def test_addresses_are_not_shortened_as_properties_are() -> None:
+    addresses = {number: f"broker-with-a-long-name-{number}.example:10911" for number in range(4)}
+    row = BrokerRoute("a", "c", addresses, 8, 8, "rw")
+    assert all(address in repr(Table(BrokerRoute, [row])) for address in addresses.values())
+    assert Table(BrokerRoute, [row]).layout.listed == ["addresses"]
