@@ -24,6 +24,8 @@ app = typer.Typer(
     name="rocketmq-spark",
     help="Write and read Apache RocketMQ from Apache Spark.",
     no_args_is_help=True,
+    # Those of its commands have it from here.
+    context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     pretty_exceptions_enable=False,
 )

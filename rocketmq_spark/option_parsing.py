@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from rocketmq_spark.errors import OptionError
+from rocketmq_spark.foreign_options import name_here
 from rocketmq_spark.option_table import OptionSpec
 
 # What Spark puts among a sink's options on its own account: tried on 4.3 (path, checkpointLocation, queryName), the
@@ -119,7 +120,8 @@ def _unknown_text(
     hints = {}
     for key in keys:
         near = difflib.get_close_matches(key.lower(), canonical, n=1)
-        hints[key] = elsewhere.get(key.lower()) or (f"did you mean {canonical[near[0]]}?" if near else "")
+        meant = f"did you mean {canonical[near[0]]}?" if near else ""
+        hints[key] = elsewhere.get(key.lower()) or name_here(key, use) or meant
     texts = [f"unknown option {key!r}" + (f": {hint}" if hint else "") for key, hint in hints.items()]
     if not all(hints.values()):
         texts.append(f"the options of a {use} are {', '.join(spec.name for spec in table)}")

@@ -30,7 +30,10 @@ GRPC_DEFAULTS: Final[Mapping[str, Any]] = {"transport": GRPC, "compress_type": "
 # A proxy is fastest with few requests at once: with 3 of 1,000 rows it took 1.5 times as many rows as with 8.
 GRPC_MAX_IN_FLIGHT: Final = 3
 
-_CREATE_FIRST: Final = "a proxy creates no topics: create them first (mqadmin updateTopic -a +message.type=NORMAL)"
+_CREATE_FIRST: Final = (
+    "a proxy creates no topics: create them first (rocketmq-spark create-topic NAME, or mqadmin updateTopic -t NAME "
+    "-a +message.type=NORMAL)"
+)
 
 # (field, its values that mean something over gRPC, why no other does)
 _REFUSED: Final[tuple[tuple[str, tuple[Any, ...], str], ...]] = (

@@ -57,7 +57,7 @@ class Layout:
 def print_table(
     headings: Sequence[str],
     rows: Iterable[Sequence[str]],
-    layout: Layout = Layout(),  # noqa: B008 - frozen
+    layout: Layout = Layout(),
     *,
     notes: Sequence[str] = (),
     empty: str = "",
@@ -87,7 +87,7 @@ def print_table(
 def text_table(
     headings: Sequence[str],
     rows: Iterable[Sequence[str]],
-    layout: Layout = Layout(),  # noqa: B008 - frozen
+    layout: Layout = Layout(),
     *,
     notes: Sequence[str] = (),
     empty: str = "",

@@ -175,7 +175,7 @@ class Admin:
             with contextlib.suppress(RocketMQError):
                 near = difflib.get_close_matches(wired, self._transport.topics(self._timeout), n=3)
             names = [unwrap(one, self._options.wrapped_namespace) for one in near]
-            hint = f"did you mean {' or '.join(names)}?" if names else "create it, or let the first write do so"
+            hint = f"did you mean {' or '.join(names)}?" if names else f"create it: rocketmq-spark create-topic {topic}"
             raise TopicRouteStaleException(
                 f"topic {topic} does not exist: {exc.broker_addr} knows no route of it; {hint}",
                 exc.response_code,
@@ -265,8 +265,8 @@ class Admin:
         inner : bool, default False
             Make its queues of the type BatchCQ, for writes with ``batchType=inner``. They stay of that type.
         update : bool, default False
-            Change a topic that exists: its number of queues, its permission to ``rw``, its type of messages. Messages
-            in queues that are taken away can't be read any more.
+            Change a topic that exists: its number of queues, its permission to ``rw``, and if `message_type` is given
+            its type of messages. Messages in queues that are taken away can't be read any more.
         cluster : str, optional
             Needed where the name servers know several.
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+# Columns that a finding of the doctor's has at least, however narrow the terminal is.
+_NARROWEST = 24
+
 Topic = Annotated[str, typer.Argument(help="Name of the topic.")]
 
 
@@ -82,7 +85,12 @@ def create_topic(
         typer.Option("--type", case_sensitive=False, help="What proxies of RocketMQ 5 let in. Default: NORMAL."),
     ] = None,
     inner: Annotated[bool, typer.Option("--inner", help="Queues of the type BatchCQ, for batchType=inner.")] = False,
-    update: Annotated[bool, typer.Option("--update", help="Change it if it exists.")] = False,
+    update: Annotated[
+        bool,
+        typer.Option(
+            "--update", help="If it exists: set its queues, its permission to rw, and its type if --type is given."
+        ),
+    ] = False,
     cluster: Annotated[str | None, typer.Option(help="Needed where there are several.")] = None,
 ) -> None:
     """Create a topic on every broker of a cluster, and wait until the name servers know it."""
@@ -114,7 +122,12 @@ def peek(
 def send(
     connection: Connection,
     topic: Topic,
-    body: Annotated[str, typer.Argument(help="The text to send; - reads it from standard input.")] = "-",
+    body: Annotated[
+        str,
+        typer.Argument(
+            help="The text to send. Without it, or for -, it is all of standard input: one message, however many lines."
+        ),
+    ] = "-",
     tags: Annotated[str | None, typer.Option(help="The message's one tag.")] = None,
     keys: Annotated[str | None, typer.Option(help="Keys to find it by, with a blank between them.")] = None,
     properties: Annotated[
@@ -127,7 +140,7 @@ def send(
     from rocketmq_spark.admin.sending import send_one
     from rocketmq_spark.table_view import heading, print_table
 
-    data = sys.stdin.buffer.read() if body == "-" else body.encode()
+    data = _from_stdin() if body == "-" else body.encode()
     own = dict(_property(text) for text in properties or ())
     # The admin is asked for nothing, but for what is wrong with a name server if the send fails.
     with connection.admin():
@@ -172,6 +185,12 @@ def doctor(
         raise typer.Exit(1)
 
 
+def _from_stdin() -> bytes:
+    if sys.stdin.isatty():
+        typer.echo("rocketmq-spark: type the message; Ctrl-D on a line of its own ends it", err=True)
+    return sys.stdin.buffer.read()
+
+
 def _property(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
@@ -180,25 +199,33 @@ def _property(text: str) -> tuple[str, str]:
 
 
 def _print_checks(found: Table[Check]) -> None:
-    """Print the doctor's findings, with what is to be done below each: side by side both would be narrow."""
+    """Print the doctor's findings, with what is to be done in a line below each, whole: it is made to be copied."""
+    import textwrap
+
     from rich.console import Console
-    from rich.table import Table as RichTable
     from rich.text import Text
 
     from rocketmq_spark.doctor.check import FAILED, OK, WARNING
     from rocketmq_spark.table_view import printable
 
     colours = {OK: "green", WARNING: "yellow", FAILED: "bold red"}
-    table = RichTable(box=None, pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_column(overflow="fold")
-    for check in found:
-        table.add_row(Text(check.state, style=colours[check.state]), Text(check.check), Text(printable(check.found)))
-        if check.mend:
-            table.add_row("", "", Text(f"→ {printable(check.mend)}"))
     console = Console(highlight=False)
-    console.print(table)
+    states = max(map(len, colours)) + 1
+    names = max(len(check.check) for check in found) + 2
+    indent = " " * (states + names)
+    for check in found:
+        text = printable(check.found)
+        if console.is_terminal:
+            # At blanks alone, so that no path is broken.
+            room = max(console.width - len(indent), _NARROWEST)
+            text = textwrap.fill(text, room, break_long_words=False, break_on_hyphens=False)
+        line = Text(f"{check.state:<{states}}", style=colours[check.state])
+        line.append(f"{check.check:<{names}}", style="default").append(
+            text.replace("\n", f"\n{indent}"), style="default"
+        )
+        console.print(line, soft_wrap=True)
+        if check.mend:
+            console.print(f"{'':{states}}→ {printable(check.mend)}", markup=False, soft_wrap=True)
     console.print(_verdict([check.state for check in found]))
 
 

@@ -127,9 +127,14 @@ def _refuse_existing(transport: RemotingTransport, new: NewTopic, timeout: float
     with contextlib.suppress(TopicRouteStaleException):
         route = transport.query_route(new.wired, timeout)
         there = ", ".join(f"{data.broker_name}: {data.write_queue_nums} queues" for data in route.queue_datas)
+        kind = (
+            f"its message type to {new.message_type.upper()}"
+            if new.message_type
+            else "leaves its message type as it is"
+        )
         raise MQClientException(
-            f"topic {new.name} exists already ({there}): take another name, or ask for an update, which sets its "
-            "queues and its type anew"
+            f"topic {new.name} exists already ({there}): take another name, or change it with --update (in Python "
+            f"update=True), which sets its queues to {new.queues} on each broker and its permission to rw, and {kind}"
         )
 
 

@@ -8,9 +8,13 @@ from typing import Any, Final
 from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.errors import OptionError, ReservedPropertyError
 from rocketmq_spark.message import Message
+from rocketmq_spark.option_parsing import parse_one
+from rocketmq_spark.option_table import SINK_OPTIONS
 from rocketmq_spark.producer.queue_selectors import SelectMessageQueueByHash
 
 GROUP: Final = "rocketmq-spark-send"
+
+_TAGS: Final = next(spec for spec in SINK_OPTIONS if spec.name == "tags")
 
 
 def send_one(
@@ -49,6 +53,9 @@ def send_one(
     RocketMQError
         As of `Producer.send`.
     """
+    if tags is not None:
+        # A tag with | would be two to whoever filters; brokers take it all the same.
+        parse_one(_TAGS, tags, "--tags")
     try:
         message = Message.of(
             topic,

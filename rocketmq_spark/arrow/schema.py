@@ -212,14 +212,14 @@ def check_message_types(schema: pa.Schema, topic: str, message_types: Collection
         if message_type not in message_types:
             raise SchemaError(
                 f"column {name} makes {message_type} messages, and {accepted}: drop the column, or write to a topic "
-                f"made for them (mqadmin updateTopic -a +message.type={message_type})"
+                f"made for them ({_creating(message_type)})"
             )
     if not {"NORMAL", *made.values()} & set(message_types):
         makers = [name for name, message_type in _COLUMN_TYPES.items() if message_type in message_types]
         add = f"add the column {' or '.join(makers)}, or " if makers else ""
         raise SchemaError(
-            f"{accepted}, and rows of these columns are NORMAL messages: {add}write to a topic made for them (mqadmin "
-            "updateTopic -a +message.type=NORMAL)"
+            f"{accepted}, and rows of these columns are NORMAL messages: {add}write to a topic made for them "
+            f"({_creating('NORMAL')})"
         )
 
 
@@ -281,3 +281,10 @@ def _unknown(name: str) -> str:
     near = difflib.get_close_matches(name.lower(), folded, n=1)
     hint = f"did you mean {folded[near[0]]}?" if near else f"known are {', '.join(_WRITTEN)} and what a read returns"
     return f"unknown column {name}: {hint}; {advice}"
+
+
+def _creating(message_type: str) -> str:
+    return (
+        f"rocketmq-spark create-topic NAME --type {message_type}, or mqadmin updateTopic -t NAME -a "
+        f"+message.type={message_type}"
+    )

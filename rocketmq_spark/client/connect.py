@@ -136,7 +136,7 @@ def check_connection(options: ConnectionConfig) -> None:
         tls.context()
     credentials_of(options)
     if options.over_grpc:
-        _require_grpc()
+        require_grpc()
 
 
 def client_id_of(options: ConnectionConfig, instance_name: str) -> str:
@@ -164,7 +164,7 @@ def new_transport(options: ConnectionConfig, client_id: str, *, polled: bool = F
     if options.tls_insecure_skip_verify:
         _warn_of_no_verification()
     if options.over_grpc:
-        _require_grpc()
+        require_grpc()
         from rocketmq_spark.transport.grpc import GrpcTransport
 
         return GrpcTransport(
@@ -193,7 +193,14 @@ def _warn_of_no_verification() -> None:
     )
 
 
-def _require_grpc() -> None:
+def require_grpc() -> None:
+    """Look for what gRPC needs, without importing it.
+
+    Raises
+    ------
+    OptionError
+        A module is missing or too old; the text says how to install it.
+    """
     missing = [module for module in ("grpc", "google.protobuf") if _spec_of(module) is None]
     if missing:
         raise OptionError(

@@ -176,8 +176,8 @@ def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schem
 def _check_inner(options: SinkOptions, instance: ClientInstance, info: TopicPublishInfo) -> None:
     """Refuse a topic that would store the rows of inner batches one by one, if a broker of it says so."""
     remedy = (
-        "batchType=inner is for topics of the type BatchCQ: create one with that type (mqadmin updateTopic "
-        f"-t {options.topic} -a +queue.type=BatchCQ), or leave the option out"
+        "batchType=inner is for topics of the type BatchCQ: create one with that type (rocketmq-spark "
+        "create-topic NAME --inner, or mqadmin updateTopic -t NAME -a +queue.type=BatchCQ), or leave the option out"
     )
     if info.template:
         raise OptionError(f"topic {options.topic} does not exist, and would be created as a plain one; {remedy}")
@@ -218,7 +218,7 @@ def ordered_queues(options: SinkOptions, instance: ClientInstance) -> Sequence[M
         raise RouteNotFoundException(
             f"looking up the queues of topic {options.topic} for an ordered write: the topic does not exist, "
             "and its first messages would make its queues one broker after the other; create it first "
-            f"(mqadmin updateTopic -t {options.topic})"
+            f"(rocketmq-spark create-topic {options.topic}, or mqadmin updateTopic -t {options.topic})"
         )
     return queues
 

@@ -132,7 +132,7 @@ def check_workers(environ: Mapping[str, str] = os.environ) -> Check:
         return Check("Spark's workers", FAILED, found, use_this)
     if failed:
         reasons = "; ".join(f"{module} ({why})" for module, why in failed.items())
-        mend = f"{use_this}; or {interpreter} -m pip install rocketmq-spark"
+        mend = f"{use_this}; or install the package there, too: {interpreter} -m pip install . (in a clone)"
         return Check("Spark's workers", FAILED, f"{shown} can't import {reasons}", mend)
     return Check("Spark's workers", OK, f"Python {_dotted(python)}, {shown}")
 

@@ -1,6 +1,7 @@
 """The proxies of RocketMQ 5: does each answer gRPC.
 
-Rule 1: a proxy is asked for a route; that it knows no such topic is an answer, too.
+Rule 1: a proxy is asked for a route; that it knows no such topic is an answer, too, and so is that it tells none of
+        RocketMQ's own, as 5.5.0 says of the one that is asked for where no topic is given.
 """
 
 from __future__ import annotations
@@ -25,9 +26,8 @@ from rocketmq_spark.names import AUTO_CREATE_TOPIC
 from rocketmq_spark.producer_options import producer_options
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.codes import RequestCode
+from rocketmq_spark.wire.grpc_codes import Code
 
-# The proxy's own code for a user that it does not know, or a wrong signature (spec/grpc.md section 5.8).
-_UNAUTHORIZED: Final = 40100
 _LOG: Final = "look into the proxy's log (proxy.log)"
 _GIVE_ANOTHER: Final = "give the address of a proxy's gRPC server (port 8081, unless it was given another one)"
 
@@ -75,7 +75,9 @@ def _check_proxy(name: str, endpoint: str, query_route: Any, topic: str | None, 
         mend = f"create it: rocketmq-spark create-topic {topic}; a proxy creates none"
         return Check(name, FAILED, f"answers gRPC, and knows no topic {topic}", mend)
     except MQBrokerException as exc:
-        return key_refused(name, exc) if exc.response_code == _UNAUTHORIZED else Check(name, FAILED, str(exc), _LOG)
+        if topic is None and exc.response_code == Code.ILLEGAL_TOPIC:
+            return Check(name, OK, "answers gRPC")
+        return key_refused(name, exc) if exc.response_code == Code.UNAUTHORIZED else Check(name, FAILED, str(exc), _LOG)
     except RocketMQError as exc:
         return _unreachable(name, endpoint, exc, timeout)
     types = ", ".join(sorted(route.message_types))

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
+from rocketmq_spark.errors import OptionError
 from rocketmq_spark.metrics.histogram import to_hdr
 from rocketmq_spark.metrics.measures import NAME_BITS, NO_OFFSET, Measures, Totals
 from rocketmq_spark.metrics.recorder import PartitionReport
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rocketmq_spark.metrics")
 
 _KEPT = 1_000
+# Of write ids in an error.
+_SHOWN = 5
 _MASK = (1 << NAME_BITS) - 1
 
 
@@ -31,7 +34,8 @@ class WriteSummary:
     """What every write of a session measured so far.
 
     Latencies cover successful attempts only, and everything appears as tasks end: a running task, and an attempt of a
-    task that failed, are not in it. Wherever a method takes a `write_id`, None means all writes.
+    task that failed, are not in it. Wherever a method takes a `write_id`, None means all writes, and one that is not
+    among `keys` is an `OptionError`.
 
     Parameters
     ----------
@@ -65,10 +69,17 @@ class WriteSummary:
         with self._lock:
             if write_id is None:
                 merged.merge(self._older)
-            for (key, _), measures in self._writes.items():
-                if write_id in (None, key):
-                    merged.merge(measures)
+            for _, measures in self._of(write_id):
+                merged.merge(measures)
         return merged
+
+    def _of(self, write_id: str | None) -> list[tuple[tuple[str, int], Measures]]:
+        found = [(key, measures) for key, measures in self._writes.items() if write_id in (None, key[0])]
+        if found or write_id is None:
+            return found
+        known = list(dict.fromkeys(key for key, _ in self._writes))
+        shown = f"the newest are {', '.join(known[-_SHOWN:])}" if known else "no task of any has ended yet"
+        raise OptionError(f"write_id={write_id!r} is no write that is kept apart: {shown}")
 
     def to_dict(self, write_id: str | None = None) -> dict[str, dict[str, Any]]:
         """Return the measures of every broker, by name.
@@ -96,7 +107,7 @@ class WriteSummary:
             request has None for ``start`` and ``duration_s``. ``pandas.DataFrame(...)`` takes it as it is.
         """
         with self._lock:
-            return [_of_write(*key, measures) for key, measures in self._writes.items() if write_id in (None, key[0])]
+            return [_of_write(*key, measures) for key, measures in self._of(write_id)]
 
     def invalid_rows(self, write_id: str | None = None) -> dict[str, Any]:
         """Return how many rows no broker could store as they were.

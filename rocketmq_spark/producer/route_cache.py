@@ -321,7 +321,8 @@ class RouteCache:
             raise RouteNotFoundException(
                 f"looking up the route of topic {topic}: no name server knows it ({unknown.remark or unknown}), nor "
                 f"the template {key} that would let a broker create it ({exc}); create the topic first "
-                f"(mqadmin updateTopic -t {topic}), or set autoCreateTopicEnable=true on a broker",
+                f"(rocketmq-spark create-topic {topic}, or mqadmin updateTopic -t {topic}), or set "
+                "autoCreateTopicEnable=true on a broker",
             ) from exc
         return publish_info_of(topic, route, template=True)
 
@@ -334,10 +335,10 @@ def _unknown_to_proxy(topic: str, unknown: MQBrokerException) -> RouteNotFoundEx
     told = (unknown.remark or str(unknown)).partition("\n")[0]
     return RouteNotFoundException(
         f"looking up the route of topic {topic}: the proxy does not know it ({told}), and over "
-        "gRPC no message creates a topic; create it first "
-        f"(mqadmin updateTopic -n <name server> -c <cluster> -t {topic} -a +message.type=NORMAL; FIFO for messages "
-        "with a sharding key, DELAY for delayed ones). A proxy that was asked for a topic before it was there goes on "
-        "saying so for up to 30 s"
+        f"gRPC no message creates a topic; create it first (rocketmq-spark create-topic {topic} -n <name server>, or "
+        f"mqadmin updateTopic -n <name server> -c <cluster> -t {topic} -a +message.type=NORMAL; the type is FIFO for "
+        "messages with a sharding key, DELAY for delayed ones). A proxy that was asked for a topic before it was there "
+        "goes on saying so for up to 30 s"
     )
 
 

@@ -12,15 +12,20 @@ explicit ``mode("error")`` can't be told from the default, and is taken for it.
 from __future__ import annotations
 
 import functools
+import logging
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.spark.report import Metrics, ReportAccumulatorParam, new_summary
+from rocketmq_spark.spark.workers import lacking_interpreter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+logger = logging.getLogger("rocketmq_spark.spark")
 
 _SOURCE = "rocketmq"
 _DEFAULT_MODES = frozenset({"", "error", "errorifexists", "default"})
@@ -30,7 +35,7 @@ def register(spark: SparkSession) -> Metrics:
     """Make ``format("rocketmq")`` known to a session, and return the metrics of what it will write.
 
     Calling it again begins new metrics from zero; the former ones keep their values. ``spark.newSession()`` needs its
-    own `register`.
+    own `register`. Where the workers of a local session run an interpreter without this package, it logs a warning.
 
     Parameters
     ----------
@@ -48,6 +53,14 @@ def register(spark: SparkSession) -> Metrics:
     if is_connect(spark):
         spark.dataSource.register(_session_source(None, speculation))
         return Metrics(None)
+    lacking = lacking_interpreter(spark.sparkContext)
+    if lacking is not None:
+        logger.warning(
+            "%s, which Spark's workers run, does not find rocketmq_spark: reads and writes will fail with "
+            "ModuleNotFoundError; set PYSPARK_PYTHON=%s before the session is made",
+            lacking,
+            sys.executable,
+        )
     accumulator = spark.sparkContext.accumulator(new_summary(), ReportAccumulatorParam())
     source = _session_source(accumulator, speculation, spark.sparkContext.defaultParallelism)
     spark.dataSource.register(source)

@@ -70,9 +70,9 @@ class ReportAccumulatorParam(AccumulatorParam[Any]):
 class Metrics:
     """What the writes of a session measured, per broker; `register` returns it.
 
-    Latencies cover successful attempts only, and numbers appear as tasks end. Wherever a method takes a `write_id` (one
-    of `writes`), None means all writes. Without an accumulator (Spark Connect) every method raises
-    `MetricsUnavailableError`, which says where the numbers are.
+    Latencies cover successful attempts only, and numbers appear as tasks end. Wherever a method takes a `write_id`,
+    None means all writes, and one that is not among `writes` is an `OptionError`. Without an accumulator (Spark
+    Connect) every method raises `MetricsUnavailableError`, which says where the numbers are.
 
     Parameters
     ----------

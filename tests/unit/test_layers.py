@@ -31,6 +31,7 @@ NUMBERS = {
     "rocketmq_spark.credentials": 0,
     "rocketmq_spark.user_class": 0.2,
     "rocketmq_spark.java_hash": 0,
+    "rocketmq_spark.foreign_options": 0,
     "rocketmq_spark.option_rules": 0.6,
     "rocketmq_spark.option_transport": 0.5,
     "rocketmq_spark.option_values": 0.5,

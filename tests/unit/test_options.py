@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import re
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.errors import OptionError
+from rocketmq_spark.foreign_options import NAMES
 from rocketmq_spark.names import FORBIDDEN_TOPICS
 from rocketmq_spark.option_parsing import parse_values, redacted_repr
 from rocketmq_spark.option_table import SINK_OPTIONS, OptionSpec
 from rocketmq_spark.option_values import ValueKind, text
 from rocketmq_spark.options import SinkOptions, options_table, parse_sink_options
+from rocketmq_spark.reader_option_table import READER_OPTIONS
+from tests.markdown import ROOT
 
 NAME_SERVER = {"nameServer": "a:9876"}
 
@@ -204,6 +209,30 @@ def test_a_missing_name_server_says_how_to_give_it(environ: dict[str, str]) -> N
 def test_an_unknown_option_is_refused_with_the_nearest_name(given: str, meant: str) -> None:
     message = refusal({**NAME_SERVER, given: "hunter2"})
     assert message == f"unknown option {given!r}: did you mean {meant}?"
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("group", "here: producerGroup"),
+        ("kafka.bootstrap.servers", "here: nameServer"),
+        ("kafka.batch.size", "here: batchBytes"),
+        ("nameserver.addr", "here: nameServer"),
+        ("kafka.metrics.num.samples", "an option of Kafka's clients; docs/migrating.md has the names here"),
+    ],
+)
+def test_an_option_of_another_connector_is_refused_with_its_name_here(given: str, hint: str) -> None:
+    assert refusal({**NAME_SERVER, given: "hunter2"}) == f"unknown option {given!r}: {hint}"
+
+
+@pytest.mark.parametrize(("use", "table"), [("write", SINK_OPTIONS), ("read", READER_OPTIONS)])
+def test_names_of_other_connectors_lead_to_options_and_are_in_the_docs(use: str, table: Sequence[OptionSpec]) -> None:
+    own = {name for spec in table for name in spec.names}
+    page = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8").lower()
+    for foreign, here in NAMES[use].items():
+        assert foreign not in {name.lower() for name in own}
+        assert set(re.findall(r"[a-z]+[A-Z]\w*|topic|subscribe", here)) <= own, foreign
+        assert f"`{foreign}`" in page
 
 
 def test_an_unknown_option_near_to_none_lists_what_there_is_and_hides_its_value() -> None:

@@ -582,6 +582,20 @@ def test_an_option_of_a_read_is_refused_as_such_by_a_write() -> None:
     assert str(caught.value) == "unknown option 'startingoffsets': startingOffsets is an option of a read"
 
 
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("group", "here: consumerGroup"),
+        ("kafka.group.id", "here: consumerGroup"),
+        ("kafka.bootstrap.servers", "here: nameServer"),
+        ("includeHeaders", "here: includeProperties"),
+        ("topics", "did you mean subscribe?"),
+    ],
+)
+def test_an_option_of_another_connector_is_refused_with_its_name_here(given: str, hint: str) -> None:
+    assert refusal({**BASE, given: "x"}) == f"unknown option {given!r}: {hint}"
+
+
 def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
     assert refusal({**BASE, "startingoffset": "x"}) == "unknown option 'startingoffset': did you mean startingOffsets?"
 

@@ -28,7 +28,13 @@ def test_a_long_cell_is_folded_and_never_cut() -> None:
 
 HEADINGS = ("broker", "address", "rows", "brokers", "body")
 ROWS = (
-    ("broker-with-a-name", "127.0.0.1:10911", "1,234,567", "broker-0, broker-1, broker-2", '{"id": 1, "a": "text"}' * 3),
+    (
+        "broker-with-a-name",
+        "127.0.0.1:10911",
+        "1,234,567",
+        "broker-0, broker-1, broker-2",
+        '{"id": 1, "a": "text"}' * 3,
+    ),
     ("broker-0", "127.0.0.1:10921", "3", "broker-0", "x" * 60),
 )
 LAYOUT = Layout(right=["rows"], listed=["brokers"], free=["body"], spare=["address", "brokers"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -142,6 +143,31 @@ def test_a_body_may_come_from_standard_input(
     assert server.stored[MessageQueue("orders", "a", receipt["queue_id"])][-1].body == b"\xff bytes\n"
 
 
+def test_a_body_from_a_terminal_is_asked_for(run: Run, server: BrokerPeer, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.openpty()
+    with os.fdopen(ours, "wb", buffering=0) as keyboard, os.fdopen(theirs, "r") as terminal:
+        keyboard.write(b"typed\n\x04")
+        monkeypatch.setattr(sys, "stdin", terminal)
+        code, _, err = run("send", "orders")
+    assert (code, err) == (0, "rocketmq-spark: type the message; Ctrl-D on a line of its own ends it\n")
+    assert b"typed\n" in [message.body for queue in server.stored.values() for message in queue]
+
+
+@pytest.mark.parametrize("tags", ["a|b", " "])
+def test_a_tag_that_a_dataframe_may_not_have_is_refused(run: Run, server: BrokerPeer, tags: str) -> None:
+    held = sum(map(len, server.stored.values()))
+    code, out, err = run("send", "orders", "x", "--tags", tags)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"rocketmq-spark: option --tags is {tags!r}, which is not allowed: allowed is one tag")
+    assert sum(map(len, server.stored.values())) == held
+
+
+@pytest.mark.parametrize("command", [[], ["cluster"], ["cluster", "up"], ["demo"], *([name] for name in COMMANDS)])
+def test_h_is_help(command: list[str], capsys: Capture) -> None:
+    assert main([*command, "-h"]) == 0
+    assert "Usage: rocketmq-spark" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("option", [("--property", "nope"), ("--property", "TAGS=x"), ("--delay-ms", "-1")])
 def test_what_no_message_may_have_is_one_line(run: Run, option: tuple[str, str]) -> None:
     code, out, err = run("send", "orders", "x", *option)
@@ -253,6 +279,29 @@ def test_the_doctor_exits_with_1_if_anything_failed(run: Run, server: BrokerPeer
     assert code == 1
     assert "→ if it runs, set brokerIP1" in out
     assert "1 failed" in out
+
+
+def test_what_the_doctor_says_to_do_is_one_line_that_can_be_copied(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    python = tmp_path / f"{'an-environment-' * 12}" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\necho no such module >&2; exit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setenv("PYSPARK_PYTHON", str(python))
+    mend = f"        → export PYSPARK_PYTHON={sys.executable} on the driver, and its like on every node"
+    for terminal in ({"FORCE_COLOR": "1", "TERM": "xterm"}, {}):
+        monkeypatch.setenv("COLUMNS", "60")
+        for name, value in terminal.items():
+            monkeypatch.setenv(name, value)
+        assert main(["doctor", "-n", refused_address()]) == 1
+        lines = re.sub("\x1b\\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+        assert mend in lines
+        assert [line for line in lines if str(python) in line]
+        monkeypatch.delenv("FORCE_COLOR", raising=False)
+    assert [
+        line for line in lines if line.endswith(f"{python} (PYSPARK_PYTHON) is no Python that runs: no such module")
+    ]
 
 
 def test_a_command_gets_its_connection_first_and_keeps_its_own_options() -> None:

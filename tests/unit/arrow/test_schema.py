@@ -191,7 +191,8 @@ def test_a_topic_of_which_nobody_said_what_it_accepts_takes_any_columns(schema):
 def test_a_column_whose_messages_a_topic_does_not_accept_is_named_with_what_to_do(schema, accepted, column, made):
     assert types_refusal(schema, accepted) == (
         f"column {column} makes {made} messages, and topic orders accepts messages of the type {accepted} only: drop "
-        f"the column, or write to a topic made for them (mqadmin updateTopic -a +message.type={made})"
+        f"the column, or write to a topic made for them (rocketmq-spark create-topic NAME --type {made}, "
+        f"or mqadmin updateTopic -t NAME -a +message.type={made})"
     )
 
 

@@ -176,7 +176,6 @@ def test_invalid_rows_are_counted_by_rule_and_said_in_the_notes() -> None:
         "12 invalid rows skipped: 10 body is null, 2 topic is null.",
         "8 invalid rows sent to the dead-letter topic: 8 body is empty.",
     ]
-    assert summary.invalid_rows("another")["skipped"] == 0
 
 
 def test_rows_that_nobody_acknowledges_are_sent_and_not_stored() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rocketmq_spark.errors import OptionError
 from rocketmq_spark.metrics import Measures, PartitionReport, WriteSummary, merge_into
 from tests.recordings import recorder, reports, success, summary_of
 
@@ -90,7 +93,23 @@ def test_two_writes_stay_apart() -> None:
     assert summary.keys() == [("q1", 0), ("q2", 0), ("q1", 1)]
     rows_of = {write_id: summary.to_dict(write_id)["a"]["rows"] for write_id in ("q1", "q2", None)}
     assert rows_of == {"q1": 101, "q2": 10, None: 111}
-    assert summary.to_dict("q3") == {}
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        WriteSummary.to_dict, WriteSummary.by_write, WriteSummary.invalid_rows, WriteSummary.timeline,
+        WriteSummary.notes, WriteSummary.plot, WriteSummary.plot_timeline, WriteSummary.show,
+        functools.partial(WriteSummary.latencies, broker="a"),
+    ],
+)  # fmt: skip
+def test_a_write_that_is_not_there_is_answered_with_those_that_are(ask: Callable[..., object]) -> None:
+    none = r"^write_id='nope' is no write that is kept apart: no task of any has ended yet$"
+    with pytest.raises(OptionError, match=none):
+        ask(WriteSummary(), write_id="nope")
+    summary = summary_of([recorder(f"q{number}").snapshot() for number in (1, 2, 2, 3, 4, 5, 6)])
+    with pytest.raises(OptionError, match=r"^write_id='nope' is no .* apart: the newest are q2, q3, q4, q5, q6$"):
+        ask(summary, write_id="nope")
 
 
 def test_by_write_sums_up_brokers_and_tasks_of_each_micro_batch() -> None:
@@ -111,7 +130,6 @@ def test_by_write_sums_up_brokers_and_tasks_of_each_micro_batch() -> None:
         100, 0, 4, 1000, 2, 0,
     ]  # fmt: skip
     assert [round(first[name] / 10) for name in ("p50_ms", "p90_ms", "p99_ms", "max_ms")] == [10, 50, 50, 50]
-    assert summary_of(found).by_write("another") == []
 
 
 def test_by_write_of_a_write_without_a_request_has_no_time_and_no_latency() -> None:
