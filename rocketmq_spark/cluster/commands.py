@@ -45,7 +45,7 @@ def up(
     tls: Annotated[bool, typer.Option("--tls", help="Take encrypted connections only; certificates are made.")] = False,
     mutual: Annotated[bool, typer.Option("--mutual", help="--tls, and demand a certificate of clients too.")] = False,
 ) -> None:
-    """Start a cluster and leave it running. The first time, the RocketMQ server is fetched (101 MB)."""
+    """Start a cluster and leave it running. The first time, the RocketMQ server is fetched (106 MB)."""
     from rocketmq_spark.cluster.config import is_free
     from rocketmq_spark.cluster.local import LocalCluster
     from rocketmq_spark.cluster.state import ClusterState

@@ -38,7 +38,7 @@ Progress: TypeAlias = Callable[[str, float], None]
 """Told what is being done, and how much of it is done: 0.0 to 1.0."""
 
 FETCH_BYTES: Final = 400 * 1024 * 1024
-"""Free disk wanted for a fetch: 101 MB of jars, twice (Ivy's cache and ours), and as much again to be safe."""
+"""Free disk wanted for a fetch: 106 MB of jars, twice (Ivy's cache and ours), and as much again to be safe."""
 
 _MANIFEST: Final = "manifest.json"
 _NEEDED: Final = (

@@ -45,7 +45,7 @@ STORE_BYTES: Final = 512 * 1024 * 1024
 class LocalCluster:
     """A name server, brokers and (if wanted) a proxy, on this machine only.
 
-    The RocketMQ 5.5.0 server is fetched on first use (101 MB) and kept; Java 17 or newer is needed.
+    The RocketMQ 5.5.0 server is fetched on first use (106 MB) and kept; Java 17 or newer is needed.
     A broker takes 300 to 700 MB of memory, the name server 100 MB, the proxy 400 MB.
 
     Parameters

@@ -94,6 +94,7 @@ def plot_timeline(
     buckets = (timeline[-1]["second"] - first) // width + 1 if timeline else 0
     unit, seconds = next((name, of) for least, name, of in _UNITS if buckets * width >= least)
     edges = np.arange(buckets + 1) * width / seconds
+    shades: dict[str, Patch] = {}
     for broker, line in zip(brokers, _lines(), strict=False):
         drawn = np.zeros((4, buckets))
         drawn[1] = np.nan
@@ -104,9 +105,12 @@ def plot_timeline(
                 drawn[:, at] = row["rows"] / width, largest, row["retries"], row["isolated"]
         for panel, values in zip(panels, drawn, strict=False):
             panel.stairs(values, edges, baseline=None, label=broker, **line)
+        shade = {"color": line["color"], "alpha": 0.15, "linewidth": 0}
         for start, end in _runs(drawn[3]):
             for panel in panels:
-                panel.axvspan(edges[start], edges[end], color=line["color"], alpha=0.15, linewidth=0)
+                panel.axvspan(edges[start], edges[end], **shade)
+        if drawn[3].any():
+            shades[f"{broker} isolated"] = Patch(**shade)
     rates.set_ylabel("rows per second")
     latencies.set_ylabel("largest latency (ms)")
     retries.set_ylabel("retries")
@@ -122,9 +126,8 @@ def plot_timeline(
         _dress(panel)
     if brokers:
         handles, labels = rates.get_legend_handles_labels()
-        if any(row["isolated"] for row in timeline):
-            handles.append(Patch(color=_GREY, alpha=0.3, linewidth=0))
-            labels.append("isolated")
+        handles += shades.values()
+        labels += shades
         if axes is None and isinstance(rates.figure, Figure):
             rates.figure.legend(handles, labels, loc="outside right upper", **_LEGEND)
             rates.figure.align_ylabels(panels)

@@ -127,6 +127,12 @@ def test_a_topic_is_changed_when_that_is_asked_for(admin: Admin, topic: str) -> 
     changed = admin.create_topic(topic, 2, message_type="FIFO", update=True)
     assert {data.write_queue_nums for data in changed.queue_datas} == {2}
     assert [row.message_type for row in admin.topics() if row.topic == topic] == ["FIFO"]
+    with pytest.raises(
+        MQClientException, match=r"--update .* sets its queues to 3 .* and leaves its message type as it"
+    ):
+        admin.create_topic(topic, 3)
+    admin.create_topic(topic, 3, update=True)
+    assert [(row.message_type, row.queues) for row in admin.topics() if row.topic == topic] == [("FIFO", 6)]
 
 
 def test_rocketmqs_own_topics_are_shown_when_asked_for(admin: Admin) -> None:
@@ -157,6 +163,11 @@ def test_all_is_well_with_the_cluster_a_topic_and_the_proxy(
         f"answers gRPC; topic {topic} takes DELAY messages",
     ]
     assert all("clock as ours" in one.found for one in servers[1:3])
+
+
+def test_a_proxy_is_well_without_a_topic_to_ask_it_for(cluster: SharedCluster) -> None:
+    found = examine(endpoints=cluster.endpoints, environ={"PATH": ""})
+    assert [(one.state, one.found) for one in found if one.check.startswith("proxy")] == [(OK, "answers gRPC")]
 
 
 def test_a_missing_topic_is_made_by_a_write_but_not_by_a_proxy(cluster: SharedCluster, topic: str) -> None:

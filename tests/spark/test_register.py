@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Iterator
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -71,3 +73,48 @@ def test_register_again_begins_new_metrics_and_leaves_one_hook(spark: SparkSessi
     unregister()
     unregister()
     assert not hasattr(DataFrameWriter.save, "_rocketmq_original")
+
+
+# In a folder of its own: an interpreter finds what is in the current one, which is the tests'.
+WITHOUT_PACKAGES = f'#!/bin/sh\ncd /; exec {sys.executable} -S -E "$@"\n'
+
+
+def test_an_interpreter_of_local_workers_without_the_package_is_named(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    register(spark)
+    assert caplog.messages == []
+    python = tmp_path / "python"
+    python.write_text(WITHOUT_PACKAGES)
+    python.chmod(0o755)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
+    register(spark)
+    (said,) = caplog.messages
+    assert said.startswith(f"{python}, which Spark's workers run, does not find rocketmq_spark: ")
+    assert said.endswith(f"set PYSPARK_PYTHON={sys.executable} before the session is made")
+
+
+@pytest.mark.parametrize("lines", ["exit 1", f'exec {sys.executable} "$@"'])
+def test_what_can_not_be_found_out_of_an_interpreter_is_not_said(
+    lines: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{lines}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
+    register(spark)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", "/no/such/python")
+    register(spark)
+    assert caplog.messages == []
+
+
+def test_a_package_that_comes_with_the_job_is_not_missed(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(WITHOUT_PACKAGES)
+    python.chmod(0o755)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
+    monkeypatch.setattr(spark.sparkContext, "_python_includes", ["rocketmq_spark.zip"])
+    register(spark)
+    assert caplog.messages == []

@@ -81,7 +81,10 @@ def test_timeline_shades_where_a_broker_is_isolated(pyplot: Any) -> None:
     panels = with_a_fault().plot_timeline()
     assert [shaded(panel) for panel in panels] == [[(1, 4)]] * 3
     (legend,) = panels[0].get_figure().legends
-    assert [text.get_text() for text in legend.get_texts()] == ["a", "b", "isolated"]
+    assert [text.get_text() for text in legend.get_texts()] == ["a", "b", "b isolated"]
+    shades = [patch for panel in panels for patch in panel.patches if patch.get_alpha() is not None]
+    (in_legend,) = legend.get_patches()[-1:]
+    assert {patch.get_facecolor() for patch in shades} == {in_legend.get_facecolor()}
     first = panels[0].patches
     assert first[1].get_edgecolor()[:3] == first[2].get_facecolor()[:3]
 
