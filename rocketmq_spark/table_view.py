@@ -151,13 +151,9 @@ def fitted(headings: Sequence[str], rows: Iterable[Sequence[str]], layout: Layou
     from rich.text import Text
 
     cells = [[printable(cell) for cell in row] for row in rows]
-    natural = [max(map(cell_len, column)) for column in zip(headings, *cells, strict=True)]
-    least = []
-    for heading, *column in zip(headings, *cells, strict=True):
-        words = [heading, *(column if heading not in {*layout.free, *layout.listed} else " ".join(column).split())]
-        longest = max(map(cell_len, words), default=0)
-        capped = max(cell_len(heading), min(longest, _LONGEST_WORD))
-        least.append(capped if heading in layout.free else longest)
+    columns = [*zip(headings, *cells, strict=True)]
+    natural = [max(map(cell_len, column)) for column in columns]
+    least = [_least(heading, texts, layout) for heading, *texts in columns]
     shown = _shown(headings, least, layout.spare, width)
     if shown is None:
         return _stacked(headings, cells)
@@ -173,6 +169,15 @@ def fitted(headings: Sequence[str], rows: Iterable[Sequence[str]], layout: Layou
         return table
     text = f"left out, as they do not fit: {', '.join(left_out)} (a wider terminal has them)"
     return Group(table, Text(text, style="dim"))
+
+
+def _least(heading: str, texts: Sequence[str], layout: Layout) -> int:
+    """Return how wide a column is at least, so that nothing is broken that must not be."""
+    from rich.cells import cell_len
+
+    words = texts if heading not in {*layout.listed, *layout.free} else " ".join(texts).split()
+    longest = max(map(cell_len, words), default=0)
+    return max(cell_len(heading), min(longest, _LONGEST_WORD) if heading in layout.free else longest)
 
 
 def _width(widths: Iterable[int]) -> int:
