@@ -61,7 +61,9 @@ def test_topics_of_a_namespace_are_shown_alone_and_without_it(server: BrokerPeer
 def test_a_topic_that_is_not_there_is_named_with_one_that_is_like_it(admin: Admin) -> None:
     with pytest.raises(TopicRouteStaleException, match=r"topic ordres does not exist: .*; did you mean orders\?"):
         admin.route("ordres")
-    with pytest.raises(TopicRouteStaleException, match=r"topic xyz does not exist: .*; create it"):
+    with pytest.raises(
+        TopicRouteStaleException, match=r"topic xyz does not exist: .*; create it: rocketmq-spark create-topic xyz$"
+    ):
         admin.offsets("xyz")
 
 
