@@ -136,5 +136,5 @@ def test_options_that_make_no_sense_are_an_error_before_the_block(
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
     with pytest.raises(OptionError, match="no name server is given"):
         live(spark, "orders")
-    with pytest.raises(OptionError, match="secretKey"):
+    with pytest.raises(OptionError, match="secret_key"):
         live(spark, "orders", "127.0.0.1:9876", access_key="spark")
