@@ -26,8 +26,8 @@ _FILE_WIDTH: Final = 1_000_000
 # Blanks between two columns, and at both ends of a line.
 _BETWEEN: Final = 3
 _ENDS: Final = 2
-# A longer word of a free text may be broken.
-_LONGEST_WORD: Final = 32
+# A free text is folded to no fewer columns.
+_TEXT_WIDTH: Final = 20
 
 _HEADINGS: Final = {"broker_name": "broker", "broker_id": "id", "queue_id": "queue", "queue_offset": "offset"}
 
@@ -175,9 +175,9 @@ def _least(heading: str, texts: Sequence[str], layout: Layout) -> int:
     """Return how wide a column is at least, so that nothing is broken that must not be."""
     from rich.cells import cell_len
 
-    words = texts if heading not in {*layout.listed, *layout.free} else " ".join(texts).split()
-    longest = max(map(cell_len, words), default=0)
-    return max(cell_len(heading), min(longest, _LONGEST_WORD) if heading in layout.free else longest)
+    whole = " ".join(texts).split() if heading in layout.listed else texts
+    longest = max(map(cell_len, whole), default=0)
+    return max(cell_len(heading), min(longest, _TEXT_WIDTH) if heading in layout.free else longest)
 
 
 def _width(widths: Iterable[int]) -> int:
