@@ -64,7 +64,7 @@ def test_no_name_number_or_address_is_broken_on_any_terminal(monkeypatch: pytest
 
 
 def test_a_narrower_terminal_folds_then_leaves_out_then_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    wide, folded, less, listed = (on_a_terminal(monkeypatch, columns) for columns in (160, 110, 90, 40))
+    wide, folded, less, listed = (on_a_terminal(monkeypatch, columns) for columns in (160, 110, 80, 40))
     assert [line.split() for line in wide.splitlines()][1] == list(HEADINGS)
     assert "x" * 60 in wide
     assert "x" * 60 not in folded
