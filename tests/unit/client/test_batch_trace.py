@@ -84,7 +84,7 @@ def test_a_trace_topic_that_can_not_be_written_is_logged_and_hurts_nobody(
 def test_batches_that_come_too_fast_are_left_out_and_counted(
     transport: ScriptedTransport, caplog: pytest.LogCaptureFixture
 ) -> None:
-    transport.always["a"] = Reply(delay=0.3)
+    transport.always["a"] = Reply(delay=0.1)
     with tracer(transport) as tracing:
         for _ in range(40):
             tracing.append(batch(3), outcome())

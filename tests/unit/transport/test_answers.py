@@ -201,7 +201,7 @@ def test_an_answer_that_is_there_before_the_sender_looks_at_its_clock_still_took
     transport: RemotingTransport, request_to: RequestTo, outcomes: Any
 ) -> None:
     def prompt(session: Session) -> None:
-        for _ in range(100):
+        for _ in range(40):
             session.answer_send(session.read())
 
     stop = threading.Event()
@@ -215,7 +215,7 @@ def test_an_answer_that_is_there_before_the_sender_looks_at_its_clock_still_took
     with Peer(prompt) as peer:
         for thread in hogs:
             thread.start()
-        for count in range(1, 101):
+        for count in range(1, 41):
             transport.send(request_to(peer.address, b"x" * 100_000), PATIENCE, outcomes)
             if count % 4 == 0:
                 outcomes.wait(count)

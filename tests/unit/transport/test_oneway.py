@@ -298,7 +298,7 @@ def test_109_as_many_permits_as_before_are_there_whatever_the_server_does(
 
     transport = make_transport(client_async_semaphore_value=5, client_oneway_semaphore_value=1)
     with Peer(moody) as peer, Peer(Session.wait_for_hangup) as silent:
-        for _ in range(40):
+        for _ in range(20):
             outcomes = collected()
             for number in range(5):
                 transport.send(request_to(peer.address), SOON, outcomes)
