@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Hashable, Iterable
 from typing import Final, TypeVar
 
-from rocketmq_spark.consumer.parallel import in_parallel
 from rocketmq_spark.errors import RemotingTooMuchRequestException, RocketMQError
+from rocketmq_spark.parallel import in_parallel
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")

@@ -102,6 +102,8 @@ class Connection:
         if any(given[name] for name in ("access_key", "secret_key", "credentials_provider")):
             # Somebody in particular asks, not the administrator.
             running = {name: value for name, value in running.items() if name not in ("access_key", "secret_key")}
+        if self.tls_insecure_skip_verify:
+            running.pop("tls_ca_file", None)
         return given | {name: value for name, value in running.items() if not given[name]}
 
     @contextlib.contextmanager

@@ -18,15 +18,17 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from rocketmq_spark.credentials import Credentials, CredentialsProvider
 from rocketmq_spark.errors import CredentialsError, OptionError
 from rocketmq_spark.option_values import ENV, FILE, is_printable
-from rocketmq_spark.user_class import make
+from rocketmq_spark.user_class import load_class, make
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
+_PROVIDER: Final = "credentialsProvider"
+_METHOD: Final = "credentials"
 # How often a provider is asked that does not say until when its answer is good: a file that Kubernetes or an agent
 # replaces is read within this time.
 _EVERY: Final = 60.0
@@ -34,8 +36,11 @@ _EVERY: Final = 60.0
 _AHEAD: Final = 300.0
 _AGAIN: Final = 10.0
 _PATIENCE: Final = 30.0
+# A question that is older is given up: its thread hangs, and another one may have better luck.
+_GIVEN_UP: Final = 60.0
 # Far more than any token has: the path may name the wrong file.
 _LONGEST: Final = 64 * 1024
+_READINGS: Final = 5
 
 
 class CredentialOptions(Protocol):
@@ -62,6 +67,20 @@ class CredentialOptions(Protocol):
         ...
 
 
+def check_credentials(options: CredentialOptions) -> None:
+    """Refuse what can't be had here; a class is not made.
+
+    Raises
+    ------
+    OptionError
+        A variable, a file or a class can't be had.
+    """
+    if options.credentials_provider is not None:
+        load_class(_PROVIDER, options.credentials_provider, _METHOD)
+    else:
+        credentials_of(options)
+
+
 def credentials_of(options: CredentialOptions) -> CredentialsProvider | None:
     """Return who signs; None: nobody.
 
@@ -72,8 +91,8 @@ def credentials_of(options: CredentialOptions) -> CredentialsProvider | None:
     """
     if options.credentials_provider is not None:
         name = options.credentials_provider
-        provider = make("credentialsProvider", name, "credentials")
-        return RefreshedCredentials(provider.credentials, f"credentialsProvider={name}")
+        provider = make(_PROVIDER, name, _METHOD)
+        return RefreshedCredentials(provider.credentials, f"{_PROVIDER}={name}")
     if options.access_key is None or options.secret_key is None:
         return None
     given = (options.access_key, options.secret_key, options.security_token or "")
@@ -82,9 +101,18 @@ def credentials_of(options: CredentialOptions) -> CredentialsProvider | None:
         key, secret, token = map(_resolved, ("accessKey", "secretKey", "securityToken"), given)
         return Credentials(key, secret, token)
 
-    first = resolved()
+    def agreeing() -> Credentials:
+        # Files that belong together are replaced one after the other, or between two readings.
+        found = resolved()
+        for _ in range(_READINGS):
+            again = resolved()
+            if again == found:
+                break
+            found = again
+        return found
+
     files = [text.removeprefix(FILE) for text in given if text.startswith(FILE)]
-    return RefreshedCredentials(resolved, f"reading {', '.join(files)}", first) if files else first
+    return RefreshedCredentials(agreeing, f"reading {', '.join(files)}", agreeing()) if files else resolved()
 
 
 def _resolved(option: str, text: str) -> str:
@@ -142,7 +170,7 @@ class RefreshedCredentials:
     clock : callable, default time.time
         Epoch seconds.
     patience : float, default 30.0
-        Seconds that someone who signs waits while nothing good is held.
+        Seconds that may go by since a question was asked, while nothing good is held, before it is an error.
     """
 
     def __init__(
@@ -173,13 +201,14 @@ class RefreshedCredentials:
             None are held, or they have expired, and there are no others to be had.
         """
         (held, due), now = self._held, self._clock()
-        if held is not None and now < due:
+        if held is not None and now < min(due, _end(held)):
             return held
-        answer = self._asked()
+        asked = self._asked()
         if held is not None and now < _end(held):
             return held
         try:
-            return answer.result(self._patience)
+            # Counted from the question: many who wait one after the other wait no longer than one.
+            return asked.answer.result(max(0.0, asked.at + self._patience - time.monotonic()))
         except TimeoutError:
             why, cause = f"no answer within {self._patience:g} s", None
         except CredentialsError as exc:
@@ -190,37 +219,47 @@ class RefreshedCredentials:
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._asking: Future[Credentials] | None = None
+        self._asking: _Question | None = None
 
-    def _asked(self) -> Future[Credentials]:
-        """Return the answer that is on its way, from a thread that is started if none is."""
+    def _asked(self) -> _Question:
+        """Return the question that is on its way, asked by a thread that is started if none is."""
         if os.getpid() != self._pid:
             # The parent's lock may be held for ever, and its thread is not here.
             self._reset()
         with self._lock:
-            if self._asking is None:
-                self._asking = Future()
-                threading.Thread(
-                    target=self._take, args=(self._asking,), name="rocketmq-spark-credentials", daemon=True
-                ).start()
-            return self._asking
+            question = self._asking
+            if question is None or time.monotonic() > question.at + _GIVEN_UP:
+                question = self._asking = _Question(time.monotonic(), Future())
+                thread = threading.Thread(
+                    target=self._take, args=(question,), name="rocketmq-spark-credentials", daemon=True
+                )
+                try:
+                    thread.start()
+                except RuntimeError as exc:
+                    # No thread is to be had just now.
+                    self._asking = None
+                    question.answer.set_exception(_error(exc))
+            return question
 
-    def _take(self, answer: Future[Credentials]) -> None:
+    def _take(self, question: _Question) -> None:
         try:
             fresh = self._checked(self._ask())
-        except Exception as exc:
-            error = CredentialsError(str(exc) if isinstance(exc, (OptionError, CredentialsError)) else repr(exc))
-            error.__cause__ = exc
-            held = self._held[0]
+        except BaseException as exc:
+            # What calls sys.exit must not leave them waiting either.
+            error, held = _error(exc), self._held[0]
             with self._lock:
-                self._asking, self._held = None, (held, self._clock() + _AGAIN)
+                if self._asking is question:
+                    self._asking = None
+                self._held = (held, self._clock() + _AGAIN)
             if held is not None and self._clock() < _end(held):
                 logger.warning("%s: %s (what was given before is good for now)", self._what, error)
-            answer.set_exception(error)
+            question.answer.set_exception(error)
         else:
             with self._lock:
-                self._asking, self._held = None, (fresh, _due(fresh, self._clock()))
-            answer.set_result(fresh)
+                if self._asking is question:
+                    self._asking = None
+                self._held = (fresh, _due(fresh, self._clock()))
+            question.answer.set_result(fresh)
 
     def _checked(self, given: object) -> Credentials:
         if not isinstance(given, Credentials):
@@ -243,6 +282,19 @@ class RefreshedCredentials:
                 "clock; expires_at is in epoch seconds"
             )
         return given
+
+
+class _Question(NamedTuple):
+    """When a provider was asked (`time.monotonic`), and what will come of it."""
+
+    at: float
+    answer: Future[Credentials]
+
+
+def _error(why: BaseException) -> CredentialsError:
+    error = CredentialsError(str(why) if isinstance(why, (OptionError, CredentialsError)) else repr(why))
+    error.__cause__ = why
+    return error
 
 
 def _end(credentials: Credentials) -> float:

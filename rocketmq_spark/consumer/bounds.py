@@ -16,7 +16,6 @@ from concurrent.futures import Future
 from typing import Final, TypeAlias, TypeVar
 
 from rocketmq_spark.consumer.data_loss import expired, lost
-from rocketmq_spark.consumer.parallel import in_parallel
 from rocketmq_spark.consumer.ranges import OffsetRange
 from rocketmq_spark.consumer.topic_queues import TopicQueues
 from rocketmq_spark.errors import (
@@ -28,6 +27,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.offset_json import EARLIEST, LATEST, OffsetSpec
+from rocketmq_spark.parallel import in_parallel
 from rocketmq_spark.pull import PullOutcome, PullRequest, PullStatus, PullTarget
 from rocketmq_spark.reader_options import ReaderOptions
 from rocketmq_spark.transport.base import ReadTransport

@@ -74,10 +74,13 @@ class WriteSummary:
         return merged
 
     def _of(self, write_id: str | None) -> list[tuple[tuple[str, int], Measures]]:
-        found = [(key, measures) for key, measures in self._writes.items() if write_id in (None, key[0])]
-        if found or write_id is None:
-            return found
-        known = list(dict.fromkeys(key for key, _ in self._writes))
+        return [(key, measures) for key, measures in self._writes.items() if write_id in (None, key[0])]
+
+    def _require(self, write_id: str | None) -> None:
+        """Refuse to show a write that is not there. Who asks for data may be waiting for it, and gets none."""
+        known = list(dict.fromkeys(key for key, _ in self.keys()))
+        if write_id is None or write_id in known:
+            return
         shown = f"the newest are {', '.join(known[-_SHOWN:])}" if known else "no task of any has ended yet"
         raise OptionError(f"write_id={write_id!r} is no write that is kept apart: {shown}")
 
@@ -172,6 +175,7 @@ class WriteSummary:
         """Print a table of all brokers, by default to stdout."""
         from rocketmq_spark.metrics import view
 
+        self._require(write_id)
         view.print_table(self.to_dict(write_id), self.notes(write_id), file)
 
     def plot(self, ax: Axes | None = None, write_id: str | None = None) -> Axes:
@@ -184,6 +188,7 @@ class WriteSummary:
         """
         from rocketmq_spark.metrics import plots
 
+        self._require(write_id)
         measures = self.measures(write_id)
         return plots.plot_latencies({broker: measures.latencies(broker) for broker in measures.broker_totals()}, ax)
 
@@ -208,6 +213,7 @@ class WriteSummary:
         """
         from rocketmq_spark.metrics import plots
 
+        self._require(write_id)
         return plots.plot_timeline(self.timeline(write_id), list(self.measures(write_id).broker_totals()), axes)
 
     def notes(self, write_id: str | None = None) -> list[str]:

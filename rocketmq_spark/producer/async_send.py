@@ -18,13 +18,11 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
 
 from rocketmq_spark.errors import (
-    CredentialsError,
     MQBrokerException,
     RemotingConnectException,
-    RemotingTlsException,
+    RemotingException,
     RemotingTooMuchRequestException,
     RocketMQError,
 )
@@ -37,9 +35,6 @@ from rocketmq_spark.send_result import SendResult
 from rocketmq_spark.transport.base import Transport
 
 logger = logging.getLogger("rocketmq_spark.producer")
-
-# What another attempt would not change.
-_FINAL: Final = (RemotingTooMuchRequestException, RemotingTlsException, CredentialsError)
 
 OnDone = Callable[["SendResult | None", "Exception | None"], None]
 # Broker that failed last -> another queue, or None to stay.
@@ -128,7 +123,8 @@ class AsyncSend:
             self._rules.update_fault(FaultSite.ASYNC_REFUSED, self._queue.broker_name, took)
             self._finish(None, outcome.error)
         elif outcome.error is not None:
-            self._rules.update_fault(FaultSite.ASYNC_FAILED, self._queue.broker_name, took)
+            if isinstance(outcome.error, RemotingException):
+                self._rules.update_fault(FaultSite.ASYNC_FAILED, self._queue.broker_name, took)
             self._retry_or_fail(outcome.error, as_client_error(outcome.error))
         else:
             self._rules.update_fault(FaultSite.ASYNC_RETURNED, self._queue.broker_name, took)
@@ -136,7 +132,7 @@ class AsyncSend:
 
     def _retry_or_fail(self, error: RocketMQError, shown: Exception) -> None:
         self._retries += 1
-        retriable = not isinstance(error, _FINAL)
+        retriable = error.retriable and not isinstance(error, RemotingTooMuchRequestException)
         if not retriable or self._retries > self._rules.retry_times or self._budget.left <= 0:
             self._finish(None, shown)
             return

@@ -65,11 +65,11 @@ class HeartBeats:
 
     def to_all(self, groups: Collection[str]) -> bool:
         """Name the groups to every master; return False if another round was under way and nothing was done."""
-        return self._round(groups, lambda masters: masters)
+        return self._round(groups, lambda masters: masters, whole=True)
 
     def to_new(self, groups: Collection[str]) -> bool:
         """Name the groups to every master that no round has gone to; as `to_all` otherwise."""
-        return self._round(groups, lambda masters: masters - self._told)
+        return self._round(groups, lambda masters: masters - self._told, whole=False)
 
     def unregister(self, group: str) -> None:
         """Tell every address of every broker that the group is gone."""
@@ -79,7 +79,9 @@ class HeartBeats:
 
         self._tell(self._routes.addresses(), f"unregistering group {group}", call)
 
-    def _round(self, groups: Collection[str], among: Callable[[frozenset[str]], frozenset[str]]) -> bool:
+    def _round(
+        self, groups: Collection[str], among: Callable[[frozenset[str]], frozenset[str]], *, whole: bool
+    ) -> bool:
         if not self._lock.acquire(blocking=False):
             logger.debug("another round of heart-beats is under way")
             return False
@@ -90,7 +92,8 @@ class HeartBeats:
                 # One that fails is not asked again before the next round: it may take its whole timeout each time.
                 self._told = masters
                 after_last = sorted(chosen, key=lambda address: (address <= self._last, address))
-                self._last = self._tell(after_last, "heart-beat", lambda address: self._beat(address, groups))
+                last = self._tell(after_last, "heart-beat", lambda address: self._beat(address, groups))
+                self._last = last if whole else self._last
         finally:
             self._lock.release()
         return True

@@ -22,7 +22,6 @@ from rocketmq_spark.errors import (
     RemotingConnectException,
     RemotingException,
     RemotingTimeoutException,
-    RemotingTlsException,
     RemotingTooMuchRequestException,
 )
 from rocketmq_spark.message import MessageQueue, SendStatus
@@ -104,7 +103,7 @@ class SendLoop:
                 result = attempt(queue, left)
             except (RemotingException, MQClientException) as exc:
                 last = exc
-                if isinstance(exc, RemotingTlsException):
+                if isinstance(exc, RemotingException) and not exc.retriable:
                     refusing.add(queue.broker_name)
             except MQBrokerException as exc:
                 if exc.response_code not in self.retry_response_codes:

@@ -71,8 +71,9 @@ class Metrics:
     """What the writes of a session measured, per broker; `register` returns it.
 
     Latencies cover successful attempts only, and numbers appear as tasks end. Wherever a method takes a `write_id`,
-    None means all writes, and one that is not among `writes` is an `OptionError`. Without an accumulator (Spark
-    Connect) every method raises `MetricsUnavailableError`, which says where the numbers are.
+    None means all writes; one of which nothing has come yet has no data, and can be neither shown nor drawn
+    (`OptionError`). Without an accumulator (Spark Connect) every method raises `MetricsUnavailableError`, which says
+    where the numbers are.
 
     Parameters
     ----------

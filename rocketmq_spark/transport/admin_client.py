@@ -77,11 +77,12 @@ class AdminClient(PullClient):
         MQClientException, TopicRouteStaleException, MQBrokerException, RemotingException
             See `NameServers.route`.
         """
+        deadline = self._clock() + timeout
         try:
             return self._name_servers.route(topic, timeout, lambda address, share: self.route_at(address, topic, share))
         except TopicRouteStaleException as exc:
             asked = exc.broker_addr
-            if not self._knows_no_broker(asked.split(", "), timeout):
+            if not self._knows_no_broker(asked.split(", "), deadline):
                 raise
             raise NoBrokersException(
                 f"looking up the route of topic {topic}: {asked} answers, and knows no broker: start one with "
@@ -92,9 +93,9 @@ class AdminClient(PullClient):
                 asked,
             ) from exc
 
-    def _knows_no_broker(self, addresses: Sequence[str], timeout: float) -> bool:
+    def _knows_no_broker(self, addresses: Sequence[str], deadline: float) -> bool:
         try:
-            return not any(self.cluster_info_at(address, timeout).brokers for address in addresses)
+            return not any(self.cluster_info_at(one, deadline - self._clock()).brokers for one in addresses)
         except RocketMQError:
             # A proxy does not tell; and what was asked for is not this.
             return False

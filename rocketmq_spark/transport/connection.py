@@ -295,7 +295,8 @@ class Connection:
         # Who can't be connected to has not hung up; and a handshake that has ended is an answer.
         if not hung_up or self._arrivals or not (shaking or isinstance(self._stream, socket.socket)):
             return what, cause
-        remedy = disagreement(self.address, REMOTING_HELLO, over_tls=shaking)
+        # Not the address: a name would have to be looked up, which may take any time.
+        remedy = disagreement(self._dial.tried or self.address, REMOTING_HELLO, over_tls=shaking)
         return (what, cause) if remedy is None else (f"{what}: {remedy}", DisagreementError(remedy))
 
     def _fire(self, event: Event) -> None:

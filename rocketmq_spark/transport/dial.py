@@ -124,6 +124,11 @@ class Dial:
         return self._secured or self.sock
 
     @property
+    def tried(self) -> str:
+        """The address that was tried last, as numbers; "" if none was."""
+        return self._trying
+
+    @property
     def wants_write(self) -> bool:
         """Writability matters: the end of the TCP connect, or bytes of the handshake."""
         return self._secured is None or self._secured.unsent

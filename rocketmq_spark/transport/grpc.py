@@ -242,7 +242,8 @@ class GrpcTransport(RemotingOnly):
                 return route_of(reply, endpoints)
             except (*_ANOTHER_MAY_TELL, RemotingException) as exc:
                 failures.append(str(exc))
-                last = exc
+                # What may pass for one passes for all: another one may be the only one to blame.
+                last = exc if last is None or exc.retriable else last
         text = f"no proxy gave the route of topic {topic} within {round(timeout, 3):g} s: {'; '.join(failures)}"
         if isinstance(last, MQBrokerException):
             raise type(last)(text, last.response_code, last.remark, last.broker_addr) from last

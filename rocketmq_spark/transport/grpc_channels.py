@@ -13,12 +13,20 @@ from __future__ import annotations
 import ipaddress
 import ssl
 import threading
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from rocketmq_spark.errors import RemotingCertificateException, RemotingTlsException, RocketMQError
+from rocketmq_spark.errors import (
+    OptionError,
+    RemotingCertificateException,
+    RemotingConnectException,
+    RemotingTlsException,
+    RocketMQError,
+)
 from rocketmq_spark.transport.dial import parse_address
-from rocketmq_spark.transport.disagreement import HTTP2_HELLO, disagreement, refusal_of_ours, shown_certificate
+from rocketmq_spark.transport.disagreement import HTTP2_HELLO, disagreement
+from rocketmq_spark.transport.grpc_tls import refusal_of_ours, shown_certificate
 from rocketmq_spark.transport.tls import TlsSettings
 from rocketmq_spark.wire.framing import MAX_FRAME
 
@@ -47,6 +55,9 @@ _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     # Despite its name the time for one connect: 20 s by default, in which a dead host would not be tried again.
     ("grpc.min_reconnect_backoff_ms", 3_000),
 )
+
+
+_HOLDS: Final = 10.0
 
 
 def target_of(endpoint: str) -> str:
@@ -103,6 +114,8 @@ class Channels:
         self._lock = threading.Lock()
         self._open: dict[str, grpc.Channel] = {}
         self._closed = False
+        # By endpoint: when it was looked into, and what was found.
+        self._explained: dict[str, tuple[float, tuple[type[RemotingTlsException], str] | None]] = {}
 
     def __repr__(self) -> str:
         return f"<Channels {'closed' if self._closed else sorted(self._open)}>"
@@ -114,17 +127,21 @@ class Channels:
         ------
         RocketMQError
             Closed.
+        RemotingConnectException
+            A file of ours can't be used just now, or the server's certificate can't be had.
         ValueError
             It is not ``host:port``.
         """
         found = self._open.get(endpoint)
         if found is not None:
             return found
+        # Before the lock: it may ask the server.
+        security = self._security(endpoint)
         with self._lock:
             if self._closed:
                 raise RocketMQError("this transport is closed: make a new one")
             if endpoint not in self._open:
-                self._open[endpoint] = self._opened(endpoint)
+                self._open[endpoint] = _opened(endpoint, security)
             return self._open[endpoint]
 
     def close(self) -> None:
@@ -136,24 +153,55 @@ class Channels:
             channel.close()
 
     def explained(self, endpoint: str) -> tuple[type[RemotingTlsException], str] | None:
-        """Return what to change for a proxy that hung up on a connect, None if it may be down; blocks for seconds."""
-        refusal = None if self._tls is None else refusal_of_ours(endpoint, self._tls)
-        if refusal is not None:
-            return RemotingCertificateException, refusal
-        remedy = disagreement(endpoint, HTTP2_HELLO, over_tls=self._tls is not None)
-        return None if remedy is None else (RemotingTlsException, remedy)
+        """Return what to change for a proxy that hung up on a connect, None if it may be down; blocks for seconds.
 
-    def _opened(self, endpoint: str) -> grpc.Channel:
-        import grpc
+        What was found, or not found, holds for a while, however many calls fail meanwhile.
 
-        target = target_of(endpoint)
+        Raises
+        ------
+        OptionError
+            A file of ours can't be used just now.
+        """
+        at, found = self._explained.get(endpoint, (0.0, None))
+        if not at or time.monotonic() > at + _HOLDS:
+            refusal = None if self._tls is None else refusal_of_ours(endpoint, self._tls)
+            if refusal is not None:
+                found = (RemotingCertificateException, refusal)
+            else:
+                remedy = disagreement(endpoint, HTTP2_HELLO, over_tls=self._tls is not None)
+                found = None if remedy is None else (RemotingTlsException, remedy)
+            self._explained[endpoint] = (time.monotonic(), found)
+        return found
+
+    def _security(self, endpoint: str) -> _Security | None:
         if self._tls is None:
-            return grpc.insecure_channel(target, options=_OPTIONS)
-        options: tuple[tuple[str, int | str], ...] = _OPTIONS
-        roots, server_name = self._roots, self._tls.server_name
-        if self._tls.insecure_skip_verify:
-            roots, server_name = shown_certificate(endpoint, self._tls)
-        if server_name is not None:
-            options = (*options, ("grpc.ssl_target_name_override", server_name))
-        own = self._tls.own_certificate()
-        return grpc.secure_channel(target, grpc.ssl_channel_credentials(roots, *own), options=options)
+            return None
+        try:
+            roots, server_name = self._roots, self._tls.server_name
+            if self._tls.insecure_skip_verify:
+                roots, server_name = shown_certificate(endpoint, self._tls)
+            return _Security(roots, *self._tls.own_certificate(), server_name)
+        except (OptionError, OSError) as exc:
+            # It is being replaced, perhaps: it was good when this transport was made.
+            raise RemotingConnectException(f"connecting to {endpoint}: {exc}") from exc
+
+
+class _Security(NamedTuple):
+    """How one channel is encrypted: PEM, and what the server's certificate must name if not its host."""
+
+    roots: bytes | None
+    private_key: bytes | None
+    certificate_chain: bytes | None
+    server_name: str | None
+
+
+def _opened(endpoint: str, security: _Security | None) -> grpc.Channel:
+    import grpc
+
+    target = target_of(endpoint)
+    if security is None:
+        return grpc.insecure_channel(target, options=_OPTIONS)
+    options: tuple[tuple[str, int | str], ...] = _OPTIONS
+    if security.server_name is not None:
+        options = (*options, ("grpc.ssl_target_name_override", security.server_name))
+    return grpc.secure_channel(target, grpc.ssl_channel_credentials(*security[:3]), options=options)

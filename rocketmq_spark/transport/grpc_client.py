@@ -308,7 +308,12 @@ class GrpcClient:
         details = call.details() or ""
         error = call_error(code.name, details, endpoint, doing)
         if type(error) is RemotingConnectException and any(words in details.lower() for words in _HUNG_UP):
-            found = self._channels.explained(endpoint)
+            try:
+                found = self._channels.explained(endpoint)
+            except Exception as exc:
+                # It is the failure of this call that counts, whatever keeps it from being explained.
+                logger.debug("why %s hung up can't be told: %r", endpoint, exc)
+                found = None
             if found is not None:
                 kind, remedy = found
                 error = kind(f"{doing}: {endpoint}: {remedy}")

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from rocketmq_spark.credentials import Credentials, CredentialsProvider
-from rocketmq_spark.errors import OptionError
+from rocketmq_spark.errors import CredentialsError, OptionError
 
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
@@ -99,7 +99,11 @@ class MetadataSource:
 
     def _made_for(self, second: int) -> Metadata:
         date_time = time.strftime(_DATE_TIME, time.gmtime(second))
-        signature = () if self._credentials is None else _signature(self._credentials.credentials(), date_time)
+        try:
+            signature = () if self._credentials is None else _signature(self._credentials.credentials(), date_time)
+        except OptionError as exc:
+            # Of what is given from the start, it was said at the start.
+            raise CredentialsError(str(exc)) from None
         return (*self._static, ("x-mq-date-time", date_time), *signature)
 
 

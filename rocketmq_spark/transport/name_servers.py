@@ -105,7 +105,8 @@ class NameServers:
                 busy = exc
             except RemotingException as exc:
                 failures.append(f"{addresses[index]}: {exc}")
-                last = exc
+                # What may pass for one passes for all: another one may be the only one to blame.
+                last = exc if last is None or exc.retriable else last
             else:
                 self._good = index
                 return route

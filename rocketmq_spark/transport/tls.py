@@ -49,7 +49,7 @@ _READS: Final = 8
 _RECORD: Final = 20 * 1024
 
 # X509_V_ERR_* of OpenSSL's x509_vfy.h: not yet valid, expired; another host's name, another host's address.
-_OUT_OF_DATE: Final = frozenset({9, 10})
+OUT_OF_DATE: Final = frozenset({9, 10})
 _OTHER_HOST: Final = frozenset({62, 64})
 
 
@@ -241,6 +241,7 @@ class TlsStream:
     """
 
     __slots__ = (
+        "_heard",
         "_host",
         "_incoming",
         "_lock",
@@ -264,6 +265,8 @@ class TlsStream:
         self._host = host
         self._server_name = server_name
         self._refusals = refusals
+        # Something was decrypted: the server has let this client in.
+        self._heard = False
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_name or host)
@@ -341,6 +344,7 @@ class TlsStream:
                 # Into a buffer it returns a count, whatever its stub says.
                 while decrypted := cast(int, self._ssl.read(len(view) - filled, view[filled:])):
                     filled += decrypted
+                    self._heard = True
                 goodbye = True
             except ssl.SSLWantReadError:
                 # OpenSSL answers a key update by itself. What is wrong with the socket, the next call will say.
@@ -352,7 +356,7 @@ class TlsStream:
                 # An alert, say. The answers before it count; the end of the socket's stream follows it.
                 if not filled:
                     # With TLS 1.3 a client is done before the server has seen its certificate.
-                    raise (refusal(exc) if exc.reason in self._refusals else exc) from exc
+                    raise (refusal(exc) if exc.reason in self._refusals and not self._heard else exc) from exc
         if not filled and not goodbye:
             raise BlockingIOError
         return filled
@@ -368,7 +372,7 @@ class TlsStream:
         return None
 
     def _handshake(self) -> bool:
-        for _ in range(_READS):
+        for reads_left in reversed(range(_READS)):
             done = False
             try:
                 self._ssl.do_handshake()
@@ -383,6 +387,9 @@ class TlsStream:
             self._flush()
             if done:
                 return True
+            if not reads_left:
+                # What is read must be looked at: the socket tells of nothing but more.
+                break
             try:
                 data = self._sock.recv(_RECORD)
             except (BlockingIOError, InterruptedError):
@@ -418,7 +425,7 @@ class TlsStream:
                 f"the server's certificate must name {self._host} (subjectAltName), by which the server was dialled; "
                 "a broker is dialled by its brokerIP1; or set tlsServerName to the one name that all certificates have"
             )
-        if verify_code in _OUT_OF_DATE:
+        if verify_code in OUT_OF_DATE:
             return "the server needs a new certificate, or a clock is wrong"
         return (
             "the server's certificate is not trusted; set tlsCaFile to the certificate of the authority that signed it"

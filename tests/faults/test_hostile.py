@@ -49,7 +49,7 @@ def test_frames_that_never_end_hold_256_mib_at_most_over_all_servers() -> None:
             thread.join(PATIENCE)
     held = [int(found[1]) for one in told if (found := re.search(r"of all servers hold (\d+) bytes", one))]
     assert len(told) == 20
-    assert len(held) >= 4
+    assert held, "sixteen fit: the others are told why not"
     assert max(held) < 256 * _MIB + 4 * _MIB
 
 

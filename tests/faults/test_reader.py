@@ -269,7 +269,7 @@ class Slave:
         """Leave nothing of it."""
         self._transport.close()
         self.broker.kill()
-        self.broker.remove_store()
+        self.broker.remove_all_but_logs()
 
     def _has(self, topic: str, queues: int) -> bool:
         def ends(address: str) -> list[int]:

@@ -29,6 +29,7 @@ NUMBERS = {
     "rocketmq_spark.send_result": 0.6,
     "rocketmq_spark.transaction": 0.8,
     "rocketmq_spark.credentials": 0,
+    "rocketmq_spark.parallel": 0,
     "rocketmq_spark.user_class": 0.2,
     "rocketmq_spark.java_hash": 0,
     "rocketmq_spark.foreign_options": 0,

@@ -245,6 +245,58 @@ def succeeds(ask: Callable[[], object]) -> bool:
     return True
 
 
+def test_what_has_expired_is_never_given_whenever_asking_failed(source: Source) -> None:
+    held = held_of(source)
+    held.credentials()
+    source.error, source.now = OSError("the vault is sealed"), 3599.0
+    assert held.credentials().access_key == "user-1"
+    wait_for(lambda: held._asking is None, PATIENCE)
+    source.error, source.now = None, 3601.0
+    assert held.credentials().access_key == "user-2"
+
+
+def test_a_class_that_would_end_the_process_is_an_error(source: Source) -> None:
+    source.error = SystemExit(1)  # type: ignore[assignment]
+    with pytest.raises(CredentialsError, match=r"asking the source: SystemExit\(1\)"):
+        held_of(source).credentials()
+
+
+def test_many_who_wait_one_after_the_other_wait_no_longer_than_one(source: Source) -> None:
+    source.gate.clear()
+    held = held_of(source)
+    question = held._asked()
+    # As if somebody had waited all the time that there is.
+    held._asking = question._replace(at=question.at - PATIENCE)
+    for _ in range(3):
+        with pytest.raises(CredentialsError, match="no answer within"):
+            held.credentials()
+
+
+def test_files_that_are_replaced_between_two_readings_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, secret = tmp_path / "key", tmp_path / "secret"
+    key.write_text("old")
+    secret.write_text("old secret")
+    options = parse_sink_options({**NAME_SERVER, "accessKey": f"file:{key}", "secretKey": f"file:{secret}"}, {})
+    opened: list[Path] = []
+    plainly = Path.open
+
+    def replaced_after_the_first(path: Path, *arguments: Any, **keywords: Any) -> Any:
+        file = plainly(path, *arguments, **keywords)
+        opened.append(path)
+        if len(opened) == 1:
+            key.unlink()
+            key.write_text("new")
+            secret.write_text("new secret")
+        return file
+
+    monkeypatch.setattr(Path, "open", replaced_after_the_first)
+    provider = credentials_of(options)
+    assert provider is not None
+    assert provider.credentials() == Credentials("new", "new secret")
+
+
 def test_who_does_not_answer_is_not_waited_for_for_ever(source: Source) -> None:
     source.gate.clear()
     with pytest.raises(CredentialsError, match=r"asking the source: no answer within 0\.1 s"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Sequence
 from operator import itemgetter
@@ -95,14 +94,13 @@ def test_two_writes_stay_apart() -> None:
     assert rows_of == {"q1": 101, "q2": 10, None: 111}
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        WriteSummary.to_dict, WriteSummary.by_write, WriteSummary.invalid_rows, WriteSummary.timeline,
-        WriteSummary.notes, WriteSummary.plot, WriteSummary.plot_timeline, WriteSummary.show,
-        functools.partial(WriteSummary.latencies, broker="a"),
-    ],
-)  # fmt: skip
+def test_a_write_of_which_nothing_has_come_yet_has_no_data() -> None:
+    summary = summary_of([recorder("another").snapshot()])
+    assert summary.to_dict("new") == {}
+    assert summary.by_write("new") == summary.timeline("new") == []
+
+
+@pytest.mark.parametrize("ask", [WriteSummary.plot, WriteSummary.plot_timeline, WriteSummary.show])
 def test_a_write_that_is_not_there_is_answered_with_those_that_are(ask: Callable[..., object]) -> None:
     none = r"^write_id='nope' is no write that is kept apart: no task of any has ended yet$"
     with pytest.raises(OptionError, match=none):

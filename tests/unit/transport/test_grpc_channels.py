@@ -215,6 +215,28 @@ def test_a_proxy_that_is_not_there_yet_is_found_later_though_none_is_checked(aut
             assert [message.body for message in proxy.stored] == [b"two"]
 
 
+def test_files_that_are_being_replaced_fail_calls_and_not_the_client(authority: Authority, tmp_path: Path) -> None:
+    ca_file, own = tmp_path / "ca.pem", tmp_path / "own.pem"
+    ca_file.write_bytes(authority.ca_file.read_bytes())
+    certificate, key = authority.server("client", "DNS:spark-client")
+    both = certificate.read_bytes() + key.read_bytes()
+    own.write_bytes(both)
+    tls = TlsSettings(str(ca_file), cert_file=str(own))
+    outcomes = Outcomes()
+    with (
+        FakeProxy(tls=authority.server("server", "IP:127.0.0.1"), clients=authority.ca_file) as proxy,
+        GrpcTransport([proxy.address], client_id="test", tls=tls) as transport,
+    ):
+        seam = Grpc(transport, proxy, tls)
+        for content, turn in ((b"", 1), (both, 2)):
+            own.write_bytes(content)
+            transport.send(seam.request(single("orders", b"one"), seam.elsewhere(proxy.address)), PATIENCE, outcomes)
+            outcomes.wait(turn)
+        assert isinstance(outcomes[0].error, RemotingConnectException)
+        assert outcomes[0].error.retriable
+        assert outcomes[1].error is None
+
+
 def test_a_file_without_a_certificate_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "empty.pem").write_text("no certificate")
     for path in (tmp_path / "empty.pem", tmp_path / "missing.pem"):

@@ -16,6 +16,7 @@ import pytest
 
 from tests.peer import PATIENCE
 from tests.proxy import FakeProxy
+from tests.waiting import wait_for
 
 # Only what a task would import: a dozen of these are started.
 PRELUDE = """
@@ -200,6 +201,16 @@ assert "DEADLINE_EXCEEDED" in str(outcome.error), outcome.error
 
 
 def test_grpc_10_an_open_telemetry_stream_is_the_parent_s(proxy: FakeProxy) -> None:
+    answer = proxy.handlers["SendMessage"]
+
+    def send(request: bytes, context: Any) -> bytes:
+        if b"half" in request:
+            # A thread that is just opening a stream holds a lock of gRPC's, which its own handler of forks would wait
+            # for in the child, for ever: the stream is open first.
+            wait_for(lambda: bool(proxy.settings), PATIENCE)
+        return answer(request, context)
+
+    proxy.handlers["SendMessage"] = send
     script = """
 transport = make()
 transport.on_check_transaction = print

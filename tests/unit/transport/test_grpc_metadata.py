@@ -151,6 +151,17 @@ def test_with_nobody_to_sign_a_send_ends_unsent(proxy: FakeProxy) -> None:
     assert proxy.calls == []
 
 
+def test_a_provider_that_gives_what_no_header_can_hold_fails_the_send_and_not_the_client(proxy: FakeProxy) -> None:
+    outcomes = Outcomes()
+    with GrpcTransport([proxy.address], client_id="test", credentials=Renewed(Credentials("u", "s", "tökèn"))) as own:
+        seam = Grpc(own, proxy, None)
+        own.send(seam.request(single("orders", b"one"), seam.elsewhere(proxy.address)), PATIENCE, outcomes)
+        error = outcomes.wait(1)[0].error
+        assert isinstance(error, CredentialsError)
+        assert "securityToken" in str(error)
+        assert not own.closed
+
+
 def test_grpc_01_a_known_signature() -> None:
     # printf 20260304T050607Z | openssl dgst -sha1 -hmac hush-hush
     source = MetadataSource("test", "1", USER, wall_clock=ManualClock(MOMENT))

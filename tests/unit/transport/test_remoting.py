@@ -15,6 +15,7 @@ from rocketmq_spark.errors import (
     MQClientException,
     NoBrokersException,
     OptionError,
+    RemotingCertificateException,
     RemotingConnectException,
     RemotingTimeoutException,
     RouteNotFoundException,
@@ -24,8 +25,10 @@ from rocketmq_spark.message import MessageQueue, SendOutcome, SendRequest, SendS
 from rocketmq_spark.producer.route_cache import RouteCache
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.transport.script import Reply, route
+from rocketmq_spark.transport.tls import TlsSettings
 from rocketmq_spark.wire.codes import RequestCode
 from rocketmq_spark.wire.command import RemotingCommand
+from tests.certificates import Authority
 from tests.peer import PATIENCE, BrokerPeer, Peer, Session, address_of, full_listener, refused_address
 from tests.strategies import encode_stored_record
 
@@ -337,6 +340,20 @@ def test_a_topic_that_none_knows_is_asked_of_all_and_they_are_named(make_transpo
     assert str(raised.value).startswith(f"{text}No topic route info; without an answer: {dead}: ")
     assert raised.value.remark.startswith(f"{one.address}, {other.address}: No topic route info; without an answer: ")
     assert raised.value.response_code == 17
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_may_pass_for_one_name_server_passes_for_all(
+    make_transport: MakeTransport, authority: Authority, turned: bool
+) -> None:
+    down = refused_address()
+    with Peer(Session.serve, tls=authority.context("elsewhere", "DNS:elsewhere.example")) as misnamed:
+        addresses = (down, misnamed.address) if turned else (misnamed.address, down)
+        transport = make_transport(*addresses, random=Fixed(), tls=TlsSettings(str(authority.ca_file)))
+        with pytest.raises(RemotingConnectException) as raised:
+            transport.query_route("orders", PATIENCE)
+    assert raised.value.retriable
+    assert not isinstance(raised.value, RemotingCertificateException)
 
 
 def test_where_there_is_no_broker_it_is_not_the_topic_that_is_missing(make_transport: MakeTransport) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -89,6 +90,41 @@ def test_a_client_with_a_certificate_is_let_in(
     with Peer(Session.serve, tls=demanding) as peer:
         transport.send(request_to(peer.address, LARGE), PATIENCE, outcomes)
         assert outcomes.wait(1)[0].status is SendStatus.SEND_OK
+
+
+def test_an_alert_to_a_client_that_was_let_in_is_no_word_about_its_certificate(
+    authority: Authority, identity: tuple[Path, Path]
+) -> None:
+    certificate, key = map(str, identity)
+    settings = TlsSettings(str(authority.ca_file), cert_file=certificate, key_file=key)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        server = authority.context("server", "IP:127.0.0.1").wrap_bio(incoming, outgoing, server_side=True)
+        stream = settings.secure()(ours, "127.0.0.1")
+        view = memoryview(bytearray(1 << 20))
+        shaken = 0
+        while shaken < 2:
+            shaken = 0
+            for shake in (stream.handshake, server.do_handshake):
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    shaken += shake() is not False
+            with contextlib.suppress(BlockingIOError):
+                incoming.write(theirs.recv(1 << 16, socket.MSG_DONTWAIT))
+            theirs.sendall(outgoing.read())
+        server.write(b"an answer")
+        theirs.sendall(outgoing.read())
+        assert stream.recv_into(view) == len(b"an answer")
+        # A record that is none: to each side's own alert the other answers with an error.
+        incoming.write(b"\x17\x03\x03\x00\x20" + bytes(32))
+        with pytest.raises(ssl.SSLError):
+            server.read(1)
+        theirs.sendall(outgoing.read())
+        with pytest.raises(ssl.SSLError) as raised:
+            stream.recv_into(view)
+    assert "ALERT" in (raised.value.reason or "")
+    assert not isinstance(raised.value, ConnectionError)
 
 
 def test_certificate_and_key_may_be_in_one_file(
