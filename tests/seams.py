@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 
+from rocketmq_spark.credentials import Credentials
 from rocketmq_spark.errors import (
     BrokerBusyException,
     BrokerUnavailableException,
@@ -25,7 +26,6 @@ from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.transport.script import Reply, route
 from rocketmq_spark.transport.scripted import ScriptedTransport
 from rocketmq_spark.transport.tls import TlsSettings
-from rocketmq_spark.wire.acl import Credentials
 from tests.certificates import Authority
 from tests.contract import Seam
 from tests.peer import BrokerPeer

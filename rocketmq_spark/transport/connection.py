@@ -31,7 +31,9 @@ from rocketmq_spark.transport.disagreement import REMOTING_HELLO, disagreement
 from rocketmq_spark.transport.failures import broken, overdue
 from rocketmq_spark.transport.request import FLAG_REQUEST, Answer, Outbound, Request, next_opaque
 from rocketmq_spark.transport.state import TRANSITIONS, Event, State
-from rocketmq_spark.transport.tls import CertificateError, DisagreementError, HandshakeError, Secure, TlsStream
+from rocketmq_spark.transport.tls import Secure
+from rocketmq_spark.transport.tls_errors import CertificateError, DisagreementError, HandshakeError
+from rocketmq_spark.transport.tls_stream import TlsStream
 from rocketmq_spark.wire.codes import ResponseCode
 from rocketmq_spark.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand, shortened
 from rocketmq_spark.wire.framing import FrameBuffer

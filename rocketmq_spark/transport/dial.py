@@ -22,7 +22,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-from rocketmq_spark.transport.tls import Secure, TlsStream
+from rocketmq_spark.transport.tls import Secure
+from rocketmq_spark.transport.tls_stream import TlsStream
 
 Candidate: TypeAlias = "tuple[socket.AddressFamily, Any]"
 

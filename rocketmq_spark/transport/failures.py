@@ -18,7 +18,7 @@ from rocketmq_spark.errors import (
     RemotingTooMuchRequestException,
 )
 from rocketmq_spark.transport.request import Request
-from rocketmq_spark.transport.tls import CertificateError, DisagreementError
+from rocketmq_spark.transport.tls_errors import CertificateError, DisagreementError
 
 
 def overdue(request: Request, address: str, others: int, *, connecting: bool) -> RemotingException:

@@ -13,7 +13,8 @@ from typing import Any, Final
 from rocketmq_spark.errors import RemotingCertificateException, RemotingConnectException
 from rocketmq_spark.transport.dial import parse_address
 from rocketmq_spark.transport.disagreement import H2
-from rocketmq_spark.transport.tls import OUT_OF_DATE, TlsSettings, refusal
+from rocketmq_spark.transport.tls import TlsSettings
+from rocketmq_spark.transport.tls_errors import OUT_OF_DATE, refusal
 
 _TIMEOUT: Final = 1.0
 

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from rocketmq_spark.credentials import Credentials
 from rocketmq_spark.errors import CredentialsError, MQBrokerException, OptionError
 from rocketmq_spark.transaction import TRANSACTION_COMMIT_TYPE, EndTransaction
 from rocketmq_spark.transport._pb import service_pb2 as service
 from rocketmq_spark.transport.grpc import GrpcTransport
 from rocketmq_spark.transport.grpc_metadata import MetadataSource
 from rocketmq_spark.transport.script import ManualClock
-from rocketmq_spark.wire.acl import Credentials
 from tests.contract import single
 from tests.outcomes import Outcomes
 from tests.peer import PATIENCE

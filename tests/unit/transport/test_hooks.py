@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark.credentials import Credentials
 from rocketmq_spark.errors import CredentialsError, MQClientException
 from rocketmq_spark.message import SendRequest, SendStatus
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.transport.script import route
-from rocketmq_spark.wire.acl import Credentials, signed
+from rocketmq_spark.wire.acl import signed
 from rocketmq_spark.wire.codes import ResponseCode
 from rocketmq_spark.wire.command import RemotingCommand
 from tests.peer import PATIENCE, BrokerPeer, Peer, Session, refused_address

@@ -18,7 +18,8 @@ from rocketmq_spark.transaction import TransactionCheck
 from rocketmq_spark.transport._pb import service_pb2 as service
 from rocketmq_spark.transport.grpc import GrpcTransport
 from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.transport.tls import TlsSettings, TlsStream
+from rocketmq_spark.transport.tls import TlsSettings
+from rocketmq_spark.transport.tls_stream import TlsStream
 from rocketmq_spark.wire.codes import RequestCode
 from rocketmq_spark.wire.command import FLAG_ONEWAY, RemotingCommand, SerializeType, encode_command
 from tests.contract import single

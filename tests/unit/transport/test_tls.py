@@ -24,7 +24,8 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.message import SendRequest, SendStatus
 from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.transport.tls import TlsSettings, TlsStream
+from rocketmq_spark.transport.tls import TlsSettings
+from rocketmq_spark.transport.tls_stream import TlsStream
 from rocketmq_spark.wire.codes import RequestCode
 from tests.certificates import Authority
 from tests.peer import PATIENCE, Peer, Session, full_listener

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.wire.acl import Credentials, signed
+from rocketmq_spark.credentials import Credentials
+from rocketmq_spark.wire.acl import signed
 
 AK_SK = Credentials("ak", "sk")
 
