@@ -42,7 +42,7 @@ demo: setup ## Write 336,776 flights to two real brokers and count them (TRANSPO
 	@$(BIN)/rocketmq-spark demo --transport $(TRANSPORT)
 
 .PHONY: test
-test: setup ## Run the whole test suite, real brokers included (under 10 minutes on 2 cores)
+test: setup ## Run the whole test suite, real brokers included (about 13 minutes on 2 cores)
 	@$(BIN)/python -m pytest tests -m "not bench" -q -n 4 --no-loadscope-reorder
 
 .PHONY: test-faults

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -91,8 +92,8 @@ def credentials_of(options: CredentialOptions) -> CredentialsProvider | None:
     """
     if options.credentials_provider is not None:
         name = options.credentials_provider
-        provider = make(_PROVIDER, name, _METHOD)
-        return RefreshedCredentials(provider.credentials, f"{_PROVIDER}={name}")
+        load_class(_PROVIDER, name, _METHOD)
+        return RefreshedCredentials(_Provided(name), f"{_PROVIDER}={name}")
     if options.access_key is None or options.secret_key is None:
         return None
     given = (options.access_key, options.secret_key, options.security_token or "")
@@ -113,6 +114,19 @@ def credentials_of(options: CredentialOptions) -> CredentialsProvider | None:
 
     files = [text.removeprefix(FILE) for text in given if text.startswith(FILE)]
     return RefreshedCredentials(agreeing, f"reading {', '.join(files)}", agreeing()) if files else resolved()
+
+
+class _Provided:
+    """Asks a class of the user's own; it is made by whoever asks first, for that may take as long as asking."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._provider: CredentialsProvider | None = None
+
+    def __call__(self) -> Credentials:
+        if self._provider is None:
+            self._provider = make(_PROVIDER, self._name, _METHOD)
+        return self._provider.credentials()
 
 
 def _resolved(option: str, text: str) -> str:
@@ -137,8 +151,12 @@ def _resolved(option: str, text: str) -> str:
 
 
 def _read(option: str, text: str) -> str:
+    path = Path(text.removeprefix(FILE))
     try:
-        with Path(text.removeprefix(FILE)).open("rb") as file:
+        if not stat.S_ISREG(path.stat().st_mode):
+            # A pipe, say, would be waited for without end.
+            raise OptionError(f"option {option}={text}: it is no file: give a file with one line of text")
+        with path.open("rb") as file:
             data = file.read(_LONGEST + 1)
     except OSError as exc:
         raise OptionError(
@@ -276,6 +294,8 @@ class RefreshedCredentials:
                     f"it returned Credentials whose {name} is not allowed: allowed is a text that is not blank, "
                     "without control characters"
                 )
+        if not (given.expires_at is None or (isinstance(given.expires_at, (int, float)) and given.expires_at >= 0)):
+            raise CredentialsError("it returned Credentials whose expires_at is no time: give epoch seconds, or None")
         if self._clock() >= _end(given):
             raise CredentialsError(
                 f"it returned Credentials that have expired, {self._clock() - _end(given):.0f} s ago by this host's "

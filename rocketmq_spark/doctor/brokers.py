@@ -25,7 +25,7 @@ _DELETES_FROM: Final = 85.0
 _REFUSES_FROM: Final = 90.0
 _CLOCK_WITHIN: Final = 5.0
 # What a broker says of a user that it knows and that may not do this (spec/remoting.md section 15).
-_KNOWN_USER: Final = "no permission to access"
+KNOWN_USER: Final = "no permission to access"
 
 
 def check_brokers(transport: RemotingTransport, timeout: float) -> list[Check]:
@@ -61,7 +61,7 @@ def access_refused(exc: RocketMQError) -> bool | None:
     """
     if not isinstance(exc, MQBrokerException) or exc.response_code != ResponseCode.NO_PERMISSION:
         return None
-    return _KNOWN_USER not in exc.remark
+    return KNOWN_USER not in exc.remark
 
 
 def key_refused(name: str, exc: RocketMQError) -> Check:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from rocketmq_spark.client.connect import client_id_of, new_transport
-from rocketmq_spark.doctor.brokers import key_refused
+from rocketmq_spark.doctor.brokers import KNOWN_USER, key_refused
 from rocketmq_spark.doctor.check import FAILED, OK, Check
 from rocketmq_spark.doctor.listener import Listener, who_listens
 from rocketmq_spark.doctor.machine import GRPC_PACKAGES, check_packages
@@ -77,7 +77,12 @@ def _check_proxy(name: str, endpoint: str, query_route: Any, topic: str | None, 
     except MQBrokerException as exc:
         if topic is None and exc.response_code == Code.ILLEGAL_TOPIC:
             return Check(name, OK, "answers gRPC")
-        return key_refused(name, exc) if exc.response_code == Code.UNAUTHORIZED else Check(name, FAILED, str(exc), _LOG)
+        if exc.response_code != Code.UNAUTHORIZED:
+            return Check(name, FAILED, str(exc), _LOG)
+        if KNOWN_USER in exc.remark:
+            said = exc.remark.partition("\n")[0]
+            return Check(name, FAILED, said, "let the user's policies allow it (mqadmin updateAcl)")
+        return key_refused(name, exc)
     except RocketMQError as exc:
         return _unreachable(name, endpoint, exc, timeout)
     types = ", ".join(sorted(route.message_types))

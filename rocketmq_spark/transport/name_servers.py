@@ -113,10 +113,10 @@ class NameServers:
         if unknown and busy is None:
             raise _unknown(topic, unknown, failures) from unknown[0]
         failures += [f"{exc.broker_addr}: {exc}" for exc in unknown]
-        text = (
-            f"no name server gave the route of topic {topic} within {round(timeout, 3):g} s: {'; '.join(failures)} "
-            f"({_CHECK})"
-        )
+        text = f"no name server gave the route of topic {topic} within {round(timeout, 3):g} s: {'; '.join(failures)}"
+        if last is None or last.retriable:
+            # What fails for good has said itself what to change.
+            text += f" ({_CHECK})"
         if busy is not None:
             raise type(busy)(text, busy.response_code, busy.remark, busy.broker_addr) from busy
         kind = RemotingTimeoutException if last is None else type(last)

@@ -91,6 +91,11 @@ class TlsSettings:
             context.load_cert_chain(cert_file, key_file, password=_no_password)
         except ssl.SSLError as exc:
             what = "is not the key of the certificate in" if exc.reason == "KEY_VALUES_MISMATCH" else "does not fit"
+            if self.key_file is None:
+                raise OptionError(
+                    f"option tlsCertFile: {cert_file!r} does not hold both a certificate and its private key "
+                    f"({exc.reason or exc}): give the key's file as tlsKeyFile"
+                ) from exc
             raise OptionError(
                 f"options tlsCertFile, tlsKeyFile: {key_file!r} {what} {cert_file!r} ({exc.reason or exc}); give PEM "
                 "files with the client's certificate and with its private key"

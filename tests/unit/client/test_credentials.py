@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -89,6 +90,12 @@ def test_a_file_that_holds_no_secret_is_refused(tmp_path: Path, content: bytes |
     assert text in said
 
 
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        assert "it is no file" in refusal(accessKey="u", secretKey=f"file:{path}")
+
+
 @pytest.mark.parametrize("reference", ["env:", "env:NO SPACE", "env:1ST", "file:", "file:relative/path"])
 def test_a_reference_that_is_malformed_is_refused_before_it_is_read(reference: str) -> None:
     said = refusal(accessKey="u", secretKey=reference)
@@ -134,7 +141,8 @@ def test_a_class_that_cant_be_had_is_an_error_of_its_option(monkeypatch: pytest.
         raise ValueError("no vault here")
 
     name = provide(monkeypatch, __init__=fail, credentials=lambda _: None)
-    assert f"credentialsProvider={name}: making it without arguments failed" in refusal(credentialsProvider=name)
+    with pytest.raises(CredentialsError, match=f"credentialsProvider={name}: making it without arguments failed"):
+        of(credentialsProvider=name).credentials()
 
 
 def test_a_class_and_a_key_exclude_each_other() -> None:
@@ -151,6 +159,8 @@ def test_a_class_and_a_key_exclude_each_other() -> None:
         (Credentials("u\n", HUSH), "whose access_key is not allowed"),
         (Credentials("u", b"hush-hush"), "whose secret_key is not allowed"),  # type: ignore[arg-type]
         (Credentials("u", HUSH, "a\tb"), "whose security_token is not allowed"),
+        (Credentials("u", HUSH, expires_at=float("nan")), "whose expires_at is no time"),
+        (Credentials("u", HUSH, expires_at="2026-01-01"), "whose expires_at is no time"),  # type: ignore[arg-type]
         (Credentials("u", HUSH, expires_at=90.0), "that have expired, 10 s ago by this host's clock"),
     ],
 )

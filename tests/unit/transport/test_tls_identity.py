@@ -206,7 +206,7 @@ def test_a_file_that_is_no_certificate_or_no_key_is_an_error_of_its_option(
         (certificate, missing, f"option tlsKeyFile: reading '{missing}': No such file or directory"),
         (empty, key, f"'{key}' does not fit '{empty}'"),
         (certificate, empty, f"'{empty}' does not fit '{certificate}'"),
-        (certificate, None, f"'{certificate}' does not fit '{certificate}'"),
+        (certificate, None, f"'{certificate}' does not hold both a certificate and its private key"),
         (certificate, foreign, f"'{foreign}' is not the key of the certificate in '{certificate}'"),
         (certificate, encrypted, f"option tlsKeyFile: the key in '{encrypted}' is encrypted: give it without"),
     ):
