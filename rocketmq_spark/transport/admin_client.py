@@ -18,6 +18,7 @@ from rocketmq_spark.errors import (
     NoBrokersException,
     RemotingConnectException,
     RemotingException,
+    RemotingTlsException,
     RequestNotSupportedException,
     RocketMQError,
     TopicRouteStaleException,
@@ -178,6 +179,7 @@ class AdminClient(PullClient):
 
     def _of_any(self, doing: str, ask: Callable[[str, str], _T]) -> _T:
         failures = []
+        last: RemotingException | None = None
         for address in self._name_servers.addresses:
             try:
                 return ask(address, doing)
@@ -188,4 +190,6 @@ class AdminClient(PullClient):
                 ) from exc
             except RemotingException as exc:
                 failures.append(f"{address}: {exc}")
-        raise RemotingConnectException(f"{doing}: no name server answers: {'; '.join(failures)}")
+                last = exc if last is None or exc.retriable else last
+        kind = type(last) if isinstance(last, RemotingTlsException) else RemotingConnectException
+        raise kind(f"{doing}: no name server answers: {'; '.join(failures)}") from last

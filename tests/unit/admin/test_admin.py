@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
+from pathlib import Path
 
 import pytest
 
@@ -15,12 +16,14 @@ from rocketmq_spark.admin.brokers import clock_of
 from rocketmq_spark.errors import (
     MQClientException,
     OptionError,
+    RemotingCertificateException,
     RemotingConnectException,
     TopicRouteStaleException,
 )
 from rocketmq_spark.message import Message, MessageQueue
 from rocketmq_spark.route_data import BrokerData, QueueData, TopicRouteData
-from tests.peer import BrokerPeer, refused_address
+from tests.certificates import Authority
+from tests.peer import BrokerPeer, Peer, Session, refused_address
 
 SECRETS = {"access_key": "someone", "secret_key": "hush-hush", "security_token": "token-token"}
 
@@ -203,6 +206,14 @@ def test_nobody_to_ask_is_an_error_that_names_the_server() -> None:
     address = refused_address()
     with Admin(address) as admin, pytest.raises(RemotingConnectException, match=address):
         admin.brokers()
+
+
+def test_a_certificate_that_is_refused_is_told_as_by_a_producer(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    with Peer(Session.serve, tls=authority.context("server", "DNS:elsewhere.example")) as peer:
+        settings = {"use_tls": True, "tls_ca_file": str(authority.ca_file)}
+        with Admin(peer.address, **settings) as admin, pytest.raises(RemotingCertificateException, match="must name"):
+            admin.brokers()
 
 
 def test_options_are_checked_and_named() -> None:
