@@ -13,7 +13,7 @@ import re
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Final, Protocol
 
-from rocketmq_spark.client.credentials import CredentialOptions, check_credentials, credentials_of
+from rocketmq_spark.client.credentials import CredentialOptions, credentials_of
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.transport.local_address import local_ip
 from rocketmq_spark.transport.remoting import RemotingTransport
@@ -134,7 +134,7 @@ def check_connection(options: ConnectionConfig) -> None:
     tls = tls_settings(options)
     if tls is not None:
         tls.context()
-    check_credentials(options)
+    credentials_of(options)
     if options.over_grpc:
         require_grpc()
 

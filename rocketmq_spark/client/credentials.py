@@ -68,22 +68,8 @@ class CredentialOptions(Protocol):
         ...
 
 
-def check_credentials(options: CredentialOptions) -> None:
-    """Refuse what can't be had here; a class is not made.
-
-    Raises
-    ------
-    OptionError
-        A variable, a file or a class can't be had.
-    """
-    if options.credentials_provider is not None:
-        load_class(_PROVIDER, options.credentials_provider, _METHOD)
-    else:
-        credentials_of(options)
-
-
 def credentials_of(options: CredentialOptions) -> CredentialsProvider | None:
-    """Return who signs; None: nobody.
+    """Return who signs, None for nobody; nothing is asked yet, and a class is not made.
 
     Raises
     ------
@@ -265,19 +251,19 @@ class RefreshedCredentials:
         except BaseException as exc:
             # What calls sys.exit must not leave them waiting either.
             error, held = _error(exc), self._held[0]
-            with self._lock:
-                if self._asking is question:
-                    self._asking = None
-                self._held = (held, self._clock() + _AGAIN)
+            self._settle(question, held, self._clock() + _AGAIN)
             if held is not None and self._clock() < _end(held):
                 logger.warning("%s: %s (what was given before is good for now)", self._what, error)
             question.answer.set_exception(error)
         else:
-            with self._lock:
-                if self._asking is question:
-                    self._asking = None
-                self._held = (fresh, _due(fresh, self._clock()))
+            self._settle(question, fresh, _due(fresh, self._clock()))
             question.answer.set_result(fresh)
+
+    def _settle(self, question: _Question, held: Credentials | None, due: float) -> None:
+        with self._lock:
+            if self._asking is question:
+                self._asking = None
+            self._held = (held, due)
 
     def _checked(self, given: object) -> Credentials:
         if not isinstance(given, Credentials):

@@ -9,7 +9,6 @@ Follows spec/remoting.md sections 2.4 and 15, ``TlsSystemConfig.java``, ``TlsHel
 
 from __future__ import annotations
 
-import re
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from rocketmq_spark.cluster.certificates import Authority, Certificate, require_
 from rocketmq_spark.cluster.config import properties_text
 from rocketmq_spark.credentials import Credentials
 from rocketmq_spark.errors import ClusterError
+from rocketmq_spark.option_table import SINK_OPTIONS
 from rocketmq_spark.transport.tls import TlsSettings
 
 Tls: TypeAlias = "bool | Literal['mutual']"
@@ -148,8 +148,8 @@ class Security:
 
 def client_options(options: Mapping[str, str]) -> dict[str, Any]:
     """Return the options of a DataFrame as `Producer` and `Admin` take them: ``use_tls=True`` for ``useTls=true``."""
-    spelt = {re.sub("[A-Z]", lambda capital: f"_{capital[0].lower()}", name): value for name, value in options.items()}
-    return {name: value == "true" if name == "use_tls" else value for name, value in spelt.items()}
+    fields = {spec.name: spec.field for spec in SINK_OPTIONS}
+    return {fields[name]: value == "true" if name == "useTls" else value for name, value in options.items()}
 
 
 def check_security(

@@ -43,10 +43,10 @@ def who_listens(address: str, timeout: float) -> Listener:
         return Listener.NOBODY
     except OSError:
         return Listener.SILENT
-    said = answer(host, port, HTTP2_HELLO, share)
+    said = answer(host, port, HTTP2_HELLO, share) or b""
     if said[_TYPE_AT : _TYPE_AT + 1] == bytes([_SETTINGS]):
         return Listener.GRPC
-    if said.startswith(b"HTTP/") or answer(host, port, _HTTP_HELLO, share).startswith(b"HTTP/"):
+    if said.startswith(b"HTTP/") or (answer(host, port, _HTTP_HELLO, share) or b"").startswith(b"HTTP/"):
         return Listener.HTTP
     protocol = tls_protocol(host, port, share)
     if protocol is None:

@@ -34,8 +34,8 @@ class WriteSummary:
     """What every write of a session measured so far.
 
     Latencies cover successful attempts only, and everything appears as tasks end: a running task, and an attempt of a
-    task that failed, are not in it. Wherever a method takes a `write_id`, None means all writes, and one that is not
-    among `keys` is an `OptionError`.
+    task that failed, are not in it. Wherever a method takes a `write_id`, None means all writes; one
+    that is not among `keys` has no data, and can be neither shown nor drawn (`OptionError`).
 
     Parameters
     ----------

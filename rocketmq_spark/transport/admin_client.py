@@ -24,6 +24,7 @@ from rocketmq_spark.errors import (
     TopicRouteStaleException,
 )
 from rocketmq_spark.route_data import TopicRouteData
+from rocketmq_spark.transport.failures import to_tell
 from rocketmq_spark.transport.loop import IoLoop
 from rocketmq_spark.transport.name_servers import NameServers
 from rocketmq_spark.transport.pulls import PullClient
@@ -190,6 +191,6 @@ class AdminClient(PullClient):
                 ) from exc
             except RemotingException as exc:
                 failures.append(f"{address}: {exc}")
-                last = exc if last is None or exc.retriable else last
+                last = to_tell(last, exc)
         kind = type(last) if isinstance(last, RemotingTlsException) else RemotingConnectException
         raise kind(f"{doing}: no name server answers: {'; '.join(failures)}") from last

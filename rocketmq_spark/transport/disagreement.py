@@ -11,10 +11,12 @@ Rule 3: it blocks, for half a second at each connection at most: for a failure's
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import time
-from typing import Final
+from collections.abc import Callable, Hashable, Iterator
+from typing import Final, Generic, TypeVar
 
 from rocketmq_spark.transport.dial import parse_address
 from rocketmq_spark.wire.command import RemotingCommand, encode_head
@@ -23,15 +25,33 @@ _TIMEOUT: Final = 0.5
 _HOLDS: Final = 10.0
 _TLS: Final = "it demands TLS: set useTls=true"
 _PLAIN: Final = "it speaks no TLS: set useTls=false"
-H2: Final = "h2"
+_H2: Final = "h2"
 
 # A request of a kind that no server has: it is answered, whoever asks.
 REMOTING_HELLO: Final = bytes(encode_head(RemotingCommand(code=0, opaque=0), 0))
 # What an HTTP/2 client begins with, and an empty SETTINGS frame (RFC 9113, sections 3.4 and 6.5).
 HTTP2_HELLO: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
-# By address and how it was spoken to: when it was tried, and what was found.
-_found: dict[tuple[str, bool], tuple[float, str | None]] = {}
+T = TypeVar("T")
+
+
+class Remembered(Generic[T]):
+    """What was found out of servers, and not found, for a while."""
+
+    def __init__(self) -> None:
+        # By whatever tells servers apart: when it was looked into, and what was found.
+        self._found: dict[Hashable, tuple[float, T]] = {}
+
+    def get(self, key: Hashable, find: Callable[[], T]) -> T:
+        """Return what was found of `key`, looking into it if nobody has in the last ten seconds."""
+        held = self._found.get(key)
+        if held is None or time.monotonic() > held[0] + _HOLDS:
+            found = find()
+            held = self._found[key] = (time.monotonic(), found)
+        return held[1]
+
+
+_remembered: Final[Remembered[str | None]] = Remembered()
 
 
 def disagreement(address: str, hello: bytes, *, over_tls: bool) -> str | None:
@@ -46,11 +66,7 @@ def disagreement(address: str, hello: bytes, *, over_tls: bool) -> str | None:
     over_tls : bool
         How it was spoken to when it hung up.
     """
-    at, found = _found.get((address, over_tls), (0.0, None))
-    if not at or time.monotonic() > at + _HOLDS:
-        found = _tried(address, hello, over_tls=over_tls)
-        _found[address, over_tls] = (time.monotonic(), found)
-    return found
+    return _remembered.get((address, over_tls), lambda: _tried(address, hello, over_tls=over_tls))
 
 
 def _tried(address: str, hello: bytes, *, over_tls: bool) -> str | None:
@@ -60,45 +76,46 @@ def _tried(address: str, hello: bytes, *, over_tls: bool) -> str | None:
         return _PLAIN if talks_plainly and tls_protocol(host, port, _TIMEOUT) is None else None
     # Before and after: what was down and is up again talks both ways by then.
     for _ in range(2):
-        if not _hangs_up(host, port, hello) or tls_protocol(host, port, _TIMEOUT) is None:
+        if answer(host, port, hello, _TIMEOUT) != b"" or tls_protocol(host, port, _TIMEOUT) is None:
             return None
     return _TLS
 
 
-def _hangs_up(host: str, port: int, hello: bytes) -> bool:
-    """Return whether the server ends a connection without a word; not if it is silent, or not there."""
-    try:
-        with socket.create_connection((host, port), _TIMEOUT) as sock:
-            try:
-                sock.sendall(hello)
-                return not sock.recv(64)
-            except ConnectionError:
-                return True
-    except OSError:
-        return False
-
-
-def answer(host: str, port: int, hello: bytes, timeout: float) -> bytes:
-    """Return the first bytes that come back, "" if none do."""
+def answer(host: str, port: int, hello: bytes, timeout: float) -> bytes | None:
+    """Return the first bytes that come back, "" if the server hangs up, None if it is silent, or not there."""
     try:
         with socket.create_connection((host, port), timeout) as sock:
-            sock.sendall(hello)
-            return sock.recv(64)
+            try:
+                sock.sendall(hello)
+                return sock.recv(64)
+            except ConnectionError:
+                return b""
     except OSError:
-        return b""
+        return None
+
+
+@contextlib.contextmanager
+def secured(host: str, port: int, context: ssl.SSLContext, timeout: float) -> Iterator[ssl.SSLSocket]:
+    """Connect, and shake hands; raises an OSError, which an ``SSLError`` is."""
+    with (
+        socket.create_connection((host, port), timeout) as sock,
+        context.wrap_socket(sock, server_hostname=host) as secure,
+    ):
+        yield secure
+
+
+def unchecked(context: ssl.SSLContext) -> ssl.SSLContext:
+    """Have a context take every certificate, and offer HTTP/2; return it."""
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols([_H2])
+    return context
 
 
 def tls_protocol(host: str, port: int, timeout: float) -> str | None:
     """Return what a TLS server chose to speak, "" if it did not choose, None without TLS."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    context.set_alpn_protocols([H2])
     try:
-        with (
-            socket.create_connection((host, port), timeout) as sock,
-            context.wrap_socket(sock, server_hostname=host) as secure,
-        ):
+        with secured(host, port, unchecked(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)), timeout) as secure:
             return secure.selected_alpn_protocol() or ""
     except ssl.SSLError as exc:
         # Only who speaks TLS refuses in it.

@@ -8,6 +8,7 @@ Rule 2: each request gets an error of its own, because each may be raised in ano
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from rocketmq_spark.errors import (
     RemotingCertificateException,
@@ -16,26 +17,25 @@ from rocketmq_spark.errors import (
     RemotingTimeoutException,
     RemotingTlsException,
     RemotingTooMuchRequestException,
+    RocketMQError,
 )
 from rocketmq_spark.transport.request import Request
 from rocketmq_spark.transport.tls_errors import CertificateError, DisagreementError
 
+_E = TypeVar("_E", bound=RocketMQError)
+
 
 def overdue(request: Request, address: str, others: int, *, connecting: bool) -> RemotingException:
     """Return the error of a request whose time is up on a connection that goes on."""
-    doing = f"{request.name} to {address}"
+    doing, time = f"{request.name} to {address}", f"{round(request.timeout, 3):g} s"
     if request.written_at is not None:
-        return RemotingTimeoutException(
-            f"{doing}: no answer within {round(request.timeout, 3):g} s; {others} other requests wait there"
-        )
+        return RemotingTimeoutException(f"{doing}: no answer within {time}; {others} other requests wait there")
     if request.started:
-        return RemotingTimeoutException(f"{doing}: after {round(request.timeout, 3):g} s it was not yet wholly written")
+        return RemotingTimeoutException(f"{doing}: after {time} it was not yet wholly written")
     if connecting:
-        return RemotingConnectException(
-            f"{doing}: not connected within {round(request.timeout, 3):g} s; it was not sent"
-        )
+        return RemotingConnectException(f"{doing}: not connected within {time}; it was not sent")
     return RemotingTooMuchRequestException(
-        f"{doing}: {round(request.timeout, 3):g} s went by while it queued behind {others} others; it was not sent"
+        f"{doing}: {time} went by while it queued behind {others} others; it was not sent"
     )
 
 
@@ -80,3 +80,8 @@ def _for_good(cause: BaseException | None) -> type[RemotingTlsException] | None:
     if isinstance(cause, CertificateError):
         return RemotingCertificateException
     return RemotingTlsException if isinstance(cause, DisagreementError) else None
+
+
+def to_tell(last: _E | None, error: _E) -> _E:
+    """Return which of two servers' failures decides where all have failed: what may pass for one passes for all."""
+    return error if last is None or error.retriable else last

@@ -40,6 +40,7 @@ from rocketmq_spark.route_data import TopicRouteData
 from rocketmq_spark.transaction import TRANSACTION_NOT_TYPE, EndTransaction, TransactionCheck
 from rocketmq_spark.transport._pb import service_pb2 as service
 from rocketmq_spark.transport.base import OnCheckTransaction, OnOutcome
+from rocketmq_spark.transport.failures import to_tell
 from rocketmq_spark.transport.grpc_channels import Channels, root_certificates, target_of
 from rocketmq_spark.transport.grpc_client import GrpcAnswer, GrpcClient, parsed
 from rocketmq_spark.transport.grpc_messages import encode_send_request, outcome_of
@@ -242,8 +243,7 @@ class GrpcTransport(RemotingOnly):
                 return route_of(reply, endpoints)
             except (*_ANOTHER_MAY_TELL, RemotingException) as exc:
                 failures.append(str(exc))
-                # What may pass for one passes for all: another one may be the only one to blame.
-                last = exc if last is None or exc.retriable else last
+                last = to_tell(last, exc)
         text = f"no proxy gave the route of topic {topic} within {round(timeout, 3):g} s: {'; '.join(failures)}"
         if isinstance(last, MQBrokerException):
             raise type(last)(text, last.response_code, last.remark, last.broker_addr) from last

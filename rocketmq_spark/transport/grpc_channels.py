@@ -13,7 +13,6 @@ from __future__ import annotations
 import ipaddress
 import ssl
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -25,7 +24,7 @@ from rocketmq_spark.errors import (
     RocketMQError,
 )
 from rocketmq_spark.transport.dial import parse_address
-from rocketmq_spark.transport.disagreement import HTTP2_HELLO, disagreement
+from rocketmq_spark.transport.disagreement import HTTP2_HELLO, Remembered, disagreement
 from rocketmq_spark.transport.grpc_tls import refusal_of_ours, shown_certificate
 from rocketmq_spark.transport.tls import TlsSettings
 from rocketmq_spark.wire.framing import MAX_FRAME
@@ -55,9 +54,6 @@ _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     # Despite its name the time for one connect: 20 s by default, in which a dead host would not be tried again.
     ("grpc.min_reconnect_backoff_ms", 3_000),
 )
-
-
-_HOLDS: Final = 10.0
 
 
 def target_of(endpoint: str) -> str:
@@ -114,8 +110,7 @@ class Channels:
         self._lock = threading.Lock()
         self._open: dict[str, grpc.Channel] = {}
         self._closed = False
-        # By endpoint: when it was looked into, and what was found.
-        self._explained: dict[str, tuple[float, tuple[type[RemotingTlsException], str] | None]] = {}
+        self._explained: Remembered[tuple[type[RemotingTlsException], str] | None] = Remembered()
 
     def __repr__(self) -> str:
         return f"<Channels {'closed' if self._closed else sorted(self._open)}>"
@@ -162,16 +157,14 @@ class Channels:
         OptionError
             A file of ours can't be used just now.
         """
-        at, found = self._explained.get(endpoint, (0.0, None))
-        if not at or time.monotonic() > at + _HOLDS:
-            refusal = None if self._tls is None else refusal_of_ours(endpoint, self._tls)
-            if refusal is not None:
-                found = (RemotingCertificateException, refusal)
-            else:
-                remedy = disagreement(endpoint, HTTP2_HELLO, over_tls=self._tls is not None)
-                found = None if remedy is None else (RemotingTlsException, remedy)
-            self._explained[endpoint] = (time.monotonic(), found)
-        return found
+        return self._explained.get(endpoint, lambda: self._looked_into(endpoint))
+
+    def _looked_into(self, endpoint: str) -> tuple[type[RemotingTlsException], str] | None:
+        refusal = None if self._tls is None else refusal_of_ours(endpoint, self._tls)
+        if refusal is not None:
+            return RemotingCertificateException, refusal
+        remedy = disagreement(endpoint, HTTP2_HELLO, over_tls=self._tls is not None)
+        return None if remedy is None else (RemotingTlsException, remedy)
 
     def _security(self, endpoint: str) -> _Security | None:
         if self._tls is None:

@@ -5,14 +5,13 @@ Rule 1: for a failure's path, and for trying things; it blocks, for a second at 
 
 from __future__ import annotations
 
-import socket
 import ssl
 from collections.abc import Mapping
 from typing import Any, Final
 
 from rocketmq_spark.errors import RemotingCertificateException, RemotingConnectException
 from rocketmq_spark.transport.dial import parse_address
-from rocketmq_spark.transport.disagreement import H2
+from rocketmq_spark.transport.disagreement import secured, unchecked
 from rocketmq_spark.transport.tls import TlsSettings
 from rocketmq_spark.transport.tls_errors import OUT_OF_DATE, refusal
 
@@ -36,15 +35,9 @@ def refusal_of_ours(address: str, settings: TlsSettings) -> str | None:
         See `TlsSettings.context`.
     """
     host, port = parse_address(address)
-    context = settings.context()
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    context.set_alpn_protocols([H2])
+    context = unchecked(settings.context())
     try:
-        with (
-            socket.create_connection((host, port), _TIMEOUT) as sock,
-            context.wrap_socket(sock, server_hostname=host) as secure,
-        ):
+        with secured(host, port, context, _TIMEOUT) as secure:
             # With TLS 1.3 a client is done before the server has judged. Writing could fail before the word is read.
             secure.recv(64)
     except ssl.SSLError as exc:
@@ -70,20 +63,14 @@ def shown_certificate(endpoint: str, settings: TlsSettings) -> tuple[bytes, str 
     """
     host, port = parse_address(endpoint)
     try:
-        with (
-            socket.create_connection((host, port), _TIMEOUT) as sock,
-            settings.context().wrap_socket(sock, server_hostname=host) as secure,
-        ):
+        with secured(host, port, settings.context(), _TIMEOUT) as secure:
             shown = ssl.DER_cert_to_PEM_cert(secure.getpeercert(binary_form=True) or b"")
         # Python takes only those apart that it has verified: this one, by itself.
         judge = settings.context()
         judge.verify_mode = ssl.CERT_REQUIRED
         judge.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         judge.load_verify_locations(cadata=shown)
-        with (
-            socket.create_connection((host, port), _TIMEOUT) as sock,
-            judge.wrap_socket(sock, server_hostname=host) as secure,
-        ):
+        with secured(host, port, judge, _TIMEOUT) as secure:
             return shown.encode(), _name_in(secure.getpeercert() or {})
     except OSError as exc:
         if isinstance(exc, ssl.SSLCertVerificationError) and exc.verify_code in OUT_OF_DATE:

@@ -20,6 +20,7 @@ from rocketmq_spark.errors import (
     TopicRouteStaleException,
 )
 from rocketmq_spark.route_data import TopicRouteData
+from rocketmq_spark.transport.failures import to_tell
 from rocketmq_spark.wire.codes import code_name
 
 # ClientErrorCode.NO_NAME_SERVER_EXCEPTION.
@@ -105,8 +106,7 @@ class NameServers:
                 busy = exc
             except RemotingException as exc:
                 failures.append(f"{addresses[index]}: {exc}")
-                # What may pass for one passes for all: another one may be the only one to blame.
-                last = exc if last is None or exc.retriable else last
+                last = to_tell(last, exc)
             else:
                 self._good = index
                 return route
