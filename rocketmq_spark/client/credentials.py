@@ -10,6 +10,7 @@ Rule 4: an error says which option, variable, file or class, never what it holds
 
 from __future__ import annotations
 
+import concurrent.futures
 import logging
 import math
 import os
@@ -17,7 +18,6 @@ import stat
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -213,7 +213,8 @@ class RefreshedCredentials:
         try:
             # Counted from the question: many who wait one after the other wait no longer than one.
             return asked.answer.result(max(0.0, asked.at + self._patience - time.monotonic()))
-        except TimeoutError:
+        except concurrent.futures.TimeoutError:
+            # Not the built-in one on Python 3.10.
             why, cause = f"no answer within {self._patience:g} s", None
         except CredentialsError as exc:
             # One of its own for every thread that waits.
@@ -233,7 +234,7 @@ class RefreshedCredentials:
         with self._lock:
             question = self._asking
             if question is None or time.monotonic() > question.at + _GIVEN_UP:
-                question = self._asking = _Question(time.monotonic(), Future())
+                question = self._asking = _Question(time.monotonic(), concurrent.futures.Future())
                 thread = threading.Thread(
                     target=self._take, args=(question,), name="rocketmq-spark-credentials", daemon=True
                 )
@@ -294,7 +295,7 @@ class _Question(NamedTuple):
     """When a provider was asked (`time.monotonic`), and what will come of it."""
 
     at: float
-    answer: Future[Credentials]
+    answer: concurrent.futures.Future[Credentials]
 
 
 def _error(why: BaseException) -> CredentialsError:
