@@ -74,9 +74,12 @@ class NewTopic:
         check_topic(self.wired)
         if is_system_topic(self.name):
             raise MQClientException(f"creating topic {self.name}: it is one of RocketMQ's own")
-        if self.queues < 1:
-            raise OptionError(f"creating topic {self.name} with {self.queues} queues: allowed is 1 or more")
-        if self.message_type is not None and self.message_type.upper() not in MESSAGE_TYPES:
+        if not isinstance(self.queues, int) or isinstance(self.queues, bool) or self.queues < 1:
+            raise OptionError(
+                f"creating topic {self.name} with {self.queues!r} queues: allowed is an integer, 1 or more"
+            )
+        _check_flag(self, "inner", self.inner)
+        if self.message_type is not None and str(self.message_type).upper() not in MESSAGE_TYPES:
             allowed = ", ".join(MESSAGE_TYPES)
             raise OptionError(f"creating topic {self.name} for {self.message_type!r} messages: allowed is {allowed}")
 
@@ -92,6 +95,7 @@ def create_topic(
 ) -> TopicRouteData:
     """Create or change a topic; see `Admin.create_topic`."""
     new.check()
+    _check_flag(new, "update", update)
     masters = _masters(transport, cluster, timeout)
     if not update:
         _refuse_existing(transport, new, timeout)
@@ -108,6 +112,11 @@ def create_topic(
             iter(failed.values())
         )
     return _known_to_all(transport, new, frozenset(masters), name_servers, timeout)
+
+
+def _check_flag(new: NewTopic, name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise OptionError(f"creating topic {new.name} with {name}={value!r}: allowed is True or False")
 
 
 def _masters(transport: RemotingTransport, cluster: str | None, timeout: float) -> dict[str, str]:

@@ -4,6 +4,8 @@ Rule 1: an administrator is made with the cluster, and its secret key is drawn f
 Rule 2: servers sign what they ask of each other as the administrator (``innerClientAuthenticationCredentials``).
 Rule 3: a proxy keeps no users of its own, it asks the brokers for them.
 Rule 4: who is not the administrator may do what it was given, and nothing else.
+Rule 5: brokers take any name and any secret. What they or our own options would read otherwise than it was meant is
+        refused here.
 
 Follows spec/remoting.md section 15, ``AuthConfig.java``, ``AuthenticationMetadataManagerImpl.java``, ``Resource.java``.
 """
@@ -11,17 +13,26 @@ Follows spec/remoting.md section 15, ``AuthConfig.java``, ``AuthenticationMetada
 from __future__ import annotations
 
 import json
+import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from rocketmq_spark.cluster.certificates import write_private
+from rocketmq_spark.cluster.probe import Probe
 from rocketmq_spark.credentials import Credentials
-from rocketmq_spark.errors import ClusterError
+from rocketmq_spark.errors import ClusterError, MQBrokerException
+from rocketmq_spark.names import is_legal
+from rocketmq_spark.option_values import ENV, FILE, is_printable
 from rocketmq_spark.wire.codes import RequestCode
 
 ADMINISTRATOR: Final = "admin"
+
+# It stands unescaped in a header of gRPC, which "/", "," and blanks divide, and in "User:name".
+_NAME: Final = r"[A-Za-z0-9._-]+"
+# AuthenticationMetadataManagerImpl.createUser; it has no code of its own.
+_EXISTS: Final = "The user is existed"
 
 _AUTH: Final = "org.apache.rocketmq.auth"
 _OF_PROXY: Final = "org.apache.rocketmq.proxy.auth"
@@ -69,6 +80,65 @@ def proxy_properties(admin: Credentials) -> dict[str, object]:
     }
 
 
+def create_user(
+    probe: Probe,
+    brokers: Iterable[str],
+    name: str,
+    secret_key: str,
+    *,
+    publish: Sequence[str],
+    subscribe: Sequence[str],
+    groups: Sequence[str],
+) -> None:
+    """Have brokers know a user; see `LocalCluster.create_user`."""
+    check_user(name, secret_key, publish=publish, subscribe=subscribe, groups=groups)
+    addresses = tuple(brokers)
+    for code, fields, body in user_requests(name, secret_key, publish, subscribe, groups):
+        for address in addresses:
+            try:
+                probe.ask(address, code, fields, f"creating the user {name}", body)
+            except MQBrokerException as exc:
+                if _EXISTS not in exc.remark:
+                    raise
+                raise ClusterError(
+                    f"creating the user {name}: the broker at {address} knows that user already, and keeps its secret "
+                    "key and rights (so does a folder that was named by directory=, for the next cluster in it): use "
+                    "what it was created with, or take another name"
+                ) from exc
+
+
+def check_user(
+    name: str, secret_key: str, *, publish: Sequence[str], subscribe: Sequence[str], groups: Sequence[str]
+) -> None:
+    """Refuse a user that could not do what it is meant to; no secret key is shown.
+
+    Raises
+    ------
+    ClusterError
+    """
+    if not isinstance(name, str) or not re.fullmatch(_NAME, name):
+        raise ClusterError(f"creating the user {name!r}: allowed in a name are letters, digits, '.', '_' and '-'")
+    doing = f"creating the user {name}"
+    if not isinstance(secret_key, str) or not is_printable(secret_key):
+        raise ClusterError(f"{doing}: secret_key must be a text that is not blank, without control characters")
+    if secret_key.startswith((ENV, FILE)):
+        raise ClusterError(
+            f"{doing}: secret_key begins with {ENV} or {FILE}, which the option secretKey takes for the place of a "
+            "secret; give the secret itself"
+        )
+    for parameter, names in (("publish", publish), ("subscribe", subscribe), ("groups", groups)):
+        if isinstance(names, str) or not isinstance(names, Sequence):
+            raise ClusterError(
+                f"{doing}: {parameter}={names!r} is no list of names; give one, as in ['orders', 'new-*']"
+            )
+        for resource in names:
+            if not isinstance(resource, str) or not _is_resource(resource):
+                raise ClusterError(
+                    f"{doing}: {parameter} names {resource!r}; allowed are names (letters, digits, '%', '|', '_' and "
+                    "'-'), the beginning of names with a '*' after it, and '*' alone for all"
+                )
+
+
 def user_requests(
     name: str, secret_key: str, publish: Iterable[str], subscribe: Iterable[str], groups: Iterable[str]
 ) -> Iterator[tuple[RequestCode, dict[str, str], bytes]]:
@@ -93,6 +163,12 @@ def user_requests(
         subject = f"User:{name}"
         acl = {"subject": subject, "policies": [{"policyType": "Custom", "entries": entries}]}
         yield RequestCode.AUTH_CREATE_ACL, {"subject": subject}, json.dumps(acl).encode()
+
+
+def _is_resource(name: str) -> bool:
+    # A broker looks at no other '*' than the last character's, and then for the first: "*-x" is nobody's name, and
+    # "a*b*" is whatever begins with "a" (Resource.of).
+    return name == "*" or is_legal(name.removesuffix("*"))
 
 
 def _properties(admin: Credentials) -> dict[str, str]:

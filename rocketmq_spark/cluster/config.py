@@ -18,6 +18,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import UnionType
 from typing import Final
 
 from rocketmq_spark.errors import ClusterError
@@ -29,6 +30,8 @@ _PORTS: Final = range(20_000, 30_000)
 # Not the generator that programs seed: two that seed alike would want the same ports.
 _draw: Final = random.SystemRandom().randrange
 
+_BY_AUTH: Final = {"authenticationEnabled": "use auth=", "authorizationEnabled": "use auth="}
+
 _BROKERS_OWN: Final = {
     "brokerName": "it is broker-0, broker-1, ...",
     "brokerIP1": "it is 127.0.0.1",
@@ -36,6 +39,7 @@ _BROKERS_OWN: Final = {
     "namesrvAddr": "it is the cluster's own name server",
     "storePathRootDir": "use directory=",
     "storePathCommitLog": "use directory=",
+    **_BY_AUTH,
 }
 
 _PROXYS_OWN: Final = {
@@ -46,6 +50,7 @@ _PROXYS_OWN: Final = {
     "remotingAccessAddr": "it is 127.0.0.1",
     "grpcServerPort": "it is a free port, see LocalCluster.endpoints",
     "remotingListenPort": "it is a free port, see Proxy.address",
+    **_BY_AUTH,
 }
 
 
@@ -99,9 +104,14 @@ def broker_overrides(
     Raises
     ------
     ClusterError
-        As many mappings as brokers are needed; or a property that the cluster sets itself.
+        `brokers` is no number of brokers; as many mappings as brokers are needed; or a property that the cluster sets
+        itself.
     """
-    each = [given or {}] * brokers if given is None or isinstance(given, Mapping) else list(given)
+    if not _is_number(brokers, int) or brokers < 1:
+        raise ClusterError(f"brokers={brokers!r}: a cluster needs at least one; allowed are integers from 1 on")
+    each = [given or {}] * brokers if given is None or isinstance(given, Mapping) else given
+    if not _is_list_of(Mapping, each):
+        raise ClusterError("broker_properties takes a mapping for all brokers, or a list with one for each of them")
     if len(each) != brokers:
         raise ClusterError(
             f"broker_properties has {len(each)} mappings for {brokers} brokers; give one for each, or one"
@@ -126,8 +136,10 @@ def proxy_overrides(given: bool | Mapping[str, object]) -> dict[str, object] | N
     Raises
     ------
     ClusterError
-        A property that the cluster sets itself, or a value that JSON does not have.
+        Neither; a property that the cluster sets itself; or a value that JSON does not have.
     """
+    if not isinstance(given, bool | Mapping):
+        raise ClusterError(f"proxy takes False, True or a mapping of properties, not a {type(given).__name__}")
     if not isinstance(given, Mapping):
         return {} if given else None
     for name, value in given.items():
@@ -138,6 +150,20 @@ def proxy_overrides(given: bool | Mapping[str, object]) -> dict[str, object] | N
         except (TypeError, ValueError) as exc:
             raise ClusterError(f"proxy: {name} takes what JSON has, not a {type(value).__name__}") from exc
     return dict(given)
+
+
+def checked_jvm_options(given: Sequence[str]) -> tuple[str, ...]:
+    """Return the JVM options of a cluster; a ClusterError says what is allowed."""
+    if not _is_list_of(str, given):
+        raise ClusterError("jvm_options takes a list with a text for each option, as in ['-Xmx1g', '-Xss1m']")
+    return tuple(given)
+
+
+def checked_timeout(given: float) -> float:
+    """Return the `start_timeout` of a cluster; a ClusterError says what is allowed."""
+    if not _is_number(given, int | float) or not given > 0:
+        raise ClusterError(f"start_timeout={given!r}: allowed are seconds above 0")
+    return given
 
 
 def named_port(properties: Mapping[str, str], name: str) -> int | None:
@@ -235,6 +261,15 @@ def _read(template: str) -> str:
         return file.read_text(encoding="utf-8")
     except OSError as exc:
         raise ClusterError(f"the package rocketmq_spark.conf is missing ({exc}); install rocketmq-spark again") from exc
+
+
+def _is_number(value: object, kind: type | UnionType) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _is_list_of(kind: type, given: object) -> bool:
+    # A text is a sequence too, of texts.
+    return isinstance(given, Sequence) and not isinstance(given, str) and all(isinstance(one, kind) for one in given)
 
 
 def _property_value(value: object) -> str:

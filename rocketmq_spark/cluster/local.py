@@ -22,8 +22,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-from rocketmq_spark.cluster.access import user_requests
-from rocketmq_spark.cluster.config import broker_overrides, checked_port, proxy_overrides
+from rocketmq_spark.cluster.access import create_user
+from rocketmq_spark.cluster.config import (
+    broker_overrides,
+    checked_jvm_options,
+    checked_port,
+    checked_timeout,
+    proxy_overrides,
+)
 from rocketmq_spark.cluster.jars import Progress, server_jars, tell_nobody
 from rocketmq_spark.cluster.java import find_java
 from rocketmq_spark.cluster.probe import Probe
@@ -105,22 +111,20 @@ class LocalCluster:
         tls: Tls = False,
         progress: Progress | None = None,
     ) -> None:
-        if brokers < 1:
-            raise ClusterError(f"brokers={brokers}: a cluster needs at least one")
         self._overrides = broker_overrides(broker_properties, brokers)
         self._proxy_overrides = proxy_overrides(proxy)
+        self._jvm_options = checked_jvm_options(jvm_options)
         check_security(
             auth,
             tls,
             broker_properties=self._overrides,
             proxy_properties=self._proxy_overrides or {},
-            jvm_options=jvm_options,
+            jvm_options=self._jvm_options,
         )
         self._auth = auth
         self._tls: Tls = tls
         self._wanted_directory = Path(directory).absolute() if directory is not None else None
-        self._jvm_options = tuple(jvm_options)
-        self._start_timeout = start_timeout
+        self._start_timeout = checked_timeout(start_timeout)
         self._port = None if port is None else checked_port(port, "port")
         self._tell: Progress = progress or tell_nobody
         self._lock = threading.RLock()
@@ -246,9 +250,9 @@ class LocalCluster:
         Parameters
         ----------
         name : str
-            The option ``accessKey``.
+            The option ``accessKey``: letters, digits, ``.``, ``_`` and ``-``.
         secret_key : str
-            The option ``secretKey``.
+            The option ``secretKey``: the secret itself, no reference to it.
         publish : sequence of str, default none
             Topics to send to. ``orders-*`` stands for all whose name begins with ``orders-``, ``*`` for all.
         subscribe : sequence of str, default none
@@ -259,9 +263,10 @@ class LocalCluster:
         Raises
         ------
         ClusterError
-            The cluster was made without `auth`, or isn't running.
-        MQBrokerException
-            A broker refuses: it knows the user already, or the name is none.
+            The cluster was made without `auth`, or isn't running; an argument is not allowed; a broker knows the user
+            already.
+        MQBrokerException, RemotingException
+            A broker refuses for another reason, or does not answer.
 
         Examples
         --------
@@ -270,9 +275,8 @@ class LocalCluster:
         site = self._started(self._site)
         if site.security.admin is None:
             raise ClusterError("the cluster knows no users: LocalCluster(auth=True)")
-        for code, fields, body in user_requests(name, secret_key, publish, subscribe, groups):
-            for broker in self._brokers:
-                site.probe.ask(broker.address, code, fields, f"creating the user {name}", body)
+        addresses = [broker.address for broker in self._brokers]
+        create_user(site.probe, addresses, name, secret_key, publish=publish, subscribe=subscribe, groups=groups)
 
     def check(self) -> None:
         """Raise a ClusterError, saying why, if a server died that nobody stopped or killed."""

@@ -166,7 +166,12 @@ def check_security(
     ------
     ClusterError
     """
-    if tls not in (False, True, "mutual"):
+    if not isinstance(auth, bool):
+        # Not shown: it may be a secret that was thought to belong here.
+        raise ClusterError(
+            f"auth takes False or True, not a {type(auth).__name__}: keys are made, and users by create_user"
+        )
+    if not isinstance(tls, bool) and tls != "mutual":
         raise ClusterError(f"tls={tls!r}: allowed are False, True and 'mutual'")
     for option in jvm_options:
         if option.startswith("-Dtls."):

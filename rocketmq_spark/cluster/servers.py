@@ -138,13 +138,13 @@ class Broker(Server):
             # The topic that every broker has in its own name: no topic of the user's gets a row it did not send.
             probe.send(self.address, self.name, self.name, b"is it ready?")
         except MQBrokerException as exc:
-            # A broker made read-only, or one that wants credentials of its user's, is as ready as it will ever be.
-            if exc.response_code != ResponseCode.NO_PERMISSION or self._must_let_us_in:
+            # A broker made read-only is as ready as it will ever be.
+            if exc.response_code != ResponseCode.NO_PERMISSION or self._is_writable:
                 raise
 
     @property
-    def _must_let_us_in(self) -> bool:
-        return self._site.security.admin is not None and self.properties.get("brokerPermission") in (None, "2", "6")
+    def _is_writable(self) -> bool:
+        return self.properties.get("brokerPermission") in (None, "2", "6")
 
     def _have_it_register(self) -> None:
         # A broker registers when it starts and every 30 s. The first time comes to nothing if it starts within the
@@ -213,13 +213,8 @@ class Proxy(Server):
 
     def _ask(self) -> None:
         brokers = self._site.probe.registered_brokers(self._site.name_server)
-        try:
-            for name in list(brokers)[:1]:
-                self._site.probe.route(self.address, name)
-        except MQBrokerException:
-            # One that wants credentials refuses us, and by no code of its own.
-            if str(self.properties.get("authenticationEnabled")).lower() != "true":
-                raise
+        for name in list(brokers)[:1]:
+            self._site.probe.route(self.address, name)
         try:
             socket.create_connection(("127.0.0.1", self._grpc_port), 2.0).close()
         except OSError as exc:

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ import pytest
 
 from rocketmq_spark import Message, Producer, SendStatus
 from rocketmq_spark.cluster import Broker, LocalCluster, NameServer, State
+from rocketmq_spark.cluster.config import properties_of
 from rocketmq_spark.cluster.jars import cache_folder, installed_jars
 from rocketmq_spark.cluster.java import find_java
 from rocketmq_spark.cluster.probe import Probe
@@ -31,7 +33,7 @@ from rocketmq_spark.wire.headers import GetMaxOffsetRequestHeader
 from rocketmq_spark.wire.response_headers import OffsetResponseHeader
 
 # The shared cluster comes first: where no server can run, its fixture says so for all of these.
-from tests.sharing import SharedCluster
+from tests.sharing import SharedCluster, SharedServer
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cluster")]
@@ -57,6 +59,32 @@ def test_servers_listen_on_this_machine_only(cluster: SharedCluster) -> None:
     addresses = PROBE.registered_brokers(cluster.name_server)
     assert addresses == {broker.name: broker.address for broker in cluster.brokers}
     assert all(address.startswith("127.0.0.1:") for address in addresses.values())
+    for address in (cluster.name_server, *addresses.values()):
+        with socket.socket() as elsewhere:
+            # Who listens on every address answers on this one, too.
+            elsewhere.settimeout(2)
+            assert elsewhere.connect_ex(("127.0.0.2", int(address.rpartition(":")[2]))) != 0
+
+
+def as_slave(broker: SharedServer) -> bytes:
+    """Ask a broker for its commit log as a slave does, and return what it sends until it hangs up."""
+    properties = properties_of(Path(broker.log).with_name("broker.conf").read_text())
+    received = bytearray()
+    with socket.create_connection(("127.0.0.1", int(properties["haListenPort"])), 5) as connection:
+        connection.sendall(struct.pack(">q", 0))
+        deadline = time.monotonic() + 10
+        while data := connection.recv(65_536):
+            received += data
+            assert time.monotonic() < deadline
+    return bytes(received)
+
+
+def test_port_for_slaves_gives_out_no_message(cluster: SharedCluster, topic: str) -> None:
+    for broker in cluster.brokers:
+        PROBE.send(broker.address, broker.name, topic, b"for nobody else")
+        for _ in range(5):
+            # Offset and length of a part of the commit log, and then the part.
+            assert {length for _, length in struct.iter_unpack(">qi", as_slave(broker))} <= {0}
 
 
 def written_files(pid: int) -> Iterator[Path]:

@@ -16,8 +16,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from rocketmq_spark.client.producer import Producer
+from rocketmq_spark.cluster.access import create_user
+from rocketmq_spark.cluster.probe import Probe
 from rocketmq_spark.doctor import examine
 from rocketmq_spark.errors import (
+    ClusterError,
     DeliveryError,
     MQBrokerException,
     MQClientException,
@@ -400,6 +403,18 @@ def the_doctor_says(
     asked = [one for one in found if one.check.split()[0] in ("name", "broker", "topic")]
     assert not [secret for secret in SECRETS if secret in repr(found)]
     return {one.check.split()[0]: (one.state, one.found) for one in asked}
+
+
+def test_a_user_who_exists_already_is_not_made_again_and_keeps_the_secret(secured: SharedCluster) -> None:
+    assert secured.tls is not None
+    probe = Probe(credentials=secured.admin, tls=secured.tls.context())
+    brokers = [broker.address for broker in secured.brokers]
+    with pytest.raises(ClusterError, match=r"user spark-user: the broker at .* knows that user already.* another name"):
+        create_user(probe, brokers, KNOWN.access_key, "wrong-hush-hush", publish=["*"], subscribe=[], groups=[])
+    theirs = Probe(credentials=KNOWN, tls=secured.tls.context())
+    for broker in secured.brokers:
+        with pytest.raises(MQBrokerException, match="no permission to access Topic:not-allowed"):
+            theirs.send(broker.address, broker.name, "not-allowed", b"let in?")
 
 
 def test_the_doctor_tells_missing_tls_a_wrong_key_and_a_missing_right_apart(

@@ -178,7 +178,12 @@ def test_brokers_that_did_not_make_a_topic_are_named(admin: Admin) -> None:
     [
         ({"topic": "x y"}, "illegal character"),
         ({"topic": "TBW102"}, "one of RocketMQ's own"),
-        ({"topic": "new", "queues": 0}, "allowed is 1 or more"),
+        ({"topic": "new", "queues": 0}, "with 0 queues: allowed is an integer, 1 or more"),
+        ({"topic": "new", "queues": "8"}, "with '8' queues: allowed is an integer, 1 or more"),
+        ({"topic": "new", "queues": True}, "with True queues: allowed is an integer, 1 or more"),
+        ({"topic": "new", "inner": "no"}, "with inner='no': allowed is True or False"),
+        ({"topic": "new", "update": "no"}, "with update='no': allowed is True or False"),
+        ({"topic": "new", "message_type": 1}, "allowed is NORMAL, FIFO, DELAY, TRANSACTION"),
         ({"topic": "new", "message_type": "LATE"}, "allowed is NORMAL, FIFO, DELAY, TRANSACTION"),
         ({"topic": "new", "cluster": "other"}, "no cluster 'other', but c"),
     ],

@@ -56,6 +56,8 @@ def test_broker_template_has_what_a_broker_needs() -> None:
     assert (properties["listenPort"], properties["haListenPort"]) == ("10911", "10912")
     assert (properties["brokerIP1"], properties["bindAddress"]) == ("127.0.0.1", "127.0.0.1")
     assert properties["autoCreateTopicEnable"] == "true"
+    # Whoever connects to the one port that is open to all gets nothing, and is hung up on.
+    assert (properties["haTransferBatchSize"], properties["haHousekeepingInterval"]) == ("0", "-1")
 
 
 def test_name_server_template_names_its_port_and_this_machine_only() -> None:
@@ -138,10 +140,13 @@ def test_wrong_number_of_mappings_is_refused() -> None:
 def test_property_that_the_cluster_sets_itself_is_refused() -> None:
     with pytest.raises(ClusterError, match="may not set storePathRootDir: use directory="):
         broker_overrides({"storePathRootDir": "/tmp"}, 1)
+    for refuse in (lambda given: broker_overrides(given, 1), proxy_overrides):
+        with pytest.raises(ClusterError, match="may not set authenticationEnabled: use auth="):
+            refuse({"authenticationEnabled": True})
 
 
 def test_a_proxy_takes_properties_as_json_has_them() -> None:
-    given = {"grpcClientIdleTimeMills": 2000, "authenticationEnabled": True, "proxyName": "p"}
+    given = {"grpcClientIdleTimeMills": 2000, "enableGrpcEpoll": True, "proxyName": "p"}
     assert proxy_overrides(given) == given
     with pytest.raises(ClusterError, match="proxy: proxyName takes what JSON has, not a bytes"):
         proxy_overrides({"proxyName": b"p"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,18 +11,28 @@ from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.errors import ClusterError
 
 
-def test_cluster_needs_a_broker() -> None:
-    with pytest.raises(ClusterError, match="brokers=0"):
-        LocalCluster(0)
-
-
-def test_wrong_parameters_are_refused_before_anything_starts() -> None:
-    with pytest.raises(ClusterError, match="port=80 is no port"):
-        LocalCluster(port=80)
-    with pytest.raises(ClusterError, match="2 mappings for 1 brokers"):
-        LocalCluster(broker_properties=[{}, {}])
-    with pytest.raises(ClusterError, match="proxy may not set proxyMode"):
-        LocalCluster(proxy={"proxyMode": "LOCAL"})
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"brokers": 0}, "brokers=0: a cluster needs at least one"),
+        ({"brokers": "2"}, "brokers='2': .* allowed are integers from 1 on"),
+        ({"brokers": True}, "brokers=True: .* allowed are integers from 1 on"),
+        ({"port": 80}, "port=80 is no port"),
+        ({"broker_properties": [{}, {}]}, "2 mappings for 1 brokers"),
+        ({"broker_properties": "maxMessageSize=1"}, "broker_properties takes a mapping for all brokers, or a list"),
+        ({"broker_properties": ["a=1"]}, "broker_properties takes a mapping for all brokers, or a list"),
+        ({"broker_properties": {"authenticationEnabled": True}}, "may not set authenticationEnabled: use auth="),
+        ({"proxy": {"proxyMode": "LOCAL"}}, "proxy may not set proxyMode"),
+        ({"proxy": "no"}, "proxy takes False, True or a mapping of properties, not a str"),
+        ({"proxy": None}, "proxy takes False, True or a mapping of properties, not a NoneType"),
+        ({"jvm_options": "-Xmx1g"}, r"jvm_options takes a list with a text for each option, as in \['-Xmx1g', "),
+        ({"start_timeout": "90"}, "start_timeout='90': allowed are seconds above 0"),
+        ({"start_timeout": 0}, "start_timeout=0: allowed are seconds above 0"),
+    ],
+)
+def test_wrong_parameters_are_refused_before_anything_starts(parameters: dict[str, Any], text: str) -> None:
+    with pytest.raises(ClusterError, match=text):
+        LocalCluster(**parameters)
 
 
 def test_cluster_that_does_not_run_says_so() -> None:

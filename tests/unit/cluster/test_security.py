@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 import sys
 from datetime import datetime, timezone
@@ -13,7 +14,7 @@ import pytest
 from cryptography.x509 import load_pem_x509_certificate
 
 from rocketmq_spark.cluster import LocalCluster
-from rocketmq_spark.cluster.access import user_requests
+from rocketmq_spark.cluster.access import check_user, user_requests
 from rocketmq_spark.cluster.config import properties_of
 from rocketmq_spark.cluster.process import ServerProcess, Watchdog
 from rocketmq_spark.cluster.security import Security, client_options
@@ -111,11 +112,14 @@ def test_what_lets_somebody_in_can_be_removed(tmp_path: Path) -> None:
     ("parameters", "text"),
     [
         ({"tls": "yes"}, "tls='yes': allowed are False, True and 'mutual'"),
+        ({"tls": 1}, "tls=1: allowed are False, True and 'mutual'"),
+        ({"auth": "hush"}, "auth takes False or True, not a str: keys are made, and users by create_user"),
+        ({"auth": None}, "auth takes False or True, not a NoneType"),
         ({"jvm_options": ["-Dtls.server.mode=enforcing"]}, r"may not set -Dtls\.server\.mode: give tls=True"),
         ({"tls": True, "proxy": {"tlsCertPath": "x"}}, "proxy may not set tlsCertPath beside tls="),
         (
-            {"auth": True, "proxy": {"authenticationEnabled": False}},
-            "proxy may not set authenticationEnabled beside auth=",
+            {"auth": True, "proxy": {"authenticationProvider": "x"}},
+            "proxy may not set authenticationProvider beside auth=",
         ),
         (
             {"auth": True, "broker_properties": {"initAuthenticationUser": "hush"}},
@@ -166,6 +170,38 @@ def test_a_user_may_do_what_is_named_and_nothing_else() -> None:
         ("Group:readers", ["Sub"], "Allow"),
     ]
     assert [code for code, _, _ in user_requests("nobody", "hush", [], [], [])] == [RequestCode.AUTH_CREATE_USER]
+
+
+@pytest.mark.parametrize("name", ["", " ", "shop:one", "a b", "shop/one", "shop,one", "café", None, 7])
+def test_a_name_that_can_be_no_users_is_refused(name: Any) -> None:
+    with pytest.raises(ClusterError, match=f"creating the user {name!r}: allowed in a name are letters, digits, "):
+        check_user(name, "hush", publish=[], subscribe=[], groups=[])
+
+
+@pytest.mark.parametrize("secret", ["", "  ", "hush\n", "env:HUSH", "file:/hush", "file:hush", None, b"hush"])
+def test_a_secret_that_can_not_be_given_as_an_option_is_refused_and_not_shown(secret: Any) -> None:
+    with pytest.raises(ClusterError, match="creating the user shop: secret_key ") as caught:
+        check_user("shop", secret, publish=[], subscribe=[], groups=[])
+    assert "hush" not in str(caught.value).lower()
+
+
+@pytest.mark.parametrize("parameter", ["publish", "subscribe", "groups"])
+@pytest.mark.parametrize("names", ["orders", None, 7])
+def test_one_name_where_a_list_is_meant_is_refused(parameter: str, names: Any) -> None:
+    given = {"publish": [], "subscribe": [], "groups": [], parameter: names}
+    with pytest.raises(ClusterError, match=f"the user shop: {parameter}={names!r} is no list of names; give one"):
+        check_user("shop", "hush", **given)
+
+
+@pytest.mark.parametrize("name", ["*-x", "a*b", "a*b*", "**", "", "a b", "Topic:a", "a,b", None])
+def test_a_name_that_no_topic_or_group_has_is_refused(name: Any) -> None:
+    with pytest.raises(ClusterError, match=re.escape(f"the user shop: subscribe names {name!r}; allowed are names ")):
+        check_user("shop", "hush", publish=["orders"], subscribe=["orders", name], groups=[])
+
+
+def test_a_user_who_can_be_is_let_pass() -> None:
+    topics = ("orders", "new-*", "*", "ns%orders", "%RETRY%readers")
+    check_user("shop.one_2-x", "s e:cret/env:", publish=topics, subscribe=topics, groups=["readers-*"])
 
 
 def test_an_error_quotes_logs_without_the_secret_key(tmp_path: Path) -> None:
