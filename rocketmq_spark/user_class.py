@@ -33,7 +33,8 @@ def load_class(option: str, name: str, method: str) -> type[Any]:
     except Exception as exc:
         raise OptionError(
             f"{option}={name}: importing module {module_name} failed: {exc!r}; Spark's Python workers must find it, on "
-            "the driver and on every executor: install it there, or hand it over with --py-files or addPyFile"
+            "the driver and on every executor: install it there, or hand it over with --py-files or addPyFile "
+            "(an archive before rocketmq_spark.register(spark))"
         ) from exc
     found = getattr(module, class_name, None)
     if not (isinstance(found, type) and callable(getattr(found, method, None))):

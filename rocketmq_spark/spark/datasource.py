@@ -111,8 +111,10 @@ class RocketMQDataSource(DataSource):
         What would be raised is raised by the reader's first method: PySpark stops a reader that it has not got then,
         and that error hides ours.
         """
+        from rocketmq_spark.spark.job_files import find_job_files
         from rocketmq_spark.spark.stream_reader import RefusedStreamReader, stream_reader
 
+        find_job_files()
         try:
             return stream_reader(self._reader_options(streaming=True), schema, self._parallelism)
         except RocketMQError as exc:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from rocketmq_spark import Admin
@@ -22,9 +22,17 @@ from tests.sharing import SharedCluster
 from tests.streams import start
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.spark, pytest.mark.integration]
+pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.usefixtures("metrics")]
 
 LIFETIME = 2.0
+FIXED = """
+from rocketmq_spark import Credentials
+
+
+class Fixed:
+    def credentials(self):
+        return Credentials({key!r}, {secret!r})
+"""
 PROVIDER = """
 import json
 import pathlib
@@ -97,3 +105,32 @@ def test_a_streaming_query_outlives_the_users_that_it_writes_as(
     found = read_topic(secured.name_server, topic, 1, credentials=secured.admin, tls=secured.tls)
     bodies = {int(message.body) for message in found}
     assert bodies >= set(range(max(bodies))), "and no row is missing"
+
+
+def test_a_streaming_read_asks_a_provider_that_the_job_brought_along(
+    spark: SparkSession, secured: SharedCluster, tmp_path: Path
+) -> None:
+    topic, admin = f"allowed-{uuid.uuid4().hex[:8]}", secured.admin
+    assert admin is not None
+    with Admin(secured.name_server, **secured.admin_settings) as client:
+        client.create_topic(topic, 2)
+    module = tmp_path / "vault_of_a_reads_test.py"
+    module.write_text(FIXED.format(key=admin.access_key, secret=admin.secret_key))
+    spark.sparkContext.addPyFile(str(module))
+    options = {name: text for name, text in secured.options.items() if name not in ("accessKey", "secretKey")}
+    options |= {"topic": topic, "credentialsProvider": f"{module.stem}:Fixed"}
+    rows = spark.range(10).selectExpr("cast(id as string) as body")
+    rows.write.format("rocketmq").options(**options).mode("append").save()
+    frame = spark.readStream.format("rocketmq").options(**options, startingOffsets="earliest").load()
+    read: list[str] = []
+
+    def keep(batch: DataFrame, _: int) -> None:
+        read.extend(row.body for row in batch.selectExpr("string(body) as body").collect())
+
+    writer = frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = writer.trigger(availableNow=True).start()
+    try:
+        assert query.awaitTermination(120)
+    finally:
+        query.stop()
+    assert sorted(read) == sorted(map(str, range(10)))
