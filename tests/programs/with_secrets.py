@@ -10,7 +10,6 @@ everything that was raised.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 import traceback
@@ -30,8 +29,6 @@ from rocketmq_spark import Admin, Message, Producer
 
 given = json.loads(sys.argv[1])
 folder = Path(given["folder"])
-logging.basicConfig(level=logging.INFO)
-logging.getLogger("rocketmq_spark").setLevel(logging.DEBUG)
 
 SERVERS = {"nameServer": given["nameServer"], "useTls": "true", "tlsCaFile": given["tlsCaFile"]}
 USER = {"accessKey": given["user"], "secretKey": given["secret"], "securityToken": given["token"]}

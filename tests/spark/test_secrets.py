@@ -21,6 +21,13 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark]
 PROGRAMS = Path(__file__).parents[1] / "programs"
 WRONG = "mistaken-7f3c9e51-must-not-show"
 MARK = b"7f3c9e51"
+# Every process of the job runs it, the workers, too. Py4J logs whatever the driver hands over (docs/security.md).
+TELL_ALL = """
+import logging
+
+logging.basicConfig(level=logging.DEBUG, format="LOG %(process)d %(levelname)s %(name)s: %(message)s")
+logging.getLogger("py4j").setLevel(logging.INFO)
+"""
 
 
 def test_jobs_that_succeed_and_jobs_that_fail_leave_no_secret_behind(secured: SharedCluster, tmp_path: Path) -> None:
@@ -48,9 +55,13 @@ def test_jobs_that_succeed_and_jobs_that_fail_leave_no_secret_behind(secured: Sh
         "wrong": WRONG,
         "secretFile": str(secret_file),
     }
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(TELL_ALL)
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(PROGRAMS), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(tmp_path / "site"), str(PROGRAMS), *filter(None, [os.environ.get("PYTHONPATH")])]
+        ),
         "MQ_USER": MARKED.access_key,
         "MQ_SECRET": MARKED.secret_key,
         "MQ_TOKEN": MARKED.security_token,
@@ -69,6 +80,8 @@ def test_jobs_that_succeed_and_jobs_that_fail_leave_no_secret_behind(secured: Sh
     assert run.returncode == 0, run.stderr.decode()[-3000:]
     assert len(ended) == 28
     assert {name for name, end in ended.items() if end != "as expected"} == set(), run.stderr.decode()[-30000:]
+    loggers = set(re.findall(r"^LOG (\d+) DEBUG rocketmq_spark", run.stderr.decode(), re.MULTILINE))
+    assert len(loggers) > 1, "workers tell as much as the driver does"
     files = [path for path in left.rglob("*") if path.is_file()]
     kinds = {path.relative_to(left).parts[0] for path in files}
     assert kinds >= {"stdout", "stderr", "events", "checkpoints", "metrics.jsonl"}
