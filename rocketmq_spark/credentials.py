@@ -2,6 +2,7 @@
 
 Rule 1: the secret key and the token show in no repr.
 Rule 2: a user is asked for again whenever something is signed, so that temporary ones can take each other's place.
+Rule 3: who has signed for a request that a server refuses is told so, if it wants to know.
 
 Follows ``SessionCredentials.java`` of 4.x and ``SessionCredentialsProvider.java`` of 5.x.
 """
@@ -9,7 +10,7 @@ Follows ``SessionCredentials.java`` of 4.x and ``SessionCredentialsProvider.java
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +49,18 @@ class CredentialsProvider(Protocol):
     def credentials(self) -> Credentials:
         """Return who signs from now on; the text of an error that it raises is shown to the user."""
         ...
+
+
+@runtime_checkable
+class HeldCredentials(CredentialsProvider, Protocol):
+    """A provider that gives the same again for a while, unless it learns that they are good no more."""
+
+    def refused(self, credentials: Credentials) -> None:
+        """Learn that a server does not take what this gave; neither blocks nor raises."""
+        ...
+
+
+def tell_refused(provider: CredentialsProvider | None, credentials: Credentials | None) -> None:
+    """Tell a provider, if it wants to know, that a server does not take what it gave."""
+    if credentials is not None and isinstance(provider, HeldCredentials):
+        provider.refused(credentials)

@@ -107,6 +107,10 @@ class MQBrokerException(RocketMQError):
         return str(self.args[0])
 
 
+class UserRefusedException(MQBrokerException):
+    """The server does not take the user's name or signature: nothing that is signed with the same passes there."""
+
+
 class MessageRefusedException(MQBrokerException):
     """A proxy refuses what a request holds; of a batch it doesn't say which message is wrong, and stores none."""
 

@@ -188,6 +188,10 @@ def is_printable(text: str) -> bool:
 def _parse_secret(text: str) -> str:
     if not is_printable(text):
         raise ValueError
+    kind, colon, rest = text.strip().partition(":")
+    if kind.lower() + colon in (ENV, FILE):
+        # As with the scheme of a URI. A password that begins so would be refused in small letters, too.
+        text = kind.lower() + colon + rest
     if text.startswith(ENV) and not re.fullmatch(r"env:[A-Za-z_][A-Za-z0-9_]*", text):
         raise ValueError
     if text.startswith(FILE) and not text.startswith(f"{FILE}/"):

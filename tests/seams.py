@@ -16,6 +16,7 @@ from rocketmq_spark.errors import (
     RemotingConnectException,
     RemotingTimeoutException,
     TopicRouteStaleException,
+    UserRefusedException,
 )
 from rocketmq_spark.message import Message, MessageQueue
 from rocketmq_spark.route_data import MASTER_ID, BrokerData, TopicRouteData
@@ -42,6 +43,7 @@ class Played(Seam):
         BrokerBusyException: Reply.code(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"),
         BrokerUnavailableException: Reply.code(14, "the broker's disk is full"),
         TopicRouteStaleException: Reply.code(17, "topic not exist"),
+        UserRefusedException: Reply.code(16, "check signature failed."),
         MQBrokerException: Reply.code(13, "the message is illegal"),
     }
     play: Callable[[Reply], None]
@@ -109,7 +111,8 @@ class Grpc(Played):
         BrokerBusyException: refusal(42900, "flow limit"),
         BrokerUnavailableException: refusal(50001, "create mapped file failed"),
         TopicRouteStaleException: refusal(40402, "no route"),
-        MQBrokerException: refusal(40100, "check signature failed."),
+        UserRefusedException: refusal(40100, "check signature failed."),
+        MQBrokerException: refusal(40300, "not here"),
     }
 
     def __init__(self, transport: GrpcTransport, proxy: FakeProxy, tls: TlsSettings | None) -> None:

@@ -5,7 +5,9 @@ Rule 1: ``env:NAME`` and ``file:/path`` are read where they are used, in the pro
 Rule 2: what can change is asked for again ahead of its end, by a thread of its own: nobody who signs waits for it while
         what is held is good. Where asking fails, that goes on until it expires.
 Rule 3: nobody waits for ever: a provider that does not answer is an error.
-Rule 4: an error says which option, variable, file or class, never what it holds.
+Rule 4: what a server has refused is asked for again by the next who signs, who waits; at most once in ten seconds, so
+        that a user who is refused everywhere costs no storm of questions.
+Rule 5: an error says which option, variable, file or class, never what it holds.
 """
 
 from __future__ import annotations
@@ -133,6 +135,12 @@ def _resolved(option: str, text: str) -> str:
             f"option {option}={text}: what it holds is not allowed: allowed is one line of text that is not blank, "
             "without control characters"
         )
+    if value != value.strip():
+        # A password may have one, and then it is not to be found by guessing.
+        raise OptionError(
+            f"option {option}={text}: what it holds begins or ends with a blank, which is hardly part of it: take the "
+            f"blank away; if it is, give it by a class ({_PROVIDER})"
+        )
     return value
 
 
@@ -152,8 +160,8 @@ def _read(option: str, text: str) -> str:
     if len(data) > _LONGEST:
         raise OptionError(f"option {option}={text}: it has more than {_LONGEST} bytes: is it the right file?")
     try:
-        # Editors end a file's last line.
-        return data.decode().rstrip("\r\n")
+        # Editors end a file's last line, and some mark its beginning (BOM).
+        return data.decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError:
         pass
     # Outside the except block: that error holds what was read.
@@ -189,8 +197,10 @@ class RefreshedCredentials:
         self._what = what
         self._clock = clock
         self._patience = patience
-        # What is held, and when to ask again: replaced as one.
-        self._held = (first, -math.inf if first is None else _due(first, clock()))
+        self._held = _Held(first, -math.inf if first is None else _due(first, clock()))
+        self._refused_at = -math.inf
+        # When the question was asked whose answer is held, `time.monotonic`.
+        self._answered = -math.inf
         self._reset()
 
     def __repr__(self) -> str:
@@ -204,11 +214,11 @@ class RefreshedCredentials:
         CredentialsError
             None are held, or they have expired, and there are no others to be had.
         """
-        (held, due), now = self._held, self._clock()
+        (held, due, refused), now = self._held, self._clock()
         if held is not None and now < min(due, _end(held)):
             return held
         asked = self._asked()
-        if held is not None and now < _end(held):
+        if held is not None and now < _end(held) and not refused:
             return held
         try:
             # Counted from the question: many who wait one after the other wait no longer than one.
@@ -220,6 +230,16 @@ class RefreshedCredentials:
             # One of its own for every thread that waits.
             why, cause = str(exc), exc.__cause__
         raise CredentialsError(f"{self._what}: {why}") from cause
+
+    def refused(self, credentials: Credentials) -> None:
+        """Have others asked for, as a server does not take these; nothing, if they are not held any more."""
+        if os.getpid() != self._pid:
+            self._reset()
+        with self._lock:
+            held = self._held
+            if held.credentials is credentials and not held.refused:
+                self._refused_at = max(self._clock(), self._refused_at + _AGAIN)
+                self._held = held._replace(due=min(held.due, self._refused_at), refused=True)
 
     def _reset(self) -> None:
         self._pid = os.getpid()
@@ -251,20 +271,35 @@ class RefreshedCredentials:
             fresh = self._checked(self._ask())
         except BaseException as exc:
             # What calls sys.exit must not leave them waiting either.
-            error, held = _error(exc), self._held[0]
-            self._settle(question, held, self._clock() + _AGAIN)
-            if held is not None and self._clock() < _end(held):
+            error = _error(exc)
+            if self._failed(question):
                 logger.warning("%s: %s (what was given before is good for now)", self._what, error)
             question.answer.set_exception(error)
         else:
-            self._settle(question, fresh, _due(fresh, self._clock()))
+            self._take_over(question, fresh)
             question.answer.set_result(fresh)
 
-    def _settle(self, question: _Question, held: Credentials | None, due: float) -> None:
+    def _failed(self, question: _Question) -> bool:
+        """Note that a question is to be asked again; return whether nobody is told by an error."""
+        now = self._clock()
+        with self._lock:
+            if self._asking is not question:
+                # Given up: it is the one that has been asked since that counts.
+                return False
+            self._asking = None
+            self._held = self._held._replace(due=now + _AGAIN)
+            held, _, refused = self._held
+        return held is not None and now < _end(held) and not refused
+
+    def _take_over(self, question: _Question, fresh: Credentials) -> None:
+        now = self._clock()
         with self._lock:
             if self._asking is question:
                 self._asking = None
-            self._held = (held, due)
+            # An answer that was given up may come after that to a later question.
+            if question.at >= self._answered:
+                self._answered = question.at
+                self._held = _Held(fresh, _due(fresh, now))
 
     def _checked(self, given: object) -> Credentials:
         if not isinstance(given, Credentials):
@@ -289,6 +324,14 @@ class RefreshedCredentials:
                 "clock; expires_at is in epoch seconds"
             )
         return given
+
+
+class _Held(NamedTuple):
+    """What is held, when to ask again, and whether a server has refused it: replaced as one."""
+
+    credentials: Credentials | None
+    due: float
+    refused: bool = False
 
 
 class _Question(NamedTuple):

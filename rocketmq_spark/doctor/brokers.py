@@ -15,7 +15,7 @@ from rocketmq_spark.doctor.listener import who_listens
 from rocketmq_spark.errors import MQBrokerException, RemotingException, RocketMQError
 from rocketmq_spark.route_data import PERM_WRITE, permission_text
 from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.wire.codes import ResponseCode
+from rocketmq_spark.wire.codes import NO_RIGHT, ResponseCode
 
 OLDEST: Final = (4, 9)
 
@@ -24,8 +24,6 @@ OLDEST: Final = (4, 9)
 _DELETES_FROM: Final = 85.0
 _REFUSES_FROM: Final = 90.0
 _CLOCK_WITHIN: Final = 5.0
-# What a broker says of a user that it knows and that may not do this (spec/remoting.md section 15).
-KNOWN_USER: Final = "no permission to access"
 
 
 def check_brokers(transport: RemotingTransport, timeout: float) -> list[Check]:
@@ -61,7 +59,7 @@ def access_refused(exc: RocketMQError) -> bool | None:
     """
     if not isinstance(exc, MQBrokerException) or exc.response_code != ResponseCode.NO_PERMISSION:
         return None
-    return KNOWN_USER not in exc.remark
+    return NO_RIGHT not in exc.remark
 
 
 def key_refused(name: str, exc: RocketMQError) -> Check:

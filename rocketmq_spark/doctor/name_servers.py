@@ -18,6 +18,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.names import AUTO_CREATE_TOPIC
 from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.transport.tls_errors import OwnCertificateError
 
 _GIVE_ANOTHER: Final = "give the name server's address (port 9876, unless it was given another one)"
 _MEND: Final = {
@@ -52,6 +53,8 @@ def check_name_server(transport: RemotingTransport, address: str, timeout: float
         return _not_a_name_server(transport, name, address, timeout)
     except RemotingCertificateException as exc:
         mend = "give the authority's file (tlsCaFile, --tls-ca-file), or the certificates' name (tlsServerName)"
+        if isinstance(exc.__cause__, OwnCertificateError):
+            mend = "give a certificate (tlsCertFile, --tls-cert-file) and its key (tlsKeyFile, --tls-key-file)"
         # The handshake's own words: whose request it was does not matter here.
         return Check(name, FAILED, str(exc.__cause__ or exc), mend)
     except RemotingException as exc:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rocketmq_spark.errors import DeliveryError, RocketMQError
+from rocketmq_spark.errors import DeliveryError, MQBrokerException, RocketMQError
 from rocketmq_spark.message import EncodedBatch, SendOutcome
 from rocketmq_spark.producer.delivery import Delivery
 from rocketmq_spark.wire.lone_message import lone_message
@@ -25,7 +25,9 @@ def reason(outcome: SendOutcome) -> str:
 def refused_for_good(delivery: Delivery, outcome: SendOutcome) -> str:
     """Say why a delivery is given up before its time is over."""
     if outcome.status is None:
-        return "the broker refused it for good"
+        # Else it is this side that refuses: a certificate that it does not trust, say.
+        told_by_broker = isinstance(outcome.error, MQBrokerException)
+        return "the broker refused it for good" if told_by_broker else "sending it again would not help"
     return (
         f"broker {outcome.queue.broker_name} stored it {delivery.attempts.not_store_ok} times but answered "
         f"{outcome.status.name} each time: it is not safe there yet. Mend the broker's flushing or replication, "

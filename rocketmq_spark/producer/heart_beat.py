@@ -5,7 +5,9 @@ Rule 2: one round of heart-beats at a time; who comes meanwhile does not wait.
 Rule 3: a broker that does not answer is logged, and stops neither the others nor the caller.
 Rule 4: a round takes as long as `_LONGEST_ROUND` at most, and the next one goes on where it ended: routes may name
         more brokers than can be waited for, and whoever says good-bye wants to leave.
-Rule 5: a broker that was not known before hears at once: else a transaction's check-back could not find its producer
+Rule 5: a user that brokers do not take is logged once, until one takes it again; who says good-bye logs nothing of it,
+        for it was an error of all that was sent before.
+Rule 6: a broker that was not known before hears at once: else a transaction's check-back could not find its producer
         group until the next round.
 
 Follows ``MQClientInstance.sendHeartbeatToAllBrokerWithLock`` and ``unregisterClient``.
@@ -19,7 +21,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.errors import CredentialsError, RocketMQError, UserRefusedException
 from rocketmq_spark.producer.route_cache import RouteCache
 from rocketmq_spark.transport.base import Transport
 
@@ -61,6 +63,8 @@ class HeartBeats:
         self._transport = transport
         self._routes = routes
         self._told: frozenset[str] = frozenset()
+        # Where heart-beats are refused for the user.
+        self._refused_at: set[str] = set()
         self._lock = threading.Lock()
 
     def to_all(self, groups: Collection[str]) -> bool:
@@ -75,7 +79,10 @@ class HeartBeats:
         """Tell every address of every broker that the group is gone."""
 
         def call(address: str) -> None:
-            self._transport.unregister_client(address, self._client_id, group, self._api_timeout)
+            try:
+                self._transport.unregister_client(address, self._client_id, group, self._api_timeout)
+            except (CredentialsError, UserRefusedException) as exc:
+                logger.debug("unregistering group %s at %s: %s", group, address, exc)
 
         self._tell(self._routes.addresses(), f"unregistering group {group}", call)
 
@@ -87,6 +94,7 @@ class HeartBeats:
             return False
         try:
             masters = frozenset(self._routes.masters().values())
+            self._refused_at &= masters
             if groups and masters:
                 chosen = among(masters)
                 # One that fails is not asked again before the next round: it may take its whole timeout each time.
@@ -99,7 +107,14 @@ class HeartBeats:
         return True
 
     def _beat(self, address: str, groups: Collection[str]) -> None:
-        self._transport.heart_beat(address, self._client_id, groups, self._api_timeout)
+        try:
+            self._transport.heart_beat(address, self._client_id, groups, self._api_timeout)
+        except (CredentialsError, UserRefusedException) as exc:
+            level = logging.DEBUG if self._refused_at else logging.WARNING
+            self._refused_at.add(address)
+            logger.log(level, "heart-beat at %s: %s", address, exc)
+        else:
+            self._refused_at.discard(address)
 
     def _tell(self, addresses: Sequence[str], what: str, call: Callable[[str], None]) -> str:
         """Call one after the other; return the last one told if the time was over before all were, else nothing."""

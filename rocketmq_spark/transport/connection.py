@@ -347,7 +347,8 @@ class Connection:
     def _after_dial(self, now: float) -> list[Completion]:
         self.sock = self._dial.sock
         if self._dial.failed:
-            what = f"can't connect within {self._connect_timeout:g} s ({self._dial.reasons})"
+            within = f" within {self._connect_timeout:g} s" if now >= self._dial.deadline else ""
+            what = f"can't connect{within} ({self._dial.reasons})"
             return self._fail(now, what, self._dial.failures[-1][1] if self._dial.failures else None)
         done: list[Request] = []
         with self._lock:

@@ -192,7 +192,9 @@ class GrpcTransport(RemotingOnly):
         live, batch, queue = self._here(), request.batch, request.queue
 
         def on_answer(answer: GrpcAnswer) -> None:
-            on_outcome(_outcome_of(request, answer))
+            outcome = _outcome_of(request, answer)
+            live.client.tell(outcome.error, answer.signed_by)
+            on_outcome(outcome)
 
         doing = f"sending {batch.rows} rows to {queue}"
         try:
@@ -244,7 +246,8 @@ class GrpcTransport(RemotingOnly):
             except (*_ANOTHER_MAY_TELL, RemotingException) as exc:
                 failures.append(str(exc))
                 last = to_tell(last, exc)
-        text = f"no proxy gave the route of topic {topic} within {round(timeout, 3):g} s: {'; '.join(failures)}"
+        within = f" within {round(timeout, 3):g} s" if self._clock() >= deadline else ""
+        text = f"no proxy gave the route of topic {topic}{within}: {'; '.join(failures)}"
         if isinstance(last, MQBrokerException):
             raise type(last)(text, last.response_code, last.remark, last.broker_addr) from last
         raise (RemotingTimeoutException if last is None else type(last))(text) from last

@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError
 
+from rocketmq_spark.credentials import Credentials
 from rocketmq_spark.errors import (
     RemotingCommandException,
     RemotingConnectException,
     RemotingSendRequestException,
     RemotingTooMuchRequestException,
     RocketMQError,
+    UserRefusedException,
 )
 from rocketmq_spark.transport._pb import definition_pb2 as pb
 from rocketmq_spark.transport.grpc_channels import Channels
@@ -62,12 +64,14 @@ class GrpcAnswer:
         From the call's start, milliseconds.
     doing : str
         What was done, to what, by which request: for the text of an error.
+    signed_by : Credentials or None
     """
 
     reply: bytes | None
     error: RocketMQError | None
     latency_ms: float
     doing: str
+    signed_by: Credentials | None = None
 
 
 OnAnswer: TypeAlias = Callable[[GrpcAnswer], None]
@@ -94,6 +98,7 @@ class _Flight:
     on_answer: OnAnswer
     started: float
     permit: Permit | None
+    signed_by: Credentials | None = None
 
 
 class GrpcClient:
@@ -161,9 +166,9 @@ class GrpcClient:
             Closed; `on_answer` is not called then.
         """
         call = self._call(endpoint, method)
-        request_id, metadata = self._metadata.fresh()
+        request_id, metadata, signed_by = self._metadata.fresh()
         permit = self._permits.take() if timeout > 0 else None
-        flight = _Flight(endpoint, _named(doing, request_id), on_answer, self._clock(), permit)
+        flight = _Flight(endpoint, _named(doing, request_id), on_answer, self._clock(), permit, signed_by)
         number = self._register(flight)
         if permit is None:
             refusal = self._permits.exhausted(flight.doing) if timeout > 0 else _no_time(flight.doing)
@@ -206,7 +211,7 @@ class GrpcClient:
             Closed.
         """
         call = self._call(endpoint, method)
-        request_id, metadata = self._metadata.fresh()
+        request_id, metadata, signed_by = self._metadata.fresh()
         doing = _named(doing, request_id)
         if timeout <= 0:
             raise _no_time(doing)
@@ -216,12 +221,18 @@ class GrpcClient:
             self._check()
             raise
         found = self._end_of(started, endpoint, doing)
-        if isinstance(found, RocketMQError):
-            raise found
-        reply = parsed(found, reply_type, endpoint, doing)
-        if reply.status.code != pb.OK:
-            raise proxy_error(reply.status.code, reply.status.message, endpoint, doing)
-        return reply
+        if not isinstance(found, RocketMQError):
+            reply = parsed(found, reply_type, endpoint, doing)
+            if reply.status.code == pb.OK:
+                return reply
+            found = proxy_error(reply.status.code, reply.status.message, endpoint, doing)
+        self.tell(found, signed_by)
+        raise found
+
+    def tell(self, error: RocketMQError | None, signed_by: Credentials | None) -> None:
+        """Let who signed a call know if its error says that a proxy does not take the user."""
+        if isinstance(error, UserRefusedException):
+            self._metadata.refused(signed_by)
 
     def stream(self, endpoint: str, method: str, requests: Iterator[ProtoMessage]) -> Any:
         """Open a stream both ways.
@@ -229,7 +240,7 @@ class GrpcClient:
         Iterating over it gives the server's messages as bytes, and raises ``grpc.RpcError`` when it breaks; `cancel`
         ends it.
         """
-        _, metadata = self._metadata.fresh()
+        metadata = self._metadata.fresh().metadata
         stream = self._channel(endpoint).stream_stream(_SERVICE + method, _serialize)
         self._streams[endpoint] = opened = stream(requests, metadata=metadata)
         return opened
@@ -296,7 +307,7 @@ class GrpcClient:
             flight.permit.release()
         reply, error = (None, found) if isinstance(found, RocketMQError) else (found, None)
         try:
-            flight.on_answer(GrpcAnswer(reply, error, (at - flight.started) * 1000.0, flight.doing))
+            flight.on_answer(GrpcAnswer(reply, error, (at - flight.started) * 1000.0, flight.doing, flight.signed_by))
         except Exception:
             logger.exception("a callback raised")
 

@@ -15,9 +15,9 @@ import itertools
 import random as random_module
 import time
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
-from rocketmq_spark.credentials import Credentials, CredentialsProvider
+from rocketmq_spark.credentials import Credentials, CredentialsProvider, tell_refused
 from rocketmq_spark.errors import CredentialsError, OptionError
 
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
@@ -25,6 +25,14 @@ Metadata: TypeAlias = tuple[tuple[str, str], ...]
 REQUEST_ID: Final = "x-mq-request-id"
 
 _DATE_TIME: Final = "%Y%m%dT%H%M%SZ"
+
+
+class Fresh(NamedTuple):
+    """The id of a new request, its metadata, and who has signed it."""
+
+    request_id: str
+    metadata: Metadata
+    signed_by: Credentials | None
 
 
 class MetadataSource:
@@ -82,29 +90,42 @@ class MetadataSource:
             _signature(credentials, "")
         self._static = tuple(static)
         # Replaced as a whole: two threads at the turn of a second may both make it, and either will do.
-        self._of_second: tuple[int, Metadata] = (-1, ())
+        self._of_second = _Signed()
 
     def __repr__(self) -> str:
         return f"<MetadataSource {self.client_id} {'signs' if self._credentials else 'does not sign'}>"
 
-    def fresh(self) -> tuple[str, Metadata]:
-        """Return the id of a new request, and its metadata."""
+    def fresh(self) -> Fresh:
+        """Return what a new request carries."""
         second = int(self._wall_clock())
-        made_for, metadata = self._of_second
-        if made_for != second:
-            metadata = self._made_for(second)
-            self._of_second = (second, metadata)
+        made = self._of_second
+        if made.second != second:
+            made = self._of_second = self._made_for(second)
         request_id = f"{self._end}-{next(self._numbers)}"
-        return request_id, (*metadata, (REQUEST_ID, request_id))
+        return Fresh(request_id, (*made.metadata, (REQUEST_ID, request_id)), made.signed_by)
 
-    def _made_for(self, second: int) -> Metadata:
+    def refused(self, signed_by: Credentials | None) -> None:
+        """Tell whoever gave these that a server does not take them; the next call asks who signs."""
+        tell_refused(self._credentials, signed_by)
+        self._of_second = _Signed()
+
+    def _made_for(self, second: int) -> _Signed:
         date_time = time.strftime(_DATE_TIME, time.gmtime(second))
+        signed_by = None if self._credentials is None else self._credentials.credentials()
         try:
-            signature = () if self._credentials is None else _signature(self._credentials.credentials(), date_time)
+            signature = () if signed_by is None else _signature(signed_by, date_time)
         except OptionError as exc:
             # Of what is given from the start, it was said at the start.
             raise CredentialsError(str(exc)) from None
-        return (*self._static, ("x-mq-date-time", date_time), *signature)
+        return _Signed(second, (*self._static, ("x-mq-date-time", date_time), *signature), signed_by)
+
+
+class _Signed(NamedTuple):
+    """What all requests of a second carry; without one, nothing is made yet."""
+
+    second: int = -1
+    metadata: Metadata = ()
+    signed_by: Credentials | None = None
 
 
 def _signature(credentials: Credentials, date_time: str) -> Metadata:

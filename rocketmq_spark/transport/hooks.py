@@ -2,7 +2,7 @@
 
 Rule 1: the order is that of RocketMQ's RPC hooks: namespaceV2 first, the signature last, for it covers what the others
         have added (spec/producer.md section 10.9).
-Rule 2: a hook returns new ext fields and leaves the ones it was given, so that a resend begins with the caller's.
+Rule 2: the ext fields that are given are left as they are, so that a resend begins with the caller's.
 Rule 3: answers of ours to a server's requests pass no hook; the Java client does not sign them either.
 
 Follows ``NamespaceRpcHook.java`` and ``AclClientRPCHook.java``.
@@ -10,29 +10,39 @@ Follows ``NamespaceRpcHook.java`` and ``AclClientRPCHook.java``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from collections.abc import Mapping
 
-from rocketmq_spark.credentials import CredentialsProvider
+from rocketmq_spark.credentials import Credentials, CredentialsProvider, tell_refused
 from rocketmq_spark.message import Buffer
 from rocketmq_spark.wire.acl import signed
 
-RequestHook: TypeAlias = Callable[[Mapping[str, str], tuple[Buffer, ...]], Mapping[str, str]]
 
-
-def request_hooks(namespace_v2: str, credentials: CredentialsProvider | None) -> tuple[RequestHook, ...]:
-    """Return what is to be done to the ext fields of every request, given its body, in this order.
+class RequestHooks:
+    """What is done to the ext fields of every request of a transport.
 
     Parameters
     ----------
-    namespace_v2 : str
+    namespace_v2 : str, default ""
         Empty for none.
-    credentials : CredentialsProvider or None
-        Asked at each request. None: requests are not signed.
+    credentials : CredentialsProvider, optional
+        Asked at each request. Default: requests are not signed.
     """
-    hooks: list[RequestHook] = []
-    if namespace_v2:
-        hooks.append(lambda ext_fields, _: {**ext_fields, "nsd": "true", "ns": namespace_v2})
-    if credentials is not None:
-        hooks.append(lambda ext_fields, body: signed(ext_fields, body, credentials.credentials()))
-    return tuple(hooks)
+
+    def __init__(self, namespace_v2: str = "", credentials: CredentialsProvider | None = None) -> None:
+        self._namespace = {"nsd": "true", "ns": namespace_v2} if namespace_v2 else {}
+        self._credentials = credentials
+
+    def apply(
+        self, ext_fields: Mapping[str, str], body: tuple[Buffer, ...]
+    ) -> tuple[Mapping[str, str], Credentials | None]:
+        """Return what goes out for a caller's ext fields, and who has signed it."""
+        if self._namespace:
+            ext_fields = {**ext_fields, **self._namespace}
+        if self._credentials is None:
+            return ext_fields, None
+        credentials = self._credentials.credentials()
+        return signed(ext_fields, body, credentials), credentials
+
+    def refused(self, credentials: Credentials) -> None:
+        """Tell whoever gave these that a server does not take them."""
+        tell_refused(self._credentials, credentials)

@@ -18,16 +18,16 @@ import selectors
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from rocketmq_spark.errors import RemotingConnectException, RocketMQError
 from rocketmq_spark.transport.connection import Completion, Connection, OnRequest
-from rocketmq_spark.transport.hooks import RequestHook
+from rocketmq_spark.transport.hooks import RequestHooks
 from rocketmq_spark.transport.request import Answer, Request
 from rocketmq_spark.transport.state import State
 from rocketmq_spark.transport.tls import Secure
-from rocketmq_spark.wire.codes import ResponseCode
+from rocketmq_spark.wire.codes import ResponseCode, refuses_user
 
 logger = logging.getLogger("rocketmq_spark.transport")
 
@@ -56,8 +56,8 @@ class IoLoop:
         Given what servers ask of us; see :class:`.connection.Connection`.
     secure : callable, optional
         Encrypts every connection.
-    hooks : sequence of callables, default none
-        See :func:`~rocketmq_spark.transport.hooks.request_hooks`.
+    hooks : RequestHooks, optional
+        Default: requests go out as they come.
     polled : bool, default False
         It has no thread of its own: one other thread submits everything and calls `poll`. Two threads that hand each
         other many small answers spend more time on that than on the answers.
@@ -69,7 +69,7 @@ class IoLoop:
         connect_timeout: float,
         on_request: OnRequest,
         secure: Secure | None = None,
-        hooks: Sequence[RequestHook] = (),
+        hooks: RequestHooks | None = None,
         *,
         polled: bool = False,
     ) -> None:
@@ -77,7 +77,7 @@ class IoLoop:
         self._connect_timeout = connect_timeout
         self._on_request = on_request
         self._secure = secure
-        self._hooks = hooks
+        self._hooks = hooks or RequestHooks()
         self.polled = polled
         self._polling = False
         self._poller: int | None = None
@@ -409,8 +409,13 @@ class IoLoop:
                 connection.sock = None
 
     def _deliver(self, address: str, request: Request, answer: Answer, now: float) -> None:
-        """Call the callback; GO_AWAY sends the request again, once, over a new connection (spec 12.4)."""
+        """Call the callback; GO_AWAY sends the request again, once, over a new connection (spec 12.4).
+
+        Who signed a request that is refused for it is told before the caller, who may try again at once.
+        """
         command = answer.command
+        if command is not None and request.signed_by is not None and refuses_user(command.code, command.remark):
+            self._hooks.refused(request.signed_by)
         if command is not None and command.code == ResponseCode.GO_AWAY and request.send_again(now):
             logger.debug("%s: go away; %s is sent again over a new connection", address, request.name)
             try:

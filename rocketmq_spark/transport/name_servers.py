@@ -113,7 +113,8 @@ class NameServers:
         if unknown and busy is None:
             raise _unknown(topic, unknown, failures) from unknown[0]
         failures += [f"{exc.broker_addr}: {exc}" for exc in unknown]
-        text = f"no name server gave the route of topic {topic} within {round(timeout, 3):g} s: {'; '.join(failures)}"
+        within = f" within {round(timeout, 3):g} s" if self._clock() >= deadline else ""
+        text = f"no name server gave the route of topic {topic}{within}: {'; '.join(failures)}"
         if last is None or last.retriable:
             # What fails for good has said itself what to change.
             text += f" ({_CHECK})"

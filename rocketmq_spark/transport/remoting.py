@@ -38,7 +38,7 @@ from rocketmq_spark.transport.frames import (
     outcome_of,
     transaction_check_of,
 )
-from rocketmq_spark.transport.hooks import request_hooks
+from rocketmq_spark.transport.hooks import RequestHooks
 from rocketmq_spark.transport.loop import IoLoop
 from rocketmq_spark.transport.request import Answer, Request
 from rocketmq_spark.transport.tls import TlsSettings
@@ -122,7 +122,7 @@ class RemotingTransport(AdminClient):
             except ValueError as exc:
                 raise OptionError(f"nameServer: {exc}") from exc
         secure = None if tls is None else tls.secure()
-        hooks = request_hooks(namespace_v2, credentials)
+        hooks = RequestHooks(namespace_v2, credentials)
         loop = IoLoop(clock, connect_timeout, self._on_request, secure, hooks, polled=polled)
         draw = random or random_module.Random()
         super().__init__(loop, clock, client_async_semaphore_value, client_oneway_semaphore_value, name_servers, draw)

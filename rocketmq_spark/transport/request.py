@@ -11,13 +11,14 @@ import logging
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from rocketmq_spark.credentials import Credentials
 from rocketmq_spark.errors import MQClientException, RocketMQError
 from rocketmq_spark.message import Buffer
-from rocketmq_spark.transport.hooks import RequestHook
+from rocketmq_spark.transport.hooks import RequestHooks
 from rocketmq_spark.transport.permits import Permit
 from rocketmq_spark.wire.codes import RequestCode
 from rocketmq_spark.wire.command import RemotingCommand, encode_head
@@ -84,6 +85,7 @@ class Request:
     ----------
     permit : Permit or None
         Goes back when the request ends.
+    signed_by : Credentials or None
     """
 
     __slots__ = (
@@ -102,6 +104,7 @@ class Request:
         "remark",
         "resent",
         "sent_fields",
+        "signed_by",
         "started",
         "timeout",
         "unsent",
@@ -123,6 +126,7 @@ class Request:
         self.code = code
         self.ext_fields = ext_fields
         self.sent_fields = ext_fields
+        self.signed_by: Credentials | None = None
         self.body = body
         self.timeout = timeout
         self.on_answer = on_answer
@@ -152,11 +156,9 @@ class Request:
         except ValueError:
             return f"request {self.code}"
 
-    def apply(self, hooks: Sequence[RequestHook]) -> None:
+    def apply(self, hooks: RequestHooks) -> None:
         """Make the ext fields that go out, such as the signature, from the caller's; also before a resend."""
-        self.sent_fields = self.ext_fields
-        for hook in hooks:
-            self.sent_fields = hook(self.sent_fields, self.body)
+        self.sent_fields, self.signed_by = hooks.apply(self.ext_fields, self.body)
 
     def encode(self, opaque: int) -> None:
         """Make the head for this opaque; the body's pieces follow it as they are.

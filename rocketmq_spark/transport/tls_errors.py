@@ -46,6 +46,10 @@ class CertificateError(HandshakeError):
     """A certificate was refused: the server's, or ours."""
 
 
+class OwnCertificateError(CertificateError):
+    """The server refuses this client's certificate, or demands one."""
+
+
 class DisagreementError(HandshakeError):
     """One side speaks TLS, and the other does not."""
 
@@ -77,9 +81,9 @@ def handshake_error(error: OSError, refusals: frozenset[str]) -> HandshakeError:
     return HandshakeError(f"the TLS handshake failed ({error}); {hint}")
 
 
-def refusal(error: ssl.SSLError) -> CertificateError:
+def refusal(error: ssl.SSLError) -> OwnCertificateError:
     """Return the error that one of `TlsSettings.refusals` stands for."""
-    return CertificateError(
+    return OwnCertificateError(
         f"the server refuses this client's certificate, or demands one ({error.reason}): set tlsCertFile and "
         "tlsKeyFile to a certificate that is signed by an authority that the server trusts, and has not expired, and "
         "to its key"

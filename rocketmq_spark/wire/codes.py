@@ -9,6 +9,7 @@ Follows spec/remoting.md section 17, ``RequestCode.java``, ``ResponseCode.java``
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
@@ -20,6 +21,7 @@ from rocketmq_spark.errors import (
     MQBrokerException,
     RequestNotSupportedException,
     TopicRouteStaleException,
+    UserRefusedException,
 )
 from rocketmq_spark.message import SendStatus
 from rocketmq_spark.wire.command import shortened
@@ -149,6 +151,11 @@ PASSING_TROUBLE: Final = (
 )
 """What brokers say, under a code that tells nothing, when they store nothing for now, and the error it is."""
 
+NO_RIGHT: Final = "no permission to access"
+"""What servers say of a user that they know and that may not do this (spec/remoting.md section 15)."""
+
+_MISSING_RIGHT: Final = re.compile(NO_RIGHT + r" ((?:Topic|Group|Cluster):[^\s,]+)")
+
 # Looked up by "contains", first match wins: a proxy wraps the remarks of the broker behind it.
 _BY_REMARK: Final[Mapping[int, tuple[tuple[str, type[MQBrokerException]], ...]]] = {
     ResponseCode.SYSTEM_ERROR: (
@@ -169,6 +176,11 @@ _BY_REMARK: Final[Mapping[int, tuple[tuple[str, type[MQBrokerException]], ...]]]
         # control, reserved topics: "Sending message to topic[..] is forbidden.") stays forbidden.
         ("] sending message is forbidden", TopicRouteStaleException),
         ("] pulling message is forbidden", TopicRouteStaleException),
+        # Authentication comes before authorization, and names the user in the same way.
+        (NO_RIGHT, MQBrokerException),
+        ("check signature failed", UserRefusedException),
+        ("username cannot be null", UserRefusedException),
+        ("User:", UserRefusedException),
     ),
     # The topic shrank under our route. Other illegal parameters (topic name, group) stay illegal.
     ResponseCode.INVALID_PARAMETER: (("request queueId[", TopicRouteStaleException),),
@@ -189,7 +201,7 @@ _HINTS: Final[Mapping[int, str]] = {
     ResponseCode.MESSAGE_ILLEGAL: "check body and property sizes, delay properties, and the topic's message.type",
     ResponseCode.SERVICE_NOT_AVAILABLE: "the broker's disk may be full, or it is shutting down or a slave",
     ResponseCode.VERSION_NOT_SUPPORTED: "a proxy needs the broker name (n, bname) in every request",
-    ResponseCode.NO_PERMISSION: "check accessKey, secretKey and the user's rights on the topic, and the topic's perm",
+    ResponseCode.NO_PERMISSION: "check accessKey, secretKey and the user's rights, and the topic's perm",
     ResponseCode.TOPIC_NOT_EXIST: "create the topic, or check its name and the nameServer option",
     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: "create the consumer group, or check the consumerGroup option",
     ResponseCode.INVALID_PARAMETER: "check the topic's name and number of queues",
@@ -229,9 +241,26 @@ def broker_error(code: int, remark: str, address: str, doing: str) -> MQBrokerEx
     MQBrokerException
         Or a child of it. Follows spec/remoting.md section 17, column "connector".
     """
-    by_remark = (error for fragment, error in _BY_REMARK.get(code, ()) if fragment in remark)
-    error = next(by_remark, _CLASSES.get(code, MQBrokerException))
-    hint = _HINTS.get(code, "")
+    error = _class_of(code, remark)
+    hint = access_hint(error, remark) or _HINTS.get(code, "")
     remark = shortened(remark)
     text = f"{doing}: {address} answered {code} {code_name(code)}: {remark or '(no remark)'}"
     return error(f"{text} ({hint})" if hint else text, code, remark, address)
+
+
+def access_hint(error: type[MQBrokerException], remark: str) -> str:
+    """Return what to do where a server refuses a user, or has no right for one on what its remark names; else ""."""
+    if issubclass(error, UserRefusedException):
+        return "check accessKey, secretKey and securityToken"
+    missing = _MISSING_RIGHT.search(remark)
+    return f"give the user the right that it needs on {missing[1]}, or check accessKey" if missing else ""
+
+
+def refuses_user(code: int, remark: str) -> bool:
+    """Return whether a server's answer says that it does not take the user, or the signature."""
+    return issubclass(_class_of(code, remark), UserRefusedException)
+
+
+def _class_of(code: int, remark: str) -> type[MQBrokerException]:
+    by_remark = (error for fragment, error in _BY_REMARK.get(code, ()) if fragment in remark)
+    return next(by_remark, _CLASSES.get(code, MQBrokerException))

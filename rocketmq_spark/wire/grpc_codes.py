@@ -30,9 +30,10 @@ from rocketmq_spark.errors import (
     RemotingTimeoutException,
     RemotingTlsException,
     TopicRouteStaleException,
+    UserRefusedException,
 )
 from rocketmq_spark.message import SendStatus
-from rocketmq_spark.wire.codes import PASSING_TROUBLE
+from rocketmq_spark.wire.codes import NO_RIGHT, PASSING_TROUBLE, access_hint
 from rocketmq_spark.wire.command import shortened
 
 
@@ -122,6 +123,7 @@ _CLASSES: Final[Mapping[int, _AnswerError]] = {
     Code.ILLEGAL_POLLING_TIME: MQBrokerException,
     Code.ILLEGAL_OFFSET: MQBrokerException,
     Code.ILLEGAL_LITE_TOPIC: MQBrokerException,
+    Code.UNAUTHORIZED: UserRefusedException,
     Code.TOPIC_NOT_FOUND: TopicRouteStaleException,
     # Quotas do not pass by waiting.
     Code.LITE_TOPIC_QUOTA_EXCEEDED: MQBrokerException,
@@ -137,7 +139,7 @@ _BY_HUNDREDS: Final[Mapping[int, _AnswerError]] = {
     505: MQBrokerException,
 }
 
-_RIGHTS: Final = "check accessKey, secretKey and the user's rights on the topic"
+_RIGHTS: Final = "check accessKey, secretKey and the user's rights"
 _BUSY: Final = "the proxy or its broker refused for now and stored nothing; lower maxInFlight or the number of tasks"
 _FORWARDED: Final = "the proxy passed it on and the outcome is unknown; its log (proxy.log) may have the cause"
 _SIZE: Final = "a message may have 4 MiB, and so may a whole batch, unless maxMessageSize of proxy and broker says more"
@@ -204,6 +206,8 @@ class _Words(NamedTuple):
 _WORDS: Final = (
     # The proxy does not know the topic (yet); every other conflict of types is one.
     _Words(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, "unspecified", TopicRouteStaleException, _NO_SUCH),
+    # 5.5.0 has one code for who is not known and who may not.
+    _Words(Code.UNAUTHORIZED, NO_RIGHT, MQBrokerException),
     _Words(Code.FORBIDDEN, "no writable queue", TopicRouteStaleException, _NO_QUEUE),
     *(_Words(Code.INTERNAL_SERVER_ERROR, fragment, error) for fragment, error in PASSING_TROUBLE),
     # The permission bits of the broker or topic changed under the proxy's route.
@@ -260,7 +264,7 @@ _FAILURES: Final = (
     # About the call and not about a message: no half of a batch fares better.
     _Failure("INVALID_ARGUMENT", "", MQBrokerException, "", Code.BAD_REQUEST),
     _Failure("PERMISSION_DENIED", "", MQBrokerException, _RIGHTS, Code.FORBIDDEN),
-    _Failure("UNAUTHENTICATED", "", MQBrokerException, _RIGHTS, Code.UNAUTHORIZED),
+    _Failure("UNAUTHENTICATED", "", UserRefusedException, _RIGHTS, Code.UNAUTHORIZED),
     _Failure("UNIMPLEMENTED", "", MQBrokerException, _NO_CALL, Code.NOT_IMPLEMENTED),
 )
 
@@ -295,7 +299,7 @@ def proxy_error(code: int, message: str, address: str, doing: str) -> MQBrokerEx
     said = message.lower()
     words = next((words for words in _WORDS if words.code == code and words.fragment in said), None)
     error = words.error if words else _class_of(code)
-    hint = (words.hint if words else "") or _HINTS.get(code, "")
+    hint = (words.hint if words else "") or access_hint(error, message) or _HINTS.get(code, "")
     message = shortened(message)
     text = f"{doing}: {address} answered {code} {code_name(code)}: {message or '(no message)'}"
     return error(f"{text} ({hint})" if hint else text, int(code), message, address)

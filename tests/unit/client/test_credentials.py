@@ -70,9 +70,31 @@ def test_a_file_is_read_without_the_end_of_its_last_line(tmp_path: Path, slashes
     assert given == Credentials("u", HUSH)
 
 
+@pytest.mark.parametrize("prefix", ["FILE:", "File:", " file:"])
+def test_a_reference_is_one_in_capital_letters_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str
+) -> None:
+    (tmp_path / "secret").write_text(HUSH)
+    monkeypatch.setenv("MQ_USER", "u")
+    given = of(accessKey="ENV:MQ_USER", secretKey=f"{prefix}{tmp_path}/secret").credentials()
+    assert given == Credentials("u", HUSH)
+
+
+def test_the_mark_that_editors_begin_a_file_with_is_no_part_of_a_secret(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(f"{HUSH}\r\n", encoding="utf-8-sig")
+    assert of(accessKey="u", secretKey=f"file:{tmp_path}/secret").credentials() == Credentials("u", HUSH)
+
+
+def test_a_variable_with_a_blank_around_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MQ_SECRET", f"{HUSH} ")
+    assert "begins or ends with a blank" in refusal(accessKey="u", secretKey="env:MQ_SECRET")
+
+
 @pytest.mark.parametrize(
     ("content", "text"),
     [
+        (b"hush-hush \n", "what it holds begins or ends with a blank"),
+        (b" hush-hush", "take the blank away"),
         (None, "reading it failed: No such file or directory; the file must be at that path"),
         (b"", "what it holds is not allowed"),
         (b"\n", "what it holds is not allowed"),
@@ -96,7 +118,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
         assert "it is no file" in refusal(accessKey="u", secretKey=f"file:{path}")
 
 
-@pytest.mark.parametrize("reference", ["env:", "env:NO SPACE", "env:1ST", "file:", "file:relative/path"])
+@pytest.mark.parametrize("reference", ["env:", "env:NO SPACE", "env:1ST", "file:", "file:relative/path", "FILE:x"])
 def test_a_reference_that_is_malformed_is_refused_before_it_is_read(reference: str) -> None:
     said = refusal(accessKey="u", secretKey=reference)
     assert "env:NAME or file:/absolute/path" in said
@@ -334,3 +356,76 @@ def test_a_child_asks_by_itself(source: Source) -> None:
     child.join(PATIENCE)
     assert child.exitcode == 0
     assert answer.get() == "user-2"
+
+
+def test_who_signs_next_asks_and_waits_for_others_where_a_server_has_refused_these(source: Source) -> None:
+    held = held_of(source)
+    first = held.credentials()
+    source.now = 1.0
+    held.refused(first)
+    assert held.credentials().access_key == "user-2"
+    assert held.credentials().access_key == "user-2"
+    assert source.given == 2
+
+
+def test_a_refusal_of_what_is_not_held_any_more_changes_nothing(source: Source) -> None:
+    held = held_of(source)
+    first = held.credentials()
+    held.refused(first)
+    second = held.credentials()
+    held.refused(first)
+    assert held.credentials() is second
+    assert source.given == 2
+
+
+def test_who_is_refused_again_and_again_asks_once_in_ten_seconds(source: Source) -> None:
+    held = held_of(source)
+    for tenths in range(300):
+        source.now = tenths / 10
+        held.refused(held.credentials())
+    # At 0, at 0.1 since those were refused at once, at 10 and at 20.
+    assert source.given == 4
+
+
+def test_a_failure_where_a_server_has_refused_what_is_held_is_an_error_and_not_logged(
+    source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = held_of(source)
+    first = held.credentials()
+    held.refused(first)
+    source.error = OSError("the vault is sealed")
+    with pytest.raises(CredentialsError, match="the vault is sealed"):
+        held.credentials()
+    assert held.credentials() is first, "until it is time to ask again, it is the server's word that is told"
+    source.error, source.now = None, 11.0
+    assert held.credentials().access_key == "user-2"
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("late", [Credentials("late", HUSH), OSError("the vault was sealed")], ids=["user", "error"])
+def test_an_answer_that_was_given_up_neither_replaces_a_later_one_nor_is_logged(
+    caplog: pytest.LogCaptureFixture, late: Credentials | Exception
+) -> None:
+    answers, gates, asked = [late, Credentials("u", HUSH)], [threading.Event(), threading.Event()], []
+
+    def ask() -> Credentials:
+        asked.append(len(asked))
+        answer = answers[asked[-1]]
+        gates[asked[-1]].wait(PATIENCE)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    held = RefreshedCredentials(ask, "asking", clock=lambda: 0.0)
+    hanging = held._asked()
+    wait_for(lambda: len(asked) == 1, PATIENCE)
+    # As if it had hung for more than a minute.
+    held._asking = hanging._replace(at=hanging.at - 61.0)
+    answered = held._asked()
+    wait_for(lambda: len(asked) == 2, PATIENCE)
+    gates[1].set()
+    answered.answer.result(PATIENCE)
+    gates[0].set()
+    wait_for(hanging.answer.done, PATIENCE)
+    assert held.credentials().access_key == "u"
+    assert caplog.records == []

@@ -269,6 +269,19 @@ def test_a_certificate_of_an_unknown_authority_is_said(tmp_path: Path) -> None:
     assert "tlsCaFile" in check.mend
 
 
+def test_a_certificate_of_ours_that_is_missing_is_not_taken_for_an_unknown_authority(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    context = authority.context("server", "IP:127.0.0.1")
+    context.load_verify_locations(authority.ca_file)
+    context.verify_mode = ssl.CERT_REQUIRED
+    with BrokerPeer(tls=context) as peer:
+        given = {"use_tls": True, "tls_ca_file": str(authority.ca_file)}
+        (check,) = [one for one in looked_at(peer.address, **given) if one.check.startswith("name server")]
+    assert "the server refuses this client's certificate, or demands one" in check.found
+    assert "tlsCertFile" in check.mend
+    assert "tlsCaFile" not in check.mend
+
+
 def test_whoever_hangs_up_is_something_else() -> None:
     with Peer(lambda session: None) as peer:
         assert who_listens(peer.address, TIMEOUT) is Listener.OTHER

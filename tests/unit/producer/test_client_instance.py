@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from rocketmq_spark.errors import RemotingConnectException, RemotingTimeoutException, RouteNotFoundException
+from rocketmq_spark.errors import (
+    RemotingConnectException,
+    RemotingTimeoutException,
+    RouteNotFoundException,
+    UserRefusedException,
+)
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
@@ -203,6 +210,31 @@ def test_11_a_heart_beat_that_fails_stops_neither_the_others_nor_the_schedule() 
     transport.fail("heart_beat", RemotingConnectException("a:10911 refused"))
     instance.run_due(1.0)
     assert [call[1] for call in calls(transport, "heart_beat")] == ["a:10911", "b:10911"]
+
+
+def test_a_user_that_is_refused_is_logged_once_until_taken_again_and_not_at_the_good_bye(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    instance, transport = instance_of()
+    refusal = UserRefusedException("16 NO_PERMISSION: check signature failed.", 16, "check signature failed.", "a:1")
+    instance.register("g")
+    instance.routes.find("T", 1.0)
+
+    def warnings(do: Callable[[], object]) -> int:
+        caplog.clear()
+        do()
+        return sum(record.levelno >= logging.WARNING for record in caplog.records)
+
+    def refuse() -> None:
+        transport.fail("heart_beat", refusal, refusal)
+        instance.heart_beat()
+
+    assert [warnings(refuse), warnings(refuse)] == [1, 0]
+    assert warnings(instance.heart_beat) == 0
+    assert warnings(refuse) == 1
+    transport.fail("unregister_client", refusal, RemotingConnectException("b:10911 refused"))
+    assert warnings(instance.close) == 1, "of the one that can't be reached"
+    assert "unregistering group g at b:10911 failed: b:10911 refused" in caplog.text
 
 
 def test_12_every_topic_ever_looked_up_found_or_not_is_refreshed_every_thirty_seconds() -> None:

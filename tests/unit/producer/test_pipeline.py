@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketmq_spark.errors import DeliveryError, RemotingTimeoutException, RocketMQError
+from rocketmq_spark.errors import DeliveryError, RemotingCertificateException, RemotingTimeoutException, RocketMQError
 from rocketmq_spark.message import MessageQueue, SendOutcome, SendStatus
 from rocketmq_spark.producer.fault_preset import PRESETS
 from rocketmq_spark.producer.route_cache import publish_info_of
@@ -126,6 +126,15 @@ def test_what_a_broker_refuses_for_good_fails_at_once() -> None:
     assert len(rig.transport.requests) == 1
     assert "the message is illegal" in str(rig.pipeline.failure)
     assert isinstance(rig.pipeline.failure.__cause__, RocketMQError)
+
+
+def test_the_broker_is_not_said_to_refuse_what_never_came_to_it() -> None:
+    rig = Rig(route({"a": 1}))
+    rig.transport.play("a", Reply(error=RemotingCertificateException("the server's certificate is not trusted")))
+    rig.offer(1)
+    rig.run()
+    assert "the broker refused" not in str(rig.pipeline.failure)
+    assert "sending it again would not help; last error: the server's certificate" in str(rig.pipeline.failure)
 
 
 def test_nothing_is_sent_after_a_failure_but_what_was_in_flight_still_counts() -> None:

@@ -58,6 +58,14 @@ def test_the_next_request_dials_again(transport: RemotingTransport, request_to: 
     assert kinds(outcomes) == [RemotingConnectException, SendStatus.SEND_OK]
 
 
+def test_a_connect_that_fails_at_once_speaks_of_no_time(
+    make_transport: Callable[..., RemotingTransport], request_to: RequestTo, outcomes: Any
+) -> None:
+    address = refused_address()
+    make_transport().send(request_to(address), PATIENCE, outcomes)
+    assert f"can't connect ({address}: [Errno 111] Connection refused)" in str(outcomes.wait(1)[0].error)
+
+
 def test_all_that_queue_up_for_a_silent_address_fail_together(
     make_transport: Callable[..., RemotingTransport], request_to: RequestTo, outcomes: Any
 ) -> None:

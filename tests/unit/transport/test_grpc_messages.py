@@ -19,6 +19,7 @@ from rocketmq_spark.errors import (
     MessageRefusedException,
     MQBrokerException,
     MQClientException,
+    UserRefusedException,
 )
 from rocketmq_spark.message import EncodedBatch, Encoding, Message, MessageQueue, SendRequest, SendStatus
 from rocketmq_spark.transaction import TRANSACTION_COMMIT_TYPE
@@ -333,7 +334,7 @@ UNKNOWN = BrokerOutcomeUnknownException
         (THREE, answer(20000, 20000, 42900, 20000), UNKNOWN),
         (THREE, answer(30000, 20000, 50400, 20000), UNKNOWN),
         (THREE, answer(30000, 50400, 40007, 20000), MessageRefusedException),
-        (THREE, answer(30000, 20000, 20000, 40100), MQBrokerException),
+        (THREE, answer(30000, 20000, 20000, 40100), UserRefusedException),
         (THREE, answer(20000, 40007), MessageRefusedException),
         (ONE, answer(20000, 42900), BrokerBusyException),
         (ONE, answer(30000, 40402, 20000), UNKNOWN),
@@ -342,7 +343,7 @@ UNKNOWN = BrokerOutcomeUnknownException
         (ONE, answer(20000, 20001), UNKNOWN),
         (THREE, answer(42900), BrokerBusyException),
         (THREE, answer(41300), MessageRefusedException),
-        (THREE, answer(40100), MQBrokerException),
+        (THREE, answer(40100), UserRefusedException),
         (THREE, answer(50001, message="message body size exceeded"), MessageRefusedException),
     ],
 )  # fmt: skip

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from rocketmq_spark.credentials import Credentials
-from rocketmq_spark.errors import CredentialsError, MQBrokerException, OptionError
+from rocketmq_spark.errors import CredentialsError, MQBrokerException, OptionError, UserRefusedException
 from rocketmq_spark.transaction import TRANSACTION_COMMIT_TYPE, EndTransaction
 from rocketmq_spark.transport._pb import service_pb2 as service
 from rocketmq_spark.transport.grpc import GrpcTransport
@@ -22,7 +22,7 @@ from rocketmq_spark.transport.script import ManualClock
 from tests.contract import single
 from tests.outcomes import Outcomes
 from tests.peer import PATIENCE
-from tests.proxy import FakeProxy, refusal, status_reply
+from tests.proxy import Call, FakeProxy, refusal, status, status_reply
 from tests.seams import Grpc
 
 SECRETS = ("hush-hush", "token-token")
@@ -137,6 +137,48 @@ def test_who_signs_is_asked_once_a_second() -> None:
         user = metadata["authorization"].partition("Credential=")[2].partition(",")[0]
         seen.append((user, metadata.get("x-mq-session-token")))
     assert seen == [("the-user", "token-token"), ("the-user", "token-token"), ("second", None), ("third", "t")]
+
+
+class Rotating:
+    """A provider that gives the same until it learns that they are refused."""
+
+    def __init__(self) -> None:
+        self.held = Credentials("old", "old secret")
+
+    def credentials(self) -> Credentials:
+        return self.held
+
+    def refused(self, credentials: Credentials) -> None:
+        assert credentials is self.held
+        self.held = Credentials("new", "new secret")
+
+
+def user_of(call: Call) -> str:
+    return call.metadata["authorization"].partition("Credential=")[2].partition(",")[0]
+
+
+def test_who_signed_is_told_that_a_proxy_does_not_take_the_user_and_the_next_call_asks_who_signs(
+    proxy: FakeProxy,
+) -> None:
+    # One second, in which a signature would hold.
+    given = {"client_id": "test", "wall_clock": ManualClock(MOMENT)}
+    with GrpcTransport([proxy.address], credentials=Rotating(), **given) as transport:
+        seam = Grpc(transport, proxy, None)
+        for code, message in ((40100, "User:old has no permission to access Topic:orders"), (40100, "no such user")):
+            proxy.replies.append(refusal(code, message))
+            seam.send(single("orders", b"refused"))
+        seam.send(single("orders", b"taken"))
+    assert [user_of(call) for call in proxy.requests("SendMessage")] == ["old", "old", "new"]
+
+
+def test_a_call_that_is_waited_for_tells_who_signed_too(proxy: FakeProxy) -> None:
+    refused = service.QueryRouteResponse(status=status(40100, "check signature failed."))
+    proxy.routes["secret"] = refused
+    with GrpcTransport([proxy.address], client_id="test", credentials=Rotating()) as transport:
+        with pytest.raises(UserRefusedException):
+            transport.query_route("secret", PATIENCE)
+        transport.query_route("orders", PATIENCE)
+    assert [user_of(call) for call in proxy.calls] == ["old", "new"]
 
 
 def test_with_nobody_to_sign_a_send_ends_unsent(proxy: FakeProxy) -> None:

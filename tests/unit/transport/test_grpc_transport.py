@@ -33,6 +33,7 @@ from rocketmq_spark.errors import (
     RemotingTooMuchRequestException,
     RocketMQError,
     TopicRouteStaleException,
+    UserRefusedException,
 )
 from rocketmq_spark.message import EncodedBatch, Encoding, MessageQueue, SendStatus
 from rocketmq_spark.route_data import MASTER_ID, BrokerData, QueueData
@@ -267,7 +268,8 @@ def test_grpc_06_a_throttled_request_is_flow_control_and_what_is_sent_again_is_t
         (40402, "no route", TopicRouteStaleException, {"retriable", "refresh_route"}),
         (40014, "expected type is UNSPECIFIED", TopicRouteStaleException, {"retriable", "refresh_route"}),
         (40014, "expected type is FIFO", MQBrokerException, set()),
-        (40100, "no matched policies.", MQBrokerException, set()),
+        (40100, "User:u has no permission to access Topic:orders", MQBrokerException, set()),
+        (40100, "User:u is not found.", UserRefusedException, set()),
     ],
 )
 def test_grpc_06_a_refusal_says_what_may_be_done(

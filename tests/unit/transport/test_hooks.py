@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.credentials import Credentials
-from rocketmq_spark.errors import CredentialsError, MQClientException
+from rocketmq_spark.errors import CredentialsError, MQBrokerException, MQClientException, UserRefusedException
 from rocketmq_spark.message import SendRequest, SendStatus
 from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.transport.script import route
+from rocketmq_spark.transport.script import Reply, route
 from rocketmq_spark.wire.acl import signed
 from rocketmq_spark.wire.codes import ResponseCode
 from rocketmq_spark.wire.command import RemotingCommand
@@ -142,3 +142,38 @@ def test_text_that_is_not_unicode_is_an_error_that_shows_no_secret(
 def test_a_transport_shows_no_secret(make_transport: Callable[..., RemotingTransport]) -> None:
     transport = make_transport("127.0.0.1:9876", credentials=CREDENTIALS)
     assert "hush-hush" not in repr(transport) + repr(vars(transport))
+
+
+class Rotating:
+    """A provider that gives the same until it learns that they are refused."""
+
+    def __init__(self) -> None:
+        self.held = Credentials("old", "old secret")
+        self.told: list[Credentials] = []
+
+    def credentials(self) -> Credentials:
+        return self.held
+
+    def refused(self, credentials: Credentials) -> None:
+        self.told.append(credentials)
+        self.held = Credentials("new", "new secret")
+
+
+def test_who_signed_is_told_that_a_server_does_not_take_the_user(
+    make_transport: Callable[..., RemotingTransport], request_to: Callable[..., SendRequest], outcomes: Any
+) -> None:
+    provider = Rotating()
+    old = provider.held
+    no_right = Reply.code(ResponseCode.NO_PERMISSION, "User:old has no permission to access Topic:orders")
+    with BrokerPeer({}, no_right, Reply.code(ResponseCode.NO_PERMISSION, "check signature failed.")) as peer:
+        transport = make_transport(credentials=provider)
+        for turn in (1, 2, 3):
+            transport.send(request_to(peer.address), PATIENCE, outcomes)
+            outcomes.wait(turn)
+    assert [type(outcome.error) for outcome in outcomes.wait(3)] == [
+        MQBrokerException,
+        UserRefusedException,
+        type(None),
+    ]
+    assert [id(told) for told in provider.told] == [id(old)], "and not of a missing right"
+    assert [request.ext_fields["AccessKey"] for request in peer.requests] == ["old", "old", "new"]

@@ -9,6 +9,7 @@ from rocketmq_spark.errors import (
     MQBrokerException,
     RequestNotSupportedException,
     TopicRouteStaleException,
+    UserRefusedException,
 )
 from rocketmq_spark.message import SendStatus
 from rocketmq_spark.wire.codes import STORED, RequestCode, ResponseCode, broker_error, code_name
@@ -57,7 +58,10 @@ def test_99_stored_codes_are_the_four_that_acknowledge() -> None:
         (13, "the message is illegal", REJECTED),
         (14, "service not available now", UNAVAILABLE),
         (15, "Request doesn't have field bname", REJECTED),
-        (16, "check signature failed.", REJECTED),
+        (16, "check signature failed.", UserRefusedException),
+        (16, "User:u1 is not found.", UserRefusedException),
+        (16, "User:u1 is disabled.", UserRefusedException),
+        (16, "username cannot be null.", UserRefusedException),
         (16, "User:u1 has no permission to access Topic:T from 127.0.0.1, no matched policies.", REJECTED),
         (16, "Sending message to topic[SCHEDULE_TOPIC_XXXX] is forbidden.", REJECTED),
         (16, "the broker[127.0.0.1] sending message is forbidden", STALE),
@@ -101,6 +105,19 @@ def test_text_of_a_common_answer_ends_with_what_to_do_next() -> None:
         "looking up orders: 10.0.0.1:9876 answered 17 TOPIC_NOT_EXIST: No topic route info"
         " (create the topic, or check its name and the nameServer option)"
     )
+
+
+@pytest.mark.parametrize(
+    ("remark", "hint"),
+    [
+        ("User:u has no permission to access Topic:T from 127.0.0.1, no matched policies.", "on Topic:T, or check"),
+        ("User:u has no permission to access Group:a%g, no matched policies.", "on Group:a%g, or check accessKey)"),
+        ("User:u is not found.", "(check accessKey, secretKey and securityToken)"),
+        ("Sending message to topic[X] is forbidden.", "the user's rights, and the topic's perm"),
+    ],
+)
+def test_what_to_do_about_a_refusal_names_what_was_refused(remark: str, hint: str) -> None:
+    assert hint in str(broker_error(16, remark, "a:1", "pulling"))
 
 
 def test_text_of_an_unknown_code_without_a_remark() -> None:

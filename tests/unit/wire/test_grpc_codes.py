@@ -20,6 +20,7 @@ from rocketmq_spark.errors import (
     RemotingTlsException,
     RocketMQError,
     TopicRouteStaleException,
+    UserRefusedException,
 )
 from rocketmq_spark.message import SendStatus
 from rocketmq_spark.transport._pb import definition_pb2
@@ -109,6 +110,8 @@ def test_grpc_04_an_unknown_number_is_judged_by_its_hundreds(code: int, error: t
         (40014, "the expected type is FIFO, but actual type is NORMAL", FATAL),
         (40300, "no writable queue", STALE),
         (40300, "", FATAL),
+        (40100, "User:u has no permission to access Topic:T", FATAL),
+        (40100, "authentication header is incorrect.", UserRefusedException),
         (50001, "RuntimeException: Message body size exceeded", REFUSED),
         (50001, "Delayed messages are not supported for batching", REFUSED),
         (50001, "the message is illegal, maybe msg body or properties length not matched.", REFUSED),
@@ -176,7 +179,8 @@ def test_grpc_13_the_details_tell_a_connection_that_never_was_from_one_that_brok
 
 BY_STATUS: dict[type[RocketMQError], set[str]] = {
     BUSY: {"RESOURCE_EXHAUSTED"},
-    FATAL: {"INVALID_ARGUMENT", "PERMISSION_DENIED", "UNAUTHENTICATED", "UNIMPLEMENTED"},
+    FATAL: {"INVALID_ARGUMENT", "PERMISSION_DENIED", "UNIMPLEMENTED"},
+    UserRefusedException: {"UNAUTHENTICATED"},
     RemotingTimeoutException: {"DEADLINE_EXCEEDED"},
     # Nobody can tell whether the messages are stored, an OK without an answer included.
     RemotingSendRequestException: {
