@@ -215,7 +215,8 @@ class ClientInstance:
             if self.routes.refresh(topic, self._api_timeout):
                 logger.info("route of topic %s changed", topic)
         except RocketMQError as exc:
-            logger.warning("%s (the cached route goes on)", exc)
+            # Of one that has been closed meanwhile nobody needs a route.
+            logger.log(logging.DEBUG if self.closed else logging.WARNING, "%s (the cached route goes on)", exc)
 
     def _probe(self, queue: MessageQueue, address: str) -> bool:
         try:

@@ -112,7 +112,7 @@ class HeartBeats:
         except (CredentialsError, UserRefusedException) as exc:
             level = logging.DEBUG if self._refused_at else logging.WARNING
             self._refused_at.add(address)
-            logger.log(level, "heart-beat at %s: %s", address, exc)
+            logger.log(level, "heart-beat at %s failed: %s", address, exc)
         else:
             self._refused_at.discard(address)
 

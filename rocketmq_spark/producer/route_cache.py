@@ -216,7 +216,8 @@ class RouteCache:
     def clean_offline_brokers(self) -> None:
         """Forget the addresses that no cached route names any more (``cleanOfflineBroker``; spec/producer.md 1.4)."""
         if not self._lock.acquire(timeout=_LOCK_TIMEOUT_S):
-            logger.warning("the clean-up of brokers waited %g s for a route look-up: next time", _LOCK_TIMEOUT_S)
+            # Why the look-up takes so long is told by its own error.
+            logger.info("the clean-up of brokers waited %g s for a route look-up: next time", _LOCK_TIMEOUT_S)
             return
         try:
             infos = self._infos.values()

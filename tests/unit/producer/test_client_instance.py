@@ -237,6 +237,27 @@ def test_a_user_that_is_refused_is_logged_once_until_taken_again_and_not_at_the_
     assert "unregistering group g at b:10911 failed: b:10911 refused" in caplog.text
 
 
+def test_a_route_that_is_being_looked_up_while_the_instance_is_closed_is_no_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    transport = ScriptedTransport({})
+    made: list[ClientInstance] = []
+
+    def fail(*_: object) -> TopicRouteData:
+        for instance in made:
+            instance.close()
+        raise RemotingConnectException("the transport was closed")
+
+    transport.query_route = fail  # type: ignore[method-assign, assignment]
+    instance = ClientInstance("ip@name", transport, OPTIONS, clock=ManualClock())
+    with pytest.raises(RouteNotFoundException):
+        instance.routes.find("T", 1.0)
+    made.append(instance)
+    instance.run_due(30.0)
+    assert instance.closed
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
 def test_12_every_topic_ever_looked_up_found_or_not_is_refreshed_every_thirty_seconds() -> None:
     instance, transport = instance_of(None, T=route({"a": 1}))
     instance.routes.find("T", 1.0)

@@ -44,9 +44,10 @@ BY_CLASS: dict[type[MQBrokerException] | None, set[int]] = {
     },
     FATAL: {
         *(40001, 40002, 40003, 40008, 40010, 40011, 40013, 40014, 40015, 40016, 40017, 40018, 40019, 40020),
-        *(40100, 40200, 40300, 40400, 40401, 40403, 40404, 42800, 42901, 42902),
+        *(40200, 40300, 40400, 40401, 40403, 40404, 42800, 42901, 42902),
         *(50100, 50500, 50501, 50502),
     },
+    UserRefusedException: {40100},
     # The last three are no answers to a send: whatever they mean, the messages may be stored.
     UNKNOWN: {40800, 50000, 50001, 50400, 0, 30000, 60000},
 }
