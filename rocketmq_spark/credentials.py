@@ -43,7 +43,7 @@ class CredentialsProvider(Protocol):
     """What a class for ``credentialsProvider`` looks like; it is made without arguments, once for each client.
 
     Its method is called by a thread of its own: when the first request is signed, and from then on before what it gave
-    last expires, or once a minute where it does not say when that is.
+    last expires, or once a minute where it does not say when that is; and at once where a server has refused that.
     """
 
     def credentials(self) -> Credentials:
