@@ -185,13 +185,17 @@ def is_printable(text: str) -> bool:
     return bool(text.strip()) and not re.search("[\x00-\x1f\x7f]", text)
 
 
+def is_reference(text: str) -> bool:
+    """Return whether a text is taken for the place of a secret: in capital letters too, as the scheme of a URI."""
+    return text.strip().lower().startswith((ENV, FILE))
+
+
 def _parse_secret(text: str) -> str:
     if not is_printable(text):
         raise ValueError
-    kind, colon, rest = text.strip().partition(":")
-    if kind.lower() + colon in (ENV, FILE):
-        # As with the scheme of a URI. A password that begins so would be refused in small letters, too.
-        text = kind.lower() + colon + rest
+    if is_reference(text):
+        kind, _, place = text.strip().partition(":")
+        text = f"{kind.lower()}:{place}"
     if text.startswith(ENV) and not re.fullmatch(r"env:[A-Za-z_][A-Za-z0-9_]*", text):
         raise ValueError
     if text.startswith(FILE) and not text.startswith(f"{FILE}/"):

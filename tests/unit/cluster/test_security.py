@@ -178,7 +178,9 @@ def test_a_name_that_can_be_no_users_is_refused(name: Any) -> None:
         check_user(name, "hush", publish=[], subscribe=[], groups=[])
 
 
-@pytest.mark.parametrize("secret", ["", "  ", "hush\n", "env:HUSH", "file:/hush", "file:hush", None, b"hush"])
+@pytest.mark.parametrize(
+    "secret", ["", "  ", "hush\n", "env:HUSH", "file:/hush", "file:hush", "ENV:HUSH", None, b"hush"]
+)
 def test_a_secret_that_can_not_be_given_as_an_option_is_refused_and_not_shown(secret: Any) -> None:
     with pytest.raises(ClusterError, match="creating the user shop: secret_key ") as caught:
         check_user("shop", secret, publish=[], subscribe=[], groups=[])
