@@ -12,10 +12,10 @@ from typing import Final
 from rocketmq_spark.admin.brokers import Told, ask_brokers, clock_of, disk_used_percent, version_of
 from rocketmq_spark.doctor.check import FAILED, OK, WARNING, Check
 from rocketmq_spark.doctor.listener import who_listens
-from rocketmq_spark.errors import MQBrokerException, RemotingException, RocketMQError
+from rocketmq_spark.errors import MQBrokerException, RemotingException, RocketMQError, UserRefusedException
 from rocketmq_spark.route_data import PERM_WRITE, permission_text
 from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.wire.codes import NO_RIGHT, ResponseCode
+from rocketmq_spark.wire.codes import missing_right
 
 OLDEST: Final = (4, 9)
 
@@ -57,9 +57,9 @@ def access_refused(exc: RocketMQError) -> bool | None:
 
     None: the error says something else.
     """
-    if not isinstance(exc, MQBrokerException) or exc.response_code != ResponseCode.NO_PERMISSION:
-        return None
-    return NO_RIGHT not in exc.remark
+    if isinstance(exc, UserRefusedException):
+        return True
+    return False if isinstance(exc, MQBrokerException) and missing_right(exc.remark) else None
 
 
 def key_refused(name: str, exc: RocketMQError) -> Check:

@@ -25,7 +25,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.names import AUTO_CREATE_TOPIC
 from rocketmq_spark.producer_options import producer_options
 from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.wire.codes import NO_RIGHT, RequestCode
+from rocketmq_spark.wire.codes import RequestCode, missing_right
 from rocketmq_spark.wire.grpc_codes import Code
 
 _LOG: Final = "look into the proxy's log (proxy.log)"
@@ -79,7 +79,7 @@ def _check_proxy(name: str, endpoint: str, query_route: Any, topic: str | None, 
             return Check(name, OK, "answers gRPC")
         if exc.response_code != Code.UNAUTHORIZED:
             return Check(name, FAILED, str(exc), _LOG)
-        if NO_RIGHT in exc.remark:
+        if missing_right(exc.remark):
             said = exc.remark.partition("\n")[0]
             return Check(name, FAILED, said, "let the user's policies allow it (mqadmin updateAcl)")
         return key_refused(name, exc)

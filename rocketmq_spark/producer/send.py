@@ -111,7 +111,7 @@ class SendLoop:
                         return result
                     raise
                 last = exc
-                if exc.response_code == ResponseCode.NO_PERMISSION:
+                if not exc.retriable or exc.response_code == ResponseCode.NO_PERMISSION:
                     refusing.add(queue.broker_name)
             else:
                 if result is None or result.status is SendStatus.SEND_OK:

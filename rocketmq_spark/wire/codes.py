@@ -154,11 +154,24 @@ PASSING_TROUBLE: Final = (
 NO_RIGHT: Final = "no permission to access"
 """What servers say of a user that they know and that may not do this (spec/remoting.md section 15)."""
 
-_MISSING_RIGHT: Final = re.compile(NO_RIGHT + r" ((?:Topic|Group|Cluster):[^\s,]+)")
+_MISSING_RIGHT: Final = re.compile(
+    rf"(?:{NO_RIGHT}|no (?:default )?permission for) ((?:topic|group|cluster):[^\s,]+)", re.IGNORECASE
+)
+
+# Servers from 4.9 to 5.2 (PlainPermissionManager.java). Their proxies answer NO_PERMISSION with these words, and their
+# brokers SYSTEM_ERROR, with the exception's name before them.
+_PLAIN_ACCESS: Final = (
+    "Check signature failed",
+    "No acl config for",
+    "No accessKey is configured",
+    "No PlainAccessResource for",
+)
 
 # Looked up by "contains", first match wins: a proxy wraps the remarks of the broker behind it.
 _BY_REMARK: Final[Mapping[int, tuple[tuple[str, type[MQBrokerException]], ...]]] = {
     ResponseCode.SYSTEM_ERROR: (
+        *((f"AclException: {words}", UserRefusedException) for words in _PLAIN_ACCESS),
+        ("AclException: ", MQBrokerException),
         *PASSING_TROUBLE,
         # A proxy's own remoting client, towards the broker.
         ("wait response on the channel", BrokerOutcomeUnknownException),
@@ -181,6 +194,7 @@ _BY_REMARK: Final[Mapping[int, tuple[tuple[str, type[MQBrokerException]], ...]]]
         ("check signature failed", UserRefusedException),
         ("username cannot be null", UserRefusedException),
         ("User:", UserRefusedException),
+        *((words, UserRefusedException) for words in _PLAIN_ACCESS),
     ),
     # The topic shrank under our route. Other illegal parameters (topic name, group) stay illegal.
     ResponseCode.INVALID_PARAMETER: (("request queueId[", TopicRouteStaleException),),
@@ -252,8 +266,14 @@ def access_hint(error: type[MQBrokerException], remark: str) -> str:
     """Return what to do where a server refuses a user, or has no right for one on what its remark names; else ""."""
     if issubclass(error, UserRefusedException):
         return "check accessKey, secretKey and securityToken"
-    missing = _MISSING_RIGHT.search(remark)
-    return f"give the user the right that it needs on {missing[1]}, or check accessKey" if missing else ""
+    missing = missing_right(remark)
+    return f"give the user the right that it needs on {missing}, or check accessKey" if missing else ""
+
+
+def missing_right(remark: str) -> str:
+    """Return on what a user that is known has no right, as ``Topic:orders``; "" if the server says something else."""
+    found = _MISSING_RIGHT.search(remark)
+    return found[1] if found else ""
 
 
 def refuses_user(code: int, remark: str) -> bool:

@@ -168,14 +168,17 @@ def test_a_broker_without_master_takes_no_messages(server: BrokerPeer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("remark", "state", "found"),
+    ("code", "remark", "state", "found"),
     [
-        ("check signature failed.", FAILED, "the access key is refused: check signature failed."),
-        ("User:u has no permission to access Cluster:c", OK, "this user may not see its release, disk and clock"),
+        (16, "check signature failed.", FAILED, "the access key is refused: check signature failed."),
+        (16, "User:u has no permission to access Cluster:c", OK, "this user may not see its release, disk and clock"),
+        (1, "a.AclException: No acl config for u, a.B", FAILED, "the access key is refused: a.AclException: No acl"),
     ],
 )
-def test_a_refused_key_is_told_from_a_missing_right(server: BrokerPeer, remark: str, state: str, found: str) -> None:
-    refusing(RequestCode.GET_BROKER_RUNTIME_INFO, code=ResponseCode.NO_PERMISSION, remark=remark)(server)
+def test_a_refused_key_is_told_from_a_missing_right(
+    server: BrokerPeer, code: int, remark: str, state: str, found: str
+) -> None:
+    refusing(RequestCode.GET_BROKER_RUNTIME_INFO, code=ResponseCode(code), remark=remark)(server)
     ((_, is_state, is_found),) = about(server.address, "broker")
     assert is_state == state
     assert found in is_found

@@ -17,6 +17,7 @@ from rocketmq_spark.errors import (
     RemotingTimeoutException,
     RemotingTlsException,
     RemotingTooMuchRequestException,
+    UserRefusedException,
 )
 from rocketmq_spark.message import MessageQueue, SendStatus
 from rocketmq_spark.producer.budget import Budget
@@ -93,7 +94,14 @@ def test_with_two_brokers_the_attempts_alternate() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [refusal(16), RemotingCertificateException("not trusted"), RemotingTlsException("no TLS")]
+    "error",
+    [
+        refusal(16),
+        # As brokers before 5.3 refuse a user.
+        UserRefusedException("refused", 1, "AclException: No acl config for u", "a:1"),
+        RemotingCertificateException("not trusted"),
+        RemotingTlsException("no TLS"),
+    ],
 )
 def test_a_broker_that_refuses_for_good_is_not_tried_twice(error: Exception) -> None:
     broker = Broker([error] * 3)

@@ -20,6 +20,9 @@ UNAVAILABLE = BrokerUnavailableException
 STALE = TopicRouteStaleException
 UNKNOWN = BrokerOutcomeUnknownException
 
+ACL = "org.apache.rocketmq.acl.common.AclException"
+ACL_AT = "org.apache.rocketmq.acl.plain.PlainPermissionManager.validate(PlainPermissionManager.java:683)"
+
 
 def test_99_stored_codes_are_the_four_that_acknowledge() -> None:
     assert STORED == {
@@ -50,6 +53,15 @@ def test_99_stored_codes_are_the_four_that_acknowledge() -> None:
         (1, "CODE: 1  DESC: java.lang.NullPointerException", REJECTED),
         (1, "accurate timer message is not enabled, timerWheelEnable is false", REJECTED),
         (1, "unsupported key: +a", REJECTED),
+        # Access control as 4.9.7 and 5.2.0 have it.
+        (1, f"{ACL}: Check signature failed for accessKey=u1, {ACL_AT}", UserRefusedException),
+        (1, f"{ACL}: No acl config for u1, {ACL_AT}", UserRefusedException),
+        (1, f"{ACL}: No accessKey is configured, {ACL_AT}", UserRefusedException),
+        (1, f"{ACL}: No PlainAccessResource for accessKey=u1, {ACL_AT}", UserRefusedException),
+        (1, f"{ACL}: No default permission for topic:T, {ACL_AT}", REJECTED),
+        (1, f"{ACL}: Need admin permission for request code=17, but accessKey=u1 is not, {ACL_AT}", REJECTED),
+        (16, "Check signature failed for accessKey=u1", UserRefusedException),
+        (16, "No permission for topic:T", REJECTED),
         (2, "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while", BUSY),
         (2, "[OVERLOAD]system busy, start flow control for a while", BUSY),
         (3, " request type 33 not supported", RequestNotSupportedException),
@@ -112,6 +124,7 @@ def test_text_of_a_common_answer_ends_with_what_to_do_next() -> None:
     [
         ("User:u has no permission to access Topic:T from 127.0.0.1, no matched policies.", "on Topic:T, or check"),
         ("User:u has no permission to access Group:a%g, no matched policies.", "on Group:a%g, or check accessKey)"),
+        ("No default permission for topic:T, org.apache.rocketmq.acl", "needs on topic:T, or check accessKey)"),
         ("User:u is not found.", "(check accessKey, secretKey and securityToken)"),
         ("Sending message to topic[X] is forbidden.", "the user's rights, and the topic's perm"),
     ],
