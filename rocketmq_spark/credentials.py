@@ -9,7 +9,7 @@ Follows ``SessionCredentials.java`` of 4.x and ``SessionCredentialsProvider.java
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 
@@ -64,3 +64,17 @@ def tell_refused(provider: CredentialsProvider | None, credentials: Credentials 
     """Tell a provider, if it wants to know, that a server does not take what it gave."""
     if credentials is not None and isinstance(provider, HeldCredentials):
         provider.refused(credentials)
+
+
+def gives_another(provider: CredentialsProvider | None, refused: Credentials | None) -> bool:
+    """Return whether a provider that was told of a refusal gives others now; it is waited for.
+
+    Raises
+    ------
+    CredentialsError
+        It gives none.
+    """
+    if refused is None or not isinstance(provider, HeldCredentials):
+        return False
+    # Until when they are good is no difference.
+    return replace(provider.credentials(), expires_at=refused.expires_at) != refused

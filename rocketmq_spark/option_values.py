@@ -185,6 +185,11 @@ def is_printable(text: str) -> bool:
     return bool(text.strip()) and not re.search("[\x00-\x1f\x7f]", text)
 
 
+def is_padded(text: str) -> bool:
+    """Return whether a text has blanks, or a byte-order mark, around it: hardly part of a secret, and hard to see."""
+    return text != text.strip().strip("\ufeff").strip()
+
+
 def is_reference(text: str) -> bool:
     """Return whether a text is taken for the place of a secret: in capital letters too, as the scheme of a URI."""
     return text.strip().lower().startswith((ENV, FILE))
@@ -196,6 +201,8 @@ def _parse_secret(text: str) -> str:
     if is_reference(text):
         kind, _, place = text.strip().partition(":")
         text = f"{kind.lower()}:{place}"
+    if is_padded(text):
+        raise ValueError
     if text.startswith(ENV) and not re.fullmatch(r"env:[A-Za-z_][A-Za-z0-9_]*", text):
         raise ValueError
     if text.startswith(FILE) and not text.startswith(f"{FILE}/"):
@@ -298,7 +305,8 @@ def _parse_address(text: str) -> str:
 
 SECRET: Final = ValueKind(
     "text or reference",
-    "a text that is not blank, without control characters; or where to read it: env:NAME or file:/absolute/path",
+    "a text that is not blank, without control characters and blanks around it; or where to read it: env:NAME or "
+    "file:/absolute/path",
     _parse_secret,
 )
 CLASS: Final = ValueKind("class", "a class of yours as module:Class", _parse_class)

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple, Protocol
 
 from rocketmq_spark.credentials import Credentials, CredentialsProvider
 from rocketmq_spark.errors import CredentialsError, OptionError
-from rocketmq_spark.option_values import ENV, FILE, is_printable
+from rocketmq_spark.option_values import ENV, FILE, is_padded, is_printable
 from rocketmq_spark.user_class import load_class, make
 
 logger = logging.getLogger("rocketmq_spark.producer")
@@ -135,7 +135,7 @@ def _resolved(option: str, text: str) -> str:
             f"option {option}={text}: what it holds is not allowed: allowed is one line of text that is not blank, "
             "without control characters"
         )
-    if value != value.strip():
+    if is_padded(value):
         # A password may have one, and then it is not to be found by guessing.
         raise OptionError(
             f"option {option}={text}: what it holds begins or ends with a blank, which is hardly part of it: take the "

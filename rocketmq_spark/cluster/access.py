@@ -24,7 +24,7 @@ from rocketmq_spark.cluster.probe import Probe
 from rocketmq_spark.credentials import Credentials
 from rocketmq_spark.errors import ClusterError, MQBrokerException
 from rocketmq_spark.names import is_legal
-from rocketmq_spark.option_values import ENV, FILE, is_printable, is_reference
+from rocketmq_spark.option_values import ENV, FILE, is_padded, is_printable, is_reference
 from rocketmq_spark.wire.codes import RequestCode
 
 ADMINISTRATOR: Final = "admin"
@@ -119,8 +119,10 @@ def check_user(
     if not isinstance(name, str) or not re.fullmatch(_NAME, name):
         raise ClusterError(f"creating the user {name!r}: allowed in a name are letters, digits, '.', '_' and '-'")
     doing = f"creating the user {name}"
-    if not isinstance(secret_key, str) or not is_printable(secret_key):
-        raise ClusterError(f"{doing}: secret_key must be a text that is not blank, without control characters")
+    if not isinstance(secret_key, str) or not is_printable(secret_key) or is_padded(secret_key):
+        raise ClusterError(
+            f"{doing}: secret_key must be a text that is not blank, without control characters and blanks around it"
+        )
     if is_reference(secret_key):
         raise ClusterError(
             f"{doing}: secret_key begins with {ENV} or {FILE}, which the option secretKey takes for the place of a "

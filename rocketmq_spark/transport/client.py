@@ -4,6 +4,8 @@ Rule 1: codes, ext fields and bodies only; what they mean is the affair of who a
 Rule 2: who does not wait takes a permit (spec/producer.md section 10.2); the request gives it back when it ends.
         Pulls do without: a reader has a window of its own.
 Rule 3: an error of a server is an answer here, whatever its code.
+Rule 4: who waits is spared the change of a user: a request that is refused for who signed it has done nothing, and is
+        sent once more if others sign by then.
 
 Follows NettyRemotingClient.java (invokeSync, invokeAsync, invokeOneway).
 """
@@ -14,11 +16,13 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
+from rocketmq_spark.credentials import Credentials
 from rocketmq_spark.errors import CredentialsError, RemotingTimeoutException, RocketMQError
 from rocketmq_spark.message import Buffer
 from rocketmq_spark.transport.loop import IoLoop
 from rocketmq_spark.transport.permits import Permits
 from rocketmq_spark.transport.request import FLAG_REQUEST, Answer, OnAnswer, Request
+from rocketmq_spark.wire.codes import refuses_user
 from rocketmq_spark.wire.command import FLAG_ONEWAY, RemotingCommand
 
 Body: TypeAlias = "Buffer | tuple[Buffer, ...]"
@@ -71,12 +75,18 @@ class RemotingClient:
             Nothing was sent.
         RemotingSendRequestException, RemotingTimeoutException, RemotingCommandException
             It may have been executed.
+        CredentialsError
+            The server refuses who signed, and there are no others.
         RocketMQError
             Closed, in another process, or called from a callback (which runs on the thread it would wait for).
         """
-        answer = self._wait(address, code, ext_fields, body, timeout, FLAG_REQUEST)
-        assert answer.command is not None
-        return answer.command
+        expires = self._clock() + timeout
+        command, signed_by = self._answered(address, code, ext_fields, body, timeout)
+        if refuses_user(command.code, command.remark) and self._loop.hooks.gives_another(signed_by):
+            left = expires - self._clock()
+            if left > 0:
+                command, _ = self._answered(address, code, ext_fields, body, left)
+        return command
 
     def invoke_async(
         self, address: str, code: int, ext_fields: Mapping[str, str], body: Body, timeout: float, on_done: OnAnswer
@@ -117,6 +127,14 @@ class RemotingClient:
             request.permit.release()
             raise
 
+    def _answered(
+        self, address: str, code: int, ext_fields: Mapping[str, str], body: Body, timeout: float
+    ) -> tuple[RemotingCommand, Credentials | None]:
+        """Return a server's answer, and who signed the request."""
+        answer, signed_by = self._wait(address, code, ext_fields, body, timeout, FLAG_REQUEST)
+        assert answer.command is not None
+        return answer.command, signed_by
+
     def _wait(
         self,
         address: str,
@@ -126,7 +144,7 @@ class RemotingClient:
         timeout: float,
         flag: int,
         remark: str = "",
-    ) -> Answer:
+    ) -> tuple[Answer, Credentials | None]:
         if self._loop.in_own_thread:
             raise RocketMQError(
                 f"request {code} to {address}: a blocking call in a callback would wait for its own thread; "
@@ -160,7 +178,7 @@ class RemotingClient:
             )
         answer = answers.pop()
         if answer.error is None:
-            return answer
+            return answer, request.signed_by
         try:
             raise answer.error
         finally:

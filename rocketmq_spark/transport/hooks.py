@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rocketmq_spark.credentials import Credentials, CredentialsProvider, tell_refused
+from rocketmq_spark.credentials import Credentials, CredentialsProvider, gives_another, tell_refused
 from rocketmq_spark.message import Buffer
 from rocketmq_spark.wire.acl import signed
 
@@ -46,3 +46,7 @@ class RequestHooks:
     def refused(self, credentials: Credentials) -> None:
         """Tell whoever gave these that a server does not take them."""
         tell_refused(self._credentials, credentials)
+
+    def gives_another(self, refused: Credentials | None) -> bool:
+        """Return whether others than those that a server refused would sign now; see `credentials.gives_another`."""
+        return gives_another(self._credentials, refused)

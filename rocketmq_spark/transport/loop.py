@@ -77,7 +77,7 @@ class IoLoop:
         self._connect_timeout = connect_timeout
         self._on_request = on_request
         self._secure = secure
-        self._hooks = hooks or RequestHooks()
+        self.hooks = hooks or RequestHooks()
         self.polled = polled
         self._polling = False
         self._poller: int | None = None
@@ -141,7 +141,7 @@ class IoLoop:
         """
         self.check()
         # Before the connection takes the request, and its lock: signing goes over the whole body.
-        request.apply(self._hooks)
+        request.apply(self.hooks)
         connection, fresh = self._by_address.get(address), False
         if connection is None and len(self._by_address) >= _MOST_CONNECTIONS:
             text = f"connecting to {address}: {_MOST_CONNECTIONS} connections are open already; does nameServer name "
@@ -415,7 +415,7 @@ class IoLoop:
         """
         command = answer.command
         if command is not None and request.signed_by is not None and refuses_user(command.code, command.remark):
-            self._hooks.refused(request.signed_by)
+            self.hooks.refused(request.signed_by)
         if command is not None and command.code == ResponseCode.GO_AWAY and request.send_again(now):
             logger.debug("%s: go away; %s is sent again over a new connection", address, request.name)
             try:

@@ -72,7 +72,8 @@ def handshake_error(error: OSError, refusals: frozenset[str]) -> HandshakeError:
                 f"the server's TLS is older than 1.2 ({error.reason}), which is the oldest allowed: update the server"
             )
         if error.reason in _NO_TLS:
-            return DisagreementError(
+            # One bit that changed on its way would do, too: whoever has the address finds out.
+            return HandshakeError(
                 f"what the server sent is not TLS ({error.reason}): set useTls=false, or correct the port"
             )
         return HandshakeError(f"the TLS handshake failed ({error.reason or error}); {hint}")

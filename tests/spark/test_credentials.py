@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -55,9 +56,10 @@ def tell(cluster: SharedCluster, code: RequestCode, fields: dict[str, str], body
             assert answer.code == ResponseCode.SUCCESS, answer
 
 
-def new_user(cluster: SharedCluster) -> Credentials:
+def new_user(cluster: SharedCluster, groups: Sequence[str] = ()) -> Credentials:
+    topics = ["allowed-*"]
     user = Credentials(f"temporary-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex)
-    for code, fields, body in user_requests(user.access_key, user.secret_key, ["allowed-*"], [], []):
+    for code, fields, body in user_requests(user.access_key, user.secret_key, topics, topics, groups):
         tell(cluster, code, fields, body)
     return user
 
@@ -134,3 +136,44 @@ def test_a_streaming_read_asks_a_provider_that_the_job_brought_along(
     finally:
         query.stop()
     assert sorted(read) == sorted(map(str, range(10)))
+
+
+def test_a_streaming_read_goes_on_though_its_user_is_gone_from_one_moment_to_the_next(
+    spark: SparkSession, secured: SharedCluster, tmp_path: Path
+) -> None:
+    topic, name = f"allowed-{uuid.uuid4().hex[:8]}", "file_of_a_reads_test"
+    with Admin(secured.name_server, **secured.admin_settings) as client:
+        client.create_topic(topic, 2)
+    groups = ["spark-rocketmq-source"]
+    first, second = new_user(secured, groups), new_user(secured, groups)
+    file = tmp_path / "user.json"
+    module = tmp_path / f"{name}.py"
+    module.write_text(PROVIDER.format(file=str(file), lifetime=3600))
+    spark.sparkContext.addPyFile(str(module))
+    options = {**secured.options, "topic": topic}
+    others = {text: value for text, value in options.items() if text not in ("accessKey", "secretKey")}
+
+    def write(begin: int, end: int) -> None:
+        rows = spark.range(begin, end).selectExpr("cast(id as string) as body")
+        rows.write.format("rocketmq").options(**options).mode("append").save()
+
+    read: list[str] = []
+
+    def keep(batch: DataFrame, _: int) -> None:
+        read.extend(row.body for row in batch.selectExpr("string(body) as body").collect())
+
+    file.write_text(json.dumps([first.access_key, first.secret_key]))
+    source = spark.readStream.format("rocketmq").options(**others, credentialsProvider=f"{name}:Renewed")
+    writer = source.option("startingOffsets", "earliest").load().writeStream.foreachBatch(keep)
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    try:
+        write(0, 10)
+        wait_for(lambda: len(read) == 10 or not query.isActive)
+        file.write_text(json.dumps([second.access_key, second.secret_key]))
+        remove_user(secured, first)
+        write(10, 20)
+        wait_for(lambda: len(read) == 20 or not query.isActive)
+        assert query.exception() is None
+    finally:
+        query.stop()
+    assert sorted(map(int, read)) == list(range(20))

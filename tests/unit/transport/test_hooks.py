@@ -147,16 +147,17 @@ def test_a_transport_shows_no_secret(make_transport: Callable[..., RemotingTrans
 class Rotating:
     """A provider that gives the same until it learns that they are refused."""
 
-    def __init__(self) -> None:
-        self.held = Credentials("old", "old secret")
+    def __init__(self, gives: str = "new") -> None:
+        self.held = Credentials("old", "old secret", expires_at=1.0)
         self.told: list[Credentials] = []
+        self._gives = gives
 
     def credentials(self) -> Credentials:
         return self.held
 
     def refused(self, credentials: Credentials) -> None:
         self.told.append(credentials)
-        self.held = Credentials("new", "new secret")
+        self.held = Credentials(self._gives, f"{self._gives} secret", expires_at=2.0)
 
 
 def test_who_signed_is_told_that_a_server_does_not_take_the_user(
@@ -177,3 +178,33 @@ def test_who_signed_is_told_that_a_server_does_not_take_the_user(
     ]
     assert [id(told) for told in provider.told] == [id(old)], "and not of a missing right"
     assert [request.ext_fields["AccessKey"] for request in peer.requests] == ["old", "old", "new"]
+
+
+class Knowing(BrokerPeer):
+    """A broker that knows one user, by name."""
+
+    def __init__(self, user: str) -> None:
+        super().__init__()
+        self._user = user
+
+    def _answer(self, session: Session, request: RemotingCommand) -> bytes:
+        if request.ext_fields["AccessKey"] == self._user:
+            return super()._answer(session, request)
+        return session.encoded(request, ResponseCode.NO_PERMISSION, remark="check signature failed.")
+
+
+def test_who_waits_for_an_answer_is_spared_the_change_of_a_user(
+    make_transport: Callable[..., RemotingTransport],
+) -> None:
+    with Knowing("new") as peer:
+        make_transport(credentials=Rotating()).heart_beat(peer.address, "client", ["pg"], PATIENCE)
+    assert [request.ext_fields["AccessKey"] for request in peer.requests] == ["old", "new"]
+
+
+@pytest.mark.parametrize(("gives", "sent"), [("new", ["old", "new"]), ("old", ["old"])])
+def test_who_is_not_known_all_the_same_is_not_tried_again_and_again(
+    make_transport: Callable[..., RemotingTransport], gives: str, sent: list[str]
+) -> None:
+    with Knowing("another") as peer, pytest.raises(UserRefusedException, match="check signature failed"):
+        make_transport(credentials=Rotating(gives)).heart_beat(peer.address, "client", ["pg"], PATIENCE)
+    assert [request.ext_fields["AccessKey"] for request in peer.requests] == sent

@@ -165,19 +165,29 @@ def test_a_plain_server_that_hangs_up_is_told_apart(
     assert "does it speak TLS? Else set useTls=false" in str(error)
 
 
+def answer_plainly(session: Session) -> None:
+    session.sock.recv(65536)
+    session.sock.sendall(b"\0\0\0\x10 this is no TLS record")
+    session.wait_for_hangup()
+
+
 def test_a_plain_server_that_answers_plainly_is_told_apart(
     trusting: RemotingTransport, request_to: RequestTo, outcomes: Any
 ) -> None:
-    def answer_plainly(session: Session) -> None:
-        session.read_bytes(1)
-        session.sock.sendall(b"\0\0\0\x10 this is no TLS record")
-        session.wait_for_hangup()
-
-    with Peer(answer_plainly) as peer:
+    with Peer(answer_plainly, answers_greetings=True) as peer:
         error = refusal(trusting, request_to(peer.address), outcomes)
     assert type(error) is RemotingTlsException
     assert "what the server sent is not TLS" in str(error)
     assert "set useTls=false" in str(error)
+
+
+def test_a_handshake_that_was_spoilt_on_its_way_is_tried_again(
+    trusting: RemotingTransport, request_to: RequestTo, outcomes: Any
+) -> None:
+    with Peer(answer_plainly, lambda _: None, answers_greetings=True) as peer:
+        error = refusal(trusting, request_to(peer.address), outcomes)
+    assert type(error) is RemotingConnectException
+    assert error.retriable
 
 
 def test_a_handshake_without_an_answer_ends_with_the_connects_time(
