@@ -7,6 +7,7 @@ Rule 2: what is heavy is imported by the command that needs it: ``--help`` start
 from __future__ import annotations
 
 import enum
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -81,6 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         The exit code: 0, 1 for a failure, 2 for a wrong command line, 130 after Ctrl-C.
     """
+    # gRPC's own lines about a refused handshake, before the one that says what to do.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         app(args=None if arguments is None else list(arguments), prog_name="rocketmq-spark")
     except RocketMQError as exc:

@@ -88,7 +88,8 @@ def of_security(options: object, spelt: Spelling) -> Iterator[str]:
     """
     for field, needed in _NEEDS:
         if getattr(options, field) and not getattr(options, needed):
-            yield f"{spelt(field)} is given without {spelt(needed)}: give both, or neither"
+            both = f"set {spelt(needed)}=true, or leave it out" if needed == "use_tls" else "give both, or neither"
+            yield f"{spelt(field)} is given without {spelt(needed)}: {both}"
     for field, other, why in _EXCLUDES:
         if getattr(options, field) and getattr(options, other):
             yield f"{spelt(field)} and {spelt(other)} are both given, and {why}: leave one of them out"

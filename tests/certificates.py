@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import warnings
 from datetime import datetime, timedelta, timezone
 
 from rocketmq_spark.cluster import certificates
@@ -26,4 +27,13 @@ class Authority(certificates.Authority):
         """Return the context of a server for `names`."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*self.server(name, names, **valid))
+        return context
+
+    def outdated(self, name: str, names: str) -> ssl.SSLContext:
+        """Return the context of a server for `names` that speaks nothing newer than TLS 1.1."""
+        context = self.context(name, names)
+        context.set_ciphers("ALL:@SECLEVEL=0")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
         return context

@@ -113,7 +113,11 @@ class _Provided:
 
     def __call__(self) -> Credentials:
         if self._provider is None:
-            self._provider = make(_PROVIDER, self._name, _METHOD)
+            try:
+                self._provider = make(_PROVIDER, self._name, _METHOD)
+            except OptionError as exc:
+                # Who is asked is said by the one who asks.
+                raise CredentialsError(str(exc).removeprefix(f"{_PROVIDER}={self._name}: ")) from exc.__cause__
         return self._provider.credentials()
 
 

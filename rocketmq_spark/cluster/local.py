@@ -272,9 +272,9 @@ class LocalCluster:
         --------
         >>> cluster.create_user("shop", "a-secret", publish=["orders-*"])  # doctest: +SKIP
         """
-        site = self._started(self._site)
-        if site.security.admin is None:
+        if not self._auth:
             raise ClusterError("the cluster knows no users: LocalCluster(auth=True)")
+        site = self._started(self._site)
         addresses = [broker.address for broker in self._brokers]
         create_user(site.probe, addresses, name, secret_key, publish=publish, subscribe=subscribe, groups=groups)
 

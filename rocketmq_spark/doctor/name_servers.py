@@ -10,6 +10,7 @@ from typing import Final
 
 from rocketmq_spark.doctor.check import FAILED, OK, WARNING, Check
 from rocketmq_spark.doctor.listener import Listener, who_listens
+from rocketmq_spark.doctor.tls import tls_mend
 from rocketmq_spark.errors import (
     RemotingCertificateException,
     RemotingException,
@@ -18,7 +19,6 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.names import AUTO_CREATE_TOPIC
 from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.transport.tls_errors import OwnCertificateError
 
 _GIVE_ANOTHER: Final = "give the name server's address (port 9876, unless it was given another one)"
 _MEND: Final = {
@@ -52,11 +52,8 @@ def check_name_server(transport: RemotingTransport, address: str, timeout: float
     except RequestNotSupportedException:
         return _not_a_name_server(transport, name, address, timeout)
     except RemotingCertificateException as exc:
-        mend = "give the authority's file (tlsCaFile, --tls-ca-file), or the certificates' name (tlsServerName)"
-        if isinstance(exc.__cause__, OwnCertificateError):
-            mend = "give a certificate (tlsCertFile, --tls-cert-file) and its key (tlsKeyFile, --tls-key-file)"
         # The handshake's own words: whose request it was does not matter here.
-        return Check(name, FAILED, str(exc.__cause__ or exc), mend)
+        return Check(name, FAILED, str(exc.__cause__ or exc), tls_mend(exc))
     except RemotingException as exc:
         return _unreachable(name, address, timeout, exc, over_tls=over_tls)
     except RocketMQError as exc:

@@ -130,5 +130,7 @@ class HeartBeats:
             try:
                 call(address)
             except RocketMQError as exc:
-                logger.warning("%s at %s failed: %s", what, address, exc)
+                # Closed meanwhile, nobody needs to be told.
+                level = logging.DEBUG if self._transport.closed else logging.WARNING
+                logger.log(level, "%s at %s failed: %s", what, address, exc)
         return ""

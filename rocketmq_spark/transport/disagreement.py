@@ -20,11 +20,10 @@ from typing import Final, Generic, TypeVar
 
 from rocketmq_spark.transport.dial import parse_address
 from rocketmq_spark.wire.command import RemotingCommand, encode_head
+from rocketmq_spark.wire.tls_words import DEMANDS_TLS, SPEAKS_NO_TLS
 
 _TIMEOUT: Final = 0.5
 _HOLDS: Final = 10.0
-_TLS: Final = "it demands TLS: set useTls=true"
-_PLAIN: Final = "it speaks no TLS: set useTls=false"
 _H2: Final = "h2"
 
 # A request of a kind that no server has: it is answered, whoever asks.
@@ -73,12 +72,12 @@ def _tried(address: str, hello: bytes, *, over_tls: bool) -> str | None:
     host, port = parse_address(address)
     if over_tls:
         talks_plainly = bool(answer(host, port, hello, _TIMEOUT))
-        return _PLAIN if talks_plainly and tls_protocol(host, port, _TIMEOUT) is None else None
+        return SPEAKS_NO_TLS if talks_plainly and tls_protocol(host, port, _TIMEOUT) is None else None
     # Before and after: what was down and is up again talks both ways by then.
     for _ in range(2):
         if answer(host, port, hello, _TIMEOUT) != b"" or tls_protocol(host, port, _TIMEOUT) is None:
             return None
-    return _TLS
+    return DEMANDS_TLS
 
 
 def answer(host: str, port: int, hello: bytes, timeout: float) -> bytes | None:

@@ -115,6 +115,11 @@ class Channels:
     def __repr__(self) -> str:
         return f"<Channels {'closed' if self._closed else sorted(self._open)}>"
 
+    @property
+    def server_name(self) -> str | None:
+        """What certificates must name instead of the host that is dialled, None for that host."""
+        return None if self._tls is None else self._tls.server_name
+
     def channel(self, endpoint: str) -> grpc.Channel:
         """Return the channel to ``host:port``, opening it if there is none.
 

@@ -318,7 +318,7 @@ class GrpcClient:
             reply: bytes = call.result()
             return reply
         details = call.details() or ""
-        error = call_error(code.name, details, endpoint, doing)
+        error = call_error(code.name, details, endpoint, doing, self._channels.server_name)
         if type(error) is RemotingConnectException and any(words in details.lower() for words in _HUNG_UP):
             try:
                 found = self._channels.explained(endpoint)

@@ -14,6 +14,7 @@ from rocketmq_spark.transport.dial import parse_address
 from rocketmq_spark.transport.disagreement import secured, unchecked
 from rocketmq_spark.transport.tls import TlsSettings
 from rocketmq_spark.transport.tls_errors import OUT_OF_DATE, refusal
+from rocketmq_spark.wire import tls_words
 
 _TIMEOUT: Final = 1.0
 
@@ -76,7 +77,7 @@ def shown_certificate(endpoint: str, settings: TlsSettings) -> tuple[bytes, str 
         if isinstance(exc, ssl.SSLCertVerificationError) and exc.verify_code in OUT_OF_DATE:
             raise RemotingCertificateException(
                 f"{endpoint}: {exc.verify_message}: over gRPC tlsInsecureSkipVerify takes every certificate but such a "
-                "one"
+                f"one; {tls_words.OUT_OF_DATE}"
             ) from exc
         # Another server behind a balancer shows another certificate, too.
         raise RemotingConnectException(f"looking at the certificate of {endpoint}: {exc}") from exc

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ssl
 from typing import Final
 
+from rocketmq_spark.wire import tls_words
+
 # How OpenSSL, and that of 3.2 and newer, says that the first bytes were none of its own.
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"})
 
@@ -68,9 +70,7 @@ def handshake_error(error: OSError, refusals: frozenset[str]) -> HandshakeError:
         if error.reason in refusals:
             return refusal(error)
         if error.reason in _TOO_OLD:
-            return DisagreementError(
-                f"the server's TLS is older than 1.2 ({error.reason}), which is the oldest allowed: update the server"
-            )
+            return DisagreementError(f"{tls_words.TOO_OLD} ({error.reason})")
         if error.reason in _NO_TLS:
             # One bit that changed on its way would do, too: whoever has the address finds out.
             return HandshakeError(
@@ -85,7 +85,7 @@ def handshake_error(error: OSError, refusals: frozenset[str]) -> HandshakeError:
 def refusal(error: ssl.SSLError) -> OwnCertificateError:
     """Return the error that one of `TlsSettings.refusals` stands for."""
     return OwnCertificateError(
-        f"the server refuses this client's certificate, or demands one ({error.reason}): set tlsCertFile and "
+        f"{tls_words.OURS_REFUSED} ({error.reason}): set tlsCertFile and "
         "tlsKeyFile to a certificate that is signed by an authority that the server trusts, and has not expired, and "
         "to its key"
     )
@@ -93,16 +93,7 @@ def refusal(error: ssl.SSLError) -> OwnCertificateError:
 
 def advice(verify_code: int, host: str, server_name: str | None) -> str:
     """Return what is to be done about a certificate that OpenSSL does not take, by its code."""
-    if verify_code in _OTHER_HOST and server_name is not None:
-        return (
-            f"the server's certificate must name {server_name} (subjectAltName), which is the option "
-            f"tlsServerName; the server was dialled by {host}"
-        )
     if verify_code in _OTHER_HOST:
-        return (
-            f"the server's certificate must name {host} (subjectAltName), by which the server was dialled; "
-            "a broker is dialled by its brokerIP1; or set tlsServerName to the one name that all certificates have"
-        )
-    if verify_code in OUT_OF_DATE:
-        return "the server needs a new certificate, or a clock is wrong"
-    return "the server's certificate is not trusted; set tlsCaFile to the certificate of the authority that signed it"
+        remedy = tls_words.other_name(host, server_name)
+        return remedy if server_name is not None else f"{remedy}; a broker is dialled by its brokerIP1"
+    return tls_words.OUT_OF_DATE if verify_code in OUT_OF_DATE else tls_words.NOT_TRUSTED

@@ -35,6 +35,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.message import SendStatus
 from rocketmq_spark.wire.codes import NO_RIGHT, PASSING_TROUBLE, access_hint
 from rocketmq_spark.wire.command import shortened
+from rocketmq_spark.wire.tls_words import MUST_NAME, NOT_TRUSTED, OUT_OF_DATE, SPEAKS_NO_TLS, TOO_OLD, other_name
 
 
 class Code(enum.IntEnum):
@@ -154,9 +155,6 @@ _ADDRESS: Final = (
     "endpoints names gRPC ports of proxies, 8081 unless set, not a name server or broker; are useTls and tlsCertFile "
     "right?"
 )
-_AUTHORITY: Final = "the certificate is not signed by an authority that tlsCaFile holds"
-_OUT_OF_DATE: Final = "the proxy needs a new certificate, or a clock is wrong"
-_OTHER_NAME: Final = "the certificate is for another name: set tlsServerName to one that it has"
 _NO_PEM: Final = "tlsCaFile holds no PEM certificate"
 _NO_CALL: Final = "this proxy has no such call, or the address is no proxy's (an http_proxy in between answers so, too)"
 
@@ -240,14 +238,17 @@ class _Failure(NamedTuple):
 
 _FAILURES: Final = (
     # No connection came about, so nothing was sent.
-    _Failure("UNAVAILABLE", "certificate has expired", RemotingCertificateException, _OUT_OF_DATE),
-    _Failure("UNAVAILABLE", "certificate is not yet valid", RemotingCertificateException, _OUT_OF_DATE),
-    _Failure("UNAVAILABLE", "certificate_verify_failed", RemotingCertificateException, _AUTHORITY),
-    _Failure("UNAVAILABLE", "hostname verification", RemotingCertificateException, _OTHER_NAME),
+    _Failure("UNAVAILABLE", "certificate has expired", RemotingCertificateException, OUT_OF_DATE),
+    _Failure("UNAVAILABLE", "certificate is not yet valid", RemotingCertificateException, OUT_OF_DATE),
+    _Failure("UNAVAILABLE", "certificate_verify_failed", RemotingCertificateException, NOT_TRUSTED),
+    _Failure("UNAVAILABLE", "hostname verification", RemotingCertificateException, MUST_NAME),
     # The same as gRPC 1.76 says it.
-    _Failure("UNAVAILABLE", "is not in peer certificate", RemotingCertificateException, _OTHER_NAME),
+    _Failure("UNAVAILABLE", "is not in peer certificate", RemotingCertificateException, MUST_NAME),
     _Failure("UNAVAILABLE", "failed to create security handshaker", RemotingCertificateException, _NO_PEM),
-    _Failure("UNAVAILABLE", "wrong_version_number", RemotingTlsException, "the port speaks no TLS: useTls=false"),
+    _Failure("UNAVAILABLE", "wrong_version_number", RemotingTlsException, SPEAKS_NO_TLS),
+    # The server's word for it, and this side's.
+    _Failure("UNAVAILABLE", "alert_protocol_version", RemotingTlsException, TOO_OLD),
+    _Failure("UNAVAILABLE", "unsupported_protocol", RemotingTlsException, TOO_OLD),
     _Failure("UNAVAILABLE", "failed to connect", RemotingConnectException, _ADDRESS),
     _Failure("UNAVAILABLE", "errors resolving", RemotingConnectException, "check the names in endpoints"),
     _Failure("UNAVAILABLE", "dns resolution failed", RemotingConnectException, "check the names in endpoints"),
@@ -305,7 +306,9 @@ def proxy_error(code: int, message: str, address: str, doing: str) -> MQBrokerEx
     return error(f"{text} ({hint})" if hint else text, int(code), message, address)
 
 
-def call_error(status: str, details: str, address: str, doing: str) -> MQBrokerException | RemotingException:
+def call_error(
+    status: str, details: str, address: str, doing: str, server_name: str | None = None
+) -> MQBrokerException | RemotingException:
     """Return the error of a call that gRPC ended with a status of its own, without an answer.
 
     Parameters
@@ -318,6 +321,8 @@ def call_error(status: str, details: str, address: str, doing: str) -> MQBrokerE
         ``host:port`` of the proxy.
     doing : str
         What was asked for and of what.
+    server_name : str, optional
+        The option ``tlsServerName``.
 
     Returns
     -------
@@ -330,7 +335,10 @@ def call_error(status: str, details: str, address: str, doing: str) -> MQBrokerE
     if failure is None:
         # The connection or the server broke down in the middle.
         return RemotingSendRequestException(f"{text} (it may have been executed)")
-    text = f"{text} ({failure.hint})" if failure.hint else text
+    hint = failure.hint
+    if hint == MUST_NAME:
+        hint = other_name(address.rpartition(":")[0].strip("[]"), server_name)
+    text = f"{text} ({hint})" if hint else text
     if issubclass(failure.error, MQBrokerException):
         return failure.error(text, int(failure.code), details, address)
     return failure.error(text)

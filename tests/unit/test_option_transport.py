@@ -245,7 +245,10 @@ def test_a_producer_over_grpc_tries_another_proxy_after_the_codes_of_both_worlds
 
 
 def test_the_name_of_all_servers_needs_tls() -> None:
-    assert producer_refusal(tls_server_name="mq") == "tls_server_name is given without use_tls: give both, or neither"
+    remedy = "set use_tls=true, or leave it out"
+    assert producer_refusal(tls_server_name="mq") == f"tls_server_name is given without use_tls: {remedy}"
+    skipped = producer_refusal(tls_insecure_skip_verify=True)
+    assert skipped == f"tls_insecure_skip_verify is given without use_tls: {remedy}"
     assert producer_options({"tls_server_name": "mq", "use_tls": True}, {}).tls_server_name == "mq"
 
 

@@ -593,8 +593,11 @@ def test_the_secrets_of_a_write_travel_with_its_options_and_are_not_shown() -> N
         ({"accessKey": "me"}, "accessKey is given without secretKey: give both, or neither"),
         ({"secretKey": "hunter2"}, "secretKey is given without accessKey: give both, or neither"),
         ({"securityToken": "hunter2"}, "securityToken is given without accessKey: give both, or neither"),
-        ({"tlsCaFile": "ca.pem"}, "tlsCaFile is given without useTls: give both, or neither"),
-        ({"tlsCaFile": "ca.pem", "useTls": "false"}, "tlsCaFile is given without useTls: give both, or neither"),
+        ({"tlsCaFile": "ca.pem"}, "tlsCaFile is given without useTls: set useTls=true, or leave it out"),
+        (
+            {"tlsCaFile": "ca.pem", "useTls": "false"},
+            "tlsCaFile is given without useTls: set useTls=true, or leave it out",
+        ),
         ({"tlsServerName": "mq.example"}, "tlsServerName is given without useTls: give both, or neither"),
     ],
 )

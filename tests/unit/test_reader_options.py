@@ -526,7 +526,7 @@ def test_partitions_are_bounded_in_both(name: str) -> None:
             ),
         ),
         ({"accessKey": "me"}, "accessKey is given without secretKey: give both, or neither"),
-        ({"tlsCaFile": "/ca.pem"}, "tlsCaFile is given without useTls: give both, or neither"),
+        ({"tlsCaFile": "/ca.pem"}, "tlsCaFile is given without useTls: set useTls=true, or leave it out"),
         (
             {"startingOffsets": '{"u":{"b":{"0":1}}}'},
             "startingOffsets has u/b/0, which is not among what is read: subscribe is t",

@@ -163,8 +163,11 @@ def test_a_class_that_cant_be_had_is_an_error_of_its_option(monkeypatch: pytest.
         raise ValueError("no vault here")
 
     name = provide(monkeypatch, __init__=fail, credentials=lambda _: None)
-    with pytest.raises(CredentialsError, match=f"credentialsProvider={name}: making it without arguments failed"):
+    with pytest.raises(CredentialsError) as raised:
         of(credentialsProvider=name).credentials()
+    assert str(raised.value) == (
+        f"credentialsProvider={name}: making it without arguments failed: ValueError('no vault here')"
+    )
 
 
 def test_a_class_and_a_key_exclude_each_other() -> None:

@@ -157,6 +157,8 @@ def test_a_cluster_that_does_not_run_has_no_options() -> None:
             getattr(cluster, attribute)
     with pytest.raises(ClusterError, match="the cluster isn't running: call start"):
         cluster.create_user("shop", "hush")
+    with pytest.raises(ClusterError, match=r"the cluster knows no users: LocalCluster\(auth=True\)"):
+        LocalCluster().create_user("shop", "hush")
 
 
 def test_a_user_may_do_what_is_named_and_nothing_else() -> None:

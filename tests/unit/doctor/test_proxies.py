@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import ssl
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from rocketmq_spark.doctor.check import FAILED
 from rocketmq_spark.doctor.proxies import check_proxies
-from tests.peer import PATIENCE
+from tests.certificates import Authority
+from tests.peer import PATIENCE, Peer, Session
 from tests.proxy import FakeProxy, status_reply
 
 REFUSED = "check signature failed."
@@ -25,4 +31,63 @@ def test_a_wrong_key_is_told_from_a_missing_right(said: str, found: str, mend: s
         proxy.handlers["QueryRoute"] = lambda *_: status_reply(40100, said)
         *_, check = check_proxies(proxy.address, "orders", {}, PATIENCE)
     assert (check.state, check.found) == (FAILED, found)
+    assert check.mend.startswith(mend)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+def demanding(authority: Authority) -> Peer:
+    """Refuse whoever has no certificate with an alert, as Java's servers do."""
+    context = authority.context("server", "IP:127.0.0.1")
+    context.set_alpn_protocols(["h2"])
+    context.load_verify_locations(authority.ca_file)
+    context.verify_mode = ssl.CERT_REQUIRED
+    return Peer(Session.wait_for_hangup, tls=context)
+
+
+def outdated(authority: Authority) -> Peer:
+    return Peer(Session.serve, tls=authority.outdated("server", "IP:127.0.0.1"))
+
+
+def showing(names: str) -> Any:
+    return lambda authority: FakeProxy(tls=authority.server("server", names))
+
+
+@pytest.mark.parametrize(
+    ("serve", "trusts", "given", "found", "mend"),
+    [
+        (demanding, True, {"use_tls": True}, "the server refuses this client's certificate, or", "give a certificate"),
+        (showing("IP:127.0.0.1"), False, {"use_tls": True}, "is not trusted", "give the authority's file (tlsCaFile"),
+        (
+            showing("DNS:a.example"),
+            True,
+            {"use_tls": True},
+            "must name 127.0.0.1",
+            "give the name that the certificate",
+        ),
+        (showing("IP:127.0.0.1"), True, {}, "it demands TLS: set useTls=true", "switch TLS on (useTls=true, --tls)"),
+        (lambda _: FakeProxy(), True, {"use_tls": True}, "it speaks no TLS", "leave TLS out (useTls, --tls)"),
+        (outdated, True, {"use_tls": True}, "older than 1.2", "have the server speak TLS 1.2 or newer"),
+    ],
+    ids=["no certificate", "wrong authority", "wrong name", "no TLS", "TLS to a plain one", "TLS 1.1"],
+)
+def test_a_fault_of_tls_has_its_own_remedy(
+    authority: Authority,
+    tmp_path: Path,
+    serve: Any,
+    trusts: bool,
+    given: dict[str, Any],
+    found: str,
+    mend: str,
+) -> None:
+    trusted = authority if trusts else Authority(tmp_path, "another")
+    files = {"tls_ca_file": str(trusted.ca_file)} if given else {}
+    server: AbstractContextManager[Any] = serve(authority)
+    with server as listening:
+        *_, check = check_proxies(listening.address, None, {**given, **files}, PATIENCE)
+    assert check.state == FAILED
+    assert found in check.found
     assert check.mend.startswith(mend)

@@ -270,6 +270,17 @@ def test_a_certificate_of_an_unknown_authority_is_said(tmp_path: Path) -> None:
         (check,) = [one for one in looked_at(peer.address, use_tls=True) if one.check.startswith("name server")]
     assert "the server's certificate is not trusted" in check.found
     assert "tlsCaFile" in check.mend
+    assert "tlsServerName" not in check.mend
+
+
+def test_a_certificate_for_another_name_is_not_taken_for_an_unknown_authority(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    with BrokerPeer(tls=authority.context("elsewhere", "DNS:elsewhere.example")) as peer:
+        given = {"use_tls": True, "tls_ca_file": str(authority.ca_file)}
+        (check,) = [one for one in looked_at(peer.address, **given) if one.check.startswith("name server")]
+    assert "the server's certificate must name 127.0.0.1" in check.found
+    assert "tlsServerName" in check.mend
+    assert "tlsCaFile" not in check.mend
 
 
 def test_a_certificate_of_ours_that_is_missing_is_not_taken_for_an_unknown_authority(tmp_path: Path) -> None:

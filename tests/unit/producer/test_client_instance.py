@@ -258,6 +258,24 @@ def test_a_route_that_is_being_looked_up_while_the_instance_is_closed_is_no_warn
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
+def test_a_heart_beat_that_is_under_way_while_the_instance_is_closed_is_no_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    instance, transport = instance_of()
+
+    def fail(*_: object) -> None:
+        instance.close()
+        raise RemotingConnectException("the transport was closed")
+
+    instance.register("g")
+    instance.routes.find("T", 1.0)
+    transport.heart_beat = fail  # type: ignore[method-assign]
+    with caplog.at_level(logging.DEBUG, "rocketmq_spark.producer"):
+        instance.heart_beat()
+    told = [record.levelno for record in caplog.records if "heart-beat at" in record.getMessage()]
+    assert set(told) == {logging.DEBUG}
+
+
 def test_12_every_topic_ever_looked_up_found_or_not_is_refreshed_every_thirty_seconds() -> None:
     instance, transport = instance_of(None, T=route({"a": 1}))
     instance.routes.find("T", 1.0)

@@ -127,7 +127,7 @@ def test_grpc_13_a_port_of_another_protocol_says_so(script: Callable[[Session], 
 def test_grpc_13_tls_towards_a_port_without_says_so(authority: Authority) -> None:
     with FakeProxy() as proxy:
         tls = TlsSettings(str(authority.ca_file))
-        say(proxy.address, RemotingTlsException, "TLS", "useTls=false", tls=tls)
+        say(proxy.address, RemotingTlsException, "it speaks no TLS: set useTls=false", tls=tls)
 
 
 def test_grpc_13_a_port_that_wants_tls_says_so(authority: Authority) -> None:
@@ -138,13 +138,22 @@ def test_grpc_13_a_port_that_wants_tls_says_so(authority: Authority) -> None:
 def test_grpc_13_a_certificate_of_an_unknown_authority_says_so(authority: Authority, tmp_path: Path) -> None:
     other = TlsSettings(str(Authority(tmp_path, "another").ca_file))
     with FakeProxy(tls=authority.server("server", "IP:127.0.0.1")) as proxy:
-        say(proxy.address, RemotingCertificateException, "tlsCaFile", tls=other)
+        say(proxy.address, RemotingCertificateException, "is not trusted; set tlsCaFile", tls=other)
 
 
 def test_grpc_13_a_certificate_for_another_name_says_so(authority: Authority) -> None:
     tls = TlsSettings(str(authority.ca_file))
     with FakeProxy(tls=authority.server("elsewhere", "DNS:elsewhere.example")) as proxy:
-        say(proxy.address, RemotingCertificateException, "tlsServerName", tls=tls)
+        must_name = "the server's certificate must name 127.0.0.1 (subjectAltName), by which the server was dialled"
+        say(proxy.address, RemotingCertificateException, must_name, "tlsServerName", tls=tls)
+        wrong = TlsSettings(str(authority.ca_file), "inside.example")
+        say(proxy.address, RemotingCertificateException, "must name inside.example (subjectAltName)", tls=wrong)
+
+
+def test_grpc_13_a_proxy_that_speaks_nothing_newer_than_tls_1_1_says_so(authority: Authority) -> None:
+    with Peer(Session.serve, tls=authority.outdated("server", "IP:127.0.0.1")) as peer:
+        tls = TlsSettings(str(authority.ca_file))
+        say(peer.address, RemotingTlsException, "the server's TLS is older than 1.2", tls=tls)
 
 
 def test_grpc_13_a_silent_port_ends_within_the_deadline() -> None:

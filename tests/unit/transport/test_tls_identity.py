@@ -225,11 +225,7 @@ def test_whoever_wants_no_certificate_checked_takes_any(
 
 
 def test_nothing_older_than_tls_1_2_is_spoken(say: Say, authority: Authority) -> None:
-    old = authority.context("server", "IP:127.0.0.1")
-    old.set_ciphers("ALL:@SECLEVEL=0")
-    with pytest.warns(DeprecationWarning, match="TLSv1"):
-        old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
-    with Peer(Session.serve, tls=old) as peer:
+    with Peer(Session.serve, tls=authority.outdated("server", "IP:127.0.0.1")) as peer:
         error = say(TlsSettings(str(authority.ca_file)), peer.address)
     assert type(error) is RemotingTlsException
     assert "the server's TLS is older than 1.2" in str(error)

@@ -25,6 +25,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.message import SendStatus
 from rocketmq_spark.transport._pb import definition_pb2
 from rocketmq_spark.wire.grpc_codes import STORED, Code, call_error, code_name, proxy_error
+from rocketmq_spark.wire.tls_words import NOT_TRUSTED, OUT_OF_DATE, SPEAKS_NO_TLS, TOO_OLD, other_name
 
 FATAL = MQBrokerException
 REFUSED = MessageRefusedException
@@ -176,6 +177,26 @@ def test_grpc_13_the_details_tell_a_connection_that_never_was_from_one_that_brok
     made = call_error(status, details, "p:8081", "sending")
     assert type(made) is error
     assert str(made).startswith(f"sending: p:8081: gRPC {status}: {details} (")
+
+
+REMEDIES = [
+    (HANDSHAKE + "CERTIFICATE_VERIFY_FAILED: self signed", None, NOT_TRUSTED),
+    (HANDSHAKE + "CERTIFICATE_VERIFY_FAILED: certificate has expired", None, OUT_OF_DATE),
+    (HOSTNAME, None, other_name("p", None)),
+    (HOSTNAME, "inside.example", other_name("p", "inside.example")),
+    (HANDSHAKE + "WRONG_VERSION_NUMBER", None, SPEAKS_NO_TLS),
+    (HANDSHAKE + "TLSV1_ALERT_PROTOCOL_VERSION: SSL alert number 70", None, TOO_OLD),
+    (HANDSHAKE + "UNSUPPORTED_PROTOCOL", None, TOO_OLD),
+]
+
+
+@pytest.mark.parametrize(("details", "server_name", "remedy"), REMEDIES)
+def test_grpc_13_what_is_wrong_with_tls_is_said_as_over_remoting(
+    details: str, server_name: str | None, remedy: str
+) -> None:
+    made = call_error("UNAVAILABLE", details, "p:8081", "sending", server_name)
+    assert isinstance(made, RemotingTlsException)
+    assert str(made).endswith(f"({remedy})")
 
 
 BY_STATUS: dict[type[RocketMQError], set[str]] = {
