@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import ssl
+import subprocess
+import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -91,3 +94,18 @@ def test_a_fault_of_tls_has_its_own_remedy(
     assert check.state == FAILED
     assert found in check.found
     assert check.mend.startswith(mend)
+
+
+@pytest.mark.parametrize("verbosity", [None, "ERROR"])
+def test_of_a_refused_handshake_grpc_says_nothing_beside_the_command_unless_it_is_told_to(
+    authority: Authority, verbosity: str | None
+) -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
+    if verbosity is not None:
+        environ["GRPC_VERBOSITY"] = verbosity
+    with demanding(authority) as server:
+        given = ["--endpoints", server.address, "--tls", "--tls-ca-file", str(authority.ca_file)]
+        command = [sys.executable, "-m", "rocketmq_spark", "doctor", *given]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+    assert "the server refuses this client's certificate" in answer.stdout
+    assert ("ssl_transport_security" in answer.stderr) is (verbosity is not None), answer.stderr
