@@ -283,6 +283,15 @@ def test_a_certificate_for_another_name_is_not_taken_for_an_unknown_authority(tm
     assert "tlsCaFile" not in check.mend
 
 
+def test_a_name_server_that_speaks_nothing_newer_than_tls_1_1_is_not_taken_for_something_else(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    with BrokerPeer(tls=authority.outdated("server", "IP:127.0.0.1")) as peer:
+        given = {"use_tls": True, "tls_ca_file": str(authority.ca_file)}
+        (check,) = [one for one in looked_at(peer.address, **given) if one.check.startswith("name server")]
+    assert "the server's TLS is older than 1.2" in check.found
+    assert check.mend == "have the server speak TLS 1.2 or newer"
+
+
 def test_a_certificate_of_ours_that_is_missing_is_not_taken_for_an_unknown_authority(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     context = authority.context("server", "IP:127.0.0.1")
