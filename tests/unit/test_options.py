@@ -598,7 +598,7 @@ def test_the_secrets_of_a_write_travel_with_its_options_and_are_not_shown() -> N
             {"tlsCaFile": "ca.pem", "useTls": "false"},
             "tlsCaFile is given without useTls: set useTls=true, or leave it out",
         ),
-        ({"tlsServerName": "mq.example"}, "tlsServerName is given without useTls: give both, or neither"),
+        ({"tlsServerName": "mq.example"}, "tlsServerName is given without useTls: set useTls=true, or leave it out"),
     ],
 )
 def test_one_security_option_without_the_other_is_refused(given: dict[str, str], message: str) -> None:
