@@ -5,8 +5,8 @@ Rule 1: ``env:NAME`` and ``file:/path`` are read where they are used, in the pro
 Rule 2: what can change is asked for again ahead of its end, by a thread of its own: nobody who signs waits for it while
         what is held is good. Where asking fails, that goes on until it expires.
 Rule 3: nobody waits for ever: a provider that does not answer is an error.
-Rule 4: what a server has refused is asked for again by the next who signs, who waits; at most once in ten seconds, so
-        that a user who is refused everywhere costs no storm of questions.
+Rule 4: what a server has refused is asked for again by the next who signs, who waits; at most once a second, so that
+        a user who is refused everywhere costs no storm of questions.
 Rule 5: an error says which option, variable, file or class, never what it holds.
 """
 
@@ -38,6 +38,8 @@ _EVERY: Final = 60.0
 # Ahead of an end that is known; less for what lives shorter than four times as long.
 _AHEAD: Final = 300.0
 _AGAIN: Final = 10.0
+# The same where a server has refused what was given: somebody waits then, and what is new may come any moment.
+_REFUSED_AGAIN: Final = 1.0
 _PATIENCE: Final = 30.0
 # A question that is older is given up: its thread hangs, and another one may have better luck.
 _GIVEN_UP: Final = 60.0
@@ -242,7 +244,7 @@ class RefreshedCredentials:
         with self._lock:
             held = self._held
             if held.credentials is credentials and not held.refused:
-                self._refused_at = max(self._clock(), self._refused_at + _AGAIN)
+                self._refused_at = max(self._clock(), self._refused_at + _REFUSED_AGAIN)
                 self._held = held._replace(due=min(held.due, self._refused_at), refused=True)
 
     def _reset(self) -> None:

@@ -113,8 +113,11 @@ def unchecked(context: ssl.SSLContext) -> ssl.SSLContext:
 
 def tls_protocol(host: str, port: int, timeout: float) -> str | None:
     """Return what a TLS server chose to speak, "" if it did not choose, None without TLS."""
+    context = unchecked(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+    # As those that count: what comes of older releases differs from one OpenSSL to the next.
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        with secured(host, port, unchecked(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)), timeout) as secure:
+        with secured(host, port, context, timeout) as secure:
             return secure.selected_alpn_protocol() or ""
     except ssl.SSLError as exc:
         # Only who speaks TLS refuses in it.

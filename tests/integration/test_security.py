@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 import uuid
@@ -217,7 +218,7 @@ class Rotated:
 
 
 @pytest.mark.parametrize("over_grpc", [False, True], ids=["remoting", "grpc"])
-def test_a_secret_that_is_refused_is_asked_for_again_by_the_next_send(
+def test_a_secret_that_is_refused_is_asked_for_again_by_the_sends_that_follow(
     secured: SharedCluster,
     grpc: dict[str, Any],
     allowed: str,
@@ -234,8 +235,15 @@ def test_a_secret_that_is_refused_is_asked_for_again_by_the_next_send(
         with pytest.raises((MQBrokerException, MQClientException), match="check signature failed"):
             producer.send(Message.of(allowed, b"before"))
         monkeypatch.setattr(Rotated, "secret", KNOWN.secret_key)
-        assert producer.send(Message.of(allowed, b"after")).status is SendStatus.SEND_OK
-    assert Rotated.asked <= 3, "once a minute, and where it was refused"
+
+        def is_stored() -> bool:
+            # A heart-beat may have asked just before.
+            with contextlib.suppress(MQBrokerException, MQClientException):
+                return producer.send(Message.of(allowed, b"after")).status is SendStatus.SEND_OK
+            return False
+
+        wait_for(is_stored, 30)
+    assert Rotated.asked <= 5, "once a minute, and once a second where it is refused"
 
 
 def test_a_user_who_is_refused_is_an_error_and_one_line_in_the_log_at_most(

@@ -381,13 +381,13 @@ def test_a_refusal_of_what_is_not_held_any_more_changes_nothing(source: Source) 
     assert source.given == 2
 
 
-def test_who_is_refused_again_and_again_asks_once_in_ten_seconds(source: Source) -> None:
+def test_who_is_refused_again_and_again_asks_once_a_second(source: Source) -> None:
     held = held_of(source)
     for tenths in range(300):
         source.now = tenths / 10
         held.refused(held.credentials())
-    # At 0, at 0.1 since those were refused at once, at 10 and at 20.
-    assert source.given == 4
+    # At 0, at 0.1 since those were refused at once, and at each second from 1 to 29.
+    assert source.given == 31
 
 
 def test_a_failure_where_a_server_has_refused_what_is_held_is_an_error_and_not_logged(
