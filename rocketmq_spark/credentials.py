@@ -66,7 +66,7 @@ def tell_refused(provider: CredentialsProvider | None, credentials: Credentials 
         provider.refused(credentials)
 
 
-def gives_another(provider: CredentialsProvider | None, refused: Credentials | None) -> bool:
+def gives_another(provider: CredentialsProvider | None, refused: Credentials) -> bool:
     """Return whether a provider that was told of a refusal gives others now; it is waited for.
 
     Raises
@@ -74,7 +74,7 @@ def gives_another(provider: CredentialsProvider | None, refused: Credentials | N
     CredentialsError
         It gives none.
     """
-    if refused is None or not isinstance(provider, HeldCredentials):
+    if not isinstance(provider, HeldCredentials):
         return False
     # Until when they are good is no difference.
     return replace(provider.credentials(), expires_at=refused.expires_at) != refused

@@ -10,7 +10,7 @@ from typing import Final
 
 from rocketmq_spark.doctor.check import FAILED, OK, WARNING, Check
 from rocketmq_spark.doctor.listener import Listener, who_listens
-from rocketmq_spark.doctor.tls import tls_mend
+from rocketmq_spark.doctor.tls import handshake_failed
 from rocketmq_spark.errors import (
     RemotingCertificateException,
     RemotingException,
@@ -53,7 +53,7 @@ def check_name_server(transport: RemotingTransport, address: str, timeout: float
     except RequestNotSupportedException:
         return _not_a_name_server(transport, name, address, timeout)
     except RemotingCertificateException as exc:
-        return _refused(name, exc)
+        return handshake_failed(name, exc)
     except RemotingException as exc:
         return _unreachable(name, address, timeout, exc, over_tls=over_tls)
     except RocketMQError as exc:
@@ -75,11 +75,6 @@ def _not_a_name_server(transport: RemotingTransport, name: str, address: str, ti
     return Check(name, WARNING, found, f"{_GIVE_ANOTHER}, if brokers can be reached from here")
 
 
-def _refused(name: str, exc: RemotingTlsException) -> Check:
-    # The handshake's own words: whose request it was does not matter here.
-    return Check(name, FAILED, str(exc.__cause__ or exc), tls_mend(exc))
-
-
 def _unreachable(name: str, address: str, timeout: float, exc: RemotingException, *, over_tls: bool) -> Check:
     if over_tls:
         with RemotingTransport([address]) as plain, contextlib.suppress(RocketMQError):
@@ -87,7 +82,7 @@ def _unreachable(name: str, address: str, timeout: float, exc: RemotingException
             return Check(name, FAILED, "it speaks no TLS", "leave TLS out (useTls, --tls), or switch it on there")
     listener = who_listens(address, timeout)
     if isinstance(exc, RemotingTlsException) and over_tls and listener is Listener.TLS:
-        return _refused(name, exc)
+        return handshake_failed(name, exc)
     if over_tls and listener is Listener.TLS:
         return Check(name, FAILED, f"TLS, and no name server behind it: {exc}", _GIVE_ANOTHER)
     return Check(name, FAILED, listener.value, _MEND[listener])

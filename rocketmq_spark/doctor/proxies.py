@@ -15,7 +15,7 @@ from rocketmq_spark.doctor.brokers import key_refused
 from rocketmq_spark.doctor.check import FAILED, OK, Check
 from rocketmq_spark.doctor.listener import Listener, who_listens
 from rocketmq_spark.doctor.machine import GRPC_PACKAGES, check_packages
-from rocketmq_spark.doctor.tls import tls_mend
+from rocketmq_spark.doctor.tls import handshake_failed
 from rocketmq_spark.errors import (
     MQBrokerException,
     OptionError,
@@ -100,8 +100,7 @@ def _unreachable(name: str, endpoint: str, exc: RocketMQError, timeout: float) -
         else:
             return Check(name, FAILED, "a server of the remoting protocol listens there, not gRPC", _GIVE_ANOTHER)
     if isinstance(exc, RemotingTlsException):
-        # Of the one proxy that was asked: that none gave a route says no more.
-        return Check(name, FAILED, str(exc.__cause__ or exc), tls_mend(exc))
+        return handshake_failed(name, exc)
     listener = who_listens(endpoint, timeout)
     if listener is Listener.GRPC:
         mend = "switch TLS on or off as the proxy has it (useTls, --tls), and look at its certificate"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from rocketmq_spark.doctor.check import FAILED, Check
 from rocketmq_spark.errors import RemotingTlsException
 from rocketmq_spark.wire.tls_words import (
     DEMANDS_TLS,
@@ -28,7 +29,9 @@ _MENDS: Final = (
 _OTHERWISE: Final = "look at the server's certificate, and at the options of TLS"
 
 
-def tls_mend(exc: RemotingTlsException) -> str:
-    """Return what is to be done about it, with the options of the command line."""
+def handshake_failed(name: str, exc: RemotingTlsException) -> Check:
+    """Return the finding, and what is to be done about it with the options of the command line."""
     said = str(exc)
-    return next((mend for words, mend in _MENDS if words in said), _OTHERWISE)
+    mend = next((mend for words, mend in _MENDS if words in said), _OTHERWISE)
+    # The handshake's own words: whose request it was, or that no other server gave a route, does not matter here.
+    return Check(name, FAILED, str(exc.__cause__ or exc), mend)

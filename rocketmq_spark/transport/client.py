@@ -16,13 +16,11 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
-from rocketmq_spark.credentials import Credentials
 from rocketmq_spark.errors import CredentialsError, RemotingTimeoutException, RocketMQError
 from rocketmq_spark.message import Buffer
 from rocketmq_spark.transport.loop import IoLoop
 from rocketmq_spark.transport.permits import Permits
 from rocketmq_spark.transport.request import FLAG_REQUEST, Answer, OnAnswer, Request
-from rocketmq_spark.wire.codes import refuses_user
 from rocketmq_spark.wire.command import FLAG_ONEWAY, RemotingCommand
 
 Body: TypeAlias = "Buffer | tuple[Buffer, ...]"
@@ -81,12 +79,13 @@ class RemotingClient:
             Closed, in another process, or called from a callback (which runs on the thread it would wait for).
         """
         expires = self._clock() + timeout
-        command, signed_by = self._answered(address, code, ext_fields, body, timeout)
-        if refuses_user(command.code, command.remark) and self._loop.hooks.gives_another(signed_by):
+        answer = self._wait(address, code, ext_fields, body, timeout, FLAG_REQUEST)
+        if answer.refused is not None and self._loop.hooks.gives_another(answer.refused):
             left = expires - self._clock()
             if left > 0:
-                command, _ = self._answered(address, code, ext_fields, body, left)
-        return command
+                answer = self._wait(address, code, ext_fields, body, left, FLAG_REQUEST)
+        assert answer.command is not None
+        return answer.command
 
     def invoke_async(
         self, address: str, code: int, ext_fields: Mapping[str, str], body: Body, timeout: float, on_done: OnAnswer
@@ -127,14 +126,6 @@ class RemotingClient:
             request.permit.release()
             raise
 
-    def _answered(
-        self, address: str, code: int, ext_fields: Mapping[str, str], body: Body, timeout: float
-    ) -> tuple[RemotingCommand, Credentials | None]:
-        """Return a server's answer, and who signed the request."""
-        answer, signed_by = self._wait(address, code, ext_fields, body, timeout, FLAG_REQUEST)
-        assert answer.command is not None
-        return answer.command, signed_by
-
     def _wait(
         self,
         address: str,
@@ -144,7 +135,7 @@ class RemotingClient:
         timeout: float,
         flag: int,
         remark: str = "",
-    ) -> tuple[Answer, Credentials | None]:
+    ) -> Answer:
         if self._loop.in_own_thread:
             raise RocketMQError(
                 f"request {code} to {address}: a blocking call in a callback would wait for its own thread; "
@@ -178,7 +169,7 @@ class RemotingClient:
             )
         answer = answers.pop()
         if answer.error is None:
-            return answer, request.signed_by
+            return answer
         try:
             raise answer.error
         finally:

@@ -44,8 +44,8 @@ logger = logging.getLogger("rocketmq_spark.transport")
 
 _SERVICE: Final = "/apache.rocketmq.v2.MessagingService/"
 _JOIN_TIMEOUT: Final = 5.0
-# How gRPC says that a server was there, and ended a connect; the last three are an alert,
-# in the words of its releases.
+# How gRPC says that a server was there, and ended a connect; the last three are an alert, in the words
+# of its releases.
 _HUNG_UP: Final = ("socket closed", "connection reset", "secure read failed", "unwrap failed", "tls handshake failed")
 
 _opened: Final[set[GrpcClient]] = set()

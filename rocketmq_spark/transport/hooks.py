@@ -47,6 +47,6 @@ class RequestHooks:
         """Tell whoever gave these that a server does not take them."""
         tell_refused(self._credentials, credentials)
 
-    def gives_another(self, refused: Credentials | None) -> bool:
+    def gives_another(self, refused: Credentials) -> bool:
         """Return whether others than those that a server refused would sign now; see `credentials.gives_another`."""
         return gives_another(self._credentials, refused)

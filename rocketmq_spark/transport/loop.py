@@ -19,6 +19,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from rocketmq_spark.errors import RemotingConnectException, RocketMQError
@@ -416,6 +417,7 @@ class IoLoop:
         command = answer.command
         if command is not None and request.signed_by is not None and refuses_user(command.code, command.remark):
             self.hooks.refused(request.signed_by)
+            answer = replace(answer, refused=request.signed_by)
         if command is not None and command.code == ResponseCode.GO_AWAY and request.send_again(now):
             logger.debug("%s: go away; %s is sent again over a new connection", address, request.name)
             try:

@@ -52,11 +52,14 @@ class Answer:
         Why there is none. Both are None when a oneway request was written.
     latency : float
         From the last byte written to the answer or failure, seconds; 0 if never written.
+    refused : Credentials or None
+        Who signed, if that is what the peer refuses.
     """
 
     command: RemotingCommand | None
     error: RocketMQError | None
     latency: float
+    refused: Credentials | None = None
 
 
 OnAnswer: TypeAlias = Callable[[Answer], None]

@@ -48,10 +48,6 @@ class CertificateError(HandshakeError):
     """A certificate was refused: the server's, or ours."""
 
 
-class OwnCertificateError(CertificateError):
-    """The server refuses this client's certificate, or demands one."""
-
-
 class DisagreementError(HandshakeError):
     """One side speaks TLS, and the other does not."""
 
@@ -82,9 +78,9 @@ def handshake_error(error: OSError, refusals: frozenset[str]) -> HandshakeError:
     return HandshakeError(f"the TLS handshake failed ({error}); {hint}")
 
 
-def refusal(error: ssl.SSLError) -> OwnCertificateError:
+def refusal(error: ssl.SSLError) -> CertificateError:
     """Return the error that one of `TlsSettings.refusals` stands for."""
-    return OwnCertificateError(
+    return CertificateError(
         f"{tls_words.OURS_REFUSED} ({error.reason}): set tlsCertFile and "
         "tlsKeyFile to a certificate that is signed by an authority that the server trusts, and has not expired, and "
         "to its key"

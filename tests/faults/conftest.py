@@ -23,8 +23,8 @@ _PROPERTY = "account"
 
 @pytest.fixture(scope="package")
 def _breakable() -> Iterator[LocalCluster]:
-    # The second one flushes before it answers, so that there is something to be late with.
-    # The first one gets a slave at times, which a local broker's own settings give nothing.
+    # The first one gets a slave at times, which a local broker's own settings give nothing. The second one flushes
+    # before it answers, so that there is something to be late with.
     properties = [
         {**QUICK_READS, "haTransferBatchSize": 32_768, "haHousekeepingInterval": 20_000},
         {**QUICK_READS, "flushDiskType": "SYNC_FLUSH"},

@@ -49,6 +49,13 @@ class Renewed:
 """
 
 
+class Bodies(list[str]):
+    """What a streaming read brings."""
+
+    def keep(self, batch: DataFrame, _: int) -> None:
+        self.extend(row.body for row in batch.selectExpr("string(body) as body").collect())
+
+
 def tell(cluster: SharedCluster, code: RequestCode, fields: dict[str, str], body: bytes = b"") -> None:
     with RemotingTransport([cluster.name_server], **cluster.transport_settings) as admin:
         for broker in cluster.brokers:
@@ -124,12 +131,8 @@ def test_a_streaming_read_asks_a_provider_that_the_job_brought_along(
     rows = spark.range(10).selectExpr("cast(id as string) as body")
     rows.write.format("rocketmq").options(**options).mode("append").save()
     frame = spark.readStream.format("rocketmq").options(**options, startingOffsets="earliest").load()
-    read: list[str] = []
-
-    def keep(batch: DataFrame, _: int) -> None:
-        read.extend(row.body for row in batch.selectExpr("string(body) as body").collect())
-
-    writer = frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    read = Bodies()
+    writer = frame.writeStream.foreachBatch(read.keep).option("checkpointLocation", str(tmp_path / "checkpoint"))
     query = writer.trigger(availableNow=True).start()
     try:
         assert query.awaitTermination(120)
@@ -157,14 +160,10 @@ def test_a_streaming_read_goes_on_though_its_user_is_gone_from_one_moment_to_the
         rows = spark.range(begin, end).selectExpr("cast(id as string) as body")
         rows.write.format("rocketmq").options(**options).mode("append").save()
 
-    read: list[str] = []
-
-    def keep(batch: DataFrame, _: int) -> None:
-        read.extend(row.body for row in batch.selectExpr("string(body) as body").collect())
-
+    read = Bodies()
     file.write_text(json.dumps([first.access_key, first.secret_key]))
     source = spark.readStream.format("rocketmq").options(**others, credentialsProvider=f"{name}:Renewed")
-    writer = source.option("startingOffsets", "earliest").load().writeStream.foreachBatch(keep)
+    writer = source.option("startingOffsets", "earliest").load().writeStream.foreachBatch(read.keep)
     query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     try:
         write(0, 10)

@@ -273,11 +273,17 @@ def test_a_certificate_of_an_unknown_authority_is_said(tmp_path: Path) -> None:
     assert "tlsServerName" not in check.mend
 
 
+def name_server_over_tls(address: str, authority: Authority) -> Check:
+    """What is found of a name server, by who trusts the authority."""
+    given = {"use_tls": True, "tls_ca_file": str(authority.ca_file)}
+    (check,) = [one for one in looked_at(address, **given) if one.check.startswith("name server")]
+    return check
+
+
 def test_a_certificate_for_another_name_is_not_taken_for_an_unknown_authority(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     with BrokerPeer(tls=authority.context("elsewhere", "DNS:elsewhere.example")) as peer:
-        given = {"use_tls": True, "tls_ca_file": str(authority.ca_file)}
-        (check,) = [one for one in looked_at(peer.address, **given) if one.check.startswith("name server")]
+        check = name_server_over_tls(peer.address, authority)
     assert "the server's certificate must name 127.0.0.1" in check.found
     assert "tlsServerName" in check.mend
     assert "tlsCaFile" not in check.mend
@@ -286,8 +292,7 @@ def test_a_certificate_for_another_name_is_not_taken_for_an_unknown_authority(tm
 def test_a_name_server_that_speaks_nothing_newer_than_tls_1_1_is_not_taken_for_something_else(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     with BrokerPeer(tls=authority.outdated("server", "IP:127.0.0.1")) as peer:
-        given = {"use_tls": True, "tls_ca_file": str(authority.ca_file)}
-        (check,) = [one for one in looked_at(peer.address, **given) if one.check.startswith("name server")]
+        check = name_server_over_tls(peer.address, authority)
     assert "the server's TLS is older than 1.2" in check.found
     assert check.mend == "have the server speak TLS 1.2 or newer"
 
@@ -298,8 +303,7 @@ def test_a_certificate_of_ours_that_is_missing_is_not_taken_for_an_unknown_autho
     context.load_verify_locations(authority.ca_file)
     context.verify_mode = ssl.CERT_REQUIRED
     with BrokerPeer(tls=context) as peer:
-        given = {"use_tls": True, "tls_ca_file": str(authority.ca_file)}
-        (check,) = [one for one in looked_at(peer.address, **given) if one.check.startswith("name server")]
+        check = name_server_over_tls(peer.address, authority)
     assert "the server refuses this client's certificate, or demands one" in check.found
     assert "tlsCertFile" in check.mend
     assert "tlsCaFile" not in check.mend
