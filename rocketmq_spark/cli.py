@@ -7,6 +7,7 @@ Rule 2: what is heavy is imported by the command that needs it: ``--help`` start
 from __future__ import annotations
 
 import enum
+import io
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ from rocketmq_spark.admin.commands import app as admin
 from rocketmq_spark.cluster.commands import app as cluster
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.option_transport import GRPC, REMOTING
+from rocketmq_spark.table_view import one_line
 
 app = typer.Typer(
     name="rocketmq-spark",
@@ -84,10 +86,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     # gRPC's own lines about a refused handshake, before the one that says what to do.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    for stream in (sys.stdout, sys.stderr):
+        # What the terminal's encoding lacks is shown as its code.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(args=None if arguments is None else list(arguments), prog_name="rocketmq-spark")
     except RocketMQError as exc:
-        print(f"rocketmq-spark: {' '.join(str(exc).split())}", file=sys.stderr)  # noqa: T201
+        print(f"rocketmq-spark: {one_line(str(exc))}", file=sys.stderr)  # noqa: T201
         return 1
     except SystemExit as exc:
         return exc.code if isinstance(exc.code, int) else int(exc.code is not None)

@@ -1,6 +1,7 @@
 """What the options of other connectors are called here: Spark's Kafka connector, and the old rocketmq-spark.
 
-Rule 1: docs/migrating.md has every name of these tables, and more to say of it.
+Rule 1: docs/migrating.md has every name of `NAMES`, and more to say of it. What people try without having read it has a
+        table of its own.
 Rule 2: only names that nothing here has: what is spelt as here is an option, or a misspelt one.
 """
 
@@ -57,9 +58,17 @@ NAMES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
 )
 """By use, then by the other connector's name in lower case: what it is called here."""
 
+_TRIED: Final[Mapping[str, str]] = {
+    "bootstrap.servers": "nameServer",
+    "brokers": "nameServer",
+    "user": "accessKey",
+    "username": "accessKey",
+    "password": "secretKey",
+}
+
 
 def name_here(key: str, use: str) -> str:
-    """Return a hint for another connector's option, "" if it is nobody's that we know.
+    """Return a hint for another connector's option, or one that people try, "" if it is nobody's that we know.
 
     Parameters
     ----------
@@ -67,7 +76,7 @@ def name_here(key: str, use: str) -> str:
         In any case.
     use : {"write", "read"}
     """
-    known = NAMES[use].get(key.lower())
+    known = NAMES[use].get(key.lower()) or _TRIED.get(key.lower())
     if known is not None:
         return f"here: {known}"
     # By what stands before it alone: Kafka's clients have hundreds.

@@ -115,8 +115,8 @@ def parse_receipt(text: str) -> dict[MessageQueue, tuple[int, int]]:
     return _receipt(_load(text))
 
 
-def parse_queues(text: str) -> tuple[MessageQueue, ...]:
-    """Return the queues that a text names, sorted.
+def parse_queues(text: str) -> frozenset[MessageQueue]:
+    """Return the queues that a text names.
 
     Raises
     ------
@@ -131,7 +131,7 @@ def parse_queues(text: str) -> tuple[MessageQueue, ...]:
             found.append(MessageQueue(topic, broker, _integer(queue_id, where, 0, _MAX_QUEUE_ID)))
         if len(set(ids)) < len(ids):
             raise ValueError(f"{where}: a queue id is there twice in {_shown(ids)}")
-    return tuple(sorted(found))
+    return frozenset(found)
 
 
 def nested(offsets: Mapping[MessageQueue, int]) -> dict[str, dict[str, dict[str, int]]]:

@@ -211,4 +211,4 @@ def _shown_default(value: Any) -> str:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
-    return ",".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
+    return ",".join(map(str, value)) or "none" if isinstance(value, tuple | frozenset) else str(value)

@@ -135,7 +135,8 @@ READER_OPTIONS: Final[tuple[OptionSpec, ...]] = (
         "commitOffsets",
         BOOLEAN,
         "Tell the brokers the offsets of every finished micro-batch, for the lag of `consumerGroup`; where a stream "
-        "goes on is up to its checkpoint alone. Streams only.",
+        "goes on is up to its checkpoint alone. Nothing is told where an application reads as that group. Streams "
+        "only.",
     ),
     OptionSpec(
         "maxOffsetsPerTrigger",

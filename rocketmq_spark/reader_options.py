@@ -36,7 +36,7 @@ class ReaderOptions:
     name_server: tuple[str, ...] = ()
     subscribe: tuple[str, ...] = ()
     subscribe_pattern: str | None = None
-    assign: tuple[MessageQueue, ...] = ()
+    assign: frozenset[MessageQueue] = frozenset()
     starting_offsets: OffsetSpec = _EARLIEST
     ending_offsets: OffsetSpec = _LATEST
     starting_timestamp: int | None = None

@@ -5,8 +5,8 @@ Field names are RocketMQ's (``BrokerData.java``, ``QueueData.java``, ``TopicRout
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 from rocketmq_spark import table_view
@@ -95,6 +95,14 @@ class TopicRouteData:
     order_topic_conf: str | None = None
     static_topic: bool = False
     message_types: frozenset[str] = frozenset()
+
+    def only(self, broker_names: Collection[str]) -> TopicRouteData:
+        """Return the same of these brokers alone."""
+        return replace(
+            self,
+            queue_datas=tuple(data for data in self.queue_datas if data.broker_name in broker_names),
+            broker_datas=tuple(broker for broker in self.broker_datas if broker.broker_name in broker_names),
+        )
 
     def by_broker(self) -> tuple[BrokerRoute, ...]:
         """Return what is said of each broker, by name; one that is named only once is there with what is said of it."""

@@ -55,24 +55,22 @@ class SendResult:
     trace_on: bool = True
     recall_handle: str = ""
 
-    def facts(self) -> dict[str, str | int]:
-        """Return what a reader of the receipt looks for, by name; what a broker left out is not in it."""
+    def facts(self) -> dict[str, str | int | None]:
+        """Return what a reader of the receipt looks for, by name; what a broker left out is None."""
         queue = self.message_queue
-        found: dict[str, str | int] = {
+        return {
             "status": self.status.name,
             "topic": queue.topic,
             "broker_name": queue.broker_name,
             "queue_id": queue.queue_id,
             "queue_offset": self.queue_offset,
             "msg_id": self.msg_id,
-            "offset_msg_id": self.offset_msg_id,
-            "recall_handle": self.recall_handle,
+            "offset_msg_id": self.offset_msg_id or None,
+            "recall_handle": self.recall_handle or None,
         }
-        return {name: value for name, value in found.items() if value != ""}
 
     def _repr_html_(self) -> str:
-        facts = self.facts()
-        return table_view.html_table([*map(table_view.heading, facts)], [[*map(str, facts.values())]])
+        return table_view.html_table(*table_view.present(self.facts()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,7 @@ class TransactionSendResult(SendResult):
 
     local_transaction_state: LocalTransactionState = LocalTransactionState.UNKNOW
 
-    def facts(self) -> dict[str, str | int]:
+    def facts(self) -> dict[str, str | int | None]:
         """Return the same, and how the local transaction ended."""
         # Named, because a class with slots is made anew, and super() would not know it.
         return {**SendResult.facts(self), "local_transaction_state": self.local_transaction_state.value}

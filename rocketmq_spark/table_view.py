@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import html
 import io
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Final
 
@@ -112,7 +112,7 @@ def html_table(
     lines = [f"<p>{html.escape(empty)}</p>"]
     if cells or not empty:
         lines = ["<table>", _html_row("th", headings), *(_html_row("td", row) for row in cells), "</table>"]
-    return "\n".join([*lines, *(f"<p>{html.escape(note)}</p>" for note in notes)])
+    return "\n".join([*lines, *(f"<p>{html.escape(printable(note))}</p>" for note in notes)])
 
 
 def heading(name: str) -> str:
@@ -125,6 +125,17 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape", "surrogatepass").decode() for one in text)
+
+
+def one_line(text: str) -> str:
+    """Return a text as one line, in which what can't be printed stands as its code."""
+    return printable(" ".join(text.split()))
+
+
+def present(facts: Mapping[str, object]) -> tuple[list[str], list[list[str]]]:
+    """Return the headings and the one row of a table of facts, without those that are None."""
+    there = {name: value for name, value in facts.items() if value is not None}
+    return [*map(heading, there)], [[*map(str, there.values())]]
 
 
 def _print(
@@ -141,7 +152,7 @@ def _print(
     # A row that is a list: what is too long for the terminal all the same is the terminal's to wrap.
     console.print(shown, soft_wrap=isinstance(shown, Text))
     for note in notes:
-        console.print(note, markup=False)
+        console.print(printable(note), markup=False)
 
 
 def fitted(headings: Sequence[str], rows: Iterable[Sequence[str]], layout: Layout, width: int) -> RenderableType:

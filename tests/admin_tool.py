@@ -12,9 +12,10 @@ from tests.conftest import SERIAL_GC
 
 
 def mqadmin(folder: Path, *arguments: str) -> str:
-    """Run ``mqadmin``, and return what it prints; its log files go below a folder."""
+    """Run ``mqadmin``, and return what it prints; what it writes goes below a folder."""
     classpath = os.pathsep.join(map(str, server_jars(find_java)))
-    command = [str(find_java()), SERIAL_GC, f"-Duser.home={folder}", "-cp", classpath]
+    folders = [f"-Duser.home={folder}", f"-Djava.io.tmpdir={folder}"]
+    command = [str(find_java()), SERIAL_GC, *folders, "-cp", classpath]
     command += ["org.apache.rocketmq.tools.command.MQAdminStartup", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, cwd=folder)
     return done.stdout

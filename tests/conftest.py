@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.cluster.jars import server_jars
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
 
 
 pytest.register_assert_rewrite("tests.contract")
+
+# A busy machine fails no test. (With CI=true the examples are the same in every run, else each run has others.)
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 # No JVM of a test lives for long: what a thorough compiler would gain, it would first cost. Every `java` reads this.
 os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1"

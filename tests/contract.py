@@ -299,6 +299,12 @@ class ReadPromises:
     def test_all_topics_are_listed(self, seam: Seam) -> None:
         assert seam.topic in self.reads(seam).topics(PATIENCE)
 
+    def test_a_group_has_those_who_were_registered_for_it(self, seam: Seam) -> None:
+        reads, group = self.reads(seam), f"group-{seam.topic}"
+        assert list(reads.consumers(group, seam.address, PATIENCE)) == []
+        reads.register_consumer("10.0.0.2@spark#17", group, seam.address, PATIENCE)
+        assert list(reads.consumers(group, seam.address, PATIENCE)) == ["10.0.0.2@spark#17"]
+
     def test_a_groups_offset_is_taken(self, seam: Seam) -> None:
         self.reads(seam).update_consumer_offset(seam.queue, "cg", 5, seam.address, PATIENCE)
         seam.transport.close()

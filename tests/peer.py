@@ -268,6 +268,8 @@ class BrokerPeer(Peer):
             return session.encoded(request, body=route_body(route))
         if request.code == RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER:
             return session.encoded(request, body=json.dumps({"topicList": sorted(self.routes)}).encode())
+        if request.code == RequestCode.GET_CONSUMER_LIST_BY_GROUP:
+            return self._answer_members(session, request)
         if request.code == RequestCode.PULL_MESSAGE:
             return self._answer_pull(session, request)
         if request.code in _ABOUT_A_QUEUE:
@@ -368,6 +370,14 @@ class BrokerPeer(Peer):
         answer = {"nextBeginOffset": str(after), "minOffset": "0", "maxOffset": str(end)}
         return session.encoded(request, code, answer, b"".join(map(encode_stored_record, found)))
 
+    def _answer_members(self, session: Session, request: RemotingCommand) -> bytes:
+        group = request.ext_fields["consumerGroup"]
+        beats = [json.loads(bytes(one.body)) for one in self.requests if one.code == RequestCode.HEART_BEAT]
+        ids = [beat["clientID"] for beat in beats if group in [data["groupName"] for data in beat["consumerDataSet"]]]
+        if not ids:
+            return session.encoded(request, ResponseCode.SYSTEM_ERROR, remark=f"no consumer for this group, {group}")
+        return session.encoded(request, body=json.dumps({"consumerIdList": ids}).encode())
+
     def _answer_view(self, session: Session, request: RemotingCommand) -> bytes:
         from tests.strategies import encode_stored_record
 
@@ -421,7 +431,7 @@ def end_of(request: RemotingCommand) -> EndTransaction:
 
 def route_body(route: TopicRouteData) -> bytes:
     """The JSON of a name server."""
-    body = {
+    body: dict[str, object] = {
         "brokerDatas": [
             {
                 "brokerAddrs": {str(number): address for number, address in broker.broker_addrs.items()},
@@ -441,6 +451,8 @@ def route_body(route: TopicRouteData) -> bytes:
             for queue in route.queue_datas
         ],
     }
+    if route.static_topic:
+        body["topicQueueMappingByBroker"] = {data.broker_name: {"scope": "__global__"} for data in route.queue_datas}
     return json.dumps(body).encode()
 
 

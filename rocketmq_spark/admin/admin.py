@@ -21,10 +21,12 @@ from rocketmq_spark.admin.rows import BrokerInfo, PeekedMessage, QueueOffsets, T
 from rocketmq_spark.admin.table import Table
 from rocketmq_spark.admin.topics import topics_of
 from rocketmq_spark.client.connect import new_transport
-from rocketmq_spark.errors import RocketMQError, TopicRouteStaleException
+from rocketmq_spark.errors import NoBrokersException, RocketMQError, TopicRouteStaleException
+from rocketmq_spark.names import is_legal
 from rocketmq_spark.namespace import unwrap, wrap
 from rocketmq_spark.reader_options import ReaderOptions
 from rocketmq_spark.route_data import TopicRouteData
+from rocketmq_spark.transport.name_servers import silence
 from rocketmq_spark.transport.remoting import RemotingTransport
 
 # The group of RocketMQ's own tools: every broker knows it, none has to make it (``MixAll.TOOLS_CONSUMER_GROUP``).
@@ -55,7 +57,7 @@ class Admin:
     namespace : str, optional
         Only the topics of this namespace, by their names without it.
     timeout : float, default 5.0
-        Seconds that one question to one server may take.
+        Seconds that one question to one server may take; 3,600 at most.
 
     Raises
     ------
@@ -164,20 +166,29 @@ class Admin:
         Raises
         ------
         TopicRouteStaleException
-            No name server knows the topic; the text has names that are like it.
+            No name server knows the topic; the text has names that are like it, and who did not answer. A
+            ``NoBrokersException`` where they know no broker at all.
         """
         wired = wrap(self._options.wrapped_namespace, topic)
         try:
             return self._transport.query_route(wired, self._timeout * len(self._options.name_server))
+        except NoBrokersException:
+            raise
         except TopicRouteStaleException as exc:
             near: list[str] = []
             # A proxy has no list of topics to tell.
             with contextlib.suppress(RocketMQError):
                 near = difflib.get_close_matches(wired, self._transport.topics(self._timeout), n=3)
             names = [unwrap(one, self._options.wrapped_namespace) for one in near]
-            hint = f"did you mean {' or '.join(names)}?" if names else f"create it: rocketmq-spark create-topic {topic}"
+            hint = f"create it: rocketmq-spark create-topic {topic}"
+            if names:
+                hint = f"did you mean {' or '.join(names)}?"
+            elif not is_legal(wired):
+                hint = f"no topic can be called {topic!r}: a name has letters, digits and % | _ - only"
+            silent = silence(exc, self._options.name_server)
+            others = f"{silent} and may know one" if silent else ""
             raise TopicRouteStaleException(
-                f"topic {topic} does not exist: {exc.broker_addr} knows no route of it; {hint}",
+                f"topic {topic} does not exist: {exc.broker_addr} knows no route of it{others}; {hint}",
                 exc.response_code,
                 exc.remark,
                 exc.broker_addr,
@@ -190,6 +201,8 @@ class Admin:
 
         Raises
         ------
+        OptionError
+            The topic is a static one.
         TopicRouteStaleException
             No name server knows the topic.
         """
@@ -217,21 +230,23 @@ class Admin:
         Raises
         ------
         OptionError
-            `count` is less than 1, or the tag is not one.
+            `count` is less than 1, the tag is not one, or the topic is a static one.
         TopicRouteStaleException
             No name server knows the topic.
         ReadError
-            A queue gave nothing within the timeout.
+            A queue gave nothing within the timeout, or its broker refuses.
         """
         # Arrow is not needed for anything else here.
-        from rocketmq_spark.admin.peek import peek
+        from rocketmq_spark.admin.peek import closed_to_readers, peek
 
         answers = offsets_of(self._options, self._transport, topic, route := self.route(topic))
         held = held_by(answers)
-        rows = peek(self._options, {topic: route}, held, count, tag, consumer_group)
+        closed = closed_to_readers(held, route)
+        readable = [one for one in held if one.queue not in closed]
+        rows = peek(self._options, self._transport, {topic: route}, readable, count, tag, consumer_group)
         notes = ["a tag is looked for at the ends of queues only"] if tag is not None and len(rows) < count else []
         notes += [] if any(one.messages for one in held) else ["the topic holds no messages"]
-        return Table(PeekedMessage, rows, missing=missing_queues(answers), notes=notes)
+        return Table(PeekedMessage, rows, missing=[*missing_queues(answers), *missing_queues(closed)], notes=notes)
 
     def brokers(self) -> Table[BrokerInfo]:
         """Return the brokers of the cluster, slaves among them, and what they say of themselves.

@@ -1,6 +1,6 @@
 """What brokers say of themselves: GET_BROKER_RUNTIME_INFO, and of their settings the permission.
 
-Rule 1: a figure that a release does not tell is None; nothing is guessed.
+Rule 1: a figure that a release does not tell, or that is none, is None; nothing is guessed.
 
 Follows ``AdminBrokerProcessor.prepareRuntimeInfo``; what is made of the figures, ``ClusterListSubCommand.java``.
 """
@@ -24,7 +24,7 @@ NO_BROKERS: Final = (
     "the name servers know no broker: start one with namesrvAddr set to their addresses, or look why those there do "
     "not register; one that has just started takes a moment"
 )
-_RUNTIME: Final = re.compile(r"(\d+) days?, (\d+) hours?, (\d+) minutes?, (\d+) seconds?")
+_RUNTIME: Final = re.compile(r"\b(\d{1,9}) days?, (\d{1,9}) hours?, (\d{1,9}) minutes?, (\d{1,9}) seconds?")
 _SECONDS: Final = (86_400, 3_600, 60, 1)
 
 
@@ -71,7 +71,7 @@ def ask_brokers(
 
 def _broker_info(broker: BrokerData, number: int, told: Told) -> BrokerInfo:
     runtime = told.runtime
-    booted = _integer(runtime, "bootTimestamp")
+    booted = _booted(runtime)
     return BrokerInfo(
         broker.broker_name,
         number,
@@ -82,7 +82,7 @@ def _broker_info(broker: BrokerData, number: int, told: Told) -> BrokerInfo:
         disk_used_percent(runtime),
         _today(runtime, "msgPutTotal"),
         _today(runtime, "msgGetTotal"),
-        None if booted is None else datetime.fromtimestamp(booted / 1000, timezone.utc),
+        booted,
     )
 
 
@@ -95,26 +95,35 @@ def version_of(runtime: Mapping[str, str]) -> str | None:
 def disk_used_percent(runtime: Mapping[str, str]) -> float | None:
     """Return how full the disk with the commit log is; of several, the fullest."""
     ratios = [number for name in runtime if name.startswith("commitLogDiskRatio") if (number := _float(runtime, name))]
-    return max(ratios) * 100 if ratios else None
+    return round(max(ratios) * 100, 1) if ratios else None
 
 
 def clock_of(runtime: Mapping[str, str]) -> float | None:
     """Return a broker's own time, epoch seconds: when it started, and for how long it has run, cut to whole seconds."""
-    booted, found = _integer(runtime, "bootTimestamp"), _RUNTIME.search(runtime.get("runtime", ""))
+    booted, found = _booted(runtime), _RUNTIME.search(runtime.get("runtime", ""))
     if booted is None or found is None:
         return None
-    return booted / 1000 + sum(int(count) * unit for count, unit in zip(found.groups(), _SECONDS, strict=True))
+    return booted.timestamp() + sum(int(count) * unit for count, unit in zip(found.groups(), _SECONDS, strict=True))
 
 
 def _told(transport: RemotingTransport, address: str, timeout: float) -> Told:
     runtime = transport.runtime_info(address, timeout)
     now = time.time()
     try:
-        perm = transport.broker_config(address, timeout).get("brokerPermission", "")
+        perm = _integer(transport.broker_config(address, timeout), "brokerPermission")
     except RocketMQError:
         # Access control hides settings from users that may see figures.
-        perm = ""
-    return Told(runtime, now, int(perm) if perm.isdecimal() else None)
+        perm = None
+    return Told(runtime, now, perm)
+
+
+def _booted(runtime: Mapping[str, str]) -> datetime | None:
+    milliseconds = _integer(runtime, "bootTimestamp")
+    try:
+        return None if milliseconds is None else datetime.fromtimestamp(milliseconds / 1000, timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        # A year that no calendar has.
+        return None
 
 
 def _today(runtime: Mapping[str, str], name: str) -> int | None:
@@ -129,4 +138,4 @@ def _integer(runtime: Mapping[str, str], name: str) -> int | None:
 
 def _float(runtime: Mapping[str, str], name: str) -> float | None:
     text = runtime[name]
-    return float(text) if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) else None
+    return float(text) if re.fullmatch(r"[0-9]{1,19}(\.[0-9]{1,30})?", text) else None

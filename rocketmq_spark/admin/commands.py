@@ -7,6 +7,7 @@ Rule 2: what is heavy is imported by the command that needs it.
 from __future__ import annotations
 
 import enum
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,7 @@ from rocketmq_spark.admin.connection import Connection, connected
 from rocketmq_spark.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from rocketmq_spark.admin.table import Table
     from rocketmq_spark.doctor.check import Check
@@ -138,10 +139,11 @@ def send(
 ) -> None:
     """Send one message, and show where it was stored."""
     from rocketmq_spark.admin.sending import send_one
-    from rocketmq_spark.table_view import heading, print_table
+    from rocketmq_spark.table_view import present, print_table
 
-    data = _from_stdin() if body == "-" else body.encode()
-    own = dict(_property(text) for text in properties or ())
+    # The bytes of the command line, though they may be no text.
+    data = _from_stdin() if body == "-" else os.fsencode(body)
+    own = _properties(properties or ())
     # The admin is asked for nothing, but for what is wrong with a name server if the send fails.
     with connection.admin():
         facts = send_one(
@@ -158,7 +160,7 @@ def send(
     if connection.as_json:
         connection.show_json(facts)
     else:
-        print_table([*map(heading, facts)], [[*map(str, facts.values())]])
+        print_table(*present(facts))
 
 
 @app.command()
@@ -172,7 +174,7 @@ def doctor(
     from rocketmq_spark.doctor import examine
     from rocketmq_spark.doctor.check import FAILED
 
-    given = connection.given()
+    given = connection.given(endpoints)
     if endpoints:
         # Who asks about proxies may have no name server: the one on this machine has nothing to do with them.
         given["name_server"] = connection.name_server
@@ -191,11 +193,16 @@ def _from_stdin() -> bytes:
     return sys.stdin.buffer.read()
 
 
-def _property(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise OptionError(f"--property {text!r} is not allowed: allowed is name=value")
-    return name, value
+def _properties(texts: Iterable[str]) -> dict[str, str]:
+    own: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise OptionError(f"--property {text!r} is not allowed: allowed is name=value")
+        if name in own:
+            raise OptionError(f"--property {name} is there twice: a message has one value of each")
+        own[name] = value
+    return own
 
 
 def _print_checks(found: Table[Check]) -> None:
@@ -211,7 +218,7 @@ def _print_checks(found: Table[Check]) -> None:
     colours = {OK: "green", WARNING: "yellow", FAILED: "bold red"}
     console = Console(highlight=False)
     states = max(map(len, colours)) + 1
-    names = max(len(check.check) for check in found) + 2
+    names = max(len(printable(check.check)) for check in found) + 2
     indent = " " * (states + names)
     for check in found:
         text = printable(check.found)
@@ -220,7 +227,7 @@ def _print_checks(found: Table[Check]) -> None:
             room = max(console.width - len(indent), _NARROWEST)
             text = textwrap.fill(text, room, break_long_words=False, break_on_hyphens=False)
         line = Text(f"{check.state:<{states}}", style=colours[check.state])
-        line.append(f"{check.check:<{names}}", style="default").append(
+        line.append(f"{printable(check.check):<{names}}", style="default").append(
             text.replace("\n", f"\n{indent}"), style="default"
         )
         console.print(line, soft_wrap=True)

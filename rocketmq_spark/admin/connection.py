@@ -1,7 +1,8 @@
 """The options that all commands about a cluster share, and what happens where the cluster can't be reached.
 
 Rule 1: the name server is the one of the command line; else ``NAMESRV_ADDR``; else that of the cluster which
-        ``rocketmq-spark cluster up`` left running, with the keys and the certificates that this one takes.
+        ``rocketmq-spark cluster up`` left running, with the keys and the certificates that this one takes. No other
+        server gets these, be it a name server or a proxy.
 Rule 2: a failure is one line. Where a name server is at fault, it is the doctor's finding, not the exception's story.
 Rule 3: results go to stdout, as a table or as JSON; what is missing goes to stderr, and makes the exit code 1.
 """
@@ -28,6 +29,7 @@ from rocketmq_spark.errors import (
     RocketMQError,
     RouteNotFoundException,
 )
+from rocketmq_spark.table_view import one_line
 
 if TYPE_CHECKING:
     from rocketmq_spark.admin.admin import Admin
@@ -80,10 +82,8 @@ class Connection:
     timeout: Annotated[float, typer.Option(help="Seconds that one question may take.")] = 5.0
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False
 
-    def given(self) -> dict[str, Any]:
-        """Return what `Admin`, a producer and the doctor take."""
-        if self.tls_insecure_skip_verify:
-            typer.echo("rocketmq-spark: no server's certificate is checked (--tls-insecure-skip-verify)", err=True)
+    def given(self, endpoints: str | None = None) -> dict[str, Any]:
+        """Return what `Admin`, a producer and the doctor take; `endpoints`: to ask these proxies."""
         given = {
             "name_server": self.name_server,
             "access_key": self.access_key,
@@ -98,7 +98,7 @@ class Connection:
             "tls_insecure_skip_verify": self.tls_insecure_skip_verify,
             "namespace": self.namespace,
         }
-        running = {} if self.name_server else _left_running()
+        running = {} if self.name_server else _left_running(endpoints)
         if any(given[name] for name in ("access_key", "secret_key", "credentials_provider")):
             # Somebody in particular asks, not the administrator.
             running = {name: value for name, value in running.items() if name not in ("access_key", "secret_key")}
@@ -141,7 +141,7 @@ class Connection:
         else:
             table.print()
         for text in table.missing:
-            typer.echo(f"rocketmq-spark: missing: {' '.join(text.split())}", err=True)
+            typer.echo(f"rocketmq-spark: missing: {one_line(text)}", err=True)
         if table.missing:
             raise typer.Exit(1)
 
@@ -158,6 +158,8 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(**values: Any) -> None:
         connection = Connection(**{one.name: values.pop(one.name) for one in shared})
+        if connection.tls_insecure_skip_verify:
+            typer.echo("rocketmq-spark: no server's certificate is checked (--tls-insecure-skip-verify)", err=True)
         command(connection, **values)
 
     keywords = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*own, *shared)]
@@ -167,12 +169,12 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _left_running() -> dict[str, Any]:
+def _left_running(endpoints: str | None) -> dict[str, Any]:
     from rocketmq_spark.cluster.security import client_options
     from rocketmq_spark.cluster.state import StateFile, state_folder
 
     state = StateFile(state_folder(os.environ)).load()
-    if state is None or not state.is_alive():
+    if state is None or not state.is_alive() or (endpoints and endpoints != state.endpoints):
         return {}
     return client_options({"nameServer": state.name_server, **state.options})
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,7 +25,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.names import is_system_topic
 from rocketmq_spark.producer.validators import check_topic
-from rocketmq_spark.route_data import PERM_READ, PERM_WRITE, TopicRouteData, masters_of
+from rocketmq_spark.route_data import MAX_QUEUES, PERM_READ, PERM_WRITE, TopicRouteData, masters_of
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.topic_config import BATCH_CQ, MESSAGE_TYPE, QUEUE_TYPE
 
@@ -97,6 +97,11 @@ def create_topic(
     new.check()
     _check_flag(new, "update", update)
     masters = _masters(transport, cluster, timeout)
+    if new.queues * len(masters) > MAX_QUEUES:
+        raise OptionError(
+            f"creating topic {new.name} with {new.queues} queues on each of {len(masters)} brokers: allowed are "
+            f"{MAX_QUEUES} in all; more than that no write or read of ours takes"
+        )
     if not update:
         _refuse_existing(transport, new, timeout)
 
@@ -111,7 +116,9 @@ def create_topic(
         raise MQClientException(f"creating topic {new.name} with {new.queues} queues: {reasons}") from next(
             iter(failed.values())
         )
-    return _known_to_all(transport, new, frozenset(masters), name_servers, timeout)
+    # A new topic has no permission of before.
+    perm = _READ_WRITE if update else 0
+    return known_to_all(transport, new, frozenset(masters), name_servers, timeout, perm)
 
 
 def _check_flag(new: NewTopic, name: str, value: object) -> None:
@@ -147,30 +154,57 @@ def _refuse_existing(transport: RemotingTransport, new: NewTopic, timeout: float
         )
 
 
-def _known_to_all(
-    transport: RemotingTransport, new: NewTopic, masters: frozenset[str], name_servers: Sequence[str], timeout: float
+def known_to_all(
+    transport: RemotingTransport,
+    new: NewTopic,
+    masters: frozenset[str],
+    name_servers: Sequence[str],
+    timeout: float,
+    perm: int,
+    clock: Callable[[], float] = time.monotonic,
 ) -> TopicRouteData:
-    deadline = time.monotonic() + max(_KNOWN_WITHIN, timeout)
+    """Return the route of a topic that was made, once every name server that answers has all of it.
+
+    A permission that is less than `perm` may be the one of before; or its broker is closed (``brokerPermission``) and
+    lends its topics no more than it has: that counts when the time is over.
+
+    Raises
+    ------
+    MQClientException
+        They do not within 15 s, or `timeout` if that is more.
+    MQBrokerException
+        One refuses to tell.
+    """
+    patience = max(_KNOWN_WITHIN, timeout)
+    deadline = clock() + patience
     while True:
+        late = clock() > deadline
         answers = ask_all(name_servers, lambda address: transport.route_at(address, new.wired, timeout))
         # One that is gone can't learn of anything, and asks the brokers when it is back.
         answering = [answer for answer in answers.values() if not isinstance(answer, RemotingException)]
+        least = 0 if late else perm
         routes = [
-            answer for answer in answering if isinstance(answer, TopicRouteData) and _has_all(answer, new, masters)
+            answer
+            for answer in answering
+            if isinstance(answer, TopicRouteData) and _has_all(answer, new, masters, least)
         ]
         if routes and len(routes) == len(answering):
             return routes[0]
         refused = [one for one in answering if isinstance(one, MQBrokerException) and not one.retriable]
         if refused:
             raise refused[0]
-        if time.monotonic() > deadline:
+        if late:
             raise MQClientException(
-                f"topic {new.name} was created on {', '.join(sorted(masters))}, and after {_KNOWN_WITHIN:g} s the name "
+                f"topic {new.name} was created on {', '.join(sorted(masters))}, and after {patience:g} s the name "
                 "servers do not know all of it: ask for its route in a while"
             )
         time.sleep(_POLL)
 
 
-def _has_all(route: TopicRouteData, new: NewTopic, masters: frozenset[str]) -> bool:
-    ready = {data.broker_name for data in route.queue_datas if data.write_queue_nums == new.queues}
+def _has_all(route: TopicRouteData, new: NewTopic, masters: frozenset[str], perm: int) -> bool:
+    ready = {
+        data.broker_name
+        for data in route.queue_datas
+        if data.read_queue_nums == data.write_queue_nums == new.queues and data.perm & perm == perm
+    }
     return masters <= ready

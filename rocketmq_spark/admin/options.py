@@ -6,7 +6,7 @@ Rule 1: one meaning and one check for each, whether a DataFrame's option or a ke
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.option_parsing import parse_environment, parse_one
@@ -14,6 +14,9 @@ from rocketmq_spark.producer_options import option_text
 from rocketmq_spark.reader_option_rules import contradictions
 from rocketmq_spark.reader_option_table import READER_OPTIONS
 from rocketmq_spark.reader_options import ReaderOptions
+
+# Seconds. Nobody waits longer for one answer, and threads and sockets take no number that is far greater.
+_LONGEST: Final = 3_600
 
 
 def admin_options(given: Mapping[str, Any], timeout: float, environ: Mapping[str, str]) -> ReaderOptions:
@@ -24,7 +27,7 @@ def admin_options(given: Mapping[str, Any], timeout: float, environ: Mapping[str
     given : mapping of str to value
         By field of `ReaderOptions`; None is as if it were not there.
     timeout : float
-        Seconds, for each question.
+        Seconds, for each question; an hour at most.
     environ : mapping of str to str
         ``NAMESRV_ADDR`` stands in for the name servers.
 
@@ -33,8 +36,7 @@ def admin_options(given: Mapping[str, Any], timeout: float, environ: Mapping[str
     OptionError
         An option is malformed or missing, or two contradict each other.
     """
-    if not timeout > 0:
-        raise OptionError(f"timeout is {timeout!r}: it is the seconds that one question may take, more than 0")
+    check_timeout(timeout)
     table = [spec for spec in READER_OPTIONS if spec.field in given]
     texts = [(spec, option_text(given[spec.field])) for spec in table if given[spec.field] is not None]
     values = {spec.field: parse_one(spec, text, spec.field) for spec, text in texts}
@@ -48,3 +50,16 @@ def admin_options(given: Mapping[str, Any], timeout: float, environ: Mapping[str
     for contradiction in contradictions(options, str, streaming=False):
         raise OptionError(contradiction)
     return options
+
+
+def check_timeout(timeout: float) -> None:
+    """Refuse what nobody could wait for.
+
+    Raises
+    ------
+    OptionError
+    """
+    if not 0 < timeout <= _LONGEST:
+        raise OptionError(
+            f"timeout is {timeout!r}: it is the seconds that one question may take, more than 0 and {_LONGEST} at most"
+        )

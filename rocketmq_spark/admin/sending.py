@@ -28,8 +28,8 @@ def send_one(
     properties: Mapping[str, str],
     sharding_key: str | None,
     delay_ms: int,
-) -> dict[str, str | int]:
-    """Send a message, and return its receipt.
+) -> dict[str, str | int | None]:
+    """Send a message, and return its receipt, as `SendResult.facts`.
 
     Parameters
     ----------

@@ -41,11 +41,17 @@ def topics_of(transport: RemotingTransport, namespace: str, timeout: float, *, e
     missing = [f"types of topics, from {broker}: {why}" for broker, why in told.items() if isinstance(why, Exception)]
     missing += [] if info.brokers else [NO_BROKERS]
     rows = []
+    unknown: dict[tuple[type, object], list[tuple[str, RocketMQError]]] = {}
     for wired, route in routes.items():
         if isinstance(route, TopicRouteData):
             rows.append(_topic_info(shown[wired], wired, route, known))
         elif not isinstance(route, TopicRouteStaleException):
-            missing.append(f"topic {shown[wired]}: {route}")
+            # Each text has its topic's name in it: what is alike is their class, and the server's code.
+            kind = type(route), getattr(route, "response_code", None)
+            unknown.setdefault(kind, []).append((shown[wired], route))
+    for (first, why), *others in unknown.values():
+        name = f"{len(others) + 1:,} topics, {first} among them" if others else f"topic {first}"
+        missing.append(f"{name}: {why}")
     return Table(TopicInfo, sorted(rows, key=lambda row: row.topic), missing=missing)
 
 

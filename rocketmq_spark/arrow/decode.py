@@ -32,6 +32,8 @@ from rocketmq_spark.wire.unwrap import CRC_MASK, message_id, messages_of, unpack
 
 _FROM_PROPERTIES: Final = {"tags": TAGS, "keys": KEYS, "msgId": UNIQ_KEY}
 _US_PER_MS: Final = 1000
+# A sender may claim any time; what a timestamp can't hold, milliseconds beyond this, is null.
+_LAST_TIME: Final = (2**63 - 1) // _US_PER_MS
 # The two digits of each byte.
 _HEX: Final = np.array([f"{value:02X}" for value in range(256)], np.bytes_).view(np.uint16)
 
@@ -132,6 +134,10 @@ def decode_rows(
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
+def _instant(time: int) -> int | None:
+    return time * _US_PER_MS if abs(time) <= _LAST_TIME else None
+
+
 # What each column holds of one message; properties and times as Arrow's own constructor takes them.
 _VALUES: Final[dict[str, Any]] = {
     "topic": lambda queue, _: queue.topic,
@@ -145,8 +151,8 @@ _VALUES: Final[dict[str, Any]] = {
     "queueOffset": lambda _, message: message.queue_offset,
     "msgId": lambda _, message: message_id(message),
     "offsetMsgId": lambda _, message: message.offset_msg_id,
-    "bornTimestamp": lambda _, message: message.born_timestamp * _US_PER_MS,
-    "storeTimestamp": lambda _, message: message.store_timestamp * _US_PER_MS,
+    "bornTimestamp": lambda _, message: _instant(message.born_timestamp),
+    "storeTimestamp": lambda _, message: _instant(message.store_timestamp),
     "bornHost": lambda _, message: message.born_host,
     "reconsumeTimes": lambda _, message: message.reconsume_times,
 }
@@ -222,8 +228,10 @@ class _Columns:
             return to_arrow(ids[self._pull_of])
         if name == "reconsumeTimes":
             return to_arrow(records.heads["reconsume_times"].astype(np.int32)[rows.record])
-        stamps = records.heads["born_timestamp" if name == "bornTimestamp" else "store_timestamp"]
-        return to_arrow(stamps.astype(np.int64)[rows.record] * _US_PER_MS).cast(kind)
+        times = records.heads["born_timestamp" if name == "bornTimestamp" else "store_timestamp"].astype(np.int64)
+        if np.any((times > _LAST_TIME) | (times < -_LAST_TIME)):
+            raise Irregular
+        return to_arrow(times[rows.record] * _US_PER_MS).cast(kind)
 
     def _split(self) -> Properties:
         if self._properties is None:

@@ -203,8 +203,10 @@ def require_grpc() -> None:
     """
     missing = [module for module in ("grpc", "google.protobuf") if _spec_of(module) is None]
     if missing:
+        modules, are = ("modules", "are") if len(missing) > 1 else ("module", "is")
+        names = " and ".join(missing)
         raise OptionError(
-            f"transport=grpc needs the Python module {' and '.join(missing)}, which is not installed here: {_INSTALL}"
+            f"transport=grpc needs the Python {modules} {names}, which {are} not installed here: {_INSTALL}"
         )
     found = _protobuf_version()
     if found is not None and _numbers(found) < _numbers(PROTOBUF_FLOOR):

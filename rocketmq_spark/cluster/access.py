@@ -4,7 +4,9 @@ Rule 1: an administrator is made with the cluster, and its secret key is drawn f
 Rule 2: servers sign what they ask of each other as the administrator (``innerClientAuthenticationCredentials``).
 Rule 3: a proxy keeps no users of its own, it asks the brokers for them.
 Rule 4: who is not the administrator may do what it was given, and nothing else.
-Rule 5: brokers take any name and any secret. What they or our own options would read otherwise than it was meant is
+Rule 5: all brokers know a user, or none does, but for one that goes away in between, which is said. With the user go
+        its rights.
+Rule 6: brokers take any name and any secret. What they or our own options would read otherwise than it was meant is
         refused here.
 
 Follows spec/remoting.md section 15, ``AuthConfig.java``, ``AuthenticationMetadataManagerImpl.java``, ``Resource.java``.
@@ -22,7 +24,7 @@ from typing import Final
 from rocketmq_spark.cluster.certificates import write_private
 from rocketmq_spark.cluster.probe import Probe
 from rocketmq_spark.credentials import Credentials
-from rocketmq_spark.errors import ClusterError, MQBrokerException
+from rocketmq_spark.errors import ClusterError, RocketMQError
 from rocketmq_spark.names import is_legal
 from rocketmq_spark.option_values import ENV, FILE, is_padded, is_printable, is_reference
 from rocketmq_spark.wire.codes import RequestCode
@@ -31,8 +33,6 @@ ADMINISTRATOR: Final = "admin"
 
 # It stands unescaped in a header of gRPC, which "/", "," and blanks divide, and in "User:name".
 _NAME: Final = r"[A-Za-z0-9._-]+"
-# AuthenticationMetadataManagerImpl.createUser; it has no code of its own.
-_EXISTS: Final = "The user is existed"
 
 _AUTH: Final = "org.apache.rocketmq.auth"
 _OF_PROXY: Final = "org.apache.rocketmq.proxy.auth"
@@ -90,21 +90,35 @@ def create_user(
     subscribe: Sequence[str],
     groups: Sequence[str],
 ) -> None:
-    """Have brokers know a user; see `LocalCluster.create_user`."""
+    """Have all brokers know a user, or none of those that answer; see `LocalCluster.create_user`."""
     check_user(name, secret_key, publish=publish, subscribe=subscribe, groups=groups)
-    addresses = tuple(brokers)
-    for code, fields, body in user_requests(name, secret_key, publish, subscribe, groups):
+    addresses, doing = tuple(brokers), f"creating the user {name}"
+    for address in addresses:
+        # Who is unknown is no error: an empty answer.
+        if probe.ask(address, RequestCode.AUTH_GET_USER, {"username": name}, doing).body:
+            raise ClusterError(
+                f"{doing}: the broker at {address} knows that user already, and keeps its secret key and rights (so "
+                "does a folder that was named by directory=, for the next cluster in it): use what it was created "
+                "with, or take another name"
+            )
+    try:
+        for code, fields, body in user_requests(name, secret_key, publish, subscribe, groups):
+            for address in addresses:
+                probe.ask(address, code, fields, doing, body)
+    except RocketMQError as exc:
+        # Known to some, or without rights, the user could not be made again.
+        kept = []
         for address in addresses:
             try:
-                probe.ask(address, code, fields, f"creating the user {name}", body)
-            except MQBrokerException as exc:
-                if _EXISTS not in exc.remark:
-                    raise
-                raise ClusterError(
-                    f"creating the user {name}: the broker at {address} knows that user already, and keeps its secret "
-                    "key and rights (so does a folder that was named by directory=, for the next cluster in it): use "
-                    "what it was created with, or take another name"
-                ) from exc
+                probe.ask(address, RequestCode.AUTH_DELETE_USER, {"username": name}, f"taking back the user {name}")
+            except RocketMQError:
+                kept.append(address)
+        if not kept:
+            raise
+        raise ClusterError(
+            f"{exc}; and it could not be taken back from {', '.join(kept)}, which may know the user now: take another "
+            "name, or start the cluster anew"
+        ) from exc
 
 
 def check_user(

@@ -79,8 +79,11 @@ def status(as_json: Annotated[bool, typer.Option("--json", help="As JSON, for pr
     """Show the servers of the cluster."""
     state = _state_file().load()
     if as_json:
+        from rocketmq_spark.cluster.state import ClusterState
+
         servers = [dataclasses.asdict(server) | {"state": server.state()} for server in state.servers] if state else []
-        known = dataclasses.asdict(state) if state else {}
+        nothing = dict.fromkeys(field.name for field in dataclasses.fields(ClusterState))
+        known = dataclasses.asdict(state) if state else nothing
         typer.echo(json.dumps({**known, "running": bool(state and state.is_alive()), "servers": servers}, indent=2))
         return
     if state is None:

@@ -147,8 +147,20 @@ class Security:
 
 
 def client_options(options: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options of a DataFrame as `Producer` and `Admin` take them: ``use_tls=True`` for ``useTls=true``."""
+    """Return the options of a DataFrame as `Producer` and `Admin` take them: ``use_tls=True`` for ``useTls=true``.
+
+    Raises
+    ------
+    ClusterError
+        One of them is of another release, which has left a cluster running.
+    """
     fields = {spec.name: spec.field for spec in SINK_OPTIONS}
+    unknown = ", ".join(name for name in options if name not in fields)
+    if unknown:
+        raise ClusterError(
+            f"the cluster that was left running takes the option {unknown}, which this release does not know: stop it "
+            "(rocketmq-spark cluster down), or name another cluster with -n host:9876"
+        )
     return {fields[name]: value == "true" if name == "useTls" else value for name, value in options.items()}
 
 

@@ -91,7 +91,7 @@ class Bounds:
             address = ""
             if self._clock() > gives_up:
                 return RemotingTooMuchRequestException(
-                    f"{queue}: not asked, the others took readTimeoutMs={self._options.read_timeout_ms}"
+                    f"{queue}: not asked, the others took {self._options.read_timeout_ms / 1000:g} s"
                 )
             try:
                 address = self._queues.address(queue)

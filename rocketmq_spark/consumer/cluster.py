@@ -11,13 +11,12 @@ Follows ``KafkaMicroBatchStream.scala``.
 from __future__ import annotations
 
 import logging
-import math
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from rocketmq_spark.consumer.bounds import Bounds, Offsets
 from rocketmq_spark.consumer.data_loss import lost
+from rocketmq_spark.consumer.group_offsets import GroupOffsets
 from rocketmq_spark.consumer.ranges import OffsetRange
 from rocketmq_spark.consumer.topic_queues import TopicQueues
 from rocketmq_spark.errors import ReadError, RocketMQError
@@ -29,8 +28,6 @@ logger = logging.getLogger("rocketmq_spark.consumer")
 
 # A queue is not given up before so many tries: between two of them a whole micro-batch may lie.
 _TRIES: Final = 3
-# Seconds from one heart-beat to the next (heartbeatBrokerInterval); a broker forgets a client after four of them.
-_HEART_BEAT: Final = 30.0
 
 
 class SourceCluster:
@@ -63,9 +60,7 @@ class SourceCluster:
         # Since when nobody has answered for a queue, and how often in a row.
         self._silent: dict[MessageQueue, tuple[float, int]] = {}
         self._gone: set[MessageQueue] = set()
-        self._client_id = client_id
-        self._registered: dict[str, float] = {}
-        self._lock = threading.Lock()
+        self._group = GroupOffsets(options, transport, self.queues, self._bounds, clock, client_id)
 
     def starts(self) -> Offsets:
         """Return where a new query begins."""
@@ -75,15 +70,21 @@ class SourceCluster:
         """Return the ends of all queues there are."""
         return self._bounds.latest(self.queues.present())
 
+    def target(self) -> Offsets:
+        """Return the same for `available`; without ``failOnDataLoss`` of the queues that somebody answers for."""
+        if self._options.fail_on_data_loss:
+            return self.latest()
+        return {queue: end for queue, (end, _) in self._ends(self.queues.present()).items()}
+
     def available(self, known: Mapping[MessageQueue, int], target: Mapping[MessageQueue, int] | None = None) -> Offsets:
         """Return how far can be read now: the ends of the queues of `known` and of those that are new.
 
         Parameters
         ----------
         known : mapping of MessageQueue to int
-            How far has been read.
+            How far has been read. A queue that the options do not ask for (any more) stays where it is.
         target : mapping of MessageQueue to int, optional
-            What `latest` has said; what came after that is not read.
+            What `target` has said; what came after that is not read.
 
         Raises
         ------
@@ -93,22 +94,20 @@ class SourceCluster:
             For ``readTimeoutMs`` nobody has answered for a queue.
         """
         present = set(self.queues.present())
-        gone = {queue for queue in known if queue not in present and self.queues.exists(queue) is False}
+        wanted = present | set(filter(self._options.reads, known))
+        gone = {queue for queue in wanted - present if self.queues.exists(queue) is False}
         for queue in sorted(gone - self._gone):
             lost(self._options, f"queue {queue} is gone: what was in it behind offset {known[queue]} can't be read")
         self._gone = gone
-        asked = sorted((present | known.keys()) - gone)
+        asked, found = sorted(wanted - gone), dict(known)
         if target is not None:
-            # What is not in it came later, or its broker has gone before.
-            ends = {queue: self._not_before(queue, target[queue], None, known) for queue in asked if queue in target}
-            return {**known, **ends}
-        found = dict(known)
-        before, self._silent = self._silent, {}
-        for queue, answer in self._bounds.once(asked, self._end).items():
-            if isinstance(answer, RocketMQError):
-                self._is_silent(queue, answer, *before.get(queue, (self._clock(), 0)))
-            else:
-                found[queue] = self._not_before(queue, *answer, known)
+            # What is not in it came later, or its broker had gone before.
+            found |= {queue: max(target[queue], known.get(queue, 0)) for queue in asked if queue in target}
+            # A slave has told it, or messages are lost: who answers now decides.
+            asked = [queue for queue in asked if queue in target and target[queue] < known.get(queue, 0)]
+        for queue, (end, address) in self._ends(asked).items():
+            end = self._not_before(queue, end, address, known)
+            found[queue] = end if target is None else min(end, known[queue])
         return found
 
     def begun(self, known: Mapping[MessageQueue, int], available: Mapping[MessageQueue, int]) -> Offsets:
@@ -124,25 +123,8 @@ class SourceCluster:
         return self._bounds.checked(self.begun(starts, ends), ends)
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Tell the brokers how far the group has read. What fails is logged: the next commit says it again."""
-        options, timeout = self._options, self._options.pull_timeout_ms / 1000
-
-        def tell(queue: MessageQueue, address: str) -> None:
-            self._register(address, timeout)
-            on_wire = self.queues.on_wire(queue)
-            self._transport.update_consumer_offset(on_wire, options.consumer_group, offsets[queue], address, timeout)
-
-        for queue, answer in self._bounds.once([*offsets], tell).items():
-            if isinstance(answer, RocketMQError):
-                logger.warning("commitOffsets: %s: %s", queue, answer)
-
-    def _register(self, address: str, timeout: float) -> None:
-        """Have a broker know the group, and the tools that ask it: without a heart-beat there is no %RETRY% topic."""
-        with self._lock:
-            now, since = self._clock(), self._registered.get(address, -math.inf)
-            if now - since > _HEART_BEAT:
-                self._transport.register_consumer(self._client_id, self._options.consumer_group, address, timeout)
-                self._registered[address] = now
+        """Tell the brokers how far the group has read; see `GroupOffsets.tell`."""
+        self._group.tell(offsets)
 
     def close(self) -> None:
         """Close the connections."""
@@ -150,6 +132,17 @@ class SourceCluster:
 
     def _end(self, queue: MessageQueue, address: str) -> int:
         return self._transport.max_offset(self.queues.on_wire(queue), address, self._options.pull_timeout_ms / 1000)
+
+    def _ends(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, tuple[int, str]]:
+        """Return the ends of the queues that somebody answers for, and who it is; raises as `available`."""
+        found: dict[MessageQueue, tuple[int, str]] = {}
+        before, self._silent = self._silent, {}
+        for queue, answer in self._bounds.once(queues, self._end).items():
+            if isinstance(answer, RocketMQError):
+                self._is_silent(queue, answer, *before.get(queue, (self._clock(), 0)))
+            else:
+                found[queue] = answer
+        return found
 
     def _is_silent(self, queue: MessageQueue, error: RocketMQError, since: float, tries: int) -> None:
         if not error.retriable:
@@ -166,17 +159,17 @@ class SourceCluster:
         if not tries:
             logger.warning("queue %s waits for its broker, the others go on: %s", queue, error)
 
-    def _not_before(self, queue: MessageQueue, end: int, address: str | None, start: Mapping[MessageQueue, int]) -> int:
-        """Return an end that nobody, or whoever has this address, has told just now."""
+    def _not_before(self, queue: MessageQueue, end: int, address: str, start: Mapping[MessageQueue, int]) -> int:
+        """Return an end that whoever has this address has told just now."""
         known = start.get(queue)
         if known is None or end >= known:
             return end
-        if address is not None and not self.queues.is_master(queue, address):
+        if not self.queues.is_master(queue, address):
             # A slave is behind its master.
             return known
         lost(
             self._options,
-            f"queue {queue} ends at offset {end}, and {known} was reached before: the topic was made anew, or its "
-            "broker lost what it had",
+            f"queue {queue} ends at offset {end}, and {known} was reached before: the topic was deleted or made "
+            "anew, or its broker lost what it had",
         )
         return end

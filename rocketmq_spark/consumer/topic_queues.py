@@ -1,7 +1,7 @@
 """Which queues a read is about, and which brokers to ask for them.
 
 Rule 1: a master is asked first, its slaves while it is gone; the order turns with every failure.
-Rule 2: what a name server can't tell just now stays as it was known; only what it says is not there is not there.
+Rule 2: where a queue is, and whether it is there, is what `TopicRoutes` knows.
 Rule 3: names of topics are the user's here; brokers know them with their namespace.
 
 Follows ``MQClientInstance.topicRouteData2TopicSubscribeInfo`` and ``findBrokerAddressInSubscribe``.
@@ -10,24 +10,22 @@ Follows ``MQClientInstance.topicRouteData2TopicSubscribeInfo`` and ``findBrokerA
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
+from rocketmq_spark.consumer.topic_routes import TopicRoutes, is_gone
 from rocketmq_spark.errors import (
     MQBrokerException,
     OptionError,
-    RemotingException,
     RequestNotSupportedException,
     RocketMQError,
     RouteNotFoundException,
-    TopicRouteStaleException,
 )
 from rocketmq_spark.message import MessageQueue
-from rocketmq_spark.names import is_internal_topic
-from rocketmq_spark.namespace import bare_name, wrap
+from rocketmq_spark.namespace import wrap
+from rocketmq_spark.parallel import in_parallel
 from rocketmq_spark.reader_options import ReaderOptions
 from rocketmq_spark.route_data import MASTER_ID, TopicRouteData
 from rocketmq_spark.transport.base import ReadTransport
@@ -36,10 +34,8 @@ from rocketmq_spark.wire.topic_config import BATCH_CQ, queue_type_of
 
 logger = logging.getLogger("rocketmq_spark.consumer")
 
-# A route that has just been asked for is not asked for again, seconds.
-_FRESH: Final = 1.0
-# What the list of topics is called among the routes.
-_LIST: Final = ""
+# What a broker without enablePropertyFilter says of SQL (ClientManageProcessor.checkClientConfig).
+_NO_SQL: Final = "does not support consumer to filter message"
 
 
 class TopicQueues:
@@ -64,15 +60,10 @@ class TopicQueues:
     ) -> None:
         self._options = options
         self._transport = transport
-        self._clock = clock
-        # Per request, and for each name server in turn.
+        # Per request.
         self._timeout = options.pull_timeout_ms / 1000
+        self._routes = TopicRoutes(options, transport, clock, routes)
         self._lock = threading.Lock()
-        self._routes = dict(routes or {})
-        self._asked_at: dict[str, float] = {}
-        # Why there is no route of a topic, where there has never been one.
-        self._unknown: dict[str, RocketMQError] = {}
-        self._listed: frozenset[str] | None = None
         self._turns: dict[str, int] = {}
         # By topic and broker; a type is for ever.
         self._plain: dict[tuple[str, str], bool] = {}
@@ -94,12 +85,11 @@ class TopicQueues:
         RocketMQError
             No name server answers, and none has before.
         """
-        with self._lock:
-            self._asked_at.clear()
-        queues = self.present()
+        self._routes.expire()
+        queues = self._present(goes_on=False)
         if not queues and self._options.subscribe_pattern is not None:
             logger.warning("subscribePattern=%s fits no topic that there is now", self._options.subscribe_pattern)
-        missing = set(self._options.assign) - set(queues)
+        missing = self._options.assign.difference(queues)
         if missing:
             raise OptionError(
                 f"assign names {', '.join(map(str, sorted(missing, key=str)))}, which can't be read: no such queue is "
@@ -110,13 +100,25 @@ class TopicQueues:
     def present(self) -> list[MessageQueue]:
         """Return the queues that can be read now, sorted, by what the name servers have said within the last second.
 
-        Raises as `find`, but for queues of ``assign``: a broker that is away may come back with them.
+        Raises as `find`, but for queues of ``assign``: a broker that is away may come back with them. Without
+        ``failOnDataLoss`` a topic that does not exist is left out.
         """
+        return self._present(goes_on=not self._options.fail_on_data_loss)
+
+    def _present(self, *, goes_on: bool) -> list[MessageQueue]:
+        def ask(topic: str) -> TopicRouteData | None:
+            try:
+                return self._routes.recent(topic)
+            except RouteNotFoundException as exc:
+                if not (goes_on and is_gone(exc)):
+                    raise
+                self._routes.say_gone(topic, exc)
+                return None
+
         by_pattern = self._options.subscribe_pattern is not None
         queues: list[MessageQueue] = []
-        for topic in self._topics():
-            route = self._recent_route(topic)
-            if not (by_pattern and _is_of_servers(topic, route)):
+        for topic, route in in_parallel(self._routes.topics(), ask).items():
+            if route is not None and not (by_pattern and _is_of_servers(topic, route)):
                 queues += _readable(topic, route)
         wanted = filter(self._options.reads, queues)
         return sorted(wanted, key=lambda queue: (queue.topic, queue.broker_name, queue.queue_id))
@@ -129,14 +131,9 @@ class TopicQueues:
         RouteNotFoundException
             No broker of that name is known just now.
         """
+        route = self._routes.last(queue.topic)
         with self._lock:
-            route, turn = self._routes.get(queue.topic), self._turns.get(queue.broker_name, 0)
-        if route is None:
-            with self._lock:
-                unknown = self._unknown.get(queue.topic) if self._is_fresh(queue.topic) else None
-            if unknown is not None:
-                raise unknown
-            route = self._route(queue.topic)
+            turn = self._turns.get(queue.broker_name, 0)
         address = _address(queue, route, turn)
         if address is None:
             raise RouteNotFoundException(
@@ -146,23 +143,27 @@ class TopicQueues:
 
     def routes(self, queues: Iterable[MessageQueue]) -> dict[str, TopicRouteData]:
         """Return the routes of the topics of queues, as they are known."""
-        with self._lock:
-            return {topic: self._routes[topic] for topic in {queue.topic for queue in queues} & self._routes.keys()}
+        found = {topic: self._routes.known(topic) for topic in {queue.topic for queue in queues}}
+        return {topic: route for topic, route in found.items() if route is not None}
 
     def is_master(self, queue: MessageQueue, address: str) -> bool:
         """Return whether the master of the queue's broker has this address."""
-        with self._lock:
-            route = self._routes.get(queue.topic)
+        route = self._routes.known(queue.topic)
         masters = () if route is None else route.broker_datas
         return any(
             one.broker_name == queue.broker_name and one.broker_addrs.get(MASTER_ID) == address for one in masters
         )
 
     def exists(self, queue: MessageQueue) -> bool | None:
-        """Return whether the route has the queue; None: it does not know its broker, which may come back."""
-        with self._lock:
-            route = self._routes.get(queue.topic)
-        if route is None or all(data.broker_name != queue.broker_name for data in route.queue_datas):
+        """Return whether the route has the queue; None: it does not know its broker, which may come back.
+
+        A topic that had no route until now is gone if name servers that know brokers do not know it.
+        """
+        try:
+            route = self._routes.last(queue.topic)
+        except RocketMQError as exc:
+            return False if is_gone(exc) else None
+        if all(data.broker_name != queue.broker_name for data in route.queue_datas):
             return None
         return queue in _readable(queue.topic, route)
 
@@ -180,7 +181,9 @@ class TopicQueues:
         Raises
         ------
         OptionError
-            A broker refuses it. One that can't be asked now is asked with the first pull.
+            A broker can't read it, or takes no SQL.
+        MQBrokerException
+            A broker refuses the user. One that can't be asked now is asked with the first pull.
         """
         options = self._options
         for queue in {queue.broker_name: queue for queue in queues}.values():
@@ -193,11 +196,12 @@ class TopicQueues:
                     options.filter_type,
                     self._timeout,
                 )
-            except MQBrokerException as exc:
-                unread = exc.response_code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
-                why = "a broker can't read it" if unread else "brokers take SQL with enablePropertyFilter=true only"
-                raise OptionError(f"subExpression of filterType={options.filter_type}: {why}: {exc}") from exc
             except RocketMQError as exc:
+                if isinstance(exc, MQBrokerException):
+                    if why := _why_refused(exc):
+                        raise OptionError(f"subExpression of filterType={options.filter_type}: {why}: {exc}") from exc
+                    if not exc.retriable:
+                        raise
                 logger.warning("%s can't be asked for its opinion of the filter: %s", queue.broker_name, exc)
 
     def is_plain(self, queue: MessageQueue) -> bool:
@@ -220,89 +224,25 @@ class TopicQueues:
 
     def failed(self, queue: MessageQueue, address: str) -> None:
         """Take note that a broker did not answer: another one is asked next, and the route looked up again."""
+        route = self._routes.known(queue.topic)
         with self._lock:
-            route, turn = self._routes.get(queue.topic), self._turns.get(queue.broker_name, 0)
+            turn = self._turns.get(queue.broker_name, 0)
             # Of many requests that fail together only the first turns to another address.
             if route is not None and _address(queue, route, turn) == address:
                 self._turns[queue.broker_name] = turn + 1
-            fresh = self._is_fresh(queue.topic)
-        if fresh:
+        if self._routes.is_fresh(queue.topic):
             return
         try:
-            self._route(queue.topic)
+            self._routes.recent(queue.topic)
         except RocketMQError as exc:
             logger.warning("%s did not answer for %s, and its route is unknown: %s", address, queue, exc)
 
-    def _topics(self) -> list[str]:
-        options = self._options
-        if options.subscribe:
-            return list(options.subscribe)
-        if options.subscribe_pattern is None:
-            named = options.assign or [queue for queue, _ in options.starting_offsets.offsets]
-            return sorted({queue.topic for queue in named})
-        namespace = options.wrapped_namespace
-        users = (bare_name(wired, namespace) for wired in self._all_topics() if not is_internal_topic(wired))
-        return sorted(topic for topic in users if topic is not None and options.reads(MessageQueue(topic, "", 0)))
 
-    def _all_topics(self) -> frozenset[str]:
-        if self._listed is None or not self._is_fresh(_LIST):
-            try:
-                self._listed = self._transport.topics(self._timeout)
-            except RocketMQError as exc:
-                if self._listed is None or not exc.retriable:
-                    raise
-                logger.warning("no name server listed the topics, going on with those of the last time: %s", exc)
-            self._was_asked(_LIST)
-        return self._listed
-
-    def _recent_route(self, topic: str) -> TopicRouteData:
-        with self._lock:
-            route = self._routes.get(topic)
-        return self._route(topic) if route is None or not self._is_fresh(topic) else route
-
-    def _is_fresh(self, topic: str) -> bool:
-        return self._clock() - self._asked_at.get(topic, -math.inf) < _FRESH
-
-    def _route(self, topic: str) -> TopicRouteData:
-        self._was_asked(topic)
-        try:
-            route = self._asked(topic)
-        except RocketMQError as exc:
-            known = self._routes.get(topic)
-            # Fresh from now on: asking may have taken long, and must not take all the time.
-            self._was_asked(topic, exc)
-            if known is None or not exc.retriable:
-                raise
-            logger.warning("no name server gave the route of topic %s, going on with the last one: %s", topic, exc)
-            return known
-        with self._lock:
-            self._routes[topic] = route
-        return route
-
-    def _was_asked(self, topic: str, error: RocketMQError | None = None) -> None:
-        with self._lock:
-            self._asked_at[topic] = self._clock()
-            if error is None:
-                self._unknown.pop(topic, None)
-            else:
-                self._unknown[topic] = error
-
-    def _asked(self, topic: str) -> TopicRouteData:
-        wired = wrap(self._options.wrapped_namespace, topic)
-        try:
-            route = self._transport.query_route(wired, self._timeout * len(self._options.name_server))
-        except TopicRouteStaleException as exc:
-            raise RouteNotFoundException(f"reading topic {topic}: {exc}") from exc
-        except RemotingException as exc:
-            if not exc.retriable:
-                raise
-            raise RouteNotFoundException(f"reading topic {topic}: {exc}", unreachable=True) from exc
-        if route.static_topic:
-            raise OptionError(
-                f"reading topic {topic}: it is a static (logical) topic, which this release can't read; use an "
-                "ordinary topic"
-            )
-        return route
+def _why_refused(error: MQBrokerException) -> str:
+    """Return what is wrong with an expression of SQL; "" if that is not what a broker refused."""
+    if error.response_code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
+        return "a broker can't read it"
+    return "brokers take SQL with enablePropertyFilter=true only" if _NO_SQL in error.remark else ""
 
 
 def _is_of_servers(topic: str, route: TopicRouteData) -> bool:

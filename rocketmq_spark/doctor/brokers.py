@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from rocketmq_spark.admin.asking import ask_all
 from rocketmq_spark.admin.brokers import Told, ask_brokers, clock_of, disk_used_percent, version_of
 from rocketmq_spark.doctor.check import FAILED, OK, WARNING, Check
-from rocketmq_spark.doctor.listener import who_listens
+from rocketmq_spark.doctor.listener import Listener, who_listens
 from rocketmq_spark.errors import MQBrokerException, RemotingException, RocketMQError, UserRefusedException
 from rocketmq_spark.route_data import PERM_WRITE, permission_text
 from rocketmq_spark.transport.remoting import RemotingTransport
@@ -42,11 +43,16 @@ def check_brokers(transport: RemotingTransport, timeout: float) -> list[Check]:
         for broker in brokers
         if broker.master is None
     ]
-    for broker, number, told in ask_brokers(transport, brokers, timeout):
+    answers = list(ask_brokers(transport, brokers, timeout))
+    unreached = {broker.broker_addrs[number] for broker, number, told in answers if isinstance(told, RemotingException)}
+    listeners = ask_all(unreached, lambda address: who_listens(address, timeout))
+    for broker, number, told in answers:
         address = broker.broker_addrs[number]
         name = f"broker {broker.broker_name}" + (f", slave {number}" if number else "")
-        if isinstance(told, RocketMQError):
-            checks.append(_no_answer(name, address, told, timeout))
+        if isinstance(told, RemotingException):
+            checks.append(_unreached(name, address, listeners[address]))
+        elif isinstance(told, RocketMQError):
+            checks.append(_refused(name, address, told))
         else:
             checks += _examined(name, address, told, is_master=number == 0)
     return checks
@@ -69,13 +75,14 @@ def key_refused(name: str, exc: RocketMQError) -> Check:
     return Check(name, FAILED, f"the access key is refused: {said.partition(chr(10))[0]}", mend)
 
 
-def _no_answer(name: str, address: str, exc: RocketMQError, timeout: float) -> Check:
-    if isinstance(exc, RemotingException):
-        found = f"it has registered itself as {address}, and from here {who_listens(address, timeout).value}"
-        mend = (
-            "if it runs, set brokerIP1 in its configuration to an address that this machine and Spark's executors reach"
-        )
-        return Check(name, FAILED, found, f"{mend}, and open that port")
+def _unreached(name: str, address: str, listener: Listener | RocketMQError) -> Check:
+    said = listener.value if isinstance(listener, Listener) else f"it can't be told who listens: {listener}"
+    found = f"it has registered itself as {address}, and from here {said}"
+    mend = "if it runs, set brokerIP1 in its configuration to an address that this machine and Spark's executors reach"
+    return Check(name, FAILED, found, f"{mend}, and open that port")
+
+
+def _refused(name: str, address: str, exc: RocketMQError) -> Check:
     refused = access_refused(exc)
     if refused:
         return key_refused(name, exc)

@@ -8,6 +8,7 @@ from typing import Any
 
 from rocketmq_spark.admin import Admin, Table
 from rocketmq_spark.admin.asking import ask_all
+from rocketmq_spark.admin.options import check_timeout
 from rocketmq_spark.doctor.brokers import check_brokers
 from rocketmq_spark.doctor.check import FAILED, Check
 from rocketmq_spark.doctor.machine import check_java, check_packages, check_python, check_workers
@@ -47,7 +48,13 @@ def examine(
     -------
     Table of Check
         Its rows' `state` is ``ok``, ``warning`` or ``failed``.
+
+    Raises
+    ------
+    OptionError
+        `timeout` is not allowed.
     """
+    check_timeout(timeout)
     checks = [check_python(), *check_packages(), check_java(environ), check_workers(environ)]
     named = name_server or os.environ.get("NAMESRV_ADDR", "").strip()
     if named or not endpoints:

@@ -33,11 +33,12 @@ class Listener(enum.Enum):
 
 def who_listens(address: str, timeout: float) -> Listener:
     """Return who listens at ``host:port``, within `timeout` seconds."""
-    host, port = parse_address(address)
     share = timeout / _TRIES
     try:
+        host, port = parse_address(address)
         socket.create_connection((host, port), share).close()
-    except socket.gaierror:
+    except (socket.gaierror, ValueError):
+        # No host's name may be like that: "a..b", or longer than the names' codec takes (UnicodeError).
         return Listener.UNKNOWN_HOST
     except ConnectionRefusedError:
         return Listener.NOBODY

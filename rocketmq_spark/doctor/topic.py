@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from rocketmq_spark.admin.admin import Admin
 from rocketmq_spark.admin.asking import ask_all
+from rocketmq_spark.consumer.topic_routes import refuse_static
 from rocketmq_spark.doctor.brokers import access_refused, key_refused
 from rocketmq_spark.doctor.check import FAILED, OK, WARNING, Check
 from rocketmq_spark.errors import (
     MQBrokerException,
+    OptionError,
     RemotingException,
     RequestNotSupportedException,
     RocketMQError,
@@ -33,6 +35,11 @@ def check_topic(admin: Admin, topic: str, timeout: float) -> list[Check]:
         return [_unknown(admin, name, topic, exc, timeout)]
     except RocketMQError as exc:
         return [Check(name, FAILED, str(exc), "check the topic's name, and the access key")]
+    try:
+        refuse_static(topic, route)
+    except OptionError as exc:
+        found, _, mend = str(exc).partition("; ")
+        return [Check(name, FAILED, found, mend)]
     return [*_open_for(name, route), *_told_by_brokers(admin, name, topic, route, timeout)]
 
 

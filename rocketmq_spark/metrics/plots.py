@@ -94,15 +94,17 @@ def plot_timeline(
     buckets = (timeline[-1]["second"] - first) // width + 1 if timeline else 0
     unit, seconds = next((name, of) for least, name, of in _UNITS if buckets * width >= least)
     edges = np.arange(buckets + 1) * width / seconds
+    of_broker: dict[str, list[Mapping[str, Any]]] = {}
+    for row in timeline:
+        of_broker.setdefault(row["broker"], []).append(row)
     shades: dict[str, Patch] = {}
     for broker, line in zip(brokers, _lines(), strict=False):
         drawn = np.zeros((4, buckets))
         drawn[1] = np.nan
-        for row in timeline:
-            if row["broker"] == broker:
-                largest = row["max_ms"] or np.nan
-                at = (row["second"] - first) // width
-                drawn[:, at] = row["rows"] / width, largest, row["retries"], row["isolated"]
+        for row in of_broker.get(broker, ()):
+            largest = row["max_ms"] or np.nan
+            at = (row["second"] - first) // width
+            drawn[:, at] = row["rows"] / width, largest, row["retries"], row["isolated"]
         for panel, values in zip(panels, drawn, strict=False):
             panel.stairs(values, edges, baseline=None, label=broker, **line)
         shade = {"color": line["color"], "alpha": 0.15, "linewidth": 0}

@@ -6,7 +6,7 @@ Rule 1: a job is never disturbed: whatever fails here is shown, and logged once.
         before anything runs.
 Rule 2: the first look is taken before the block runs, so that every message of the block counts; the last one when it
         has ended, by an error, too, and stays.
-Rule 3: one thread asks and shows; it ends with the block.
+Rule 3: one thread looks and shows; it ends with the block.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from rocketmq_spark.spark.live_arrivals import Arrivals
 from rocketmq_spark.spark.live_screens import LiveView, Screen, screen_here
 from rocketmq_spark.spark.live_tasks import TaskCounts, Tasks
 from rocketmq_spark.spark.register import is_connect
+from rocketmq_spark.table_view import printable
 from rocketmq_spark.transport.remoting import RemotingTransport
 
 if TYPE_CHECKING:
@@ -220,4 +221,6 @@ class LiveDisplay:
     def _log_once(self, what: str, problem: str) -> None:
         if problem and what not in self._logged:
             self._logged.add(what)
-            logger.warning("the live display of topic %s (the job goes on): %s: %s", self.view.topic, what, problem)
+            logger.warning(
+                "the live display of topic %s (the job goes on): %s: %s", self.view.topic, what, printable(problem)
+            )

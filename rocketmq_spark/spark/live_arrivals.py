@@ -1,7 +1,10 @@
 """How many messages have arrived in a topic since a moment, by the brokers' own offsets.
 
-Rule 1: a queue counts from its offset at the first look; one that a later route brings, from 0: it is being made.
-Rule 2: who does not answer keeps its last count, stops nobody else, and is asked again a moment later.
+Rule 1: a queue counts from its offset at its first answer. One that is known to be new counts from 0: its broker had
+        fewer until now, or was registered without the topic at the beginning. Who is merely missing in a route may be
+        away, and come back with old messages.
+Rule 2: brokers are asked at once. Who does not answer keeps its last count, stops nobody else, and is asked again a
+        moment later.
 Rule 3: time comes in as `now`, monotonic seconds.
 
 Follows ``MQAdminImpl.java`` (maxOffset): every master that the route names is asked.
@@ -9,13 +12,25 @@ Follows ``MQAdminImpl.java`` (maxOffset): every master that the route names is a
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
-from rocketmq_spark.errors import RemotingException, RocketMQError, TopicRouteStaleException
+from rocketmq_spark.consumer.topic_routes import refuse_static
+from rocketmq_spark.errors import (
+    MQBrokerException,
+    MQClientException,
+    OptionError,
+    RemotingException,
+    RocketMQError,
+    TopicRouteStaleException,
+)
 from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.parallel import in_parallel
 from rocketmq_spark.route_data import TopicRouteData
+from rocketmq_spark.wire.cluster_info import ClusterInfo
 
 # Seconds: for each question, until one that is silent is asked again, between two routes, and what "now" means.
 _TIMEOUT: Final = 0.5
@@ -29,6 +44,10 @@ class Offsets(Protocol):
 
     def query_route(self, topic: str, timeout: float) -> TopicRouteData:
         """Return where a topic is."""
+        ...
+
+    def cluster_info(self, timeout: float) -> ClusterInfo:
+        """Return the brokers that are registered."""
         ...
 
     def max_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
@@ -60,8 +79,10 @@ class BrokerArrivals(NamedTuple):
 
 @dataclass(slots=True)
 class _Broker:
-    address: str | None
-    queues: int
+    # The most queues that it has had, or may have had before the beginning: what is beyond is new.
+    known: int
+    address: str | None = None
+    queues: int = 0
     first: dict[int, int] = field(default_factory=dict)
     last: dict[int, int] = field(default_factory=dict)
     seen: deque[tuple[float, int]] = field(default_factory=deque)
@@ -96,8 +117,9 @@ class Arrivals:
         self._transport = transport
         self._topic = topic
         self._brokers: dict[str, _Broker] = {}
-        # Whether name servers have told once of the topic, or that there is none.
+        # Whether name servers have told once of the topic, or that there is none; and who was there without it then.
         self._begun = False
+        self._without: Set[str] = frozenset()
         self._route_at = float("-inf")
         self.problem = self.note = ""
 
@@ -113,9 +135,8 @@ class Arrivals:
         """
         if last or now >= self._route_at:
             self._refresh(now)
-        for name, broker in self._brokers.items():
-            if now >= broker.ask_at:
-                self._ask(name, broker, now)
+        due = [name for name, broker in self._brokers.items() if now >= broker.ask_at]
+        in_parallel(due, lambda name: self._ask(name, self._brokers[name], now))
 
     def brokers(self) -> list[BrokerArrivals]:
         """Return what has arrived, by broker name."""
@@ -126,24 +147,47 @@ class Arrivals:
 
     def _refresh(self, now: float) -> None:
         try:
-            route = self._transport.query_route(self._topic, _TIMEOUT)
-        except TopicRouteStaleException:
-            self._begun, self.problem, self.note = True, "", "no name server knows the topic yet"
-            return
+            route = self._route()
         except RocketMQError as exc:
             self.problem = f"no name server tells of the topic: {exc}"
             return
+        if route is None:
+            self.problem, self.note = "", "no name server knows the topic yet"
+            return
         self.problem, self.note, self._route_at = "", "", now + _ROUTE
+        try:
+            refuse_static(self._topic, route)
+        except OptionError as exc:
+            self.problem = str(exc)
+            return
         masters = {data.broker_name: data.master for data in route.broker_datas}
         for data in route.queue_datas:
-            queues = max(data.read_queue_nums, data.write_queue_nums)
-            known = self._brokers.setdefault(data.broker_name, _Broker(None, 0))
-            if self._begun:
-                known.first.update(dict.fromkeys(range(known.queues, queues), 0))
-            known.address, known.queues = masters.get(data.broker_name), queues
+            name, queues = data.broker_name, max(data.read_queue_nums, data.write_queue_nums)
+            broker = self._brokers.setdefault(name, _Broker(0 if name in self._without else queues))
+            broker.first.update(dict.fromkeys(range(broker.known, queues), 0))
+            broker.address, broker.queues, broker.known = masters.get(name), queues, max(broker.known, queues)
         for name in self._brokers.keys() - {data.broker_name for data in route.queue_datas}:
             self._brokers[name].address = None
+
+    def _route(self) -> TopicRouteData | None:
+        """Return where the topic is, None if no name server knows; the first time, look who is there without it."""
+        if self._begun:
+            return self._asked()
+        registered: Set[str] = frozenset()
+        # A proxy in a name server's place does not tell, nor who refuses the user. Before the route: who registers does
+        # so with all its topics.
+        with contextlib.suppress(MQClientException, MQBrokerException):
+            registered = {broker.broker_name for broker in self._transport.cluster_info(_TIMEOUT).brokers}
+        route = self._asked()
+        self._without = registered - {data.broker_name for data in route.queue_datas} if route else registered
         self._begun = True
+        return route
+
+    def _asked(self) -> TopicRouteData | None:
+        try:
+            return self._transport.query_route(self._topic, _TIMEOUT)
+        except TopicRouteStaleException:
+            return None
 
     def _ask(self, name: str, broker: _Broker, now: float) -> None:
         if broker.address is None:

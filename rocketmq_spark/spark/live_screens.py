@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Protocol
 
 from rocketmq_spark.spark.live_arrivals import BrokerArrivals
 from rocketmq_spark.spark.live_tasks import TaskCounts
-from rocketmq_spark.table_view import Layout, fitted, html_table
+from rocketmq_spark.table_view import Layout, fitted, html_table, printable
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -93,7 +93,7 @@ class LiveView:
         """Return all of it in one line."""
         silent = [f"{broker.broker} {broker.problem}" for broker in self.brokers if broker.problem]
         arrived = f"{self.messages:,} messages arrived, {self.per_second:,.0f} per second"
-        return "; ".join([f"{self.heading()} · {arrived}", *silent, *self.problems])
+        return printable("; ".join([f"{self.heading()} · {arrived}", *silent, *self.problems]))
 
     def _rate(self, broker: BrokerArrivals) -> float | None:
         if self.over:
@@ -110,7 +110,7 @@ class LiveView:
         from rich.text import Text
 
         yield Text(self.heading())
-        yield from map(Text, self.problems)
+        yield from (Text(printable(problem)) for problem in self.problems)
         # The table ends with an empty line, which Spark's own progress bar overwrites then.
         yield fitted(self.headings(), self.rows(), _LAYOUT, options.max_width)
 

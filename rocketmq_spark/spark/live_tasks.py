@@ -2,7 +2,8 @@
 
 Rule 1: only jobs that begin later count. They are found among those active, those of no group, and those of the groups
         of the session's queries and of the calling thread: a job of any other group is seen while it is active.
-Rule 2: a job that has ended is not asked for again. All of its tasks are those that ended: it will run no other.
+Rule 2: a job that has ended is not asked for again. If it succeeded, all of its tasks are those that ended: what it had
+        beside them, Spark has skipped.
 Rule 3: a stage that is passed over while a later one of the job is active is one that Spark skips, and does not count.
 
 The tracker hears of a stage at most every 100 ms (``spark.ui.liveUpdate.period``). What happens right after that it is
@@ -90,4 +91,4 @@ class Tasks:
             counts = counts.plus(TaskCounts(ended, stage.numActiveTasks, stage.numFailedTasks, stage.numTasks))
         if job.status in _RUNNING:
             return False, counts
-        return True, counts._replace(running=0, total=counts.ended)
+        return True, counts._replace(running=0, total=counts.ended if job.status == "SUCCEEDED" else counts.total)

@@ -48,7 +48,7 @@ class RangesPartition(InputPartition):
     ranges : tuple of OffsetRange
         Of different queues.
     routes : dict of str to TopicRouteData
-        Of their topics.
+        Of their topics, with their brokers alone.
     filters_here : bool
         Whether tags are looked for in the task alone.
     """
@@ -107,11 +107,7 @@ class PartitionReader:
         tasks = tasks_of(ranges, options.min_partitions, options.max_records_per_partition, self._parallelism)
         filters_here = self._filters_here(ranges, known)
         routes = known.routes([one.queue for one in ranges])
-        topics = [{one.queue.topic for one in task} & routes.keys() for task in tasks]
-        return [
-            RangesPartition(task, {topic: routes[topic] for topic in of_task}, filters_here=filters_here)
-            for task, of_task in zip(tasks, topics, strict=True)
-        ]
+        return [RangesPartition(task, _routes_of(task, routes), filters_here=filters_here) for task in tasks]
 
     def _filters_here(self, ranges: list[OffsetRange], known: TopicQueues) -> bool:
         """Return whether tasks look for tags themselves; have brokers look at an expression that only they can read."""
@@ -182,6 +178,14 @@ def batch_reader(options: ReaderOptions, schema: StructType, parallelism: int | 
     main = getattr(sys.modules["__main__"], "__spec__", None)
     offered = _PUSHDOWN_WORKER in sys.modules or (main is not None and main.name == _PUSHDOWN_WORKER)
     return (FilteringBatchReader if offered else RocketMQBatchReader)(options, schema, parallelism)
+
+
+def _routes_of(task: Iterable[OffsetRange], routes: dict[str, TopicRouteData]) -> dict[str, TopicRouteData]:
+    """Return what one task has to know of routes: a topic may have hundreds of brokers."""
+    brokers: dict[str, set[str]] = {}
+    for one in task:
+        brokers.setdefault(one.queue.topic, set()).add(one.queue.broker_name)
+    return {topic: routes[topic].only(names) for topic, names in brokers.items() if topic in routes}
 
 
 def _check_columns(schema: StructType) -> None:

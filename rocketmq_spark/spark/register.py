@@ -1,12 +1,17 @@
-"""`register(spark)`: the data source with its way back to the driver, and `.save()` without a mode.
+"""`register(spark)`: the data source with its way back to the driver, `.save()` without a mode, writes from any thread.
 
 Rule 1: the accumulator rides on a subclass made for the session; Spark pickles the class into every task. So does the
         session's default parallelism, by which tasks share ``maxRatePerSecond``.
-Rule 2: the hook on ``DataFrameWriter.save`` acts only when the source is ``rocketmq``, is put on once, and comes off.
+Rule 2: the hooks on ``DataFrameWriter.save`` and ``DataStreamWriter.start`` are put on once, and come off. The first
+        acts only when the source is ``rocketmq``; the second does what is right for every source.
 
-Why the hook: Spark refuses the default save mode (error if exists) for every Python data source before our code runs,
+Why a mode: Spark refuses the default save mode (error if exists) for every Python data source before our code runs,
 and a topic can only be appended to (anchors/connectors.md section 6; design.md section 3). On classic Spark an
 explicit ``mode("error")`` can't be told from the default, and is taken for it.
+
+Why a session: classic Spark looks for a write's Python data source in the active session of the JVM's thread
+(``DataSource.lookupDataSource``), which a thread that was just begun does not have; Py4J begins one for each thread of
+Python, and anew after an interrupt.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.spark.report import Metrics, ReportAccumulatorParam, new_summary
-from rocketmq_spark.spark.workers import lacking_interpreter
+from rocketmq_spark.spark.workers import fault_of_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,7 +40,8 @@ def register(spark: SparkSession) -> Metrics:
     """Make ``format("rocketmq")`` known to a session, and return the metrics of what it will write.
 
     Calling it again begins new metrics from zero; the former ones keep their values. ``spark.newSession()`` needs its
-    own `register`. Where the workers of a local session run an interpreter without this package, it logs a warning.
+    own `register`. Where the workers of a local session run an interpreter without this package, of another
+    release, or one that is not there, it logs a warning.
 
     Parameters
     ----------
@@ -48,18 +54,15 @@ def register(spark: SparkSession) -> Metrics:
         Fills as tasks end. On Spark Connect there is no way back to the client: its methods raise
         `MetricsUnavailableError`.
     """
-    _allow_default_mode()
+    _put_hooks_on()
     speculation = (spark.conf.get("spark.speculation", "false") or "").lower() == "true"
     if is_connect(spark):
         spark.dataSource.register(_session_source(None, speculation))
         return Metrics(None)
-    lacking = lacking_interpreter(spark.sparkContext)
-    if lacking is not None:
+    fault = fault_of_workers(spark.sparkContext)
+    if fault is not None:
         logger.warning(
-            "%s, which Spark's workers run, does not find rocketmq_spark: reads and writes will fail with "
-            "ModuleNotFoundError; set PYSPARK_PYTHON=%s before the session is made",
-            lacking,
-            sys.executable,
+            "%s: reads and writes will fail; set PYSPARK_PYTHON=%s before the session is made", fault, sys.executable
         )
     accumulator = spark.sparkContext.accumulator(new_summary(), ReportAccumulatorParam())
     source = _session_source(accumulator, speculation, spark.sparkContext.defaultParallelism)
@@ -83,30 +86,40 @@ def is_connect(spark: SparkSession) -> bool:
 
 
 def unregister() -> None:
-    """Take the hook off ``DataFrameWriter.save`` again: ``.save()`` without ``.mode("append")`` is then Spark's error.
+    """Take the hooks off Spark's writers again.
 
-    The data source stays known to its sessions; Spark has no way to take one out.
+    ``.save()`` without ``.mode("append")`` is then Spark's error, and so is a write in a thread without a session. The
+    data source stays known to its sessions; Spark has no way to take one out.
     """
-    for writer_class in _writer_classes():
-        writer_class.save = getattr(writer_class.save, "_rocketmq_original", writer_class.save)
+    for writer_class, method, _ in _hooks():
+        hooked = getattr(writer_class, method)
+        setattr(writer_class, method, getattr(hooked, "_rocketmq_original", hooked))
 
 
-def _allow_default_mode() -> None:
-    for writer_class in _writer_classes():
-        if not hasattr(writer_class.save, "_rocketmq_original"):
-            writer_class.save = _appending(writer_class.save)
+def _put_hooks_on() -> None:
+    for writer_class, method, around in _hooks():
+        found = getattr(writer_class, method)
+        if not hasattr(found, "_rocketmq_original"):
+            hooked = around(found)
+            hooked._rocketmq_original = found
+            setattr(writer_class, method, hooked)
 
 
-def _writer_classes() -> list[Any]:
+def _hooks() -> list[tuple[Any, str, Callable[[Any], Any]]]:
+    """Return the classes of Spark, their methods, and what is put around each."""
     from pyspark.sql.readwriter import DataFrameWriter
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    classes: list[Any] = [DataFrameWriter]
+    hooks: list[tuple[Any, str, Callable[[Any], Any]]] = [
+        (DataFrameWriter, "save", _appending),
+        (DataStreamWriter, "start", _in_its_session),
+    ]
     try:
         from pyspark.sql.connect.readwriter import DataFrameWriter as ConnectDataFrameWriter
     except ImportError:
         # Spark Connect's own dependencies are not installed: no session of that kind can exist here.
-        return classes
-    return [*classes, ConnectDataFrameWriter]
+        return hooks
+    return [*hooks, (ConnectDataFrameWriter, "save", _appending)]
 
 
 def _appending(save: Callable[..., None]) -> Callable[..., None]:
@@ -121,10 +134,26 @@ def _appending(save: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         if (format or _source_of(self) or "").lower() == _SOURCE:
             mode = _append_mode(mode or _mode_of(self))
+            _activate(self)
         save(self, path, format, mode, *args, **options)
 
-    save_appending._rocketmq_original = save  # type: ignore[attr-defined]
     return save_appending
+
+
+def _in_its_session(start: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(start)
+    def start_in_its_session(self: Any, *args: Any, **options: Any) -> Any:
+        _activate(self)
+        return start(self, *args, **options)
+
+    return start_in_its_session
+
+
+def _activate(writer: Any) -> None:
+    """Make the session of a writer's rows the active one of its thread, as ``createDataFrame`` does."""
+    session = writer._spark
+    if not is_connect(session):
+        session._jvm.org.apache.spark.sql.SparkSession.setActiveSession(session._jsparkSession)
 
 
 def _append_mode(mode: str | None) -> str:

@@ -56,7 +56,6 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         self._cluster: SourceCluster | None = None
         # Where the query is, as far as Spark has told.
         self._last: Offsets = {}
-        self._told: Offsets = {}
         self._available: Offsets | None = None
         self._target: Offsets | None = None
         self._batch_at: float | None = None
@@ -103,9 +102,8 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
             self._cluster = None
 
     def _tell(self, offsets: Offsets) -> None:
-        if self._options.commit_offsets and offsets != self._told:
+        if self._options.commit_offsets:
             self._asked().commit(offsets)
-            self._told = offsets
 
     def _limited(self, starts: Offsets, available: Offsets, limit: Any) -> Offsets:
         from rocketmq_spark.consumer.ranges import limited
@@ -180,7 +178,7 @@ if _LIMITS:
 
         def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
             """Take note of what there is now: the query ends when it has read that."""
-            self._target = self._asked().latest()
+            self._target = self._asked().target()
 
 
 def stream_reader(options: ReaderOptions, schema: StructType, parallelism: int | None) -> RocketMQStreamReader:

@@ -1,4 +1,4 @@
-"""Whether the interpreter of a local session's workers finds this package: what a new user meets first.
+"""What is wrong with the interpreter of a local session's workers: what a new user meets first.
 
 Rule 1: only where it is sure: the workers run on this machine, and nothing brings the package along with the job.
 Rule 2: it never fails, and what it can't find out it does not say: Spark will.
@@ -19,19 +19,24 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 _LOCAL: Final = re.compile(r"local(\[.*\])?")
-_MISSING: Final = 3
-# Looked up, not imported: that takes as long as the interpreter's start.
-_ASK: Final = f"import importlib.util, sys; sys.exit({_MISSING} * (importlib.util.find_spec('rocketmq_spark') is None))"
+_OTHER, _MISSING = 3, 4
+# Looked up, not imported: that takes as long as the interpreter's start. Any Python since 2 can read it.
+_ASK: Final = (
+    f"import sys; sys.version_info[:2] == {sys.version_info[:2]} or sys.exit({_OTHER}); "
+    f"import importlib.util; sys.exit({_MISSING} * (importlib.util.find_spec('rocketmq_spark') is None))"
+)
 _TIMEOUT: Final = 10.0
 
 
-def lacking_interpreter(context: SparkContext) -> str | None:
-    """Return the path of the interpreter of a context's workers if it does not find this package, else None."""
+def fault_of_workers(context: SparkContext) -> str | None:
+    """Return what is wrong with the interpreter of a context's workers, None where nothing is, or nobody can tell."""
     if not _LOCAL.fullmatch(context.master or "") or context._python_includes or "PYTHONPATH" in context.environment:
         return None
     interpreter = shutil.which(context.pythonExec)
+    if interpreter is None:
+        return f"{context.pythonExec}, which Spark's workers are to run, is not there"
     # By their paths: the links of two virtual environments may lead to one program.
-    if interpreter is None or os.path.abspath(interpreter) == os.path.abspath(sys.executable):
+    if os.path.abspath(interpreter) == os.path.abspath(sys.executable):
         return None
     try:
         done = subprocess.run(
@@ -39,4 +44,9 @@ def lacking_interpreter(context: SparkContext) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return interpreter if done.returncode == _MISSING else None
+    faults = {
+        _OTHER: f"is not Python {sys.version_info[0]}.{sys.version_info[1]}, as the driver is",
+        _MISSING: "does not find rocketmq_spark",
+    }
+    fault = faults.get(done.returncode)
+    return fault and f"{interpreter}, which Spark's workers run, {fault}"

@@ -32,7 +32,7 @@ from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.client_instance import ClientInstance, acquire_instance
 from rocketmq_spark.spark.metrics_file import record_commit
-from rocketmq_spark.spark.report import CommitMessage, log_summary, micro_batch_of
+from rocketmq_spark.spark.report import CommitMessage, log_summary, micro_batch_of, summarise
 from rocketmq_spark.wire.grpc_codes import Code
 
 if TYPE_CHECKING:
@@ -69,10 +69,13 @@ class Found(NamedTuple):
         With ``ordered``, those that every task binds its rows to; None for any other write, whose tasks find their own.
     servers_reached : bool
         A name server or proxy has answered: where a task reaches none, that is an outage and no wrong address.
+    unreached : str
+        Why none has, where a look-up was left to the tasks.
     """
 
     queues: Sequence[MessageQueue] | None = None
     servers_reached: bool = False
+    unreached: str = ""
 
 
 _NOTHING_FOUND = Found()
@@ -178,7 +181,16 @@ class _StreamWriter(_PartitionWriter):
         return super()._reached(batch_id) or batch_id > 0
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Log what a micro-batch did, and leave it at ``metricsPath`` (runs on the driver)."""
+        """Log what a micro-batch did, and leave it at ``metricsPath`` (runs on the driver).
+
+        Raises
+        ------
+        RouteNotFoundException
+            A query's first micro-batch has stored nothing, and nobody was reached: a wrong address, most likely, which
+            later micro-batches would take for an outage.
+        """
+        if batchId == 0 and self._found.unreached and not summarise(messages).to_dict():
+            raise RouteNotFoundException(self._found.unreached, unreachable=True)
         self._committed(messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
@@ -282,7 +294,7 @@ def look_up_route_of_stream(options: SinkOptions, columns: pa.Schema) -> Found:
         if options.ordered or not exc.unreachable:
             raise
         logger.warning("the driver could not check a micro-batch, its tasks will try for themselves: %s", exc)
-        return Found()
+        return Found(unreached=str(exc))
     finally:
         instance.unregister(options.producer_group)
 

@@ -26,7 +26,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.route_data import TopicRouteData
 from rocketmq_spark.transport.failures import to_tell
 from rocketmq_spark.transport.loop import IoLoop
-from rocketmq_spark.transport.name_servers import NameServers
+from rocketmq_spark.transport.name_servers import NameServers, silence
 from rocketmq_spark.transport.pulls import PullClient
 from rocketmq_spark.wire.cluster_info import ClusterInfo, decode_cluster_info, decode_properties, decode_runtime_info
 from rocketmq_spark.wire.codes import RequestCode
@@ -35,8 +35,9 @@ from rocketmq_spark.wire.headers import (
     GetRouteInfoRequestHeader,
     GetTopicConfigRequestHeader,
 )
+from rocketmq_spark.wire.name_lists import decode_topic_list
 from rocketmq_spark.wire.route import decode_topic_route
-from rocketmq_spark.wire.topic_config import decode_all_topic_attributes, decode_topic_attributes, decode_topic_list
+from rocketmq_spark.wire.topic_config import decode_all_topic_attributes, decode_topic_attributes
 
 _T = TypeVar("_T")
 
@@ -86,8 +87,9 @@ class AdminClient(PullClient):
             asked = exc.broker_addr
             if not self._knows_no_broker(asked.split(", "), deadline):
                 raise
+            others = silence(exc, self._name_servers.addresses)
             raise NoBrokersException(
-                f"looking up the route of topic {topic}: {asked} answers, and knows no broker: start one with "
+                f"looking up the route of topic {topic}: {asked} answers, and knows no broker{others}: start one with "
                 f"namesrvAddr={asked.replace(', ', ';')}, or look why those there do not register; one that has just "
                 "started takes a moment",
                 exc.response_code,

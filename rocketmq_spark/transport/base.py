@@ -250,6 +250,10 @@ class ReadTransport(Protocol):
         """Tell a broker that a client reads for this group (HEART_BEAT), for which it keeps offsets from then on."""
         ...
 
+    def consumers(self, group: str, address: str, timeout: float) -> Collection[str]:
+        """Return the client ids that a broker knows in a group, if any (GET_CONSUMER_LIST_BY_GROUP)."""
+        ...
+
     def close(self) -> None:
         """Close every connection and end the transport's thread; what is in flight fails. Idempotent."""
         ...

@@ -124,6 +124,13 @@ class NameServers:
         raise kind(text) from last
 
 
+def silence(exc: TopicRouteStaleException, name_servers: Sequence[str]) -> str:
+    """Return which name servers did not answer where all that did know no such topic, "" if all answered."""
+    answering = exc.broker_addr.split(", ")
+    silent = ", ".join(one for one in name_servers if one not in answering)
+    return f", while {silent} did not answer" if silent else ""
+
+
 def _unknown(
     topic: str, unknown: Sequence[TopicRouteStaleException], failures: Sequence[str]
 ) -> TopicRouteStaleException:

@@ -18,14 +18,24 @@ from rocketmq_spark.transport.base import OnPulled
 from rocketmq_spark.transport.client import Body, RemotingClient
 from rocketmq_spark.transport.frames import succeeded
 from rocketmq_spark.transport.request import Answer, Request
-from rocketmq_spark.wire.codes import RequestCode, broker_error
+from rocketmq_spark.wire.codes import RequestCode, ResponseCode, broker_error
 from rocketmq_spark.wire.command import RemotingCommand
-from rocketmq_spark.wire.headers import PullMessageRequestHeader, UpdateConsumerOffsetRequestHeader, heart_beat_body
+from rocketmq_spark.wire.headers import (
+    GetConsumerListByGroupRequestHeader,
+    PullMessageRequestHeader,
+    UpdateConsumerOffsetRequestHeader,
+    heart_beat_body,
+)
+from rocketmq_spark.wire.name_lists import decode_consumer_list
 from rocketmq_spark.wire.response_headers import PullMessageResponseHeader
 
 # PullSysFlag: the subscription comes with the request, so that no heart-beat has to; the broker may hold the request.
 _SUBSCRIPTION: Final = 4
 _SUSPEND: Final = 2
+
+# What is said of a group that nobody reads for: by a broker (ConsumerManageProcessor.getConsumerListByGroup), and by a
+# proxy, which stumbles over it (ConsumerManagerActivity.getConsumerListByGroup).
+_NO_CONSUMER: Final = ("no consumer for this group", "consumerGroupInfo", "NullPointerException")
 
 _STATUS: Final = {int(status.value): status for status in PullStatus}
 
@@ -51,6 +61,14 @@ class PullClient(RemotingClient):
         body = heart_beat_body(client_id, consumer_groups=[group])
         doing = f"heart-beat of {client_id} for the group {group}"
         self._call(address, RequestCode.HEART_BEAT, {}, timeout, doing, (body,))
+
+    def consumers(self, group: str, address: str, timeout: float) -> tuple[str, ...]:
+        """Return the client ids that a broker knows in a group (GET_CONSUMER_LIST_BY_GROUP)."""
+        header = GetConsumerListByGroupRequestHeader(consumer_group=group).to_ext_fields()
+        answer = self.invoke(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header, (), timeout)
+        if answer.code == ResponseCode.SYSTEM_ERROR and any(words in answer.remark for words in _NO_CONSUMER):
+            return ()
+        return decode_consumer_list(bytes(succeeded(answer, address, f"asking who reads for the group {group}").body))
 
     def poll(self, timeout: float) -> None:
         """Move bytes and call callbacks, for so many seconds at most; see :class:`.base.ReadTransport`."""

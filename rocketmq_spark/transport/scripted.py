@@ -71,6 +71,8 @@ class ScriptedTransport(ScriptedPulls):
         to it without a send.
     expired : dict of MessageQueue to int
         The first offset of a queue that has not expired, where that is not 0.
+    members : dict of (str, str) to set of str
+        By group and broker's address, the client ids of who reads.
     on_check_transaction : callable or None
         See :class:`.base.Transport`; called by :meth:`check_transaction`.
 

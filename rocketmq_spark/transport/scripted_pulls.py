@@ -53,6 +53,7 @@ class ScriptedPulls(ScriptedCalls):
         self.pulls: list[PullRequest] = []
         self.always_pull: dict[MessageQueue, PullReply] = {}
         self.expired: dict[MessageQueue, int] = {}
+        self.members: dict[tuple[str, str], set[str]] = {}
         self._pull_script: dict[MessageQueue, deque[PullReply | Callable[[PullRequest], PullReply]]] = {}
 
     def keep(self, queue: MessageQueue, messages: Iterable[Message]) -> None:
@@ -88,8 +89,14 @@ class ScriptedPulls(ScriptedCalls):
         self._record(timeout, "update_consumer_offset", queue, group, offset, address)
 
     def register_consumer(self, client_id: str, group: str, address: str, timeout: float) -> None:
-        """Record the call."""
+        """Record the call, and the client among the group's `members`."""
         self._record(timeout, "register_consumer", client_id, group, address)
+        self.members.setdefault((group, address), set()).add(client_id)
+
+    def consumers(self, group: str, address: str, timeout: float) -> tuple[str, ...]:
+        """Return the group's `members` at the broker."""
+        self._record(timeout, "consumers", group, address)
+        return tuple(self.members.get((group, address), ()))
 
     def _pulled(self, request: PullRequest, timeout: float) -> tuple[float, PullOutcome]:
         """Return when a pull ends, in seconds from now, and how."""

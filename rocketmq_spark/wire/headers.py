@@ -287,6 +287,13 @@ class UpdateConsumerOffsetRequestHeader(_RequestHeader):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GetConsumerListByGroupRequestHeader(_RequestHeader):
+    """GET_CONSUMER_LIST_BY_GROUP, to a broker."""
+
+    consumer_group: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GetTopicConfigRequestHeader(_RequestHeader):
     """GET_TOPIC_CONFIG, to a broker (spec/remoting.md 14)."""
 

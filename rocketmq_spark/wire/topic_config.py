@@ -1,4 +1,4 @@
-"""What servers say of topics: GET_TOPIC_CONFIG, GET_ALL_TOPIC_CONFIG and GET_ALL_TOPIC_LIST_FROM_NAMESERVER, all JSON.
+"""What servers say of topics: GET_TOPIC_CONFIG and GET_ALL_TOPIC_CONFIG, both JSON.
 
 Follows spec/remoting.md section 14 and ``TopicConfig.java``.
 """
@@ -73,18 +73,3 @@ def _attributes(config: object) -> Mapping[str, str] | None:
             "needed"
         )
     return attributes
-
-
-def decode_topic_list(body: bytes) -> frozenset[str]:
-    """Decode the names in the body of a GET_ALL_TOPIC_LIST_FROM_NAMESERVER answer.
-
-    Raises
-    ------
-    RemotingCommandException
-        Not JSON, or not of this form.
-    """
-    told = loads_lenient(body)
-    topics = told.get("topicList") if isinstance(told, dict) else None
-    if not isinstance(topics, list) or not all(isinstance(topic, str) for topic in topics):
-        raise RemotingCommandException(f"reading the list of topics: {reprlib.repr(told)} has no topicList of names")
-    return frozenset(topics)

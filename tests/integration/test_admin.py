@@ -15,7 +15,7 @@ from rocketmq_spark.admin import queue_offsets
 from rocketmq_spark.cli import main
 from rocketmq_spark.doctor import examine
 from rocketmq_spark.doctor.check import FAILED, OK, WARNING
-from rocketmq_spark.errors import MQClientException, TopicRouteStaleException
+from rocketmq_spark.errors import MQClientException, OptionError, TopicRouteStaleException
 from rocketmq_spark.message import Message
 from tests.admin_tool import mqadmin
 from tests.sharing import SharedCluster
@@ -54,6 +54,12 @@ def producer(cluster: SharedCluster) -> Iterator[Producer]:
 def stored(admin: Admin, topic: str) -> int:
     """How many messages the brokers count."""
     return sum(row.messages for row in admin.offsets(topic))
+
+
+def told_of(admin: Admin, topic: str, broker: str) -> tuple[int, int]:
+    """What the name servers say of the queues to read on a broker, and of the permission there."""
+    (data,) = [data for data in admin.route(topic).queue_datas if data.broker_name == broker]
+    return data.read_queue_nums, data.perm
 
 
 def test_a_topic_goes_from_being_made_to_its_newest_messages(run: Callable[..., Any], admin: Admin, topic: str) -> None:
@@ -107,11 +113,43 @@ def test_offsets_are_what_mqadmin_says(
 
 def test_inner_batches_are_counted_and_shown_one_by_one(admin: Admin, producer: Producer, topic: str) -> None:
     admin.create_topic(topic, 1, inner=True)
-    producer.send_batch([Message.of(topic, b"one"), Message.of(topic, b"two"), Message.of(topic, b"three")])
+    producer.send_batch([Message.of(topic, body, tags=body.decode()[0]) for body in (b"one", b"two", b"three")])
     wait_for(lambda: stored(admin, topic) == 3)
     assert [row.body for row in admin.peek(topic, 2)] == [b"three", b"two"]
+    # Of such a batch a broker sees no member's tag.
+    assert [row.body for row in admin.peek(topic, tag="t")] == [b"three", b"two"]
+    assert [row.body for row in admin.peek(topic, tag="o || x")] == [b"one"]
     (listed,) = [row for row in admin.topics() if row.topic == topic]
     assert listed.queue_type == "BatchCQ"
+
+
+def test_queues_that_a_broker_lets_nobody_read_are_counted_and_named_and_the_others_shown(
+    admin: Admin, producer: Producer, cluster: SharedCluster, topic: str
+) -> None:
+    admin.create_topic(topic, 2)
+    for number in range(8):
+        producer.send(Message.of(topic, b"%d" % number))
+    wait_for(lambda: stored(admin, topic) == 8)
+    broker = cluster.brokers[0]
+    for reads, perm, left, said in ((2, 2, 4, "2 queues of broker-0: closed"), (1, 6, 6, "1 queue of broker-0: clos")):
+        admin.transport.create_topic(broker.address, topic, 2, perm, 5.0, read_queue_nums=reads)
+        wait_for(lambda told=(reads, perm): told == told_of(admin, topic, broker.name))
+        peeked = admin.peek(topic)
+        assert len(peeked) == left
+        assert [text.startswith(said) for text in peeked.missing] == [True]
+        assert stored(admin, topic) == 8
+
+
+def test_a_static_topic_is_refused_by_whoever_would_tell_half_of_it(
+    admin: Admin, cluster: SharedCluster, topic: str, tmp_path: Path
+) -> None:
+    mqadmin(
+        tmp_path, "updateStaticTopic", "-n", cluster.name_server, "-t", topic, "-qn", "8", "-b", "broker-0,broker-1"
+    )
+    wait_for(lambda: admin.route(topic).static_topic)
+    for ask in (admin.offsets, admin.peek):
+        with pytest.raises(OptionError, match="static"):
+            ask(topic)
 
 
 def test_an_empty_topic_holds_nothing(admin: Admin, topic: str) -> None:

@@ -6,11 +6,11 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pytest
@@ -28,6 +28,7 @@ from rocketmq_spark.errors import (
     MQBrokerException,
     MQClientException,
     RemotingCertificateException,
+    RemotingTimeoutException,
     RemotingTlsException,
     RocketMQError,
 )
@@ -36,7 +37,8 @@ from rocketmq_spark.producer.client_instance import close_instances
 from rocketmq_spark.route_data import MASTER_ID, TopicRouteData
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.wire.codes import ResponseCode
+from rocketmq_spark.wire.codes import RequestCode, ResponseCode
+from rocketmq_spark.wire.command import RemotingCommand
 from tests.links import Fault, TcpProxy, flip
 from tests.reading import read_topic
 from tests.secured import USER as KNOWN
@@ -472,6 +474,31 @@ def test_a_user_who_exists_already_is_not_made_again_and_keeps_the_secret(secure
     for broker in secured.brokers:
         with pytest.raises(MQBrokerException, match="no permission to access Topic:not-allowed"):
             theirs.send(broker.address, broker.name, "not-allowed", b"let in?")
+
+
+def test_a_user_whom_one_broker_could_not_take_can_be_made_again(secured: SharedCluster, allowed: str) -> None:
+    assert secured.tls is not None
+    probe = Probe(credentials=secured.admin, tls=secured.tls.context())
+    brokers = [broker.address for broker in secured.brokers]
+    late = Credentials(f"late-{uuid.uuid4().hex[:8]}", "late-hush-hush")
+
+    class Breaking:
+        """Gives out after the users were made, before their rights."""
+
+        def ask(
+            self, address: str, code: RequestCode, fields: Mapping[str, str], doing: str, body: bytes = b""
+        ) -> RemotingCommand:
+            if code == RequestCode.AUTH_CREATE_ACL:
+                raise RemotingTimeoutException("no answer")
+            return probe.ask(address, code, fields, doing, body)
+
+    given: dict[str, Any] = {"publish": ["allowed-*"], "subscribe": [], "groups": []}
+    with pytest.raises(RemotingTimeoutException):
+        create_user(cast("Probe", Breaking()), brokers, late.access_key, late.secret_key, **given)
+    create_user(probe, brokers, late.access_key, late.secret_key, **given)
+    theirs = Probe(credentials=late, tls=secured.tls.context())
+    for broker in secured.brokers:
+        theirs.send(broker.address, broker.name, allowed, b"let in")
 
 
 def test_the_doctor_tells_missing_tls_a_wrong_key_and_a_missing_right_apart(

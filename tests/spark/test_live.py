@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from rich.console import Console
 
@@ -56,6 +57,18 @@ def test_only_what_happens_within_the_block_counts(
     ended, running, failed, total = display.view.tasks or ()
     assert (running, failed) == (0, 0)
     assert ended == total > 4
+
+
+def test_a_job_that_failed_keeps_the_number_of_its_tasks(
+    spark: SparkSession, cluster: SharedCluster, topic: str, save: Callable[..., None]
+) -> None:
+    display = live(spark, topic, cluster.name_server)
+    with pytest.raises(PySparkException, match="body is null"), display:
+        save(spark.range(0, 4, 1, 2).selectExpr("if(id = 3, null, 'x') as body"))
+    ended, running, failed, total = display.view.tasks or ()
+    assert (running, total) == (0, 2)
+    assert ended < 2
+    assert failed > 0
 
 
 def test_a_terminal_keeps_the_last_state_of_a_block_that_failed(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 from pyspark.sql import DataFrameWriter, SparkSession
+from pyspark.sql.streaming import DataStreamWriter
 
 from rocketmq_spark.spark.register import register, unregister
 from rocketmq_spark.spark.report import Metrics
@@ -66,31 +68,73 @@ def test_two_writes_stay_apart_and_reset_begins_anew(
 
 
 def test_register_again_begins_new_metrics_and_leaves_one_hook(spark: SparkSession) -> None:
+    before = DataFrameWriter.save, DataStreamWriter.start
     register(spark)
-    once = DataFrameWriter.save
+    once = DataFrameWriter.save, DataStreamWriter.start
+    assert set(once).isdisjoint(before)
     register(spark)
-    assert DataFrameWriter.save is once
+    assert (DataFrameWriter.save, DataStreamWriter.start) == once
     unregister()
     unregister()
-    assert not hasattr(DataFrameWriter.save, "_rocketmq_original")
+    assert (DataFrameWriter.save, DataStreamWriter.start) == before
+
+
+def test_a_thread_of_its_own_writes_and_starts_a_stream(
+    spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics, tmp_path: Path
+) -> None:
+    """Also what a notebook does that was interrupted: Py4J goes on with another thread of the JVM."""
+    address = {"nameServer": cluster.name_server, "topic": topic}
+
+    def write() -> None:
+        spark.range(5).selectExpr("concat('batch ', id) as body").write.format("rocketmq").options(**address).save()
+
+    def stream() -> None:
+        rows = spark.readStream.format("rate").load().selectExpr("'stream' as body")
+        sink = rows.writeStream.format("rocketmq").options(**address).option("checkpointLocation", str(tmp_path))
+        sink.trigger(once=True).start().awaitTermination(60)
+
+    for task in (write, stream, write):
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(task).result(120)
+    assert len(read_topic(cluster.name_server, topic, 10)) == 10
 
 
 # In a folder of its own: an interpreter finds what is in the current one, which is the tests'.
 WITHOUT_PACKAGES = f'#!/bin/sh\ncd /; exec {sys.executable} -S -E "$@"\n'
 
 
-def test_an_interpreter_of_local_workers_without_the_package_is_named(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+# The question is what follows -c.
+OTHER_RELEASE = f"""#!/bin/sh
+exec {sys.executable} -c 'import sys; sys.version_info = (2, 7); exec(sys.argv[1])' "$2"
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "fault"),
+    [
+        (WITHOUT_PACKAGES, "which Spark's workers run, does not find rocketmq_spark"),
+        (OTHER_RELEASE, f"which Spark's workers run, is not Python 3.{sys.version_info[1]}, as the driver is"),
+        (None, "which Spark's workers are to run, is not there"),
+    ],
+)
+def test_an_interpreter_of_local_workers_that_can_not_work_is_named(
+    script: str | None,
+    fault: str,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     register(spark)
     assert caplog.messages == []
     python = tmp_path / "python"
-    python.write_text(WITHOUT_PACKAGES)
-    python.chmod(0o755)
+    if script is not None:
+        python.write_text(script)
+        python.chmod(0o755)
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
     register(spark)
     (said,) = caplog.messages
-    assert said.startswith(f"{python}, which Spark's workers run, does not find rocketmq_spark: ")
+    assert said.startswith(f"{python}, {fault}: ")
     assert said.endswith(f"set PYSPARK_PYTHON={sys.executable} before the session is made")
 
 
@@ -102,8 +146,6 @@ def test_what_can_not_be_found_out_of_an_interpreter_is_not_said(
     python.write_text(f"#!/bin/sh\n{lines}\n")
     python.chmod(0o755)
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
-    register(spark)
-    monkeypatch.setattr(spark.sparkContext, "pythonExec", "/no/such/python")
     register(spark)
     assert caplog.messages == []
 

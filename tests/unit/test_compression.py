@@ -8,7 +8,7 @@ import zlib
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.compression import DEFAULT_LEVEL, CompressionType, compress, decompress
@@ -40,7 +40,6 @@ def test_a_body_comes_back(kind: CompressionType, name: str) -> None:
     assert BODIES[name] == decompress(memoryview(packed), kind.sys_flag | 0x4)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=2000), st.sampled_from(CompressionType))
 def test_any_body_comes_back(body: bytes, kind: CompressionType) -> None:
     assert body == decompress(compress(memoryview(body), kind), kind.sys_flag)

@@ -25,10 +25,13 @@ from rocketmq_spark.errors import (
     RouteNotFoundException,
     SchemaError,
 )
+from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.client_instance import ClientInstance, close_instances
 from rocketmq_spark.route_data import MASTER_ID, BrokerData
 from rocketmq_spark.spark.datasource import RocketMQDataSource, _warn_once, _with_namespace
+from rocketmq_spark.spark.report import CommitMessage
 from rocketmq_spark.spark.schemas import arrow_schema
 from rocketmq_spark.spark.writer import Found, _await_any_answer
 from rocketmq_spark.transport.script import route
@@ -138,15 +141,30 @@ def test_a_stream_of_an_unknown_topic_fails_before_any_task(name_server: BrokerP
         stream_over(name_server.address, topic="unheard-of")
 
 
+def finished(rows: int) -> CommitMessage:
+    recorder = Recorder("query", 0, 0)
+    if rows:
+        recorder.record_success("a", rows, 100, 8.0, MessageQueue("t", "a", 0), 5, 1.0)
+    return CommitMessage.of(recorder.snapshot(), histograms=False)
+
+
 def test_a_stream_leaves_name_servers_that_it_can_not_reach_to_its_tasks(caplog: pytest.LogCaptureFixture) -> None:
     # Its driver may have begun anew in mid-query, and the rows of this micro-batch may be stored already.
     address = refused_address()
-    assert stream_over(address)._found == Found(None, servers_reached=False)
+    writer = stream_over(address)
+    assert not writer._found.servers_reached
     [text] = warned(caplog)
     assert "the driver could not check a micro-batch" in text
     assert address in text
     with pytest.raises(RouteNotFoundException, match="refused"):
         stream_over(address, KEYED, ordered="true")
+    # A wrong address fails a new query also where its first micro-batch is empty.
+    nothing: list[list[CommitMessage | None]] = [[], [finished(0)]]
+    for messages in nothing:
+        with pytest.raises(RouteNotFoundException, match=rf"{address}.*refused"):
+            writer.commit(messages, 0)
+        writer.commit(messages, 1)
+    writer.commit([finished(0), finished(5)], 0)
 
 
 def test_a_stream_whose_topics_come_with_the_rows_asks_nobody() -> None:

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import io
+import threading
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from rocketmq_spark.errors import (
     MQBrokerException,
+    MQClientException,
     RemotingConnectException,
     RemotingTimeoutException,
     TopicRouteStaleException,
 )
 from rocketmq_spark.message import MessageQueue
-from rocketmq_spark.route_data import TopicRouteData
+from rocketmq_spark.route_data import BrokerData, TopicRouteData
 from rocketmq_spark.spark.live_arrivals import Arrivals, BrokerArrivals
 from rocketmq_spark.spark.live_screens import LinesScreen, LiveView, NotebookScreen
 from rocketmq_spark.spark.live_tasks import TaskCounts
+from rocketmq_spark.wire.cluster_info import ClusterInfo
+from tests.peer import PATIENCE
 from tests.seams import route
+
+UNKNOWN = TopicRouteStaleException("no route", 17, "", "")
 
 
 class Cluster:
@@ -27,6 +34,7 @@ class Cluster:
 
     def __init__(self, **queues: int) -> None:
         self.route: TopicRouteData | Exception = route(queues)
+        self.registered: list[str] | Exception = list(queues)
         self.offsets: dict[tuple[str, int], int] = {
             (name, queue_id): 0 for name, count in queues.items() for queue_id in range(count)
         }
@@ -37,6 +45,11 @@ class Cluster:
         if isinstance(self.route, Exception):
             raise self.route
         return self.route
+
+    def cluster_info(self, timeout: float) -> ClusterInfo:
+        if isinstance(self.registered, Exception):
+            raise self.registered
+        return ClusterInfo(tuple(BrokerData(name, {}) for name in self.registered), {})
 
     def max_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
         self.asked.append(queue.broker_name)
@@ -73,10 +86,10 @@ def test_a_rate_is_that_of_the_last_two_seconds() -> None:
             assert [one.per_second for one in arrivals.brokers()] == [rates[step]], step
 
 
-@pytest.mark.parametrize("missing", [TopicRouteStaleException("no route", 17, "", ""), TopicRouteData((), ())])
+@pytest.mark.parametrize("missing", [UNKNOWN, TopicRouteData((), ())])
 def test_all_of_a_topic_that_is_made_later_counts(missing: Any) -> None:
     cluster = Cluster()
-    cluster.route = missing
+    cluster.route, cluster.registered = missing, ["a"]
     arrivals = Arrivals(cluster, "orders")
     arrivals.look(0.0)
     assert counted(arrivals) == {}
@@ -151,6 +164,103 @@ def test_queues_that_are_added_count_from_0() -> None:
     assert counted(arrivals) == {"a": 4}
 
 
+@pytest.mark.parametrize("begins", [route({"a": 1}), UNKNOWN])
+def test_a_broker_that_was_away_counts_from_its_first_answer(begins: Any) -> None:
+    cluster = Cluster()
+    cluster.route, cluster.registered = begins, ["a"]
+    cluster.offsets.update({("a", 0): 0, ("b", 0): 1_000_000})
+    arrivals = Arrivals(cluster, "orders")
+    arrivals.look(0.0)
+    cluster.route = route({"a": 1, "b": 1})
+    arrivals.look(5.0)
+    assert counted(arrivals) == {"a": 0, "b": 0}
+    cluster.offsets["b", 0] += 3
+    arrivals.look(5.5)
+    assert counted(arrivals) == {"a": 0, "b": 3}
+
+
+def test_a_broker_that_was_there_without_the_topic_counts_from_0() -> None:
+    cluster = Cluster(a=1)
+    cluster.registered = ["a", "b"]
+    arrivals = Arrivals(cluster, "orders")
+    arrivals.look(0.0)
+    cluster.route = route({"a": 1, "b": 1})
+    cluster.offsets["b", 0] = 4
+    arrivals.look(5.0)
+    assert counted(arrivals) == {"a": 0, "b": 4}
+
+
+@pytest.mark.parametrize(
+    "registered",
+    [
+        [],
+        MQClientException("127.0.0.1:9876 is no name server"),
+        MQBrokerException("no permission", 16, "", "127.0.0.1:9876"),
+    ],
+)
+def test_name_servers_that_tell_of_no_broker_do_not_make_old_messages_new(registered: Any) -> None:
+    cluster = Cluster()
+    cluster.route, cluster.registered = UNKNOWN, registered
+    arrivals = Arrivals(cluster, "orders")
+    arrivals.look(0.0)
+    cluster.route = route({"a": 1})
+    cluster.offsets["a", 0] = 500
+    arrivals.look(5.0)
+    assert counted(arrivals) == {"a": 0}
+
+
+def test_it_has_not_begun_before_name_servers_say_whether_there_is_a_topic() -> None:
+    cluster = Cluster()
+    cluster.route, cluster.registered = UNKNOWN, RemotingTimeoutException("no answer")
+    arrivals = Arrivals(cluster, "orders")
+    arrivals.look(0.0)
+    assert arrivals.problem == "no name server tells of the topic: no answer"
+    cluster.registered = ["a"]
+    arrivals.look(0.5)
+    cluster.route = route({"a": 1})
+    cluster.offsets["a", 0] = 7
+    arrivals.look(5.0)
+    assert counted(arrivals) == {"a": 7}
+
+
+def test_queues_that_go_and_come_back_keep_their_count() -> None:
+    cluster = Cluster(a=8)
+    cluster.offsets = dict.fromkeys(cluster.offsets, 500)
+    arrivals = Arrivals(cluster, "orders")
+    for now, queues in ((0.0, 8), (3.0, 4), (6.0, 8)):
+        cluster.route = route({"a": queues})
+        arrivals.look(now)
+    assert counted(arrivals) == {"a": 0}
+
+
+def test_brokers_are_asked_at_once() -> None:
+    cluster = Cluster(a=1, b=1)
+    together = threading.Barrier(2, timeout=PATIENCE)
+
+    class Meeting:
+        query_route = cluster.query_route
+        cluster_info = cluster.cluster_info
+
+        def max_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
+            together.wait()
+            return 0
+
+    arrivals = Arrivals(Meeting(), "orders")
+    arrivals.look(0.0)
+    assert counted(arrivals) == {"a": 0, "b": 0}
+
+
+def test_a_static_topic_is_said_to_be_one() -> None:
+    cluster = Cluster(a=1)
+    cluster.route = replace(route({"a": 1}), static_topic=True)
+    arrivals = Arrivals(cluster, "orders")
+    arrivals.look(0.0)
+    assert arrivals.problem == (
+        "reading topic orders: it is a static (logical) topic, which this release can't read; use an ordinary topic"
+    )
+    assert (counted(arrivals), cluster.asked) == ({}, [])
+
+
 VIEW = LiveView(
     topic="orders",
     seconds=4.0,
@@ -175,6 +285,16 @@ def test_a_view_is_a_line_a_table_and_html() -> None:
     assert page.startswith("<p>topic orders · 4.0 s · 3 of 8 tasks ended, 2 running</p>\n<table>")
     assert "<td>b&lt;</td><td>800</td><td>-</td>" in page
     assert "color" not in page
+
+
+def test_what_a_terminal_would_obey_is_shown_as_its_code() -> None:
+    evil = "evil \x1b]0;title\x07"
+    view = replace(VIEW, brokers=(BrokerArrivals(evil, 1, None, evil),), problems=(evil,))
+    console = Console(file=io.StringIO(), width=200)
+    console.print(view)
+    for shown in (str(view), console.file.getvalue(), view._repr_html_()):  # type: ignore[attr-defined]
+        assert shown.count("evil \\x1b]0;title\\x07") == 3
+        assert "\x1b" not in shown
 
 
 def test_a_view_has_no_column_for_problems_while_there_are_none() -> None:

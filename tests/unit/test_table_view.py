@@ -142,8 +142,10 @@ def test_a_receipt_shows_where_its_message_is() -> None:
         "queue_id": 3,
         "queue_offset": 41,
         "msg_id": "C0FFEE",
+        "offset_msg_id": None,
+        "recall_handle": None,
     }
-    assert "<td>SEND_OK</td><td>orders</td><td>a</td><td>3</td><td>41</td><td>C0FFEE</td>" in result._repr_html_()
+    assert "<td>SEND_OK</td><td>orders</td><td>a</td><td>3</td><td>41</td><td>C0FFEE</td></tr>" in result._repr_html_()
 
 
 def test_the_receipt_of_a_transaction_says_how_it_ended() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -13,8 +14,10 @@ import pytest
 from rocketmq_spark import Admin
 from rocketmq_spark.admin import BrokerInfo, QueueOffsets, TopicInfo, queue_offsets
 from rocketmq_spark.admin.brokers import clock_of
+from rocketmq_spark.admin.create import NewTopic, known_to_all
 from rocketmq_spark.errors import (
     MQClientException,
+    NoBrokersException,
     OptionError,
     RemotingCertificateException,
     RemotingConnectException,
@@ -22,8 +25,10 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.message import Message, MessageQueue
 from rocketmq_spark.route_data import BrokerData, QueueData, TopicRouteData
+from rocketmq_spark.wire.codes import RequestCode
+from rocketmq_spark.wire.command import RemotingCommand
 from tests.certificates import Authority
-from tests.peer import BrokerPeer, Peer, Session, refused_address
+from tests.peer import BrokerPeer, Peer, Session, refused_address, route_body
 
 SECRETS = {"access_key": "someone", "secret_key": "hush-hush", "security_token": "token-token"}
 
@@ -42,6 +47,25 @@ def test_topics_have_their_types_brokers_queues_and_permission(admin: Admin, ser
     ]
     # Whom nobody can ask is named.
     assert [text.partition(":")[0] for text in found.missing] == ["types of topics, from gone"]
+
+
+def test_topics_without_a_route_are_counted_by_reason(server: BrokerPeer) -> None:
+    answer = server._answer
+    server.routes |= {f"t{number}": server.routes["orders"] for number in range(20)}
+
+    def refusing(session: Session, request: RemotingCommand) -> bytes:
+        topic = request.ext_fields.get("topic", "")
+        if request.code != RequestCode.GET_ROUTEINFO_BY_TOPIC or topic == "orders":
+            return answer(session, request)
+        return session.encoded(request, 13 if topic == "half" else 16, remark=f"not {topic}")
+
+    server._answer = refusing  # type: ignore[method-assign]
+    with Admin(server.address) as admin:
+        found = admin.topics()
+    assert [row.topic for row in found] == ["orders"]
+    many, one = sorted(text for text in found.missing if text.startswith(("topic ", "20 ")))
+    assert many.startswith("20 topics, t0 among them: ")
+    assert one.startswith("topic half: ")
 
 
 def test_rocketmqs_own_topics_are_shown_when_asked_for(admin: Admin, server: BrokerPeer) -> None:
@@ -68,6 +92,32 @@ def test_a_topic_that_is_not_there_is_named_with_one_that_is_like_it(admin: Admi
         TopicRouteStaleException, match=r"topic xyz does not exist: .*; create it: rocketmq-spark create-topic xyz$"
     ):
         admin.offsets("xyz")
+    for name in ("*", "no such"):
+        with pytest.raises(TopicRouteStaleException, match=rf"; no topic can be called {re.escape(repr(name))}: "):
+            admin.route(name)
+
+
+def test_where_no_broker_is_registered_that_is_said_and_not_that_a_topic_is_missing() -> None:
+    silent = refused_address()
+    for others, said in (
+        ("", "knows no broker: start one with"),
+        (silent, f"no broker, while {silent} did not answer: s"),
+    ):
+        with BrokerPeer() as empty, Admin(f"{empty.address};{others}") as admin:
+            with pytest.raises(NoBrokersException, match=said) as raised:
+                admin.route("orders")
+            assert "create-topic" not in str(raised.value)
+
+
+def test_a_name_server_that_did_not_answer_may_know_the_topic(server: BrokerPeer) -> None:
+    silent = refused_address()
+    with Admin(f"{server.address};{silent}") as admin:
+        with pytest.raises(TopicRouteStaleException) as raised:
+            admin.route("xyz")
+        assert str(raised.value) == (
+            f"topic xyz does not exist: {server.address} knows no route of it, while {silent} did not answer and may "
+            "know one; create it: rocketmq-spark create-topic xyz"
+        )
 
 
 def test_offsets_are_those_of_every_queue(admin: Admin) -> None:
@@ -143,6 +193,19 @@ def test_what_a_broker_does_not_tell_is_unknown(admin: Admin, server: BrokerPeer
     assert admin.brokers()[0] == BrokerInfo("a", 0, "c", server.address, None, None, None, None, None, None)
 
 
+@pytest.mark.parametrize("much", ["9" * 18, "9" * 19, "9" * 5000])
+def test_a_figure_that_nothing_can_be_made_of_is_unknown(admin: Admin, server: BrokerPeer, much: str) -> None:
+    server.figures |= {
+        "bootTimestamp": much,
+        "commitLogDiskRatio": much,
+        "runtime": f"[ {much} days, 2 hours, 3 minutes, 4 seconds ]",
+    }
+    server.settings["brokerPermission"] = much
+    row = admin.brokers()[0]
+    assert (row.running_since, row.version) == (None, "5.5.0")
+    assert clock_of(server.figures) is None
+
+
 def test_a_brokers_clock_is_its_start_and_how_long_it_runs() -> None:
     assert clock_of({"bootTimestamp": "1000", "runtime": "[ 1 days, 2 hours, 3 minutes, 4 seconds ]"}) == 93_785.0
     assert clock_of({"bootTimestamp": "1000"}) is None
@@ -168,6 +231,41 @@ def test_a_topic_that_exists_is_changed_only_if_that_is_asked_for(server: Broker
         assert admin.create_topic("orders", 4, update=True).queue_datas[0].write_queue_nums == 4
 
 
+@pytest.mark.parametrize("old", [QueueData("a", 2, 4, 6), QueueData("a", 4, 4, 4)])
+def test_a_route_of_before_the_change_is_not_taken_for_the_new_one(server: BrokerPeer, old: QueueData) -> None:
+    del server.routes["half"]
+    before = replace(server.routes["orders"], queue_datas=(old,))
+    answer, told = server._answer, iter([before] * 3)
+
+    def late(session: Session, request: RemotingCommand) -> bytes:
+        route = next(told, None) if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC else None
+        return answer(session, request) if route is None else session.encoded(request, body=route_body(route))
+
+    server._answer = late  # type: ignore[method-assign]
+    with Admin(server.address) as admin:
+        made = admin.create_topic("orders", 4, update=True)
+    assert made.queue_datas == (QueueData("a", 4, 4, 6),)
+
+
+def test_a_broker_that_is_closed_to_writes_has_the_topic_all_the_same(server: BrokerPeer) -> None:
+    closed = replace(server.routes["orders"], queue_datas=(QueueData("a", 4, 4, 4),))
+    new = NewTopic("orders", "orders", 4, None, inner=False)
+    with Admin(server.address) as admin:
+        server.routes["orders"] = closed
+        times = iter([0.0, 14.0])
+        found = known_to_all(
+            admin.transport, new, frozenset("a"), [server.address], 5.0, 6, clock=lambda: next(times, 15.1)
+        )
+    assert found == closed
+
+
+def test_who_waits_longer_says_how_long(server: BrokerPeer) -> None:
+    new = NewTopic("orders", "orders", 4, None, inner=False)
+    times = iter([0.0])
+    with Admin(server.address) as admin, pytest.raises(MQClientException, match="after 20 s the name servers do not"):
+        known_to_all(admin.transport, new, frozenset("a"), [server.address], 20.0, 6, clock=lambda: next(times, 20.1))
+
+
 def test_brokers_that_did_not_make_a_topic_are_named(admin: Admin) -> None:
     with pytest.raises(MQClientException, match="creating topic new with 8 queues: gone: "):
         admin.create_topic("new")
@@ -178,6 +276,7 @@ def test_brokers_that_did_not_make_a_topic_are_named(admin: Admin) -> None:
     [
         ({"topic": "x y"}, "illegal character"),
         ({"topic": "TBW102"}, "one of RocketMQ's own"),
+        ({"topic": "new", "queues": 50_001}, "with 50001 queues on each of 2 brokers: allowed are 100000 in all"),
         ({"topic": "new", "queues": 0}, "with 0 queues: allowed is an integer, 1 or more"),
         ({"topic": "new", "queues": "8"}, "with '8' queues: allowed is an integer, 1 or more"),
         ({"topic": "new", "queues": True}, "with True queues: allowed is an integer, 1 or more"),

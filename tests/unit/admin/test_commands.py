@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +23,11 @@ from rocketmq_spark.cluster.state import ClusterState, ServerRecord, StateFile, 
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.message_const import SHARDING_KEY, TIMER_DELAY_MS
 from rocketmq_spark.route_data import BrokerData, QueueData, TopicRouteData
-from tests.peer import BrokerPeer, refused_address
+from rocketmq_spark.wire.codes import RequestCode
+from rocketmq_spark.wire.command import RemotingCommand
+from tests.certificates import Authority
+from tests.peer import BrokerPeer, Session, refused_address
+from tests.proxy import FakeProxy
 
 Capture = pytest.CaptureFixture[str]
 Run = Callable[..., tuple[int, str, str]]
@@ -135,6 +140,41 @@ def test_a_message_is_sent_with_what_was_said_of_it(as_json: Callable[..., Any],
     assert as_json("send", "orders", "again", "--sharding-key", "customer-7")["queue_id"] == receipt["queue_id"]
 
 
+def test_a_receipt_has_all_its_keys_as_json_and_in_a_table_what_there_is(
+    run: Run, as_json: Callable[..., Any], server: BrokerPeer
+) -> None:
+    receipt = as_json("send", "orders", "x")
+    assert [*receipt][-2:] == ["offset_msg_id", "recall_handle"]
+    assert receipt["recall_handle"] is None
+    shown = run("send", "orders", "x")[1]
+    assert "offset msg id" in shown
+    assert "recall handle" not in shown
+
+
+def test_text_that_is_no_unicode_is_sent_as_its_bytes(as_json: Callable[..., Any], server: BrokerPeer) -> None:
+    # What Python makes of an argument with the byte 0xff.
+    receipt = as_json("send", "orders", os.fsdecode(b"\xff caf\xc3\xa9"))
+    assert server.stored[MessageQueue("orders", "a", receipt["queue_id"])][-1].body == b"\xff caf\xc3\xa9"
+
+
+@pytest.mark.parametrize("option", ["--tags", "--keys", "--property", "--sharding-key"])
+def test_what_a_message_holds_as_text_must_be_unicode(run: Run, option: str) -> None:
+    name = "a=" if option == "--property" else ""
+    code, out, err = run("send", "orders", "x", option, name + os.fsdecode(b"\xff"))
+    assert (code, out, err.count("\n")) == (1, "", 1)
+
+
+def test_unchecked_certificates_are_warned_of_once(tmp_path: Path, capsys: Capture) -> None:
+    authority = Authority(tmp_path)
+    with BrokerPeer(tls=authority.context("server", "DNS:elsewhere.example")) as server:
+        server.routes["orders"] = TopicRouteData((QueueData("a", 1, 1, 6),), (BrokerData("a", {0: server.address}),))
+        for command in (["route", "orders"], ["send", "orders", "x"]):
+            assert main([*command, "-n", server.address, "--tls", "--tls-insecure-skip-verify"]) == 0
+            assert capsys.readouterr().err == (
+                "rocketmq-spark: no server's certificate is checked (--tls-insecure-skip-verify)\n"
+            )
+
+
 def test_a_body_may_come_from_standard_input(
     as_json: Callable[..., Any], server: BrokerPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,8 +208,16 @@ def test_h_is_help(command: list[str], capsys: Capture) -> None:
     assert "Usage: rocketmq-spark" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("option", [("--property", "nope"), ("--property", "TAGS=x"), ("--delay-ms", "-1")])
-def test_what_no_message_may_have_is_one_line(run: Run, option: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--property", "nope"),
+        ("--property", "TAGS=x"),
+        ("--property", "a=1", "--property", "a=2"),
+        ("--delay-ms", "-1"),
+    ],
+)
+def test_what_no_message_may_have_is_one_line(run: Run, option: tuple[str, ...]) -> None:
     code, out, err = run("send", "orders", "x", *option)
     assert (code, out, err.count("\n")) == (1, "", 1)
 
@@ -210,6 +258,10 @@ def test_one_name_server_that_answers_is_enough_and_not_blamed(server: BrokerPee
         (["topics"], "no name server is given: name one with -n host:9876"),
         (["topics", "-n", "localhost"], "option name_server is 'localhost', which is not allowed"),
         (["topics", "-n", "a:1", "--timeout", "0"], "timeout is 0.0"),
+        (["topics", "-n", "a:1", "--timeout", "inf"], "timeout is inf: it is the seconds that one question may take"),
+        (["topics", "-n", "a:1", "--timeout", "1e12"], "timeout is 1000000000000.0: "),
+        (["send", "t", "x", "-n", "a:1", "--timeout", "3601"], "timeout is 3601.0: "),
+        (["doctor", "--endpoints", "a:1", "--timeout", "inf"], "timeout is inf: "),
         (["topics", "-n", "a:1", "--access-key", "u"], "access_key is given without secret_key"),
         (["topics", "-n", "a:1", "--tls", "--tls-ca-file", "/no/such.pem"], "option tlsCaFile: reading '/no/such.pem'"),
     ],
@@ -267,6 +319,70 @@ def test_the_cluster_that_was_left_running_says_how_it_lets_somebody_in(
         monkeypatch.delenv(name)
     assert main(["route", "orders", "-n", server.address]) == 0
     assert "AccessKey" not in server.requests[-1].ext_fields
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_proxies_get_the_keys_of_the_cluster_that_was_left_running_only_if_they_are_its_own(
+    tmp_path: Path, capsys: Capture, own: bool
+) -> None:
+    (tmp_path / "admin.secret").write_text("hush-hush")
+    file = StateFile(tmp_path / "state")
+    this = ServerRecord("namesrv", "NameServer", "n:9876", os.getpid(), process_start(os.getpid()) or "", "log")
+    options = {"accessKey": "admin", "secretKey": f"file:{tmp_path}/admin.secret"}
+    with FakeProxy() as proxy:
+        endpoints = proxy.address if own else "127.0.0.1:1"
+        with file.locked():
+            file.save(ClusterState("n:9876", endpoints, str(tmp_path), True, (this,), options))
+        main(["doctor", "--endpoints", proxy.address, "--json"])
+        (metadata,) = [one.metadata for one in proxy.calls if one.method == "QueryRoute"]
+    assert ("Credential=admin" in metadata.get("authorization", "")) is own
+    assert f"proxy {proxy.address}" in capsys.readouterr().out
+
+
+def test_an_option_of_another_release_in_what_was_left_running_is_one_line(tmp_path: Path, capsys: Capture) -> None:
+    file = StateFile(tmp_path / "state")
+    this = ServerRecord("namesrv", "NameServer", "n:9876", os.getpid(), process_start(os.getpid()) or "", "log")
+    with file.locked():
+        file.save(ClusterState("n:9876", None, str(tmp_path), True, (this,), {"newOption": "x"}))
+    assert main(["topics"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("rocketmq-spark: the cluster that was left running takes the option newOption")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64])
+def test_a_host_that_no_name_is_like_is_one_line(host: str, capsys: Capture) -> None:
+    assert main(["topics", "-n", f"{host}:9876"]) == 1
+    assert capsys.readouterr().err == (
+        f"rocketmq-spark: name server {host}:9876: the host's name is unknown here; check the spelling, or give the "
+        "host's IP address\n"
+    )
+
+
+def test_what_a_terminal_can_not_show_stops_nothing() -> None:
+    command = [sys.executable, "-m", "rocketmq_spark", "doctor", "-n", refused_address()]
+    environ = os.environ | {"PYTHONIOENCODING": "ascii"}
+    answer = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+    assert (answer.returncode, answer.stderr) == (1, "")
+    assert "\\u2192 start a name server" in answer.stdout
+
+
+def test_no_words_of_a_server_are_obeyed_by_a_terminal(server: BrokerPeer, run: Run) -> None:
+    answer = server._answer
+
+    def evil(session: Session, request: RemotingCommand) -> bytes:
+        if request.code in (RequestCode.GET_MAX_OFFSET, RequestCode.GET_BROKER_RUNTIME_INFO):
+            return session.encoded(request, 1, remark="evil \x1b]0;title\x07")
+        return answer(session, request)
+
+    server._answer = evil  # type: ignore[method-assign]
+    gone = BrokerData("gone\x9b2J", {0: refused_address()}, "c")
+    server.routes["half"] = TopicRouteData((QueueData("gone\x9b2J", 1, 1, 6),), (gone,))
+    for command in (["offsets", "orders"], ["brokers"], ["doctor"]):
+        code, out, err = run(*command)
+        assert code == 1
+        assert "evil \\x1b]0;title\\x07" in out + err
+        assert not set("\x1b\x9b") & set(out + err)
 
 
 def test_the_doctor_exits_with_1_if_anything_failed(run: Run, server: BrokerPeer) -> None:

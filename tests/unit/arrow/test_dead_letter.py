@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher, DeadLetters
@@ -263,7 +263,6 @@ def column_of(name: str, values: list[Any], bad: bytes | None) -> pa.Array:
     return raw.view(pa.string())
 
 
-@settings(deadline=None)
 @given(
     st.lists(any_row, min_size=1, max_size=6),
     st.lists(

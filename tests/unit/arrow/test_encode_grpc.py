@@ -124,7 +124,7 @@ def ids_of(count: int) -> list[str]:
     return [f"{ids.prefix.hex().upper()}{first + row:016X}" for row in range(count)]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     st.lists(rows, min_size=1, max_size=12), st.booleans(), st.sampled_from(["", "ns"]), st.sampled_from([1024, 65536])
 )
@@ -285,7 +285,7 @@ def is_text(value: bytes | None) -> bool:
     return value is None or value.decode("utf-8", "ignore").encode() == value
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     st.lists(
         st.fixed_dictionaries(

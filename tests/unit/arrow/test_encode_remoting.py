@@ -9,7 +9,7 @@ import weakref
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.arrow.batcher import LINGER_S
@@ -20,8 +20,6 @@ from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.wire.records import MAX_BATCH_ROWS, MAX_BODY, decode_batch, decode_properties
 from tests.encoding import check, encode, joined, new_batcher, queues_of
 from tests.strategies import row_tables
-
-relaxed = settings(deadline=None)
 
 # An item's bytes beside body and properties, and UNIQ_KEY's property.
 ITEM = 22 + 42
@@ -64,7 +62,6 @@ def plain_rows(batch: pa.RecordBatch) -> list[dict[str, object]]:
     return batch.to_pylist()
 
 
-@relaxed
 @given(
     row_tables(),
     st.builds(

@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.arrow.encode_remoting import BatchSettings, RemotingBatcher
@@ -63,7 +63,6 @@ def numbers(ready: list[Ready]) -> dict[MessageQueue | None, list[int]]:
     return found
 
 
-@settings(deadline=None)
 @given(st.lists(rows_of_a_partition, max_size=4), st.integers(100, 3000), st.booleans())
 def test_rows_of_a_queue_keep_their_order_and_none_is_missing(
     parts: list[list[Row]], chunk_bytes: int, linger: bool

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.arrow.byte_hash import byte_hashes
@@ -22,7 +22,6 @@ from tests.encoding import encode, joined
 from tests.strategies import row_tables
 
 PROPERTIES = pa.map_(pa.string(), pa.string())
-relaxed = settings(deadline=None)
 
 
 def ids_of(
@@ -56,7 +55,6 @@ def at(milliseconds: int) -> pa.Array:
     return pa.array([milliseconds], pa.timestamp("ms", "UTC"))
 
 
-@relaxed
 @given(
     st.lists(st.none() | st.binary(max_size=40), max_size=20),
     st.binary(max_size=9),
@@ -93,7 +91,6 @@ def test_a_million_similar_strings_have_a_million_hashes() -> None:
     assert len(np.unique(byte_hashes(column, b"", b"\x02"))) == 1_000_000
 
 
-@relaxed
 @given(
     row_tables(delays=True),
     st.builds(
@@ -110,7 +107,6 @@ def test_a_reader_can_work_the_hash_out_and_every_row_has_its_place(table: Any, 
     assert [one.rsplit("/", 1)[0] for one in ids] == [f"w-1/4/9/{number}" for number in range(len(rows))]
 
 
-@relaxed
 @given(row_tables(delays=True), st.integers(1, 5))
 def test_ids_do_not_depend_on_how_rows_are_cut_into_record_batches(table: Any, size: int) -> None:
     _, record_batches = table

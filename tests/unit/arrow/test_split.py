@@ -1,18 +1,16 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.arrow.gather import chunks
 from rocketmq_spark.arrow.split import fill_batches
 from rocketmq_spark.wire.records import MAX_BATCH_ROWS
 
-relaxed = settings(deadline=None)
 item_sizes = st.lists(st.integers(1, 50), max_size=40)
 
 
-@relaxed
 @given(item_sizes, st.integers(1, 120), st.integers(0, 120), st.integers(0, 5))
 def test_pieces_follow_each_other_and_batches_keep_their_limit(sizes, limit, nbytes, rows):
     nbytes = min(nbytes, limit - 1) if rows else 0
@@ -43,7 +41,6 @@ def test_a_batch_that_is_exactly_full_does_not_wait():
     assert list(fill_batches(np.array([0, 5, 10]), 0, 2, limit=10, nbytes=0, rows=0)) == [(0, 2, True)]
 
 
-@relaxed
 @given(item_sizes, st.integers(1, 200), st.sets(st.integers(0, 39)))
 def test_chunks_cover_every_row_once_and_rows_apart_are_alone(sizes, limit, apart):
     alone = np.array([row in apart for row in range(len(sizes))], np.bool_)

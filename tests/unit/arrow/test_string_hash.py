@@ -4,7 +4,7 @@ import math
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.arrow.columns import byte_column
@@ -38,7 +38,6 @@ def test_hashes_are_java_s():
     assert hashes(pa.array(["hello", "", "a"])) == [99162322, 0, 97]
 
 
-@settings(deadline=None)
 @given(st.lists(st.none() | st.text(max_size=30), min_size=1).filter(lambda texts: any(texts)), st.booleans())
 def test_any_column_hashes_as_its_strings_one_by_one(texts, large):
     array = pa.array(["caf\u00e9", *texts, "x"], pa.large_string() if large else pa.string()).slice(1, len(texts))

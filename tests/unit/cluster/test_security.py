@@ -6,20 +6,23 @@ import json
 import re
 import stat
 import sys
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from cryptography.x509 import load_pem_x509_certificate
 
 from rocketmq_spark.cluster import LocalCluster
-from rocketmq_spark.cluster.access import check_user, user_requests
+from rocketmq_spark.cluster.access import check_user, create_user, user_requests
 from rocketmq_spark.cluster.config import properties_of
+from rocketmq_spark.cluster.probe import Probe
 from rocketmq_spark.cluster.process import ServerProcess, Watchdog
 from rocketmq_spark.cluster.security import Security, client_options
-from rocketmq_spark.errors import ClusterError
+from rocketmq_spark.errors import ClusterError, MQBrokerException, RemotingTimeoutException
 from rocketmq_spark.wire.codes import RequestCode
+from rocketmq_spark.wire.command import RemotingCommand
 from tests.certificates import TOMORROW, YESTERDAY, Authority
 
 
@@ -172,6 +175,57 @@ def test_a_user_may_do_what_is_named_and_nothing_else() -> None:
         ("Group:readers", ["Sub"], "Allow"),
     ]
     assert [code for code, _, _ in user_requests("nobody", "hush", [], [], [])] == [RequestCode.AUTH_CREATE_USER]
+
+
+class Users:
+    """Brokers that know users; those of `fails` execute what they are asked, and their answer is lost."""
+
+    def __init__(self, *addresses: str) -> None:
+        self.known: dict[str, dict[str, str]] = {address: {} for address in addresses}
+        self.fails: dict[str, RequestCode] = {}
+
+    def ask(
+        self, address: str, code: RequestCode, fields: Mapping[str, str], doing: str, body: bytes = b""
+    ) -> RemotingCommand:
+        users, name = self.known[address], fields.get("username", "")
+        told = b""
+        if code == RequestCode.AUTH_GET_USER:
+            told = users.get(name, "").encode()
+        elif code == RequestCode.AUTH_DELETE_USER:
+            users.pop(name, None)
+        elif code == RequestCode.AUTH_CREATE_USER:
+            if name in users:
+                raise MQBrokerException("The user is existed", 1, "The user is existed", address)
+            users[name] = "known"
+        elif code == RequestCode.AUTH_CREATE_ACL:
+            users[fields["subject"].removeprefix("User:")] = "may"
+        if self.fails.get(address) == code:
+            raise RemotingTimeoutException(f"{doing} {address}: no answer")
+        return RemotingCommand(0, 0, body=told)
+
+
+@pytest.mark.parametrize(
+    "failing", [RequestCode.AUTH_GET_USER, RequestCode.AUTH_CREATE_USER, RequestCode.AUTH_CREATE_ACL]
+)
+def test_a_user_whom_one_broker_did_not_take_can_be_made_again(failing: RequestCode) -> None:
+    brokers = Users("a:1", "b:1")
+    probe = cast("Probe", brokers)
+    rights: dict[str, Any] = {"publish": ["orders"], "subscribe": [], "groups": []}
+    brokers.fails["b:1"] = failing
+    with pytest.raises(RemotingTimeoutException, match="creating the user shop b:1: no answer"):
+        create_user(probe, brokers.known, "shop", "hush", **rights)
+    assert brokers.known == {"a:1": {}, "b:1": {}}
+    brokers.fails.clear()
+    create_user(probe, brokers.known, "shop", "hush", **rights)
+    assert brokers.known == {"a:1": {"shop": "may"}, "b:1": {"shop": "may"}}
+
+
+def test_a_user_whom_one_broker_knows_is_made_nowhere_and_stays() -> None:
+    brokers = Users("a:1", "b:1")
+    brokers.known["b:1"]["shop"] = "old"
+    with pytest.raises(ClusterError, match="the broker at b:1 knows that user already"):
+        create_user(cast("Probe", brokers), brokers.known, "shop", "hush", publish=["orders"], subscribe=[], groups=[])
+    assert brokers.known == {"a:1": {}, "b:1": {"shop": "old"}}
 
 
 @pytest.mark.parametrize("name", ["", " ", "shop:one", "a b", "shop/one", "shop,one", "café", None, 7])

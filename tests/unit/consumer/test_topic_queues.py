@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,8 @@ from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.offset_json import OffsetSpec
 from rocketmq_spark.route_data import QueueData
 from rocketmq_spark.transport.scripted import route
+from rocketmq_spark.wire.codes import broker_error
+from tests.peer import PATIENCE
 from tests.unit.consumer.conftest import A0, A1, B0, B1, Make
 
 DOWN = RemotingConnectException("refused")
@@ -53,10 +56,10 @@ def test_a_static_topic_is_an_error_that_no_patience_mends(reader: Make) -> None
 
 
 def test_assigned_queues_alone_are_read_and_must_be_there(reader: Make) -> None:
-    made = reader(subscribe=(), assign=(B1, A0))
+    made = reader(subscribe=(), assign=frozenset({B1, A0}))
     assert made.queues.find() == [A0, B1]
     with pytest.raises(OptionError, match="assign names orders/a/7"):
-        reader(subscribe=(), assign=(replace(A0, queue_id=7), B1)).queues.find()
+        reader(subscribe=(), assign=frozenset({replace(A0, queue_id=7), B1})).queues.find()
 
 
 def test_the_topics_of_starting_offsets_are_read_where_nothing_else_is_named(reader: Make) -> None:
@@ -183,11 +186,13 @@ def test_topics_that_nobody_lists_stay_as_they_were(reader: Make, caplog: pytest
 
 def test_whether_a_queue_exists_is_known_of_brokers_that_are_there(reader: Make) -> None:
     made = reader()
-    assert made.queues.exists(A0) is None
-    made.queues.find()
     assert made.queues.exists(A0) is True
     assert made.queues.exists(replace(A0, queue_id=2)) is False
     assert made.queues.exists(MessageQueue("orders", "c", 0)) is None
+    # Of a topic that is asked for the first time: name servers that know brokers do not know it, or nobody answers.
+    assert made.queues.exists(MessageQueue("bills", "a", 0)) is False
+    made.transport.fail("query_route", RemotingConnectException("refused"))
+    assert made.queues.exists(MessageQueue("others", "a", 0)) is None
 
 
 def test_a_broker_that_no_name_server_knows_has_no_address(reader: Make) -> None:
@@ -286,3 +291,53 @@ def test_every_broker_looks_at_an_expression_once(reader: Make, caplog: pytest.L
     ]
     # Who can't be asked now is asked with the first pull.
     assert "a can't be asked for its opinion of the filter: refused" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("code", "remark", "expected", "text"),
+    [
+        (
+            1,
+            "The broker does not support consumer to filter message by SQL92",
+            OptionError,
+            "enablePropertyFilter=true",
+        ),
+        (23, "can't be parsed", OptionError, "can't read it"),
+        (16, "User:x has no permission to access Topic:orders", MQBrokerException, "the right that it needs on Topic"),
+        (1, "org.apache.rocketmq.acl.common.AclException: no permission", MQBrokerException, "no permission"),
+    ],
+)
+def test_a_broker_that_refuses_an_expression_is_told_from_one_that_refuses_the_user(
+    reader: Make, code: int, remark: str, expected: type[RocketMQError], text: str
+) -> None:
+    made = reader(sub_expression="a > 1", filter_type="SQL92")
+    made.queues.find()
+    made.transport.fail("check_filter", broker_error(code, remark, "a:10911", "checking a filter"))
+    with pytest.raises(expected, match=text) as raised:
+        made.queues.check_filter([A0])
+    assert isinstance(raised.value, OptionError) is (expected is OptionError)
+
+
+@pytest.mark.parametrize(("code", "remark"), [(2, "[REJECTREQUEST]system busy"), (14, "shutting down"), (1, "oops")])
+def test_a_broker_that_is_busy_is_asked_about_the_filter_with_the_first_pull(
+    reader: Make, caplog: pytest.LogCaptureFixture, code: int, remark: str
+) -> None:
+    made = reader(sub_expression="a > 1", filter_type="SQL92")
+    made.queues.find()
+    made.transport.fail("check_filter", broker_error(code, remark, "a:10911", "checking a filter"))
+    made.queues.check_filter([A0])
+    assert f"a can't be asked for its opinion of the filter: checking a filter: a:10911 answered {code}" in caplog.text
+
+
+def test_routes_of_many_topics_are_asked_for_at_once(reader: Make) -> None:
+    topics = tuple(f"t{number}" for number in range(4))
+    made = reader(subscribe=topics)
+    made.transport.routes |= {name: route({"a": 1}) for name in topics}
+    together, works = threading.Barrier(4), made.transport.query_route
+
+    def asked(topic: str, timeout: float) -> Any:
+        together.wait(PATIENCE)
+        return works(topic, timeout)
+
+    made.transport.query_route = asked
+    assert made.queues.find() == [MessageQueue(name, "a", 0) for name in topics]

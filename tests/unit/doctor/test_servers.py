@@ -6,9 +6,10 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Barrier, Thread
 
 import pytest
 
@@ -23,6 +24,10 @@ from tests.certificates import Authority
 from tests.peer import BrokerPeer, Peer, Session, refused_address
 
 TIMEOUT = 3.0
+# An empty SETTINGS frame.
+GREETING = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+# What the codec for names refuses, rather than the resolver.
+NO_NAMES = ("a..b", "a" * 64)
 
 
 def figures(**changes: str) -> dict[str, str]:
@@ -160,6 +165,26 @@ def test_a_clock_that_no_broker_tells_is_said_to_be_unknown(server: BrokerPeer) 
     assert about(server.address, "broker")[0][2].endswith("release unknown, permission rw, clock not told")
 
 
+def test_brokers_that_do_not_answer_are_looked_at_at_once(server: BrokerPeer) -> None:
+    together = Barrier(2, timeout=TIMEOUT)
+
+    def play(session: Session) -> None:
+        said = session.sock.recv(64)
+        if said.startswith(b"PRI"):
+            # HTTP/2 is answered only where the other one hears the same meanwhile.
+            together.wait()
+            session.sock.sendall(GREETING)
+            session.wait_for_hangup()
+
+    with Peer(play) as one, Peer(play) as other:
+        brokers = [BrokerData(f"b{port}", {0: peer.address}, "c") for port, peer in enumerate((one, other))]
+        server.routes["orders"] = TopicRouteData((QueueData("b0", 1, 1, 6),), (brokers[0],))
+        server.routes["more"] = TopicRouteData((QueueData("b1", 1, 1, 6),), (brokers[1],))
+        found = about(server.address, "broker")
+    assert [(name, state) for name, state, _ in found] == [(" b0", FAILED), (" b1", FAILED)]
+    assert all("from here a gRPC server listens" in text for _, _, text in found)
+
+
 def test_a_broker_without_master_takes_no_messages(server: BrokerPeer) -> None:
     server.routes["orders"] = TopicRouteData((QueueData("a", 1, 1, 6),), (BrokerData("a", {1: server.address}, "c"),))
     first, second = about(server.address, "broker a")
@@ -207,6 +232,13 @@ def test_a_topic_that_may_only_be_read_says_so(server: BrokerPeer) -> None:
     assert (FAILED, "not allowed to write to on a, which is everywhere") in states
 
 
+def test_a_static_topic_is_said_to_be_one(server: BrokerPeer) -> None:
+    server.routes["orders"] = replace(server.routes["orders"], static_topic=True)
+    assert about(server.address, "topic", "orders") == [
+        (" orders", FAILED, "reading topic orders: it is a static (logical) topic, which this release can't read"),
+    ]
+
+
 class Handler(BaseHTTPRequestHandler):
     """Answers every GET."""
 
@@ -236,7 +268,7 @@ def test_an_http_server_is_known_as_one() -> None:
 def greeting(session: Session) -> None:
     """Say what an HTTP/2 server begins with."""
     session.sock.recv(64)
-    session.sock.sendall(bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+    session.sock.sendall(GREETING)
     session.wait_for_hangup()
 
 
@@ -322,3 +354,19 @@ def test_nobody_and_unknown_hosts_are_told_apart(monkeypatch: pytest.MonkeyPatch
     # A resolver may take long to say so, or may know every name.
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     assert who_listens("no-such-host:9876", TIMEOUT) is Listener.UNKNOWN_HOST
+
+
+@pytest.mark.parametrize("host", NO_NAMES)
+def test_a_host_that_no_name_is_like_is_unknown(server: BrokerPeer, host: str) -> None:
+    assert about(f"{host}:9876", "name server") == [(f" {host}:9876", FAILED, "the host's name is unknown here")]
+    broker = BrokerData("b", {0: f"{host}:10911"}, "c")
+    server.routes["orders"] = TopicRouteData((QueueData("b", 1, 1, 6),), (broker,))
+    ((_, state, found),) = about(server.address, "broker")
+    assert (state, found) == (
+        FAILED,
+        f"it has registered itself as {host}:10911, and from here the host's name is unknown here",
+    )
+
+
+def test_what_is_no_address_is_an_unknown_host() -> None:
+    assert who_listens("no-port", TIMEOUT) is Listener.UNKNOWN_HOST

@@ -48,7 +48,7 @@ def test_a_malformed_report_is_counted_logged_and_changes_nothing(
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_damaged_measures_never_raise_and_are_taken_whole_or_not_at_all(data: st.DataObject) -> None:
     import zlib
 

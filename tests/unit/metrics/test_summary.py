@@ -22,7 +22,7 @@ def everything(summary: WriteSummary) -> tuple[Any, ...]:
 
 
 @given(st.lists(reports(), max_size=5), st.randoms(use_true_random=False))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_merging_in_any_order_gives_the_same(found: list[PartitionReport], random: Any) -> None:
     shuffled = list(found)
     random.shuffle(shuffled)
@@ -33,13 +33,13 @@ def test_merging_in_any_order_gives_the_same(found: list[PartitionReport], rando
 
 
 @given(st.lists(reports(), max_size=5))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_folding_older_writes_away_loses_nothing(found: list[PartitionReport]) -> None:
     assert everything(summary_of(found, keep=1)) == everything(summary_of(found))
 
 
 @given(st.lists(reports(), min_size=2, max_size=4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_merging_merged_measures_gives_the_same(found: list[PartitionReport]) -> None:
     def merged(parts: Sequence[Measures]) -> Measures:
         result = Measures()

@@ -27,7 +27,7 @@ def offer_to_group(rig: Rig, group: str, body: bytes) -> None:
     rig.pipeline.offer(EncodedBatch("T", (body,), 1, len(body), batch=False, message_group=group), None, rig.clock.now)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     st.dictionaries(st.sampled_from(sorted(ENDPOINTS)), st.lists(REPLIES, max_size=12)),
     st.lists(st.sampled_from(["red", "green", "blue"]), min_size=1, max_size=20),
@@ -107,7 +107,7 @@ def batch_of(messages: list[Message], encoding: Encoding) -> EncodedBatch:
     return EncodedBatch("T", (body[:3], body[3:]), len(messages), len(body), encoding=encoding)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.integers(1, 700), st.sampled_from(Encoding), st.data())
 def test_grpc_07_one_bad_row_is_found_and_named_good_rows_are_stored_once_and_the_calls_are_few(
     rows: int, encoding: Encoding, data: st.DataObject

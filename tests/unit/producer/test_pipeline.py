@@ -345,7 +345,7 @@ def test_lines_take_turns_when_one_slot_is_free_at_a_time() -> None:
     assert [request.queue.queue_id for request in rig.transport.requests] == [0, 1, 2, 3] * 3
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.dictionaries(st.sampled_from("abc"), st.lists(REPLIES, max_size=12), min_size=1),
     st.integers(0, 2**32),
@@ -383,7 +383,7 @@ def test_no_row_is_ever_lost_whatever_the_brokers_do(
         assert "it is not safe there yet" in str(rig.pipeline.failure)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.dictionaries(st.sampled_from("abc"), st.lists(CERTAIN_REPLIES, max_size=12), min_size=1),
     st.integers(0, 2**32),

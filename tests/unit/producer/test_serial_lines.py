@@ -38,7 +38,7 @@ def at_most_one_on_its_way(rig: Rig) -> None:
     rig.transport.send = checked  # type: ignore[method-assign]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     st.dictionaries(st.sampled_from("ab"), st.lists(REPLIES, max_size=12)),
     st.lists(st.tuples(st.sampled_from(QUEUES), st.integers(1, 3), st.booleans()), min_size=1, max_size=14),

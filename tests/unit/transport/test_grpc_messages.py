@@ -103,7 +103,6 @@ def as_stored(message: Message) -> dict[str, str]:
     return {**stored, "TIMER_DELIVER_MS": str(BORN + delay)} if delay else stored
 
 
-@settings(deadline=None)
 @given(drawn_messages())
 def test_grpc_03_every_message_comes_back_as_it_was(message: Message) -> None:
     [made] = sent(single(message))
@@ -112,7 +111,6 @@ def test_grpc_03_every_message_comes_back_as_it_was(message: Message) -> None:
     assert found.properties == as_stored(message)
 
 
-@settings(deadline=None)
 @given(st.lists(drawn_messages(st.just({})), min_size=1, max_size=8))
 def test_grpc_03_every_message_of_a_batch_comes_back_in_its_place(messages: list[Message]) -> None:
     found = [message_ext(made) for made in sent(batch_of(messages))]
@@ -241,7 +239,7 @@ def test_grpc_06_an_encoded_batch_goes_as_it_is_while_it_is_young(age: int) -> N
     assert encode_send_request(request_of(batch, BORN + age), namespace="unused") == b"".join(batch.body)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(drawn_messages(st.just({})), min_size=1, max_size=5), st.integers(30_000, 10**9))
 def test_grpc_06_born_time_is_renewed_and_nothing_else(messages: list[Message], age: int) -> None:
     batch = grpc_batch(messages, BORN)
@@ -358,7 +356,6 @@ def test_grpc_05_an_answer_is_what_its_status_and_every_result_say(
         assert outcome.queue == QUEUE
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from([20000, 30000, 40007, 42900, 50001, 50401]),
     st.lists(st.sampled_from([20000, 40007, 42900, 50001, 50401, 77]), max_size=4),

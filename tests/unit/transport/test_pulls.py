@@ -154,6 +154,45 @@ def test_answers_may_come_in_any_order(transport: RemotingTransport) -> None:
     assert {offset: outcome.next_begin_offset for offset, outcome in found.items()} == {5: 6, 6: 7, 7: 8}
 
 
+@pytest.mark.parametrize(
+    ("code", "remark", "body", "ids"),
+    [
+        (
+            0,
+            "",
+            b'{"consumerIdList":["10.0.0.1@1234#567","10.0.0.2@spark#17"]}',
+            ("10.0.0.1@1234#567", "10.0.0.2@spark#17"),
+        ),
+        (1, "no consumer for this group, cg", b"", ()),
+        (1, 'Cannot invoke "ConsumerGroupInfo.getAllClientId()" because "consumerGroupInfo" is null', b"", ()),
+    ],
+)
+def test_who_reads_for_a_group_is_asked_of_a_broker(
+    transport: RemotingTransport, code: int, remark: str, body: bytes, ids: tuple[str, ...]
+) -> None:
+    serve, asked = answering(code, remark=remark, body=body)
+    with Peer(serve) as peer:
+        assert transport.consumers("cg", peer.address, PATIENCE) == ids
+    assert asked[0].code == RequestCode.GET_CONSUMER_LIST_BY_GROUP
+    assert asked[0].ext_fields == {"consumerGroup": "cg"}
+
+
+@pytest.mark.parametrize(
+    ("code", "remark", "body", "error"),
+    [
+        (1, "oops", b"", MQBrokerException),
+        (0, "", b"", RemotingCommandException),
+        (0, "", b'{"consumerIdList":[1]}', RemotingCommandException),
+    ],
+)
+def test_an_answer_that_does_not_tell_who_reads_is_no_empty_group(
+    transport: RemotingTransport, code: int, remark: str, body: bytes, error: type[Exception]
+) -> None:
+    serve, _ = answering(code, remark=remark, body=body)
+    with Peer(serve) as peer, pytest.raises(error):
+        transport.consumers("cg", peer.address, PATIENCE)
+
+
 def test_a_groups_offset_goes_to_its_queue_and_a_refusal_is_raised(transport: RemotingTransport) -> None:
     serve, asked = answering(0)
     with Peer(serve) as peer:

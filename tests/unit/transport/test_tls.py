@@ -358,7 +358,7 @@ def connect(authority: Authority, server: ssl.SSLContext) -> Callable[[], tuple[
 pieces = st.lists(st.one_of(st.binary(max_size=50), st.integers(0, 200_000).map(bytes)), max_size=5)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(pieces, st.lists(st.integers(0, 100_000), min_size=1, max_size=8).filter(any))
 def test_the_server_hears_the_same_bytes_however_few_the_socket_takes(
     connect: Callable[[], tuple[TlsStream, Wire]], all_pieces: list[bytes], helpings: list[int]
@@ -426,7 +426,7 @@ def test_a_socket_that_breaks_within_a_write_does_not_hide_what_it_took(
         stream.sendmsg([b"more"])
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(pieces, st.integers(1, 300_000))
 def test_all_that_the_socket_gives_is_decrypted_at_once(
     connect: Callable[[], tuple[TlsStream, Wire]], all_pieces: list[bytes], gives: int

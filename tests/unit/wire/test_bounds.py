@@ -15,10 +15,11 @@ from rocketmq_spark.wire.cluster_info import decode_cluster_info
 from rocketmq_spark.wire.codes import broker_error
 from rocketmq_spark.wire.command import RemotingCommand, SerializeType, decode_command, encode_command
 from rocketmq_spark.wire.grpc_codes import call_error, proxy_error
+from rocketmq_spark.wire.name_lists import decode_topic_list
 from rocketmq_spark.wire.records import decode_batch
 from rocketmq_spark.wire.response_headers import OffsetResponseHeader
 from rocketmq_spark.wire.route import decode_topic_route, loads_lenient
-from rocketmq_spark.wire.topic_config import decode_all_topic_attributes, decode_topic_list
+from rocketmq_spark.wire.topic_config import decode_all_topic_attributes
 from rocketmq_spark.wire.unwrap import messages_of
 from tests.strategies import HALF, encode_stored_record
 

@@ -1,0 +1,104 @@
+"""What commitOffsets does to a group at a real broker: its own, and one that an application reads as."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rocketmq_spark.consumer.cluster import SourceCluster
+from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.reader_options import ReaderOptions
+from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.wire.codes import RequestCode, ResponseCode
+from tests.sharing import SharedCluster
+
+pytestmark = pytest.mark.integration
+
+APPLICATION = "10.0.0.1@1234#567890123"
+
+
+@pytest.fixture
+def application(cluster: SharedCluster) -> Iterator[RemotingTransport]:
+    with RemotingTransport([cluster.name_server]) as transport:
+        yield transport
+
+
+def subscribe(application: RemotingTransport, address: str, group: str, topic: str) -> None:
+    """Send the heart-beat of Java's push consumer."""
+    subscription = {"topic": topic, "subString": "*", "subVersion": int(time.time() * 1000), "expressionType": "TAG"}
+    consumer = {
+        "groupName": group,
+        "consumeType": "CONSUME_PASSIVELY",
+        "messageModel": "CLUSTERING",
+        "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET",
+        "subscriptionDataSet": [subscription],
+    }
+    beat = {"clientID": APPLICATION, "producerDataSet": [], "consumerDataSet": [consumer]}
+    assert application.invoke(address, RequestCode.HEART_BEAT, {}, json.dumps(beat).encode(), 5.0).code == 0
+
+
+def pull(application: RemotingTransport, address: str, group: str, topic: str) -> int:
+    """Pull as it does, without a subscription in the request; return the code of the answer."""
+    fields = {"consumerGroup": group, "topic": topic, "queueId": "0", "queueOffset": "0", "maxMsgNums": "32"}
+    fields |= {"sysFlag": "0", "commitOffset": "0", "suspendTimeoutMillis": "0", "subVersion": "0"}
+    return application.invoke(address, RequestCode.PULL_MESSAGE, fields, b"", 5.0).code
+
+
+def offset_of(application: RemotingTransport, address: str, group: str, topic: str) -> int | None:
+    fields = {"consumerGroup": group, "topic": topic, "queueId": "0", "setZeroIfNotFound": "false"}
+    answer = application.invoke(address, RequestCode.QUERY_CONSUMER_OFFSET, fields, b"", 5.0)
+    return int(answer.ext_fields["offset"]) if answer.code == ResponseCode.SUCCESS else None
+
+
+def source_of(name_server: str, group: str, topic: str) -> SourceCluster:
+    options = ReaderOptions(name_server=(name_server,), subscribe=(topic,), consumer_group=group, commit_offsets=True)
+    return SourceCluster(options, RemotingTransport([name_server]), time.monotonic, "10.0.0.2@spark#17")
+
+
+def test_the_group_of_a_running_application_stays_as_it_is(
+    cluster: SharedCluster,
+    application: RemotingTransport,
+    make_topic: Callable[..., str],
+    topic: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    make_topic("NORMAL", queues=1)
+    broker, group = cluster.brokers[0], f"group-{topic}"
+    subscribe(application, broker.address, group, topic)
+    # Whoever has no subscription is answered so.
+    assert pull(application, broker.address, f"{group}-other", topic) in (
+        ResponseCode.SUBSCRIPTION_NOT_EXIST,
+        ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+    )
+    for asked_for, told in ((group, None), (f"{group}-of-its-own", 3)):
+        source = source_of(cluster.name_server, asked_for, topic)
+        for offset in (2, 3):
+            source.commit({MessageQueue(topic, broker.name, 0): offset})
+        assert offset_of(application, broker.address, asked_for, topic) == told
+        members = application.consumers(asked_for, broker.address, 5.0)
+        assert list(members) == [APPLICATION if told is None else "10.0.0.2@spark#17"]
+        source.close()
+    assert pull(application, broker.address, group, topic) == ResponseCode.PULL_NOT_FOUND
+    [warning] = caplog.messages
+    assert f"consumerGroup={group} is that of {APPLICATION} at {broker.address}" in warning
+
+
+def test_a_proxy_in_a_name_servers_place_passes_offsets_on(
+    cluster: SharedCluster,
+    application: RemotingTransport,
+    make_topic: Callable[..., str],
+    topic: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    make_topic("NORMAL", queues=1)
+    broker, group = cluster.brokers[0], f"group-{topic}"
+    # The broker has the group: a proxy would pass our heart-beat on in its own time, up to a minute.
+    application.register_consumer("10.0.0.3@spark#17", group, broker.address, 5.0)
+    source = source_of(cluster.proxy.address, group, topic)
+    source.commit({MessageQueue(topic, broker.name, 0): 3})
+    source.close()
+    assert caplog.messages == []
+    assert offset_of(application, broker.address, group, topic) == 3
