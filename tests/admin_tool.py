@@ -9,6 +9,7 @@ from pathlib import Path
 from rocketmq_spark.cluster.jars import server_jars
 from rocketmq_spark.cluster.java import find_java
 from tests.conftest import SERIAL_GC
+from tests.waiting import PATIENCE
 
 
 def mqadmin(folder: Path, *arguments: str) -> str:
@@ -17,5 +18,5 @@ def mqadmin(folder: Path, *arguments: str) -> str:
     folders = [f"-Duser.home={folder}", f"-Djava.io.tmpdir={folder}"]
     command = [str(find_java()), SERIAL_GC, *folders, "-cp", classpath]
     command += ["org.apache.rocketmq.tools.command.MQAdminStartup", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, cwd=folder)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE, cwd=folder)
     return done.stdout

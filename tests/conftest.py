@@ -31,6 +31,7 @@ from tests.releases import PYSPARK
 from tests.secured import add_users, secured_cluster
 from tests.sharing import SharedCluster, shared
 from tests.topics import create_topic
+from tests.waiting import PATIENCE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -179,7 +180,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedCluster]
     """A name server, two brokers and a proxy for the whole run; tests that break servers start their own."""
     with contextlib.ExitStack() as stack:
         try:
-            make = functools.partial(LocalCluster, brokers=2, proxy=True, broker_properties=SHARED_BROKERS)
+            make = functools.partial(
+                LocalCluster, brokers=2, proxy=True, broker_properties=SHARED_BROKERS, start_timeout=PATIENCE
+            )
             found = stack.enter_context(shared(common_folder(tmp_path_factory) / "cluster", make))
         except ClusterError as exc:
             unavailable(exc)

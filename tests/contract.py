@@ -29,7 +29,8 @@ from rocketmq_spark.pull import PullOutcome, PullRequest, PullStatus, PullTarget
 from rocketmq_spark.transport.base import ReadTransport, Transport
 from rocketmq_spark.wire.records import decode_records, encode_batch, encode_properties, unique_id, unique_id_prefix
 from tests.outcomes import Outcomes
-from tests.peer import PATIENCE, refused_address
+from tests.peer import refused_address
+from tests.waiting import PATIENCE
 
 # Nothing answers in this time, seconds.
 SOON = 0.1

@@ -15,6 +15,7 @@ from pathlib import Path
 from rocketmq_spark.cluster.config import render
 from rocketmq_spark.cluster.jars import cache_folder, find_ivy
 from rocketmq_spark.errors import ClusterError
+from tests.waiting import PATIENCE
 
 RELEASE = "5.2.0"
 
@@ -53,7 +54,7 @@ def _fetch(java: Path, work: Path, jar: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=240,
+        timeout=PATIENCE,
         check=False,
     )
     if done.returncode or not (work / jar.name).exists():

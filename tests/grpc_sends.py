@@ -8,8 +8,8 @@ from rocketmq_spark.message import EncodedBatch, MessageQueue, SendOutcome, Send
 from rocketmq_spark.message_ext import MessageExt
 from rocketmq_spark.transport.grpc import GrpcTransport
 from tests.outcomes import Outcomes
-from tests.peer import PATIENCE
 from tests.reading import read_topic
+from tests.waiting import PATIENCE
 
 
 def request(endpoint: str, encoded: EncodedBatch) -> SendRequest:

@@ -21,6 +21,7 @@ from rocketmq_spark.cluster.jars import server_jars
 from rocketmq_spark.cluster.java import find_java
 from rocketmq_spark.errors import ClusterError
 from tests.grpc_client import grpc_client_jar
+from tests.waiting import PATIENCE
 
 SOURCES = Path(__file__).parent / "interop" / "java"
 
@@ -64,7 +65,7 @@ class Java:
         with classes.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not classes.exists():
-                _run([*command, "-d", str(folder / "classes")], folder, within=120.0)
+                _run([*command, "-d", str(folder / "classes")], folder, within=PATIENCE)
                 (folder / "classes").rename(classes)
 
     def run(self, program: str, requests: Iterable[Mapping[str, Any]], *, within: float = 60.0) -> list[Line]:

@@ -20,6 +20,7 @@ from rocketmq_spark.producer.route_cache import publish_info_of
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.row_hash import ROW_ID
 from tests.java import Java
+from tests.waiting import PATIENCE
 
 _EVERY = 0.05
 # A broker builds its queues in the background, and after a crash once more: what it holds is known when it stays so.
@@ -141,7 +142,7 @@ class Ledger:
             ``key -> bytes``: how the body of a row begins.
         """
         held = _held(name_server, topic)
-        lines = self._java.read_topic(name_server, topic, held, within=120.0)
+        lines = self._java.read_topic(name_server, topic, held, within=PATIENCE)
         ids, times = defaultdict[str, set[str]](set), Counter[str]()
         for line in lines:
             ids[line["properties"]["KEYS"]].add(line["properties"][ROW_ID])

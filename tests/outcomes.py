@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from tests.peer import PATIENCE
+from tests.waiting import PATIENCE
 
 
 class Outcomes(list[Any]):

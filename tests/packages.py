@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tests.waiting import PATIENCE
+
 ROOT: Final = Path(__file__).parents[1]
 # What tools leave in a tree, and what git keeps there: setuptools is to see what a clone has.
 _LEFT_BEHIND: Final = shutil.ignore_patterns(
@@ -43,7 +45,7 @@ def build(folder: Path) -> Built:
         str(folder / "dist"),
         str(folder / "source"),
     ]
-    built = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    built = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert built.returncode == 0, built.stdout + built.stderr
     (sdist,), (wheel,) = (folder / "dist").glob("*.tar.gz"), (folder / "dist").glob("*.whl")
     return Built(sdist, wheel)

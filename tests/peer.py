@@ -36,6 +36,7 @@ from rocketmq_spark.transport.scripted_store import HALF_TOPIC, ScriptedStore
 from rocketmq_spark.wire.codes import RequestCode, ResponseCode
 from rocketmq_spark.wire.command import RemotingCommand, SerializeType, encode_command
 from rocketmq_spark.wire.framing import FrameBuffer
+from tests.waiting import PATIENCE
 
 _ABOUT_A_QUEUE = (
     RequestCode.GET_MAX_OFFSET,
@@ -56,8 +57,6 @@ _ABOUT_A_BROKER = (
 _OFFERS_H2 = b"\x00\x03\x02h2"
 # A client begins at once; who never does gets its function after this, seconds.
 _FIRST_BYTES_WITHIN = 0.1
-# Nothing in a test waits longer than this, seconds.
-PATIENCE = 20.0
 
 
 def address_of(sock: socket.socket) -> str:

@@ -27,7 +27,7 @@ from rocketmq_spark.transport._pb import definition_pb2 as pb
 from rocketmq_spark.transport._pb import service_pb2 as service
 from rocketmq_spark.transport.script import Reply
 from rocketmq_spark.wire.grpc_codes import STORED, Code, proxy_error
-from tests.peer import PATIENCE
+from tests.waiting import PATIENCE
 
 SERVICE = "/apache.rocketmq.v2.MessagingService/"
 _CODES = {status: code for code, status in STORED.items()}

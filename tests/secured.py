@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.credentials import Credentials
+from tests.waiting import PATIENCE
 
 USER = Credentials("spark-user", "user-hush-hush", "token-token")
 """May publish to ``allowed-...``, read ``readable-...`` as the source does, and nothing else."""
@@ -17,7 +18,7 @@ ANYBODY = Credentials("anybody", "anybody-hush-hush")
 
 def secured_cluster() -> LocalCluster:
     """Return one broker and a proxy, not started yet; the proxy hangs up on whoever is idle for 2 seconds."""
-    return LocalCluster(proxy={"grpcClientIdleTimeMills": 2000}, auth=True, tls=True, start_timeout=180.0)
+    return LocalCluster(proxy={"grpcClientIdleTimeMills": 2000}, auth=True, tls=True, start_timeout=PATIENCE)
 
 
 def add_users(cluster: LocalCluster) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+
+from tests.waiting import wait_for
 
 
 def start(spark: SparkSession, topic: str, checkpoint: Path, **options: str) -> StreamingQuery:
@@ -29,11 +30,12 @@ def numbers(spark: SparkSession, rows: int, partitions: int = 2) -> DataFrame:
 
 def run_until(query: StreamingQuery, batches: int) -> int:
     """Wait for so many more micro-batches with rows, stop the query, and return the rows it reports."""
-    deadline = time.monotonic() + 120
-    while sum(progress.numInputRows > 0 for progress in query.recentProgress) < batches:
+
+    def has_run() -> bool:
         assert query.exception() is None
-        assert time.monotonic() < deadline, query.status
-        time.sleep(0.1)
+        return sum(progress.numInputRows > 0 for progress in query.recentProgress) >= batches
+
+    wait_for(has_run)
     rows = sum(progress.numInputRows for progress in query.recentProgress)
     query.stop()
     return rows

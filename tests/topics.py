@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rocketmq_spark.admin import Admin
 from rocketmq_spark.cluster import LocalCluster
-from tests.peer import PATIENCE
 from tests.sharing import SharedCluster
+from tests.waiting import PATIENCE
 
 
 def create_topic(

@@ -18,7 +18,7 @@ from rocketmq_spark.cluster.probe import Probe
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.transport.remoting import RemotingTransport
 from tests.ledger import Account, Ledger
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -110,7 +110,7 @@ def failing_late(frame: DataFrame, name_server: str, topic: str, rows: int) -> D
         context = TaskContext.get()
         if context is None or context.partitionId() or context.attemptNumber():
             return
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while messages_in(name_server, topic) <= rows and time.monotonic() < deadline:
             time.sleep(0.1)
         raise RuntimeError("the first attempt fails on purpose")
@@ -168,7 +168,7 @@ def heal(cluster: LocalCluster) -> None:
     for broker in cluster.brokers:
         if not broker.is_alive:
             broker.restart()
-        broker.await_ready(time.monotonic() + 60.0)
+        broker.await_ready(time.monotonic() + PATIENCE)
 
 
 @dataclass

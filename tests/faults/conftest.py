@@ -11,6 +11,7 @@ from rocketmq_spark.cluster import LocalCluster
 from tests.conftest import QUICK_READS, started
 from tests.java import Java
 from tests.ledger import Account, Ledger
+from tests.waiting import PATIENCE
 from tests.writes import Trial, heal
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def _breakable() -> Iterator[LocalCluster]:
         {**QUICK_READS, "haTransferBatchSize": 32_768, "haHousekeepingInterval": 20_000},
         {**QUICK_READS, "flushDiskType": "SYNC_FLUSH"},
     ]
-    with started(LocalCluster(brokers=2, proxy=True, broker_properties=properties)) as own:
+    with started(LocalCluster(brokers=2, proxy=True, broker_properties=properties, start_timeout=PATIENCE)) as own:
         yield own
 
 

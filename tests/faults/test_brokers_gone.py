@@ -112,7 +112,6 @@ def pace_beside_a_paused_broker(trial: Trial, seconds: float) -> float:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_beside_a_paused_broker_with_faults_on_rows_flow_as_if_it_were_not_there(trial: Trial) -> None:
     share = pace_beside_a_paused_broker(trial, 20.0)
     if share < 0.6:

@@ -15,8 +15,8 @@ import pytest
 from rocketmq_spark.errors import RemotingCommandException, RocketMQError
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand, SerializeType, encode_command
-from tests.peer import PATIENCE, Peer, Session
-from tests.waiting import wait_for
+from tests.peer import Peer, Session
+from tests.waiting import PATIENCE, wait_for
 
 _MIB = 1024 * 1024
 
@@ -99,7 +99,7 @@ def test_small_bodies_that_unpack_to_gigabytes_are_read_in_a_bounded_memory() ->
         print(json.dumps({"rows": rows, "pull": len(pull), "held": held() - before}))
         """
     )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
     assert found["rows"] == list(range(256))

@@ -8,6 +8,7 @@ import pytest
 
 from rocketmq_spark.cluster import LocalCluster
 from tests.conftest import started
+from tests.waiting import PATIENCE
 
 ASKS_BACK_SOON = {
     "transactionCheckInterval": 500,
@@ -23,5 +24,5 @@ def transactional() -> Iterator[LocalCluster]:
     Not the one that all tests share: that one asks back after a minute.
     """
     properties = {**ASKS_BACK_SOON, "recallMessageEnable": "true"}
-    with started(LocalCluster(proxy=True, broker_properties=properties)) as own:
+    with started(LocalCluster(proxy=True, broker_properties=properties, start_timeout=PATIENCE)) as own:
         yield own

@@ -15,14 +15,12 @@ from rocketmq_spark.producer.fault_preset import FaultSite
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.route import loads_lenient
 from tests.sharing import SharedCluster
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 
 pytestmark = pytest.mark.integration
 
 # mqadmin producerConnection asks this of a broker (RequestCode.java).
 GET_PRODUCER_CONNECTION_LIST = 204
-
-PATIENCE = 20.0
 
 
 @pytest.fixture

@@ -34,16 +34,18 @@ from rocketmq_spark.wire.response_headers import OffsetResponseHeader
 
 # The shared cluster comes first: where no server can run, its fixture says so for all of these.
 from tests.sharing import SharedCluster, SharedServer
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cluster")]
 
-PROBE = Probe(timeout=2.0)
+PROBE = Probe(timeout=PATIENCE)
+# For who does not answer.
+HASTY = Probe(timeout=1.0)
 
 
-def max_offset(broker: Broker, topic: str) -> int:
+def max_offset(broker: Broker, topic: str, probe: Probe = PROBE) -> int:
     header = GetMaxOffsetRequestHeader(topic=topic, queue_id=0, broker_name=broker.name)
-    answer = PROBE.ask(broker.address, RequestCode.GET_MAX_OFFSET, header.to_ext_fields(), "asking for the offset")
+    answer = probe.ask(broker.address, RequestCode.GET_MAX_OFFSET, header.to_ext_fields(), "asking for the offset")
     return OffsetResponseHeader.from_ext_fields(answer.ext_fields).offset
 
 
@@ -70,9 +72,9 @@ def as_slave(broker: SharedServer) -> bytes:
     """Ask a broker for its commit log as a slave does, and return what it sends until it hangs up."""
     properties = properties_of(Path(broker.log).with_name("broker.conf").read_text())
     received = bytearray()
-    with socket.create_connection(("127.0.0.1", int(properties["haListenPort"])), 5) as connection:
+    with socket.create_connection(("127.0.0.1", int(properties["haListenPort"])), PATIENCE) as connection:
         connection.sendall(struct.pack(">q", 0))
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         while data := connection.recv(65_536):
             received += data
             assert time.monotonic() < deadline
@@ -96,7 +98,9 @@ def written_files(pid: int) -> Iterator[Path]:
 
 
 def test_broker_freezes_dies_and_comes_back_with_its_messages(tmp_path: Path, topic: str) -> None:
-    with LocalCluster(directory=tmp_path, broker_properties={"maxMessageSize": 1000}) as cluster:
+    with LocalCluster(
+        directory=tmp_path, broker_properties={"maxMessageSize": 1000}, start_timeout=PATIENCE
+    ) as cluster:
         (broker,) = cluster.brokers
         address = broker.address
         assert broker.properties["maxMessageSize"] == "1000"
@@ -107,7 +111,7 @@ def test_broker_freezes_dies_and_comes_back_with_its_messages(tmp_path: Path, to
         broker.pause()
         assert broker.state is State.PAUSED
         with pytest.raises(RemotingTimeoutException):
-            max_offset(broker, topic)
+            max_offset(broker, topic, HASTY)
         broker.resume()
         assert max_offset(broker, topic) == 1
 
@@ -123,7 +127,7 @@ def test_broker_freezes_dies_and_comes_back_with_its_messages(tmp_path: Path, to
 
         # By itself a broker registers every 30 s; and its first try, at its start, is lost on a quick machine.
         cluster.servers[0].restart()
-        broker.await_ready(time.monotonic() + 5)
+        broker.await_ready(time.monotonic() + PATIENCE)
         assert PROBE.registered_brokers(cluster.name_server) == {broker.name: address}
 
         broker.stop()
@@ -131,13 +135,13 @@ def test_broker_freezes_dies_and_comes_back_with_its_messages(tmp_path: Path, to
         assert PROBE.registered_brokers(cluster.name_server) == {}
     assert broker.log.exists()
 
-    with LocalCluster(directory=tmp_path) as again:
+    with LocalCluster(directory=tmp_path, start_timeout=PATIENCE) as again:
         assert max_offset(again.brokers[0], topic) == 1
         again.brokers[0].kill()  # instead of the long way down
 
 
 def test_two_clusters_share_nothing_and_a_proxy_speaks_for_one(cluster: SharedCluster, topic: str) -> None:
-    with LocalCluster(proxy=True) as other:
+    with LocalCluster(proxy=True, start_timeout=PATIENCE) as other:
         theirs = {
             cluster.name_server,
             cluster.endpoints,
@@ -238,7 +242,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     jars = installed_jars(cache_folder())
     assert jars is not None
     watchdog = Watchdog()
-    yield Site(find_java(), jars, tmp_path, watchdog, PROBE, jvm_options=(), start_timeout=90.0)
+    yield Site(find_java(), jars, tmp_path, watchdog, Probe(), jvm_options=(), start_timeout=PATIENCE)
     watchdog.release()
 
 
@@ -335,7 +339,7 @@ def test_secured_cluster_of_the_command_line_lets_in_who_has_its_files(tmp_path:
         assert created.returncode == 0, created.stderr
 
         # Who has no certificate, or is nobody that they know, is let in neither by brokers nor by the proxy.
-        settings = client_options(options)
+        settings = {**client_options(options), "mq_client_api_timeout": 60_000}
         addresses = {"name_server": status["name_server"]}, {"endpoints": status["endpoints"]}
         for address in addresses:
             with Producer("pg", **address, **settings) as producer:

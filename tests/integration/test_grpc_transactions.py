@@ -25,15 +25,14 @@ from tests.contract import next_id, single
 from tests.grpc_sends import send, stored
 from tests.official import CLIENTS, ReadWith, Seen
 from tests.outcomes import Outcomes
-from tests.peer import PATIENCE
 from tests.topics import create_topic
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
 
 # A proxy keeps a half message for 30 s and looks for old ones every 10 s.
 FORGOTTEN_SECONDS = 42.0
 # It tells its brokers of a new client's topics every 20 s; before that nobody is asked back.
-CHECK_PATIENCE = 60.0
 
 
 def new_topic(cluster: LocalCluster) -> str:
@@ -108,7 +107,7 @@ def test_grpc_20_a_half_message_left_open_is_asked_for_and_the_answer_decides(
     # Nothing is told: the proxy keeps it, and the broker asks back.
     transport.end_transaction(endpoint, replace(commit, commit_or_rollback=TRANSACTION_NOT_TYPE), PATIENCE)
     answers = {commit.msg_id: TRANSACTION_COMMIT_TYPE, roll_back.msg_id: TRANSACTION_ROLLBACK_TYPE}
-    deadline = time.monotonic() + CHECK_PATIENCE
+    deadline = time.monotonic() + PATIENCE
     while answers.keys() - {check.unique_id for check in tuple(checks)}:
         assert time.monotonic() < deadline, f"not asked for: {answers}, but {checks}"
         transport.heart_beat(endpoint, "", [], PATIENCE)

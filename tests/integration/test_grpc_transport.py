@@ -32,9 +32,9 @@ from tests.contract import batch, next_id, single
 from tests.grpc_sends import request, send, stored
 from tests.links import TcpProxy
 from tests.outcomes import Outcomes
-from tests.peer import PATIENCE
 from tests.reading import read_topic
 from tests.sharing import SharedCluster
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
 

@@ -24,10 +24,10 @@ from rocketmq_spark.producer.client_instance import close_instances
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from tests.reading import read_topic
 from tests.sharing import SharedCluster
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
 
-PATIENCE = 20.0
 MakeTopic = Callable[..., str]
 COLUMNS = {"delayMs": LongType()}
 

@@ -16,11 +16,9 @@ from rocketmq_spark.message import Message, MessageQueue, SendStatus
 from rocketmq_spark.producer.queue_selectors import SelectMessageQueueByHash
 from tests.reading import read_topic
 from tests.sharing import SharedCluster
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 
 pytestmark = pytest.mark.integration
-
-PATIENCE = 20
 
 
 @pytest.fixture(scope="module")

@@ -22,9 +22,10 @@ from rocketmq_spark.wire.codes import RequestCode, ResponseCode
 from rocketmq_spark.wire.headers import PullMessageRequestHeader
 from rocketmq_spark.wire.records import encode_batch, unique_id, unique_id_prefix
 from tests.outcomes import Outcomes
-from tests.peer import PATIENCE, refused_address
+from tests.peer import refused_address
 from tests.reading import read_topic
 from tests.sharing import SharedCluster
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
 

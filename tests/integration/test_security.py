@@ -44,7 +44,7 @@ from tests.reading import read_topic
 from tests.secured import USER as KNOWN
 from tests.sharing import SharedCluster
 from tests.topics import create_topic
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
-PATIENCE = 20.0
 USER = {
     "accessKey": KNOWN.access_key,
     "secretKey": KNOWN.secret_key,

@@ -24,6 +24,7 @@ from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.transport.tls import TlsSettings
 from tests.certificates import TOMORROW, YESTERDAY, Authority
 from tests.links import TcpProxy
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
 
@@ -56,7 +57,7 @@ def serve(authority: Authority, tmp_path: Path) -> Iterator[Serve]:
             watchdog=watchdog,
             probe=Probe(),
             jvm_options=(),
-            start_timeout=90.0,
+            start_timeout=PATIENCE,
         )
         client = authority.server("client", "DNS:client.localhost")
         files = TlsFiles(
@@ -74,7 +75,7 @@ def serve(authority: Authority, tmp_path: Path) -> Iterator[Serve]:
         server = NameServer(site, None)
         servers.append(server)
         server.launch()
-        server.await_ready(time.monotonic() + 90.0)
+        server.await_ready(time.monotonic() + PATIENCE)
         return server
 
     yield start

@@ -27,12 +27,11 @@ from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.records import encode_properties, unique_id, unique_id_prefix
 from tests.java import Java, line_of
 from tests.reading import read_topic
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
 
-PATIENCE = 20.0
 # A proxy tells its brokers of a new producer group every 20 s; before that nobody is asked back.
-CHECK_PATIENCE = 60.0
 
 _SEQUENCE = itertools.count(int(time.time()) << 16)
 _PREFIX = unique_id_prefix(b"\x7f\0\0\1", os.getpid(), 7)
@@ -92,7 +91,7 @@ class Transactional:
         self.transport.end_transaction(self.address, ended, PATIENCE)
 
     def next_check(self) -> TransactionCheck:
-        deadline = time.monotonic() + CHECK_PATIENCE
+        deadline = time.monotonic() + PATIENCE
         while True:
             try:
                 return self.checks.get(timeout=5.0)
@@ -196,13 +195,13 @@ def test_120_a_producers_listener_is_asked_about_what_it_left_open(transactional
             result = producer.send_in_transaction(Message.of(topic, body))
             assert result.local_transaction_state is LocalTransactionState.UNKNOW
         assert read_topic(transactional.name_server, topic) == []
-        asked = {listener.checked.get(timeout=CHECK_PATIENCE) for _ in range(2)}
+        asked = {listener.checked.get(timeout=PATIENCE) for _ in range(2)}
         assert asked == {b"never does", b"becomes visible"}
         # A broker that asks again before it has noted the answer gets a second one, and delivers the message again.
         assert {message.body for message in read_topic(transactional.name_server, topic, 1)} == {b"becomes visible"}
         # Were the rolled-back one to come, it would come with the checks of a younger one.
         producer.send_in_transaction(Message.of(topic, b"younger"))
-        while listener.checked.get(timeout=CHECK_PATIENCE) != b"younger":
+        while listener.checked.get(timeout=PATIENCE) != b"younger":
             pass
         assert {message.body for message in read_topic(transactional.name_server, topic)} == {b"becomes visible"}
 

@@ -26,10 +26,10 @@ from rocketmq_spark.wire.row_hash import row_hash
 from tests.java import Java, line_of
 from tests.reading import read_topic
 from tests.sharing import SharedCluster
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
 
-PATIENCE = 20.0
 IDS = UniqueIdGenerator(bytes([127, 0, 0, 1]))
 LARGE = b" ".join(random.Random(5).choices([b"queue", b"topic", b"broker", b"a message of many words"], k=60_000))
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE
+
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +44,7 @@ def test_grpc_12_the_generated_code_works_with_the_oldest_and_the_newest_protobu
     lowest, beyond = allowed()
     wanted = f"protobuf<{beyond}" if newest else f"protobuf=={lowest}"
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path), wanted]
-    installed = subprocess.run(install, capture_output=True, text=True, timeout=200, check=False)
+    installed = subprocess.run(install, capture_output=True, text=True, timeout=PATIENCE, check=False)
     if installed.returncode and not os.environ.get("CI"):
         pytest.skip(f"installing {wanted}: {installed.stderr[-200:]}")
     assert installed.returncode == 0, installed.stderr
@@ -51,7 +53,7 @@ def test_grpc_12_the_generated_code_works_with_the_oldest_and_the_newest_protobu
         env={**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert run.returncode == 0, run.stderr

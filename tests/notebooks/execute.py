@@ -20,9 +20,10 @@ from typing import Any
 import nbformat
 from nbclient import NotebookClient
 
+from tests.waiting import PATIENCE
+
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
-_TIMEOUT = 240
 _PLACES = re.compile(r"(?<![\w.<])/(?:tmp|root|home|work|var|usr|opt|Users|private)\b[^\s'\"<]*|file:/\S+")
 
 
@@ -32,7 +33,7 @@ def executed(path: Path, folder: Path) -> Any:
     # The kernel of this very environment, whatever kernels the user has installed.
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
     resources = {"metadata": {"path": str(folder)}}
-    client = NotebookClient(notebook, timeout=_TIMEOUT, kernel_name="python3", record_timing=False, resources=resources)
+    client = NotebookClient(notebook, timeout=PATIENCE, kernel_name="python3", record_timing=False, resources=resources)
     client.execute(env={**os.environ, "MPLBACKEND": "module://matplotlib_inline.backend_inline"})
     return notebook
 

@@ -20,11 +20,11 @@ from packaging.metadata import Metadata
 import rocketmq_spark
 from tests.packages import ROOT, Built
 from tests.sharing import SharedCluster
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
 
 PYSPARK = version("pyspark")
-PATIENCE = 280
 # What an import of the package, and the help of its command, do without.
 HEAVY = {"IPython", "google", "grpc", "hdrh", "lz4", "matplotlib", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}
 # Git's own, and what runs the tests of a clone.
@@ -109,7 +109,7 @@ def in_tree() -> set[str]:
     """Return what a clone has, and what is about to be committed."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
-        found = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+        found = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("this is no clone")
     return {name for name in found.split("\0") if name and (ROOT / name).exists()}

@@ -25,7 +25,7 @@ from rocketmq_spark.transport.remoting import RemotingTransport
 from tests.conftest import SERIAL_GC
 from tests.reading import read_topic
 from tests.sharing import SharedCluster
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -113,7 +113,7 @@ def test_rocketmqs_own_tool_reads_the_same_rows(cluster: SharedCluster, written:
     command += ["printMsg", "-n", cluster.name_server, "-t", written.topic, "-d", "false"]
     printed = tmp_path / "printed"
     with printed.open("wb") as out:
-        subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=True, timeout=240)
+        subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=True, timeout=PATIENCE)
     ids, numbers = set(), Counter[int]()
     with printed.open(encoding="utf-8") as lines:
         for line in lines:

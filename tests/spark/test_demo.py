@@ -10,12 +10,11 @@ import sys
 import pytest
 
 from tests.processes import descendants, processes
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 # Stuck is what fails these tests, not slow.
-PATIENCE = 120
 
 
 def test_ctrl_c_in_the_middle_of_the_write_ends_everything_without_a_traceback(cluster: object) -> None:
@@ -39,4 +38,4 @@ def test_ctrl_c_in_the_middle_of_the_write_ends_everything_without_a_traceback(c
     # Two brokers, a name server, Spark's own JVM.
     assert len(started) >= 4, output
     assert (demo.returncode, "Traceback" in output, "stored" in output) == (130, False, False), output
-    wait_for(lambda: not started & processes().keys(), PATIENCE)
+    wait_for(lambda: not started & processes().keys())

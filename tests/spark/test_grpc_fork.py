@@ -16,6 +16,7 @@ import pytest
 
 from tests.reading import read_topic
 from tests.sharing import SharedCluster
+from tests.waiting import PATIENCE
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -61,7 +62,7 @@ def test_grpc_10_driver_and_forked_workers_both_send(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr

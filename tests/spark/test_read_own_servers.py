@@ -19,7 +19,7 @@ from rocketmq_spark.spark.report import Metrics
 from tests.conftest import QUICK_READS, started
 from tests.feeding import Feed, Kept
 from tests.releases import at_most
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 from tests.writes import make_topic, messages_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
@@ -30,7 +30,7 @@ PROPERTIES = {**QUICK_READS, "mappedFileSizeCommitLog": 8 * MIB, "enableProperty
 
 @pytest.fixture(scope="module")
 def own() -> Iterator[LocalCluster]:
-    with started(LocalCluster(broker_properties=PROPERTIES)) as cluster:
+    with started(LocalCluster(broker_properties=PROPERTIES, start_timeout=PATIENCE)) as cluster:
         yield cluster
 
 

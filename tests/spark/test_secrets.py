@@ -15,6 +15,7 @@ import pytest
 from rocketmq_spark import Admin, Message, Producer
 from tests.secured import MARKED
 from tests.sharing import SharedCluster
+from tests.waiting import PATIENCE
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
@@ -71,7 +72,7 @@ def test_jobs_that_succeed_and_jobs_that_fail_leave_no_secret_behind(secured: Sh
         cwd=left,
         env=environment,
         capture_output=True,
-        timeout=600,
+        timeout=PATIENCE,
         check=False,
     )
     (left / "stdout").write_bytes(run.stdout)

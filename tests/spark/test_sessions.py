@@ -11,6 +11,7 @@ import pytest
 from tests.reading import read_topic
 from tests.releases import PYSPARK
 from tests.sharing import SharedCluster
+from tests.waiting import PATIENCE
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -40,7 +41,7 @@ def run(script: str, cluster: SharedCluster, topic: str) -> subprocess.Completed
         [sys.executable, "-c", PREAMBLE + script, cluster.name_server, topic],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PATIENCE,
         check=False,
     )
 
@@ -130,7 +131,7 @@ query = start(deduped.writeStream.format("rocketmq").options(**sink))
 print("deduped", query.awaitTermination(120), query.exception(), query.id)
 slowly = {"maxRatePerSecond": "100", "maxRateTasks": "2"}
 query = start(numbers(1_000_000).writeStream.format("rocketmq").options(**sink, **slowly))
-deadline = time.monotonic() + 60
+deadline = time.monotonic() + 300
 while stored_in(sink["topic"]) <= 60 and time.monotonic() < deadline:
     time.sleep(0.1)
 query.stop()

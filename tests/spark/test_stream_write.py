@@ -24,7 +24,7 @@ from tests.reading import read_topic
 from tests.sharing import SharedCluster
 from tests.streams import numbers, run_until, start
 from tests.topics import create_topic
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 from tests.writes import messages_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
@@ -69,7 +69,7 @@ def held_up(gate: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Reco
 
     def passed_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE
         while not gate.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
 

@@ -23,8 +23,8 @@ from rocketmq_spark.spark.live_arrivals import Arrivals, BrokerArrivals
 from rocketmq_spark.spark.live_screens import LinesScreen, LiveView, NotebookScreen
 from rocketmq_spark.spark.live_tasks import TaskCounts
 from rocketmq_spark.wire.cluster_info import ClusterInfo
-from tests.peer import PATIENCE
 from tests.seams import route
+from tests.waiting import PATIENCE
 
 UNKNOWN = TopicRouteStaleException("no route", 17, "", "")
 

@@ -16,10 +16,10 @@ from rocketmq_spark.producer.trace import MAX_MESSAGE_BYTES, PubTrace, TraceDisp
 from rocketmq_spark.send_result import LocalTransactionState
 from rocketmq_spark.transport.script import Reply, route
 from rocketmq_spark.transport.scripted import ScriptedTransport
+from tests.waiting import PATIENCE
 
 Make = Callable[..., Producer]
 MESSAGE = Message.of("T", b"x", tags="t", keys="k")
-PATIENCE = 20
 
 
 class Observer:

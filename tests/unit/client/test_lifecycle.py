@@ -21,10 +21,10 @@ from rocketmq_spark.route_data import TopicRouteData
 from rocketmq_spark.send_result import LocalTransactionState
 from rocketmq_spark.transport.script import Reply, route
 from rocketmq_spark.transport.scripted import ScriptedTransport
+from tests.waiting import PATIENCE
 
 Make = Callable[..., Producer]
 MESSAGE = Message.of("T", b"x")
-PATIENCE = 20
 
 
 def client_id(producer: Producer) -> str:
@@ -328,7 +328,7 @@ def ctrl_c() -> Iterator[None]:
 def test_a_shutdown_that_is_interrupted_closes_all_the_same(
     make_producer: Make, transport: ScriptedTransport, ctrl_c: None
 ) -> None:
-    producer = make_producer(send_msg_timeout=PATIENCE * 1000)
+    producer = make_producer(send_msg_timeout=int(PATIENCE * 1000))
     producer.start()
     transport.always = {"a": Reply(silent=True), "b": Reply(silent=True)}
     futures = [producer.send_async(MESSAGE) for _ in range(2)]

@@ -27,10 +27,10 @@ from rocketmq_spark.producer.budget import Budget
 from rocketmq_spark.send_result import SendResult
 from rocketmq_spark.transport.script import Reply
 from rocketmq_spark.transport.scripted import ScriptedTransport
+from tests.waiting import PATIENCE
 
 Make = Callable[..., Producer]
 MESSAGE = Message.of("T", b"x")
-PATIENCE = 20
 
 
 def started(make_producer: Make, **properties: Any) -> Producer:

@@ -17,9 +17,9 @@ from rocketmq_spark.send_result import LocalTransactionState
 from rocketmq_spark.transaction import EndTransaction
 from rocketmq_spark.transport.script import Reply
 from rocketmq_spark.transport.scripted import ScriptedTransport
+from tests.waiting import PATIENCE
 
 COMMIT, ROLLBACK, UNKNOW = LocalTransactionState
-PATIENCE = 20
 Make = Callable[..., Producer]
 
 

@@ -18,8 +18,8 @@ from rocketmq_spark.errors import InvalidRowError
 from rocketmq_spark.transport._pb import definition_pb2 as pb
 from rocketmq_spark.transport._pb import service_pb2 as service
 from rocketmq_spark.wire.grpc_codes import Code
-from tests.peer import PATIENCE
 from tests.proxy import FakeProxy, route_reply, status
+from tests.waiting import PATIENCE
 
 _names = (f"write-over-grpc-{number}" for number in itertools.count())
 Make = Callable[..., Producer]

@@ -20,7 +20,8 @@ from rocketmq_spark.errors import ClusterError
 from rocketmq_spark.transport.script import route
 from rocketmq_spark.wire.codes import RequestCode
 from rocketmq_spark.wire.command import RemotingCommand, encode_command
-from tests.peer import PATIENCE, Peer, Session, route_body
+from tests.peer import Peer, Session, route_body
+from tests.waiting import PATIENCE
 
 MakeProxy = Callable[..., Proxy]
 

@@ -24,8 +24,8 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.offset_json import OffsetSpec
 from rocketmq_spark.transport.scripted import route
-from tests.peer import PATIENCE
 from tests.unit.consumer.conftest import A0, A1, B0, B1, QUEUES, Make, Reader
+from tests.waiting import PATIENCE
 
 LATEST = OffsetSpec("latest")
 

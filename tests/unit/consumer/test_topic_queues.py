@@ -23,8 +23,8 @@ from rocketmq_spark.offset_json import OffsetSpec
 from rocketmq_spark.route_data import QueueData
 from rocketmq_spark.transport.scripted import route
 from rocketmq_spark.wire.codes import broker_error
-from tests.peer import PATIENCE
 from tests.unit.consumer.conftest import A0, A1, B0, B1, Make
+from tests.waiting import PATIENCE
 
 DOWN = RemotingConnectException("refused")
 

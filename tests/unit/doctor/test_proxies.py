@@ -15,8 +15,9 @@ import pytest
 from rocketmq_spark.doctor.check import FAILED
 from rocketmq_spark.doctor.proxies import check_proxies
 from tests.certificates import Authority
-from tests.peer import PATIENCE, Peer, Session
+from tests.peer import Peer, Session
 from tests.proxy import FakeProxy, status_reply
+from tests.waiting import PATIENCE
 
 REFUSED = "check signature failed."
 NO_RIGHT = "User:shop has no permission to access Topic:orders from 127.0.0.1, no matched policies."

@@ -27,8 +27,8 @@ from rocketmq_spark.route_data import BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.transport.script import ManualClock, route
 from rocketmq_spark.transport.scripted import ScriptedTransport
-from tests.peer import PATIENCE, BrokerPeer
-from tests.waiting import wait_for
+from tests.peer import BrokerPeer
+from tests.waiting import PATIENCE, wait_for
 
 OPTIONS = SinkOptions(name_server=("ns:1",))
 

@@ -12,7 +12,7 @@ from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.records import encode_batch
 from tests.certificates import Authority
 from tests.outcomes import Outcomes
-from tests.peer import PATIENCE
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,8 @@ from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.transport.request import next_opaque
 from rocketmq_spark.wire.codes import RequestCode, ResponseCode
 from rocketmq_spark.wire.command import RemotingCommand, SerializeType, encode_command
-from tests.peer import PATIENCE, Peer, Session, stored_fields
+from tests.peer import Peer, Session, stored_fields
+from tests.waiting import PATIENCE
 
 RequestTo = Callable[..., SendRequest]
 

@@ -13,8 +13,8 @@ from rocketmq_spark.message_ext import decode_message_id
 from rocketmq_spark.transaction import EndTransaction
 from rocketmq_spark.transport.script import Reply
 from tests.contract import ReadPromises
-from tests.peer import PATIENCE
 from tests.seams import BROKERS, QUEUE, Brokers, made
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(params=BROKERS)

@@ -17,8 +17,8 @@ from rocketmq_spark.message import SendStatus
 from rocketmq_spark.transport.script import Reply
 from tests.contract import SOON, Promises, Seam, batch
 from tests.outcomes import Outcomes
-from tests.peer import PATIENCE
 from tests.seams import TRANSPORTS, Played, made
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(params=TRANSPORTS)

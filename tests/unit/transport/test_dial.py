@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from rocketmq_spark.transport.dial import Candidate, Dial, parse_address
-from tests.peer import PATIENCE, address_of, full_listener
+from tests.peer import address_of, full_listener
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.transport.script import ManualClock
 from rocketmq_spark.wire.codes import RequestCode
 from rocketmq_spark.wire.command import RemotingCommand, encode_command
-from tests.peer import PATIENCE, Peer, Session, address_of, full_listener, refused_address, stored_fields
-from tests.waiting import wait_for
+from tests.peer import Peer, Session, address_of, full_listener, refused_address, stored_fields
+from tests.waiting import PATIENCE, wait_for
 
 RequestTo = Callable[..., SendRequest]
 

@@ -23,9 +23,10 @@ from rocketmq_spark.transport.tls import TlsSettings
 from tests.certificates import Authority
 from tests.contract import SOON, single
 from tests.outcomes import Outcomes
-from tests.peer import PATIENCE, Peer, Session, refused_address
+from tests.peer import Peer, Session, refused_address
 from tests.proxy import FakeProxy
 from tests.seams import Grpc
+from tests.waiting import PATIENCE
 
 
 @pytest.mark.parametrize(

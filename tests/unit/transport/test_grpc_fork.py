@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.peer import PATIENCE
 from tests.proxy import FakeProxy
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 
 # Only what a task would import: a dozen of these are started.
 PRELUDE = """

@@ -21,9 +21,9 @@ from rocketmq_spark.transport.grpc_metadata import MetadataSource
 from rocketmq_spark.transport.script import ManualClock
 from tests.contract import single
 from tests.outcomes import Outcomes
-from tests.peer import PATIENCE
 from tests.proxy import Call, FakeProxy, refusal, status, status_reply
 from tests.seams import Grpc
+from tests.waiting import PATIENCE
 
 SECRETS = ("hush-hush", "token-token")
 USER = Credentials("the-user", *SECRETS)

@@ -28,9 +28,10 @@ from rocketmq_spark.transport.grpc import GrpcTransport
 from rocketmq_spark.transport.grpc_telemetry import Pauses
 from tests.contract import batch, single
 from tests.outcomes import Outcomes
-from tests.peer import PATIENCE, refused_address
+from tests.peer import refused_address
 from tests.proxy import FakeProxy, refusal, route_reply, status, status_reply
 from tests.seams import Grpc
+from tests.waiting import PATIENCE
 
 AT_ONCE = Pauses(reopen=0.01)
 

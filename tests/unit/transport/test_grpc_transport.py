@@ -43,9 +43,10 @@ from rocketmq_spark.transport.grpc import GrpcTransport
 from rocketmq_spark.transport.script import Reply
 from tests.contract import SOON, batch, single
 from tests.outcomes import Outcomes
-from tests.peer import PATIENCE, refused_address
+from tests.peer import refused_address
 from tests.proxy import FakeProxy, refusal, route_reply, status_reply
 from tests.seams import Grpc
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture

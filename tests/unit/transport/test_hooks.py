@@ -16,7 +16,8 @@ from rocketmq_spark.transport.script import Reply, route
 from rocketmq_spark.wire.acl import signed
 from rocketmq_spark.wire.codes import ResponseCode
 from rocketmq_spark.wire.command import RemotingCommand
-from tests.peer import PATIENCE, BrokerPeer, Peer, Session, refused_address
+from tests.peer import BrokerPeer, Peer, Session, refused_address
+from tests.waiting import PATIENCE
 
 CREDENTIALS = Credentials("the-user", "hush-hush", "token-token")
 

@@ -25,10 +25,11 @@ from rocketmq_spark.wire.command import FLAG_ONEWAY, RemotingCommand, SerializeT
 from tests.contract import single
 from tests.hostile import damaged
 from tests.outcomes import Outcomes
-from tests.peer import PATIENCE, Peer, Session
+from tests.peer import Peer, Session
 from tests.proxy import FakeProxy, status
 from tests.seams import Grpc
 from tests.strategies import HALF, encode_stored_record
+from tests.waiting import PATIENCE
 
 RequestTo = Callable[..., SendRequest]
 

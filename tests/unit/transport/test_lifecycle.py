@@ -23,7 +23,8 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.message import SendOutcome, SendRequest, SendStatus
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.codes import RequestCode
-from tests.peer import PATIENCE, Peer, Session
+from tests.peer import Peer, Session
+from tests.waiting import PATIENCE
 
 RequestTo = Callable[..., SendRequest]
 

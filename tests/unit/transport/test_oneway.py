@@ -25,7 +25,8 @@ from rocketmq_spark.transport.permits import Permits
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.codes import RequestCode
 from rocketmq_spark.wire.command import RemotingCommand
-from tests.peer import PATIENCE, BrokerPeer, Peer, Session, refused_address
+from tests.peer import BrokerPeer, Peer, Session, refused_address
+from tests.waiting import PATIENCE
 
 RequestTo = Callable[..., SendRequest]
 MakeTransport = Callable[..., RemotingTransport]

@@ -17,7 +17,8 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.pull import PullOutcome, PullRequest, PullStatus, PullTarget
 from rocketmq_spark.transport.remoting import RemotingTransport
-from tests.peer import PATIENCE, Peer, Session, refused_address
+from tests.peer import Peer, Session, refused_address
+from tests.waiting import PATIENCE
 
 QUEUE = MessageQueue("orders", "a", 0)
 TARGET = PullTarget(QUEUE, "group", 32, "*", "TAG")

@@ -23,8 +23,9 @@ from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.codes import RequestCode
 from rocketmq_spark.wire.command import RemotingCommand
 from tests.outcomes import Outcomes
-from tests.peer import PATIENCE, Peer, Session, refused_address
+from tests.peer import Peer, Session, refused_address
 from tests.vectors import load
+from tests.waiting import PATIENCE
 
 [G6] = [frame for frame in load("remoting_frames.json")["frames"] if frame["name"].startswith("G6")]
 QUEUE = MessageQueue("spec_rm_t1", "broker-a", 0)

@@ -29,8 +29,9 @@ from rocketmq_spark.transport.tls import TlsSettings
 from rocketmq_spark.wire.codes import RequestCode
 from rocketmq_spark.wire.command import RemotingCommand
 from tests.certificates import Authority
-from tests.peer import PATIENCE, BrokerPeer, Peer, Session, address_of, full_listener, refused_address
+from tests.peer import BrokerPeer, Peer, Session, address_of, full_listener, refused_address
 from tests.strategies import encode_stored_record
+from tests.waiting import PATIENCE
 
 MakeTransport = Callable[..., RemotingTransport]
 ROUTE = route({"broker-a": 4})

@@ -20,7 +20,7 @@ from rocketmq_spark.message import MessageQueue, SendOutcome, SendRequest, SendS
 from rocketmq_spark.message_ext import decode_message_id
 from rocketmq_spark.transaction import TRANSACTION_COMMIT_TYPE, TRANSACTION_ROLLBACK_TYPE
 from rocketmq_spark.transport.scripted import ManualClock, Reply, ScriptedTransport, route
-from tests.peer import PATIENCE
+from tests.waiting import PATIENCE
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
 BatchTo = Callable[..., SendRequest]

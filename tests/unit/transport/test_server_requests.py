@@ -14,8 +14,9 @@ from rocketmq_spark.transaction import TransactionCheck
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.codes import RequestCode, ResponseCode
 from rocketmq_spark.wire.command import RemotingCommand, encode_command
-from tests.peer import PATIENCE, Peer, Session, check_request
+from tests.peer import Peer, Session, check_request
 from tests.strategies import HALF, encode_stored_record
+from tests.waiting import PATIENCE
 
 CHECK = TransactionCheck(
     address="",

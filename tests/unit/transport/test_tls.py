@@ -28,7 +28,8 @@ from rocketmq_spark.transport.tls import TlsSettings
 from rocketmq_spark.transport.tls_stream import TlsStream
 from rocketmq_spark.wire.codes import RequestCode
 from tests.certificates import Authority
-from tests.peer import PATIENCE, Peer, Session, full_listener
+from tests.peer import Peer, Session, full_listener
+from tests.waiting import PATIENCE
 
 RequestTo = Callable[..., SendRequest]
 MakeTransport = Callable[..., RemotingTransport]

@@ -30,7 +30,8 @@ from rocketmq_spark.transport.disagreement import REMOTING_HELLO, disagreement
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.transport.tls import TlsSettings
 from tests.certificates import Authority
-from tests.peer import PATIENCE, Peer, Session, refused_address
+from tests.peer import Peer, Session, refused_address
+from tests.waiting import PATIENCE
 
 RequestTo = Callable[..., SendRequest]
 MakeTransport = Callable[..., RemotingTransport]
