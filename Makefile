@@ -42,8 +42,8 @@ demo: setup ## Write 336,776 flights to two real brokers and count them (TRANSPO
 	@$(BIN)/rocketmq-spark demo --transport $(TRANSPORT)
 
 .PHONY: test
-test: setup ## Run the whole test suite, real brokers included (about 13 minutes on 2 cores)
-	@$(BIN)/python -m pytest tests -m "not bench" -q -n 4 --no-loadscope-reorder
+test: setup ## Run the whole test suite, real brokers included (about 15 minutes on 2 cores)
+	@$(BIN)/python -m pytest tests -m "not bench" -q -n 3 --no-loadscope-reorder
 
 .PHONY: test-faults
 test-faults: setup ## Break servers and links for as long as it takes, and print what each fault has cost (over 10 minutes)

@@ -87,7 +87,7 @@ def grpc(secured: SharedCluster) -> Iterator[dict[str, Any]]:
     user = {"access_key": USER["accessKey"], "secret_key": USER["secretKey"]}
     tls = {"use_tls": True, "tls_ca_file": secured.options["tlsCaFile"]}
     # A proxy asks a broker for a user that it has not seen, and is slow at everything that it does for the first time.
-    patience = {"send_msg_timeout": int(PATIENCE * 1000), "mq_client_api_timeout": int(PATIENCE * 1000)}
+    patience = {"send_msg_timeout": 60_000, "mq_client_api_timeout": 60_000}
     yield {"endpoints": secured.endpoints, **tls, **user, **patience}
     close_instances()
 
