@@ -54,6 +54,11 @@ class QueueData:
         """True if consumers may pull there."""
         return bool(self.perm & PERM_READ)
 
+    @property
+    def queue_nums(self) -> int:
+        """How many queues there are, open or not: messages stay where they are when one is closed."""
+        return max(self.read_queue_nums, self.write_queue_nums)
+
 
 @dataclass(frozen=True, slots=True)
 class BrokerRoute:

@@ -110,9 +110,7 @@ def failing_late(frame: DataFrame, name_server: str, topic: str, rows: int) -> D
         context = TaskContext.get()
         if context is None or context.partitionId() or context.attemptNumber():
             return
-        deadline = time.monotonic() + PATIENCE
-        while messages_in(name_server, topic) <= rows and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_for(lambda: messages_in(name_server, topic) > rows)
         raise RuntimeError("the first attempt fails on purpose")
 
     return frame.mapInArrow(passed_on, frame.schema)

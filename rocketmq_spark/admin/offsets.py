@@ -57,7 +57,7 @@ def offsets_of(
     asked = [
         MessageQueue(topic, data.broker_name, queue_id)
         for data in route.queue_datas
-        for queue_id in range(max(data.read_queue_nums, data.write_queue_nums))
+        for queue_id in range(data.queue_nums)
     ]
     by_turns = sorted(asked, key=lambda queue: queue.queue_id)
     found = Bounds(own, transport, queues, time.monotonic).once(by_turns, ask)

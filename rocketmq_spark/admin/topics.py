@@ -63,7 +63,7 @@ def _topic_info(name: str, wired: str, route: TopicRouteData, known: Iterable[_A
         "/".join(sorted(set(map(message_type_of, attributes)))) or None,
         "/".join(sorted(set(map(queue_type_of, attributes)))) or None,
         tuple(data.broker_name for data in route.queue_datas),
-        sum(max(data.read_queue_nums, data.write_queue_nums) for data in route.queue_datas),
+        sum(data.queue_nums for data in route.queue_datas),
         "/".join(sorted({permission_text(data.perm) for data in route.queue_datas})) or "-",
     )
 

@@ -162,7 +162,7 @@ class Arrivals:
             return
         masters = {data.broker_name: data.master for data in route.broker_datas}
         for data in route.queue_datas:
-            name, queues = data.broker_name, max(data.read_queue_nums, data.write_queue_nums)
+            name, queues = data.broker_name, data.queue_nums
             broker = self._brokers.setdefault(name, _Broker(0 if name in self._without else queues))
             broker.first.update(dict.fromkeys(range(broker.known, queues), 0))
             broker.address, broker.queues, broker.known = masters.get(name), queues, max(broker.known, queues)

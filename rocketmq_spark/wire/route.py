@@ -65,7 +65,7 @@ def decode_topic_route(body: bytes) -> TopicRouteData:
         raise _wrong("the route", route, "an object")
     queue_datas = [_queue_data(item) for item in _objects(route, "queueDatas")]
     broker_datas = [decode_broker_data(item) for item in _objects(route, "brokerDatas")]
-    queues = sum(max(data.read_queue_nums, data.write_queue_nums, 0) for data in queue_datas)
+    queues = sum(max(data.queue_nums, 0) for data in queue_datas)
     if queues > MAX_QUEUES:
         raise _wrong("the number of queues", queues, f"at most {MAX_QUEUES}")
     return TopicRouteData(

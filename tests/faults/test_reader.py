@@ -31,7 +31,7 @@ from tests.conftest import QUICK_READS
 from tests.feeding import Feed, Kept, once
 from tests.links import Fault, cut, linked_cluster
 from tests.releases import NEEDS_LIMITS
-from tests.waiting import PATIENCE, wait_for
+from tests.waiting import wait_for
 from tests.writes import heal, make_topic, set_config
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
@@ -67,9 +67,7 @@ def read_while(frame: DataFrame, folder: Path, fault: Callable[[Callable[[], Non
         for batch in batches:
             yield batch
             begun.touch()
-            deadline = time.monotonic() + PATIENCE
-            while not gate.exists() and time.monotonic() < deadline:
-                time.sleep(0.02)
+            wait_for(gate.exists)
 
     def keys() -> Counter[str]:
         rows = frame.mapInArrow(held_up, frame.schema).select("keys").collect()

@@ -70,7 +70,7 @@ def test_a_broker_knows_the_group_from_the_first_route_until_the_group_leaves(
     instance.start()
     instance.routes.find(topic, PATIENCE)
     for address in addresses:
-        wait_for(lambda: clients(admin, address, group) == {instance.client_id}, PATIENCE)  # noqa: B023 - used at once
+        wait_for(lambda: clients(admin, address, group) == {instance.client_id})  # noqa: B023 - used at once
     instance.forget(group)
     assert [clients(admin, address, group) for address in addresses] == [set(), set()]
 

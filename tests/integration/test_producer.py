@@ -77,7 +77,7 @@ def test_an_administrator_learns_offsets_and_sees_messages(producer: Producer, m
     time.sleep(0.05)
     between = int(time.time() * 1000)
     second = producer.send(Message.of(made_topic, b"second"), queue)
-    wait_for(lambda: producer.max_offset(queue) >= 2, PATIENCE)
+    wait_for(lambda: producer.max_offset(queue) >= 2)
     assert [producer.search_offset(queue, time_ms) for time_ms in (0, between)] == [0, second.queue_offset]
     assert before <= producer.earliest_msg_store_time(queue) <= between
     message = producer.view_message(first.offset_msg_id)

@@ -419,7 +419,7 @@ def test_grpc_25_a_producer_that_was_hung_up_on_while_idle_sends_again(
     with TcpProxy(secured.endpoints) as link, Producer("pg-idle", **{**grpc, "endpoints": link.address}) as producer:
         for body in (b"before", b"after"):
             producer.send(Message.of(allowed, body))
-            wait_for(lambda: link.is_idle, PATIENCE)
+            wait_for(lambda: link.is_idle)
         producer.send_arrow(pa.table({"body": ["rows"]}), allowed)
         assert link.accepted >= 3
     found = read_topic(secured.name_server, allowed, 3, **secured.transport_settings)

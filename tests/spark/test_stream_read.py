@@ -33,7 +33,7 @@ from tests.processes import descendants
 from tests.reading import read_topic
 from tests.releases import NEEDS_LIMITS, PYSPARK, at_most
 from tests.sharing import SharedCluster
-from tests.waiting import PATIENCE, wait_for
+from tests.waiting import wait_for
 from tests.writes import failing_late, make_topic, messages_in, numbered
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
@@ -196,9 +196,7 @@ def held_up(gate: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Reco
     def passed_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
         gate.touch()
-        deadline = time.monotonic() + PATIENCE
-        while gate.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_for(lambda: not gate.exists())
 
     return passed_on
 

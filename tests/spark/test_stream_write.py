@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from operator import attrgetter
@@ -24,7 +23,7 @@ from tests.reading import read_topic
 from tests.sharing import SharedCluster
 from tests.streams import numbers, run_until, start
 from tests.topics import create_topic
-from tests.waiting import PATIENCE, wait_for
+from tests.waiting import wait_for
 from tests.writes import messages_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
@@ -69,9 +68,7 @@ def held_up(gate: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Reco
 
     def passed_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
-        deadline = time.monotonic() + PATIENCE
-        while not gate.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_for(gate.exists)
 
     return passed_on
 

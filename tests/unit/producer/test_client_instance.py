@@ -28,7 +28,7 @@ from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.transport.script import ManualClock, route
 from rocketmq_spark.transport.scripted import ScriptedTransport
 from tests.peer import BrokerPeer
-from tests.waiting import PATIENCE, wait_for
+from tests.waiting import wait_for
 
 OPTIONS = SinkOptions(name_server=("ns:1",))
 
@@ -448,10 +448,10 @@ def test_the_sockets_of_an_instance_that_closes_by_age_end() -> None:
         try:
             instance.routes.find("T", 5.0)
             # A broker that was not known before hears at once.
-            wait_for(lambda: len(broker.requests) > 0, PATIENCE)
+            wait_for(lambda: len(broker.requests) > 0)
             sessions = [*name_server.sessions, *broker.sessions]
             instance.unregister("g")
             # A peer closes its own end when it has read the end of the stream, and not before.
-            wait_for(lambda: {session.sock.fileno() for session in sessions} == {-1}, PATIENCE)
+            wait_for(lambda: {session.sock.fileno() for session in sessions} == {-1})
         finally:
             instance.close()

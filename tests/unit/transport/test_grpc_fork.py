@@ -206,7 +206,7 @@ def test_grpc_10_an_open_telemetry_stream_is_the_parent_s(proxy: FakeProxy) -> N
         if b"half" in request:
             # A thread that is just opening a stream holds a lock of gRPC's, which its own handler of forks would wait
             # for in the child, for ever: the stream is open first.
-            wait_for(lambda: bool(proxy.settings), PATIENCE)
+            wait_for(lambda: bool(proxy.settings))
         return answer(request, context)
 
     proxy.handlers["SendMessage"] = send
