@@ -282,11 +282,11 @@ def with_jvm(builder: SparkSession.Builder) -> SparkSession:
     from pyspark.errors import PySparkRuntimeError
 
     for _ in range(5):
-        with contextlib.suppress(PySparkRuntimeError):
-            return builder.getOrCreate()
         with warnings.catch_warnings():
-            # Spark leaves the pipe to a JVM that did not start to the garbage collector.
+            # Spark does not close the pipe to a JVM that did not start: it goes with the error, or by the collector.
             warnings.simplefilter("ignore", ResourceWarning)
+            with contextlib.suppress(PySparkRuntimeError):
+                return builder.getOrCreate()
             gc.collect()
         time.sleep(2)
     return builder.getOrCreate()
