@@ -26,7 +26,7 @@ from rocketmq_spark.arrow.settings import BatchSettings
 from rocketmq_spark.arrow.unique_id import MessageIds, UniqueIds
 from rocketmq_spark.client.row_batcher import row_batcher
 from rocketmq_spark.compression import CompressionType
-from rocketmq_spark.errors import OptionError, RocketMQError, RouteNotFoundException
+from rocketmq_spark.errors import OptionError, RouteNotFoundException
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
@@ -36,8 +36,8 @@ from rocketmq_spark.producer.oneway_sender import OnewaySender
 from rocketmq_spark.producer.rate import largest_batch
 from rocketmq_spark.producer.route_cache import TopicPublishInfo
 from rocketmq_spark.transport.local_address import local_ip
+from rocketmq_spark.transport.topic_configs import query_topic_configs
 from rocketmq_spark.wire.records import MAX_BATCH_ROWS
-from rocketmq_spark.wire.topic_config import BATCH_CQ, queue_type_of
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -181,19 +181,12 @@ def _check_inner(options: SinkOptions, instance: ClientInstance, info: TopicPubl
     )
     if info.template:
         raise OptionError(f"topic {options.topic} does not exist, and would be created as a plain one; {remedy}")
-    topic = info.queues[0].topic
-    # A broker without a master takes no rows now, and can't be asked.
-    for broker_name in sorted(info.broker_names & info.addresses.keys()):
-        try:
-            attributes = instance.transport.topic_attributes(
-                info.addresses[broker_name], topic, options.send_msg_timeout / 1000
-            )
-        except RocketMQError as exc:
-            # A proxy does not know the question, and whoever may write a topic need not be allowed to ask it.
-            logger.warning("batchType=inner: the type of the topic is unknown: %s", exc)
-            continue
-        if (kind := queue_type_of(attributes)) != BATCH_CQ:
-            raise OptionError(f"topic {options.topic} is of the type {kind} on {broker_name}; {remedy}")
+    configs = query_topic_configs(instance.transport, info.queues[0].topic, info.route, options.send_msg_timeout / 1000)
+    for exc in configs.unknown.values():
+        logger.warning("batchType=inner: the type of the topic is unknown: %s", exc)
+    for broker_name, config in sorted(configs.by_broker.items()):
+        if not config.holds_batches:
+            raise OptionError(f"topic {options.topic} is of the type {config.queue_type} on {broker_name}; {remedy}")
 
 
 def ordered_queues(options: SinkOptions, instance: ClientInstance) -> Sequence[MessageQueue] | None:

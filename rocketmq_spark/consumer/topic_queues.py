@@ -30,7 +30,7 @@ from rocketmq_spark.reader_options import ReaderOptions
 from rocketmq_spark.route_data import MASTER_ID, TopicRouteData
 from rocketmq_spark.transport.base import ReadTransport
 from rocketmq_spark.wire.codes import ResponseCode
-from rocketmq_spark.wire.topic_config import BATCH_CQ, queue_type_of
+from rocketmq_spark.wire.topic_config import TopicConfig
 
 logger = logging.getLogger("rocketmq_spark.consumer")
 
@@ -209,17 +209,15 @@ class TopicQueues:
         place = queue.topic, queue.broker_name
         if place not in self._plain:
             try:
-                attributes = self._transport.topic_attributes(
-                    self.address(queue), self.on_wire(queue).topic, self._timeout
-                )
+                config = self._transport.topic_config(self.address(queue), self.on_wire(queue).topic, self._timeout)
             except RocketMQError as exc:
                 if not isinstance(exc, RequestNotSupportedException):
                     logger.warning("reading %s with a filter: the type of its queues is unknown: %s", queue, exc)
                     # Nobody but a broker can look at SQL.
                     return self._options.filter_type == "SQL92"
                 # Brokers of 4.x have plain queues only.
-                attributes = {}
-            self._plain[place] = queue_type_of(attributes) != BATCH_CQ
+                config = TopicConfig()
+            self._plain[place] = not config.holds_batches
         return self._plain[place]
 
     def failed(self, queue: MessageQueue, address: str) -> None:

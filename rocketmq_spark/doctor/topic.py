@@ -23,7 +23,6 @@ from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.names import AUTO_CREATE_TOPIC
 from rocketmq_spark.namespace import wrap
 from rocketmq_spark.route_data import TopicRouteData, masters_of
-from rocketmq_spark.wire.topic_config import message_type_of, queue_type_of
 
 
 def check_topic(admin: Admin, topic: str, timeout: float) -> list[Check]:
@@ -84,8 +83,8 @@ def _told_by_brokers(admin: Admin, name: str, topic: str, route: TopicRouteData,
     def ask(broker: str) -> tuple[str, str]:
         # The end of a queue takes the right to look at the topic, as a read does before anything else.
         admin.transport.max_offset(MessageQueue(wired, broker, 0), masters[broker], timeout)
-        told = admin.transport.topic_attributes(masters[broker], wired, timeout)
-        return message_type_of(told), queue_type_of(told)
+        config = admin.transport.topic_config(masters[broker], wired, timeout)
+        return config.message_type, config.queue_type
 
     types = set()
     checks = []

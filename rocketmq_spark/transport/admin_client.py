@@ -37,7 +37,7 @@ from rocketmq_spark.wire.headers import (
 )
 from rocketmq_spark.wire.name_lists import decode_topic_list
 from rocketmq_spark.wire.route import decode_topic_route
-from rocketmq_spark.wire.topic_config import decode_all_topic_attributes, decode_topic_attributes
+from rocketmq_spark.wire.topic_config import TopicConfig, decode_all_topic_attributes, decode_topic_config
 
 _T = TypeVar("_T")
 
@@ -141,12 +141,12 @@ class AdminClient(PullClient):
         doing = "asking a broker for its settings"
         return decode_properties(bytes(self._call(address, RequestCode.GET_BROKER_CONFIG, {}, timeout, doing).body))
 
-    def topic_attributes(self, address: str, topic: str, timeout: float) -> Mapping[str, str]:
-        """Return what a broker was told of a topic when it was made (GET_TOPIC_CONFIG); not over a proxy."""
+    def topic_config(self, address: str, topic: str, timeout: float) -> TopicConfig:
+        """Return a topic's configuration on one broker (GET_TOPIC_CONFIG); proxies do not support this request."""
         header = GetTopicConfigRequestHeader(topic=topic).to_ext_fields()
-        doing = f"looking up the type of topic {topic}"
+        doing = f"looking up the configuration of topic {topic}"
         command = self._call(address, RequestCode.GET_TOPIC_CONFIG, header, timeout, doing)
-        return decode_topic_attributes(bytes(command.body))
+        return decode_topic_config(bytes(command.body))
 
     def all_topic_attributes(self, address: str, timeout: float) -> Mapping[str, Mapping[str, str] | None]:
         """Return the same of all topics of a broker (GET_ALL_TOPIC_CONFIG); None of one that is older than types."""

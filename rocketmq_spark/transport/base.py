@@ -8,7 +8,7 @@ Rule 3: nothing is opened before the first request, and nothing live is ever pic
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Protocol, TypeAlias
 
 from rocketmq_spark.message import MessageQueue, SendOutcome, SendRequest
@@ -17,6 +17,7 @@ from rocketmq_spark.pull import PullOutcome, PullRequest
 from rocketmq_spark.recall import RecallMessage
 from rocketmq_spark.route_data import TopicRouteData
 from rocketmq_spark.transaction import EndTransaction, TransactionCheck
+from rocketmq_spark.wire.topic_config import TopicConfig
 
 OnOutcome: TypeAlias = Callable[[SendOutcome], None]
 OnCheckTransaction: TypeAlias = Callable[[TransactionCheck], None]
@@ -128,13 +129,17 @@ class Transport(Protocol):
         """
         ...
 
-    def topic_attributes(self, address: str, topic: str, timeout: float) -> Mapping[str, str]:
-        """Return what a broker was told of a topic when it was made, such as ``queue.type`` (GET_TOPIC_CONFIG).
+    def topic_config(self, address: str, topic: str, timeout: float) -> TopicConfig:
+        """Return a topic's configuration on one broker (GET_TOPIC_CONFIG).
 
         Raises
         ------
+        TopicRouteStaleException
+            The broker does not have the topic.
+        RequestNotSupportedException
+            The server is a proxy, or a broker that is too old.
         MQBrokerException
-            The broker has no such topic; or it is a proxy, which does not know the request.
+            The user has no right ``Get`` for the topic.
         """
         ...
 
@@ -215,8 +220,8 @@ class ReadTransport(Protocol):
         """Return the first offset that was stored at a time or later; past the end, the max offset."""
         ...
 
-    def topic_attributes(self, address: str, topic: str, timeout: float) -> Mapping[str, str]:
-        """Return what a broker was told of a topic when it was made, such as its queues' type."""
+    def topic_config(self, address: str, topic: str, timeout: float) -> TopicConfig:
+        """Return a topic's configuration on one broker; raises as `Transport.topic_config`."""
         ...
 
     def check_filter(

@@ -7,12 +7,12 @@ Follows spec/grpc.md section 4: the calls for offsets are answered UNIMPLEMENTED
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from rocketmq_spark.errors import MQClientException
 from rocketmq_spark.message import MessageQueue, SendRequest
 from rocketmq_spark.message_ext import MessageExt
+from rocketmq_spark.wire.topic_config import TopicConfig
 
 
 class RemotingOnly:
@@ -42,9 +42,9 @@ class RemotingOnly:
         """Refuse."""
         _refuse(f"viewing the message at commit-log offset {physical_offset} of {address}", "call for stored messages")
 
-    def topic_attributes(self, address: str, topic: str, *_: Any, **__: Any) -> Mapping[str, str]:
+    def topic_config(self, address: str, topic: str, *_: Any, **__: Any) -> TopicConfig:
         """Refuse."""
-        _refuse(f"looking up the type of topic {topic} on {address}", "call for a topic's attributes")
+        _refuse(f"looking up the configuration of topic {topic} on {address}", "call for a topic's configuration")
 
     def create_topic(self, address: str, topic: str, *_: Any, **__: Any) -> None:
         """Refuse."""

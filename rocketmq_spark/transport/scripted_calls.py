@@ -21,7 +21,7 @@ from rocketmq_spark.transaction import EndTransaction, TransactionCheck
 from rocketmq_spark.transport.base import OnCheckTransaction
 from rocketmq_spark.transport.scripted_store import ScriptedStore
 from rocketmq_spark.wire.codes import ResponseCode, broker_error
-from rocketmq_spark.wire.topic_config import BATCH_CQ, QUEUE_TYPE
+from rocketmq_spark.wire.topic_config import TopicConfig
 
 
 class ScriptedCalls:
@@ -85,7 +85,7 @@ class ScriptedCalls:
         """
         self._record(timeout, "search_offset", queue, timestamp_ms, address)
         found = self._store.search(queue, timestamp_ms)
-        if self.attributes.get(queue.topic, {}).get(QUEUE_TYPE) == BATCH_CQ:
+        if TopicConfig.of_attributes(self.attributes.get(queue.topic, {})).holds_batches:
             return min(found, len(self.stored.get(queue, ())) - 1)
         return found
 
@@ -124,10 +124,10 @@ class ScriptedCalls:
             self.on_check_transaction(check)
         return check
 
-    def topic_attributes(self, address: str, topic: str, timeout: float) -> Mapping[str, str]:
-        """Return what `attributes` has for the topic, of whichever broker."""
-        self._record(timeout, "topic_attributes", address, topic)
-        return self.attributes.get(topic, {})
+    def topic_config(self, address: str, topic: str, timeout: float) -> TopicConfig:
+        """Return the configuration that `attributes` has for the topic, the same on every broker."""
+        self._record(timeout, "topic_config", address, topic)
+        return TopicConfig.of_attributes(self.attributes.get(topic, {}))
 
     def create_topic(
         self,

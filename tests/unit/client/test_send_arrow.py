@@ -81,7 +81,7 @@ def test_inner_batches_need_a_topic_made_for_them_if_a_broker_says_what_it_is(
     producer.send_arrow(keyed(0), "T", batchType="inner")
     assert not caplog.records
     for _ in range(2):
-        transport.fail("topic_attributes", RequestNotSupportedException("asking", 3, "not supported", "a:10911"))
+        transport.fail("topic_config", RequestNotSupportedException("asking", 3, "not supported", "a:10911"))
     producer.send_arrow(keyed(1), "T", batchType="inner")
     assert "batchType=inner: the type of the topic is unknown: asking" in caplog.text
     assert sum(map(len, transport.stored.values())) == 2 * len(KEYS)

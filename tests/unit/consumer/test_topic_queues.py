@@ -253,13 +253,13 @@ def test_topics_for_inner_batches_are_known_by_their_attributes_asked_for_once(r
     made = reader(sub_expression="a")
     made.queues.find()
     assert not made.queues.may_hold_inner_batches([A0, A1, B0])
-    assert [address for address, _ in made.asked("topic_attributes")] == ["a:10911", "b:10911"]
+    assert [address for address, _ in made.asked("topic_config")] == ["a:10911", "b:10911"]
     other = reader(sub_expression="a")
     other.transport.attributes["orders"] = {"queue.type": "BatchCQ"}
     other.queues.find()
     assert other.queues.may_hold_inner_batches([A0, B0])
     assert other.queues.may_hold_inner_batches([A1])
-    assert len(other.asked("topic_attributes")) == 1
+    assert len(other.asked("topic_config")) == 1
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_a_topic_of_unknown_type_is_filtered_by_whoever_can(
 ) -> None:
     made = reader(sub_expression="a", filter_type=filter_type)
     made.queues.find()
-    made.transport.fail("topic_attributes", error)
+    made.transport.fail("topic_config", error)
     assert made.queues.may_hold_inner_batches([A0]) is may
 
 

@@ -316,7 +316,7 @@ def test_calls_that_the_protocol_does_not_have_are_refused(seam: Grpc) -> None:
         lambda: transport.search_offset(queue, 0, address, PATIENCE),
         lambda: transport.earliest_msg_store_time(queue, address, PATIENCE),
         lambda: transport.view_message(address, 0, PATIENCE, topic="orders"),
-        lambda: transport.topic_attributes(address, "orders", PATIENCE),
+        lambda: transport.topic_config(address, "orders", PATIENCE),
         lambda: transport.create_topic(address, "orders", 4, 6, PATIENCE, attributes="+message.type=FIFO"),
     ):
         with pytest.raises(MQClientException, match=r"the gRPC protocol has no .*; use transport=remoting"):

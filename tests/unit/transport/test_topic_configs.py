@@ -1,0 +1,67 @@
+"""The configuration of a topic on all brokers of its route."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rocketmq_spark.errors import MQBrokerException, RemotingConnectException, RocketMQError, TopicRouteStaleException
+from rocketmq_spark.route_data import BrokerData, QueueData, TopicRouteData
+from rocketmq_spark.transport.topic_configs import TopicConfigs, query_topic_configs
+from rocketmq_spark.wire.topic_config import TopicConfig
+
+PLAIN = TopicConfig()
+COMPACTED = TopicConfig(cleanup_policy="COMPACTION")
+BATCHES = TopicConfig(queue_type="BatchCQ")
+DOWN = RemotingConnectException("connection refused")
+REFUSED = MQBrokerException("no right", 16, "", "b:1")
+ABSENT = TopicRouteStaleException("no topic", 17, "", "c:1")
+
+
+class Brokers:
+    """Answers by address."""
+
+    def __init__(self, answers: Mapping[str, TopicConfig | RocketMQError]) -> None:
+        self.answers = answers
+
+    def topic_config(self, address: str, topic: str, timeout: float) -> TopicConfig:
+        assert (topic, timeout) == ("T", 3.0)
+        answer = self.answers[address]
+        if isinstance(answer, RocketMQError):
+            raise answer
+        return answer
+
+
+def route(brokers: Mapping[str, Mapping[int, str]], *, without_queues: str = "") -> TopicRouteData:
+    return TopicRouteData(
+        tuple(QueueData(name, 1, 1, 6) for name in brokers if name != without_queues),
+        tuple(BrokerData(name, addresses) for name, addresses in brokers.items()),
+    )
+
+
+def query(answers: Mapping[str, TopicConfig | RocketMQError]) -> TopicConfigs:
+    return query_topic_configs(Brokers(answers), "T", route({name: {0: name} for name in answers}), 3.0)
+
+
+def test_one_compacting_broker_makes_the_topic_compacted() -> None:
+    assert query({"a": PLAIN, "b": COMPACTED}).compacted
+    assert query({"a": PLAIN, "b": BATCHES}).holds_batches
+    plain = query({"a": PLAIN, "b": PLAIN})
+    assert plain == TopicConfigs({"a": PLAIN, "b": PLAIN}, {})
+    assert not plain.compacted
+    assert not plain.holds_batches
+
+
+def test_brokers_that_do_not_answer_are_reported_as_unknown() -> None:
+    configs = query({"a": DOWN, "b": REFUSED, "c": COMPACTED})
+    assert configs == TopicConfigs({"c": COMPACTED}, {"a": DOWN, "b": REFUSED})
+    assert configs.compacted
+
+
+def test_broker_without_the_topic_is_neither_known_nor_unknown() -> None:
+    assert query({"a": PLAIN, "c": ABSENT}) == TopicConfigs({"a": PLAIN}, {})
+
+
+def test_slave_is_asked_only_if_its_broker_has_no_master() -> None:
+    brokers = route({"a": {0: "master", 1: "slave"}, "b": {2: "only"}, "c": {}, "d": {0: "idle"}}, without_queues="d")
+    configs = query_topic_configs(Brokers({"master": PLAIN, "only": COMPACTED}), "T", brokers, 3.0)
+    assert configs == TopicConfigs({"a": PLAIN, "b": COMPACTED}, {})
