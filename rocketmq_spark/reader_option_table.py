@@ -141,8 +141,8 @@ READER_OPTIONS: Final[tuple[OptionSpec, ...]] = (
     OptionSpec(
         "maxOffsetsPerTrigger",
         _COUNT,
-        "Most offsets of one micro-batch, shared among the queues by what each has; by default without bounds. Streams "
-        "only.",
+        "Limit of one micro-batch, shared among the queues in proportion to their new offsets; by default no limit. "
+        "Every queue with new offsets gets at least one, even if that exceeds the limit. Streams only.",
     ),
     OptionSpec(
         "minOffsetsPerTrigger",

@@ -109,7 +109,10 @@ def _together(ranges: Sequence[OffsetRange], full: int) -> list[tuple[OffsetRang
 
 
 def limited(start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int], most: int) -> dict[MessageQueue, int]:
-    """Return where to stop so that at most `most` offsets are read, each queue giving its share.
+    """Return where a micro-batch stops so that it reads about `most` offsets, shared in proportion to queue sizes.
+
+    Every queue with messages gets at least one offset, as in Kafka's source. The result therefore exceeds `most` by at
+    most the number of queues whose proportional share is below one.
 
     Parameters
     ----------
@@ -123,11 +126,11 @@ def limited(start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int], 
     if total <= most:
         return dict(end)
     shares = {queue: size * most // total for queue, size in sizes.items()}
-    # What rounding down has left goes, one each, to queues that would get nothing (one of them at least, so that none
-    # waits for ever behind a large one), then to those that were cut most.
-    left = most - sum(shares.values())
-    rests = {queue: size * most % total for queue, size in sizes.items()}
-    for queue in sorted(filter(rests.get, rests), key=lambda queue: (shares[queue] > 0, -rests[queue]))[:left]:
+    rests = {queue: size * most % total for queue, size in sizes.items() if size * most % total}
+    starving = sum(shares[queue] == 0 for queue in rests)
+    # What rounding down has left: first to queues with a share of 0, then to those with the largest remainders.
+    left = max(most - sum(shares.values()), starving)
+    for queue in sorted(rests, key=lambda queue: (shares[queue] > 0, -rests[queue]))[:left]:
         shares[queue] += 1
-    # One that ends before it begins has lost what was between.
+    # A queue that ends before it begins has lost the messages in between.
     return {queue: min(start[queue], end[queue]) + shares[queue] for queue in end}

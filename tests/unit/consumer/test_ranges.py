@@ -104,24 +104,37 @@ def offsets(draw: st.DrawFn) -> tuple[dict[MessageQueue, int], dict[MessageQueue
     return {one.queue: one.start for one in found}, {one.queue: one.end for one in found}
 
 
-@given(offsets(), st.integers(1, 10**7))
-def test_a_limit_is_kept_and_used_up(found: tuple[dict[MessageQueue, int], dict[MessageQueue, int]], most: int) -> None:
-    start, end = found
-    stop = limited(start, end, most)
+Offsets = dict[MessageQueue, int]
+
+
+@given(offsets(), st.integers(1, 20) | st.integers(1, 10**7))
+def test_limit_is_shared_in_proportion_to_the_waiting_messages(spans: tuple[Offsets, Offsets], limit: int) -> None:
+    start, end = spans
+    stop = limited(start, end, limit)
     assert list(stop) == list(end)
     assert all(start[queue] <= stop[queue] <= end[queue] for queue in end)
-    waiting = sum(end[queue] - start[queue] for queue in end)
-    assert sum(stop[queue] - start[queue] for queue in end) == min(most, waiting)
-    if waiting > most:
-        assert all(
-            abs((stop[queue] - start[queue]) - (end[queue] - start[queue]) * most / waiting) <= 1.001 for queue in end
-        )
+    sizes = {queue: end[queue] - start[queue] for queue in end}
+    shares = {queue: stop[queue] - start[queue] for queue in end}
+    waiting = sum(sizes.values())
+    # Queues whose proportional share is below one message.
+    small = sum(0 < size * limit < waiting for size in sizes.values())
+    assert min(limit, waiting) <= sum(shares.values()) <= min(limit + small, waiting)
+    if waiting > limit:
+        assert all(abs(shares[queue] - size * limit / waiting) <= 1.001 for queue, size in sizes.items())
 
 
-@given(st.integers(0, 10**12), st.integers(2, 10**6))
-def test_a_message_never_waits_for_ever_behind_a_large_queue(large: int, most: int) -> None:
-    one, two = QUEUES[:2]
-    assert limited({one: 0, two: 0}, {one: large, two: 1}, most)[two] == 1
+@given(offsets(), st.integers(1, 20) | st.integers(1, 10**7))
+def test_every_queue_with_messages_advances_in_every_micro_batch(spans: tuple[Offsets, Offsets], limit: int) -> None:
+    start, end = spans
+    stop = limited(start, end, limit)
+    assert {queue for queue in end if stop[queue] > start[queue]} == {q for q in end if end[q] > start[q]}
+
+
+def test_one_message_is_read_beside_two_queues_that_use_up_the_limit() -> None:
+    large, larger, small = QUEUES[:3]
+    stop = limited(dict.fromkeys(QUEUES[:3], 0), {large: 10**6, larger: 2 * 10**6, small: 1}, 2)
+    assert stop[small] == 1
+    assert 2 <= sum(stop.values()) <= 3 + 2
 
 
 def test_an_end_that_went_back_takes_nothing_from_the_others() -> None:
