@@ -1,6 +1,7 @@
 """Offsets of queues as users, receipts and checkpoints write them, and as values.
 
     offsets    {"topic": {"broker": {"0": 23, "1": -2}}}       -2 is the earliest offset, -1 the latest
+    a stream   {"topic": {"broker": {"0": 23, "1": [0, 7]}}}   queue 1 is new in this micro-batch, which reads 0 to 6
     queues     {"topic": {"broker": [0, 1]}}
     a receipt  {"broker": {"rows": 5, "queues": {"topic": {"0": {"first_offset": 3, "last_offset": 7}}}}}
 
@@ -134,24 +135,41 @@ def parse_queues(text: str) -> frozenset[MessageQueue]:
     return frozenset(found)
 
 
-def nested(offsets: Mapping[MessageQueue, int]) -> dict[str, dict[str, dict[str, int]]]:
-    """Return offsets as JSON has them: by topic, broker and the queue id's text, each sorted."""
-    found: dict[str, dict[str, dict[str, int]]] = {}
+def nested(
+    offsets: Mapping[MessageQueue, int], beginnings: Mapping[MessageQueue, int] | None = None
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return offsets as JSON has them: by topic, broker and the queue id's text, each sorted.
+
+    Parameters
+    ----------
+    offsets : mapping of MessageQueue to int
+    beginnings : mapping of MessageQueue to int, optional
+        Where the stream's first micro-batch of a queue begins. It is written if it is below the queue's offset.
+    """
+    tree: dict[str, dict[str, dict[str, Any]]] = {}
     for queue in sorted(offsets):
-        by_queue = found.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})
-        by_queue[str(queue.queue_id)] = offsets[queue]
-    return found
+        by_queue = tree.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})
+        end = offsets[queue]
+        begin = end if beginnings is None else beginnings.get(queue, end)
+        by_queue[str(queue.queue_id)] = [begin, end] if begin < end else end
+    return tree
 
 
 def flat(offsets: Mapping[str, Any]) -> dict[MessageQueue, int]:
-    """Return what `nested` was made of; no queues at all are allowed here, and no offset below 0.
+    """Return the `offsets` of `nested`; no queues at all are allowed here, and no offset below 0.
 
     Raises
     ------
     ValueError
         Says what is wrong, and where.
     """
-    return {} if offsets == {} else _offsets(offsets, 0)
+    return {} if offsets == {} else _leaves(offsets, _end)
+
+
+def beginnings_in(offsets: Mapping[str, Any]) -> dict[MessageQueue, int]:
+    """Return the `beginnings` that `nested` has written; raises as `flat`."""
+    begins = {} if offsets == {} else _leaves(offsets, _begin)
+    return {queue: begin for queue, begin in begins.items() if begin is not None}
 
 
 def _first(span: tuple[int, int]) -> int:
@@ -172,7 +190,8 @@ def _spec(text: str, chosen: Callable[[tuple[int, int]], int]) -> OffsetSpec:
     if _is_receipt(tree):
         ends = {queue: chosen(span) for queue, span in _receipt(tree).items()}
         return OffsetSpec(None, tuple(sorted(ends.items())), receipt=True)
-    return OffsetSpec(None, tuple(sorted(_offsets(tree, EARLIEST).items())))
+    # An offset of a stream, copied from its progress or checkpoint, is a position like any other.
+    return OffsetSpec(None, tuple(sorted(_leaves(tree, lambda value, where: _end(value, where, EARLIEST)).items())))
 
 
 def _is_receipt(tree: Mapping[str, Any]) -> bool:
@@ -232,6 +251,23 @@ def _leaves(tree: Any, leaf: Callable[[Any, str], _Leaf]) -> dict[MessageQueue, 
                 raise ValueError(f"{where}: {text!r} is no queue id, which is a number from 0 in quotes")
             found[MessageQueue(topic, broker, int(text))] = leaf(value, f"{where}, queue {text}")
     return found
+
+
+def _end(value: Any, where: str, lowest: int = 0) -> int:
+    _begin(value, where)
+    return _integer(value[1] if isinstance(value, list) else value, where, lowest, _MAX_LONG)
+
+
+def _begin(value: Any, where: str) -> int | None:
+    """Return the beginning of a queue that is new in a stream's offset, None for any other queue."""
+    if not isinstance(value, list):
+        return None
+    if len(value) != 2:
+        raise ValueError(f"{where}: {_shown(value)} is not [begin, end]")
+    begin, end = (_integer(offset, where, 0, _MAX_LONG) for offset in value)
+    if begin >= end:
+        raise ValueError(f"{where}: {_shown(value)} begins at its end or behind it")
+    return begin
 
 
 def _brokers(tree: Any) -> Iterator[tuple[str, str, Any, str]]:

@@ -234,6 +234,8 @@ class BrokerPeer(Peer):
         self.requests: list[RemotingCommand] = []
         self.store = ScriptedStore()
         self.attributes: dict[str, dict[str, str]] = {}
+        # The first offset that is left of a queue.
+        self.expired: dict[MessageQueue, int] = {}
         self.figures: dict[str, str] = {}
         self.settings: dict[str, str] = {}
         self._asking: deque[bytes] = deque()
@@ -353,7 +355,9 @@ class BrokerPeer(Peer):
             return {"timestamp": str(self.store.earliest(queue))}
         if request.code == RequestCode.SEARCH_OFFSET_BY_TIMESTAMP:
             return {"offset": str(self.store.search(queue, int(fields["timestamp"])))}
-        return {"offset": str(len(self.stored.get(queue, ())) if request.code == RequestCode.GET_MAX_OFFSET else 0)}
+        if request.code == RequestCode.GET_MIN_OFFSET:
+            return {"offset": str(self.expired.get(queue, 0))}
+        return {"offset": str(len(self.stored.get(queue, ())))}
 
     def _answer_pull(self, session: Session, request: RemotingCommand) -> bytes:
         from tests.strategies import encode_stored_record

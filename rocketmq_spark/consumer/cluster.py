@@ -116,6 +116,11 @@ class SourceCluster:
         if new and known:
             logger.info("new queues, read from their earliest message on: %s", ", ".join(map(str, new)))
         earliest = self._bounds.earliest(new)
+        for queue, offset in earliest.items():
+            if known and offset:
+                logger.warning(
+                    "new queue %s begins at offset %d: earlier messages had expired when it was found", queue, offset
+                )
         return {queue: known[queue] if queue in known else earliest[queue] for queue in available}
 
     def ranges(self, starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) -> list[OffsetRange]:

@@ -5,6 +5,8 @@ Rule 1: an offset names every queue that was ever seen, so that none is read twi
 Rule 2: a queue that nobody answers for stays where it is, and the others go on; after ``readTimeoutMs`` it is an error.
 Rule 3: what is gone (a queue, expired messages) is reported by ``failOnDataLoss``; what was read is never read again.
 Rule 4: an offset, once given to Spark, says the same for ever: a micro-batch that is run again reads the same messages.
+        It has the beginnings of queues that are new in its micro-batch. Spark stores the end of a micro-batch only, and
+        asks for the start of a query's first micro-batch each time it plans it.
 
 Follows design.md section 8 and ``KafkaMicroBatchStream.scala``.
 """
@@ -20,7 +22,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.message import MessageQueue
-from rocketmq_spark.offset_json import flat, nested
+from rocketmq_spark.offset_json import beginnings_in, flat, nested
 from rocketmq_spark.reader_options import ReaderOptions
 from rocketmq_spark.spark.reader import PartitionReader
 
@@ -54,22 +56,26 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
     def __init__(self, options: ReaderOptions, schema: StructType, parallelism: int | None = None) -> None:
         super().__init__(options, schema, parallelism)
         self._cluster: SourceCluster | None = None
-        # Where the query is, as far as Spark has told.
-        self._last: Offsets = {}
+        # The offset where a new query begins.
+        self._initial: dict[str, Any] | None = None
+        # The last offset that Spark has mentioned.
+        self._last: dict[str, Any] = {}
         self._available: Offsets | None = None
         self._target: Offsets | None = None
         self._batch_at: float | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return where a new query begins."""
-        self._last = self._asked().starts()
-        return nested(self._last)
+        if self._initial is None:
+            self._initial = self._last = nested(self._asked().starts())
+        return self._initial
 
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
         """Return how far the next micro-batch goes. (Releases before 4.2 tell neither where it begins nor a limit.)"""
-        known = self._last if start is None else flat(start)
+        last = self._last if start is None else start
+        known = flat(last)
         cluster = self._asked()
         # All before that is done with; Spark itself says so no sooner than with the next micro-batch.
         self._tell(known)
@@ -78,7 +84,12 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         unknown = not known and self._target is None
         self._available = available = cluster.latest() if unknown else cluster.available(known, self._target)
         starts = cluster.begun(known, available)
-        return nested(self._limited(starts, available, limit))
+        ends = self._limited(starts, available, limit)
+        # Spark compares texts: the same offset in another form would be an empty micro-batch.
+        if ends == known:
+            return last
+        new = starts if last == self._initial else starts.keys() - known.keys()
+        return nested(ends, {queue: starts[queue] for queue in new})
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         """Return what there was when the last micro-batch was planned, for the query's progress."""
@@ -86,9 +97,12 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return what each task of a micro-batch reads."""
-        ends = flat(end)
-        ranges = self._asked().ranges(flat(start), ends)
-        self._last = ends
+        starts = flat(start)
+        # An empty range is where a query goes on; the beginnings in it are of an earlier micro-batch.
+        if start != end:
+            starts |= beginnings_in(end)
+        ranges = self._asked().ranges(starts, flat(end))
+        self._last = end
         return self._tasks(ranges, self._asked().queues)
 
     def commit(self, end: dict[str, Any]) -> None:

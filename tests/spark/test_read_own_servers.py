@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from rocketmq_spark.admin import QueueOffsets, queue_offsets
@@ -140,3 +140,46 @@ def test_expired_messages_fail_a_read_unless_they_may_be_gone(
     assert offsets(startingOffsets=starts, endingOffsets=before, failOnDataLoss="false") == []
     with pytest.raises(PySparkException, match=r"messages 5 to 7 of .* are not there any more"):
         load(startingOffsets=starts, endingOffsets=before).collect()
+
+
+def test_rerun_of_a_micro_batch_reports_what_expired_from_its_new_queues(
+    spark: SparkSession, metrics: Metrics, own: LocalCluster, topic: str, tmp_path: Path
+) -> None:
+    broker, kept = own.brokers[0], Kept()
+
+    def run(checkpoint: str, into: Callable[[DataFrame, int], None], **options: str) -> None:
+        given = {"nameServer": own.name_server, "subscribe": topic, "startingOffsets": "earliest", **options}
+        writer = spark.readStream.format("rocketmq").options(**given).load().writeStream.foreachBatch(into)
+        writer = writer.option("checkpointLocation", str(tmp_path / checkpoint))
+        query = writer.trigger(availableNow=True).start()
+        try:
+            assert query.awaitTermination(120)
+        finally:
+            query.stop()
+
+    def fail(frame: DataFrame, batch_id: int) -> None:
+        raise RuntimeError("the sink is full")
+
+    with Producer("own", name_server=own.name_server, compress_type="NONE") as producer:
+        make_topic(own, topic, queues=1)
+        Feed(producer, own.name_server, topic)(1)
+    run("running", kept)
+    make_topic(own, topic, queues=2)
+    with Producer("own-again", name_server=own.name_server, compress_type="NONE") as producer:
+        feed = Feed(producer, own.name_server, topic)
+        # One at a time: requests in flight together may change places.
+        keys = [key for _ in range(20) for key in feed(1, nbytes=MIB, to=(broker.name, 1))]
+    # A new query meets both queues in the micro-batch that fails, the running query only the second one.
+    for checkpoint in ("running", "new"):
+        with pytest.raises(StreamingQueryException, match="the sink is full"):
+            run(checkpoint, fail)
+    forget(broker, files=len(list((broker.folder / "store" / "commitlog").iterdir())) - 2)
+    left = queue_offsets([own.name_server], topic)[1].min_offset
+    assert 0 < left < 20
+    for checkpoint, lost in (("running", rf"{left - 1} of {topic}/{broker.name}/1"), ("new", r"\d+ of .*")):
+        kept.batches.clear()
+        gone = f"messages 0 to {lost} are not there any more.*failOnDataLoss"
+        with pytest.raises(StreamingQueryException, match=gone):
+            run(checkpoint, kept)
+        run(checkpoint, kept, failOnDataLoss="false")
+        assert sorted(kept.keys.elements()) == sorted(keys[left:])

@@ -17,6 +17,7 @@ from rocketmq_spark.offset_json import (
     EARLIEST,
     LATEST,
     OffsetSpec,
+    beginnings_in,
     flat,
     nested,
     parse_end,
@@ -55,6 +56,48 @@ def test_offsets_are_read_back_as_they_were_written(offsets: dict[MessageQueue, 
 @given(st.dictionaries(QUEUES, st.integers(0, 2**63 - 1)))
 def test_flat_is_the_inverse_of_nested(offsets: dict[MessageQueue, int]) -> None:
     assert flat(json.loads(json.dumps(nested(offsets)))) == offsets
+
+
+SPANS = st.dictionaries(QUEUES, st.tuples(st.integers(0, 2**62), st.integers(0, 2**62) | st.none()))
+
+
+@given(SPANS)
+def test_beginnings_of_new_queues_are_kept_beside_their_ends(spans: dict[MessageQueue, tuple[int, int | None]]) -> None:
+    begins = {queue: begin for queue, (begin, size) in spans.items() if size is not None}
+    ends = {queue: begin + (size or 0) for queue, (begin, size) in spans.items()}
+    tree = json.loads(json.dumps(nested(ends, begins)))
+    assert flat(tree) == ends
+    assert beginnings_in(tree) == {queue: begin for queue, begin in begins.items() if begin < ends[queue]}
+
+
+def test_offset_of_a_stream_is_a_position_where_a_read_begins_or_ends() -> None:
+    text = '{"t":{"b":{"0":[3,7],"1":-2}}}'
+    expected = ((QUEUE, 7), (MessageQueue("t", "b", 1), EARLIEST))
+    assert parse_start(text).offsets == parse_end(text).offsets == expected
+
+
+@pytest.mark.parametrize(
+    ("leaf", "message"),
+    [
+        ("[]", "[] is not [begin, end]"),
+        ("[1]", "[1] is not [begin, end]"),
+        ("[1,2,3]", "[1, 2, 3] is not [begin, end]"),
+        ("[-2,3]", "-2 is not from 0 to 9223372036854775807"),
+        ("[0,true]", "true is no integer"),
+        ("[7,7]", "[7, 7] begins at its end or behind it"),
+        ("[[0,1],2]", "[0, 1] is no integer"),
+    ],
+)
+def test_malformed_beginning_is_refused(leaf: str, message: str) -> None:
+    text = f'{{"t":{{"b":{{"0":{leaf}}}}}}}'
+    expected = f"topic 't', broker 'b', queue 0: {message}"
+    assert problem(parse_start, text) == expected
+    for read in (flat, beginnings_in):
+        assert problem(read, json.loads(text)) == expected
+
+
+def test_times_have_no_beginnings() -> None:
+    assert "[0, 1] is no integer" in problem(parse_timestamps, '{"t":{"b":{"0":[0,1]}}}')
 
 
 @given(st.dictionaries(QUEUES, st.integers(0), min_size=1))
