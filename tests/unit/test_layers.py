@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).parents[2] / "rocketmq_spark"
 # A module imports only from a smaller number, or from its own folder. The longest prefix that fits counts.
 NUMBERS = {
     "rocketmq_spark": 9,
+    "rocketmq_spark.text": -1,
     "rocketmq_spark.errors": 0,
     "rocketmq_spark.table_view": 0,
     "rocketmq_spark.message_const": 0.2,
