@@ -6,6 +6,7 @@ Importing this package opens and starts nothing; what is heavy is imported when 
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 from rocketmq_spark.credentials import Credentials, CredentialsProvider
@@ -22,6 +23,7 @@ from rocketmq_spark.errors import (
     RocketMQError,
     SchemaError,
 )
+from rocketmq_spark.text import escape_record
 
 if TYPE_CHECKING:
     from rocketmq_spark.admin import Admin
@@ -103,6 +105,10 @@ _LAZY = {
     "register": "rocketmq_spark.spark.register",
     "unregister": "rocketmq_spark.spark.register",
 }
+
+# A filter of a parent is not asked about the records of its children, so each logger has it.
+for _part in ("cluster", "consumer", "metrics", "producer", "spark", "transport"):
+    logging.getLogger(f"rocketmq_spark.{_part}").addFilter(escape_record)
 
 
 def __getattr__(name: str) -> Any:

@@ -4,6 +4,7 @@ Rule 1: an error carries the decision. The sender asks the error's flags; it nev
 Rule 2: the Java client's exceptions keep their Java names and their tree (spec/producer.md, preamble);
         the connector's own errors end in ``Error``.
 Rule 3: no value of a secret option ever reaches an error.
+Rule 4: the text of an error is one bounded line without control characters. Its attributes keep the data unchanged.
 
 The flags follow spec/remoting.md section 17, column "connector".
 """
@@ -11,6 +12,8 @@ The flags follow spec/remoting.md section 17, column "connector".
 from __future__ import annotations
 
 from typing import ClassVar
+
+from rocketmq_spark.text import escaped
 
 
 class RocketMQError(Exception):
@@ -42,6 +45,9 @@ class RocketMQError(Exception):
     split: ClassVar[bool] = False
     unbatch: ClassVar[bool] = False
 
+    def __str__(self) -> str:
+        return escaped(str(self.args[0])) if self.args else ""
+
 
 class MQClientException(RocketMQError):
     """A request that the client refuses, or that ran out of attempts.
@@ -57,9 +63,6 @@ class MQClientException(RocketMQError):
     def __init__(self, message: str, response_code: int = -1) -> None:
         super().__init__(message, response_code)
         self.response_code = response_code
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class RouteNotFoundException(MQClientException):
@@ -102,9 +105,6 @@ class MQBrokerException(RocketMQError):
         self.response_code = response_code
         self.remark = remark
         self.broker_addr = broker_addr
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class UserRefusedException(MQBrokerException):
@@ -235,9 +235,6 @@ class InvalidRowError(RocketMQError, ValueError):
         super().__init__(message, row, rule)
         self.row = row
         self.rule = rule
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class ReservedPropertyError(RocketMQError, ValueError):

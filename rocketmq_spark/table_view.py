@@ -1,7 +1,7 @@
 """How a table of texts looks: printed, as one text, as HTML. Metrics, routes, receipts and answers of brokers share it.
 
 Rule 1: HTML has no colours of its own: the page's apply, be it light or dark.
-Rule 2: a text may come from a stranger's message: what a terminal would obey is shown as its code, not sent there.
+Rule 2: a text may come from a stranger's message, so control characters are shown as their codes.
 Rule 3: a number, a name, an address, an id or a time is never broken: whoever copies it has all of it. Where a terminal
         is too narrow, texts are folded first; then columns that can be spared are left out, which a line below says;
         then each row is a list of its own, as psql's expanded display has it.
@@ -15,6 +15,8 @@ import io
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Final
+
+from rocketmq_spark.text import escaped
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -109,10 +111,10 @@ def html_table(
 ) -> str:
     """Return the same as HTML; parameters as of `print_table`."""
     cells = list(rows)
-    lines = [f"<p>{html.escape(empty)}</p>"]
+    lines = [f"<p>{html.escape(escaped(empty))}</p>"]
     if cells or not empty:
         lines = ["<table>", _html_row("th", headings), *(_html_row("td", row) for row in cells), "</table>"]
-    return "\n".join([*lines, *(f"<p>{html.escape(printable(note))}</p>" for note in notes)])
+    return "\n".join([*lines, *(f"<p>{html.escape(escaped(note))}</p>" for note in notes)])
 
 
 def heading(name: str) -> str:
@@ -120,16 +122,9 @@ def heading(name: str) -> str:
     return _HEADINGS.get(name) or name.replace("_percent", " %").replace("_", " ")
 
 
-def printable(text: str) -> str:
-    """Return a text in which what can't be printed, ends of lines among it, stands as its code."""
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape", "surrogatepass").decode() for one in text)
-
-
 def one_line(text: str) -> str:
-    """Return a text as one line, in which what can't be printed stands as its code."""
-    return printable(" ".join(text.split()))
+    """Return a text as one line without control characters; each run of blanks and line ends becomes one blank."""
+    return escaped(" ".join(text.split()))
 
 
 def present(facts: Mapping[str, object]) -> tuple[list[str], list[list[str]]]:
@@ -152,7 +147,7 @@ def _print(
     # A row that is a list: what is too long for the terminal all the same is the terminal's to wrap.
     console.print(shown, soft_wrap=isinstance(shown, Text))
     for note in notes:
-        console.print(printable(note), markup=False)
+        console.print(escaped(note), markup=False)
 
 
 def fitted(headings: Sequence[str], rows: Iterable[Sequence[str]], layout: Layout, width: int) -> RenderableType:
@@ -161,7 +156,7 @@ def fitted(headings: Sequence[str], rows: Iterable[Sequence[str]], layout: Layou
     from rich.console import Group
     from rich.text import Text
 
-    cells = [[printable(cell) for cell in row] for row in rows]
+    cells = [[escaped(cell) for cell in row] for row in rows]
     columns = [*zip(headings, *cells, strict=True)]
     natural = [max(map(cell_len, column)) for column in columns]
     least = [_least(heading, texts, layout) for heading, *texts in columns]
@@ -240,4 +235,4 @@ def _stacked(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> Text:
 
 
 def _html_row(tag: str, cells: Iterable[str]) -> str:
-    return "<tr>" + "".join(f"<{tag}>{html.escape(printable(cell))}</{tag}>" for cell in cells) + "</tr>"
+    return "<tr>" + "".join(f"<{tag}>{html.escape(escaped(cell))}</{tag}>" for cell in cells) + "</tr>"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import traceback
 from typing import Final
 
-# Longer than any remark of a broker without a stack trace, and short enough that the advice behind it is still read.
-SHOWN: Final = 1000
+# Characters of a whole error, log record, or cell of a table. A remark with a Java stack trace fits.
+LONGEST: Final = 10_000
 
 # C0, DEL, C1 and the separators of lines and paragraphs. Also bidirectional controls, tags and other invisible format
 # characters, which reorder or hide text, and surrogates, which UTF-8 cannot encode. U+200C and U+200D stay, because
@@ -17,7 +19,7 @@ _UNSAFE: Final = re.compile(
 )
 
 
-def escaped(text: str, limit: int = SHOWN) -> str:
+def escaped(text: str, limit: int = LONGEST) -> str:
     r"""Return `text` as at most `limit` characters of one line, with control characters as ``\n`` or ``\x1b``.
 
     Backslashes stay as they are, so a text that was escaped before does not change.
@@ -27,6 +29,25 @@ def escaped(text: str, limit: int = SHOWN) -> str:
         return shown
     end = f"… ({len(text)} characters)"
     return shown[: max(limit - len(end), 0)] + end
+
+
+def escape_record(record: logging.LogRecord) -> bool:
+    """Escape the message and the traceback of a log record: the filter of every logger of this package.
+
+    The lines of a traceback are indented, so that no line of a foreign exception's text looks like a record.
+    """
+    try:
+        message = record.getMessage()
+        trace = "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else ""
+    except Exception:
+        # An argument cannot be shown as a text. The handler of the record reports that, as for any other logger.
+        return True
+    shown = escaped(message)
+    if shown != message:
+        record.msg, record.args = shown, ()
+    if trace:
+        record.exc_text = "\n".join(f"    {escaped(line)}" for line in trace.rstrip("\n").split("\n"))
+    return True
 
 
 def _code(match: re.Match[str]) -> str:

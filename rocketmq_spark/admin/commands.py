@@ -213,26 +213,26 @@ def _print_checks(found: Table[Check]) -> None:
     from rich.text import Text
 
     from rocketmq_spark.doctor.check import FAILED, OK, WARNING
-    from rocketmq_spark.table_view import printable
+    from rocketmq_spark.text import escaped
 
     colours = {OK: "green", WARNING: "yellow", FAILED: "bold red"}
     console = Console(highlight=False)
     states = max(map(len, colours)) + 1
-    names = max(len(printable(check.check)) for check in found) + 2
+    names = max(len(escaped(check.check)) for check in found) + 2
     indent = " " * (states + names)
     for check in found:
-        text = printable(check.found)
+        text = escaped(check.found)
         if console.is_terminal:
             # At blanks alone, so that no path is broken.
             room = max(console.width - len(indent), _NARROWEST)
             text = textwrap.fill(text, room, break_long_words=False, break_on_hyphens=False)
         line = Text(f"{check.state:<{states}}", style=colours[check.state])
-        line.append(f"{printable(check.check):<{names}}", style="default").append(
+        line.append(f"{escaped(check.check):<{names}}", style="default").append(
             text.replace("\n", f"\n{indent}"), style="default"
         )
         console.print(line, soft_wrap=True)
         if check.mend:
-            console.print(f"{'':{states}}→ {printable(check.mend)}", markup=False, soft_wrap=True)
+            console.print(f"{'':{states}}→ {escaped(check.mend)}", markup=False, soft_wrap=True)
     console.print(_verdict([check.state for check in found]))
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from rocketmq_spark.errors import ClusterError
+from rocketmq_spark.text import escaped
 
 if TYPE_CHECKING:
     from rocketmq_spark.cluster.jars import Progress
@@ -131,9 +132,9 @@ def logs(
         raise ClusterError(f"the cluster has no server {name}; it has {names}")
     for server in chosen:
         if len(chosen) > 1:
-            typer.echo(f"==> {server.name} <==")
+            typer.echo(f"==> {escaped(server.name)} <==")
         for line in _last_lines(Path(server.log), lines):
-            typer.echo(line)
+            typer.echo(escaped(line.expandtabs(4)))
 
 
 def _state_file() -> StateFile:
@@ -173,7 +174,7 @@ def _how_to_use(state: ClusterState) -> str:
 def _last_lines(log: Path, count: int) -> list[str]:
     # Rolled at 20 MB, so reading it all is bounded.
     try:
-        with log.open(encoding="utf-8", errors="replace") as file:
+        with log.open(encoding="utf-8", errors="replace", newline="\n") as file:
             return [line.rstrip("\n") for line in deque(file, maxlen=count)]
     except OSError as exc:
         raise ClusterError(f"reading the log {log}: {exc}") from exc

@@ -15,6 +15,7 @@ import numpy as np
 
 from rocketmq_spark.metrics.histogram import IntArray, highest_us, lowest_us
 from rocketmq_spark.metrics.view import require
+from rocketmq_spark.text import escaped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,7 +57,7 @@ def plot_latencies(latencies: Mapping[str, tuple[IntArray, IntArray]], ax: Axes 
         # Within a bucket nothing is known: the share is reached at its end, as every quantile shows it.
         edges = [lowest_us(int(indices[0])) / 1000, *(highest_us(index) / 1000 for index in indices.tolist())]
         share = np.concatenate(([0.0], np.cumsum(counts) / counts.sum()))
-        axes.step(np.maximum(edges, 0.001), share * 100, where="post", label=broker, **line)
+        axes.step(np.maximum(edges, 0.001), share * 100, where="post", label=escaped(broker), **line)
     axes.set_xscale("log")
     _label_plainly(axes.xaxis)
     axes.set_ylim(0, 101)
@@ -106,13 +107,13 @@ def plot_timeline(
             at = (row["second"] - first) // width
             drawn[:, at] = row["rows"] / width, largest, row["retries"], row["isolated"]
         for panel, values in zip(panels, drawn, strict=False):
-            panel.stairs(values, edges, baseline=None, label=broker, **line)
+            panel.stairs(values, edges, baseline=None, label=escaped(broker), **line)
         shade = {"color": line["color"], "alpha": 0.15, "linewidth": 0}
         for start, end in _runs(drawn[3]):
             for panel in panels:
                 panel.axvspan(edges[start], edges[end], **shade)
         if drawn[3].any():
-            shades[f"{broker} isolated"] = Patch(**shade)
+            shades[escaped(f"{broker} isolated")] = Patch(**shade)
     rates.set_ylabel("rows per second")
     latencies.set_ylabel("largest latency (ms)")
     retries.set_ylabel("retries")

@@ -26,7 +26,6 @@ from rocketmq_spark.spark.live_arrivals import Arrivals
 from rocketmq_spark.spark.live_screens import LiveView, Screen, screen_here
 from rocketmq_spark.spark.live_tasks import TaskCounts, Tasks
 from rocketmq_spark.spark.register import is_connect
-from rocketmq_spark.table_view import printable
 from rocketmq_spark.transport.remoting import RemotingTransport
 
 if TYPE_CHECKING:
@@ -221,6 +220,4 @@ class LiveDisplay:
     def _log_once(self, what: str, problem: str) -> None:
         if problem and what not in self._logged:
             self._logged.add(what)
-            logger.warning(
-                "the live display of topic %s (the job goes on): %s: %s", self.view.topic, what, printable(problem)
-            )
+            logger.warning("the live display of topic %s (the job goes on): %s: %s", self.view.topic, what, problem)

@@ -14,7 +14,8 @@ from typing import IO, TYPE_CHECKING, Any, Final, Protocol
 
 from rocketmq_spark.spark.live_arrivals import BrokerArrivals
 from rocketmq_spark.spark.live_tasks import TaskCounts
-from rocketmq_spark.table_view import Layout, fitted, html_table, printable
+from rocketmq_spark.table_view import Layout, fitted, html_table
+from rocketmq_spark.text import escaped
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -69,7 +70,7 @@ class LiveView:
             running = "" if self.over and not tasks.running else f", {tasks.running:,} running"
             failed = f", {tasks.failed:,} failed" if tasks.failed else ""
             parts.append(f"{tasks.ended:,} of {tasks.total:,} tasks ended{running}{failed}")
-        return " · ".join(parts)
+        return escaped(" · ".join(parts))
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return a line per broker, and one of all."""
@@ -93,7 +94,7 @@ class LiveView:
         """Return all of it in one line."""
         silent = [f"{broker.broker} {broker.problem}" for broker in self.brokers if broker.problem]
         arrived = f"{self.messages:,} messages arrived, {self.per_second:,.0f} per second"
-        return printable("; ".join([f"{self.heading()} · {arrived}", *silent, *self.problems]))
+        return escaped("; ".join([f"{self.heading()} · {arrived}", *silent, *self.problems]))
 
     def _rate(self, broker: BrokerArrivals) -> float | None:
         if self.over:
@@ -110,7 +111,7 @@ class LiveView:
         from rich.text import Text
 
         yield Text(self.heading())
-        yield from (Text(printable(problem)) for problem in self.problems)
+        yield from (Text(escaped(problem)) for problem in self.problems)
         # The table ends with an empty line, which Spark's own progress bar overwrites then.
         yield fitted(self.headings(), self.rows(), _LAYOUT, options.max_width)
 

@@ -30,6 +30,7 @@ from rocketmq_spark.errors import (
     RocketMQError,
     UserRefusedException,
 )
+from rocketmq_spark.text import escaped
 from rocketmq_spark.transport._pb import definition_pb2 as pb
 from rocketmq_spark.transport.grpc_channels import Channels
 from rocketmq_spark.transport.grpc_metadata import MetadataSource
@@ -329,7 +330,8 @@ class GrpcClient:
             if found is not None:
                 kind, remedy = found
                 error = kind(f"{doing}: {endpoint}: {remedy}")
-        error.__cause__ = call.exception()
+        # gRPC's exception shows the server's words unescaped, in lines of their own, wherever a traceback is printed.
+        error.__cause__ = RuntimeError(escaped(str(call.exception())))
         return error
 
 

@@ -10,7 +10,8 @@ import pytest
 from rocketmq_spark.message import MessageQueue, SendStatus
 from rocketmq_spark.route_data import BrokerData, BrokerRoute, QueueData, TopicRouteData
 from rocketmq_spark.send_result import LocalTransactionState, SendResult, TransactionSendResult
-from rocketmq_spark.table_view import Layout, html_table, print_table, printable, text_table
+from rocketmq_spark.table_view import Layout, html_table, print_table, text_table
+from rocketmq_spark.text import escaped
 
 
 def test_numbers_stand_at_the_right_and_notes_below() -> None:
@@ -101,7 +102,7 @@ def test_what_is_empty_says_so_where_there_are_words_for_it() -> None:
     ],
 )
 def test_what_a_terminal_would_obey_is_shown_as_its_code(text: str, shown: str) -> None:
-    assert printable(text) == shown
+    assert escaped(text) == shown
     assert shown in text_table(["body"], [[text]])
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rocketmq_spark.text import SHOWN, escaped
+from rocketmq_spark.text import LONGEST, escaped
 
 JOINERS = "\u200c\u200d"
 ANY_TEXT = st.text(st.characters(categories=None, exclude_categories=()), max_size=300)
@@ -58,5 +58,5 @@ def test_control_characters_are_shown_as_their_codes(text: str, shown: str) -> N
 
 def test_long_text_is_cut_and_says_its_length() -> None:
     shown = escaped("x" * 16_000_000)
-    assert len(shown) == SHOWN
+    assert len(shown) == LONGEST
     assert shown.endswith("xx… (16000000 characters)")

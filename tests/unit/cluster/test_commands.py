@@ -15,6 +15,7 @@ import pytest
 from rocketmq_spark.cli import main
 from rocketmq_spark.cluster.commands import _how_to_use
 from rocketmq_spark.cluster.state import ClusterState, ServerRecord, StateFile, process_start
+from rocketmq_spark.text import escaped
 
 Capture = pytest.CaptureFixture[str]
 
@@ -93,6 +94,13 @@ def test_down_stops_it_and_forgets_it(running: ClusterState, state_file: StateFi
 def test_logs_show_the_last_lines(capsys: Capture) -> None:
     assert main(["cluster", "logs", "broker-0", "-n", "2"]) == 0
     assert capsys.readouterr().out == "two\nthree\n"
+
+
+def test_logs_show_control_characters_as_their_codes(running: ClusterState, capsys: Capture) -> None:
+    hostile = "topic a\rforged\x1b[2J\x9b\u2028\u202e"
+    Path(running.servers[0].log).write_text(f"{hostile}\n\tat Main\n", newline="\n")
+    assert main(["cluster", "logs"]) == 0
+    assert capsys.readouterr().out == f"{escaped(hostile)}\n    at Main\n"
 
 
 @pytest.mark.usefixtures("running")

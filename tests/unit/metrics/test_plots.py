@@ -89,6 +89,18 @@ def test_timeline_shades_where_a_broker_is_isolated(pyplot: Any) -> None:
     assert first[1].get_edgecolor()[:3] == first[2].get_facecolor()[:3]
 
 
+def test_broker_name_with_control_characters_is_drawn_escaped(pyplot: Any) -> None:
+    recording = recorder(epoch=EPOCH)
+    success(recording, "b\n\x1b\u202e", rows=1, now=0)
+    recording.record_isolation("b\n\x1b\u202e", 2_000, 0.5)
+    summary = summary_of([recording.snapshot()])
+    axes = summary.plot()
+    [legend] = summary.plot_timeline()[0].figure.legends
+    names = [text.get_text() for text in (*axes.get_legend().get_texts(), *legend.get_texts())]
+    assert names == [r"b\n\x1b\u202e", r"b\n\x1b\u202e", r"b\n\x1b\u202e isolated"]
+    axes.figure.canvas.draw()
+
+
 def test_a_long_timeline_counts_in_hours_and_its_rates_in_seconds(pyplot: Any) -> None:
     recording = recorder(epoch=0)
     for second in range(0, 16_384, 8):

@@ -1,0 +1,164 @@
+"""Texts of hostile servers and rows reach exceptions, log records and terminals without control characters."""
+
+from __future__ import annotations
+
+import ast
+import io
+import logging
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import StructType
+
+import rocketmq_spark
+from rocketmq_spark.cli import main
+from rocketmq_spark.errors import DeliveryError, InvalidRowError, MQBrokerException, RocketMQError
+from rocketmq_spark.producer.client_instance import close_instances
+from rocketmq_spark.route_data import MASTER_ID, BrokerData, TopicRouteData
+from rocketmq_spark.spark.datasource import RocketMQDataSource
+from rocketmq_spark.spark.live_arrivals import BrokerArrivals
+from rocketmq_spark.spark.live_screens import LiveView
+from rocketmq_spark.text import escaped
+from rocketmq_spark.transport.script import Reply, route
+from rocketmq_spark.wire.codes import ResponseCode
+from tests.peer import BrokerPeer
+from tests.proxy import FakeProxy, refusal
+
+FORGED = "26/11/23 12:00:00 ERROR Executor: all rows are lost"
+HOSTILE = f"no\r\n{FORGED}\x1b[2J\x9b31m\u2028\u202edne\x07"
+SHOWN = escaped(HOSTILE)
+SCHEMA = StructType().add("body", "string")
+ROWS = pa.RecordBatch.from_pydict({"body": ["one", "two"]})
+
+
+@pytest.fixture(autouse=True)
+def _close_instances() -> Iterator[None]:
+    yield
+    close_instances()
+
+
+def assert_safe(text: str, *, shown: str = SHOWN) -> None:
+    """Check a text of several lines: none is forged, and none has what a terminal obeys."""
+    lines = text.split("\n")
+    assert [line for line in lines if escaped(line, len(text)) != line] == []
+    assert [line for line in lines if line.startswith(FORGED)] == []
+    assert shown in text
+
+
+def write_error(options: dict[str, str], rows: pa.RecordBatch = ROWS) -> RocketMQError:
+    source = RocketMQDataSource({"topic": "orders", "retryBackoffMs": "1", **options})
+    writer = source.writer(SCHEMA, overwrite=False)
+    with pytest.raises(RocketMQError) as raised:
+        writer.write(iter([rows]))
+    close_instances()
+    return raised.value
+
+
+def records_text(caplog: pytest.LogCaptureFixture) -> str:
+    formatter = logging.Formatter("%(name)s %(message)s")
+    return "\n".join(map(formatter.format, caplog.records))
+
+
+def test_remark_and_broker_name_are_escaped_in_errors_and_log_records(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with BrokerPeer({}, *[Reply.code(ResponseCode.NO_PERMISSION, HOSTILE)] * 9) as peer:
+        peer.routes["orders"] = TopicRouteData(
+            route({HOSTILE: 4}).queue_datas, (BrokerData(HOSTILE, {MASTER_ID: peer.address}),)
+        )
+        error = write_error({"nameServer": peer.address})
+    assert isinstance(error, DeliveryError)
+    assert isinstance(error.__cause__, MQBrokerException)
+    assert error.__cause__.remark == HOSTILE, "the data is not changed"
+    assert_safe("".join(traceback.format_exception(error)))
+    assert_safe(records_text(caplog), shown="orders")
+
+
+@pytest.mark.parametrize("replies", ["status", "details"])
+def test_words_of_a_proxy_are_escaped_in_errors_and_log_records(caplog: pytest.LogCaptureFixture, replies: str) -> None:
+    caplog.set_level(logging.DEBUG)
+    import grpc
+
+    with FakeProxy() as proxy:
+        if replies == "details":
+            proxy.handlers["SendMessage"] = lambda _, context: context.abort(grpc.StatusCode.PERMISSION_DENIED, HOSTILE)
+        proxy.replies.extend([refusal(40300, HOSTILE)] * 9)
+        error = write_error({"endpoints": proxy.address})
+    assert_safe("".join(traceback.format_exception(error)))
+    assert_safe(records_text(caplog), shown="")
+
+
+def test_topics_and_keys_of_rows_are_escaped_in_errors() -> None:
+    rows = pa.RecordBatch.from_pydict({"body": ["x"], "topic": [HOSTILE], "keys": [HOSTILE], "tags": [HOSTILE]})
+    with BrokerPeer({}) as peer:
+        source = RocketMQDataSource({"nameServer": peer.address})
+        schema = StructType().add("body", "string").add("topic", "string").add("keys", "string").add("tags", "string")
+        writer = source.writer(schema, overwrite=False)
+        with pytest.raises(InvalidRowError) as raised:
+            writer.write(iter([rows]))
+    assert_safe("".join(traceback.format_exception(raised.value)))
+
+
+def test_keys_of_a_refused_row_are_escaped_in_errors() -> None:
+    rows = pa.RecordBatch.from_pydict({"body": ["x"], "keys": [HOSTILE], "tags": [HOSTILE]})
+    schema = StructType().add("body", "string").add("keys", "string").add("tags", "string")
+    with BrokerPeer({}, Reply.code(ResponseCode.MESSAGE_ILLEGAL, "no")) as peer:
+        peer.routes["orders"] = TopicRouteData(
+            route({"broker-a": 4}).queue_datas, (BrokerData("broker-a", {MASTER_ID: peer.address}),)
+        )
+        source = RocketMQDataSource({"nameServer": peer.address, "topic": "orders"})
+        with pytest.raises(DeliveryError) as raised:
+            source.writer(schema, overwrite=False).write(iter([rows]))
+    assert_safe("".join(traceback.format_exception(raised.value)), shown=SHOWN[:60])
+
+
+def test_command_line_shows_no_control_characters_of_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    with BrokerPeer({}, Reply.code(ResponseCode.NO_PERMISSION, HOSTILE)) as peer:
+        peer.routes["orders"] = TopicRouteData(
+            route({HOSTILE: 4}).queue_datas, (BrokerData(HOSTILE, {MASTER_ID: peer.address}),)
+        )
+        assert main(["route", "orders", "-n", peer.address]) == 0
+        assert_safe(capsys.readouterr().out, shown=FORGED)
+        assert main(["send", "orders", "x", "-n", peer.address]) == 1
+    assert_safe(capsys.readouterr().err)
+
+
+def test_a_log_record_of_a_foreign_exception_is_escaped(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("rocketmq_spark.producer")
+    try:
+        raise ValueError(HOSTILE)
+    except ValueError:
+        logger.exception("the hook %r failed for %s", HOSTILE, HOSTILE)
+    assert_safe(records_text(caplog))
+
+
+def test_a_harmless_log_record_keeps_its_arguments(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("rocketmq_spark.producer").warning("100%% of %s", "orders")
+    assert [(record.msg, record.args) for record in caplog.records] == [("100%% of %s", ("orders",))]
+
+
+def test_every_logger_of_the_package_escapes_its_records() -> None:
+    names = {
+        node.args[0].value
+        for path in Path(rocketmq_spark.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "logging.getLogger"
+        if isinstance(node.args[0], ast.Constant)
+    }
+    assert len(names) > 5
+    names.discard("rocketmq_spark")  # has a handler, and no records
+    assert [name for name in names if not logging.getLogger(str(name)).filters] == []
+
+
+def test_live_display_shows_no_control_characters() -> None:
+    from rich.console import Console
+
+    broker = BrokerArrivals(HOSTILE, 1, 1.0, HOSTILE, HOSTILE)
+    view = LiveView(HOSTILE, 1.0, over=False, tasks=None, brokers=(broker,), problems=(HOSTILE,))
+    console = Console(file=io.StringIO(), width=400, color_system=None)
+    console.print(view)
+    assert isinstance(console.file, io.StringIO)
+    for text in (view.line(), view._repr_html_(), console.file.getvalue()):
+        assert_safe(text)
