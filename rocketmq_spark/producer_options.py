@@ -165,7 +165,7 @@ _DOCS: Final = {
     "endpoints": "Addresses of proxies, in the same way, for sending over gRPC without a name server. https:// before "
     "one needs `use_tls`, and http:// excludes it.",
     "instance_name": "Second part of the client id; DEFAULT stands for a name that no other producer has. Producers of "
-    "one client id share connections and routes.",
+    "one client id share connections and routes; their connection options must be equal.",
     "send_msg_timeout": "How long one send may take, with all its attempts.",
     "send_msg_max_timeout_per_request": "How long an attempt may take that another one may follow; -1: as long as the "
     "send has left.",

@@ -30,7 +30,7 @@ _PULL_TIMEOUT_MS: Final = 10_000
 class ReaderOptions:
     """The options of one read, parsed. Times are milliseconds; see `READER_OPTIONS` for each one's meaning.
 
-    Hashable and picklable; equal options share a client instance. Building one directly checks nothing.
+    Hashable and picklable. Building one directly checks nothing.
     """
 
     name_server: tuple[str, ...] = ()

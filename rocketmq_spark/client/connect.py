@@ -10,11 +10,13 @@ import functools
 import importlib.util
 import logging
 import re
+from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from rocketmq_spark.client.credentials import CredentialOptions, credentials_of
+from rocketmq_spark.client.credentials import CredentialOptions, credentials_of, provider_class
 from rocketmq_spark.errors import OptionError
+from rocketmq_spark.producer.client_config import ClientConfig
 from rocketmq_spark.transport.local_address import local_ip
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.transport.tls import TlsSettings
@@ -109,6 +111,68 @@ class ConnectionConfig(CredentialOptions, Protocol):
     def client_oneway_semaphore_value(self) -> int:
         """Most requests under way that are not."""
         ...
+
+
+class InstanceConfig(ConnectionConfig, ClientConfig, Protocol):
+    """What a client instance takes from the options of the producer that creates it."""
+
+    @property
+    def mq_client_api_timeout(self) -> int:
+        """Timeout of a route, heart-beat or unregister request, ms."""
+        ...
+
+
+# Taken from the protocols, so that an option that a connection depends on can't be left out.
+CONNECTION_OPTIONS: Final = tuple(
+    dict.fromkeys(
+        name
+        for protocol in (ConnectionConfig, CredentialOptions, InstanceConfig, ClientConfig)
+        for name, member in vars(protocol).items()
+        if isinstance(member, property)
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionOptions:
+    """Everything that decides on the connections of a client instance, secrets included.
+
+    Two producers may share an instance only if these are equal. A reference (``env:NAME``, ``file:/path``) equals the
+    same reference only: its content may change. A credentials provider equals the same class only.
+    """
+
+    # By the names of the options, in one order. Holds secrets.
+    _values: dict[str, Any] = field(repr=False)
+
+    @classmethod
+    def of(cls, options: InstanceConfig, transport: Transport | None = None) -> ConnectionOptions:
+        """Return those of a producer.
+
+        Parameters
+        ----------
+        options : InstanceConfig
+        transport : Transport, optional
+            The caller's own transport; it equals itself only.
+
+        Raises
+        ------
+        OptionError
+            The class of the credentials provider can't be loaded.
+        """
+        values = {name: getattr(options, name) for name in CONNECTION_OPTIONS}
+        values["transport"] = transport or ("grpc" if values.pop("over_grpc") else "remoting")
+        values["client_ip"] = options.client_ip or local_ip()
+        values["credentials_provider"] = provider_class(options)
+        if not options.over_grpc:
+            # Over remoting each producer adds the namespace to its own topics; the connection does not know it.
+            del values["namespace"]
+        return cls(values)
+
+    def differences(self, other: ConnectionOptions) -> list[str]:
+        """Return the names of the options that differ, never their values."""
+        missing = object()
+        names = dict.fromkeys([*self._values, *other._values])
+        return [name for name in names if self._values.get(name, missing) != other._values.get(name, missing)]
 
 
 def tls_settings(options: ConnectionConfig) -> TlsSettings | None:

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from rocketmq_spark.credentials import Credentials, CredentialsProvider
 from rocketmq_spark.errors import CredentialsError, OptionError
@@ -82,7 +82,7 @@ def credentials_of(options: CredentialOptions) -> CredentialsProvider | None:
     """
     if options.credentials_provider is not None:
         name = options.credentials_provider
-        load_class(_PROVIDER, name, _METHOD)
+        provider_class(options)
         return RefreshedCredentials(_Provided(name), f"{_PROVIDER}={name}")
     if options.access_key is None or options.secret_key is None:
         return None
@@ -104,6 +104,18 @@ def credentials_of(options: CredentialOptions) -> CredentialsProvider | None:
 
     files = [text.removeprefix(FILE) for text in given if text.startswith(FILE)]
     return RefreshedCredentials(agreeing, f"reading {', '.join(files)}", agreeing()) if files else resolved()
+
+
+def provider_class(options: CredentialOptions) -> type[Any] | None:
+    """Return the class that the option ``credentialsProvider`` names, None without the option.
+
+    Raises
+    ------
+    OptionError
+        It can't be loaded.
+    """
+    name = options.credentials_provider
+    return None if name is None else load_class(_PROVIDER, name, _METHOD)
 
 
 class _Provided:

@@ -2,8 +2,8 @@
 
 Rule 1: it may be used by many threads, and in the process that started it only.
 Rule 2: the caller's messages are never changed.
-Rule 3: one client instance (connections, routes, what is known of brokers) per client id in a process; it ends with its
-        last producer.
+Rule 3: producers of one client id share a client instance (connections, routes, latency faults) if their connection
+        options are equal; else the second one does not start. The instance closes with its last producer.
 
 Follows ``DefaultMQProducer.java``, ``DefaultMQProducerImpl.java``, ``TransactionMQProducer.java`` (spec/producer.md).
 """
@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from rocketmq_spark.client.admin import MQAdmin
-from rocketmq_spark.client.connect import SECURITY
+from rocketmq_spark.client.connect import CONNECTION_OPTIONS
 from rocketmq_spark.client.lifecycle import Event, Lifecycle, ServiceState
 from rocketmq_spark.client.recall import recall_message
 from rocketmq_spark.client.registry import GroupTakenError
@@ -44,8 +44,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rocketmq_spark.producer")
 
 _TRACE_TIMEOUT_MS: Final = 5000
-# How the tracer reaches the brokers; all else are its own defaults.
-_SHARED_WITH_TRACER: Final = ("name_server", "client_ip", "unit_name", *SECURITY)
+# The tracer shares the producer's client instance, over remoting only. All other options are its own defaults.
+_SHARED_WITH_TRACER: Final = tuple(
+    name for name in CONNECTION_OPTIONS if name not in ("over_grpc", "endpoints", "namespace")
+)
 
 
 class Producer(MQAdmin):
@@ -135,6 +137,8 @@ class Producer(MQAdmin):
         ------
         MQClientException
             It was started before; the group's name is not allowed, or taken in this client instance.
+        OptionError
+            A running producer of the same client id has other connection options.
         """
         who = f"producer {self.producer_group}"
         self._lifecycle.fire(Event.START, who)

@@ -1,6 +1,8 @@
 """The client instances that the producers of this process share, by client id.
 
-Rule 1: producers with one client id share one instance; the first brings its settings, the last one out closes it.
+Rule 1: producers with one client id and equal connection options share one instance. The first producer creates it, the
+        last one closes it. A producer of the same client id whose connection options differ can't start. (Java shares
+        by client id alone: the second producer then sends through the first one's connections.)
 Rule 2: a group has one producer in an instance: a second one would take the first one's place at the brokers.
 Rule 3: nothing is inherited over a fork.
 
@@ -16,7 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from rocketmq_spark.errors import MQClientException
+from rocketmq_spark.client.connect import ConnectionOptions
+from rocketmq_spark.errors import MQClientException, OptionError
 from rocketmq_spark.producer.client_instance import ClientInstance
 from rocketmq_spark.transaction import TransactionCheck
 
@@ -32,6 +35,7 @@ class GroupTakenError(MQClientException):
 @dataclass(slots=True)
 class _Member:
     instance: ClientInstance
+    options: ConnectionOptions
     # By producer group: who answers a broker's question about its half messages.
     groups: dict[str, OnCheck | None] = field(default_factory=dict)
 
@@ -53,12 +57,19 @@ class Registry:
         self._members: dict[str, _Member] = {}
 
     def join(
-        self, client_id: str, producer_group: str, on_check: OnCheck | None, make: Callable[[], ClientInstance]
+        self,
+        client_id: str,
+        options: ConnectionOptions,
+        producer_group: str,
+        on_check: OnCheck | None,
+        make: Callable[[], ClientInstance],
     ) -> ClientInstance:
-        """Return the instance of a client id, made by `make` if there is none, with the group in it.
+        """Return the instance of a client id, created by `make` if there is none, with the group in it.
 
         Raises
         ------
+        OptionError
+            The instance has other connection options.
         GroupTakenError
             The group has a producer there.
         """
@@ -68,8 +79,14 @@ class Registry:
         with self._lock:
             member = self._members.get(client_id)
             if member is None or member.instance.closed:
-                member = self._members[client_id] = _Member(make())
+                member = self._members[client_id] = _Member(make(), options)
                 member.instance.transport.on_check_transaction = member.on_check_transaction
+            if differences := member.options.differences(options):
+                raise OptionError(
+                    f"starting a producer of group {producer_group}: client {client_id} is in use by a producer whose "
+                    f"{', '.join(differences)} {'differ' if len(differences) > 1 else 'differs'}. Give this producer "
+                    "an instance_name of its own, or the same values"
+                )
             if producer_group in member.groups:
                 raise GroupTakenError(
                     f"starting a producer of group {producer_group}: client {client_id} has one already; use another "

@@ -25,7 +25,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Final
 
-from rocketmq_spark.client.connect import client_id_of, new_transport
+from rocketmq_spark.client.connect import ConnectionOptions, client_id_of, new_transport
 from rocketmq_spark.client.own_pool import OwnPool
 from rocketmq_spark.client.registry import registry
 from rocketmq_spark.client.sending import Sending
@@ -103,6 +103,8 @@ class ProducerService:
 
     Raises
     ------
+    OptionError
+        The client instance has other connection options.
     GroupTakenError
         The client instance has a producer of that group.
     """
@@ -129,7 +131,8 @@ class ProducerService:
             next_id=message_ids().next_id if options.over_grpc else unique_ids().next_id,
         )
         # After what can fail: nobody would take the group out of the instance again.
-        self.instance = registry.join(self.client_id, producer_group, self._on_check, self._new_instance)
+        connection = ConnectionOptions.of(options, parts.transport)
+        self.instance = registry.join(self.client_id, connection, producer_group, self._on_check, self._new_instance)
         self._kernel = Kernel(
             KernelSettings(
                 producer_group=producer_group,
