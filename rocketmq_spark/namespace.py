@@ -12,6 +12,7 @@ Follows ``NamespaceUtil.java`` and ``NameServerAddressUtils.java`` (spec/produce
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from rocketmq_spark.errors import MQClientException
@@ -70,6 +71,19 @@ def namespace_of(name_server_address: str) -> str | None:
     """Return the namespace that an address of the form ``[scheme://]MQ_INST_<w>_<w>.<rest>`` stands for, else None."""
     found = _INSTANCE_ADDRESS.fullmatch(name_server_address)
     return found[1] if found else None
+
+
+def effective_namespace(namespace: str | None, name_server: Sequence[str]) -> str | None:
+    """Return the namespace of a client, None for none (``ClientConfig.getNamespace``).
+
+    Parameters
+    ----------
+    namespace : str or None
+        The option, which wins over the address.
+    name_server : sequence of str
+        Addresses without a scheme. Only the first one counts, as in Java. Empty over gRPC.
+    """
+    return namespace or (namespace_of(name_server[0]) if name_server else None)
 
 
 def is_none(namespace: str | None) -> bool:

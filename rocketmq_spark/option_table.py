@@ -116,7 +116,8 @@ SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
     OptionSpec(
         "namespace",
         kinds.text("characters of a-z A-Z 0-9 _ - |", "[^a-zA-Z0-9_|-]"),
-        "Put before the names of topics and of the group as `namespace%`; metrics and receipts show the names without.",
+        "Put before the names of topics and of the group as `namespace%`; metrics and receipts show the names without. "
+        "By default that of a name server `MQ_INST_x_y.host`.",
     ),
     OptionSpec(
         "vipChannelEnabled", BOOLEAN, "Send to the brokers' second port, the one two below the port of the route."

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from rocketmq_spark.errors import OptionError
+from rocketmq_spark.namespace import effective_namespace
 from rocketmq_spark.option_parsing import parse_environment, parse_one, parse_values, redacted_repr
 from rocketmq_spark.option_rules import contradictions
 from rocketmq_spark.option_table import SINK_OPTIONS, TOPIC_SPEC, OptionSpec
@@ -169,7 +170,9 @@ def parse_sink_options(
         named = parse_one(TOPIC_SPEC, path, 'path (.save("topic"), .start("topic"))')
         if values.setdefault("topic", named) != named:
             raise OptionError(f"topic={values['topic']!r} and .save({named!r}) name two topics: give one of them")
-    parsed = SinkOptions(**{**values, **settled})
+    values = {**values, **settled}
+    values["namespace"] = effective_namespace(values.get("namespace"), values.get("name_server", ()))
+    parsed = SinkOptions(**values)
     if not parsed.route_servers:
         raise OptionError(
             'option nameServer is missing: give .option("nameServer", "host:9876;host:9876"), or set the environment '

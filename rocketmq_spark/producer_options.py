@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import rocketmq_spark.option_values as kinds
 from rocketmq_spark.errors import OptionError
+from rocketmq_spark.namespace import effective_namespace
 from rocketmq_spark.option_rules import of_security
 from rocketmq_spark.option_table import SINK_OPTIONS, OptionSpec
 from rocketmq_spark.option_transport import (
@@ -209,6 +210,7 @@ def producer_options(properties: Mapping[str, Any], environ: Mapping[str, str]) 
         values = {**GRPC_DEFAULTS, "retry_response_codes": codes, **values}
     elif "name_server" not in values and environ.get("NAMESRV_ADDR", "").strip():
         values["name_server"] = _checked("name_server", environ["NAMESRV_ADDR"])
+    values["namespace"] = effective_namespace(values.get("namespace"), values.get("name_server", ()))
     parsed = ProducerOptions(**values)
     if parsed.over_grpc:
         endpoints = option_text(properties["endpoints"])

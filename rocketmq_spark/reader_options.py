@@ -13,6 +13,7 @@ from typing import Final
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.namespace import effective_namespace
 from rocketmq_spark.offset_json import OffsetSpec
 from rocketmq_spark.option_parsing import parse_environment, parse_one, parse_values, redacted_repr
 from rocketmq_spark.option_table import SINK_OPTIONS
@@ -162,6 +163,7 @@ def parse_reader_options(options: Mapping[str, str], environ: Mapping[str, str],
     if "read_timeout_ms" in values:
         # Who waits less for a queue does not wait longer for one request.
         values.setdefault("pull_timeout_ms", min(_PULL_TIMEOUT_MS, values["read_timeout_ms"]))
+    values["namespace"] = effective_namespace(values.get("namespace"), values.get("name_server", ()))
     parsed = ReaderOptions(**values)
     if not parsed.name_server:
         raise OptionError(

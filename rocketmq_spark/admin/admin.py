@@ -55,7 +55,8 @@ class Admin:
     tls_insecure_skip_verify : bool, default False
         Take every certificate; it is warned of.
     namespace : str, optional
-        Only the topics of this namespace, by their names without it.
+        Only the topics of this namespace, by their names without it. Default: that of a name server
+        ``MQ_INST_x_y.host``.
     timeout : float, default 5.0
         Seconds that one question to one server may take; 3,600 at most.
 

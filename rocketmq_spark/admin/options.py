@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from rocketmq_spark.errors import OptionError
+from rocketmq_spark.namespace import effective_namespace
 from rocketmq_spark.option_parsing import parse_environment, parse_one
 from rocketmq_spark.producer_options import option_text
 from rocketmq_spark.reader_option_rules import contradictions
@@ -45,6 +46,7 @@ def admin_options(given: Mapping[str, Any], timeout: float, environ: Mapping[str
         raise OptionError(
             "no name server is given: name them as host:9876;host:9876, or set the environment variable NAMESRV_ADDR"
         )
+    values["namespace"] = effective_namespace(values.get("namespace"), values["name_server"])
     milliseconds = max(1, round(timeout * 1000))
     options = ReaderOptions(**values, pull_timeout_ms=milliseconds, read_timeout_ms=milliseconds)
     for contradiction in contradictions(options, str, streaming=False):

@@ -122,17 +122,13 @@ class RocketMQDataSource(DataSource):
 
     def _reader_options(self, *, streaming: bool) -> ReaderOptions:
         from rocketmq_spark.client.connect import check_connection
-        from rocketmq_spark.namespace import namespace_of, wrap
+        from rocketmq_spark.namespace import wrap
 
         options = parse_reader_options(self.options, os.environ, streaming=streaming)
         check_connection(options)
         for doubt in doubts(options):
             _warn_once(doubt)
-        namespace = options.namespace or namespace_of(options.name_server[0])
-        if namespace is None:
-            return options
-        group = wrap(namespace, options.consumer_group)
-        return dataclasses.replace(options, namespace=namespace, consumer_group=group)
+        return dataclasses.replace(options, consumer_group=wrap(options.wrapped_namespace, options.consumer_group))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Check the write, look up one route, and return the writer of a batch query.
@@ -215,21 +211,14 @@ def _warn_once(text: str) -> None:
 
 
 def _with_namespace(options: SinkOptions) -> SinkOptions:
-    """Put the group into the namespace, which a name server's address may give, too; topics follow with each batch.
+    """Put the group into the namespace; each batch does the same with its topic. Over gRPC names stay as they are."""
+    from rocketmq_spark.namespace import wrap
 
-    Over gRPC names stay as they are.
-    """
-    from rocketmq_spark.namespace import namespace_of, wrap
-
-    if options.over_grpc:
-        return options
-    namespace = options.namespace or namespace_of(options.name_server[0])
-    if namespace is None:
-        return options
+    namespace = options.wrapped_namespace
     for topic in filter(None, (options.topic, options.dead_letter_topic)):
         if len(wrap(namespace, topic)) > MAX_TOPIC_LENGTH:
             raise OptionError(
                 f"topic {topic} in namespace {namespace} has a name of more than {MAX_TOPIC_LENGTH} characters: "
                 "shorten one of the two"
             )
-    return dataclasses.replace(options, namespace=namespace, producer_group=wrap(namespace, options.producer_group))
+    return dataclasses.replace(options, producer_group=wrap(namespace, options.producer_group))

@@ -27,7 +27,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.metrics import Recorder
-from rocketmq_spark.options import SinkOptions
+from rocketmq_spark.options import SinkOptions, parse_sink_options
 from rocketmq_spark.producer.client_instance import ClientInstance, close_instances
 from rocketmq_spark.route_data import MASTER_ID, BrokerData
 from rocketmq_spark.spark.datasource import RocketMQDataSource, _warn_once, _with_namespace
@@ -250,7 +250,7 @@ def test_grpc_that_is_not_installed_is_said_on_the_driver(monkeypatch: pytest.Mo
 
 
 def test_the_group_goes_into_the_namespace_by_remoting_only() -> None:
-    remoting = SinkOptions(name_server=("MQ_INST_1_2.example:9876",), producer_group="g")
+    remoting = parse_sink_options({"nameServer": "MQ_INST_1_2.example:9876", "producerGroup": "g"}, {})
     assert _with_namespace(remoting).producer_group == "MQ_INST_1_2%g"
     grpc = SinkOptions(
         transport="grpc", endpoints=("MQ_INST_1_2.example:8081",), producer_group="g", namespace="n", topic="t" * 127

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.errors import MQClientException
+from rocketmq_spark.admin.options import admin_options
+from rocketmq_spark.errors import MQClientException, OptionError
 from rocketmq_spark.namespace import check_namespace, namespace_of, unwrap, wrap
+from rocketmq_spark.options import SinkOptions, parse_sink_options
+from rocketmq_spark.producer_options import ProducerOptions, producer_options
+from rocketmq_spark.reader_options import ReaderOptions, parse_reader_options
 from tests.strategies import topics
 
 EXAMPLES = [("T", "A%T"), ("%RETRY%G", "%RETRY%A%G"), ("%DLQ%G", "%DLQ%A%G")]
@@ -68,3 +74,73 @@ def test_33_wrapping_is_idempotent_and_unwrapping_undoes_it(namespace: str, topi
 )
 def test_a_namespace_may_be_part_of_the_address(address: str, namespace: str | None) -> None:
     assert namespace == namespace_of(address)
+
+
+def of_sink(options: Mapping[str, str], environ: Mapping[str, str]) -> SinkOptions:
+    return parse_sink_options({"topic": "T", **options}, environ)
+
+
+def of_source(options: Mapping[str, str], environ: Mapping[str, str]) -> ReaderOptions:
+    return parse_reader_options({"subscribe": "T", **options}, environ, streaming=False)
+
+
+def in_snake_case(options: Mapping[str, str]) -> dict[str, str | None]:
+    return {"name_server": options.get("nameServer"), "namespace": options.get("namespace")}
+
+
+def of_producer(options: Mapping[str, str], environ: Mapping[str, str]) -> ProducerOptions:
+    return producer_options(in_snake_case(options), environ)
+
+
+def of_admin(options: Mapping[str, str], environ: Mapping[str, str]) -> ReaderOptions:
+    return admin_options(in_snake_case(options), 5.0, environ)
+
+
+Parse = Callable[[Mapping[str, str], Mapping[str, str]], "SinkOptions | ReaderOptions | ProducerOptions"]
+everywhere = pytest.mark.parametrize("parse", [of_sink, of_source, of_producer, of_admin])
+
+INSTANCE = "MQ_INST_1_a.mq.example:80"
+
+
+@everywhere
+@pytest.mark.parametrize("given_as", ["option", "variable"])
+@pytest.mark.parametrize(
+    ("name_server", "address", "namespace"),
+    [
+        (INSTANCE, INSTANCE, "MQ_INST_1_a"),
+        (f"http://{INSTANCE}", INSTANCE, "MQ_INST_1_a"),
+        (f"HTTP://{INSTANCE}", INSTANCE, "MQ_INST_1_a"),
+        (f" http://{INSTANCE} ; 10.0.0.1:9876", INSTANCE, "MQ_INST_1_a"),
+        # As in Java, the address that comes first decides.
+        (f"10.0.0.1:9876;{INSTANCE}", "10.0.0.1:9876", ""),
+        ("http://10.0.0.1:9876", "10.0.0.1:9876", ""),
+        ("MQ_INST_1.mq.example:80", "MQ_INST_1.mq.example:80", ""),
+    ],
+)
+def test_every_client_takes_the_namespace_of_its_name_server(
+    parse: Parse, given_as: str, name_server: str, address: str, namespace: str
+) -> None:
+    options, environ = (
+        ({"nameServer": name_server}, {}) if given_as == "option" else ({}, {"NAMESRV_ADDR": name_server})
+    )
+    parsed = parse(options, environ)
+    assert parsed.name_server[0] == address
+    assert parsed.wrapped_namespace == namespace
+
+
+@everywhere
+def test_explicit_namespace_wins_over_the_name_servers(parse: Parse) -> None:
+    assert parse({"nameServer": INSTANCE, "namespace": "mine"}, {}).wrapped_namespace == "mine"
+
+
+@everywhere
+@pytest.mark.parametrize("scheme", ["https", "tcp", "ftp"])
+def test_scheme_that_names_no_name_server_is_refused(parse: Parse, scheme: str) -> None:
+    with pytest.raises(OptionError, match="allowed is host:port;host:port"):
+        parse({"nameServer": f"{scheme}://{INSTANCE}"}, {})
+
+
+def test_proxies_give_no_namespace() -> None:
+    environ = {"NAMESRV_ADDR": INSTANCE}
+    assert parse_sink_options({"endpoints": INSTANCE, "topic": "T"}, environ).namespace is None
+    assert producer_options({"endpoints": INSTANCE}, environ).namespace is None

@@ -329,3 +329,12 @@ def test_a_static_topic_list_of_queues_is_fetched_anew(producer: Producer, trans
     assert len(producer.fetch_publish_message_queues("T")) == 4
     transport.routes["T"] = route({"a": 1})
     assert producer.fetch_publish_message_queues("T") == [MessageQueue("T", "a", 0)]
+
+
+def test_namespace_of_the_name_server_is_part_of_topic_and_group() -> None:
+    with ScriptedTransport({"MQ_INST_1_a%T": route({"a": 1})}, threaded=True) as transport:
+        with Producer("pg", transport=transport, name_server="http://MQ_INST_1_a.mq.example:80") as producer:
+            result = producer.send(Message.of("T", b"x"))
+        [request] = transport.requests
+    assert (request.batch.topic, request.producer_group) == ("MQ_INST_1_a%T", "MQ_INST_1_a%pg")
+    assert result.message_queue.topic == "T"
