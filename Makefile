@@ -73,6 +73,10 @@ check-matrix: setup ## Try the wheel on every PYTHONS and PYSPARKS that can be h
 dist: setup ## Build sdist and wheel into dist/
 	@$(BIN)/python -m build --outdir dist .
 
+.PHONY: jars
+jars: setup ## Fetch the jars from Maven Central without a check, and write the lists of their SHA-256 again
+	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.jar_lists
+
 .PHONY: proto
 proto: setup ## Generate the gRPC messages from proto/
 	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. proto/rocketmq_spark/transport/_pb/*.proto

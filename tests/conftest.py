@@ -140,7 +140,7 @@ def fetch_jars() -> None:
     # What is wrong is said by the test that needs them.
     with contextlib.suppress(ClusterError):
         server_jars(find_java)
-        grpc_client_jar(find_java())
+        grpc_client_jar()
 
 
 def unavailable(exc: ClusterError) -> NoReturn:

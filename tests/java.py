@@ -57,7 +57,7 @@ class Java:
         self._folder = folder
         jars, sources = list(server_jars(find_java)), sorted(SOURCES.glob("*.java"))
         if over_grpc:
-            jars.insert(0, grpc_client_jar(self._java))
+            jars.insert(0, grpc_client_jar())
             sources = [SOURCES / "Lines.java", *sorted(SOURCES.glob("grpc/*.java"))]
         self._class_path = os.pathsep.join(map(str, (classes, *jars)))
         command = [str(compiler), "-J-XX:TieredStopAtLevel=1", "-proc:none", "-nowarn", "-encoding", "UTF-8"]

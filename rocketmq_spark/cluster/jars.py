@@ -1,7 +1,8 @@
-"""The RocketMQ server's jars: fetched once by the Ivy that PySpark ships, then trusted only as their manifest says.
+"""The RocketMQ server's jars: fetched once by the Ivy that PySpark ships, and used only if the package lists them.
 
 Rule 1: a folder of jars appears whole, by one rename, or not at all; Ivy's own cache is thrown away with the rest.
-Rule 2: on every use the manifest decides which jars there are and how long each one is; anything else is fetched anew.
+Rule 2: ``conf/jars.sha256`` lists the jars and their SHA-256. After every fetch and before every use, each jar is
+        hashed and compared with it. A jar that is not in the list counts as a difference too.
 Rule 3: one process fetches at a time; the others wait for it and find its result.
 Rule 4: nothing is printed here; a `progress` callback is told.
 
@@ -14,7 +15,7 @@ import contextlib
 import fcntl
 import hashlib
 import importlib.util
-import json
+import logging
 import os
 import queue
 import re
@@ -31,6 +32,8 @@ from xml.etree import ElementTree
 from rocketmq_spark.cluster.config import render
 from rocketmq_spark.errors import ClusterError
 
+logger = logging.getLogger("rocketmq_spark.cluster")
+
 RELEASE: Final = "5.5.0"
 """The server's release: what the specification was checked against."""
 
@@ -40,12 +43,8 @@ Progress: TypeAlias = Callable[[str, float], None]
 FETCH_BYTES: Final = 400 * 1024 * 1024
 """Free disk wanted for a fetch: 106 MB of jars, twice (Ivy's cache and ours), and as much again to be safe."""
 
-_MANIFEST: Final = "manifest.json"
-_NEEDED: Final = (
-    *(f"rocketmq-{name}-{RELEASE}.jar" for name in ("namesrv", "broker", "proxy", "tools")),
-    # One of four that come together: without its own, a proxy with TLS does not start.
-    "netty-tcnative-boringssl-static-2.0.53.Final-linux-x86_64.jar",
-)
+# An error names this many of the files that differ.
+_NAMED: Final = 5
 
 # Ivy asks for one file after the other, and most of its time it waits for an answer: so several of it share the work.
 _SHARES: Final = 8
@@ -83,23 +82,60 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return (Path(base) if base else Path.home() / ".cache").absolute() / "rocketmq-spark"
 
 
-def installed_jars(cache: Path) -> tuple[Path, ...] | None:
-    """Return the jars of the server in `cache` if they are all there as their manifest says, else None.
+def listed_checksums(text: str) -> dict[str, str]:
+    """Return the SHA-256 of each file that a list in the format of ``sha256sum`` names."""
+    pairs = (line.split() for line in text.splitlines() if line and not line.startswith("#"))
+    return {name: checksum for checksum, name in pairs}
 
-    Names and sizes are compared, not contents: it is done at every start, and takes milliseconds.
+
+def server_checksums() -> dict[str, str]:
+    """Return the SHA-256 of each jar of the server, as the package lists them."""
+    return listed_checksums(render("jars.sha256"))
+
+
+def sha256_of(file: Path) -> str:
+    """Return the SHA-256 of a file's content, in hexadecimal."""
+    digest = hashlib.sha256()
+    with file.open("rb") as opened:
+        for block in iter(lambda: opened.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def differences(folder: Path, checksums: Mapping[str, str]) -> str:
+    """Return how the jars of a folder differ from a list, naming the first of them; empty if they are equal.
+
+    Every jar is read: sizes and times could be forged. 106 MB take about 0.1 s, a cluster's start takes about 5 s.
     """
+    texts = []
+    for name in sorted({jar.name for jar in folder.glob("*.jar")} | checksums.keys()):
+        try:
+            if name not in checksums:
+                texts.append(f"{name} is not in the list")
+            elif sha256_of(folder / name) != checksums[name]:
+                texts.append(f"{name} differs")
+        except FileNotFoundError:
+            texts.append(f"{name} is missing")
+        except OSError as exc:
+            texts.append(f"{name} can't be read ({exc.strerror})")
+    more = [f"and {len(texts) - _NAMED} more"] if len(texts) > _NAMED else []
+    return ", ".join([*texts[:_NAMED], *more])
+
+
+def installed_jars(cache: Path, checksums: Mapping[str, str]) -> tuple[Path, ...] | None:
+    """Return the jars of the server in `cache` if they are those of the list and no others, else None."""
     folder = _jar_folder(cache)
-    try:
-        manifest = json.loads((folder / _MANIFEST).read_bytes())
-        sizes = {name: int(entry["size"]) for name, entry in manifest["jars"].items()}
-        jars = tuple(folder / name for name in sorted(sizes))
-        whole = all(jar.stat().st_size == sizes[jar.name] for jar in jars)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    if not folder.is_dir() or differences(folder, checksums):
         return None
-    return jars if whole and all(name in sizes for name in _NEEDED) else None
+    return tuple(folder / name for name in sorted(checksums))
 
 
-def server_jars(find_java: Callable[[], Path], progress: Progress | None = None) -> tuple[Path, ...]:
+def server_jars(
+    find_java: Callable[[], Path],
+    progress: Progress | None = None,
+    *,
+    checksums: Mapping[str, str] | None = None,
+) -> tuple[Path, ...]:
     """Return the server's jars, fetching them first if this user has never done so.
 
     Parameters
@@ -108,17 +144,20 @@ def server_jars(find_java: Callable[[], Path], progress: Progress | None = None)
         Called only if something must be fetched.
     progress : callable, optional
         See :data:`Progress`.
+    checksums : mapping of str to str, optional
+        File name and SHA-256 of every jar. Default: the package's list.
 
     Raises
     ------
     ClusterError
-        No network, no room, no Java, no PySpark with jars: one line that says what to do.
+        No network, no room, no Java, no PySpark with jars, or jars other than the listed ones: one line that says what
+        to do.
     """
-    cache = cache_folder()
-    jars = installed_jars(cache)
+    cache, checksums = cache_folder(), checksums or server_checksums()
+    jars = installed_jars(cache, checksums)
     if jars is not None:
         return jars
-    return fetch(cache, find_java(), find_ivy(), progress=progress)
+    return fetch(cache, find_java(), find_ivy(), progress=progress, checksums=checksums)
 
 
 def fetch(
@@ -127,6 +166,7 @@ def fetch(
     ivy: Path,
     *,
     progress: Progress | None = None,
+    checksums: Mapping[str, str] | None = None,
     free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
 ) -> tuple[Path, ...]:
     """Fetch the server into `cache`, unless another process has done so while this one waited for the lock.
@@ -139,6 +179,8 @@ def fetch(
         The program, and Ivy's jar.
     progress : callable, optional
         See :data:`Progress`.
+    checksums : mapping of str to str, optional
+        See :func:`server_jars`.
     free_bytes : callable
         How many bytes may be written under a folder.
 
@@ -147,13 +189,21 @@ def fetch(
     ClusterError
         See :func:`server_jars`.
     """
-    tell = progress or tell_nobody
+    tell, checksums = progress or tell_nobody, checksums or server_checksums()
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with _locked(cache / ".lock", tell):
-            jars = installed_jars(cache)
+            jars = installed_jars(cache, checksums)
             if jars is not None:
                 return jars
+            folder = _jar_folder(cache)
+            if folder.exists():
+                logger.warning(
+                    "the RocketMQ server in %s is not used and fetched again: its jars are not those of the package's"
+                    " list: %s",
+                    folder,
+                    differences(folder, checksums),
+                )
             for stale in cache.glob(".fetch-*"):  # left by a process that was killed: we hold the lock
                 shutil.rmtree(stale, ignore_errors=True)
             free = free_bytes(cache)
@@ -163,8 +213,8 @@ def fetch(
                     " free some, or set ROCKETMQ_SPARK_CACHE to a folder on another disk"
                 )
             with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache) as work:
-                _run_ivy(Path(work), java, ivy, tell)
-                return _install(Path(work, "jars"), cache, tell)
+                retrieve(Path(work), java, ivy, tell)
+                return _install(Path(work, "jars"), cache, checksums, tell)
     except OSError as exc:
         raise ClusterError(
             f"fetching the RocketMQ server into {cache}: {exc}; ROCKETMQ_SPARK_CACHE can name another folder"
@@ -214,8 +264,12 @@ def _locked(path: Path, tell: Progress) -> Iterator[None]:
         yield
 
 
-def _run_ivy(work: Path, java: Path, ivy: Path, tell: Progress) -> None:
-    """Let Ivy fill ``work/jars``. Its settings may be the user's own: a company's mirror of Maven Central."""
+def retrieve(work: Path, java: Path, ivy: Path, tell: Progress) -> None:
+    """Let Ivy fill ``work/jars``; nothing is compared with the list yet.
+
+    Ivy's settings may be the user's own: a company's mirror of Maven Central. Ivy compares each jar with the SHA-1 that
+    the same repository serves, which finds damage but no changed repository.
+    """
     settings = os.environ.get("ROCKETMQ_SPARK_IVY_SETTINGS") or str(work / "ivysettings.xml")
     (work / "ivysettings.xml").write_text(render("ivysettings.xml"), encoding="utf-8")
     what = f"fetching the RocketMQ {RELEASE} server, once"
@@ -294,32 +348,21 @@ def _why_ivy_failed(output: list[str], code: int) -> str:
     )
 
 
-def _install(jars: Path, cache: Path, tell: Progress) -> tuple[Path, ...]:
-    """Write the manifest beside the jars, then move them to their place."""
+def _install(jars: Path, cache: Path, checksums: Mapping[str, str], tell: Progress) -> tuple[Path, ...]:
+    """Move the jars to their place if they are those of the list."""
     tell("checking what was fetched", 1.0)
-    entries = {}
-    for jar in sorted(jars.glob("*.jar")):
-        with jar.open("rb") as file:
-            digest = hashlib.sha256()
-            for block in iter(lambda: file.read(1 << 20), b""):
-                digest.update(block)
-            os.fsync(file.fileno())  # a name must not survive a power cut without its bytes
-        entries[jar.name] = {"size": jar.stat().st_size, "sha256": digest.hexdigest()}
-    missing = [name for name in _NEEDED if name not in entries]
-    if missing:
+    different = differences(jars, checksums)
+    if different:
         raise ClusterError(
-            f"fetching the RocketMQ server: Ivy brought {len(entries)} jars, but not {', '.join(missing)};"
-            " check ROCKETMQ_SPARK_IVY_SETTINGS, or try again"
+            f"fetching the RocketMQ server: the fetched jars are not those of the package's list: {different}. Nothing"
+            " was installed. Check the repository that ROCKETMQ_SPARK_IVY_SETTINGS names, or unset it to fetch from"
+            " Maven Central"
         )
-    with (jars / _MANIFEST).open("w", encoding="utf-8") as manifest:
-        json.dump({"release": RELEASE, "jars": entries}, manifest, indent=1)
-        manifest.flush()
-        os.fsync(manifest.fileno())
+    for name in checksums:
+        with (jars / name).open("rb") as file:
+            os.fsync(file.fileno())  # a name must not survive a power cut without its bytes
     folder = _jar_folder(cache)
-    if folder.exists():  # it was not whole, or we would not be here
+    if folder.exists():  # it differs from the list, or nothing would have been fetched
         shutil.rmtree(folder)
     jars.rename(folder)
-    whole = installed_jars(cache)
-    if whole is None:
-        raise ClusterError(f"fetching the RocketMQ server: {folder} changed while it was being made; try again")
-    return whole
+    return tuple(folder / name for name in sorted(checksums))

@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from rocketmq_spark.cluster.jars import cache_folder, find_ivy
+from rocketmq_spark.cluster.jars import find_ivy
 from rocketmq_spark.cluster.java import find_java
 from rocketmq_spark.cluster.process import ServerProcess, Watchdog
+from tests.jar_lists import Fetch, listed_jars
 
 KAFKA = ("org.apache.kafka", "kafka_2.13", "3.9.1")
 STARTS_WITHIN = 120.0
@@ -51,19 +52,26 @@ log.segment.delete.delay.ms=0
 
 def jars_of(organisation: str, module: str, release: str) -> Sequence[Path]:
     """Return a module's jar and all that it needs, fetching them first if this user has never done so."""
-    folder = cache_folder() / "bench" / f"{module}-{release}"
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder.parent) as work:
-            (Path(work) / "ivysettings.xml").write_text(_SETTINGS, encoding="ascii")
-            command = [str(find_java()), f"-Divy.default.ivy.user.dir={work}/home", "-jar", str(find_ivy())]
-            command += ["-settings", f"{work}/ivysettings.xml", "-cache", f"{work}/ivy", "-confs", "default"]
-            command += ["-dependency", organisation, module, release]
-            pattern = f"{work}/jars/[artifact]-[revision](-[classifier]).[ext]"
-            command += ["-retrieve", pattern]
-            subprocess.run(command, check=True, timeout=600, stdout=subprocess.DEVNULL)
-            shutil.move(f"{work}/jars", folder)
-    return sorted(folder.glob("*.jar"))
+    return listed_jars(place_of(organisation, module, release), fetch_module(organisation, module, release))
+
+
+def place_of(organisation: str, module: str, release: str) -> str:
+    """Return the folder of a module's jars, relative to the user's cache folder."""
+    return f"bench/{module}-{release}"
+
+
+def fetch_module(organisation: str, module: str, release: str) -> Fetch:
+    """Return a function that fetches a module's jar, and all that it needs, into ``work/jars``."""
+
+    def fetch(work: Path) -> None:
+        (work / "ivysettings.xml").write_text(_SETTINGS, encoding="ascii")
+        command = [str(find_java()), f"-Divy.default.ivy.user.dir={work}/home", "-jar", str(find_ivy())]
+        command += ["-settings", f"{work}/ivysettings.xml", "-cache", f"{work}/ivy", "-confs", "default"]
+        command += ["-dependency", organisation, module, release]
+        command += ["-retrieve", f"{work}/jars/[artifact]-[revision](-[classifier]).[ext]"]
+        subprocess.run(command, check=True, timeout=600, stdout=subprocess.DEVNULL)
+
+    return fetch
 
 
 class Kafka:

@@ -20,7 +20,7 @@ import pytest
 from rocketmq_spark import Message, Producer, SendStatus
 from rocketmq_spark.cluster import Broker, LocalCluster, NameServer, State
 from rocketmq_spark.cluster.config import properties_of
-from rocketmq_spark.cluster.jars import cache_folder, installed_jars
+from rocketmq_spark.cluster.jars import server_jars
 from rocketmq_spark.cluster.java import find_java
 from rocketmq_spark.cluster.probe import Probe
 from rocketmq_spark.cluster.process import Watchdog
@@ -239,8 +239,7 @@ def test_broker_that_dies_later_is_noticed_and_its_log_kept(caplog: pytest.LogCa
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     """A place for single servers, without a cluster around them."""
-    jars = installed_jars(cache_folder())
-    assert jars is not None
+    jars = server_jars(find_java)
     watchdog = Watchdog()
     yield Site(find_java(), jars, tmp_path, watchdog, Probe(), jvm_options=(), start_timeout=PATIENCE)
     watchdog.release()

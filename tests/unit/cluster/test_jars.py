@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -14,9 +14,20 @@ from xml.etree import ElementTree
 import pytest
 
 from rocketmq_spark.cluster.config import render
-from rocketmq_spark.cluster.jars import FETCH_BYTES, RELEASE, cache_folder, fetch, find_ivy, installed_jars, server_jars
+from rocketmq_spark.cluster.jars import (
+    FETCH_BYTES,
+    RELEASE,
+    cache_folder,
+    differences,
+    fetch,
+    find_ivy,
+    installed_jars,
+    server_checksums,
+    server_jars,
+)
 from rocketmq_spark.cluster.state import process_start
 from rocketmq_spark.errors import ClusterError
+from tests.jar_lists import listed_jars
 
 MakeJava = Callable[[Path, str], Path]
 
@@ -33,27 +44,37 @@ def writes(*jars: str) -> str:
 
 
 WHOLE = writes(*SERVERS, "guava-1.jar")
+LISTED = {jar: hashlib.sha256(f"the bytes of {jar}".encode()).hexdigest() for jar in [*SERVERS, "guava-1.jar"]}
 
 
 def run_fetch(cache: Path, java: Path, progress: Callable[[str, float], None] | None = None) -> tuple[Path, ...]:
-    return fetch(cache, java, Path("ivy.jar"), progress=progress, free_bytes=lambda folder: FETCH_BYTES)
+    return fetch(
+        cache, java, Path("ivy.jar"), progress=progress, checksums=LISTED, free_bytes=lambda folder: FETCH_BYTES
+    )
 
 
 def leftovers(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.iterdir() if path.name != ".lock")
 
 
-def test_fetched_jars_are_kept_with_size_and_sha256(tmp_path: Path, make_java: MakeJava) -> None:
+def test_fetched_jars_are_kept(tmp_path: Path, make_java: MakeJava) -> None:
     cache = tmp_path / "cache"
     jars = run_fetch(cache, make_java(tmp_path, WHOLE))
-    assert [jar.name for jar in jars] == sorted([*SERVERS, "guava-1.jar"])
-    assert installed_jars(cache) == jars
-    manifest = json.loads((cache / f"rocketmq-{RELEASE}" / "manifest.json").read_text())
-    assert manifest["jars"]["guava-1.jar"] == {
-        "size": 24,
-        "sha256": hashlib.sha256(b"the bytes of guava-1.jar").hexdigest(),
-    }
+    assert [jar.name for jar in jars] == sorted(LISTED)
+    assert installed_jars(cache, LISTED) == jars
     assert leftovers(cache) == [f"rocketmq-{RELEASE}"]
+
+
+def test_package_lists_every_jar_that_ivy_is_asked_for() -> None:
+    modules = list(ElementTree.fromstring(render("ivy.xml", release=RELEASE)).iter("dependency"))
+    classifier = "{http://ant.apache.org/ivy/maven}classifier"
+    names = [
+        "-".join(filter(None, (module.get("name"), module.get("rev"), one)))
+        for module in modules
+        for one in [artifact.get(classifier) for artifact in module] or [None]
+    ]
+    assert sorted(server_checksums()) == sorted(f"{name}.jar" for name in names)
+    assert {len(bytes.fromhex(checksum)) for checksum in server_checksums().values()} == {32}
 
 
 def test_progress_is_told_and_never_goes_back(tmp_path: Path, make_java: MakeJava) -> None:
@@ -91,7 +112,7 @@ def test_fetch_that_dies_half_way_leaves_nothing_trusted(tmp_path: Path, make_ja
     cache = tmp_path / "cache"
     with pytest.raises(ClusterError, match="fetching the RocketMQ server failed"):
         run_fetch(cache, make_java(tmp_path, writes(*SERVERS[:2]) + "kill -9 $$\n"))
-    assert installed_jars(cache) is None
+    assert installed_jars(cache, LISTED) is None
     assert leftovers(cache) == []
     assert len(run_fetch(cache, make_java(tmp_path, WHOLE))) == len(SERVERS) + 1
 
@@ -123,37 +144,61 @@ def test_remains_of_a_killed_fetch_are_removed_and_never_used(tmp_path: Path, ma
     assert leftovers(cache) == [f"rocketmq-{RELEASE}"]
 
 
-@pytest.mark.parametrize("damage", ["truncated jar", "missing jar", "no manifest", "torn manifest", "other manifest"])
-def test_damaged_cache_is_not_trusted_and_fetched_again(tmp_path: Path, make_java: MakeJava, damage: str) -> None:
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        ("truncated", "guava-1.jar differs"),
+        ("same size and time", "guava-1.jar differs"),
+        ("missing", "guava-1.jar is missing"),
+        ("added", "stranger.jar is not in the list"),
+    ],
+)
+def test_changed_cache_is_reported_and_fetched_again(
+    tmp_path: Path, make_java: MakeJava, caplog: pytest.LogCaptureFixture, damage: str, text: str
+) -> None:
     cache = tmp_path / "cache"
     java = make_java(tmp_path, WHOLE)
     jars = run_fetch(cache, java)
-    manifest = jars[0].parent / "manifest.json"
-    if damage == "truncated jar":
-        jars[0].write_bytes(jars[0].read_bytes()[:-1])
-    elif damage == "missing jar":
-        jars[-1].unlink()
-    elif damage == "no manifest":
-        manifest.unlink()
-    elif damage == "torn manifest":
-        manifest.write_text(manifest.read_text()[:100])
+    jar = jars[0].with_name("guava-1.jar")
+    if damage == "truncated":
+        jar.write_bytes(jar.read_bytes()[:-1])
+    elif damage == "same size and time":
+        times = jar.stat().st_atime_ns, jar.stat().st_mtime_ns
+        jar.write_bytes(jar.read_bytes()[::-1])
+        os.utime(jar, ns=times)
+    elif damage == "missing":
+        jar.unlink()
     else:
-        manifest.write_text(json.dumps({"release": RELEASE, "jars": {}}))
-    assert installed_jars(cache) is None
+        jar.with_name("stranger.jar").write_text("?")
+    assert installed_jars(cache, LISTED) is None
+    assert caplog.text == ""
     assert run_fetch(cache, java) == jars
-    assert installed_jars(cache) == jars
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert text in caplog.text
+    assert installed_jars(cache, LISTED) == jars
 
 
-def test_jar_that_no_manifest_names_is_not_used(tmp_path: Path, make_java: MakeJava) -> None:
-    jars = run_fetch(tmp_path, make_java(tmp_path / "bin", WHOLE))
-    (jars[0].parent / "stranger.jar").write_text("?")
-    assert installed_jars(tmp_path) == jars
+@pytest.mark.parametrize(
+    ("script", "text"),
+    [
+        (WHOLE + 'printf x >> "$folder/guava-1.jar"\n', r"guava-1\.jar differs\."),
+        (writes(*SERVERS), r"guava-1\.jar is missing\."),
+        (WHOLE + writes("stranger.jar"), r"stranger\.jar is not in the list\."),
+    ],
+)
+def test_fetch_of_other_jars_is_refused(tmp_path: Path, make_java: MakeJava, script: str, text: str) -> None:
+    with pytest.raises(ClusterError, match=text):
+        run_fetch(tmp_path / "cache", make_java(tmp_path, script))
+    assert leftovers(tmp_path / "cache") == []
 
 
-def test_fetch_without_the_servers_themselves_is_an_error(tmp_path: Path, make_java: MakeJava) -> None:
-    with pytest.raises(ClusterError, match=rf"brought 1 jars, but not rocketmq-namesrv-{RELEASE}\.jar"):
-        run_fetch(tmp_path / "cache", make_java(tmp_path, writes("guava-1.jar")))
-    assert installed_jars(tmp_path / "cache") is None
+def test_differences_name_the_first_files_and_count_the_rest(tmp_path: Path) -> None:
+    names = [f"{letter}.jar" for letter in "abcdefgh"]
+    assert differences(tmp_path, dict.fromkeys(names, "")) == (
+        "a.jar is missing, b.jar is missing, c.jar is missing, d.jar is missing, e.jar is missing, and 3 more"
+    )
+    (tmp_path / "a.jar").mkdir()
+    assert differences(tmp_path, {"a.jar": ""}) == "a.jar can't be read (Is a directory)"
 
 
 def test_no_network_is_one_line_with_the_reason(tmp_path: Path, make_java: MakeJava) -> None:
@@ -188,7 +233,7 @@ def test_java_is_not_looked_for_when_the_cache_is_whole(
     def find_java() -> Path:
         raise AssertionError("not needed")
 
-    assert server_jars(find_java) == jars
+    assert server_jars(find_java, checksums=LISTED) == jars
 
 
 def test_second_process_waits_for_the_first_and_takes_its_result(tmp_path: Path, make_java: MakeJava) -> None:
@@ -206,7 +251,7 @@ def test_second_process_waits_for_the_first_and_takes_its_result(tmp_path: Path,
         assert waiting.wait(30)
         elsewhere[0].parent.rename(tmp_path / "cache" / elsewhere[0].parent.name)
     second.join(30)
-    assert found == [installed_jars(tmp_path / "cache")]
+    assert found == [installed_jars(tmp_path / "cache", LISTED)]
 
 
 @pytest.mark.parametrize(
@@ -223,3 +268,22 @@ def test_cache_folder_is_the_one_the_user_chose(environ: dict[str, str], folder:
 
 def test_ivy_comes_with_pyspark() -> None:
     assert find_ivy({}).name.startswith("ivy-")
+
+
+def test_jars_of_tests_are_checked_before_every_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROCKETMQ_SPARK_CACHE", str(tmp_path))
+    checksums = {"a.jar": hashlib.sha256(b"listed").hexdigest()}
+
+    def serve(content: bytes) -> Callable[[Path], None]:
+        def fetch_jars(work: Path) -> None:
+            (work / "jars").mkdir()
+            (work / "jars" / "a.jar").write_bytes(content)
+
+        return fetch_jars
+
+    (jar,) = listed_jars("bench/module-1", serve(b"listed"), checksums)
+    jar.write_bytes(b"LISTED")
+    with pytest.raises(ClusterError, match=r"bench/module-1: the jars are not those of jars\.sha256: a\.jar differs"):
+        listed_jars("bench/module-1", serve(b"other"), checksums)
+    assert listed_jars("bench/module-1", serve(b"listed"), checksums) == [jar]
+    assert jar.read_bytes() == b"listed"
