@@ -11,6 +11,7 @@ Follows ``KafkaMicroBatchStream.scala``.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -42,6 +43,7 @@ class SourceCluster:
         Seconds, monotonic.
     client_id : str, default "spark"
         What brokers, and the tools that ask them, call this member of the group.
+    sleep : callable, default time.sleep
 
     Attributes
     ----------
@@ -50,13 +52,18 @@ class SourceCluster:
     """
 
     def __init__(
-        self, options: ReaderOptions, transport: ReadTransport, clock: Callable[[], float], client_id: str = "spark"
+        self,
+        options: ReaderOptions,
+        transport: ReadTransport,
+        clock: Callable[[], float],
+        client_id: str = "spark",
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._options = options
         self._transport = transport
         self._clock = clock
         self.queues = TopicQueues(options, transport, clock)
-        self._bounds = Bounds(options, transport, self.queues, clock)
+        self._bounds = Bounds(options, transport, self.queues, clock, sleep)
         # Since when nobody has answered for a queue, and how often in a row.
         self._silent: dict[MessageQueue, tuple[float, int]] = {}
         self._gone: set[MessageQueue] = set()
@@ -75,6 +82,35 @@ class SourceCluster:
         if self._options.fail_on_data_loss:
             return self.latest()
         return {queue: end for queue, (end, _) in self._ends(self.queues.present()).items()}
+
+    def completed(self, target: Mapping[MessageQueue, int], known: Mapping[MessageQueue, int]) -> Offsets:
+        """Return `target` with the queues of `known` that it lacks, because their brokers were in no route.
+
+        With ``failOnDataLoss`` this waits for these brokers. Otherwise such queues stay at their offsets.
+
+        Raises
+        ------
+        ReadError
+            A broker was in no route for ``readTimeoutMs``, with ``failOnDataLoss``.
+        """
+        missing = {queue: known[queue] for queue in known if queue not in target and self._options.reads(queue)}
+        absent = sorted(queue for queue in missing if self.queues.exists(queue) is not False)
+        if not absent:
+            return {**target, **missing}
+        if not self._options.fail_on_data_loss:
+            logger.warning("%s; failOnDataLoss=false goes on without these queues", _absent(absent))
+            return {**target, **missing}
+        try:
+            return {**target, **missing, **self._bounds.latest(absent)}
+        except ReadError as exc:
+            absent = [queue for queue in absent if self.queues.exists(queue) is None]
+            if not absent:
+                raise
+            raise ReadError(
+                f"planning Trigger.AvailableNow: {_absent(absent)}. The driver waited "
+                f"readTimeoutMs={self._options.read_timeout_ms}. Start the broker, or set failOnDataLoss=false to read "
+                "without it"
+            ) from exc
 
     def available(self, known: Mapping[MessageQueue, int], target: Mapping[MessageQueue, int] | None = None) -> Offsets:
         """Return how far can be read now: the ends of the queues of `known` and of those that are new.
@@ -178,3 +214,10 @@ class SourceCluster:
             "anew, or its broker lost what it had",
         )
         return end
+
+
+def _absent(queues: Sequence[MessageQueue]) -> str:
+    brokers = sorted({queue.broker_name for queue in queues})
+    are = "broker {} is" if len(brokers) == 1 else "brokers {} are"
+    text = ", ".join(map(str, queues[:5])) + (" and others" if len(queues) > 5 else "")
+    return f"{are.format(', '.join(brokers))} in no route, and the checkpoint has offsets of {text}"

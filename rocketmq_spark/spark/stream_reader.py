@@ -8,7 +8,7 @@ Rule 4: an offset, once given to Spark, says the same for ever: a micro-batch th
         It has the beginnings of queues that are new in its micro-batch. Spark stores the end of a micro-batch only, and
         asks for the start of a query's first micro-batch each time it plans it.
 
-Follows design.md section 8 and ``KafkaMicroBatchStream.scala``.
+Follows ``KafkaMicroBatchStream.scala``.
 """
 
 from __future__ import annotations
@@ -82,6 +82,8 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         # Before 4.2 a query that goes on is told where it was by `partitions` of an empty range; not though where Spark
         # wraps a source for Trigger.AvailableNow, which is off by default: then every queue has to answer.
         unknown = not known and self._target is None
+        if self._target is not None:
+            self._target = cluster.completed(self._target, known)
         self._available = available = cluster.latest() if unknown else cluster.available(known, self._target)
         starts = cluster.begun(known, available)
         ends = self._limited(starts, available, limit)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -197,6 +197,40 @@ def test_a_stream_goes_on_while_no_name_server_is_there_and_finds_new_queues_onc
             keys += again(20, to=(broker.name, 2), awaited=False)
     wait_for(lambda: kept.keys == once(keys) or query.exception() is not None)
     assert query.exception() is None
+
+
+@NEEDS_LIMITS
+def test_available_now_fails_without_a_broker_that_its_checkpoint_knows(
+    spark: SparkSession,
+    metrics: Metrics,
+    two_brokers: LocalCluster,
+    feed: Feed,
+    topic: str,
+    start: Callable[..., StreamingQuery],
+) -> None:
+    keys, kept = feed(100), Kept()
+
+    def run(**options: Any) -> None:
+        frame = source(spark.readStream, two_brokers.name_server, topic, pullTimeoutMs=1000, **options)
+        assert start(frame, kept, availableNow=True).awaitTermination(60)
+
+    run()
+    victim, other = two_brokers.brokers
+    unread = feed(10, to=(victim.name, 0))
+    victim.kill()
+    with RemotingTransport([two_brokers.name_server]) as transport:
+        wait_for(lambda: [data.broker_name for data in transport.query_route(topic, 5.0).broker_datas] == [other.name])
+    keys += feed(10, to=(other.name, 0), awaited=False)
+    with pytest.raises(
+        StreamingQueryException, match=rf"broker {victim.name} is in no route.*readTimeoutMs=2000.*failOnDataLoss=false"
+    ):
+        run(readTimeoutMs=2000)
+    run(failOnDataLoss="false")
+    assert kept.keys == once(keys)
+    victim.restart()
+    # It may be in no route yet, and is waited for.
+    run()
+    assert kept.keys == once(keys + unread)
 
 
 def test_links_that_are_cut_in_mid_answer_cost_no_row_and_repeat_none(

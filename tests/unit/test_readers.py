@@ -119,7 +119,7 @@ def test_rerun_of_a_first_micro_batch_from_latest_reads_the_same_messages(stream
         assert ranges_of(query.partitions(query.initialOffset(), end)) == [OffsetRange(Q0, 3, 5)]
 
 
-def test_first_micro_batch_of_a_new_queue_reports_what_expired_since_it_was_found(stream: Stream) -> None:
+def test_first_micro_batch_of_a_new_queue_reports_what_expired(stream: Stream) -> None:
     stream.put(Q0, 1)
     start = {"t": {"a": {"0": 1}}}
     stream.queues(2)

@@ -29,7 +29,7 @@ class Reader:
         self.slept: list[float] = []
         self.while_asleep: Callable[[], object] = lambda: None
         self.bounds = Bounds(self.options, self.transport, self.queues, self.clock, self.sleep)
-        self.cluster = SourceCluster(self.options, self.transport, self.clock)
+        self.cluster = SourceCluster(self.options, self.transport, self.clock, sleep=self.sleep)
 
     def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)

@@ -163,6 +163,74 @@ def test_a_target_leaves_out_who_is_silent_unless_data_loss_fails(reader: Make) 
         made.cluster.target()
 
 
+def test_target_waits_for_a_broker_that_is_in_no_route_and_names_it(reader: Make) -> None:
+    made = reader(read_timeout_ms=5000)
+    made.fill(dict.fromkeys(QUEUES, 5))
+    made.transport.routes["orders"] = route({"a": 2})
+    target = made.cluster.target()
+    assert made.cluster.completed(target, {A0: 3, A1: 3}) == {A0: 5, A1: 5}
+    with pytest.raises(
+        ReadError, match=r"broker b is in no route.*of orders/b/0, orders/b/1.*readTimeoutMs=5000.*failOn"
+    ):
+        made.cluster.completed(target, dict.fromkeys(QUEUES, 3))
+    assert sum(made.slept) >= 5.0
+
+
+def test_target_has_the_queues_of_a_broker_that_comes_back_in_time(reader: Make) -> None:
+    made = reader(read_timeout_ms=5000)
+    made.fill(dict.fromkeys(QUEUES, 5))
+    whole = made.transport.routes["orders"]
+    made.transport.routes["orders"] = route({"a": 2})
+    target, known = made.cluster.target(), dict.fromkeys(QUEUES, 3)
+
+    def start_broker() -> None:
+        if sum(made.slept) > 2.0:
+            made.transport.routes["orders"] = whole
+
+    made.while_asleep = start_broker
+    completed = made.cluster.completed(target, known)
+    assert completed == dict.fromkeys(QUEUES, 5)
+    assert made.cluster.available(known, completed) == completed
+
+
+def test_target_has_the_queues_of_a_broker_that_is_back_already(reader: Make) -> None:
+    made = reader()
+    made.fill(dict.fromkeys(QUEUES, 5))
+    whole = made.transport.routes["orders"]
+    made.transport.routes["orders"] = route({"a": 2})
+    target = made.cluster.target()
+    made.transport.routes["orders"] = whole
+    made.clock.advance(2.0)
+    assert made.cluster.queues.present() == QUEUES
+    assert made.cluster.completed(target, dict.fromkeys(QUEUES, 3)) == dict.fromkeys(QUEUES, 5)
+    assert made.slept == []
+
+
+def test_target_is_without_an_absent_broker_where_data_may_be_lost(
+    reader: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = reader(fail_on_data_loss=False)
+    made.fill(dict.fromkeys(QUEUES, 5))
+    made.transport.routes["orders"] = route({"a": 2})
+    target, known = made.cluster.target(), dict.fromkeys(QUEUES, 3)
+    for _ in range(2):
+        target = made.cluster.completed(target, known)
+        assert made.cluster.available(known, target) == {A0: 5, A1: 5, B0: 3, B1: 3}
+    assert made.slept == []
+    assert caplog.text.count("broker b is in no route") == 1
+
+
+def test_target_does_not_wait_for_queues_that_are_gone_or_not_asked_for(reader: Make) -> None:
+    made = reader()
+    gone, other = MessageQueue("orders", "a", 7), MessageQueue("old", "c", 0)
+    target = made.cluster.target()
+    known = {**dict.fromkeys(QUEUES, 0), gone: 9, other: 1}
+    completed = made.cluster.completed(target, known)
+    assert made.slept == []
+    with pytest.raises(DataLossError, match="queue orders/a/7 is gone"):
+        made.cluster.available(known, completed)
+
+
 def test_a_queue_of_assign_whose_broker_is_away_is_waited_for(reader: Make) -> None:
     made = reader(subscribe=(), assign=frozenset({A0, B0}))
     made.fill({A0: 5, B0: 5})
