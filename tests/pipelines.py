@@ -40,24 +40,38 @@ class Rig:
             sink,
             self.faults,
             self.recorder,
-            publish_info=self.infos.get,
+            publish_info=self._publish_info,
             refresh_route=self.refreshed.append,
             selector_of=lambda _topic: RoundRobinSelector(self.faults, rng),
             rng=rng,
             rate=None if rate is None else RateLimit(rate, self.clock.now),
         )
         self.outcomes: list[tuple[Delivery, SendOutcome]] = []
+        # How often the pipeline has looked whether a delivery can start.
+        self.tries = 0
+
+    def _publish_info(self, topic: str) -> TopicPublishInfo | None:
+        self.tries += 1
+        return self.infos.get(topic)
 
     def offer(
-        self, batches: int = 1, *, rows: int = 1, bound: MessageQueue | None = None, single: bool = False
+        self,
+        batches: int = 1,
+        *,
+        rows: int = 1,
+        bound: MessageQueue | None = None,
+        single: bool = False,
+        topic: str = "T",
     ) -> None:
         for _ in range(batches):
-            self.offer_bodies([b"x"] * rows, bound, single=single)
+            self.offer_bodies([b"x"] * rows, bound, single=single, topic=topic)
 
-    def offer_bodies(self, bodies: list[bytes], bound: MessageQueue | None = None, *, single: bool = False) -> None:
+    def offer_bodies(
+        self, bodies: list[bytes], bound: MessageQueue | None = None, *, single: bool = False, topic: str = "T"
+    ) -> None:
         """Offer one batch of these bodies, or the one body as a single message."""
-        body = bodies[0] if single else encode_batch([Message("T", each) for each in bodies])
-        batch = EncodedBatch("T", (body,), len(bodies), len(body), batch=not single)
+        body = bodies[0] if single else encode_batch([Message(topic, each) for each in bodies])
+        batch = EncodedBatch(topic, (body,), len(bodies), len(body), batch=not single)
         self.pipeline.offer(batch, bound, self.clock.now)
 
     def step(self) -> None:

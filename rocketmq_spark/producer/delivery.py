@@ -10,9 +10,10 @@ Rule 5: messages of a group are in a serial line always; groups share lines, or 
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -26,6 +27,9 @@ _SINGLE_OVERHEAD = 512
 
 # Lines that the message groups of a topic share: as many as single messages may be on their way to one endpoint.
 _GROUP_LINES: Final = 64
+
+# `Lines.take` tries at most this many blocked lines that can't start, which takes about 0.5 ms.
+_CHECKS: Final = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -84,13 +88,28 @@ class Dispatch:
     within: float
 
 
+@dataclass(slots=True, eq=False)
+class _Line:
+    """Deliveries that start in their order."""
+
+    key: Hashable
+    turn: int
+    deliveries: deque[Delivery] = field(default_factory=deque)
+    # The brokers that have no room for the first delivery; empty if the line is not blocked by a window.
+    brokers: frozenset[str] = frozenset()
+
+
 class Lines:
     """Deliveries that may start, first come first served within a line.
+
+    A line whose first delivery can't start is blocked. It is tried again when a broker that it waits for has room: the
+    cost of an acknowledgement does not depend on the number of lines. A new route, a deadline and the end of an
+    isolation are noticed by a recheck.
 
     Parameters
     ----------
     serial : bool, default False
-        One delivery of a line under way at a time. What is bound to no queue stays in its topic's line then.
+        One delivery of a line in flight at a time. Deliveries that are bound to no queue stay in their topic's line.
     single : bool, default False
         All deliveries wait in one line.
     """
@@ -98,58 +117,130 @@ class Lines:
     def __init__(self, *, serial: bool = False, single: bool = False) -> None:
         self._serial = serial
         self._single = single
-        self._by_key: dict[Hashable, deque[Delivery]] = {}
-        # Lines whose first delivery is under way, without it.
-        self._held: dict[Hashable, deque[Delivery]] = {}
+        self._size = 0
+        self._turns = itertools.count()
+        # All lines; a serial line stays here, in none of the others, while its delivery is in flight or waits.
+        self._lines: dict[Hashable, _Line] = {}
+        # Lines to try at the next `take`.
+        self._untried: dict[Hashable, _Line] = {}
+        # Lines whose first delivery could not start, ordered by the time of their last try.
+        self._blocked: dict[Hashable, _Line] = {}
+        # Lines that wait for room at a broker, by the cost of their first delivery, in their turn.
+        self._by_broker: dict[str, dict[float, dict[Hashable, _Line]]] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, (*self._by_key.values(), *self._held.values())))
+        return self._size
 
     def __iter__(self) -> Iterator[Delivery]:
-        return (delivery for line in (*self._by_key.values(), *self._held.values()) for delivery in line)
+        return (delivery for line in self._lines.values() for delivery in line.deliveries)
 
     @property
     def open(self) -> bool:
         """True if a line's first delivery may start."""
-        return bool(self._by_key)
+        return bool(self._untried or self._blocked)
 
     def add(self, delivery: Delivery) -> None:
         """Put a delivery into its line: a new one at its end, one that was tried before at its head."""
+        self._size += 1
         key = self._key(delivery)
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = self._untried[key] = _Line(key, next(self._turns))
         if delivery.first_tried_at is None:
-            line = self._held[key] if key in self._held else self._by_key.setdefault(key, deque())
-            line.append(delivery)
+            line.deliveries.append(delivery)
             return
-        # What was sent before goes ahead of what was not: it is older, and its deadline is running.
-        line = self._held.pop(key) if key in self._held else self._by_key.get(key, deque())
-        line.appendleft(delivery)
-        self._by_key[key] = line
+        # A retry goes ahead of new deliveries: it is older, and its deadline is running.
+        if line.deliveries and line.deliveries[0].cost != delivery.cost:
+            self._wait_for(line, frozenset())
+        line.deliveries.appendleft(delivery)
+        self._untried[key] = line
 
     def release(self, delivery: Delivery) -> None:
-        """Let the one behind a delivery that is stored go."""
-        if self._is_serial(delivery) and (line := self._held.pop(self._key(delivery))):
-            self._by_key[self._key(delivery)] = line
+        """Let the delivery behind a stored one start."""
+        if not self._is_serial(delivery):
+            return
+        line = self._lines[self._key(delivery)]
+        if line.deliveries:
+            self._untried[line.key] = line
+        else:
+            del self._lines[line.key]
 
-    def take(self, start: Callable[[Delivery], Dispatch | None]) -> Iterator[Dispatch]:
-        """Offer the first of each line to `start` until it takes none any more, and yield what it made of them.
+    def take(
+        self,
+        start: Callable[[Delivery], Dispatch | Collection[str]],
+        admits: Callable[[str, float], bool],
+        *,
+        recheck: bool,
+    ) -> Iterator[Dispatch]:
+        """Start the first deliveries of lines until no more can start, and yield their attempts.
 
-        A line that was served goes to the end, one whose first delivery has to wait stays in front.
+        A line that was served goes to the end; one whose first delivery can't start keeps its turn.
+
+        Parameters
+        ----------
+        start : callable
+            Returns the attempt, or the brokers whose windows have no room for the delivery.
+        admits : callable
+            ``(broker name, cost) -> bool``: the broker's window has room.
+        recheck : bool
+            Also try the 64 blocked lines that were tried longest ago.
         """
-        served = True
-        while served:
-            served = False
-            for key in tuple(self._by_key):
-                line = self._by_key[key]
-                dispatch = start(line[0])
-                if dispatch is None:
-                    continue
-                served = True
-                del self._by_key[key]
-                if self._is_serial(line.popleft()):
-                    self._held[key] = line
-                elif line:
-                    self._by_key[key] = line
-                yield dispatch
+        rechecked = iter(tuple(itertools.islice(self._blocked.values(), _CHECKS)) if recheck else ())
+        # Lines may wait for a broker that has room and is in isolation now. The next calls try more of them.
+        checks = _CHECKS
+        while True:
+            line = self._admitted(admits) if checks else None
+            checks -= line is not None
+            if line is None and self._untried:
+                line = self._untried.pop(next(iter(self._untried)))
+            if line is None:
+                line = next((line for line in rechecked if self._blocked.get(line.key) is line), None)
+            if line is None:
+                return
+            result = start(line.deliveries[0])
+            if not isinstance(result, Dispatch):
+                self._wait_for(line, frozenset(result))
+                self._blocked.pop(line.key, None)
+                self._blocked[line.key] = line
+                continue
+            checks = _CHECKS
+            self._serve(line)
+            yield result
+
+    def _admitted(self, admits: Callable[[str, float], bool]) -> _Line | None:
+        """Return a line that waits for a broker that has room, if there is one."""
+        for broker, lines_by_cost in self._by_broker.items():
+            first = [
+                next(iter(lines.values())) for cost, lines in lines_by_cost.items() if lines and admits(broker, cost)
+            ]
+            if first:
+                return min(first, key=lambda line: line.turn)
+        return None
+
+    def _serve(self, line: _Line) -> None:
+        """Take the first delivery out of its line, which goes to the end."""
+        self._wait_for(line, frozenset())
+        self._blocked.pop(line.key, None)
+        self._untried.pop(line.key, None)
+        self._size -= 1
+        line.turn = next(self._turns)
+        if self._is_serial(line.deliveries.popleft()):
+            return
+        if line.deliveries:
+            self._untried[line.key] = line
+        else:
+            del self._lines[line.key]
+
+    def _wait_for(self, line: _Line, brokers: frozenset[str]) -> None:
+        """Set the brokers that a line waits for. At brokers that stay in the set, the line keeps its turn."""
+        if brokers == line.brokers:
+            return
+        cost = line.deliveries[0].cost
+        for broker in line.brokers - brokers:
+            del self._by_broker[broker][cost][line.key]
+        for broker in brokers - line.brokers:
+            self._by_broker.setdefault(broker, {BATCH_COST: {}, SINGLE_COST: {}})[cost][line.key] = line
+        line.brokers = brokers
 
     def _is_serial(self, delivery: Delivery) -> bool:
         return self._serial or bool(delivery.batch.message_group)
@@ -159,7 +250,7 @@ class Lines:
             return None
         if delivery.batch.message_group:
             return delivery.batch.topic, zlib.crc32(delivery.batch.message_group.encode()) % _GROUP_LINES
-        # A serial line is known by what never changes: its delivery is to find it again when it comes back.
+        # The key of a serial line never changes, so that a retry finds its line.
         queue = delivery.bound if self._serial else delivery.wanted_queue
         return queue or delivery.batch.topic
 

@@ -21,7 +21,7 @@ import heapq
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -128,6 +128,7 @@ class SendPipeline:
         self._in_flight: set[Delivery] = set()
         self._failed: Delivery | None = None
         self._unbatched = False
+        self._recheck_at = float("-inf")
         self.pending_bytes = 0
         self.stored_rows = 0
         self.failure: RocketMQError | None = None
@@ -159,7 +160,14 @@ class SendPipeline:
             return
         while self._waiting and self._waiting[0][0] <= now:
             self._ready.add(heapq.heappop(self._waiting)[2])
-        yield from self._ready.take(lambda delivery: self._dispatch(delivery, now) if self.failure is None else None)
+        recheck = now >= self._recheck_at
+        if recheck:
+            self._recheck_at = now + self._options.retry_backoff_ms / 1000
+        yield from self._ready.take(
+            lambda delivery: self._dispatch(delivery, now) if self.failure is None else (),
+            lambda broker_name, cost: self._window(broker_name).admits(cost, now),
+            recheck=recheck,
+        )
 
     def next_wakeup(self, now: float) -> float | None:
         """Return when `dispatches` may have something to yield without an outcome coming first (seconds)."""
@@ -168,8 +176,8 @@ class SendPipeline:
         times = [self._waiting[0][0]] if self._waiting else []
         if self._ready.open:
             times += [window.rest_until for window in self._windows.values() if window.rest_until > now]
-            # A line that waits for a route, or for an isolation to end, has no outcome to wake it.
-            times.append(now + self._options.retry_backoff_ms / 1000)
+            # No outcome wakes a line that waits for a route or for the end of an isolation.
+            times.append(self._recheck_at)
         return min(times, default=None)
 
     def complete(self, delivery: Delivery, outcome: SendOutcome, now: float) -> None:
@@ -279,21 +287,22 @@ class SendPipeline:
             window = self._windows[broker_name] = Window(self._options.max_in_flight)
         return window
 
-    def _dispatch(self, delivery: Delivery, now: float) -> Dispatch | None:
+    def _dispatch(self, delivery: Delivery, now: float) -> Dispatch | Collection[str]:
+        """Start an attempt, or return the brokers whose windows have no room for it."""
         info = self._publish_info(delivery.batch.topic)
         if info is None or not self._has_queue(delivery, info):
             self._refresh_route(delivery.batch.topic)
             self._begin(delivery, now)
             if self._expired(delivery, now):
                 self._fail(delivery, no_queue(delivery, self._options.delivery_timeout_ms))
-            return None
+            return ()
         if self._expired(delivery, now):
             self._fail_expired(delivery)
-            return None
+            return ()
         queue = self._choose(delivery, info, now)
-        if queue is None:
-            # Waiting for room in our own windows is nobody's fault: its time does not count before a first try.
-            return None
+        if not isinstance(queue, MessageQueue):
+            # The time in which our own windows have no room does not count before the first attempt.
+            return queue
         self._begin(delivery, now)
         self._window(queue.broker_name).start(delivery.cost)
         delivery.queue = queue
@@ -323,19 +332,25 @@ class SendPipeline:
         delivery.same_queue = False
         return delivery.bound is None and info.has_master
 
-    def _choose(self, delivery: Delivery, info: TopicPublishInfo, now: float) -> MessageQueue | None:
-        """Return the queue to send to now, or None while no window has room."""
+    def _choose(self, delivery: Delivery, info: TopicPublishInfo, now: float) -> MessageQueue | Collection[str]:
+        """Return the queue to send to now, or the brokers whose windows have no room."""
+        full: set[str] = set()
 
         def admits(broker_name: str) -> bool:
-            return broker_name in info.addresses and self._window(broker_name).admits(delivery.cost, now)
+            if broker_name not in info.addresses:
+                return False
+            if self._window(broker_name).admits(delivery.cost, now):
+                return True
+            full.add(broker_name)
+            return False
 
         wanted = delivery.wanted_queue
         if wanted is not None:
-            return wanted if admits(wanted.broker_name) else None
+            return wanted if admits(wanted.broker_name) else full
         selector = self._selectors.get(info.topic)
         if selector is None:
             selector = self._selectors[info.topic] = self._selector_of(info.topic)
-        return selector.select(info, delivery.last_broker_name, admits, now)
+        return selector.select(info, delivery.last_broker_name, admits, now) or full
 
     def _note(self, delivery: Delivery, outcome: SendOutcome, now: float) -> None:
         """Tell the window, the fault table and the route cache what an outcome says of the broker."""

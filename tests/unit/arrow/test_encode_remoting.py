@@ -216,6 +216,21 @@ def test_a_group_goes_once_its_first_row_has_waited_long_enough():
     assert [batch.rows for batch, _ in batcher.expired(10.0 + LINGER_S * 2, known)] == [2]
 
 
+def test_search_for_expired_batches_ends_at_the_first_young_one():
+    class Clock(float):
+        compared = 0
+
+        def __sub__(self, since: float) -> float:
+            Clock.compared += 1
+            return float(self) - since
+
+    batcher = new_batcher(BatchSettings(topic=None))
+    list(batcher.add(bodies(b"old", topic=pa.array(["old"])), 0.0))
+    list(batcher.add(bodies(*[b"young"] * 500, topic=pa.array([f"T{number}" for number in range(500)])), 10.0))
+    assert [batch.topic for batch, _ in batcher.expired(Clock(10.0), lambda _topic: True)] == ["old"]
+    assert Clock.compared == 2
+
+
 def test_a_group_whose_topic_nobody_has_looked_up_stays():
     batcher = new_batcher(BatchSettings(topic=None))
     list(batcher.add(bodies(b"x", b"y", topic=pa.array(["known", "unknown"])), 0.0))
