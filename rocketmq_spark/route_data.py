@@ -16,6 +16,10 @@ MASTER_ID: Final = 0
 MAX_QUEUES: Final = 100_000
 """Queues of one topic. Each becomes an object: these are 20 MB, and more than 1,000 brokers with 64 of them each."""
 
+# The largest clusters have some hundreds of brokers; a broker has a handful of slaves.
+MAX_BROKERS: Final = 10_000
+MAX_ADDRESSES: Final = 100
+
 PERM_WRITE: Final = 2
 PERM_READ: Final = 4
 

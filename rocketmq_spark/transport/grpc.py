@@ -36,7 +36,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.message import MessageQueue, SendOutcome, SendRequest
 from rocketmq_spark.recall import RecallMessage
-from rocketmq_spark.route_data import TopicRouteData
+from rocketmq_spark.route_data import MAX_QUEUES, TopicRouteData
 from rocketmq_spark.transaction import TRANSACTION_NOT_TYPE, EndTransaction, TransactionCheck
 from rocketmq_spark.transport._pb import service_pb2 as service
 from rocketmq_spark.transport.base import OnCheckTransaction, OnOutcome
@@ -63,6 +63,11 @@ _TRANSACTION_PREPARED: Final = 0x4
 
 # What is the matter with one proxy, or what it is connected to, and not with the question.
 _ANOTHER_MAY_TELL: Final = (BrokerBusyException, BrokerOutcomeUnknownException, BrokerUnavailableException)
+
+# Parts (see `parsed`) for each queue of a route: itself, topic, broker, endpoints, addresses, types. And for each row's
+# result: itself, its status, fields of newer releases.
+_ROUTE_PARTS: Final = 12 * MAX_QUEUES
+_RESULT_PARTS: Final = 8
 
 # ClientErrorCode.NO_NAME_SERVER_EXCEPTION: nobody to ask.
 _NO_ENDPOINT: Final = 10004
@@ -339,7 +344,9 @@ class GrpcTransport(RemotingOnly):
 
     def _query_route(self, live: _Live, topic: str, endpoint: str, timeout: float) -> service.QueryRouteResponse:
         request, doing = route_request(topic, self._namespace, endpoint), f"looking up the route of topic {topic}"
-        return live.client.invoke(endpoint, "QueryRoute", request, service.QueryRouteResponse, timeout, doing)
+        return live.client.invoke(
+            endpoint, "QueryRoute", request, service.QueryRouteResponse, timeout, doing, most_parts=_ROUTE_PARTS
+        )
 
     def _settings(self, endpoint: str, topics: Sequence[str]) -> service.TelemetryCommand:
         return settings_of(endpoint, topics, self._namespace, __version__)
@@ -353,7 +360,8 @@ def _outcome_of(request: SendRequest, answer: GrpcAnswer) -> SendOutcome:
     error = answer.error
     if answer.reply is not None:
         try:
-            reply = parsed(answer.reply, service.SendMessageResponse, request.address, answer.doing)
+            most = _RESULT_PARTS * (request.batch.rows + 1)
+            reply = parsed(answer.reply, service.SendMessageResponse, request.address, answer.doing, most)
             return outcome_of(request, reply, answer.latency_ms, answer.doing)
         except RemotingCommandException as exc:
             error = exc

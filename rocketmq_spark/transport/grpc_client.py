@@ -11,11 +11,12 @@ Rule 4: gRPC's failures become our errors here. A status inside a reply is read 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
@@ -36,15 +37,21 @@ from rocketmq_spark.transport.grpc_channels import Channels
 from rocketmq_spark.transport.grpc_metadata import MetadataSource
 from rocketmq_spark.transport.permits import Permit, Permits
 from rocketmq_spark.wire.grpc_codes import call_error, proxy_error
+from rocketmq_spark.wire.proto_fields import REPEATED, check_parts
 
 if TYPE_CHECKING:
     import grpc
+    from google.protobuf.descriptor import Descriptor
     from google.protobuf.message import Message as ProtoMessage
 
 logger = logging.getLogger("rocketmq_spark.transport")
 
 _SERVICE: Final = "/apache.rocketmq.v2.MessagingService/"
 _JOIN_TIMEOUT: Final = 5.0
+# Parts of a reply (see `check_parts`) unless its caller allows more: 4 MiB. A half message has 32,767 bytes of keys.
+_PARTS: Final = 65_536
+# A shorter reply is parsed at once: 32,768 parts of 2 bytes need 2 MiB.
+_SHORT: Final = 65_536
 # How gRPC says that a server was there, and ended a connect; the last three are an alert, in the words
 # of its releases.
 _HUNG_UP: Final = ("socket closed", "connection reset", "secure read failed", "unwrap failed", "tls handshake failed")
@@ -85,6 +92,8 @@ class _Reply(Protocol):
     def status(self) -> pb.Status: ...
 
     def ParseFromString(self, serialized: bytes) -> int: ...  # noqa: N802
+
+    DESCRIPTOR: Any
 
 
 _ReplyT = TypeVar("_ReplyT", bound=_Reply)
@@ -198,9 +207,17 @@ class GrpcClient:
         self._ended.put((self._register(_Flight("", "", on_answer, now, None)), error, now))
 
     def invoke(
-        self, endpoint: str, method: str, request: ProtoMessage, reply_type: type[_ReplyT], timeout: float, doing: str
+        self,
+        endpoint: str,
+        method: str,
+        request: ProtoMessage,
+        reply_type: type[_ReplyT],
+        timeout: float,
+        doing: str,
+        *,
+        most_parts: int = _PARTS,
     ) -> _ReplyT:
-        """Call and wait for the reply; parameters as for `start`.
+        """Call and wait for the reply; parameters as for `start` and `parsed`.
 
         Raises
         ------
@@ -223,7 +240,7 @@ class GrpcClient:
             raise
         found = self._end_of(started, endpoint, doing)
         if not isinstance(found, RocketMQError):
-            reply = parsed(found, reply_type, endpoint, doing)
+            reply = parsed(found, reply_type, endpoint, doing, most_parts)
             if reply.status.code == pb.OK:
                 return reply
             found = proxy_error(reply.status.code, reply.status.message, endpoint, doing)
@@ -335,20 +352,33 @@ class GrpcClient:
         return error
 
 
-def parsed(data: bytes, reply_type: type[_ReplyT], endpoint: str, doing: str) -> _ReplyT:
-    """Return a reply's message.
+def parsed(data: bytes, reply_type: type[_ReplyT], endpoint: str, doing: str, most_parts: int = _PARTS) -> _ReplyT:
+    """Return a reply's message, or a command's.
 
     Raises
     ------
     RemotingCommandException
-        The bytes are none.
+        The bytes are none, or are longer than 64 KiB and have more than `most_parts` parts.
     """
     reply = reply_type()
     try:
+        if len(data) > _SHORT:
+            check_parts(data, _fields_of(reply_type.DESCRIPTOR), most_parts)
         reply.ParseFromString(data)
-    except DecodeError as exc:
-        raise RemotingCommandException(f"{doing}: {endpoint} answered {len(data)} bytes that are no reply") from exc
+    except (DecodeError, RemotingCommandException) as exc:
+        raise RemotingCommandException(
+            f"{doing}: {endpoint} answered {len(data)} bytes that are no reply: {exc}"
+        ) from exc
     return reply
+
+
+@functools.cache
+def _fields_of(message: Descriptor) -> Mapping[int, Any]:
+    """Return the fields of a type of message as `check_parts` needs them. No type of the protocol contains itself."""
+    return {
+        field.number: _fields_of(field.message_type) if field.message_type else REPEATED if field.is_repeated else None
+        for field in message.fields
+    }
 
 
 def _named(doing: str, request_id: str) -> str:

@@ -272,8 +272,7 @@ def _body_encoding(topic: str, sys_flag: int) -> pb.Encoding:
 
 
 def _judged(request: SendRequest, response: SendMessageResponse, doing: str) -> SendStatus | MQBrokerException:
-    rows, results = request.batch.rows, [entry.status for entry in response.entries]
-    status = response.status
+    rows, results, status = request.batch.rows, len(response.entries), response.status
 
     def failure(status: pb.Status, message: str = "") -> MQBrokerException:
         return proxy_error(status.code, message or status.message, request.address, doing)
@@ -282,16 +281,21 @@ def _judged(request: SendRequest, response: SendMessageResponse, doing: str) -> 
         return failure(status)
     if not results:
         return failure(status, "it holds no result")
-    if status.code == pb.MULTIPLE_RESULTS and len(results) != rows:
-        return failure(status, f"it holds {len(results)} results")
-    failed = [failure(result) for result in results if result.code not in STORED]
-    if failed:
-        # One that will never be right decides; else what is stored can't be told from what is not.
-        fatal = [error for error in failed if not error.retriable]
-        if fatal or len(results) == 1:
-            return (fatal or failed)[0]
-        return failure(status, f"{len(failed)} of {len(results)} results are failures: {failed[0]}")
-    return _least_safe([status, *results])
+    # Before anything is made of an entry: a reply of 4 MB holds 2,000,000 of them.
+    if results != rows and (results > 1 or status.code == pb.MULTIPLE_RESULTS):
+        return failure(status, f"it holds {results} results")
+    failures, first = 0, None
+    for entry in response.entries:
+        if entry.status.code not in STORED:
+            error = failure(entry.status)
+            if not error.retriable:
+                # A message that will never be accepted decides.
+                return error
+            failures, first = failures + 1, first or error
+    if first is not None:
+        # The entries do not say which messages are stored.
+        return first if results == 1 else failure(status, f"{failures} of {results} results are failures: {first}")
+    return _least_safe([status, *(entry.status for entry in response.entries)])
 
 
 def _least_safe(statuses: Sequence[pb.Status]) -> SendStatus:

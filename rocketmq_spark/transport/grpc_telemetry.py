@@ -25,7 +25,7 @@ from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.transaction import TransactionCheck
 from rocketmq_spark.transport._pb import definition_pb2 as pb
 from rocketmq_spark.transport._pb import service_pb2 as service
-from rocketmq_spark.transport.grpc_client import GrpcClient
+from rocketmq_spark.transport.grpc_client import GrpcClient, parsed
 from rocketmq_spark.transport.grpc_messages import transaction_check
 from rocketmq_spark.wire.grpc_codes import code_name
 
@@ -226,7 +226,7 @@ class _Stream:
 
     def _receive(self, data: bytes) -> None:
         try:
-            command = service.TelemetryCommand.FromString(data)
+            command = parsed(data, service.TelemetryCommand, self._endpoint, "reading a command")
             if command.HasField("status") and command.status.code != pb.OK:
                 self._complain(f"{code_name(command.status.code)} {command.status.message}")
                 return

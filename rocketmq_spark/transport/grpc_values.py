@@ -14,8 +14,17 @@ import platform
 from collections.abc import Iterable
 from typing import Final
 
+from rocketmq_spark.errors import RemotingCommandException
 from rocketmq_spark.recall import RecallMessage
-from rocketmq_spark.route_data import MASTER_ID, BrokerData, QueueData, TopicRouteData
+from rocketmq_spark.route_data import (
+    MASTER_ID,
+    MAX_ADDRESSES,
+    MAX_BROKERS,
+    MAX_QUEUES,
+    BrokerData,
+    QueueData,
+    TopicRouteData,
+)
 from rocketmq_spark.transaction import TRANSACTION_COMMIT_TYPE, EndTransaction
 from rocketmq_spark.transport._pb import definition_pb2 as pb
 from rocketmq_spark.transport._pb import service_pb2 as service
@@ -44,18 +53,34 @@ def route_request(topic: str, namespace: str, endpoint: str) -> service.QueryRou
 
 
 def route_of(reply: service.QueryRouteResponse, endpoints: Iterable[str]) -> TopicRouteData:
-    """Return a topic's route: every endpoint, writable if any queue of the topic is, and the types it accepts."""
+    """Return a topic's route: every endpoint, writable if any queue of the topic is, and the types it accepts.
+
+    Raises
+    ------
+    RemotingCommandException
+        It has more queues, brokers or addresses of a broker than the route of a name server may have.
+    """
+    _check("queues", len(reply.message_queues), MAX_QUEUES)
+    _check("brokers", len({queue.broker.name for queue in reply.message_queues}), MAX_BROKERS)
+    for queue in reply.message_queues:
+        _check("addresses of a broker", len(queue.broker.endpoints.addresses), MAX_ADDRESSES)
     candidates = [
         queue for queue in reply.message_queues if queue.permission in _WRITABLE and queue.broker.id == MASTER_ID
     ]
-    types = {kind for queue in candidates for kind in queue.accept_message_types}
+    # No row becomes a message of a type that this protocol version does not have.
+    known = frozenset(pb.MessageType.values())
+    types = {kind for queue in candidates for kind in queue.accept_message_types if kind in known}
     names = sorted(endpoints)
     return TopicRouteData(
         queue_datas=tuple(QueueData(name, 1, 1, _READ_WRITE if candidates else _READ) for name in names),
         broker_datas=tuple(BrokerData(name, {MASTER_ID: name}) for name in names),
-        # A number that this proto does not know is a type that nobody here could send.
-        message_types=frozenset(pb.MessageType.Name(kind) for kind in types if kind in pb.MessageType.values()),
+        message_types=frozenset(map(pb.MessageType.Name, types)),
     )
+
+
+def _check(what: str, count: int, most: int) -> None:
+    if count > most:
+        raise RemotingCommandException(f"reading a topic route: {count} {what}, at most {most} are allowed")
 
 
 def settings_of(endpoint: str, topics: Iterable[str], namespace: str, version: str) -> service.TelemetryCommand:

@@ -15,16 +15,13 @@ import reprlib
 from typing import Any, Final
 
 from rocketmq_spark.errors import RemotingCommandException
-from rocketmq_spark.route_data import MAX_QUEUES, BrokerData, QueueData, TopicRouteData
+from rocketmq_spark.route_data import MAX_ADDRESSES, MAX_BROKERS, MAX_QUEUES, BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.wire.command import loads
 
 # A string is consumed whole before a key can match inside it. Its closing quote is optional so that a body cut off
 # within a string costs one scan, not one per quote.
 _STRING_OR_KEY: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|([{,]\s*)(-?[0-9]+)(\s*:)', re.DOTALL)
 
-# The largest clusters have some hundreds of brokers; a broker has a handful of slaves.
-_MAX_BROKERS: Final = 10_000
-_MAX_ADDRESSES: Final = 100
 # Of a broker, a cluster, an address. A DNS name has 253 characters at most.
 _LONGEST: Final = 512
 
@@ -71,7 +68,7 @@ def decode_topic_route(body: bytes) -> TopicRouteData:
     return TopicRouteData(
         queue_datas=tuple(sorted(queue_datas, key=lambda queue: queue.broker_name)),
         broker_datas=tuple(sorted(broker_datas, key=lambda broker: broker.broker_name)),
-        order_topic_conf=_string(route, "orderTopicConf", "", longest=_MAX_BROKERS * _LONGEST) or None,
+        order_topic_conf=_string(route, "orderTopicConf", "", longest=MAX_BROKERS * _LONGEST) or None,
         static_topic=bool(route.get("topicQueueMappingByBroker")),
     )
 
@@ -87,8 +84,8 @@ def decode_broker_data(item: dict[str, Any]) -> BrokerData:
     addrs = item.get("brokerAddrs")
     if not isinstance(addrs, dict):
         raise _wrong("brokerAddrs", addrs, "an object")
-    if len(addrs) > _MAX_ADDRESSES:
-        raise _wrong("the number of addresses of a broker", len(addrs), f"at most {_MAX_ADDRESSES}")
+    if len(addrs) > MAX_ADDRESSES:
+        raise _wrong("the number of addresses of a broker", len(addrs), f"at most {MAX_ADDRESSES}")
     for broker_id in addrs:
         if not _BROKER_ID.fullmatch(broker_id):
             raise _wrong("a broker id in brokerAddrs", broker_id, "a number")
@@ -120,8 +117,8 @@ def _objects(route: dict[str, Any], name: str) -> list[dict[str, Any]]:
         return []
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise _wrong(name, value, "a list of objects")
-    if len(value) > _MAX_BROKERS:
-        raise _wrong(f"the length of {name}", len(value), f"at most {_MAX_BROKERS}")
+    if len(value) > MAX_BROKERS:
+        raise _wrong(f"the length of {name}", len(value), f"at most {MAX_BROKERS}")
     return value
 
 

@@ -366,10 +366,19 @@ def test_grpc_05_nothing_counts_as_stored_unless_every_part_of_the_answer_says_s
 ) -> None:
     stored = {20000, 50401}
     outcome = outcome_of(request_, answer(code, *results), 1.0)
-    told_of_all = code != 30000 or len(results) == request_.batch.rows
+    told_of_all = len(results) == request_.batch.rows or (code != 30000 and len(results) == 1)
     said = bool(results) and code in stored | {30000} and set(results) <= stored and told_of_all
     assert (outcome.status is not None) == said
     assert (outcome.error is None) == said
+
+
+@pytest.mark.parametrize("code", [20000, 30000])
+@pytest.mark.parametrize("results", [2, 4])
+def test_reply_with_another_number_of_results_is_not_stored(code: int, results: int) -> None:
+    error = outcome_of(THREE, answer(code, *[20000] * results), 1.0).error
+    assert f"it holds {results} results" in str(error)
+    assert isinstance(error, MQBrokerException)
+    assert error.maybe_stored
 
 
 def test_an_error_says_what_was_sent_where_and_what_the_proxy_answered() -> None:
