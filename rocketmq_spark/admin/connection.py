@@ -2,7 +2,8 @@
 
 Rule 1: the name server is the one of the command line; else ``NAMESRV_ADDR``; else that of the cluster which
         ``rocketmq-spark cluster up`` left running, with the keys and the certificates that this one takes. No other
-        server gets these, be it a name server or a proxy.
+        server gets these, be it a name server or a proxy. If a server that would get a signed request has died, the
+        command fails: another program may listen at its address.
 Rule 2: a failure is one line. Where a name server is at fault, it is the doctor's finding, not the exception's story.
 Rule 3: results go to stdout, as a table or as JSON; what is missing goes to stderr, and makes the exit code 1.
 """
@@ -176,6 +177,13 @@ def _left_running(endpoints: str | None) -> dict[str, Any]:
     state = StateFile(state_folder(os.environ)).load()
     if state is None or not state.is_alive() or (endpoints and endpoints != state.endpoints):
         return {}
+    if endpoints:
+        state.require_running("Proxy")
+    elif "accessKey" in state.options:
+        # The name server sends clients to the brokers, which get signed requests too.
+        state.require_running("NameServer", "Broker")
+    else:
+        state.require_running("NameServer")
     return client_options({"nameServer": state.name_server, **state.options})
 
 

@@ -1,6 +1,7 @@
 """What the command line remembers of a cluster that runs on without it: one file per user.
 
-Rule 1: a process is known by its pid and the moment it started; a pid that is another's by now is never signalled.
+Rule 1: a process is known by its pid and the moment it started; a pid that is another's by now is never signalled, and
+        nothing is sent to the address of a server that has died: another program may listen there.
 Rule 2: the file appears whole or not at all, and is removed only when nothing of it runs any more.
 Rule 3: one `up` or `down` at a time.
 
@@ -113,6 +114,20 @@ class ClusterState:
         """Tell whether any of its servers still runs."""
         return any(server.state() != "died" for server in self.servers)
 
+    def require_running(self, *kinds: str) -> None:
+        """Raise a ClusterError if a server of one of these kinds is no longer the process that was recorded.
+
+        A pid that another pid namespace shows, or hides, does not match its recorded start and counts as died.
+        """
+        for server in self.servers:
+            if server.kind in kinds and server.state() == "died":
+                raise ClusterError(
+                    f"{server.name} of the cluster that `rocketmq-spark cluster up` left running has died (pid"
+                    f" {server.pid}): another program may listen at {server.address}, so the cluster's address and keys"
+                    " are not used. Stop the cluster (rocketmq-spark cluster down) and start it again, or name a"
+                    " cluster: -n host:9876, and if it demands keys --access-key and --secret-key"
+                )
+
     def stop(self) -> None:
         """Stop what still runs of it, remove its temporary folder; returns when all is gone."""
         # A temporary store goes with the cluster: nothing to flush, so nothing to wait for.
@@ -216,7 +231,8 @@ def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
 def process_start(pid: int) -> str | None:
     """Return when a process started, in whatever words the system has for it, or None if there is none.
 
-    A process that ended and was not waited for counts as none.
+    A process that ended and was not waited for counts as none. Without ``/proc`` (macOS) the start is known to the
+    second; that is enough, because a pid is free for another process only after this one has ended.
     """
     if Path("/proc/self/stat").exists():
         fields = _proc_stat(pid)
@@ -244,7 +260,9 @@ def _proc_stat(pid: int) -> list[str]:
 
 def _ps(pid: int, column: str) -> str:
     command = ["ps", "-o", f"{column}=", "-p", str(pid)]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    # `lstart` is a local time in words: a process must not count as died in another time zone or language.
+    env = {**os.environ, "LC_ALL": "C", "TZ": "UTC0"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env).stdout.strip()
 
 
 def _send(server: ServerRecord, number: signal.Signals) -> None:

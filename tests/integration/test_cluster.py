@@ -19,7 +19,7 @@ import pytest
 
 from rocketmq_spark import Message, Producer, SendStatus
 from rocketmq_spark.cluster import Broker, LocalCluster, NameServer, State
-from rocketmq_spark.cluster.config import properties_of
+from rocketmq_spark.cluster.config import is_free, properties_of
 from rocketmq_spark.cluster.jars import server_jars
 from rocketmq_spark.cluster.java import find_java
 from rocketmq_spark.cluster.probe import Probe
@@ -323,6 +323,38 @@ def test_cluster_of_the_command_line_runs_on_until_down(tmp_path: Path, topic: s
     assert (down.returncode, down.stdout) == (0, "the cluster is stopped\n")
     assert all(process_start(server["pid"]) is None for server in status["servers"])
     assert not Path(status["directory"]).exists()
+
+
+def take_over(address: str) -> socket.socket:
+    """Listen at an address as soon as its server is gone."""
+    host, _, port = address.rpartition(":")
+    wait_for(lambda: is_free(int(port)))
+    return socket.create_server((host, int(port)))
+
+
+def test_dead_name_servers_port_gets_no_signed_request(tmp_path: Path) -> None:
+    run = command_line(tmp_path)
+    up = run("up", "--auth")
+    assert up.returncode == 0, up.stderr
+    try:
+        status = json.loads(run("status", "--json").stdout)
+        name_server, broker = status["servers"]
+        # It would connect to the port itself, to register.
+        os.kill(broker["pid"], signal.SIGSTOP)
+        os.kill(name_server["pid"], signal.SIGKILL)
+        with take_over(status["name_server"]) as other:
+            other.setblocking(False)
+            for command in ("topics", "brokers", "doctor"):
+                refused = run(command=command)
+                assert refused.returncode == 1
+                assert "namesrv" in refused.stderr
+                assert "--access-key" in refused.stderr
+            with pytest.raises(BlockingIOError):
+                other.accept()
+        assert process_start(broker["pid"]) is not None
+    finally:
+        down = run("down")
+    assert down.returncode == 0
 
 
 def test_secured_cluster_of_the_command_line_lets_in_who_has_its_files(tmp_path: Path) -> None:

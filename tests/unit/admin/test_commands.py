@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -321,6 +322,65 @@ def test_the_cluster_that_was_left_running_says_how_it_lets_somebody_in(
     assert "AccessKey" not in server.requests[-1].ext_fields
 
 
+@pytest.mark.parametrize("dead", ["namesrv", "broker-0"])
+def test_keys_of_a_cluster_with_a_dead_server_are_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, dead: str
+) -> None:
+    (tmp_path / "admin.secret").write_text("hush-hush")
+    options = {"accessKey": "admin", "secretKey": f"file:{tmp_path}/admin.secret"}
+    file = StateFile(tmp_path / "state")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        other.setblocking(False)
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        started = process_start(os.getpid()) or ""
+        servers = [
+            ServerRecord("namesrv", "NameServer", address, os.getpid(), started, "log"),
+            ServerRecord("broker-0", "Broker", "127.0.0.1:10911", os.getpid(), started, "log"),
+            ServerRecord("proxy", "Proxy", "127.0.0.1:8080", os.getpid(), started, "log"),
+        ]
+        # The same pid, started at another time: the recorded process is gone.
+        records = tuple(replace(one, started="another boot/1") if one.name == dead else one for one in servers)
+        with file.locked():
+            file.save(ClusterState(address, None, str(tmp_path), True, records, options))
+        for own_keys in (False, True):
+            if own_keys:
+                monkeypatch.setenv("ROCKETMQ_ACCESS_KEY", "someone")
+                monkeypatch.setenv("ROCKETMQ_SECRET_KEY", "hush-hush")
+            assert main(["topics"]) == 1
+            err = capsys.readouterr().err
+            assert err.startswith(
+                f"rocketmq-spark: {dead} of the cluster that `rocketmq-spark cluster up` left running"
+            )
+            assert "-n host:9876" in err
+            assert "--access-key" in err
+            assert err.count("\n") == 1
+        with pytest.raises(BlockingIOError):
+            other.accept()
+
+
+def test_keys_are_not_used_for_the_endpoints_of_a_dead_proxy(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "admin.secret").write_text("hush-hush")
+    options = {"accessKey": "admin", "secretKey": f"file:{tmp_path}/admin.secret"}
+    file = StateFile(tmp_path / "state")
+    this = ServerRecord("namesrv", "NameServer", "n:9876", os.getpid(), process_start(os.getpid()) or "", "log")
+    with FakeProxy() as proxy:
+        dead = replace(this, name="proxy", kind="Proxy", address=proxy.address, started="another boot/1")
+        with file.locked():
+            file.save(ClusterState("n:9876", proxy.address, str(tmp_path), True, (this, dead), options))
+        assert main(["doctor", "--endpoints", proxy.address]) == 1
+        assert proxy.calls == []
+    assert "proxy of the cluster" in capsys.readouterr().err
+
+
+def test_dead_broker_of_a_cluster_without_keys_is_no_obstacle(server: BrokerPeer, tmp_path: Path) -> None:
+    file = StateFile(tmp_path / "state")
+    this = ServerRecord("namesrv", "NameServer", server.address, os.getpid(), process_start(os.getpid()) or "", "log")
+    dead = replace(this, name="broker-0", kind="Broker", started="another boot/1")
+    with file.locked():
+        file.save(ClusterState(server.address, None, str(tmp_path), True, (this, dead)))
+    assert main(["route", "orders"]) == 0
+
+
 @pytest.mark.parametrize("own", [True, False])
 def test_proxies_get_the_keys_of_the_cluster_that_was_left_running_only_if_they_are_its_own(
     tmp_path: Path, capsys: Capture, own: bool
@@ -331,8 +391,9 @@ def test_proxies_get_the_keys_of_the_cluster_that_was_left_running_only_if_they_
     options = {"accessKey": "admin", "secretKey": f"file:{tmp_path}/admin.secret"}
     with FakeProxy() as proxy:
         endpoints = proxy.address if own else "127.0.0.1:1"
+        running = (this, replace(this, name="proxy", kind="Proxy", address=endpoints))
         with file.locked():
-            file.save(ClusterState("n:9876", endpoints, str(tmp_path), True, (this,), options))
+            file.save(ClusterState("n:9876", endpoints, str(tmp_path), True, running, options))
         main(["doctor", "--endpoints", proxy.address, "--json"])
         (metadata,) = [one.metadata for one in proxy.calls if one.method == "QueryRoute"]
     assert ("Credential=admin" in metadata.get("authorization", "")) is own

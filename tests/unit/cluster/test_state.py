@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.cluster.state import ClusterState, ServerRecord, StateFile, process_start, state_folder
+from rocketmq_spark.cluster.state import ClusterState, ServerRecord, StateFile, _ps, process_start, state_folder
 from rocketmq_spark.errors import ClusterError
 
 
@@ -52,6 +52,14 @@ def test_process_is_known_by_its_start(sleeper: subprocess.Popen[bytes]) -> None
     assert process_start(sleeper.pid) == process_start(sleeper.pid)
     assert process_start(sleeper.pid) != process_start(os.getpid())
     assert record(sleeper.pid).state() == "running"
+
+
+def test_start_without_proc_is_the_same_in_every_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC0")
+    started = _ps(os.getpid(), "lstart")
+    assert started
+    monkeypatch.setenv("TZ", "AAA-10")
+    assert _ps(os.getpid(), "lstart") == started
 
 
 def test_process_that_was_not_waited_for_is_gone(sleeper: subprocess.Popen[bytes]) -> None:
