@@ -115,6 +115,13 @@ READER_OPTIONS: Final[tuple[OptionSpec, ...]] = (
         "reads on with what there is.",
     ),
     OptionSpec(
+        "onUnreadable",
+        kinds.choice("fail", "skip", "raw"),
+        "What happens to a message whose compression, checksum, record or inner batch is wrong. fail: the read fails "
+        "and names the message; skip: it is left out, counted and logged; raw: its row has the stored bytes as `body`, "
+        "and the reason in the additional column `unreadable`.",
+    ),
+    OptionSpec(
         "subExpression",
         kinds.text("a text that is not blank, without control characters", "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"),
         "Read only messages that this expression fits: tags, with two pipe characters between them, or with "

@@ -48,6 +48,7 @@ class ReaderOptions:
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
     fail_on_data_loss: bool = True
+    on_unreadable: str = "fail"
     sub_expression: str = "*"
     filter_type: str = "TAG"
     include_properties: bool = True

@@ -11,6 +11,7 @@ import heapq
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime, timezone
 from typing import Final
 
 import pyarrow as pa
@@ -36,10 +37,13 @@ _SCHEMA: Final = pa.schema(
         ("keys", pa.string()),
         ("properties", pa.map_(pa.string(), pa.string())),
         ("body", pa.binary()),
+        ("unreadable", pa.string()),
     ]
 )
 # How far back a tag is looked for in each queue: brokers pass over others' messages by their queues' own entries.
 _BACK_FOR_A_TAG: Final = 1_000
+# A record that cannot be decoded is shown before all others, as it may be the newest.
+_UNKNOWN_TIME: Final = datetime.max.replace(tzinfo=timezone.utc)
 
 
 def peek(
@@ -93,9 +97,9 @@ def peek(
     )
     queues = TopicQueues(asked, transport, time.monotonic, routes)
     inner = tag is not None and queues.may_hold_inner_batches([one.queue for one in ranges])
-    found = _messages(read_rows(asked, ranges, _SCHEMA, routes, filters_here=inner))
+    found = _messages(read_rows(asked, ranges, _SCHEMA, routes, filters_here=inner, on_unreadable=lambda _: True))
     try:
-        return heapq.nlargest(count, found, key=lambda one: (one.store_time, one.queue_offset))
+        return heapq.nlargest(count, found, key=lambda one: (one.store_time or _UNKNOWN_TIME, one.queue_offset))
     except ReadError as exc:
         # Its own text is about the options of a DataFrame.
         raise ReadError(
@@ -120,7 +124,7 @@ def closed_to_readers(held: Iterable[QueueOffsets], route: TopicRouteData) -> di
 def _messages(batches: Iterator[pa.RecordBatch]) -> Iterator[PeekedMessage]:
     for batch in batches:
         for row in batch.to_pylist():
-            own = {name: text for name, text in row["properties"] if name not in RESERVED_PROPERTIES}
+            own = {name: text for name, text in row["properties"] or () if name not in RESERVED_PROPERTIES}
             yield PeekedMessage(
                 row["storeTimestamp"],
                 row["brokerName"],
@@ -130,4 +134,5 @@ def _messages(batches: Iterator[pa.RecordBatch]) -> Iterator[PeekedMessage]:
                 row["keys"],
                 own,
                 row["body"],
+                row["unreadable"],
             )

@@ -81,20 +81,24 @@ class PeekedMessage:
 
     Parameters
     ----------
-    store_time : datetime
-        When its broker stored it, UTC.
+    store_time : datetime or None
+        When its broker stored it, UTC; None if the record cannot be decoded.
     broker_name : str
     queue_id, queue_offset : int
     tags, keys : str or None
     properties : mapping of str to str
         The user's own.
     body : bytes
-        Unpacked if it was compressed.
+        Decompressed if it was compressed; of an unreadable message the bytes as stored.
+    unreadable : str or None, default None
+        Why the message cannot be read.
     """
 
     SPARE: ClassVar[tuple[str, ...]] = ("properties", "queue_offset", "queue_id", "broker_name")
+    # Tables have it only if there is such a message.
+    RARE: ClassVar[tuple[str, ...]] = ("unreadable",)
 
-    store_time: datetime
+    store_time: datetime | None
     broker_name: str
     queue_id: int
     queue_offset: int
@@ -102,6 +106,7 @@ class PeekedMessage:
     keys: str | None
     properties: Mapping[str, str]
     body: bytes
+    unreadable: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

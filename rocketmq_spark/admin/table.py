@@ -2,7 +2,8 @@
 
 Rule 1: a row is a frozen dataclass. Its columns are its ``COLUMNS``, or else its fields, in their order.
 Rule 2: views shorten free texts; `to_dicts` and the rows themselves have everything. On a terminal that is too narrow,
-        a view leaves out the columns of a row's ``SPARE``, the first of them first.
+        a view leaves out the columns of a row's ``SPARE``, the first of them first. A column of ``RARE`` is
+        there only if a row has a value in it.
 Rule 3: what could not be asked is in `missing`: a table that is not whole says so.
 """
 
@@ -80,7 +81,9 @@ class Table(Sequence[T], Generic[T]):
     def columns(self) -> tuple[str, ...]:
         """The names of the columns."""
         named: tuple[str, ...] | None = getattr(self._kind, "COLUMNS", None)
-        return named or tuple(field.name for field in dataclasses.fields(self._kind))  # type: ignore[arg-type]
+        names = named or tuple(field.name for field in dataclasses.fields(self._kind))  # type: ignore[arg-type]
+        rare = getattr(self._kind, "RARE", ())
+        return tuple(name for name in names if name not in rare or any(getattr(row, name) for row in self._rows))
 
     @property
     def headings(self) -> tuple[str, ...]:

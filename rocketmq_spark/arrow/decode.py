@@ -1,8 +1,9 @@
 """Stored messages -> record batches of a read's columns, vectorised; the row-by-row way is its oracle and its way out.
 
 Rule 1: what comes out is what `decode_rows` makes of the same bytes; whatever this module can't tell apart as columns
-        (an inner batch compressed as a whole, text that is not UTF-8, properties with repeats, damage) it hands there.
-Rule 2: only the columns asked for are made.
+        (an inner batch compressed as a whole, text that is not UTF-8, properties with repeats, an unreadable message)
+        it hands there.
+Rule 2: only the columns asked for are made; a body that no column needs is not decompressed.
 Rule 3: bytes are copied twice: the answers are joined, because numpy wants one buffer, and Arrow takes each column out.
 
 Follows spec/remoting.md section 8; the columns are those of design.md section 8.
@@ -12,9 +13,9 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -23,12 +24,13 @@ import pyarrow.compute as pc
 from rocketmq_spark.arrow.columns import ByteColumn, Ints, byte_strings, to_arrow, to_numpy
 from rocketmq_spark.arrow.stored_layout import Irregular, Records, Rows, cells, records_of, rows_of
 from rocketmq_spark.arrow.stored_properties import Properties, split_properties
-from rocketmq_spark.compression import COMPRESSED_FLAG
-from rocketmq_spark.errors import RemotingCommandException
+from rocketmq_spark.compression import COMPRESSED_FLAG, decompress
+from rocketmq_spark.errors import CompressionError, RemotingCommandException
+from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.message_const import KEYS, TAGS, UNIQ_KEY
-from rocketmq_spark.message_ext import encode_message_id, format_host
+from rocketmq_spark.message_ext import MessageExt, encode_message_id, format_host
 from rocketmq_spark.pull import Pulled
-from rocketmq_spark.wire.unwrap import CRC_MASK, message_id, messages_of, unpacked_body
+from rocketmq_spark.wire.unwrap import CRC_MASK, INNER_BATCH, Unreadable, message_id, messages_of
 
 _FROM_PROPERTIES: Final = {"tags": TAGS, "keys": KEYS, "msgId": UNIQ_KEY}
 _US_PER_MS: Final = 1000
@@ -45,12 +47,30 @@ _MESSAGE_COST: Final = 500
 _PROPERTY_COST: Final = 200
 
 
+# The column of a read that says why a message is unreadable, null in all other rows.
+UNREADABLE: Final = "unreadable"
+
+OnUnreadable: TypeAlias = Callable[[Unreadable], bool]
+"""Called once for each unreadable message; returns whether it becomes a row with the stored bytes as body."""
+
+
 class TooMuchError(Exception):
     """Several messages unpack to more than a record batch is to hold."""
 
 
+def fail(message: Unreadable) -> bool:
+    """Raise a RemotingCommandException: what a read does unless ``onUnreadable`` says otherwise."""
+    raise RemotingCommandException(
+        f"reading {message}. To leave such messages out set onUnreadable=skip; to get their stored bytes set "
+        "onUnreadable=raw"
+    )
+
+
 def batches_of(
-    pulls: Sequence[Pulled], schema: pa.Schema, tags: frozenset[str] | None = None
+    pulls: Sequence[Pulled],
+    schema: pa.Schema,
+    tags: frozenset[str] | None = None,
+    on_unreadable: OnUnreadable = fail,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the messages of several answers: one record batch, or more where the bodies unpack to very much.
 
@@ -58,13 +78,13 @@ def batches_of(
     gives so much for one offset alone.
     """
     try:
-        batch = decode(pulls, schema, tags, _MOST_UNPACKED)
+        batch = decode(pulls, schema, tags, _MOST_UNPACKED, on_unreadable)
     except TooMuchError:
         batch = None
     # Outside the except block: the error holds what was unpacked so far, and so would every level of this recursion.
     if batch is None:
         for half in _halves(pulls):
-            yield from batches_of(half, schema, tags)
+            yield from batches_of(half, schema, tags, on_unreadable)
     elif batch.num_rows:
         yield batch
 
@@ -84,7 +104,11 @@ def _halves(pulls: Sequence[Pulled]) -> tuple[Sequence[Pulled], Sequence[Pulled]
 
 
 def decode(
-    pulls: Sequence[Pulled], schema: pa.Schema, tags: frozenset[str] | None = None, most: float = math.inf
+    pulls: Sequence[Pulled],
+    schema: pa.Schema,
+    tags: frozenset[str] | None = None,
+    most: float = math.inf,
+    on_unreadable: OnUnreadable = fail,
 ) -> pa.RecordBatch:
     """Return the messages of several answers, in their order, as one record batch.
 
@@ -97,13 +121,15 @@ def decode(
         Only messages with one of these; None: all. (A broker looks at the hash of a tag only.)
     most : float, default inf
         Bytes that several messages may unpack to together; a single one may have more.
+    on_unreadable : callable, default `fail`
+        Called for the unreadable messages of a batch that does not raise `TooMuchError`, in their order.
 
     Raises
     ------
     TooMuchError
         They unpack to more. Each way counts what it has to unpack, so one of them may raise where the other does not.
     RemotingCommandException
-        A record is truncated or damaged; the message names its queue and offset.
+        A message is unreadable, unless `on_unreadable` returns.
     """
     body = pulls[0].body if len(pulls) == 1 else b"".join(pull.body for pull in pulls)
     try:
@@ -112,26 +138,51 @@ def decode(
         _check_crc(records)
         return _Columns(pulls, records, rows, pull_of, most).batch(schema, tags)
     except (Irregular, pa.ArrowInvalid):
-        return decode_rows(pulls, schema, tags, most)
+        return decode_rows(pulls, schema, tags, most, on_unreadable)
 
 
 def decode_rows(
-    pulls: Sequence[Pulled], schema: pa.Schema, tags: frozenset[str] | None = None, most: float = math.inf
+    pulls: Sequence[Pulled],
+    schema: pa.Schema,
+    tags: frozenset[str] | None = None,
+    most: float = math.inf,
+    on_unreadable: OnUnreadable = fail,
 ) -> pa.RecordBatch:
     """Return what `decode` does, one message at a time; see there."""
     found = []
     room = most
+    decompressed = "body" in schema.names or UNREADABLE in schema.names
     for pull in pulls:
-        for message in messages_of(pull.body, pull.queue, pull.start, pull.end):
-            if tags is None or message.properties.get(TAGS) in tags:
+        for message in messages_of(pull.body, pull.queue, pull.start, pull.end, decompressed=decompressed):
+            if tags is None or _has_tag(message, tags):
                 found.append((pull.queue, message))
-                room -= len(message.body) + _MESSAGE_COST + _PROPERTY_COST * len(message.properties)
+                properties = 0 if isinstance(message, Unreadable) else len(message.properties)
+                room -= len(message.body) + _MESSAGE_COST + _PROPERTY_COST * properties
                 if room < 0 and len(found) > 1:
                     raise TooMuchError
-    columns = [
-        pa.array([_VALUES[name](queue, one) for queue, one in found], schema.field(name).type) for name in schema.names
-    ]
+    rows = [(queue, one) for queue, one in found if not isinstance(one, Unreadable) or on_unreadable(one)]
+    columns = [pa.array([_value(name, *row) for row in rows], schema.field(name).type) for name in schema.names]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _has_tag(message: MessageExt | Unreadable, tags: frozenset[str]) -> bool:
+    """Return whether a message has one of the tags; one whose tag cannot be known counts as having it."""
+    record = message.record if isinstance(message, Unreadable) else message
+    if record is None or (isinstance(message, Unreadable) and record.sys_flag & INNER_BATCH == INNER_BATCH):
+        return True
+    return record.properties.get(TAGS) in tags
+
+
+def _value(name: str, queue: MessageQueue, message: MessageExt | Unreadable) -> Any:
+    if isinstance(message, Unreadable):
+        own = {"body": message.body, "queueOffset": message.start, UNREADABLE: message.explanation}
+        if name in own:
+            return own[name]
+        if message.record is None:
+            # The queue is known without the record.
+            return _VALUES[name](queue, message) if name in ("topic", "brokerName", "queueId") else None
+        message = message.record
+    return _VALUES[name](queue, message)
 
 
 def _instant(time: int) -> int | None:
@@ -155,6 +206,7 @@ _VALUES: Final[dict[str, Any]] = {
     "storeTimestamp": lambda _, message: _instant(message.store_timestamp),
     "bornHost": lambda _, message: message.born_host,
     "reconsumeTimes": lambda _, message: message.reconsume_times,
+    UNREADABLE: lambda *_: None,
 }
 
 
@@ -226,6 +278,8 @@ class _Columns:
         if name == "queueId":
             ids = np.array([pull.queue.queue_id for pull in self._pulls], np.int32)
             return to_arrow(ids[self._pull_of])
+        if name == UNREADABLE:
+            return pa.nulls(len(rows.record), kind)
         if name == "reconsumeTimes":
             return to_arrow(records.heads["reconsume_times"].astype(np.int32)[rows.record])
         times = records.heads["born_timestamp" if name == "bornTimestamp" else "store_timestamp"].astype(np.int64)
@@ -253,8 +307,10 @@ class _Columns:
         unpacked: list[bytes] = []
         room = self._most
         for row in np.flatnonzero(packed).tolist():
-            queue, offset = self._pulls[self._pull_of[row]].queue, int(rows.queue_offset[row])
-            unpacked.append(unpacked_body(bodies[row].as_py(), int(sys_flag[row]), queue, offset))
+            try:
+                unpacked.append(decompress(bodies[row].as_py(), int(sys_flag[row])))
+            except CompressionError as exc:
+                raise Irregular from exc
             room -= len(unpacked[-1])
             if room < 0 and len(bodies) > 1:
                 raise TooMuchError

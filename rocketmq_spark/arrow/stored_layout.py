@@ -154,7 +154,7 @@ def rows_of(records: Records, body: Buffer) -> Rows:
     Raises
     ------
     Irregular
-        An inner batch is compressed as a whole, or an item does not fit into it.
+        An inner batch is compressed as a whole or empty, or an item does not fit into it.
     """
     heads = records.heads
     numbers = np.arange(len(heads))
@@ -182,7 +182,7 @@ def _items(records: Records, body: Buffer, number: int) -> Rows:
     data = records.data
     start, end = int(records.bodies[number]), int(records.body_ends[number])
     starts, ends = _spans(body, start, end, _ITEM_HEAD.itemsize + 2)
-    if len(starts) > MAX_STORED_ROWS:
+    if not 1 <= len(starts) <= MAX_STORED_ROWS:
         raise Irregular
     heads = _heads(data, starts, _ITEM_HEAD)
     lengths = heads["body_length"].astype(np.int64)

@@ -17,7 +17,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from rocketmq_spark.arrow.decode import batches_of
+from rocketmq_spark.arrow.decode import OnUnreadable, batches_of, fail
 from rocketmq_spark.client.connect import new_transport
 from rocketmq_spark.consumer.puller import Puller
 from rocketmq_spark.consumer.ranges import OffsetRange
@@ -42,6 +42,7 @@ def read_rows(
     routes: Mapping[str, TopicRouteData] | None = None,
     *,
     filters_here: bool = False,
+    on_unreadable: OnUnreadable = fail,
 ) -> Iterator[pa.RecordBatch]:
     """Yield every message of the ranges that the filter lets through.
 
@@ -56,13 +57,15 @@ def read_rows(
         Of the topics, as the driver knows them.
     filters_here : bool, default False
         Pull everything, and look for the tags of ``subExpression`` here alone.
+    on_unreadable : callable, default `fail`
+        Called for each unreadable message.
 
     Raises
     ------
     ReadError, DataLossError
         See `Puller.pull`.
     RemotingCommandException
-        A stored message is damaged.
+        A message is unreadable, unless `on_unreadable` returns.
     """
     with contextlib.closing(reading_transport(options, polled=True)) as transport:
         asked = replace(options, sub_expression="*") if filters_here else options
@@ -75,10 +78,10 @@ def read_rows(
             rows += pulled.end - pulled.start
             nbytes += len(pulled.body)
             if rows >= _ROWS or nbytes >= _BYTES:
-                yield from batches_of(waiting, schema, tags)
+                yield from batches_of(waiting, schema, tags, on_unreadable)
                 waiting, rows, nbytes = [], 0, 0
         if waiting:
-            yield from batches_of(waiting, schema, tags)
+            yield from batches_of(waiting, schema, tags, on_unreadable)
 
 
 def reading_transport(options: ReaderOptions, *, polled: bool = False) -> RemotingTransport:

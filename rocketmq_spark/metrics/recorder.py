@@ -55,6 +55,19 @@ class PartitionReport:
     packed: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class ReadReport:
+    """What a task of a read hands back.
+
+    Parameters
+    ----------
+    skipped : mapping of str to int
+        How many unreadable messages it left out (``onUnreadable=skip``), by topic.
+    """
+
+    skipped: Mapping[str, int]
+
+
 class BrokerRecorder:
     """The counters of one broker in one task."""
 

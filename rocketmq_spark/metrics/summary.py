@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.metrics.histogram import to_hdr
 from rocketmq_spark.metrics.measures import NAME_BITS, NO_OFFSET, Measures, Totals
-from rocketmq_spark.metrics.recorder import PartitionReport
+from rocketmq_spark.metrics.recorder import PartitionReport, ReadReport
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,6 +58,7 @@ class WriteSummary:
         self._lock = threading.Lock()
         self._writes: dict[tuple[str, int], Measures] = {}
         self._older = Measures()
+        self._skipped_by_reads: Counter[str] = Counter()
 
     def keys(self) -> list[tuple[str, int]]:
         """Return write id and batch id (-1 in a batch write) of what is kept apart, oldest first."""
@@ -129,6 +131,14 @@ class WriteSummary:
             "dead_lettered": sum(dead_lettered.values()),
             "dead_lettered_by_rule": dead_lettered,
         }
+
+    def skipped_by_reads(self) -> dict[str, int]:
+        """Return how many unreadable messages reads with ``onUnreadable=skip`` have left out, by topic.
+
+        Each run of a task counts: two actions on one DataFrame count its messages twice.
+        """
+        with self._lock:
+            return dict(sorted(self._skipped_by_reads.items()))
 
     def timeline(self, write_id: str | None = None) -> list[dict[str, Any]]:
         """Return what happened when: one row per bucket of time and broker, oldest first.
@@ -220,6 +230,10 @@ class WriteSummary:
         """Return what a reader of the numbers must know."""
         measures = self.measures(write_id)
         notes = measures.invalid_rows().lines()
+        skipped = self.skipped_by_reads() if write_id is None else {}
+        if skipped:
+            topics = ", ".join(f"{topic} {count}" for topic, count in skipped.items())
+            notes.append(f"{sum(skipped.values())} unreadable messages skipped by reads: {topics}.")
         notes += ["Latencies cover successful attempts only; numbers appear as tasks end."]
         notes += sent_notes(measures.broker_totals())
         if self.dropped_reports:
@@ -236,9 +250,14 @@ class WriteSummary:
         with self._lock:
             self._writes.clear()
             self._older = Measures()
+            self._skipped_by_reads.clear()
             self.reports = self.dropped_reports = 0
 
-    def _merge(self, report: PartitionReport) -> None:
+    def _merge(self, report: PartitionReport | ReadReport) -> None:
+        if isinstance(report, ReadReport):
+            with self._lock:
+                self._skipped_by_reads.update(report.skipped)
+            return
         measures = Measures.unpack(report.packed)
         key = (report.write_id, report.batch_id)
         with self._lock:
@@ -264,7 +283,7 @@ def merge_into(summary: WriteSummary, report: object) -> None:
     Never raises: what can't be merged is counted in ``dropped_reports`` and logged, and changes nothing else.
     """
     try:
-        if not isinstance(report, PartitionReport):
+        if not isinstance(report, PartitionReport | ReadReport):
             raise TypeError(f"a PartitionReport was expected, not {type(report).__name__}")
         summary._merge(report)
     except Exception as exc:

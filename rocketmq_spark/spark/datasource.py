@@ -27,7 +27,7 @@ from rocketmq_spark.names import MAX_TOPIC_LENGTH
 from rocketmq_spark.options import SinkOptions, parse_sink_options
 from rocketmq_spark.reader_option_rules import doubts
 from rocketmq_spark.reader_options import ReaderOptions, parse_reader_options
-from rocketmq_spark.spark.schemas import READ_SCHEMA, arrow_schema
+from rocketmq_spark.spark.schemas import RAW_READ_SCHEMA, READ_SCHEMA, arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -86,10 +86,13 @@ class RocketMQDataSource(DataSource):
         return "rocketmq"
 
     def schema(self) -> str:
-        """Return the columns of a read (design.md section 8)."""
-        text = next((text for key, text in self.options.items() if key.lower() == "includeproperties"), "")
+        """Return the columns of a read."""
         # What is malformed is refused when the read is planned.
-        return READ_SCHEMA.replace("properties map<string,string>, ", "") if text.lower() == "false" else READ_SCHEMA
+        given = {key.lower(): text.strip().lower() for key, text in self.options.items()}
+        columns = RAW_READ_SCHEMA if given.get("onunreadable") == "raw" else READ_SCHEMA
+        if given.get("includeproperties") == "false":
+            columns = columns.replace("properties map<string,string>, ", "")
+        return columns
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Check the read and return the reader of a batch query, which then asks the cluster for offsets.
@@ -103,7 +106,8 @@ class RocketMQDataSource(DataSource):
         """
         from rocketmq_spark.spark.reader import batch_reader
 
-        return batch_reader(self._reader_options(streaming=False), schema, self._parallelism)
+        options = self._reader_options(streaming=False)
+        return batch_reader(options, schema, self._parallelism, self._accumulator)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Check the read and return the reader of a streaming query; see `reader`.
@@ -116,7 +120,8 @@ class RocketMQDataSource(DataSource):
 
         find_job_files()
         try:
-            return stream_reader(self._reader_options(streaming=True), schema, self._parallelism)
+            options = self._reader_options(streaming=True)
+            return stream_reader(options, schema, self._parallelism, self._accumulator)
         except RocketMQError as exc:
             return RefusedStreamReader(exc)
 

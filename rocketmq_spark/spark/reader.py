@@ -15,17 +15,18 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from rocketmq_spark.errors import OptionError, SchemaError
 from rocketmq_spark.reader_options import ReaderOptions
-from rocketmq_spark.spark.schemas import READ_SCHEMA, arrow_schema
+from rocketmq_spark.spark.schemas import RAW_READ_SCHEMA, READ_SCHEMA, arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.accumulators import Accumulator
     from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rocketmq_spark.spark")
 
 # All others never are.
-_MAY_BE_NULL: Final = ("tags", "keys")
+_MAY_BE_NULL: Final = ("tags", "keys", "unreadable")
+# With onUnreadable=raw: known also of a record that cannot be decoded.
+_NEVER_NULL: Final = ("topic", "body", "brokerName", "queueId", "queueOffset")
 _PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
@@ -73,6 +76,8 @@ class PartitionReader:
         The columns of a read, or some of them.
     parallelism : int or None, default None
         How many tasks run at once, as far as it is known.
+    accumulator : pyspark.Accumulator or None, default None
+        Takes the numbers of skipped messages to the driver.
 
     Raises
     ------
@@ -80,25 +85,44 @@ class PartitionReader:
         A column that a read does not have, or one of another type.
     """
 
-    def __init__(self, options: ReaderOptions, schema: StructType, parallelism: int | None = None) -> None:
-        _check_columns(schema)
+    def __init__(
+        self,
+        options: ReaderOptions,
+        schema: StructType,
+        parallelism: int | None = None,
+        accumulator: Accumulator[Any] | None = None,
+    ) -> None:
+        _check_columns(schema, raw=options.on_unreadable == "raw")
         self._options = options
         self._parallelism = parallelism
+        self._accumulator = accumulator
         self._schema: pa.Schema = arrow_schema(schema)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one partition (runs in a task)."""
         # Spark makes a partition of its own where there is nothing to read.
-        if isinstance(partition, RangesPartition):
-            from rocketmq_spark.client.read_rows import read_rows
+        if not isinstance(partition, RangesPartition):
+            return
+        from rocketmq_spark.arrow.decode import fail
+        from rocketmq_spark.client.read_rows import read_rows
+        from rocketmq_spark.consumer.data_loss import SkippedMessages
+        from rocketmq_spark.metrics import ReadReport
 
+        skipped = SkippedMessages()
+        policies: dict[str, Callable[[Any], bool]] = {"fail": fail, "skip": skipped.skip, "raw": lambda _: True}
+        try:
             yield from read_rows(
                 self._options,
                 partition.ranges,
                 self._schema,
                 partition.routes,
                 filters_here=partition.filters_here,
+                on_unreadable=policies[self._options.on_unreadable],
             )
+        finally:
+            skipped.close()
+            if skipped.by_topic and self._accumulator is not None:
+                self._accumulator.add(ReadReport(dict(skipped.by_topic)))
 
     def _tasks(self, ranges: list[OffsetRange], known: TopicQueues) -> list[InputPartition]:
         from rocketmq_spark.consumer.ranges import tasks_of
@@ -149,8 +173,14 @@ class RocketMQBatchReader(PartitionReader, DataSourceReader):
 class FilteringBatchReader(RocketMQBatchReader):
     """The same where Spark offers its filters (PySpark 4.1, ``spark.sql.python.filterPushdown.enabled``)."""
 
-    def __init__(self, options: ReaderOptions, schema: StructType, parallelism: int | None = None) -> None:
-        super().__init__(options, schema, parallelism)
+    def __init__(
+        self,
+        options: ReaderOptions,
+        schema: StructType,
+        parallelism: int | None = None,
+        accumulator: Accumulator[Any] | None = None,
+    ) -> None:
+        super().__init__(options, schema, parallelism, accumulator)
         self._filters: list[Filter] = []
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
@@ -169,7 +199,12 @@ class FilteringBatchReader(RocketMQBatchReader):
         return narrowed(ranges, self._filters, bounds.at)
 
 
-def batch_reader(options: ReaderOptions, schema: StructType, parallelism: int | None) -> RocketMQBatchReader:
+def batch_reader(
+    options: ReaderOptions,
+    schema: StructType,
+    parallelism: int | None,
+    accumulator: Accumulator[Any] | None = None,
+) -> RocketMQBatchReader:
     """Return the reader of a batch query; parameters as of `PartitionReader`.
 
     With the push-down of filters off, Spark refuses a reader that could take them, and tells a source neither way. The
@@ -177,7 +212,7 @@ def batch_reader(options: ReaderOptions, schema: StructType, parallelism: int | 
     """
     main = getattr(sys.modules["__main__"], "__spec__", None)
     offered = _PUSHDOWN_WORKER in sys.modules or (main is not None and main.name == _PUSHDOWN_WORKER)
-    return (FilteringBatchReader if offered else RocketMQBatchReader)(options, schema, parallelism)
+    return (FilteringBatchReader if offered else RocketMQBatchReader)(options, schema, parallelism, accumulator)
 
 
 def _routes_of(task: Iterable[OffsetRange], routes: dict[str, TopicRouteData]) -> dict[str, TopicRouteData]:
@@ -188,14 +223,17 @@ def _routes_of(task: Iterable[OffsetRange], routes: dict[str, TopicRouteData]) -
     return {topic: routes[topic].only(names) for topic, names in brokers.items() if topic in routes}
 
 
-def _check_columns(schema: StructType) -> None:
-    known = dict(column.strip().split(" ") for column in re.split(r",(?![a-z]+>)", READ_SCHEMA))
+def _check_columns(schema: StructType, *, raw: bool) -> None:
+    columns = RAW_READ_SCHEMA if raw else READ_SCHEMA
+    known = dict(column.strip().split(" ") for column in re.split(r",(?![a-z]+>)", columns))
     if not schema.names:
         raise SchemaError("schema: it names no column; leave .schema(...) out, or name those that are wanted")
     for field in schema:
         kind = field.dataType.simpleString()
+        if field.name == "unreadable" and not raw:
+            raise SchemaError("schema: only reads with onUnreadable=raw have the column unreadable")
         if field.name not in known:
-            raise SchemaError(f"schema: a read has no column {field.name}; its columns are {READ_SCHEMA}")
+            raise SchemaError(f"schema: a read has no column {field.name}; its columns are {columns}")
         if kind != known[field.name]:
             raise SchemaError(
                 f"schema: column {field.name} is {known[field.name]} in a read, not {kind}; leave .schema(...) out, or "
@@ -203,5 +241,15 @@ def _check_columns(schema: StructType) -> None:
             )
         if field.name in _MAY_BE_NULL and not field.nullable:
             raise SchemaError(f"schema: column {field.name} may be null, as a message need not have {field.name}")
+        if raw and not field.nullable and field.name not in _NEVER_NULL:
+            raise SchemaError(
+                f"schema: with onUnreadable=raw column {field.name} is null for a record that cannot be decoded: make "
+                "it nullable"
+            )
+    if raw and "unreadable" not in schema.names:
+        raise SchemaError(
+            "schema: with onUnreadable=raw the column unreadable (string) is required, as without it stored bytes look "
+            "like bodies; add it, or set onUnreadable=skip"
+        )
     if len(set(schema.names)) != len(schema.names):
         raise SchemaError(f"schema: columns are named twice: {', '.join(schema.names)}")

@@ -121,6 +121,10 @@ class Metrics:
         """Return how many rows were skipped and dead-lettered; see `WriteSummary.invalid_rows`."""
         return self.summary.invalid_rows(write_id)
 
+    def skipped_by_reads(self) -> dict[str, int]:
+        """Return how many unreadable messages reads have left out, by topic; see `WriteSummary.skipped_by_reads`."""
+        return self.summary.skipped_by_reads()
+
     def timeline(self, write_id: str | None = None) -> list[dict[str, Any]]:
         """Return what happened when, a row per second and broker; see `WriteSummary.timeline`."""
         return self.summary.timeline(write_id)

@@ -14,7 +14,10 @@ READ_SCHEMA: Final = (
     "queueId int, queueOffset bigint, msgId string, offsetMsgId string, bornTimestamp timestamp, "
     "storeTimestamp timestamp, bornHost string, reconsumeTimes int"
 )
-"""The columns of a read (design.md section 8)."""
+"""The columns of a read."""
+
+RAW_READ_SCHEMA: Final = f"{READ_SCHEMA}, unreadable string"
+"""The columns of a read with ``onUnreadable=raw``."""
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

@@ -41,6 +41,7 @@ else:
     _LIMITS = True
 
 if TYPE_CHECKING:
+    from pyspark.accumulators import Accumulator
     from pyspark.sql.types import StructType
 
     from rocketmq_spark.consumer.cluster import SourceCluster
@@ -53,8 +54,14 @@ Offsets: TypeAlias = "dict[MessageQueue, int]"
 class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
     """The reader of one streaming query, on the driver while the query runs; parameters as of `PartitionReader`."""
 
-    def __init__(self, options: ReaderOptions, schema: StructType, parallelism: int | None = None) -> None:
-        super().__init__(options, schema, parallelism)
+    def __init__(
+        self,
+        options: ReaderOptions,
+        schema: StructType,
+        parallelism: int | None = None,
+        accumulator: Accumulator[Any] | None = None,
+    ) -> None:
+        super().__init__(options, schema, parallelism, accumulator)
         self._cluster: SourceCluster | None = None
         # The offset where a new query begins.
         self._initial: dict[str, Any] | None = None
@@ -197,7 +204,12 @@ if _LIMITS:
             self._target = self._asked().target()
 
 
-def stream_reader(options: ReaderOptions, schema: StructType, parallelism: int | None) -> RocketMQStreamReader:
+def stream_reader(
+    options: ReaderOptions,
+    schema: StructType,
+    parallelism: int | None,
+    accumulator: Accumulator[Any] | None = None,
+) -> RocketMQStreamReader:
     """Return the reader of a streaming query; parameters as of `PartitionReader`.
 
     Raises
@@ -206,11 +218,11 @@ def stream_reader(options: ReaderOptions, schema: StructType, parallelism: int |
         This release of PySpark can't limit a micro-batch.
     """
     if _LIMITS:
-        return LimitedStreamReader(options, schema, parallelism)
+        return LimitedStreamReader(options, schema, parallelism, accumulator)
     for name, value in (
         ("maxOffsetsPerTrigger", options.max_offsets_per_trigger),
         ("minOffsetsPerTrigger", options.min_offsets_per_trigger),
     ):
         if value is not None:
             raise OptionError(f"{name} needs PySpark 4.2 or newer, which can limit a micro-batch; leave it out here")
-    return RocketMQStreamReader(options, schema, parallelism)
+    return RocketMQStreamReader(options, schema, parallelism, accumulator)

@@ -60,6 +60,8 @@ _RECORD_TAIL: Final = struct.Struct(
     "i"  # body length
 )
 _BYTE: Final = struct.Struct(">b")
+# IPv4 hosts; empty body, topic and properties.
+_SMALLEST_RECORD: Final = _RECORD_HEAD.size + 8 + _LONG.size + 8 + _RECORD_TAIL.size + _BYTE.size + _SHORT.size
 
 MESSAGE_MAGIC_V1: Final = 0xDAA320A7
 MESSAGE_MAGIC_V2: Final = 0xDAA320AB
@@ -183,17 +185,22 @@ def decode_batch(body: Buffer, topic: str = "") -> list[Message]:
     RemotingCommandException
         An item reaches beyond the body; or there are more than `MAX_STORED_ROWS`.
     """
+    return list(iter_batch(body, topic))
+
+
+def iter_batch(body: Buffer, topic: str = "") -> Iterator[Message]:
+    """Decode the same, one item after the other; the items before one that raises are valid."""
     cursor = _Cursor(memoryview(body), "a batch body")
-    messages: list[Message] = []
+    count = 0
     while cursor.left:
-        if len(messages) == MAX_STORED_ROWS:
+        if count == MAX_STORED_ROWS:
             raise cursor.error(f"more than {MAX_STORED_ROWS} messages, which is more than any batch has")
         # Total size, magic and CRC are ignored, as by the broker.
         _, _, _, flag, body_length = cursor.unpack(_ITEM_HEAD)
         message_body = bytes(cursor.take(body_length))
         (properties_length,) = cursor.unpack(_SHORT)
-        messages.append(Message(topic, message_body, flag, decode_properties(cursor.take(properties_length))))
-    return messages
+        yield Message(topic, message_body, flag, decode_properties(cursor.take(properties_length)))
+        count += 1
 
 
 def decode_records(body: Buffer) -> list[MessageExt]:
@@ -209,13 +216,33 @@ def iter_records(body: Buffer) -> Iterator[MessageExt]:
     RemotingCommandException
         A record is truncated or has an unknown magic. Nothing is skipped: offsets would silently go missing.
     """
-    cursor = _Cursor(memoryview(body), "stored records")
-    while cursor.left:
-        start = cursor.at
-        (total_size,) = cursor.unpack(_INT)
-        cursor.at = start
-        record = _Cursor(cursor.take(total_size), f"the stored record at byte {start}")
-        yield _decode_record(record)
+    data, at = memoryview(body), 0
+    while at < len(data):
+        record = record_at(data, at)
+        yield decode_record(record, at)
+        at += len(record)
+
+
+def record_at(data: memoryview, at: int) -> memoryview:
+    """Return the bytes of the record that begins at position `at`.
+
+    Raises
+    ------
+    RemotingCommandException
+        Its length is negative, too small for any record, or reaches beyond `data`: no later record can be located.
+    """
+    cursor = _Cursor(data, "stored records", at)
+    (total_size,) = cursor.unpack(_INT)
+    cursor.at = at
+    if 0 <= total_size < _SMALLEST_RECORD:
+        raise cursor.error(f"a record of {total_size} bytes, the smallest has {_SMALLEST_RECORD}")
+    return cursor.take(total_size)
+
+
+def claimed_offset(record: memoryview) -> int | None:
+    """Return the queue offset in the head of a record; None if the magic is unknown, so that the layout is, too."""
+    _, magic, _, _, _, queue_offset, *_ = _RECORD_HEAD.unpack_from(record)
+    return queue_offset if magic in _TOPIC_LENGTH else None
 
 
 def encode_record(message: MessageExt) -> bytes:
@@ -240,7 +267,9 @@ def encode_record(message: MessageExt) -> bytes:
     return b"".join((head, hosts[0], _LONG.pack(message.store_timestamp), hosts[1], tail, message.body, after_body))
 
 
-def _decode_record(record: _Cursor) -> MessageExt:
+def decode_record(data: memoryview, at: int = 0) -> MessageExt:
+    """Decode one record; `at` is its position in the answer, for errors. Raises as `iter_records`."""
+    record = _Cursor(data, f"the stored record at byte {at}")
     (
         _,
         magic,
@@ -315,10 +344,10 @@ def unique_id(prefix: bytes, sequence: int) -> str:
 class _Cursor:
     """Reads forward through bytes and refuses to read beyond them."""
 
-    def __init__(self, data: memoryview, what: str) -> None:
+    def __init__(self, data: memoryview, what: str, at: int = 0) -> None:
         self._data = data
         self._what = what
-        self.at = 0
+        self.at = at
 
     @property
     def left(self) -> int:

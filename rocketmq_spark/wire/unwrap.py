@@ -1,18 +1,21 @@
-"""Stored records as a reader sees them: inner batches taken apart, bodies unpacked, checksums held against them.
+"""Stored records as a reader sees them: inner batches taken apart, bodies decompressed, checksums verified.
 
-Rule 1: one message at a time and plainly: the oracle of the vectorised decoder, and its way out where a layout is rare.
-Rule 2: what can't be read is an error that names queue and offset; nothing is ever left out.
-Rule 3: one record is unpacked at a time, and none that lies outside of what is wanted: who reads a piece of a pull
-        holds no more than that, and pays for no more.
+Rule 1: one message at a time and plainly: the oracle of the vectorised decoder, and its fallback for rare layouts.
+Rule 2: what cannot be read comes out as `Unreadable`, at its place among the messages; nothing is left out.
+Rule 3: one record is decompressed at a time, and none that lies outside the wanted offsets: a reader of a part of a
+        pull holds no more than that part.
+Rule 4: an unreadable message does not affect its neighbours: the next record is found by the length of the record.
+        Only where that length cannot be right is the rest of the answer unreadable.
 
-Follows spec/remoting.md sections 6.5, 7 and 8, ``MessageDecoder.java`` and ``MessageClientExt.getMsgId``.
+Follows ``MessageDecoder.java`` and ``MessageClientExt.getMsgId``.
 """
 
 from __future__ import annotations
 
+import re
 import zlib
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
 from rocketmq_spark.compression import COMPRESSED_FLAG, decompress
@@ -20,37 +23,89 @@ from rocketmq_spark.errors import CompressionError, RemotingCommandException
 from rocketmq_spark.message import Buffer, MessageQueue
 from rocketmq_spark.message_const import UNIQ_KEY
 from rocketmq_spark.message_ext import MessageExt
-from rocketmq_spark.wire.records import MAX_STORED_ROWS, decode_batch, iter_records
+from rocketmq_spark.wire.records import MAX_STORED_ROWS, claimed_offset, decode_record, iter_batch, record_at
 
 # Both bits: the body is a batch, and is to be taken apart.
 INNER_BATCH: Final = 0xC0
 # A broker stores the checksum without its top bit.
 CRC_MASK: Final = 0x7FFFFFFF
+# How many offsets an inner batch has: brokers count by this property.
+_INNER_NUM: Final = "INNER_NUM"
 
 
-def messages_of(body: Buffer, queue: MessageQueue, start: int, end: int) -> Iterator[MessageExt]:
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A message that cannot be read, or several with consecutive offsets.
+
+    Parameters
+    ----------
+    queue : MessageQueue
+        With the topic as the user knows it.
+    start, end : int
+        Its offsets; `end` is not one of them.
+    reason : str
+    body : bytes
+        The body as stored; without `record`, all bytes of the record.
+    record : MessageExt or None, default None
+        The stored record; None if it cannot be decoded.
+    """
+
+    queue: MessageQueue
+    start: int
+    end: int
+    reason: str
+    body: bytes
+    record: MessageExt | None = None
+
+    def __str__(self) -> str:
+        one = self.end - self.start == 1
+        what = f"the message at offset {self.start}" if one else f"the messages {self.start} to {self.end - 1}"
+        return f"{self.queue}, {what} cannot be read: {self.reason}"
+
+    @property
+    def explanation(self) -> str:
+        """The reason, and the offsets if there are several."""
+        offsets = f"messages {self.start} to {self.end - 1}: " if self.end - self.start > 1 else ""
+        return offsets + self.reason
+
+
+def messages_of(
+    body: Buffer, queue: MessageQueue, start: int, end: int, *, decompressed: bool = True
+) -> Iterator[MessageExt | Unreadable]:
     """Yield the messages of a pull's body from one offset up to another, as their sender had them.
 
     Parameters
     ----------
     body : bytes or memoryview
-        Records (spec/remoting.md section 8).
+        Stored records.
     queue : MessageQueue
-        Where they are from, for messages.
+        The queue that they are from.
     start, end : int
         Offsets; a broker gives the whole of an inner batch, and more than was asked for where that fits.
-
-    Raises
-    ------
-    RemotingCommandException
-        A record is truncated, has an unknown magic, or a body that its checksum or its sysFlag contradicts.
+    decompressed : bool, default True
+        False: compressed bodies stay as they are, except those of inner batches.
     """
-    for record in _records(body, queue, start):
+    data, at, following = memoryview(body), 0, start
+    while at < len(data):
+        size, record = _record_at(data, at, queue, following, end)
+        messages: Iterable[MessageExt | Unreadable] = ()
+        if isinstance(record, Unreadable):
+            messages = (record,)
         # The messages of an inner batch have the offsets from its own on.
-        if start - MAX_STORED_ROWS < record.queue_offset < end:
-            for message in _unpacked(record, queue):
+        elif start - MAX_STORED_ROWS < record.queue_offset < end:
+            messages = _unpacked(record, queue, decompressed=decompressed)
+        else:
+            following = record.queue_offset + 1
+        for message in messages:
+            if isinstance(message, Unreadable):
+                following = message.end
+                if message.start < end and message.end > start:
+                    yield replace(message, start=max(message.start, start), end=min(message.end, end))
+            else:
+                following = message.queue_offset + 1
                 if start <= message.queue_offset < end:
                     yield message
+        at += size
 
 
 def message_id(message: MessageExt) -> str:
@@ -58,56 +113,65 @@ def message_id(message: MessageExt) -> str:
     return message.properties.get(UNIQ_KEY) or message.offset_msg_id
 
 
-def wrong_crc(queue: MessageQueue, offset: int, stored: int, found: int) -> RemotingCommandException:
-    """Return the error of a body that is not what the broker was given."""
-    return RemotingCommandException(
-        f"reading {queue}: the body at offset {offset} has the checksum 0x{found:08X}, stored is 0x{stored:08X}: it "
-        "was damaged in the broker's store or on the way. Read it again; if it stays so, read the ranges before and "
-        "after it with startingOffsets and endingOffsets"
-    )
+def _record_at(
+    data: memoryview, at: int, queue: MessageQueue, following: int, end: int
+) -> tuple[int, MessageExt | Unreadable]:
+    """Return how many bytes a record has, and the record; `following` is the offset of one that does not tell its own.
 
-
-def unpacked_body(body: Buffer, sys_flag: int, queue: MessageQueue, offset: int) -> bytes:
-    """Return a body as its sender had it.
-
-    Raises
-    ------
-    RemotingCommandException
-        It is not what its sysFlag says.
+    A length that cannot be right makes the rest of `data` one unreadable record, up to offset `end`.
     """
     try:
-        return decompress(body, sys_flag)
-    except CompressionError as exc:
-        raise RemotingCommandException(f"reading {queue}, the message at offset {offset}: {exc}") from exc
-
-
-def _records(body: Buffer, queue: MessageQueue, start: int) -> Iterator[MessageExt]:
-    try:
-        yield from iter_records(body)
+        record = record_at(data, at)
     except RemotingCommandException as exc:
-        raise RemotingCommandException(f"reading {queue} from offset {start} on: {exc}") from exc
-
-
-def _unpacked(record: MessageExt, queue: MessageQueue) -> Iterator[MessageExt]:
-    found = zlib.crc32(record.body) & CRC_MASK
-    if found != record.body_crc:
-        raise wrong_crc(queue, record.queue_offset, record.body_crc, found)
-    body = unpacked_body(record.body, record.sys_flag, queue, record.queue_offset)
-    whole = replace(record, body=body, sys_flag=record.sys_flag & ~COMPRESSED_FLAG)
-    if record.sys_flag & INNER_BATCH != INNER_BATCH:
-        yield whole
-        return
+        reason = f"{exc}; no later message of the broker's answer can be located"
+        return len(data) - at, Unreadable(queue, following, end, reason, bytes(data[at:]))
     try:
-        items = decode_batch(body)
+        return len(record), decode_record(record, at)
     except RemotingCommandException as exc:
-        raise RemotingCommandException(
-            f"reading {queue}, the inner batch at offset {record.queue_offset}: {exc}"
-        ) from exc
-    for number, item in enumerate(items):
-        yield replace(
-            whole,
-            queue_offset=record.queue_offset + number,
-            flag=item.flag,
-            body=item.body,
-            properties=item.properties,
+        offset = claimed_offset(record)
+        offset = following if offset is None else offset
+        return len(record), Unreadable(queue, offset, offset + 1, str(exc), bytes(record))
+
+
+def _offsets_of(record: MessageExt) -> int:
+    """Return how many offsets a record has in its queue."""
+    number = record.properties.get(_INNER_NUM, "") if record.sys_flag & INNER_BATCH == INNER_BATCH else ""
+    return min(max(int(number), 1), MAX_STORED_ROWS) if re.fullmatch("[0-9]{1,5}", number) else 1
+
+
+def _unpacked(record: MessageExt, queue: MessageQueue, *, decompressed: bool) -> Iterator[MessageExt | Unreadable]:
+    first = record.queue_offset
+
+    def unreadable(offset: int, reason: str) -> Unreadable:
+        end = max(first + _offsets_of(record), offset + 1)
+        return Unreadable(queue, offset, end, reason, record.body, record)
+
+    crc = zlib.crc32(record.body) & CRC_MASK
+    if crc != record.body_crc:
+        yield unreadable(
+            first,
+            f"the body has the checksum 0x{crc:08X}, stored is 0x{record.body_crc:08X}: it was damaged in the broker's "
+            "store or on the network",
         )
+        return
+    message, inner = record, record.sys_flag & INNER_BATCH == INNER_BATCH
+    if inner or decompressed:
+        try:
+            body = decompress(record.body, record.sys_flag)
+        except CompressionError as exc:
+            yield unreadable(first, str(exc))
+            return
+        message = replace(record, body=body, sys_flag=record.sys_flag & ~COMPRESSED_FLAG)
+    if not inner:
+        yield message
+        return
+    offset = first
+    try:
+        for item in iter_batch(message.body):
+            yield replace(message, queue_offset=offset, flag=item.flag, body=item.body, properties=item.properties)
+            offset += 1
+    except RemotingCommandException as exc:
+        yield unreadable(offset, f"message {offset - first} of the inner batch at offset {first}: {exc}")
+        return
+    if offset == first:
+        yield unreadable(first, "the inner batch has no messages")

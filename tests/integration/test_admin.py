@@ -19,6 +19,7 @@ from rocketmq_spark.errors import MQClientException, OptionError, TopicRouteStal
 from rocketmq_spark.message import Message
 from tests.admin_tool import mqadmin
 from tests.sharing import SharedCluster
+from tests.unreadable import fill
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.integration
@@ -243,3 +244,15 @@ def test_a_proxy_stands_in_for_a_name_server_where_it_can(cluster: SharedCluster
     wait_for(lambda: stored(admin, topic) == 1)
     with Admin(cluster.proxy.address) as by_proxy:
         assert [row.body for row in by_proxy.peek(topic)] == [b"one"]
+
+
+def test_a_peek_shows_unreadable_messages_as_such(
+    run: Callable[..., Any], admin: Admin, cluster: SharedCluster, topic: str
+) -> None:
+    stored = fill(cluster, topic)
+    peeked = admin.peek(topic, 20)
+    assert [row.body for row in reversed(peeked)] == [body for body, _ in stored]
+    assert [row.unreadable is not None for row in reversed(peeked)] == [sys_flag != 0 for _, sys_flag in stored]
+    assert "compression type 7" in repr(peeked)
+    assert [row.unreadable is None for row in admin.peek(topic, 2, tag="a")] == [True, False]
+    assert [bool(row["unreadable"]) for row in run("peek", topic, "-c", "2")] == [False, True]

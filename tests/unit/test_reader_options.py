@@ -78,6 +78,7 @@ def test_defaults_are_those_of_the_design() -> None:
         "minPartitions": "none",
         "maxRecordsPerPartition": "none",
         "failOnDataLoss": "true",
+        "onUnreadable": "fail",
         "subExpression": "*",
         "filterType": "TAG",
         "includeProperties": "true",

@@ -236,20 +236,22 @@ def read_by(way: Callable[..., pa.RecordBatch], pull: Pulled) -> pa.RecordBatch 
 
 def test_a_wrong_checksum_names_queue_and_offset() -> None:
     broken = dataclasses.replace(regular(3)[2], body=b"BODY 2")
-    with pytest.raises(RemotingCommandException, match="orders/broker-a/3: the body at offset 2 has the checksum"):
+    with pytest.raises(
+        RemotingCommandException, match=r"orders/broker-a/3, the message at offset 2 .* the body has the checksum"
+    ):
         decode([pulled([*regular(2), broken])], SCHEMA)
 
 
 def test_a_body_that_is_not_what_its_flag_says_names_queue_and_offset() -> None:
     broken = sound(regular(2)[1], sys_flag=0x101)
-    with pytest.raises(RemotingCommandException, match="orders/broker-a/3, the message at offset 1: decompressing"):
+    with pytest.raises(RemotingCommandException, match=r"orders/broker-a/3, the message at offset 1 .*: decompressing"):
         decode([pulled([*regular(1), broken])], SCHEMA)
 
 
 @pytest.mark.parametrize("cut", [1, 50, 90])
 def test_a_record_that_is_cut_off_is_refused(cut: int) -> None:
     whole = pulled(regular(2)).body
-    with pytest.raises(RemotingCommandException, match="reading orders/broker-a/3 from offset 5 on"):
+    with pytest.raises(RemotingCommandException, match="reading orders/broker-a/3, the messages 5 to 6 cannot be read"):
         decode([Pulled(QUEUE, 5, 7, whole[:-cut])], SCHEMA)
     with pytest.raises(Irregular):
         records_of(whole[:-cut])

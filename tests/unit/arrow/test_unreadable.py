@@ -1,0 +1,261 @@
+"""Messages that cannot be read: each policy, and the messages around them."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import struct
+import zlib
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark.arrow.decode import UNREADABLE, batches_of, decode, decode_rows
+from rocketmq_spark.compression import MAX_DECOMPRESSED, CompressionType
+from rocketmq_spark.consumer.data_loss import SkippedMessages
+from rocketmq_spark.errors import RemotingCommandException
+from rocketmq_spark.message import Message
+from rocketmq_spark.message_ext import MessageExt
+from rocketmq_spark.pull import Pulled
+from rocketmq_spark.wire.records import encode_batch
+from rocketmq_spark.wire.unwrap import Unreadable
+from tests.strategies import encode_stored_record
+from tests.unit.arrow.test_decode import PLAIN, QUEUE, SCHEMA, regular, sound
+
+RAW = SCHEMA.append(pa.field(UNREADABLE, pa.string()))
+ITEMS = encode_batch([Message("orders", b"item %d" % number, 0, {"TAGS": "a"}) for number in range(3)])
+INNER = {**PLAIN.properties, "INNER_NUM": "3"}
+
+
+def overwritten(message: MessageExt, at: int, layout: str, value: int) -> bytes:
+    """Return a record with one number replaced, counted from its end if `at` is negative."""
+    record = bytearray(encode_stored_record(message))
+    struct.pack_into(layout, record, at % len(record), value)
+    return bytes(record)
+
+
+def body_of_size(size: int) -> bytes:
+    stream = zlib.compressobj(1)
+    pieces = [stream.compress(bytes(1024 * 1024)) for _ in range(size // (1024 * 1024) + 1)]
+    return b"".join([*pieces, stream.flush()])
+
+
+# What is wrong with the message at offset 2, and the words of the reason.
+DAMAGES: dict[str, tuple[Callable[[], bytes], str]] = {
+    "not zlib": (lambda: record_of(sys_flag=0x301), "decompressing a body of 6 bytes with ZLIB"),
+    "not lz4": (lambda: record_of(sys_flag=0x101), "with LZ4"),
+    "not zstd": (lambda: record_of(sys_flag=0x201), "with ZSTD"),
+    "unknown compression": (lambda: record_of(sys_flag=0x701), "sysFlag 0x701 says compression type 7"),
+    "cut off": (lambda: record_of(sys_flag=0x301, body=zlib.compress(bytes(99))[:-4]), "cut off"),
+    "too large": (
+        lambda: record_of(sys_flag=0x301, body=body_of_size(MAX_DECOMPRESSED)),
+        "more than 67108864 bytes",
+    ),
+    "checksum": (
+        lambda: encode_stored_record(dataclasses.replace(regular(3)[2], body_crc=1)),
+        "the body has the checksum",
+    ),
+    "magic": (lambda: overwritten(regular(3)[2], 4, ">I", 0xCBD43194), "magic 0xCBD43194"),
+    "body length": (lambda: overwritten(regular(3)[2], 84, ">i", 10_000), "10000 bytes claimed"),
+    "topic length": (lambda: overwritten(regular(3)[2], 88 + 6, ">b", -1), "-1 bytes claimed"),
+    "properties length": (lambda: overwritten(regular(3)[2], 88 + 6 + 1 + 6, ">h", 30_000), "30000 bytes claimed"),
+    "inner batch": (lambda: record_of(sys_flag=0xC0), "message 0 of the inner batch at offset 2"),
+    "empty inner batch": (lambda: record_of(sys_flag=0xC0, body=b""), "the inner batch has no messages"),
+    "compressed inner batch": (lambda: record_of(sys_flag=0x3C1), "with ZLIB"),
+}
+
+
+def record_of(**changes: object) -> bytes:
+    return encode_stored_record(sound(regular(3)[2], **changes))
+
+
+def answer(record: bytes, start: int = 0, end: int = 5, count: int = 1) -> Pulled:
+    """Return an answer of a broker: sound messages around the record at offset 2, which has `count` offsets."""
+    around = [
+        encode_stored_record(sound(PLAIN, queue_offset=offset, body=b"body %d" % offset))
+        for offset in (0, 1, 2 + count, 3 + count)
+    ]
+    return Pulled(QUEUE, start, end + count - 1, b"".join([*around[:2], record, *around[2:]]))
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_fail_names_topic_broker_queue_offset_and_the_option(kind: str) -> None:
+    damaged, reason = DAMAGES[kind]
+    with pytest.raises(RemotingCommandException) as failed:
+        decode([answer(damaged())], SCHEMA)
+    text = str(failed.value)
+    assert text.startswith("reading orders/broker-a/3, the message at offset 2 cannot be read: ")
+    assert reason in text
+    assert "onUnreadable=skip" in text
+    assert "onUnreadable=raw" in text
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_skip_leaves_out_the_unreadable_message_alone(kind: str) -> None:
+    damaged, reason = DAMAGES[kind]
+    skipped: list[Unreadable] = []
+    (batch,) = batches_of([answer(damaged())], SCHEMA, None, lambda message: bool(skipped.append(message)))
+    assert batch.column("queueOffset").to_pylist() == [0, 1, 3, 4]
+    assert batch.column("body").to_pylist() == [b"body 0", b"body 1", b"body 3", b"body 4"]
+    (message,) = skipped
+    assert (message.queue, message.start, message.end) == (QUEUE, 2, 3)
+    assert reason in message.reason
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_raw_gives_the_stored_bytes_and_the_reason(kind: str) -> None:
+    damaged, reason = DAMAGES[kind]
+    record = damaged()
+    (batch,) = batches_of([answer(record)], RAW, None, lambda _: True)
+    rows = batch.to_pylist()
+    assert [row["queueOffset"] for row in rows] == [0, 1, 2, 3, 4]
+    assert [row[UNREADABLE] is None for row in rows] == [True, True, False, True, True]
+    row = rows[2]
+    assert reason in row[UNREADABLE]
+    assert (row["topic"], row["brokerName"], row["queueId"]) == ("orders", "broker-a", 3)
+    if row["properties"] is None:
+        # The record cannot be decoded: all of its bytes are there.
+        assert row["body"] == record
+        assert {name for name, value in row.items() if value is not None} == {
+            "topic", "brokerName", "queueId", "queueOffset", "body", UNREADABLE,
+        }  # fmt: skip
+    else:
+        assert row["body"] in record
+        assert (row["tags"], row["keys"], row["msgId"]) == ("a", "k1 k2", "0A0B")
+
+
+def test_messages_before_the_damage_in_an_inner_batch_are_delivered() -> None:
+    # The third item says that it is longer than the batch.
+    damaged = bytearray(ITEMS)
+    struct.pack_into(">i", damaged, 2 * (len(ITEMS) // 3) + 16, 1000)
+    message = sound(PLAIN, queue_offset=2, sys_flag=0xC0, body=bytes(damaged), properties=INNER)
+    pull = answer(encode_stored_record(message), count=3)
+    (batch,) = batches_of([pull], RAW, None, lambda _: True)
+    rows = [(row["queueOffset"], row["body"], row[UNREADABLE]) for row in batch.to_pylist()]
+    assert [row[:2] for row in rows] == [
+        (0, b"body 0"), (1, b"body 1"), (2, b"item 0"), (3, b"item 1"), (4, bytes(damaged)), (5, b"body 5"),
+        (6, b"body 6"),
+    ]  # fmt: skip
+    assert "message 2 of the inner batch at offset 2" in rows[4][2]
+
+
+@pytest.mark.parametrize(("start", "end", "first", "last"), [(0, 5, 2, 4), (3, 5, 3, 4), (0, 4, 2, 3)])
+def test_an_unreadable_inner_batch_counts_the_offsets_that_were_asked_for(
+    start: int, end: int, first: int, last: int
+) -> None:
+    message = sound(PLAIN, queue_offset=2, sys_flag=0x3C1, body=b"no zlib", properties=INNER)
+    skipped = SkippedMessages()
+    pull = Pulled(QUEUE, start, end, answer(encode_stored_record(message), count=3).body)
+    list(batches_of([pull], SCHEMA, None, skipped.skip))
+    assert skipped.by_topic == {"orders": last - first + 1}
+    with pytest.raises(RemotingCommandException, match=f"the messages {first} to {last} cannot be read"):
+        list(batches_of([pull], SCHEMA))
+
+
+@pytest.mark.parametrize("size", [-1, 0, 50, 100_000])
+def test_behind_a_wrong_record_length_all_offsets_of_the_answer_are_lost(size: int) -> None:
+    pull = answer(struct.pack(">i", size) + record_of()[4:])
+    skipped: list[Unreadable] = []
+    (batch,) = batches_of([pull], SCHEMA, None, lambda message: bool(skipped.append(message)))
+    assert batch.column("queueOffset").to_pylist() == [0, 1]
+    (message,) = skipped
+    assert (message.start, message.end) == (2, 5)
+    assert "no later message of the broker's answer can be located" in message.reason
+    assert pull.body.endswith(message.body)
+
+
+@pytest.mark.parametrize("value", ["999999", "-1", "x", "9" * 5000])
+def test_a_senders_claim_of_an_inner_batch_size_is_bounded(value: str) -> None:
+    message = sound(PLAIN, queue_offset=2, sys_flag=0xC0, body=b"x", properties={"INNER_NUM": value})
+    skipped = SkippedMessages()
+    list(batches_of([Pulled(QUEUE, 0, 10**6, encode_stored_record(message))], SCHEMA, None, skipped.skip))
+    assert skipped.by_topic["orders"] <= 65_535
+
+
+def test_properties_with_text_that_is_no_utf8_are_readable_as_in_java() -> None:
+    message = sound(PLAIN, queue_offset=2, properties={"region": "eu?"})
+    record = encode_stored_record(message).replace(b"eu?", b"eu\xff")
+    (batch,) = batches_of([answer(record)], SCHEMA)
+    assert dict(batch.column("properties").to_pylist()[2]) == {"region": "eu\ufffd"}
+
+
+def test_a_tag_filter_excludes_unreadable_messages_of_other_tags() -> None:
+    message = sound(regular(3)[2], sys_flag=0x701, properties={"TAGS": "b"})
+    pull = answer(encode_stored_record(message))
+    (batch,) = batches_of([pull], SCHEMA, frozenset("a"))
+    assert batch.column("queueOffset").to_pylist() == [0, 1, 3, 4]
+    for tags in (frozenset("b"), frozenset("ab")):
+        with pytest.raises(RemotingCommandException, match="offset 2"):
+            list(batches_of([pull], SCHEMA, tags))
+    # The tag of a record that cannot be decoded is unknown.
+    with pytest.raises(RemotingCommandException, match="offset 2"):
+        list(batches_of([answer(DAMAGES["magic"][0]())], SCHEMA, frozenset("b")))
+
+
+def test_a_body_that_no_column_needs_is_not_decompressed() -> None:
+    offsets = pa.schema([("queueOffset", pa.int64())])
+    pull = answer(record_of(sys_flag=0x701))
+    for way in (decode, decode_rows):
+        assert way([pull], offsets).column("queueOffset").to_pylist() == [0, 1, 2, 3, 4]
+
+
+def test_each_unreadable_message_is_reported_once_where_batches_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketmq_spark.arrow.decode._MOST_UNPACKED", 1_000)
+    flag = CompressionType.ZLIB.sys_flag
+    good = [sound(PLAIN, queue_offset=at, sys_flag=flag, body=zlib.compress(bytes(400))) for at in (0, 1, 3, 4)]
+    bad = sound(PLAIN, queue_offset=2, sys_flag=flag, body=b"no zlib")
+    pull = Pulled(QUEUE, 0, 5, b"".join(map(encode_stored_record, [*good[:2], bad, *good[2:]])))
+    skipped = SkippedMessages()
+    batches = list(batches_of([pull], SCHEMA, None, skipped.skip))
+    assert len(batches) > 1
+    assert [offset for batch in batches for offset in batch.column("queueOffset").to_pylist()] == [0, 1, 3, 4]
+    assert skipped.by_topic == {"orders": 1}
+
+
+@given(st.data(), st.sampled_from([*DAMAGES]).filter(lambda kind: kind != "too large"))
+def test_any_flipped_bit_leaves_every_offset_read_or_reported(data: st.DataObject, kind: str) -> None:
+    body = bytearray(answer(DAMAGES[kind][0]()).body)
+    # Not in the five queue offsets, which say where each record belongs.
+    at = data.draw(st.integers(0, len(body) - 1))
+    body[at] ^= 1 << data.draw(st.integers(0, 7))
+    offsets = [int.from_bytes(body[place : place + 8], "big") for place in offsets_at(answer(DAMAGES[kind][0]()).body)]
+    if offsets != [0, 1, 2, 3, 4]:
+        return
+    covered: set[int] = set()
+
+    def skip(message: Unreadable) -> bool:
+        covered.update(range(message.start, message.end))
+        return False
+
+    for batch in batches_of([Pulled(QUEUE, 0, 5, bytes(body))], SCHEMA, None, skip):
+        covered.update(batch.column("queueOffset").to_pylist())
+    assert covered == {0, 1, 2, 3, 4}
+
+
+def offsets_at(body: bytes) -> list[int]:
+    at, places = 0, []
+    while at < len(body):
+        places.append(at + 20)
+        at += int.from_bytes(body[at : at + 4], "big")
+    return places
+
+
+def test_warnings_of_skipped_messages_are_one_per_second_with_a_last_sum(caplog: pytest.LogCaptureFixture) -> None:
+    now = 100.0
+    skipped = SkippedMessages(lambda: now)
+    with caplog.at_level(logging.WARNING):
+        for number in range(50):
+            skipped.skip(Unreadable(QUEUE, number, number + 1, "reason", b""))
+            now += 0.1
+        skipped.close()
+        skipped.close()
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == 6
+    assert texts[0] == (
+        "onUnreadable=skip: this task has left out 1 messages so far; orders/broker-a/3, the message at offset 0 "
+        "cannot be read: reason"
+    )
+    assert "left out 50 messages so far; orders/broker-a/3, the message at offset 49" in texts[-1]
