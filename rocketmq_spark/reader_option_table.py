@@ -64,7 +64,8 @@ READER_OPTIONS: Final[tuple[OptionSpec, ...]] = (
     OptionSpec(
         "subscribePattern",
         kinds.pattern(),
-        "Read the topics whose whole name fits this regular expression.",
+        "Read the topics whose whole name matches this regular expression. Names of more than 127 characters are "
+        "ignored.",
     ),
     OptionSpec(
         "assign",
@@ -170,7 +171,8 @@ READER_OPTIONS: Final[tuple[OptionSpec, ...]] = (
     OptionSpec(
         "readTimeoutMs",
         _MILLISECONDS,
-        "How long a queue may give nothing, while it must have something, before the read fails.",
+        "How long a queue may give nothing, while it must have something, before the read fails. Also the deadline for "
+        "planning a batch or a micro-batch: routes and offsets together.",
     ),
     replace(
         _WRITERS["instanceName"],

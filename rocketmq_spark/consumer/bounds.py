@@ -85,7 +85,7 @@ class Bounds:
         Who did not answer for one queue is not waited for again for the next; after ``readTimeoutMs`` nobody is asked.
         """
         silent: dict[str, RocketMQError] = {}
-        gives_up = self._clock() + self._options.read_timeout_ms / 1000
+        gives_up = min(self._clock() + self._options.read_timeout_ms / 1000, self._queues.deadline.at)
 
         def one(queue: MessageQueue) -> tuple[_T, str] | RocketMQError:
             address = ""
@@ -119,7 +119,11 @@ class Bounds:
         # Past the end a broker answers with the end; of the type BatchCQ with its last batch, however old that is.
         ends = self.latest(filled)
         found = {queue: offset for queue, offset in found.items() if offset < ends[queue]}
-        doubtful = {queue: offset for queue, offset in found.items() if not self._queues.is_plain(queue)}
+        places = {(queue.topic, queue.broker_name): queue for queue in found}
+        plain = self._queues.deadline.in_parallel(places.values(), self._queues.is_plain, "types of topics")
+        doubtful = {
+            queue: offset for queue, offset in found.items() if not plain[places[queue.topic, queue.broker_name]]
+        }
         older = [queue for queue, stamp in self._stored_at(doubtful).items() if stamp < times[queue]]
         return {queue: None if queue in older else found.get(queue) for queue in times}
 
@@ -239,16 +243,17 @@ class Bounds:
         return {queue: latest[queue] if offset is None else offset for queue, offset in found.items()}
 
     def _of_all(self, queues: Iterable[MessageQueue], ask: _Ask) -> Offsets:
-        return in_parallel(queues, lambda queue: self._patiently(queue, ask))
+        deadline = self._queues.deadline
+        return deadline.in_parallel(queues, lambda queue: self._patiently(queue, ask), "offsets of queues")
 
     def _patiently(self, queue: MessageQueue, ask: _Ask) -> int:
         options = self._options
-        gives_up = self._clock() + options.read_timeout_ms / 1000
+        gives_up = min(self._clock() + options.read_timeout_ms / 1000, self._queues.deadline.at)
         while True:
             address = ""
             try:
                 address = self._queues.address(queue)
-                return ask(self._queues.on_wire(queue), address, self._timeout)
+                return ask(self._queues.on_wire(queue), address, self._queues.deadline.limit(self._timeout))
             except RocketMQError as exc:
                 if not exc.retriable:
                     raise

@@ -75,10 +75,12 @@ class SourceCluster:
 
     def latest(self) -> Offsets:
         """Return the ends of all queues there are."""
+        self.queues.deadline.restart()
         return self._bounds.latest(self.queues.present())
 
     def target(self) -> Offsets:
         """Return the same for `available`; without ``failOnDataLoss`` of the queues that somebody answers for."""
+        self.queues.deadline.restart()
         if self._options.fail_on_data_loss:
             return self.latest()
         return {queue: end for queue, (end, _) in self._ends(self.queues.present()).items()}
@@ -93,6 +95,7 @@ class SourceCluster:
         ReadError
             A broker was in no route for ``readTimeoutMs``, with ``failOnDataLoss``.
         """
+        self.queues.deadline.restart()
         missing = {queue: known[queue] for queue in known if queue not in target and self._options.reads(queue)}
         absent = sorted(queue for queue in missing if self.queues.exists(queue) is not False)
         if not absent:
@@ -129,6 +132,7 @@ class SourceCluster:
         ReadError
             For ``readTimeoutMs`` nobody has answered for a queue.
         """
+        self.queues.deadline.restart()
         present = set(self.queues.present())
         wanted = present | set(filter(self._options.reads, known))
         gone = {queue for queue in wanted - present if self.queues.exists(queue) is False}
@@ -161,6 +165,7 @@ class SourceCluster:
 
     def ranges(self, starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) -> list[OffsetRange]:
         """Return what a micro-batch reads; raises as `Bounds.checked`."""
+        self.queues.deadline.restart()
         return self._bounds.checked(self.begun(starts, ends), ends)
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> None:

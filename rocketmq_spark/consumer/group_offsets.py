@@ -87,6 +87,7 @@ class GroupOffsets:
             return
         self._said, self._again_at = dict(offsets), now + _HEART_BEAT
         wanted = [*filter(self._options.reads, offsets)]
+        self._queues.deadline.restart()
         try:
             present = sorted(set(self._queues.present()).intersection(wanted))
         except RocketMQError as exc:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
+from rocketmq_spark.consumer.deadline import PlanningDeadline
 from rocketmq_spark.consumer.topic_routes import TopicRoutes, is_gone
 from rocketmq_spark.errors import (
     MQBrokerException,
@@ -25,7 +26,6 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.namespace import wrap
-from rocketmq_spark.parallel import in_parallel
 from rocketmq_spark.reader_options import ReaderOptions
 from rocketmq_spark.route_data import MASTER_ID, TopicRouteData
 from rocketmq_spark.transport.base import ReadTransport
@@ -49,6 +49,11 @@ class TopicQueues:
         Seconds, monotonic.
     routes : mapping of str to TopicRouteData, optional
         What is known already, by topic: who only reads need not ask a name server then.
+
+    Attributes
+    ----------
+    deadline : PlanningDeadline
+        Of the driver; `find` restarts it.
     """
 
     def __init__(
@@ -62,7 +67,8 @@ class TopicQueues:
         self._transport = transport
         # Per request.
         self._timeout = options.pull_timeout_ms / 1000
-        self._routes = TopicRoutes(options, transport, clock, routes)
+        self.deadline = PlanningDeadline(options.read_timeout_ms, clock)
+        self._routes = TopicRoutes(options, transport, clock, self.deadline, routes)
         self._lock = threading.Lock()
         self._turns: dict[str, int] = {}
         # By topic and broker; a type is for ever.
@@ -82,9 +88,12 @@ class TopicQueues:
             A queue of ``assign`` does not exist, or a topic is of a kind that can't be read.
         RouteNotFoundException
             A topic does not exist.
+        ReadError
+            Name servers did not give all routes within ``readTimeoutMs``.
         RocketMQError
             No name server answers, and none has before.
         """
+        self.deadline.restart()
         self._routes.expire()
         queues = self._present(goes_on=False)
         if not queues and self._options.subscribe_pattern is not None:
@@ -117,7 +126,11 @@ class TopicQueues:
 
         by_pattern = self._options.subscribe_pattern is not None
         queues: list[MessageQueue] = []
-        for topic, route in in_parallel(self._routes.topics(), ask).items():
+        routes = self.deadline.in_parallel(self._routes.topics(), ask, "routes of topics", self._routes.known)
+        if self.deadline.passed:
+            # Name servers are slow, and all routes are known: brokers have time to answer, too.
+            self.deadline.restart()
+        for topic, route in routes.items():
             if route is not None and not (by_pattern and _is_of_servers(topic, route)):
                 queues += _readable(topic, route)
         wanted = filter(self._options.reads, queues)
@@ -172,8 +185,11 @@ class TopicQueues:
 
         What a broker does not tell is taken for such a batch where a filter can do without the broker.
         """
-        one_of_each = {(queue.topic, queue.broker_name): queue for queue in queues}
-        return not all(self.is_plain(queue) for queue in one_of_each.values())
+        places = list({(queue.topic, queue.broker_name): queue for queue in queues}.values())
+        # Most reads are of topics of one type: the first answer may be enough.
+        if not places or not self.is_plain(places[0]):
+            return bool(places)
+        return not all(self.deadline.in_parallel(places[1:], self.is_plain, "types of topics").values())
 
     def check_filter(self, queues: Iterable[MessageQueue]) -> None:
         """Have every broker look at an expression of SQL: one that can't be read would let nothing through, or all.
@@ -194,7 +210,7 @@ class TopicQueues:
                     options.consumer_group,
                     options.sub_expression,
                     options.filter_type,
-                    self._timeout,
+                    self.deadline.limit(self._timeout),
                 )
             except RocketMQError as exc:
                 if isinstance(exc, MQBrokerException):
@@ -209,7 +225,9 @@ class TopicQueues:
         place = queue.topic, queue.broker_name
         if place not in self._plain:
             try:
-                config = self._transport.topic_config(self.address(queue), self.on_wire(queue).topic, self._timeout)
+                config = self._transport.topic_config(
+                    self.address(queue), self.on_wire(queue).topic, self.deadline.limit(self._timeout)
+                )
             except RocketMQError as exc:
                 if not isinstance(exc, RequestNotSupportedException):
                     logger.warning("reading %s with a filter: the type of its queues is unknown: %s", queue, exc)

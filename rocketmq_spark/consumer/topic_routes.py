@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from rocketmq_spark.consumer.deadline import PlanningDeadline
 from rocketmq_spark.errors import (
     NoBrokersException,
     OptionError,
@@ -25,7 +26,7 @@ from rocketmq_spark.errors import (
     TopicRouteStaleException,
 )
 from rocketmq_spark.message import MessageQueue
-from rocketmq_spark.names import is_internal_topic
+from rocketmq_spark.names import MAX_TOPIC_LENGTH, is_internal_topic
 from rocketmq_spark.namespace import bare_name, wrap
 from rocketmq_spark.reader_options import ReaderOptions
 from rocketmq_spark.route_data import TopicRouteData
@@ -48,6 +49,8 @@ class TopicRoutes:
     transport : ReadTransport
     clock : callable
         Seconds, monotonic.
+    deadline : PlanningDeadline
+        Shortens the timeouts of requests.
     routes : mapping of str to TopicRouteData, optional
         What is known already, by topic.
     """
@@ -57,11 +60,13 @@ class TopicRoutes:
         options: ReaderOptions,
         transport: ReadTransport,
         clock: Callable[[], float],
+        deadline: PlanningDeadline,
         routes: Mapping[str, TopicRouteData] | None = None,
     ) -> None:
         self._options = options
         self._transport = transport
         self._clock = clock
+        self._deadline = deadline
         # Per request, and for each name server in turn.
         self._timeout = options.pull_timeout_ms / 1000
         self._lock = threading.Lock()
@@ -72,6 +77,7 @@ class TopicRoutes:
         # What was said to be gone.
         self._gone: set[str] = set()
         self._listed: frozenset[str] | None = None
+        self._warned_of_long_names = False
 
     def topics(self) -> list[str]:
         """Return the topics that the options ask for; of a pattern, those that name servers list."""
@@ -82,7 +88,16 @@ class TopicRoutes:
             named = options.assign or [queue for queue, _ in options.starting_offsets.offsets]
             return sorted({queue.topic for queue in named})
         namespace = options.wrapped_namespace
-        users = (bare_name(wired, namespace) for wired in self._all_topics() if not is_internal_topic(wired))
+        listed = [wired for wired in self._all_topics() if not is_internal_topic(wired)]
+        # Brokers create no such topics, and the time of a regular expression grows with the length of a name.
+        legal = [wired for wired in listed if len(wired) <= MAX_TOPIC_LENGTH]
+        if len(legal) < len(listed) and not self._warned_of_long_names:
+            self._warned_of_long_names = True
+            logger.warning(
+                "name servers list %d topics with names of more than %d characters; subscribePattern ignores them",
+                *(len(listed) - len(legal), MAX_TOPIC_LENGTH),
+            )
+        users = (bare_name(wired, namespace) for wired in legal)
         return sorted(topic for topic in users if topic is not None and options.reads(MessageQueue(topic, "", 0)))
 
     def known(self, topic: str) -> TopicRouteData | None:
@@ -135,7 +150,7 @@ class TopicRoutes:
     def _all_topics(self) -> frozenset[str]:
         if self._listed is None or not self.is_fresh(_LIST):
             try:
-                self._listed = self._transport.topics(self._timeout)
+                self._listed = self._transport.topics(self._deadline.limit(self._timeout))
             except RocketMQError as exc:
                 if self._listed is None or not exc.retriable:
                     raise
@@ -174,7 +189,8 @@ class TopicRoutes:
     def _asked(self, topic: str) -> TopicRouteData:
         wired = wrap(self._options.wrapped_namespace, topic)
         try:
-            route = self._transport.query_route(wired, self._timeout * len(self._options.name_server))
+            timeout = self._deadline.limit(self._timeout * len(self._options.name_server))
+            route = self._transport.query_route(wired, timeout)
         except TopicRouteStaleException as exc:
             raise RouteNotFoundException(f"reading topic {topic}: {exc}") from exc
         except RemotingException as exc:

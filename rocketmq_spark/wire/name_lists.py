@@ -6,9 +6,13 @@ Follows ``TopicList.java`` and ``GetConsumerListByGroupResponseBody.java``.
 from __future__ import annotations
 
 import reprlib
+from typing import Final
 
 from rocketmq_spark.errors import RemotingCommandException
 from rocketmq_spark.wire.route import loads_lenient
+
+# A frame of 16 MiB has room for 5 million empty names. 200,000 names of 25 characters have 6 MB.
+_MAX_NAMES: Final = 200_000
 
 
 def decode_topic_list(body: bytes) -> frozenset[str]:
@@ -34,6 +38,9 @@ def decode_consumer_list(body: bytes) -> tuple[str, ...]:
 
 
 def _names(body: bytes, field: str, doing: str, kind: str) -> list[str]:
+    # Checked before any object is built. Servers accept no name with a comma.
+    if body.count(b",") > _MAX_NAMES:
+        raise RemotingCommandException(f"{doing}: more than {_MAX_NAMES} {kind}")
     told = loads_lenient(body)
     names = told.get(field) if isinstance(told, dict) else None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

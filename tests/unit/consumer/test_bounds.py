@@ -21,6 +21,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.offset_json import OffsetSpec
 from rocketmq_spark.pull import PullOutcome, PullStatus
+from rocketmq_spark.transport.scripted import route
 from rocketmq_spark.transport.scripted_pulls import PullReply
 from tests.unit.consumer.conftest import A0, A1, B0, B1, QUEUES, Make, Reader
 
@@ -224,6 +225,23 @@ def test_a_thousand_queues_of_which_some_fail_once(reader: Make) -> None:
     made = reader()
     made.transport.fail("max_offset", *[RemotingConnectException("refused")] * 40)
     assert made.bounds.latest(queues) == dict.fromkeys(queues, 0)
+
+
+def test_offsets_of_many_queues_have_one_deadline(reader: Make) -> None:
+    queues = [MessageQueue("orders", "a", number) for number in range(1000)]
+    made = reader(read_timeout_ms=60_000)
+    made.transport.routes["orders"] = route({"a": 1000})
+    works = made.transport.min_offset
+
+    def slow(queue: MessageQueue, address: str, timeout: float) -> int:
+        made.clock.advance(1.0)
+        return works(queue, address, timeout)
+
+    made.transport.min_offset = slow
+    made.queues.find()
+    with pytest.raises(ReadError, match=r"readTimeoutMs=60000 has passed with \d+ of 1000 offsets of queues known"):
+        made.bounds.ranges(queues)
+    assert len(made.asked("min_offset")) <= 60 + 16
 
 
 def test_who_asks_once_asks_nobody_after_the_time_of_a_read(reader: Make) -> None:

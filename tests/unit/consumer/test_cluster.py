@@ -25,7 +25,7 @@ from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.offset_json import OffsetSpec
 from rocketmq_spark.transport.scripted import route
 from tests.unit.consumer.conftest import A0, A1, B0, B1, QUEUES, Make, Reader
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_for
 
 LATEST = OffsetSpec("latest")
 
@@ -155,10 +155,10 @@ def test_a_target_leaves_out_who_is_silent_unless_data_loss_fails(reader: Make) 
     assert target == {A0: 5, A1: 5}
     failing(made, "max_offset", RemotingTimeoutException)
     assert made.cluster.available(dict.fromkeys(QUEUES, 3), target) == {A0: 5, A1: 5, B0: 3, B1: 3}
-    made = reader(read_timeout_ms=0)
-    failing(
-        made, "max_offset", lambda address: (made.clock.advance(1.0), RemotingTimeoutException(address))[1], "b:10911"
-    )
+    made = reader(read_timeout_ms=5000)
+    failing(made, "max_offset", RemotingTimeoutException, "b:10911")
+    # No time passes before broker a has answered.
+    made.while_asleep = lambda: wait_for(lambda: {A0, A1} <= {queue for queue, _ in made.asked("max_offset")})
     with pytest.raises(ReadError, match="orders/b/"):
         made.cluster.target()
 
@@ -580,6 +580,40 @@ def test_readers_are_told_from_applications_by_their_client_ids(reader: Make, cl
     made.transport.members[made.options.consumer_group, "a:10911"] = {client_id}
     made.cluster.commit({A0: 1})
     assert bool(made.asked("update_consumer_offset")) is ours
+
+
+def test_each_micro_batch_is_planned_within_its_own_deadline(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    made = reader(read_timeout_ms=5000)
+    made.fill(dict.fromkeys(QUEUES, 5))
+    known = dict.fromkeys(QUEUES, 0)
+    for _ in range(2):
+        made.clock.advance(3600.0)
+        assert made.cluster.target() == made.cluster.available(known)
+        made.clock.advance(3600.0)
+        assert made.cluster.ranges(known, dict.fromkeys(QUEUES, 5))
+        made.clock.advance(3600.0)
+        made.cluster.commit(known)
+    assert caplog.messages == []
+
+
+def test_stream_goes_on_with_known_routes_while_name_servers_are_slow(reader: Make) -> None:
+    topics = tuple(f"t{number}" for number in range(50))
+    made = reader(subscribe=topics, read_timeout_ms=60_000)
+    made.transport.routes |= {name: route({"a": 1}) for name in topics}
+    known = {MessageQueue(name, "a", 0): 0 for name in topics}
+    assert made.cluster.available(known) == known
+    works = made.transport.query_route
+
+    def silent(topic: str, timeout: float) -> Any:
+        made.clock.advance(max(0.0, timeout))
+        made.transport.fail("query_route", RemotingTimeoutException("no answer"))
+        return works(topic, timeout)
+
+    made.transport.query_route = silent
+    for count in range(1, 6):
+        made.clock.advance(30.0)
+        made.fill(dict.fromkeys(known, 1))
+        assert made.cluster.available(known) == dict.fromkeys(known, count)
 
 
 def test_close_closes_the_transport(reader: Make) -> None:

@@ -12,6 +12,7 @@ from rocketmq_spark.errors import (
     BrokerBusyException,
     MQBrokerException,
     OptionError,
+    ReadError,
     RemotingConnectException,
     RemotingTimeoutException,
     RequestNotSupportedException,
@@ -327,6 +328,99 @@ def test_a_broker_that_is_busy_is_asked_about_the_filter_with_the_first_pull(
     made.transport.fail("check_filter", broker_error(code, remark, "a:10911", "checking a filter"))
     made.queues.check_filter([A0])
     assert f"a can't be asked for its opinion of the filter: checking a filter: a:10911 answered {code}" in caplog.text
+
+
+def test_pattern_is_matched_to_names_of_at_most_127_characters(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    made = reader(subscribe=(), subscribe_pattern="orders|a+a+-?|%.*")
+    longest, retry = "a" * 127, "%RETRY%" + "g" * 200
+    for name in ("orders", longest, "a" * 128, "a" * 60_000 + "-", retry):
+        made.transport.routes[name] = route({"a": 1})
+    for _ in range(2):
+        assert {queue.topic for queue in made.queues.find()} == {"orders", longest}
+    (warning,) = caplog.messages
+    assert "2 topics with names of more than 127 characters" in warning
+
+
+def test_planning_has_one_deadline_and_says_how_far_it_came(reader: Make) -> None:
+    topics = tuple(f"t{number}" for number in range(200))
+    made = reader(subscribe=topics, read_timeout_ms=60_000)
+    made.transport.routes |= {name: route({"a": 1}) for name in topics}
+    works = made.transport.query_route
+
+    def slow(topic: str, timeout: float) -> Any:
+        made.clock.advance(1.0)
+        return works(topic, timeout)
+
+    made.transport.query_route = slow
+    with pytest.raises(
+        ReadError, match=r"readTimeoutMs=60000 has passed with \d+ of 200 routes of topics known; raise"
+    ):
+        made.queues.find()
+    # 16 requests at once, each of a second.
+    assert 60 <= len(made.asked("query_route")) <= 60 + 16
+    made.transport.query_route = works
+    assert len(made.queues.find()) == 200
+
+
+def test_requests_get_the_time_that_is_left_of_planning(reader: Make) -> None:
+    made = reader(subscribe=(), subscribe_pattern="orders", read_timeout_ms=5000)
+    topics, query_route, timeouts = made.transport.topics, made.transport.query_route, list[float]()
+
+    def slow(timeout: float) -> Any:
+        timeouts.append(timeout)
+        made.clock.advance(4.5)
+        return topics(timeout)
+
+    def asked(topic: str, timeout: float) -> Any:
+        timeouts.append(timeout)
+        made.clock.advance(timeout)
+        made.transport.fail("query_route", RemotingTimeoutException("no answer"))
+        return query_route(topic, timeout)
+
+    made.transport.topics, made.transport.query_route = slow, asked
+    with pytest.raises(
+        ReadError, match="with 0 of 1 routes of topics known; the last try: reading topic orders: no answ"
+    ):
+        made.queues.find()
+    assert timeouts == [5.0, 0.5]
+
+
+def test_refusal_is_raised_as_it_is_after_the_deadline(reader: Make) -> None:
+    made = reader()
+    works = made.transport.query_route
+
+    def refused(topic: str, timeout: float) -> Any:
+        made.clock.advance(1000.0)
+        made.transport.fail("query_route", MQBrokerException("no permission", 16, "", "n:9876"))
+        return works(topic, timeout)
+
+    made.transport.query_route = refused
+    with pytest.raises(MQBrokerException, match="no permission"):
+        made.queues.find()
+
+
+@pytest.mark.parametrize("planned", ["filter", "time"])
+def test_types_of_many_topics_are_asked_for_at_once(reader: Make, planned: str) -> None:
+    topics = [f"t{number}" for number in range(5)]
+    made = reader(subscribe=tuple(topics), sub_expression="a")
+    made.transport.routes |= {name: route({"a": 1}) for name in topics}
+    queues = made.queues.find()
+    made.fill(dict.fromkeys(queues, 1))
+    # A filter asks for the type of one topic first.
+    asked_first = 1 if planned == "filter" else 0
+    together, works = threading.Barrier(len(topics) - asked_first), made.transport.topic_config
+
+    def asked(address: str, topic: str, timeout: float) -> Any:
+        if len(made.asked("topic_config")) >= asked_first:
+            together.wait(PATIENCE)
+        return works(address, topic, timeout)
+
+    made.transport.topic_config = asked
+    if planned == "filter":
+        assert not made.queues.may_hold_inner_batches(queues)
+    else:
+        assert made.bounds.at(dict.fromkeys(queues, 0)) == dict.fromkeys(queues, 0)
+    assert len(made.asked("topic_config")) == len(topics)
 
 
 def test_routes_of_many_topics_are_asked_for_at_once(reader: Make) -> None:

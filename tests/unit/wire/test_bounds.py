@@ -115,6 +115,16 @@ def test_a_route_beyond_all_measure_is_refused(body: bytes, told: str) -> None:
     assert len(str(refused.value)) < SHORT
 
 
+def test_list_of_200_000_topics_is_read_and_a_longer_one_is_refused() -> None:
+    def listing(count: int) -> bytes:
+        return json.dumps({"topicList": [f"t{number}" for number in range(count)], "brokerAddr": None}).encode()
+
+    assert len(decode_topic_list(listing(200_000))) == 200_000
+    for body in (listing(200_010), b'{"topicList":[' + b'"",' * 5_000_000 + b'""]}'):
+        with pytest.raises(RemotingCommandException, match="reading the list of topics: more than 200000 names"):
+            decode_topic_list(body)
+
+
 def test_the_words_of_a_server_are_cut() -> None:
     said = "start of it " + "x" * 1_000_000
     errors = [
