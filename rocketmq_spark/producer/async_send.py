@@ -5,7 +5,8 @@ Rule 1: a broker's error code ends it; only what the transport reports is tried 
 Rule 2: a retry goes to another broker where the queue was our choice, and to the same one where it was the caller's;
         queue id and born timestamp stay as they were first chosen. (Java keeps the first broker's name in the header,
         too: a proxy would then forward the retry to the broker that failed.)
-Rule 3: the outcome is told exactly once, whatever raises on the way.
+Rule 3: `on_done` is called exactly once, whatever raises: an exception that nobody expects becomes the cause of an
+        ``MQClientException``.
 Rule 4: this runs on the transport's thread: it never waits.
 
 Follows ``MQClientAPIImpl.sendMessageAsync`` and ``onExceptionImpl`` (spec/producer.md sections 9.3, 9.4, 16.2, 16.3,
@@ -21,6 +22,7 @@ from dataclasses import dataclass, replace
 
 from rocketmq_spark.errors import (
     MQBrokerException,
+    MQClientException,
     RemotingConnectException,
     RemotingException,
     RemotingTooMuchRequestException,
@@ -103,12 +105,30 @@ class AsyncSend:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Make an attempt; its failure, too, is told through `on_done`."""
+        """Make an attempt; its failure, too, is reported through `on_done`."""
+        self._guarded(self._attempt)
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        """Run a step. Retries run on the transport's thread: no caller is there to get an exception."""
+        try:
+            step()
+        except Exception as exc:
+            if self._done:
+                raise
+            error = MQClientException(
+                f"sending to {self._queue} at {self._address}: unexpected {type(exc).__name__}: {exc}"
+            )
+            error.__cause__ = exc
+            self._finish(None, error)
+
+    def _attempt(self) -> None:
         self._began = self._rules.clock()
         try:
             left = self._budget.require(f"sending to {self._queue} at {self._address}")
             request = replace(self._prepared.request, queue=self._queue, address=self._address)
-            self._rules.transport.send(request, left, self._on_outcome, within=left)
+            self._rules.transport.send(
+                request, left, lambda outcome: self._guarded(lambda: self._on_outcome(outcome)), within=left
+            )
         except RemotingTooMuchRequestException as exc:
             self._finish(None, exc)
         except RocketMQError as exc:
@@ -153,5 +173,7 @@ class AsyncSend:
             if self._done:
                 return
             self._done = True
-        self._rules.hooks.after(self._prepared.context, result, error)
-        self._on_done(result, error)
+        try:
+            self._rules.hooks.after(self._prepared.context, result, error)
+        finally:
+            self._on_done(result, error)

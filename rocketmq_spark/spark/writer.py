@@ -15,10 +15,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyspark.sql.datasource as spark_datasource
@@ -44,9 +45,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rocketmq_spark.spark")
 
-# Rows that PySpark 4.0 hands over one by one become record batches of this many rows: Spark's own default for
-# spark.sql.execution.arrow.maxRecordsPerBatch.
+# Rows that PySpark 4.0 hands over one by one become record batches of at most this many rows, Spark's own default for
+# spark.sql.execution.arrow.maxRecordsPerBatch, or bytes: 10,000 rows of 4 MiB would be 40 GiB.
 _ROWS_PER_BATCH = 10_000
+_BYTES_PER_BATCH = 4 * 1024 * 1024
 
 # What a proxy may say that is asked about the template topic: it is one of its own, or the user has no right to it.
 _REFUSALS = frozenset({Code.ILLEGAL_TOPIC, Code.UNAUTHORIZED, Code.FORBIDDEN})
@@ -218,9 +220,34 @@ class RocketMQRowStreamWriter(_StreamWriter, DataSourceStreamWriter):
     def _record_batches(self, rows: Iterator[Row]) -> Iterator[pa.RecordBatch]:
         from pyspark.sql.conversion import LocalDataToArrowConversion
 
-        while chunk := list(islice(rows, _ROWS_PER_BATCH)):
+        for chunk in chunks_of(rows):
             table = LocalDataToArrowConversion.convert(chunk, self._schema, use_large_var_types=False)
             yield from table.to_batches()
+
+
+def chunks_of(
+    rows: Iterable[Row], most_rows: int = _ROWS_PER_BATCH, most_bytes: int = _BYTES_PER_BATCH
+) -> Iterator[list[Row]]:
+    """Yield the rows in lists of at most so many rows; a list ends with the row that reaches `most_bytes`."""
+    chunk: list[Row] = []
+    nbytes = 0
+    for row in rows:
+        chunk.append(row)
+        nbytes += _nbytes(row)
+        if len(chunk) >= most_rows or nbytes >= most_bytes:
+            yield chunk
+            chunk, nbytes = [], 0
+    if chunk:
+        yield chunk
+
+
+def _nbytes(value: object) -> int:
+    """Return the memory that a value of a row takes, with all that it contains."""
+    if isinstance(value, dict):
+        return sys.getsizeof(value) + sum(_nbytes(key) + _nbytes(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return sys.getsizeof(value) + sum(map(_nbytes, value))
+    return sys.getsizeof(value)
 
 
 if _STREAM_ARROW_WRITER is not None:

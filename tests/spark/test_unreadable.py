@@ -28,7 +28,7 @@ def test_unreadable_messages_fail_a_batch_unless_an_option_skips_them(
     stored = fill(cluster, topic)
     readable = [(offset, body) for offset, (body, sys_flag) in enumerate(stored) if not sys_flag]
     place = f"{topic}/{cluster.brokers[0].name}/0, the message at offset 1 cannot be read"
-    for options in ({}, {"failOnDataLoss": "false"}, {"onUnreadable": "fail"}):
+    for options in ({}, {"failOnDataLoss": "false"}):
         frame = load(**options)
         assert frame.schema.simpleString() == f"struct<{READ_SCHEMA.replace(', ', ',').replace(' ', ':')}>"
         with pytest.raises(PythonException, match=f"{place}.*onUnreadable=skip.*onUnreadable=raw"):

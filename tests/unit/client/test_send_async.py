@@ -25,7 +25,8 @@ from rocketmq_spark.message import Message, MessageQueue
 from rocketmq_spark.producer.back_pressure import BackPressure
 from rocketmq_spark.producer.budget import Budget
 from rocketmq_spark.send_result import SendResult
-from rocketmq_spark.transport.script import Reply
+from rocketmq_spark.transport.base import SendRequest
+from rocketmq_spark.transport.script import Reply, route
 from rocketmq_spark.transport.scripted import ScriptedTransport
 from tests.waiting import PATIENCE
 
@@ -314,3 +315,33 @@ def test_107_an_interruption_between_the_two_limits_holds_neither() -> None:
     with pytest.raises(KeyboardInterrupt):
         limits.admit(1, Budget(1.0, clock))
     assert (limits.messages.available, limits.nbytes.available) == (10, 1024 * 1024)
+
+
+class _FaultyTransport(ScriptedTransport):
+    """The first attempt does not connect; the next one raises what no transport should raise."""
+
+    def send(self, request: SendRequest, timeout: float, on_outcome: Callable[..., None], **options: Any) -> None:
+        if self.requests:
+            raise ValueError("no such cipher")
+        super().send(request, timeout, on_outcome, **options)
+
+
+class _WrongAnswers(ScriptedTransport):
+    """The outcome of an attempt is none."""
+
+    def send(self, request: SendRequest, timeout: float, on_outcome: Callable[..., None], **options: Any) -> None:
+        threading.Thread(target=on_outcome, args=(None,)).start()
+
+
+@pytest.mark.parametrize("queue", [None, MessageQueue("T", "a", 1)])
+@pytest.mark.parametrize(("kind", "cause"), [(_FaultyTransport, ValueError), (_WrongAnswers, AttributeError)])
+def test_an_unexpected_exception_ends_the_future_with_its_cause(
+    make_producer: Make, kind: type[ScriptedTransport], cause: type[Exception], queue: MessageQueue | None
+) -> None:
+    with kind({"T": route({"a": 2, "b": 2})}, threaded=True) as transport:
+        lost = RemotingConnectException("down")
+        transport.always = {"a": Reply(error=lost), "b": Reply(error=lost)}
+        error = started(make_producer, transport=transport).send_async(MESSAGE, queue).exception(PATIENCE)
+        assert isinstance(error, MQClientException)
+        assert isinstance(error.__cause__, cause)
+        assert f"{cause.__name__}: {error.__cause__}" in str(error)
