@@ -71,6 +71,11 @@ def java_length(text: str) -> int:
     return len(text) + sum(character > "\uffff" for character in text)
 
 
+def java_order(text: str) -> bytes:
+    """Return what sorts texts as Java does, by UTF-16 units: U+FFFD comes behind U+1F600 there."""
+    return text.encode("utf-16-be", "surrogatepass")
+
+
 def is_system_topic(topic: str) -> bool:
     """Return whether the broker made `topic` for itself (``TopicValidator.isSystemTopic``)."""
     return topic in _SYSTEM_TOPICS or topic.startswith(_SYSTEM_TOPIC_PREFIX)

@@ -92,7 +92,8 @@ class BrokerRoute:
 class TopicRouteData:
     """Where the queues of one topic are (``TopicRouteData.java``).
 
-    Both tuples are sorted by broker name, so that two equal routes compare equal.
+    Both tuples are sorted by broker name, so that two equal routes compare equal. `order_topic_conf` is None if the
+    answer has no order configuration. An empty one is different: a static topic is then an ordinary one (5.5.0).
 
     Over gRPC a proxy takes a broker's place: its ``host:port`` is the broker's name and its address, with one queue.
     `message_types` are the types of message that the topic accepts then (``NORMAL``, ``FIFO``, ``DELAY``,

@@ -8,6 +8,7 @@ it has an inverse modulo 2^32, and one pass over all units replaces a loop over 
 from __future__ import annotations
 
 import functools
+import re
 from typing import Final
 
 import numpy as np
@@ -21,11 +22,15 @@ _INVERSE: Final = pow(_BASE, -1, 2**32)
 # UTF-16 units that start at a byte of UTF-8: none at a continuation byte, two (a surrogate pair) at a 4-byte lead.
 _UNITS: Final = np.array([1] * 0x80 + [0] * 0x40 + [1] * 0x30 + [2] * 0x10, np.uint8)
 
+# Where Python replaces each byte of an encoded surrogate, Java replaces all of them by one character.
+_SURROGATE: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
+_REPLACEMENT: Final = "\ufffd".encode()
+
 
 def string_hashes(column: ByteColumn) -> npt.NDArray[np.int32]:
     """Return ``String.hashCode()`` of each row; of a null row, some number.
 
-    Bytes that are not UTF-8 count as the replacement characters that Java would read.
+    Bytes that are not UTF-8 count as the replacement characters that Java reads.
     """
     span = column.span
     ends = column.offsets - column.offsets[0]
@@ -37,7 +42,7 @@ def string_hashes(column: ByteColumn) -> npt.NDArray[np.int32]:
     try:
         text = span.tobytes().decode()
     except UnicodeDecodeError:
-        return string_hashes(_mended(column))
+        return string_hashes(_with_replacements(column))
     units = np.frombuffer(text.encode("utf-16-le"), "<u2")
     starts = np.concatenate([[0], np.cumsum(_UNITS[span], dtype=np.int64)])
     return _hashes(units, starts[ends])
@@ -72,7 +77,7 @@ def _scattered(column: ByteColumn) -> npt.NDArray[np.int32]:
     return hashes
 
 
-def _mended(column: ByteColumn) -> ByteColumn:
+def _with_replacements(column: ByteColumn) -> ByteColumn:
     # A loop over rows, for blocks that hold ill-formed text only.
-    texts = [(column.value(row) or b"").decode("utf-8", "replace").encode() for row in range(len(column))]
-    return byte_strings(texts)
+    texts = [_SURROGATE.sub(_REPLACEMENT, column.value(row) or b"") for row in range(len(column))]
+    return byte_strings([text.decode("utf-8", "replace").encode() for text in texts])

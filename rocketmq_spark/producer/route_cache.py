@@ -29,6 +29,7 @@ from rocketmq_spark.errors import (
     TopicRouteStaleException,
 )
 from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.names import java_order
 from rocketmq_spark.route_data import MASTER_ID, MAX_QUEUES, TopicRouteData
 
 logger = logging.getLogger("rocketmq_spark.producer")
@@ -95,33 +96,37 @@ def publish_info_of(topic: str, route: TopicRouteData, *, template: bool = False
         The topic is a static (logical) one, which this connector does not write to; it has more than 100,000 queues; or
         its order configuration can't be read.
     """
-    masters = {broker.broker_name: broker.master for broker in route.broker_datas}
+    # Of several entries for a broker the first one counts, whether it has a master or not.
+    masters = {broker.broker_name: broker.master for broker in reversed(route.broker_datas)}
     addresses = {name: address for name, address in masters.items() if address is not None}
     if route.order_topic_conf:
         queues = _ordered_queues(topic, route.order_topic_conf)
         return TopicPublishInfo(topic, queues, addresses, route, order_topic=True, template=template)
-    if route.static_topic:
+    if route.static_topic and route.order_topic_conf is None:
         raise RouteNotFoundException(
             f"looking up the route of topic {topic}: it is a static (logical) topic, which this release can't "
             "write to; use an ordinary topic",
         )
     nums = [
         (data.broker_name, data.write_queue_nums)
-        for data in sorted(route.queue_datas, key=lambda data: data.broker_name)
+        for data in sorted(route.queue_datas, key=lambda data: java_order(data.broker_name))
         if data.writable and data.broker_name in addresses
     ]
     return TopicPublishInfo(topic, _queues(topic, nums), addresses, route, template=template)
 
 
 def _ordered_queues(topic: str, conf: str) -> tuple[MessageQueue, ...]:
-    """Return the queues of an order configuration such as ``brokerA:4;brokerB:2``, in the written order."""
+    """Return the queues of an order configuration such as ``brokerA:4;brokerB:2``, in the written order.
+
+    Of an entry with more than two fields the first two count, as in Java.
+    """
     nums: list[tuple[str, int]] = []
     for entry in filter(None, conf.split(";")):
-        broker, _, count = entry.rpartition(":")
+        broker, count = (*entry.split(":"), "")[:2]
         if not (broker and _COUNT.fullmatch(count)):
             raise RouteNotFoundException(
                 f"looking up the route of topic {topic}: its order configuration {conf!r} is not broker:queues;... ; "
-                "mend it (mqadmin updateOrderConf)"
+                "correct it (mqadmin updateOrderConf)"
             )
         nums.append((broker, int(count)))
     return _queues(topic, nums)

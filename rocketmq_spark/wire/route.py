@@ -15,6 +15,7 @@ import reprlib
 from typing import Any, Final
 
 from rocketmq_spark.errors import RemotingCommandException
+from rocketmq_spark.names import java_order
 from rocketmq_spark.route_data import MAX_ADDRESSES, MAX_BROKERS, MAX_QUEUES, BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.wire.command import loads
 
@@ -50,7 +51,7 @@ def decode_topic_route(body: bytes) -> TopicRouteData:
     Returns
     -------
     TopicRouteData
-        Broker ids as int; both tuples sorted by broker name; `static_topic` if queue ids are logical ones.
+        Broker ids as int; both tuples sorted by broker name as Java sorts it; `static_topic` if queue ids are logical.
 
     Raises
     ------
@@ -66,9 +67,9 @@ def decode_topic_route(body: bytes) -> TopicRouteData:
     if queues > MAX_QUEUES:
         raise _wrong("the number of queues", queues, f"at most {MAX_QUEUES}")
     return TopicRouteData(
-        queue_datas=tuple(sorted(queue_datas, key=lambda queue: queue.broker_name)),
-        broker_datas=tuple(sorted(broker_datas, key=lambda broker: broker.broker_name)),
-        order_topic_conf=_string(route, "orderTopicConf", "", longest=MAX_BROKERS * _LONGEST) or None,
+        queue_datas=tuple(sorted(queue_datas, key=lambda queue: java_order(queue.broker_name))),
+        broker_datas=tuple(sorted(broker_datas, key=lambda broker: java_order(broker.broker_name))),
+        order_topic_conf=_order_topic_conf(route),
         static_topic=bool(route.get("topicQueueMappingByBroker")),
     )
 
@@ -131,6 +132,12 @@ def _string(item: dict[str, Any], name: str, default: str | None = None, *, long
     if len(value) > longest:
         raise _wrong(f"the length of {reprlib.repr(name)}", len(value), f"at most {longest} characters")
     return value
+
+
+def _order_topic_conf(route: dict[str, Any]) -> str | None:
+    if route.get("orderTopicConf") is None:
+        return None
+    return _string(route, "orderTopicConf", longest=MAX_BROKERS * _LONGEST)
 
 
 def _int(item: dict[str, Any], name: str, default: int | None = None) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -12,16 +14,18 @@ import pytest
 from rocketmq_spark.arrow.columns import byte_column
 from rocketmq_spark.arrow.string_hash import string_hashes
 from rocketmq_spark.compression import CompressionType, compress, decompress
-from rocketmq_spark.errors import MQClientException
-from rocketmq_spark.java_hash import queue_index, string_hash
+from rocketmq_spark.errors import MQClientException, RouteNotFoundException
+from rocketmq_spark.java_hash import java_hash, queue_index, string_hash
 from rocketmq_spark.message import Message
 from rocketmq_spark.message_const import RESERVED_PROPERTIES
 from rocketmq_spark.names import FORBIDDEN_TOPICS, is_blank
 from rocketmq_spark.namespace import namespace_of, unwrap, wrap
 from rocketmq_spark.producer.message_batch import encode_message_batch
+from rocketmq_spark.producer.route_cache import publish_info_of
 from rocketmq_spark.producer.validators import check_group, check_message
 from rocketmq_spark.unique_id import UniqueIdGenerator
 from rocketmq_spark.wire.records import decode_batch, decode_properties, encode_batch, encode_properties
+from rocketmq_spark.wire.route import decode_topic_route
 from tests.java import Java, b64, line_of, un64
 
 pytestmark = pytest.mark.integration
@@ -67,6 +71,90 @@ def test_a_key_with_half_a_surrogate_pair_hashes_as_java_hashes_it(java: Java) -
     keys = ["\ud83d", "a\ude00b", "\ude00\ud83d"]
     answers = java.run("Codecs", [{"do": "hash", "key": key, "counts": [4]} for key in keys])
     assert [string_hash(key) for key in keys] == [answer["hash"] for answer in answers]
+
+
+def test_ill_formed_utf_8_hashes_as_java_hashes_it(java: Java) -> None:
+    rng = random.Random(8)
+    # Leads, continuations and bytes of encoded surrogates, in any order.
+    mixed = [
+        bytes(rng.choices(b"a\x80\xa0\xbf\xc2\xe0\xe2\xed\xef\xf0\xf4\xf5\x90\x8f", k=rng.randint(1, 9)))
+        for _ in range(5_000)
+    ]
+    surrogates = [
+        b"\xed\xa0\x80",
+        b"\xed\xa0\xbd\xed\xb8\x80",
+        b"a\xed\xbf\xbf",
+        b"\xed\xa0",
+        b"\xed\xa0a",
+        b"\xed\x9f\xbf",
+    ]
+    keys = [*surrogates, *mixed]
+    answers = java.run("Codecs", [{"do": "hashOfBytes", "body": b64(key)} for key in keys])
+    column = byte_column(pa.array(keys, pa.binary()))
+    assert column is not None
+    assert string_hashes(column).tolist() == [answer["hash"] for answer in answers]
+
+
+def test_integers_hash_as_a_long_but_for_negative_ones_of_32_bits(java: Java) -> None:
+    small = [0, 1, 2**31 - 1, 2**31, 2**32, 2**63 - 1, -(2**31) - 1, -(2**63), 1234567890123, -1234567890123]
+    negative = [-1, -2, -1000, -(2**31)]
+    answers = java.run("Codecs", [{"do": "hashOfLong", "key": key} for key in [*small, *negative]])
+    # Java's Long of a negative number that fits an Integer has the hash of its complement.
+    assert [answer["hash"] for answer in answers] == [java_hash(key) for key in small] + [
+        java_hash(~key) for key in negative
+    ]
+
+
+def broker(name: str, addresses: dict[str, str]) -> dict[str, Any]:
+    return {"brokerName": name, "cluster": "c", "brokerAddrs": addresses}
+
+
+def queues(name: str, count: int, perm: int = 6) -> dict[str, Any]:
+    return {"brokerName": name, "readQueueNums": count, "writeQueueNums": count, "perm": perm, "topicSysFlag": 0}
+
+
+MAPPING = {"a": {"bname": "a", "topic": "T", "scope": "__global__", "epoch": 1, "totalQueues": 1, "currIdMap": {}}}
+A, B = broker("a", {"0": "a:1"}), broker("b", {"0": "b:1"})
+
+
+@pytest.mark.parametrize(
+    "route",
+    [
+        {"queueDatas": [queues("b", 2), queues("a", 1)], "brokerDatas": [B, A]},
+        {"queueDatas": [queues("a", 2), queues("b", 1, 4)], "brokerDatas": [A, B]},
+        {"queueDatas": [queues("a", 1)], "brokerDatas": [A], "orderTopicConf": "b:2;a:1"},
+        {"queueDatas": [queues("a", 1)], "brokerDatas": [A], "orderTopicConf": "a:2:9"},
+        {"queueDatas": [queues("a", 1)], "brokerDatas": [A], "orderTopicConf": "a:2:;b:1:x:y;"},
+        # The first of two entries counts, whether it has a master or not.
+        {"queueDatas": [queues("a", 2)], "brokerDatas": [broker("a", {"1": "slave:1"}), A]},
+        {"queueDatas": [queues("a", 2)], "brokerDatas": [A, broker("a", {"1": "slave:1"})]},
+        # By UTF-16 units U+1F600 comes before U+FF01.
+        {
+            "queueDatas": [queues("\uff01", 1), queues("\U0001f600", 1)],
+            "brokerDatas": [broker("\uff01", {"0": "x:1"}), broker("\U0001f600", {"0": "y:1"})],
+        },
+        # An empty order configuration takes a static topic for an ordinary one.
+        {
+            "queueDatas": [queues("a", 2)],
+            "brokerDatas": [A],
+            "orderTopicConf": "",
+            "topicQueueMappingByBroker": MAPPING,
+        },
+        {"queueDatas": [queues("a", 2)], "brokerDatas": [A], "orderTopicConf": ""},
+    ],
+)
+def test_queues_of_a_route_are_those_of_java(java: Java, route: dict[str, Any]) -> None:
+    [answer] = java.run("Codecs", [{"do": "publish", "route": json.dumps(route)}])
+    info = publish_info_of("T", decode_topic_route(json.dumps(route).encode()))
+    assert [[queue.broker_name, queue.queue_id] for queue in info.queues] == answer["queues"]
+
+
+def test_static_topic_without_an_order_configuration_has_no_broker_queues_in_java(java: Java) -> None:
+    route = json.dumps({"queueDatas": [queues("a", 2)], "brokerDatas": [A], "topicQueueMappingByBroker": MAPPING})
+    [answer] = java.run("Codecs", [{"do": "publish", "route": route}])
+    assert all(name != "a" for name, _ in answer["queues"])
+    with pytest.raises(RouteNotFoundException, match="static"):
+        publish_info_of("T", decode_topic_route(route.encode()))
 
 
 def test_29_java_reads_our_property_strings_and_we_read_java_s(java: Java) -> None:

@@ -1,6 +1,7 @@
 import com.alibaba.fastjson2.JSONArray;
 import com.alibaba.fastjson2.JSONObject;
 import java.nio.ByteBuffer;
+import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.LinkedHashMap;
@@ -8,6 +9,7 @@ import java.util.List;
 import java.util.Map;
 import org.apache.rocketmq.client.Validators;
 import org.apache.rocketmq.client.exception.MQClientException;
+import org.apache.rocketmq.client.impl.factory.MQClientInstance;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.selector.SelectMessageQueueByHash;
 import org.apache.rocketmq.common.UtilAll;
@@ -23,6 +25,7 @@ import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.common.message.MessageQueue;
 import org.apache.rocketmq.common.utils.NameServerAddressUtils;
 import org.apache.rocketmq.remoting.protocol.NamespaceUtil;
+import org.apache.rocketmq.remoting.protocol.route.TopicRouteData;
 
 /** What needs no server, computed by RocketMQ's own classes. Each request names what to do. */
 public final class Codecs {
@@ -40,6 +43,15 @@ public final class Codecs {
             case "hash":
                 answer.put("hash", request.getString("key").hashCode());
                 answer.put("indexes", indexes(request));
+                break;
+            case "hashOfBytes":
+                answer.put("hash", new String(Lines.bytes(request, "body"), StandardCharsets.UTF_8).hashCode());
+                break;
+            case "hashOfLong":
+                answer.put("hash", request.getLong("key").hashCode());
+                break;
+            case "publish":
+                answer.put("queues", publish(request.getString("route")));
                 break;
             case "encodeProperties":
                 answer.put("text", MessageDecoder.messageProperties2String(texts(request.getJSONObject("properties"))));
@@ -92,6 +104,15 @@ public final class Codecs {
                 throw new IllegalArgumentException(request.getString("do"));
         }
         return answer;
+    }
+
+    private static List<List<Object>> publish(String route) {
+        TopicRouteData data = TopicRouteData.decode(route.getBytes(StandardCharsets.UTF_8), TopicRouteData.class);
+        List<List<Object>> queues = new ArrayList<>();
+        for (MessageQueue queue : MQClientInstance.topicRouteData2TopicPublishInfo("T", data).getMessageQueueList()) {
+            queues.add(List.of(queue.getBrokerName(), queue.getQueueId()));
+        }
+        return queues;
     }
 
     private static List<Integer> indexes(JSONObject request) {

@@ -50,6 +50,20 @@ def test_ill_formed_text_hashes_as_what_java_reads():
     assert hashes(array) == [string_hash(text) for text in ("ok", "caf\ufffd", "\ufffd")]
 
 
+def test_encoded_surrogate_hashes_as_one_replacement_character():
+    # What new String(bytes, UTF_8) gave (OpenJDK 17); tests/interop/test_codecs.py compares random bytes.
+    read = {
+        b"\xed\xa0\x80": "\ufffd",
+        b"\xed\xa0\xbd\xed\xb8\x80": "\ufffd\ufffd",
+        b"a\xed\xbf\xbfb": "a\ufffdb",
+        b"\xed\xa0": "\ufffd",
+        b"\xed\xa0a": "\ufffda",
+        b"\xed\x9f\xbf": "\ud7ff",
+        b"\xe0\x80\x80": "\ufffd\ufffd\ufffd",
+    }
+    assert hashes(pa.array([*read]).view(pa.string())) == [string_hash(text) for text in read.values()]
+
+
 @pytest.mark.parametrize("count", [1, 3, 7, 8])
 def test_a_key_meets_the_queue_that_java_s_remainder_gives(count):
     queues = [MessageQueue("orders", "broker-a", number) for number in range(count)]

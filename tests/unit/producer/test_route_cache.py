@@ -93,6 +93,46 @@ def test_44_45_46_queues_come_by_broker_and_id_from_writable_brokers_with_a_mast
     assert info.addresses["a"] == "a:1"
 
 
+def test_first_two_fields_of_an_order_configuration_entry_count() -> None:
+    found = replace(route(data("a"), a="h:1"), order_topic_conf="a:2:9;b:1:x:y;")
+    assert publish_info_of("T", found).queues == (
+        MessageQueue("T", "a", 0),
+        MessageQueue("T", "a", 1),
+        MessageQueue("T", "b", 0),
+    )
+
+
+def test_first_entry_of_a_broker_that_is_listed_twice_counts() -> None:
+    with_master, without = BrokerData("a", {0: "h:1"}), BrokerData("a", {1: "slave:1"})
+    found = route(data("a", write=1))
+    assert publish_info_of("T", replace(found, broker_datas=(with_master, without))).addresses == {"a": "h:1"}
+    assert not publish_info_of("T", replace(found, broker_datas=(without, with_master))).queues
+
+
+def test_brokers_are_sorted_by_utf_16_units() -> None:
+    body = {
+        "queueDatas": [
+            {"brokerName": name, "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+            for name in ("\uff01", "\U0001f600")
+        ],
+        "brokerDatas": [{"brokerName": name, "brokerAddrs": {"0": "h:1"}} for name in ("\uff01", "\U0001f600")],
+    }
+    info = publish_info_of("T", decode_topic_route(json.dumps(body).encode()))
+    assert [queue.broker_name for queue in info.queues] == ["\U0001f600", "\uff01"]
+
+
+def test_static_topic_with_an_empty_order_configuration_is_an_ordinary_one() -> None:
+    body = {
+        "queueDatas": [{"brokerName": "a", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}],
+        "brokerDatas": [{"brokerName": "a", "brokerAddrs": {"0": "h:1"}}],
+        "topicQueueMappingByBroker": {"a": {"scope": "__global__"}},
+    }
+    with pytest.raises(RouteNotFoundException, match="static"):
+        publish_info_of("T", decode_topic_route(json.dumps(body).encode()))
+    ordinary = decode_topic_route(json.dumps({**body, "orderTopicConf": ""}).encode())
+    assert publish_info_of("T", ordinary).queues == (MessageQueue("T", "a", 0),)
+
+
 def test_47_an_order_configuration_gives_the_queues_as_written() -> None:
     found = replace(route(data("a", perm=4), a="h:1"), order_topic_conf="a:2;b:1")
     info = publish_info_of("T", found)
