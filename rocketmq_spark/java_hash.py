@@ -28,8 +28,8 @@ def java_hash(arg: object) -> int:
     Parameters
     ----------
     arg : str, int or bool
-        An int that fits 32 bits counts as ``Integer``, a longer one as ``Long``. (A negative ``Long`` that would fit an
-        ``Integer`` has another hash code in Java than the ``Integer``.)
+        An int that fits 32 bits counts as ``Integer``, a longer one as ``Long``. The two differ only for a negative
+        number that fits 32 bits: a ``Long`` of -1 hashes to 0. The hash of ``Long`` n is then that of ``~n``.
 
     Raises
     ------

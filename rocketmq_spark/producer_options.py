@@ -70,7 +70,7 @@ class ProducerOptions:
     detect_timeout: int = 200
     detect_interval: int = 2000
     enable_backpressure_for_async_mode: bool = False
-    back_pressure_for_async_send_num: int = 10_000
+    back_pressure_for_async_send_num: int = 1024
     back_pressure_for_async_send_size: int = 100 * MIB
     vip_channel_enabled: bool = False
     poll_name_server_interval: int = 30_000
@@ -140,7 +140,12 @@ _OWN: Final = {
             BOOLEAN,
             "Have `send_async` wait while too much is under way, by the two options that follow.",
         ),
-        OptionSpec("backPressureForAsyncSendNum", _NUMBER, "Most messages of `send_async` under way; 10 at least."),
+        OptionSpec(
+            "backPressureForAsyncSendNum",
+            _NUMBER,
+            "Most messages of `send_async` in flight; 10 at least. The default is that of Java 5.5.0; it was 10000 "
+            "there until 5.3.3.",
+        ),
         OptionSpec(
             "backPressureForAsyncSendSize",
             kinds.size(1, INT_MAX),

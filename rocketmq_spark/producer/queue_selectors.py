@@ -24,7 +24,8 @@ MessageQueueSelector: TypeAlias = Callable[[Sequence[MessageQueue], Message, obj
 class SelectMessageQueueByHash:
     """The queue that Java's hash code of the argument means: equal arguments meet the same queue as from Java.
 
-    The argument is a str, int or bool; see :func:`rocketmq_spark.java_hash.java_hash`.
+    The argument is a str, int or bool; an int counts as ``Integer`` if it fits 32 bits. See
+    :func:`rocketmq_spark.java_hash.java_hash`.
     """
 
     def __call__(self, queues: Sequence[MessageQueue], message: Message, arg: object) -> MessageQueue:  # noqa: ARG002

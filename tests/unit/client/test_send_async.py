@@ -300,7 +300,7 @@ def test_what_the_executor_drops_from_its_queue_fails_and_holds_nothing(
     sending = producer._service.sending
     assert sending.drain(0)
     if sending.back_pressure is not None:
-        assert sending.back_pressure.messages.available == 10_000
+        assert sending.back_pressure.messages.available == 1024
 
 
 def test_107_an_interruption_between_the_two_limits_holds_neither() -> None:
