@@ -35,6 +35,7 @@ from rocketmq_spark.arrow.row_id import RowIds
 from rocketmq_spark.arrow.settings import BatchSettings
 from rocketmq_spark.arrow.split import GroupKey, Groups, fill_batches, group_rows
 from rocketmq_spark.arrow.unique_id import UniqueIds
+from rocketmq_spark.arrow.validate_keys import KeyCheck
 from rocketmq_spark.message import Buffer, EncodedBatch, MessageQueue
 
 Ready: TypeAlias = "tuple[EncodedBatch, MessageQueue | None]"
@@ -70,6 +71,8 @@ class ArrowBatcher(abc.ABC):
         Gives each row the property SPARK_ROW_ID.
     custom : CustomSelector or None, default None
         Chooses the queues, instead of the settings' `queue_selector`.
+    check_keys : KeyCheck or None, default None
+        None: no topic requires keys.
     chunk_bytes : int, default 2 MiB
         Rows are encoded in chunks of about this size.
 
@@ -91,6 +94,7 @@ class ArrowBatcher(abc.ABC):
         on_invalid: Callable[[InvalidRows], None] | None = None,
         row_ids: RowIds | None = None,
         custom: CustomSelector | None = None,
+        check_keys: KeyCheck | None = None,
         chunk_bytes: int = _CHUNK_BYTES,
     ) -> None:
         self._settings = settings
@@ -101,6 +105,7 @@ class ArrowBatcher(abc.ABC):
         self._on_invalid = on_invalid
         self._row_ids = row_ids
         self._custom = custom
+        self._check_keys = check_keys
         self._chunk_bytes = chunk_bytes
         self._workspace = Workspace()
         self._first_row = 0
@@ -132,10 +137,13 @@ class ArrowBatcher(abc.ABC):
         InvalidRowError
             A row that no broker could store as it is; the batch is not taken.
         RouteNotFoundException
-            The topic of a bound row has no queue; the batch is not taken and may be added again.
+            The topic of a bound row, or of a row without a key, has no queue; the batch is not taken and may be added
+            again.
         """
         self.taken_rows += batch.num_rows
         block = MessageBlock.of(batch, self._settings, self._row_ids, self._first_row)
+        if self._check_keys is not None:
+            block = self._check_keys(block)
         groups = group_rows(block, self._settings.queue_selector, self._queues_of, batch, self._custom)
         invalid = InvalidRows.of(batch, block, groups.violations, self._partition_id, self._first_row)
         if invalid is not None:

@@ -39,6 +39,7 @@ from rocketmq_spark.arrow.properties import Property
 from rocketmq_spark.arrow.row_id import RowIds
 from rocketmq_spark.arrow.settings import BatchSettings
 from rocketmq_spark.arrow.unique_id import UniqueIds
+from rocketmq_spark.arrow.validate_keys import KeyCheck
 from rocketmq_spark.arrow.varint import Varints, varint
 from rocketmq_spark.message import EncodedBatch, Encoding, MessageQueue
 from rocketmq_spark.wire.row_hash import ROW_ID
@@ -69,6 +70,7 @@ class GrpcBatcher(ArrowBatcher):
         unique_ids: UniqueIds,
         on_invalid: Callable[[InvalidRows], None] | None = None,
         row_ids: RowIds | None = None,
+        check_keys: KeyCheck | None = None,
         namespace: str = "",
         born_host: str,
         epoch_offset: float,
@@ -81,6 +83,7 @@ class GrpcBatcher(ArrowBatcher):
             unique_ids=unique_ids,
             on_invalid=on_invalid,
             row_ids=row_ids,
+            check_keys=check_keys,
         )
         self._namespace = _delimited(b"\x0a", namespace.encode()) if namespace else b""
         self._born_host = _delimited(b"\x42", born_host.encode())

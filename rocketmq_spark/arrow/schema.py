@@ -223,6 +223,22 @@ def check_message_types(schema: pa.Schema, topic: str, message_types: Collection
         )
 
 
+def check_keys(schema: pa.Schema, topic: str) -> None:
+    """Refuse columns without keys for a compaction topic.
+
+    Raises
+    ------
+    SchemaError
+        There is no column ``keys``, or all of it is null.
+    """
+    if "keys" not in _filled(schema):
+        raise SchemaError(
+            f"there is no column keys, and topic {topic} is a compaction topic (cleanup.policy=COMPACTION): its "
+            "brokers keep the newest row of each key and drop rows without a key; add the column, or write to another "
+            "topic"
+        )
+
+
 def check_row_id(schema: pa.Schema, columns: Sequence[str]) -> None:
     """Refuse columns that ``rowId=columns:...`` can't make an id of.
 

@@ -302,12 +302,15 @@ class Producer(MQAdmin):
         ------
         MQClientException
             They don't go together (topics or waitStoreMsgOK differ, a delay, a retry topic, none at all), or as in
-            `send`.
+            `send`. Code 13: a message without keys to a compaction topic, which would store the batch and drop the
+            message.
         """
         members = tuple(messages)
         service = self._running_service()
         return service.sending.send(
-            lambda: service.packing.pack_batch(members), Target(queue), self._seconds(timeout_ms)
+            lambda: service.sending.with_keys(service.packing.pack_batch(members), members),
+            Target(queue),
+            self._seconds(timeout_ms),
         )
 
     def send_in_transaction(

@@ -23,6 +23,7 @@ from rocketmq_spark.arrow.invalid import InvalidRows
 from rocketmq_spark.arrow.row_id import RowIds
 from rocketmq_spark.arrow.settings import BatchSettings
 from rocketmq_spark.arrow.unique_id import UniqueIds
+from rocketmq_spark.arrow.validate_keys import KeyCheck, KeysRequired
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.options import SinkOptions
@@ -41,6 +42,7 @@ def row_batcher(
     *,
     write_id: str,
     queues_of: Callable[[str], Sequence[MessageQueue]],
+    keys_required: KeysRequired,
     unique_ids: UniqueIds,
 ) -> Batcher[pa.RecordBatch]:
     """Return what turns the rows of one partition into batches.
@@ -56,10 +58,17 @@ def row_batcher(
         What the ids of rows begin with: the same for every attempt at the write, and for no other write.
     queues_of : callable
         The writable queues of a topic.
+    keys_required : callable
+        See `KeyCheck`.
     unique_ids : UniqueIds
         Of the protocol's make.
     """
-    common: dict[str, Any] = {"partition_id": recorder.partition_id, "queues_of": queues_of, "unique_ids": unique_ids}
+    common: dict[str, Any] = {
+        "partition_id": recorder.partition_id,
+        "queues_of": queues_of,
+        "unique_ids": unique_ids,
+        "check_keys": KeyCheck(keys_required, inner_batches=settings.inner_batches),
+    }
     batcher: Callable[..., ArrowBatcher] = partial(RemotingBatcher, **common)
     if options.over_grpc:
         batcher = partial(

@@ -12,14 +12,15 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rocketmq_spark.client.send_future import SendFuture
 from rocketmq_spark.errors import MQClientException, RocketMQError, RouteNotFoundException
-from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.message import Message, MessageQueue
+from rocketmq_spark.names import is_blank
 from rocketmq_spark.namespace import wrap
 from rocketmq_spark.producer.async_send import AsyncRules, AsyncSend
 from rocketmq_spark.producer.back_pressure import Admission, BackPressure
@@ -35,6 +36,7 @@ from rocketmq_spark.producer.selector import ThreadLocalSelector
 from rocketmq_spark.producer.send import Attempt, SendLoop
 from rocketmq_spark.producer_options import ProducerOptions
 from rocketmq_spark.send_result import SendResult
+from rocketmq_spark.wire.codes import ResponseCode
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -88,6 +90,8 @@ class Sending:
         self._async_executor = async_executor
         self._callback_executor = callback_executor
         self._clock = clock
+        # Topics whose configuration is unknown, and a warning says so.
+        self._unchecked: set[str] = set()
         self._under_way = 0
         self._changed = threading.Condition()
         self._selector = ThreadLocalSelector(instance.faults, rng)
@@ -124,6 +128,39 @@ class Sending:
         result = self._run(self._loop, outgoing, target, budget, attempt)
         assert result is not None
         return result
+
+    def with_keys(self, outgoing: Outgoing, members: Sequence[Message]) -> Outgoing:
+        """Return a batch if its topic keeps all of its messages.
+
+        A broker of a compaction topic rejects a single message without keys. It accepts a batch, and drops such
+        messages of it.
+
+        Raises
+        ------
+        MQClientException
+            Code 13: a message without keys to a compaction topic.
+        """
+        keyless = next((number for number, member in enumerate(members) if is_blank(member.keys or "")), None)
+        if keyless is None or self._options.over_grpc:
+            return outgoing
+        topic = outgoing.message.topic
+        info = self._route(topic, Budget(self._api_timeout, self._clock))
+        configs = self._instance.topic_configs.get({topic: info.route})[topic]
+        if configs.compacted:
+            raise MQClientException(
+                f"sending a batch to topic {outgoing.topic}: message {keyless} has no keys, and brokers of a "
+                "compaction topic (cleanup.policy=COMPACTION) drop such messages; set the keys of every message",
+                ResponseCode.MESSAGE_ILLEGAL,
+            )
+        if configs.unknown and topic not in self._unchecked:
+            self._unchecked.add(topic)
+            logger.warning(
+                "sending batches without keys to topic %s: whether it is a compaction topic, which drops such "
+                "messages, is unknown: %s",
+                outgoing.topic,
+                next(iter(configs.unknown.values())),
+            )
+        return outgoing
 
     def send_oneway(self, pack: Callable[[], Outgoing], target: Target, seconds: float) -> None:
         """Send, and wait until it is written."""

@@ -16,12 +16,19 @@ import os
 import random
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
 
-from rocketmq_spark.arrow.schema import check_grpc, check_message_types, check_ordered, check_row_id, check_schema
+from rocketmq_spark.arrow.schema import (
+    check_grpc,
+    check_keys,
+    check_message_types,
+    check_ordered,
+    check_row_id,
+    check_schema,
+)
 from rocketmq_spark.arrow.settings import BatchSettings
 from rocketmq_spark.arrow.unique_id import MessageIds, UniqueIds
 from rocketmq_spark.client.row_batcher import row_batcher
@@ -29,6 +36,7 @@ from rocketmq_spark.compression import CompressionType
 from rocketmq_spark.errors import OptionError, RouteNotFoundException
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.metrics import Recorder
+from rocketmq_spark.namespace import wrap
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.batch_sender import BatchSender
 from rocketmq_spark.producer.client_instance import ClientInstance
@@ -36,7 +44,7 @@ from rocketmq_spark.producer.oneway_sender import OnewaySender
 from rocketmq_spark.producer.rate import largest_batch
 from rocketmq_spark.producer.route_cache import TopicPublishInfo
 from rocketmq_spark.transport.local_address import local_ip
-from rocketmq_spark.transport.topic_configs import query_topic_configs
+from rocketmq_spark.transport.topic_configs import TopicConfigs
 from rocketmq_spark.wire.records import MAX_BATCH_ROWS
 
 logger = logging.getLogger("rocketmq_spark.producer")
@@ -103,9 +111,27 @@ def write_rows(
             recorder,
             write_id=write_id,
             queues_of=sender.publish_queues,
+            keys_required=lambda topics: _keys_required(options, instance, sender, topics),
             unique_ids=_unique_ids(options),
         )
         sender.write(batches, batcher)
+
+
+def _keys_required(
+    options: SinkOptions, instance: ClientInstance, sender: BatchSender[pa.RecordBatch], topics: Sequence[str]
+) -> Mapping[str, bool | None]:
+    """Return whether rows of each topic need a key, None if unknown; raises as `BatchSender.publish_queues`."""
+    if options.over_grpc:
+        return {}
+    infos = {}
+    for topic in topics:
+        sender.publish_queues(topic)
+        info = instance.routes.cached(wrap(options.wrapped_namespace, topic))
+        if info is not None:
+            infos[topic] = info
+    configs = instance.topic_configs.get({info.topic: info.route for info in infos.values()})
+    # A topic that does not exist is created with default attributes.
+    return {topic: not info.template and configs[info.topic].keys_required for topic, info in infos.items()}
 
 
 def _unique_ids(options: SinkOptions) -> UniqueIds:
@@ -159,21 +185,45 @@ def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schem
     MQClientException
         10005: no name server or proxy answers, or none knows the topic, nor a template for it.
     SchemaError
-        The topic does not accept messages of the type that the columns make, as only proxies tell.
+        The topic does not accept messages of the type that the columns make (over gRPC only: brokers accept every
+        type); or it needs keys, and there is no such column.
     OptionError
-        ``batchType=inner``, and the topic is of another type.
+        ``batchType=inner``, and the topic is of another type. The topic or the dead-letter topic is a compaction topic
+        that would drop what is sent.
     """
     if options.topic is None:
         return
     queues = BatchSender(options, instance, Recorder("", -1, 0)).publish_queues(options.topic)
     info = instance.routes.cached(queues[0].topic)
-    if info is not None:
-        check_message_types(schema, options.topic, info.route.message_types)
-        if options.batch_type == "inner":
-            _check_inner(options, instance, info)
+    if info is None:
+        return
+    check_message_types(schema, options.topic, info.route.message_types)
+    inner = options.batch_type == "inner"
+    if options.over_grpc or (info.template and not inner):
+        return
+    configs = instance.topic_configs.get({info.topic: info.route}, fresh=True)[info.topic]
+    if configs.compacted:
+        _check_compacted(options, schema)
+    if inner:
+        _check_inner(options, configs, info)
 
 
-def _check_inner(options: SinkOptions, instance: ClientInstance, info: TopicPublishInfo) -> None:
+def _check_compacted(options: SinkOptions, schema: pa.Schema) -> None:
+    """Refuse a write whose rows the brokers of a compaction topic would drop."""
+    if options.topic == options.dead_letter_topic:
+        raise OptionError(
+            f"deadLetterTopic={options.topic} is a compaction topic (cleanup.policy=COMPACTION), whose brokers drop "
+            "dead letters without a key; name another topic"
+        )
+    if options.batch_type == "inner":
+        raise OptionError(
+            f"batchType=inner: topic {options.topic} is a compaction topic (cleanup.policy=COMPACTION), whose brokers "
+            "drop inner batches; leave the option out"
+        )
+    check_keys(schema, str(options.topic))
+
+
+def _check_inner(options: SinkOptions, configs: TopicConfigs, info: TopicPublishInfo) -> None:
     """Refuse a topic that would store the rows of inner batches one by one, if a broker of it says so."""
     remedy = (
         "batchType=inner is for topics of the type BatchCQ: create one with that type (rocketmq-spark "
@@ -181,7 +231,6 @@ def _check_inner(options: SinkOptions, instance: ClientInstance, info: TopicPubl
     )
     if info.template:
         raise OptionError(f"topic {options.topic} does not exist, and would be created as a plain one; {remedy}")
-    configs = query_topic_configs(instance.transport, info.queues[0].topic, info.route, options.send_msg_timeout / 1000)
     for exc in configs.unknown.values():
         logger.warning("batchType=inner: the type of the topic is unknown: %s", exc)
     for broker_name, config in sorted(configs.by_broker.items()):

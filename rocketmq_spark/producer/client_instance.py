@@ -31,6 +31,7 @@ from rocketmq_spark.producer.heart_beat import API_TIMEOUT, HeartBeats
 from rocketmq_spark.producer.route_cache import RouteCache
 from rocketmq_spark.producer.worker import Worker
 from rocketmq_spark.transport.base import Transport
+from rocketmq_spark.transport.topic_configs import TopicConfigCache
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -87,6 +88,7 @@ class ClientInstance:
             default_topic_queue_nums=options.default_topic_queue_nums,
             on_change=self._wake,
         )
+        self.topic_configs = TopicConfigCache(transport, clock)
         self.faults = FaultStrategy.of_options(options)
         self.pid = os.getpid()
         self._poll_interval = options.poll_name_server_interval / 1000

@@ -7,14 +7,18 @@ request, a user may have no right ``Get`` for the topic, and a broker can be dow
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
-from rocketmq_spark.errors import RocketMQError, TopicRouteStaleException
+from rocketmq_spark.errors import RemotingException, RocketMQError, TopicRouteStaleException
 from rocketmq_spark.parallel import in_parallel
 from rocketmq_spark.route_data import TopicRouteData
 from rocketmq_spark.wire.topic_config import TopicConfig
+
+# A cleanup policy and a queue type change only when a topic is deleted and created again. Routes are as old.
+_KEPT_S: Final = 30.0
+_TIMEOUT_S: Final = 3.0
 
 
 class TopicConfigTransport(Protocol):
@@ -45,6 +49,11 @@ class TopicConfigs:
     def compacted(self) -> bool:
         """True if at least one broker keeps only the newest message of each key."""
         return any(config.compacted for config in self.by_broker.values())
+
+    @property
+    def keys_required(self) -> bool | None:
+        """True if a broker drops messages without keys; None if a broker's configuration is unknown."""
+        return True if self.compacted else None if self.unknown else False
 
     @property
     def holds_batches(self) -> bool:
@@ -88,3 +97,46 @@ def query_topic_configs(
         {name: answer for name, answer in answers.items() if isinstance(answer, TopicConfig)},
         {name: answer for name, answer in answers.items() if isinstance(answer, RocketMQError)},
     )
+
+
+class TopicConfigCache:
+    """The configurations of a client instance's topics; safe for many threads.
+
+    Answers, and errors instead of answers, are kept for 30 s. A broker that could not be reached for one topic is not
+    asked about other topics for as long.
+
+    Parameters
+    ----------
+    transport : TopicConfigTransport
+    clock : callable
+        Seconds.
+    """
+
+    def __init__(self, transport: TopicConfigTransport, clock: Callable[[], float]) -> None:
+        self._transport = transport
+        self._clock = clock
+        self._configs: dict[str, tuple[float, TopicConfigs]] = {}
+        self._unreachable: dict[str, tuple[float, RemotingException]] = {}
+
+    def get(self, topics: Mapping[str, TopicRouteData], *, fresh: bool = False) -> dict[str, TopicConfigs]:
+        """Return the configurations of topics, with their namespace, given their routes. Does not raise.
+
+        With `fresh` the brokers are asked, whatever is kept.
+        """
+        now = self._clock()
+        kept = {} if fresh else self._configs
+        missing = [topic for topic in topics if topic not in kept or kept[topic][0] <= now - _KEPT_S]
+        asked = in_parallel(missing, lambda topic: query_topic_configs(self, topic, topics[topic], _TIMEOUT_S))
+        self._configs.update((topic, (now, configs)) for topic, configs in asked.items())
+        return {topic: self._configs[topic][1] for topic in topics}
+
+    def topic_config(self, address: str, topic: str, timeout: float) -> TopicConfig:
+        """Ask one broker, unless it could not be reached a moment ago."""
+        since, error = self._unreachable.get(address, (0.0, None))
+        if error is not None and self._clock() < since + _KEPT_S:
+            raise error
+        try:
+            return self._transport.topic_config(address, topic, timeout)
+        except RemotingException as exc:
+            self._unreachable[address] = self._clock(), exc
+            raise

@@ -204,6 +204,13 @@ _BY_REMARK: Final[Mapping[int, tuple[tuple[str, type[MQBrokerException]], ...]]]
 _BUSY: Final = "the broker refused for now and stored nothing; lower maxInFlight or the number of tasks"
 _FORWARDED: Final = "the request was forwarded and its outcome is unknown"
 
+KEY_MISSING: Final = "Required message key is missing"
+"""The remark of a broker that rejects a single message without keys."""
+NEEDS_KEYS: Final = (
+    "the topic is a compaction topic, cleanup.policy=COMPACTION: every row needs a key; rows of this topic without a "
+    "key that were stored in batches are lost"
+)
+
 _HINTS: Final[Mapping[int, str]] = {
     ResponseCode.SYSTEM_ERROR: "the broker's log (broker.log, store.log) has the cause",
     ResponseCode.SYSTEM_BUSY: _BUSY,
@@ -257,7 +264,7 @@ def broker_error(code: int, remark: str, address: str, doing: str) -> MQBrokerEx
         Or a child of it. Follows spec/remoting.md section 17, column "connector".
     """
     error = _class_of(code, remark)
-    hint = access_hint(error, remark) or _HINTS.get(code, "")
+    hint = access_hint(error, remark) or (NEEDS_KEYS if KEY_MISSING in remark else _HINTS.get(code, ""))
     remark = shortened(remark)
     text = f"{doing}: {address} answered {code} {code_name(code)}: {remark or '(no remark)'}"
     return error(f"{text} ({hint})" if hint else text, code, remark, address)

@@ -33,7 +33,7 @@ from rocketmq_spark.errors import (
     UserRefusedException,
 )
 from rocketmq_spark.message import SendStatus
-from rocketmq_spark.wire.codes import NO_RIGHT, PASSING_TROUBLE, access_hint
+from rocketmq_spark.wire.codes import KEY_MISSING, NEEDS_KEYS, NO_RIGHT, PASSING_TROUBLE, access_hint
 from rocketmq_spark.wire.command import shortened
 from rocketmq_spark.wire.tls_words import MUST_NAME, NOT_TRUSTED, OUT_OF_DATE, SPEAKS_NO_TLS, TOO_OLD, other_name
 
@@ -214,6 +214,7 @@ _WORDS: Final = (
     _Words(Code.INTERNAL_SERVER_ERROR, "message body size exceeded", MessageRefusedException, _SIZE),
     _Words(Code.INTERNAL_SERVER_ERROR, "delayed messages are not supported for batching", MessageRefusedException),
     _Words(Code.INTERNAL_SERVER_ERROR, "the message is illegal", MessageRefusedException),
+    _Words(Code.INTERNAL_SERVER_ERROR, KEY_MISSING.lower(), MessageRefusedException, NEEDS_KEYS),
     _Words(Code.INTERNAL_SERVER_ERROR, "recall handle is invalid", MQBrokerException),
     _Words(Code.INTERNAL_SERVER_ERROR, "operation is forbidden", MQBrokerException, _RECALL),
     _Words(

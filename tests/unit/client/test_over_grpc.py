@@ -227,7 +227,7 @@ def test_batches_are_of_the_protocols_make_and_so_are_the_ids_of_single_messages
     make: Make, transport: ScriptedProxies
 ) -> None:
     producer = make(namespace="ns", client_ip="10.1.2.3")
-    producer.send_arrow(pa.table({"body": ["one", "two"], "tags": ["a", None], "keys": [None, "k"]}), "T")
+    producer.send_arrow(pa.table({"body": ["one", "two"], "tags": ["a", None], "keys": ["j", "k"]}), "T")
     [request] = transport.requests
     assert (request.batch.encoding, request.batch.rows) == (Encoding.GRPC, 2)
     first, second = SendMessageRequest.FromString(b"".join(request.batch.body)).messages

@@ -9,7 +9,14 @@ import pyarrow as pa
 import pytest
 
 from rocketmq_spark.client.producer import Producer
-from rocketmq_spark.errors import OptionError, RequestNotSupportedException, RouteNotFoundException, SchemaError
+from rocketmq_spark.errors import (
+    InvalidRowError,
+    OptionError,
+    RemotingConnectException,
+    RequestNotSupportedException,
+    RouteNotFoundException,
+    SchemaError,
+)
 from rocketmq_spark.transport.script import route
 from rocketmq_spark.transport.scripted import ScriptedTransport
 
@@ -112,3 +119,38 @@ def test_options_of_a_write_are_held_against_the_properties_of_its_producer(
         pytest.raises(OptionError, match="ordered=true and sendLatencyFaultEnable=true exclude each other"),
     ):
         avoiding.send_arrow(keyed(0), "T", ordered="true")
+
+
+def test_compaction_topic_refuses_what_its_brokers_would_drop(producer: Producer, transport: ScriptedTransport) -> None:
+    transport.attributes["T"] = {"cleanup.policy": "COMPACTION", "queue.type": "BatchCQ"}
+    rows = pa.table({"body": ["x", "y"], "keys": ["k", None], "topic": ["T", "T"]})
+    with pytest.raises(InvalidRowError, match=r"row 1 .*keys is null or blank"):
+        producer.send_arrow(rows, "T")
+    with pytest.raises(OptionError, match=r"batchType=inner: topic T is a compaction topic"):
+        producer.send_arrow(rows, "T", batchType="inner")
+    with pytest.raises(InvalidRowError, match=r"row 0 .*batchType=inner to a compaction topic"):
+        producer.send_arrow(rows, batchType="inner")
+    assert transport.requests == []
+
+
+def test_topics_without_a_key_are_asked_about_once_whatever_their_number(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    names = [f"T{number}" for number in range(50)]
+    transport.routes.update((name, route({"a": 2})) for name in names)
+    rows = pa.record_batch({"body": names, "topic": names})
+    for _ in range(2):
+        producer.send_arrow(iter([rows, rows]))
+    asked = [call[2] for call in transport.calls if call[0] == "topic_config"]
+    assert sorted(asked) == sorted(names)
+    assert sum(map(len, transport.stored.values())) == 4 * len(names)
+
+
+def test_unreachable_broker_is_asked_about_one_topic_only(producer: Producer, transport: ScriptedTransport) -> None:
+    transport.routes["U"] = transport.routes["T"]
+    transport.fail("topic_config", *[RemotingConnectException("down")] * 2)
+    for topic in ("T", "U"):
+        producer.send_arrow(pa.table({"body": ["x", "y"]}), topic)
+    assert sum(call[0] == "topic_config" for call in transport.calls) == 2
+    # The first row of each topic goes alone: a compaction topic would reject it.
+    assert [request.batch.batch for request in transport.requests].count(False) == 2

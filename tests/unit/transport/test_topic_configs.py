@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rocketmq_spark.errors import MQBrokerException, RemotingConnectException, RocketMQError, TopicRouteStaleException
 from rocketmq_spark.route_data import BrokerData, QueueData, TopicRouteData
-from rocketmq_spark.transport.topic_configs import TopicConfigs, query_topic_configs
+from rocketmq_spark.transport.topic_configs import TopicConfigCache, TopicConfigs, query_topic_configs
 from rocketmq_spark.wire.topic_config import TopicConfig
 
 PLAIN = TopicConfig()
@@ -65,3 +65,19 @@ def test_slave_is_asked_only_if_its_broker_has_no_master() -> None:
     brokers = route({"a": {0: "master", 1: "slave"}, "b": {2: "only"}, "c": {}, "d": {0: "idle"}}, without_queues="d")
     configs = query_topic_configs(Brokers({"master": PLAIN, "only": COMPACTED}), "T", brokers, 3.0)
     assert configs == TopicConfigs({"a": PLAIN, "b": COMPACTED}, {})
+
+
+def test_cached_configurations_expire_after_30_seconds() -> None:
+    now = [0.0]
+    answers: dict[str, TopicConfig | RocketMQError] = {"a": PLAIN, "b": DOWN}
+    brokers = Brokers(answers)
+    cache = TopicConfigCache(brokers, lambda: now[0])
+    routes = {"T": route({"a": {0: "a"}, "b": {0: "b"}})}
+    assert cache.get(routes) == {"T": TopicConfigs({"a": PLAIN}, {"b": DOWN})}
+    answers.update(a=COMPACTED, b=PLAIN)
+    now[0] = 29.0
+    assert not cache.get(routes)["T"].compacted
+    # A broker that could not be reached is not asked again so soon.
+    assert cache.get(routes, fresh=True) == {"T": TopicConfigs({"a": COMPACTED}, {"b": DOWN})}
+    now[0] = 59.0
+    assert cache.get(routes) == {"T": TopicConfigs({"a": COMPACTED, "b": PLAIN}, {})}

@@ -1,0 +1,99 @@
+"""Rows without a key, which a compaction topic does not keep.
+
+A broker rejects a single message without a key there. Of a batch it stores every row, acknowledges them, and never
+delivers those without a key (5.5.0; ``CompactionLog.asyncPutMessage``). So the rows are checked before they are sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from rocketmq_spark.arrow.block import MessageBlock
+from rocketmq_spark.arrow.columns import ByteColumn, Mask
+from rocketmq_spark.arrow.validate import Rule, Violation
+from rocketmq_spark.names import is_blank
+
+KeysRequired: TypeAlias = Callable[[Sequence[str]], Mapping[str, "bool | None"]]
+"""Returns, by topic, whether its rows need a key; None if that is unknown."""
+
+NO_KEY: Final = Rule(
+    "keys is null or blank",
+    "a compaction topic (cleanup.policy=COMPACTION) needs a key in every row",
+    "fill the column keys, or write to another topic",
+)
+
+INNER_BATCH: Final = Rule(
+    "batchType=inner to a compaction topic",
+    "a compaction topic (cleanup.policy=COMPACTION) keeps no inner batches",
+    "leave the option batchType out",
+)
+
+# The first two bytes of Java's white space outside ASCII: U+1680, U+2000 to U+2029, U+205F, U+3000.
+_SPACES: Final = (0xE19A, 0xE280, 0xE281, 0xE380)
+
+
+class KeyCheck:
+    """Checks rows without a key against what their topics need.
+
+    Parameters
+    ----------
+    keys_required : callable
+        Called only for topics of which a block has a row without a key.
+    inner_batches : bool, default False
+        Compaction topics drop inner batches, with the keys of their rows: every row counts as one without a key.
+    """
+
+    def __init__(self, keys_required: KeysRequired, *, inner_batches: bool = False) -> None:
+        self._keys_required = keys_required
+        self._rule = INNER_BATCH if inner_batches else NO_KEY
+        self._probed: set[str] = set()
+
+    def __call__(self, block: MessageBlock) -> MessageBlock:
+        """Return the block with a violation for each row that lacks a required key.
+
+        Of a topic whose configuration is unknown, the first row without a key becomes a single message. The broker of a
+        compaction topic rejects it, and the write fails.
+        """
+        keyless = rows_without_key(None if self._rule is INNER_BATCH else block.keys, block.rows)
+        if not keyless.any():
+            return block
+        if block.topic_codes is None:
+            first_rows = {0: int(keyless.argmax())}
+        else:
+            codes, firsts = np.unique(np.where(keyless, block.topic_codes, -1), return_index=True)
+            first_rows = {code: first for code, first in zip(codes.tolist(), firsts.tolist(), strict=True) if code >= 0}
+        required = self._keys_required([block.topics[code] for code in first_rows])
+        violations, single = list(block.violations), block.single
+        for code, first in first_rows.items():
+            topic = block.topics[code]
+            if required.get(topic):
+                of_topic = keyless if block.topic_codes is None else keyless & (block.topic_codes == code)
+                violations.append(Violation(self._rule, np.flatnonzero(of_topic)))
+            elif required.get(topic) is None and topic not in self._probed:
+                self._probed.add(topic)
+                single = np.zeros(block.rows, np.bool_) if single is None else single.copy()
+                single[first] = True
+        return replace(block, violations=tuple(violations), single=single)
+
+
+def rows_without_key(keys: ByteColumn | None, rows: int) -> Mask:
+    """Return which rows have keys that are null, empty or blank to Java (``StringUtils.isBlank``)."""
+    if keys is None:
+        return np.ones(rows, np.bool_)
+    keyless: Mask = keys.sizes == 0
+    if not len(keys.data):
+        return keyless
+    last = len(keys.data) - 1
+    heads = keys.data[np.minimum(keys.offsets[:-1], last)]
+    suspects = heads <= 0x20
+    if heads.max(initial=0) >= 0xE1:
+        seconds = keys.data[np.minimum(keys.offsets[:-1] + 1, last)]
+        suspects |= np.isin(heads.astype(np.uint16) << 8 | seconds, _SPACES)
+    # A loop over the few rows whose first character is white space.
+    for row in np.flatnonzero(suspects & ~keyless).tolist():
+        keyless[row] = is_blank((keys.value(row) or b"").decode("utf-8", "replace"))
+    return keyless

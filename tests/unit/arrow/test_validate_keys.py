@@ -1,0 +1,105 @@
+"""Rows without a key: invalid for a compaction topic, and a probe where the topic's configuration is unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rocketmq_spark.arrow.columns import byte_column
+from rocketmq_spark.arrow.invalid import InvalidRows
+from rocketmq_spark.arrow.settings import BatchSettings
+from rocketmq_spark.arrow.validate_keys import KeyCheck, rows_without_key
+from rocketmq_spark.errors import InvalidRowError
+from rocketmq_spark.wire.records import decode_batch
+from tests.encoding import encode, joined, new_batcher
+
+# What a broker of 5.5.0 kept of a batch sent to a compaction topic, and what it dropped.
+KEPT = ("k", " k", "k ", "\u3000k", "\u00a0", "\u2007", "\u202f", "\u200b", "\x00", "\x1b", "\x85", "\u3042", "\u4e2d")
+DROPPED = (None, "", " ", "\t", "\x0b", "\x1c", " \t ", "\u3000", "\u2003", "\u1680", "\u2028", "\u205f", " \u3000")
+
+
+@pytest.fixture
+def asked() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def check(asked: list[str]) -> Callable[..., KeyCheck]:
+    def make(required: Mapping[str, bool | None], *, inner_batches: bool = False) -> KeyCheck:
+        def keys_required(topics: Sequence[str]) -> Mapping[str, bool | None]:
+            asked.extend(topics)
+            return required
+
+        return KeyCheck(keys_required, inner_batches=inner_batches)
+
+    return make
+
+
+def batch(**columns: Any) -> pa.RecordBatch:
+    rows = max(len(values) for values in columns.values())
+    return pa.RecordBatch.from_pydict({"body": [str(row) for row in range(rows)], **columns})
+
+
+@pytest.mark.parametrize("arrow_type", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+def test_keys_count_as_missing_where_a_broker_drops_the_row(arrow_type: pa.DataType) -> None:
+    values = [*KEPT, *DROPPED]
+    column = byte_column(pa.array(["x", *values]).cast(arrow_type).slice(1))
+    assert rows_without_key(column, len(values)).tolist() == [False] * len(KEPT) + [True] * len(DROPPED)
+    assert rows_without_key(byte_column(pa.array(["\u3000"])), 1).tolist() == [True]
+    assert rows_without_key(None, 2).tolist() == [True, True]
+    assert rows_without_key(byte_column(pa.array(["\xe1"[:1]])), 1).tolist() == [False]
+
+
+def test_rows_without_a_key_are_invalid_for_a_compaction_topic(check: Any) -> None:
+    rows = batch(keys=["a", None, "b", " "])
+    with pytest.raises(
+        InvalidRowError, match=r"row 1 .*keys is null or blank; a compaction topic .*needs a key"
+    ) as bad:
+        encode([rows], check_keys=check({"orders": True}))
+    assert bad.value.row == 1
+    invalid: list[InvalidRows] = []
+    [(sent, _)] = encode([rows], check_keys=check({"orders": True}), on_invalid=invalid.append)
+    assert [message.body for message in decode_batch(joined(sent))] == [b"0", b"2"]
+    assert [one.rows.tolist() for one in invalid] == [[1, 3]]
+    with pytest.raises(InvalidRowError, match="keys is null"):
+        encode([batch(body=["x"])], check_keys=check({"orders": True}))
+
+
+def test_rows_of_inner_batches_are_invalid_for_a_compaction_topic(check: Any) -> None:
+    with pytest.raises(InvalidRowError, match="batchType=inner to a compaction topic"):
+        encode([batch(keys=["a"])], check_keys=check({"orders": True}, inner_batches=True))
+
+
+def test_configuration_is_not_needed_while_every_row_has_a_key(check: Any, asked: list[str]) -> None:
+    encode([batch(keys=["a", "b"])], check_keys=check({"orders": True}))
+    assert asked == []
+    encode([batch(keys=["a", None])], check_keys=check({"orders": False}))
+    assert asked == ["orders"]
+
+
+def test_keys_are_required_topic_by_topic(check: Any, asked: list[str]) -> None:
+    rows = batch(topic=["plain", "compact", "plain", "keyed", "compact"], keys=[None, "k", "k", "k", None])
+    invalid: list[InvalidRows] = []
+    sent = encode(
+        [rows],
+        BatchSettings(),
+        check_keys=check({"plain": False, "compact": True}),
+        on_invalid=invalid.append,
+    )
+    assert sorted(asked) == ["compact", "plain"]
+    assert [one.rows.tolist() for one in invalid] == [[4]]
+    assert sum(ready.rows for ready, _ in sent) == 4
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_first_row_without_a_key_goes_alone_if_configuration_is_unknown(check: Any, *, ordered: bool) -> None:
+    settings = BatchSettings(ordered=ordered)
+    columns = {"topic": ["a", "b", "a", "b", "a"], "keys": ["k", None, None, None, "k"], "shardingKey": ["s"] * 5}
+    batcher = new_batcher(settings, check_keys=check({}))
+    sent = [*batcher.add(batch(**columns), 0.0), *batcher.add(batch(**columns), 0.0), *batcher.flush()]
+    alone = [(ready.topic, joined(ready)) for ready, _ in sent if not ready.batch]
+    assert sorted(alone) == [("a", b"2"), ("b", b"1")]
+    assert sum(ready.rows for ready, _ in sent) == 10
