@@ -454,6 +454,8 @@ def route_body(route: TopicRouteData) -> bytes:
             for queue in route.queue_datas
         ],
     }
+    if route.order_topic_conf is not None:
+        body["orderTopicConf"] = route.order_topic_conf
     if route.static_topic:
         body["topicQueueMappingByBroker"] = {data.broker_name: {"scope": "__global__"} for data in route.queue_datas}
     return json.dumps(body).encode()

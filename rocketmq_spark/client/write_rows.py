@@ -17,6 +17,7 @@ import random
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import pyarrow as pa
@@ -36,6 +37,7 @@ from rocketmq_spark.compression import CompressionType
 from rocketmq_spark.errors import OptionError, RouteNotFoundException
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.metrics import Recorder
+from rocketmq_spark.names import java_order
 from rocketmq_spark.namespace import wrap
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.batch_sender import BatchSender
@@ -238,8 +240,20 @@ def _check_inner(options: SinkOptions, configs: TopicConfigs, info: TopicPublish
             raise OptionError(f"topic {options.topic} is of the type {config.queue_type} on {broker_name}; {remedy}")
 
 
-def ordered_queues(options: SinkOptions, instance: ClientInstance) -> Sequence[MessageQueue] | None:
+def ordered_queues(
+    options: SinkOptions, instance: ClientInstance, known: Mapping[str, int] = MappingProxyType({})
+) -> Sequence[MessageQueue] | None:
     """Return the queues that the rows of a whole ordered write are bound to.
+
+    They are those of the order configuration, if the topic has one. Else they are the queues of every broker in the
+    route, whether it has a master now or not, and of each `known` broker that the route does not list.
+
+    Parameters
+    ----------
+    options : SinkOptions
+    instance : ClientInstance
+    known : mapping of str to int, default empty
+        Queues by broker, as an earlier look-up returned them.
 
     Returns
     -------
@@ -254,15 +268,31 @@ def ordered_queues(options: SinkOptions, instance: ClientInstance) -> Sequence[M
     if not options.ordered or options.over_grpc:
         return None
     assert options.topic is not None
-    queues = BatchSender(options, instance, Recorder("", -1, 0)).publish_queues(options.topic)
-    info = instance.routes.cached(queues[0].topic)
-    if info is None or info.template:
+    topic = wrap(options.wrapped_namespace, options.topic)
+    try:
+        BatchSender(options, instance, Recorder("", -1, 0)).publish_queues(options.topic)
+    except RouteNotFoundException as exc:
+        if exc.unreachable or not known:
+            raise
+        logger.warning("ordered=true: every broker of topic %s is gone, its rows wait: %s", options.topic, exc)
+        return _queues_of(topic, known)
+    info = instance.routes.cached(topic)
+    if info is None or (info.template and not known):
         raise RouteNotFoundException(
             f"looking up the queues of topic {options.topic} for an ordered write: the topic does not exist, "
             "and its first messages would make its queues one broker after the other; create it first "
             f"(rocketmq-spark create-topic {options.topic}, or mqadmin updateTopic -t {options.topic})"
         )
-    return queues
+    if info.order_topic:
+        return info.queues
+    listed = {} if info.template else {data.broker_name: data for data in info.route.queue_datas}
+    numbers = {name: data.write_queue_nums for name, data in listed.items() if data.writable}
+    return _queues_of(topic, {**known, **numbers})
+
+
+def _queues_of(topic: str, numbers: Mapping[str, int]) -> Sequence[MessageQueue]:
+    names = sorted(numbers, key=java_order)
+    return tuple(MessageQueue(topic, name, queue_id) for name in names for queue_id in range(numbers[name]))
 
 
 def _share_of_rate(options: SinkOptions) -> float | None:

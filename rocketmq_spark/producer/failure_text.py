@@ -38,8 +38,12 @@ def refused_for_good(delivery: Delivery, outcome: SendOutcome) -> str:
 def no_queue(delivery: Delivery, delivery_timeout_ms: int) -> str:
     """Say what a delivery has waited for in vain."""
     wanted = delivery.wanted_queue
-    what = f"queue {wanted}" if wanted else f"any writable queue of topic {delivery.batch.topic}"
-    return f"waited deliveryTimeoutMs={delivery_timeout_ms} for {what}"
+    if wanted is None:
+        return f"waited deliveryTimeoutMs={delivery_timeout_ms} for any writable queue of topic {delivery.batch.topic}"
+    return (
+        f"waited deliveryTimeoutMs={delivery_timeout_ms} for queue {wanted}: no name server lists a master of broker "
+        f"{wanted.broker_name} with this queue; start the broker"
+    )
 
 
 def delivery_error(delivery: Delivery, why: str) -> DeliveryError:

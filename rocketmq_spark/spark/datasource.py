@@ -177,7 +177,8 @@ class RocketMQDataSource(DataSource):
         options = self._checked_options(columns, _warn_once)
         if overwrite:
             _warn_once("outputMode complete: a topic can't be truncated; every trigger appends the whole result")
-        return stream_writer(options, self._accumulator, schema, look_up_route_of_stream(options, columns))
+        found = look_up_route_of_stream(options, columns, self.options.get("checkpointLocation"))
+        return stream_writer(options, self._accumulator, schema, found)
 
     def _checked_options(self, columns: pa.Schema, warn: Callable[[str], None]) -> SinkOptions:
         from rocketmq_spark.arrow.custom_selector import check_selector

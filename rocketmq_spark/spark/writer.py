@@ -17,6 +17,7 @@ import logging
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -30,9 +31,11 @@ from rocketmq_spark.client.connect import client_id_of, new_transport
 from rocketmq_spark.errors import MQBrokerException, RocketMQError, RouteNotFoundException, TopicRouteStaleException
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.metrics import Recorder
+from rocketmq_spark.namespace import wrap
 from rocketmq_spark.options import SinkOptions
 from rocketmq_spark.producer.client_instance import ClientInstance, acquire_instance
 from rocketmq_spark.spark.metrics_file import record_commit
+from rocketmq_spark.spark.ordered_queues import QueueMemory
 from rocketmq_spark.spark.report import CommitMessage, log_summary, micro_batch_of, summarise
 from rocketmq_spark.wire.grpc_codes import Code
 
@@ -299,13 +302,16 @@ def look_up_route(options: SinkOptions, columns: pa.Schema) -> Found:
         instance.close()
 
 
-def look_up_route_of_stream(options: SinkOptions, columns: pa.Schema) -> Found:
+def look_up_route_of_stream(options: SinkOptions, columns: pa.Schema, checkpoint: str | None = None) -> Found:
     """Look up what `look_up_route` does, for one micro-batch.
 
     Connection and routes stay for the next look-up, of which a micro-batch has two: name servers that are gone for a
     while then fail none, neither at its start nor, with its rows stored, in its commit. After a minute without a
     look-up the driver begins anew. If it reaches nobody then, it leaves that to the tasks, which have more patience;
     not so with ``ordered``, where all tasks need the same queues. Where topics come with the rows nothing is looked up.
+
+    With ``ordered`` the queues of a broker that is gone stay among those that keys are bound to: `QueueMemory` keeps
+    them in the query's `checkpoint`.
 
     Raises
     ------
@@ -316,7 +322,10 @@ def look_up_route_of_stream(options: SinkOptions, columns: pa.Schema) -> Found:
         return Found()
     instance = _acquire(options)
     try:
-        return Found(_look_up(options, columns, instance), servers_reached=True)
+        if not options.ordered or options.over_grpc:
+            return Found(_look_up(options, columns, instance), servers_reached=True)
+        memory = QueueMemory(checkpoint, wrap(options.wrapped_namespace, str(options.topic)))
+        return Found(_look_up_ordered(options, columns, instance, memory), servers_reached=True)
     except RouteNotFoundException as exc:
         if options.ordered or not exc.unreachable:
             raise
@@ -326,18 +335,54 @@ def look_up_route_of_stream(options: SinkOptions, columns: pa.Schema) -> Found:
         instance.unregister(options.producer_group)
 
 
-def _look_up(options: SinkOptions, columns: pa.Schema, instance: ClientInstance) -> Sequence[MessageQueue] | None:
-    import pyarrow as pa
+def _look_up_ordered(
+    options: SinkOptions, columns: pa.Schema, instance: ClientInstance, memory: QueueMemory
+) -> Sequence[MessageQueue]:
+    from rocketmq_spark.client.write_rows import ordered_queues
 
-    from rocketmq_spark.client.write_rows import check_topic, ordered_queues
+    known = memory.load()
+    queues = ordered_queues(options, instance, known) or ()
+    info = instance.routes.cached(queues[0].topic)
+    if info is None or not info.order_topic:
+        numbers = Counter(queue.broker_name for queue in queues)
+        if numbers != known:
+            memory.save(numbers)
+        missing = sorted(numbers.keys() - (() if info is None else info.addresses))
+        if missing:
+            logger.warning(
+                "ordered=true: topic %s has no master of %s now, and rows for its queues wait until deliveryTimeoutMs. "
+                "If a broker was removed for good: stop the query, delete %s, and start it again",
+                options.topic,
+                ", ".join(missing),
+                memory.place,
+            )
+    _check_topics(options, columns, instance, waits=bool(known))
+    return queues
+
+
+def _look_up(options: SinkOptions, columns: pa.Schema, instance: ClientInstance) -> Sequence[MessageQueue] | None:
+    from rocketmq_spark.client.write_rows import ordered_queues
 
     queues = ordered_queues(options, instance)
-    check_topic(options, instance, columns)
+    _check_topics(options, columns, instance)
+    return queues
+
+
+def _check_topics(options: SinkOptions, columns: pa.Schema, instance: ClientInstance, *, waits: bool = False) -> None:
+    """Check the columns against the topics that options name; with `waits` the topic may have no route now."""
+    import pyarrow as pa
+
+    from rocketmq_spark.client.write_rows import check_topic
+
+    try:
+        check_topic(options, instance, columns)
+    except RouteNotFoundException as exc:
+        if exc.unreachable or not waits:
+            raise
     if options.dead_letter_topic is not None:
         # Dead letters have neither keys of order nor delays, and any type of topic takes them.
         dead_letters = replace(options, topic=options.dead_letter_topic, batch_type="plain")
         check_topic(dead_letters, instance, pa.schema([]))
-    return queues
 
 
 def _await_any_answer(options: SinkOptions, instance: ClientInstance) -> None:

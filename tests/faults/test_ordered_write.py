@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import closing
+from pathlib import Path
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+from pyspark.sql.streaming.query import StreamingQuery
 
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.spark.report import Metrics
+from rocketmq_spark.transport.remoting import RemotingTransport
 from tests.reading import read_topic
+from tests.streams import numbers, run_until
+from tests.waiting import wait_for
 from tests.writes import in_mid_write, make_topic
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
@@ -51,3 +58,41 @@ def test_an_ordered_write_survives_the_restart_of_a_broker_with_every_keys_first
         assert list(dict.fromkeys(by_key[f"key-{number}"])) == list(range(number, count, KEYS))
     assert {len(found) for found in queues.values()} == {1}
     assert metrics.to_dict()[victim.name]["retries"] > 0
+
+
+def test_stream_keeps_keys_on_their_queues_while_a_broker_is_down(
+    spark: SparkSession, two_brokers: LocalCluster, topic: str, tmp_path: Path
+) -> None:
+    victim = two_brokers.brokers[1]
+    make_topic(two_brokers, topic)
+
+    def start(**options: str) -> StreamingQuery:
+        rows = numbers(spark, 300).selectExpr(
+            "cast(value as string) AS body", "concat('key-', value % 50) AS shardingKey"
+        )
+        return (
+            rows.repartition(2, "shardingKey")
+            .writeStream.format("rocketmq")
+            .options(nameServer=two_brokers.name_server, topic=topic, ordered="true", **options)
+            .option("checkpointLocation", str(tmp_path))
+            .trigger(processingTime="200 milliseconds")
+            .start()
+        )
+
+    run_until(start(), 2)
+    victim.kill()
+    with closing(RemotingTransport([two_brokers.name_server])) as transport:
+        wait_for(lambda: len(transport.query_route(topic, 5.0).queue_datas) == 1)
+    query = start(sendMsgTimeout="1000", deliveryTimeoutMs="3000")
+    with pytest.raises(
+        StreamingQueryException, match=rf"lists a master of broker {victim.name}|{topic}/{victim.name}/"
+    ):
+        query.awaitTermination(timeout=60)
+    victim.restart()
+    run_until(start(), 2)
+    queues: dict[str, set[tuple[object, int]]] = defaultdict(set)
+    for message in read_topic(two_brokers.name_server, topic):
+        queues[message.properties["__SHARDINGKEY"]].add((message.store_host, message.queue_id))
+    assert len(queues) == 50
+    assert {len(of_key) for of_key in queues.values()} == {1}
+    assert len(set.union(*queues.values())) > 4

@@ -9,8 +9,10 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +24,7 @@ from rocketmq_spark.errors import (
     MQBrokerException,
     OptionError,
     RemotingConnectException,
+    RocketMQError,
     RouteNotFoundException,
     SchemaError,
 )
@@ -31,6 +34,8 @@ from rocketmq_spark.options import SinkOptions, parse_sink_options
 from rocketmq_spark.producer.client_instance import ClientInstance, close_instances
 from rocketmq_spark.route_data import MASTER_ID, BrokerData
 from rocketmq_spark.spark.datasource import RocketMQDataSource, _warn_once, _with_namespace
+from rocketmq_spark.spark.ordered_queues import _IN_MEMORY
+from rocketmq_spark.spark.ordered_queues import _warn_once as _warn_of_memory_once
 from rocketmq_spark.spark.report import CommitMessage
 from rocketmq_spark.spark.schemas import arrow_schema
 from rocketmq_spark.spark.writer import Found, _await_any_answer
@@ -47,6 +52,8 @@ KEYED = StructType().add("body", StringType()).add("shardingKey", StringType())
 @pytest.fixture(autouse=True)
 def nothing_was_warned_of_yet() -> None:
     _warn_once.cache_clear()
+    _warn_of_memory_once.cache_clear()
+    _IN_MEMORY.clear()
 
 
 @pytest.fixture(autouse=True)
@@ -165,6 +172,81 @@ def test_a_stream_leaves_name_servers_that_it_can_not_reach_to_its_tasks(caplog:
             writer.commit(messages, 0)
         writer.commit(messages, 1)
     writer.commit([finished(0), finished(5)], 0)
+
+
+def ordered_stream(peer: BrokerPeer, checkpoint: str) -> Counter[str]:
+    """Return how many queues of each broker the driver of a new process binds keys to."""
+    close_instances()
+    writer = stream_over(peer.address, KEYED, ordered="true", checkpointLocation=checkpoint)
+    assert len(set(writer._found.queues)) == len(writer._found.queues)
+    assert list(writer._found.queues) == sorted(writer._found.queues, key=lambda one: (one.broker_name, one.queue_id))
+    return Counter(queue.broker_name for queue in writer._found.queues)
+
+
+@pytest.mark.parametrize("scheme", ["", "file:", "file://"])
+def test_ordered_stream_keeps_queues_of_a_broker_that_is_gone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, scheme: str
+) -> None:
+    checkpoint = f"{scheme}{tmp_path}"
+    with BrokerPeer({"t": route({"a": 2, "b": 3})}) as peer:
+        assert ordered_stream(peer, checkpoint) == {"a": 2, "b": 3}
+        peer.routes["t"] = route({"a": 2})
+        _IN_MEMORY.clear()
+        assert ordered_stream(peer, checkpoint) == {"a": 2, "b": 3}
+        [text] = warned(caplog)
+        assert "topic t has no master of b now" in text
+        assert f"delete {checkpoint}/rocketmq-queues-t.json" in text
+        # A broker without a route, as after a restart of the name servers.
+        peer.routes["TBW102"] = route({"a": 8})
+        del peer.routes["t"]
+        assert ordered_stream(peer, checkpoint) == {"a": 2, "b": 3}
+        del peer.routes["TBW102"]
+        assert ordered_stream(peer, checkpoint) == {"a": 2, "b": 3}
+        # New queues are used, and so is the number of a broker that is there.
+        peer.routes["t"] = route({"a": 1, "c": 1})
+        assert ordered_stream(peer, checkpoint) == {"a": 1, "b": 3, "c": 1}
+        (tmp_path / "rocketmq-queues-t.json").unlink()
+        _IN_MEMORY.clear()
+        assert ordered_stream(peer, checkpoint) == {"a": 1, "c": 1}
+
+
+def test_order_configuration_replaces_the_queues_that_a_stream_has_kept(tmp_path: Path) -> None:
+    with BrokerPeer({"t": route({"a": 2, "b": 3})}) as peer:
+        ordered_stream(peer, str(tmp_path))
+        peer.routes["t"] = replace(route({"a": 2}), order_topic_conf="a:2;z:1")
+        assert ordered_stream(peer, str(tmp_path)) == {"a": 2, "z": 1}
+        peer.routes["t"] = route({"a": 2})
+        assert ordered_stream(peer, str(tmp_path)) == {"a": 2, "b": 3}
+
+
+def test_ordered_stream_warns_where_it_can_not_keep_its_queues(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with BrokerPeer({"t": route({"a": 2, "b": 3})}) as peer:
+        for checkpoint in (str(tmp_path / "hdfs"), "s3a://bucket/query"):
+            assert ordered_stream(peer, checkpoint) == {"a": 2, "b": 3}
+            [text] = warned(caplog)
+            assert f"can't be kept in {checkpoint}/rocketmq-queues-t.json" in text
+            assert "Set an order configuration" in text
+            caplog.clear()
+        peer.routes["t"] = route({"a": 2})
+        assert ordered_stream(peer, checkpoint) == {"a": 2, "b": 3}
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"a": "2"}', '{"a": -1}', "\xff"])
+def test_damaged_file_of_kept_queues_fails_the_stream(tmp_path: Path, name_server: BrokerPeer, text: str) -> None:
+    (tmp_path / "rocketmq-queues-t.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(RocketMQError, match=r"reading the queues of topic t from .*rocketmq-queues-t\.json"):
+        ordered_stream(name_server, str(tmp_path))
+
+
+def test_ordered_write_binds_keys_to_brokers_that_have_only_a_slave_now() -> None:
+    there = route({"a": 2, "b": 3})
+    brokers = tuple(replace(broker, broker_addrs={1: "slave:1"}) for broker in there.broker_datas[1:])
+    with BrokerPeer({"t": replace(there, broker_datas=(there.broker_datas[0], *brokers))}) as peer:
+        options = {"nameServer": peer.address, "topic": "t", "ordered": "true"}
+        found = RocketMQDataSource(options).writer(KEYED, overwrite=False)._found
+        assert Counter(queue.broker_name for queue in found.queues) == {"a": 2, "b": 3}
 
 
 def test_a_stream_whose_topics_come_with_the_rows_asks_nobody() -> None:

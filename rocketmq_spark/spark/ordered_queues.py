@@ -1,0 +1,129 @@
+"""The queues that an ordered stream binds its keys to, kept from one micro-batch to the next.
+
+A name server drops a broker from the route as soon as the broker's connection breaks. If keys were bound to the queues
+that are left, they would move, and consumers would see new rows before old ones. So the driver keeps how many queues
+each broker had, in a file of the query's checkpoint:
+
+    <checkpointLocation>/rocketmq-queues-<topic>.json   {"broker-a": 4, "broker-b": 4}
+
+Where the checkpoint can't be reached from Python, the numbers are kept in memory and are lost with the process.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+from rocketmq_spark.errors import RocketMQError
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
+logger = logging.getLogger("rocketmq_spark.spark")
+
+
+class QueueMemory:
+    """How many queues of one topic each broker is known to have had.
+
+    Parameters
+    ----------
+    checkpoint : str or None
+        The query's ``checkpointLocation``: an absolute path, or a URI that `pyarrow.fs` resolves.
+    topic : str
+        With its namespace.
+    """
+
+    def __init__(self, checkpoint: str | None, topic: str) -> None:
+        self._checkpoint = checkpoint
+        self._topic = topic
+        self._name = f"rocketmq-queues-{quote(topic, safe='')}.json"
+
+    @property
+    def place(self) -> str:
+        """The file, for messages."""
+        return f"{(self._checkpoint or 'checkpointLocation').rstrip('/')}/{self._name}"
+
+    def load(self) -> dict[str, int]:
+        """Return the number of queues by broker; empty if nothing is known yet.
+
+        Raises
+        ------
+        RocketMQError
+            The file does not hold such numbers.
+        """
+        in_memory = _IN_MEMORY.get((self._checkpoint, self._topic), {})
+        try:
+            text = self._read()
+        except (OSError, ValueError, NotImplementedError) as exc:
+            self._warn(exc)
+            return dict(in_memory)
+        if text is None:
+            return dict(in_memory)
+        try:
+            numbers = json.loads(text)
+        except ValueError:
+            numbers = None
+        if not isinstance(numbers, dict) or not all(type(number) is int and number >= 0 for number in numbers.values()):
+            raise RocketMQError(
+                f"reading the queues of topic {self._topic} from {self.place}: the file does not hold a number of "
+                "queues for each broker; delete it while all brokers of the topic are up"
+            )
+        return numbers
+
+    def save(self, numbers: Mapping[str, int]) -> None:
+        """Keep the number of queues by broker. Does not raise: a warning says if they are kept in memory only."""
+        _IN_MEMORY[self._checkpoint, self._topic] = dict(numbers)
+        try:
+            self._write(json.dumps(dict(sorted(numbers.items()))).encode())
+        except (OSError, ValueError, NotImplementedError) as exc:
+            self._warn(exc)
+
+    def _read(self) -> bytes | None:
+        from pyarrow import fs
+
+        filesystem, folder = self._resolved()
+        path = f"{folder}/{self._name}"
+        if filesystem.get_file_info(path).type != fs.FileType.File:
+            return None
+        with filesystem.open_input_stream(path, compression=None) as stream:
+            return bytes(stream.read())
+
+    def _write(self, text: bytes) -> None:
+        filesystem, folder = self._resolved()
+        path = f"{folder}/{self._name}"
+        # A driver that dies while it writes leaves the old file.
+        with filesystem.open_output_stream(f"{path}.new", compression=None) as stream:
+            stream.write(text)
+        filesystem.move(f"{path}.new", path)
+
+    def _resolved(self) -> tuple[FileSystem, str]:
+        from pyarrow import fs
+
+        if self._checkpoint is None:
+            raise OSError("the option checkpointLocation is not set")
+        checkpoint = self._checkpoint
+        if checkpoint.startswith("file:/") and not checkpoint.startswith("file:///"):
+            checkpoint = f"file:///{checkpoint.removeprefix('file:').lstrip('/')}"
+        filesystem, folder = fs.FileSystem.from_uri(checkpoint)
+        # Spark has made the folder. If it is not there, the path belongs to another file system.
+        if filesystem.get_file_info(folder).type != fs.FileType.Directory:
+            raise OSError(f"there is no folder {folder} here")
+        return filesystem, folder.rstrip("/")
+
+    def _warn(self, why: Exception) -> None:
+        _warn_once(
+            f"ordered=true: the queues of topic {self._topic} can't be kept in {self.place} ({why}). If a broker is "
+            "down when the driver starts again, keys move to other queues. Set an order configuration for the topic"
+        )
+
+
+_IN_MEMORY: Final[dict[tuple[str | None, str], dict[str, int]]] = {}
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    logger.warning(text)
