@@ -81,6 +81,15 @@ class CompressionType(enum.Enum):
                 f"sysFlag 0x{sys_flag:X} says compression type {bits >> 8}: known are 0 and 3 (ZLIB), 1 (LZ4), 2 (ZSTD)"
             ) from None
 
+    @classmethod
+    def of_body(cls, body: Buffer) -> CompressionType:
+        """Return the type that the first bytes of a compressed body show: a proxy does not name it."""
+        return _MAGIC.get(bytes(body[:4]), cls.ZLIB)
+
+
+# The first bytes of an LZ4 and of a ZSTD frame.
+_MAGIC: Final = {b"\x04\x22\x4d\x18": CompressionType.LZ4, b"\x28\xb5\x2f\xfd": CompressionType.ZSTD}
+
 
 def compress(body: Buffer, kind: CompressionType, level: int = DEFAULT_LEVEL) -> bytes:
     """Return `body` compressed; it may come out longer than it was.

@@ -19,6 +19,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Protocol
 
 from rocketmq_spark.client.own_pool import OwnPool
+from rocketmq_spark.compression import COMPRESSED_FLAG, decompress
 from rocketmq_spark.errors import MQClientException, RocketMQError
 from rocketmq_spark.message import Message, SendStatus
 from rocketmq_spark.message_const import (
@@ -69,7 +70,11 @@ class TransactionListener(Protocol):
         ...
 
     def check_local_transaction(self, message: MessageExt) -> LocalTransactionState | None:
-        """Say how the local transaction of an earlier half message ended; on a thread of the producer's own."""
+        """Return how the local transaction of an earlier half message ended; on a thread of the producer's own.
+
+        The body is decompressed. A message whose body can't be decompressed is not given to the listener: its state
+        stays unknown, and the log has the cause.
+        """
         ...
 
 
@@ -163,7 +168,8 @@ class Transactions:
             topic=unwrap(check.message.topic, self.namespace),
             properties={**check.message.properties, TRANSACTION_ID: check.unique_id},
         )
-        state, failure = _decided(lambda: listener.check_local_transaction(message))
+        # A body that can't be decompressed is answered as unknown, with the cause as the remark.
+        state, failure = _decided(lambda: listener.check_local_transaction(_decompressed(message)))
         end = check.answer(_ENDS[state], _remark("checking the local transaction", failure))
         try:
             self._tell(message, check.address, end, state, from_check=True)
@@ -239,6 +245,11 @@ def _decided(
         )
         return LocalTransactionState.UNKNOW, exc
     return state or LocalTransactionState.UNKNOW, None
+
+
+def _decompressed(message: MessageExt) -> MessageExt:
+    body = decompress(message.body, message.sys_flag)
+    return replace(message, body=body, sys_flag=message.sys_flag & ~COMPRESSED_FLAG)
 
 
 def _remark(doing: str, failure: Exception | None) -> str:

@@ -172,7 +172,8 @@ def message_ext(message: pb.Message) -> MessageExt:
         queue_id=system.queue_id,
         queue_offset=system.queue_offset,
         physical_offset=-1,
-        sys_flag=CompressionType.ZLIB.sys_flag if system.body_encoding == pb.GZIP else 0,
+        # GZIP means that the body is compressed, in whatever way its producer chose.
+        sys_flag=CompressionType.of_body(message.body).sys_flag if system.body_encoding == pb.GZIP else 0,
         born_timestamp=system.born_timestamp.ToMilliseconds(),
         born_host=system.born_host,
         store_timestamp=system.store_timestamp.ToMilliseconds(),

@@ -206,6 +206,33 @@ def test_120_a_producers_listener_is_asked_about_what_it_left_open(transactional
         assert {message.body for message in read_topic(transactional.name_server, topic)} == {b"becomes visible"}
 
 
+@pytest.mark.parametrize("compress_type", ["ZLIB", "LZ4", "ZSTD", "over gRPC"])
+def test_listener_gets_the_decompressed_body_of_a_large_message(
+    transactional: LocalCluster, compress_type: str
+) -> None:
+    class Listener:
+        def __init__(self) -> None:
+            self.checked: queues.Queue[bytes] = queues.Queue()
+
+        def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState:
+            return LocalTransactionState.UNKNOW
+
+        def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
+            self.checked.put(message.body)
+            return LocalTransactionState.ROLLBACK_MESSAGE
+
+    with RemotingTransport([transactional.name_server]) as transport:
+        topic = topic_of(transactional, transport)
+    listener, body = Listener(), b"0123456789" * 800
+    settings: dict[str, object] = {"name_server": transactional.name_server, "compress_type": compress_type}
+    if compress_type == "over gRPC":
+        settings = {"endpoints": transactional.endpoints, "compress_type": "ZLIB"}
+    settings |= {"heartbeat_broker_interval": 1000, "send_msg_timeout": int(PATIENCE * 1000)}
+    with Producer(f"pg-{topic}", transaction_listener=listener, **settings) as producer:
+        producer.send_in_transaction(Message.of(topic, body))
+        assert listener.checked.get(timeout=PATIENCE) == body
+
+
 def test_a_java_producer_s_transaction_becomes_visible_when_committed(java: Java, transactional: LocalCluster) -> None:
     with RemotingTransport([transactional.name_server]) as transport:
         topic = topic_of(transactional, transport)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from rocketmq_spark.client.producer import Producer
+from rocketmq_spark.compression import COMPRESSED_FLAG
 from rocketmq_spark.errors import MQClientException, RemotingConnectException
 from rocketmq_spark.message import Message, SendStatus
 from rocketmq_spark.message_ext import MessageExt, decode_message_id
 from rocketmq_spark.producer.hooks import EndTransactionContext
 from rocketmq_spark.send_result import LocalTransactionState
-from rocketmq_spark.transaction import EndTransaction
+from rocketmq_spark.transaction import EndTransaction, TransactionCheck
 from rocketmq_spark.transport.script import Reply
 from rocketmq_spark.transport.scripted import ScriptedTransport
 from tests.waiting import PATIENCE
@@ -226,6 +228,46 @@ def test_120_a_check_is_answered_to_the_address_that_asked(
     (address, end) = ends(transport)[-1]
     assert (address, end.commit_or_rollback, end.from_transaction_check) == (asker, code, True)
     assert (end.remark, end.producer_group, end.msg_id, end.topic) == (remark, "pg", sent.msg_id, "T")
+
+
+@pytest.mark.parametrize("compress_type", ["ZLIB", "LZ4", "ZSTD"])
+def test_listener_gets_the_decompressed_body_at_a_check(
+    make_producer: Make, transport: ScriptedTransport, compress_type: str
+) -> None:
+    listener = Listener(UNKNOW, COMMIT)
+    producer = started(make_producer, listener, compress_type=compress_type, send_msg_timeout=60_000)
+    producer.send_in_transaction(Message.of("T", b"x" * 8000))
+    assert transport.requests[0].batch.nbytes < 8000
+    ask(transport)
+    assert listener.asked.wait(PATIENCE)
+    producer.shutdown()
+    [message] = listener.checked
+    # The flag says what the body is now, for listeners that decompress by it.
+    assert (message.body, message.sys_flag & COMPRESSED_FLAG) == (b"x" * 8000, 0)
+
+
+@pytest.mark.parametrize(
+    ("sys_flag", "why"), [(0x301, "decompressing a body of 1 bytes with ZLIB"), (0x701, "compression type 7")]
+)
+def test_check_with_an_unreadable_body_is_answered_unknown_and_others_go_on(
+    make_producer: Make, transport: ScriptedTransport, caplog: pytest.LogCaptureFixture, sys_flag: int, why: str
+) -> None:
+    listener = Listener(UNKNOW, COMMIT)
+    producer = started(make_producer, listener)
+    producer.send_in_transaction(Message.of("T", b"x"))
+    checks: list[TransactionCheck] = []
+    on_check, transport.on_check_transaction = transport.on_check_transaction, checks.append
+    ask(transport)
+    assert on_check is not None
+    on_check(replace(checks[0], message=replace(checks[0].message, sys_flag=sys_flag | 4)))
+    on_check(checks[0])
+    assert listener.asked.wait(PATIENCE)
+    producer.shutdown()
+    assert len(listener.checked) == 1
+    unreadable, readable = (end for _, end in ends(transport)[1:])
+    assert (unreadable.commit_or_rollback, readable.commit_or_rollback) == (0, 8)
+    assert why in unreadable.remark
+    assert why in caplog.text
 
 
 def test_120_a_check_of_a_group_that_is_not_here_is_logged_and_ignored(

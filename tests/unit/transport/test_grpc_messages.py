@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketmq_spark.compression import CompressionType, decompress
+from rocketmq_spark.compression import CompressionType, compress, decompress
 from rocketmq_spark.errors import (
     BrokerBusyException,
     BrokerOutcomeUnknownException,
@@ -416,6 +416,13 @@ def test_a_message_of_nothing_is_read() -> None:
     found = message_ext(pb.Message())
     assert (found.topic, found.body, found.properties, found.born_timestamp) == ("", b"", {}, 0)
     assert (found.reconsume_times, found.sys_flag) == (0, 0)
+
+
+@pytest.mark.parametrize("kind", CompressionType)
+def test_compressed_body_is_marked_with_the_type_that_its_bytes_show(kind: CompressionType) -> None:
+    body = compress(b"x" * 8000, kind)
+    found = message_ext(pb.Message(body=body, system_properties=pb.SystemProperties(body_encoding=pb.GZIP)))
+    assert (found.sys_flag, decompress(found.body, found.sys_flag)) == (kind.sys_flag, b"x" * 8000)
 
 
 def test_a_check_asks_the_group_that_sent_and_is_answered_where_it_came_from() -> None:
