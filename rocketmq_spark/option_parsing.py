@@ -146,6 +146,3 @@ def parse_one(spec: OptionSpec, text: str, name: str) -> Any:
     value = repr(text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}...")
     shown = "has a value (not shown: it is secret) that" if spec.secret else f"is {value}, which"
     raise OptionError(f"option {name} {shown} is not allowed: {why}allowed is {spec.kind.allowed}")
-
-
-# Steps of each preset's ladder: a test holds it equal to the presets of the producer, which is above this file.

@@ -28,6 +28,7 @@ from rocketmq_spark.arrow.columns import (
     byte_column,
     coded_column,
     false_rows,
+    filled,
     int_column,
     list_column,
     to_arrow,
@@ -41,7 +42,7 @@ from rocketmq_spark.arrow.properties import (
     user_properties,
 )
 from rocketmq_spark.arrow.row_id import RowIds, content_hashes
-from rocketmq_spark.arrow.schema import DELAY_COLUMNS, READ_COLUMNS, check_schema
+from rocketmq_spark.arrow.schema import DELAY_COLUMNS, READ_COLUMNS, check_columns, check_schema
 from rocketmq_spark.arrow.settings import BatchSettings
 from rocketmq_spark.arrow.validate import (
     TOPIC_NULL,
@@ -173,6 +174,7 @@ class _Reader:
     """Reads the columns of one batch, each by its own method, and gathers what is wrong with them."""
 
     def __init__(self, batch: pa.RecordBatch, settings: BatchSettings, row_ids: RowIds | None, first_row: int) -> None:
+        check_columns(batch.schema.names)
         self._columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         self._rows = batch.num_rows
         self._settings = settings
@@ -285,7 +287,7 @@ class _Reader:
         if tags is None:
             return [Property(b"TAGS", None, None, default.encode())]
         if tags.valid is not None:
-            tags = byte_column(tags.to_arrow().fill_null(default.encode()))
+            tags = byte_column(filled(tags.to_arrow(), default.encode()))
         return [Property(b"TAGS", tags, None)]
 
     def _sharding_key(self) -> ByteColumn | None:

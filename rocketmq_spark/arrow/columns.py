@@ -4,9 +4,9 @@ Rule 1: whatever the Arrow layout (sliced, large, view, dictionary, with values 
         everything after this module knows one layout only.
 Rule 2: an Arrow buffer is looked at and never copied; dictionaries and views are unpacked, which copies.
 Rule 3: a column in which every row is null is None: nothing after this module asks whether a column exists.
-Rule 4: Arrow becomes numpy and numpy Arrow here, and not by ``pa.array``, ``Array.to_numpy`` or
-        ``DataType.to_pandas_dtype``: they import pandas, which costs each of Spark's workers half a second and some
-        40 MB. The last one, before pyarrow 26, even fails where there is none.
+Rule 4: Arrow becomes numpy and numpy Arrow here, and not by ``pa.array``, ``pa.scalar`` (also inside ``fill_null``),
+        ``Array.to_numpy`` or ``DataType.to_pandas_dtype``: they import pandas, which costs each of Spark's workers half
+        a second and some 40 MB. The last one, before pyarrow 26, even fails where there is none.
 """
 
 from __future__ import annotations
@@ -174,6 +174,17 @@ def to_numpy(array: pa.Array) -> npt.NDArray[Any]:
     return np.frombuffer(data or b"", dtype, count=len(array), offset=start * dtype.itemsize)
 
 
+def filled(array: pa.Array, value: bytes | int) -> pa.Array:
+    """Return an array of byte strings, whole numbers or booleans with `value` in place of its nulls."""
+    return array.fill_null(_scalar(value, array.type)) if array.null_count else array
+
+
+def _scalar(value: bytes | int, arrow_type: pa.DataType) -> pa.Scalar:
+    # pa.scalar imports pandas.
+    array = byte_strings([value]).to_arrow() if isinstance(value, bytes) else to_arrow(np.array([value]))
+    return array.cast(arrow_type)[0]
+
+
 def _packed(mask: Ints | Mask | None) -> pa.Buffer | None:
     return None if mask is None else pa.py_buffer(np.packbits(mask, bitorder="little"))
 
@@ -229,7 +240,7 @@ def coded_column(array: pa.Array | None) -> tuple[Ints, list[str]] | None:
         return None
     encoded = _unpacked(array).dictionary_encode()
     texts = [value.decode("utf-8", "replace") for value in encoded.dictionary.cast(pa.large_binary()).to_pylist()]
-    return (to_numpy(encoded.indices.fill_null(-1)), texts) if texts else None
+    return (to_numpy(filled(encoded.indices, -1)), texts) if texts else None
 
 
 def list_column(array: pa.Array | None) -> ListColumn | None:
@@ -281,8 +292,8 @@ def int_column(array: pa.Array | None) -> tuple[npt.NDArray[np.int64], Mask | No
     valid = valid_mask(array)
     unit = array.type.unit if pa.types.is_timestamp(array.type) else "ms"
     if pa.types.is_uint64(array.type):
-        array = pc.min_element_wise(array, pa.scalar(2**63 - 1, pa.uint64()), skip_nulls=False)
-    values = to_numpy(array.cast(pa.int64()).fill_null(0))
+        array = pc.min_element_wise(array, _scalar(2**63 - 1, array.type), skip_nulls=False)
+    values = to_numpy(filled(array.cast(pa.int64()), 0))
     return values * 1000 if unit == "s" else values // _PER_MS[unit], valid
 
 
@@ -290,5 +301,5 @@ def false_rows(array: pa.Array | None) -> Mask | None:
     """Return where a boolean array is False; None if it nowhere is."""
     if array is None or pa.types.is_null(array.type):
         return None
-    mask = ~to_numpy(array.fill_null(True))
+    mask = ~to_numpy(filled(array, True))
     return mask if mask.any() else None

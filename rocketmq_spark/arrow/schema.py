@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -135,9 +135,7 @@ def check_schema(schema: pa.Schema, *, topic: str | None, queue_selector: str | 
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise SchemaError(f"column {twice[0]} occurs more than once: drop or rename all but one")
-    for name in names:
-        if name not in _KNOWN:
-            raise SchemaError(_unknown(name))
+    check_columns(names)
     _check_payload(names)
     for field in schema:
         column = _WRITTEN.get(field.name)
@@ -149,6 +147,19 @@ def check_schema(schema: pa.Schema, *, topic: str | None, queue_selector: str | 
             "topic option required when no 'topic' column is present. Use the topic option for setting a topic."
         )
     _check_selector(names, queue_selector)
+
+
+def check_columns(names: Iterable[str]) -> None:
+    """Refuse a column that no write reads.
+
+    Raises
+    ------
+    SchemaError
+        On the first of them.
+    """
+    for name in names:
+        if name not in _KNOWN:
+            raise SchemaError(_unknown(name))
 
 
 def check_ordered(names: Sequence[str]) -> None:

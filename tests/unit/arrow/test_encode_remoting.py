@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import datetime
 import gc
 import io
 import subprocess
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from rocketmq_spark.arrow.batcher import LINGER_S
 from rocketmq_spark.arrow.encode_remoting import BatchSettings
 from rocketmq_spark.compression import CompressionType, decompress
-from rocketmq_spark.errors import InvalidRowError, RouteNotFoundException
+from rocketmq_spark.errors import InvalidRowError, RouteNotFoundException, SchemaError
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.wire.records import MAX_BATCH_ROWS, MAX_BODY, decode_batch, decode_properties
 from tests.encoding import check, encode, joined, new_batcher, queues_of
@@ -30,10 +31,13 @@ ENCODER = """
 import sys
 import pyarrow as pa
 from rocketmq_spark.arrow.row_id import RowIds
-from tests.encoding import encode
+from rocketmq_spark.wire.records import decode_properties
+from tests.encoding import BatchSettings, encode
 batches = list(pa.ipc.open_stream(sys.stdin.buffer))
-done = encode(batches, row_ids=RowIds("w-1", 0, 0, None))
-print(sum(batch.rows for batch, _ in done), "pandas" in sys.modules)
+done = encode(batches, BatchSettings(topic=None, tags="t"), row_ids=RowIds("w-1", 0, 0, None))
+singles = [decode_properties(batch.properties.encode()) for batch, _ in done if not batch.batch]
+delays = sorted((name, value) for properties in singles for name, value in properties.items() if "DEL" in name)
+print(sum(batch.rows for batch, _ in done), *map("=".join, delays), "pandas" in sys.modules)
 """
 
 
@@ -42,20 +46,27 @@ def bodies(*values: bytes | None, **columns: object) -> pa.RecordBatch:
 
 
 def test_a_worker_encodes_every_kind_of_column_without_importing_pandas() -> None:
+    time = datetime.datetime(2030, 1, 1, tzinfo=datetime.timezone.utc)
     columns = {
-        "tags": pa.array(["a", None, "b"]),
-        "keys": pa.array([["k", "l"], ["m"], None]),
-        "shardingKey": pa.array(["é", "ß", "\U0001f600"]),
-        "delayLevel": pa.array([None, 3, None]),
-        "properties": pa.array([[("n", "1")], None, [("ü", "ø")]], pa.map_(pa.string(), pa.string())),
+        "topic": pa.array(["T", "U", "T", "T"]),
+        "tags": pa.array(["a", None, "b", "c"]),
+        "keys": pa.array([["k", "l"], ["m"], None, None]),
+        "shardingKey": pa.array(["é", "ß", "\U0001f600", None]),
+        "flag": pa.array([1, None, 2, None], pa.int32()),
+        "waitStoreMsgOK": pa.array([None, False, True, None]),
+        "delayTimeLevel": pa.array([None, 3, None, None]),
+        "delayMs": pa.array([None, None, 500, None], pa.uint64()),
+        "deliverTime": pa.array([None, None, None, time]),
+        "properties": pa.array([[("n", "1")], None, [("ü", "ø")], None], pa.map_(pa.string(), pa.string())),
     }
-    batch = bodies(b"one", b"two", b"three", **columns)
+    batch = bodies(b"one", b"two", b"three", b"four", **columns)
     given = io.BytesIO()
     with pa.ipc.new_stream(given, batch.schema) as stream:
         stream.write_batch(batch)
     encoder = [sys.executable, "-c", ENCODER]
     done = subprocess.run(encoder, input=given.getvalue(), capture_output=True, timeout=60, check=False)
-    assert (done.stdout.split(), done.stderr) == ([b"3", b"False"], b"")
+    delays = [b"DELAY=3", b"TIMER_DELAY_MS=500", b"TIMER_DELIVER_MS=%d" % (time.timestamp() * 1000)]
+    assert (done.stdout.split(), done.stderr) == ([b"4", *delays, b"False"], b"")
 
 
 def plain_rows(batch: pa.RecordBatch) -> list[dict[str, object]]:
@@ -214,6 +225,11 @@ def test_a_group_goes_once_its_first_row_has_waited_long_enough():
     assert [batch.rows for batch, _ in batcher.expired(10.0 + LINGER_S * 1.2, known)] == [1]
     list(batcher.add(bodies(b"later", shardingKey=pa.array(["b"])), 10.0 + LINGER_S * 1.3))
     assert [batch.rows for batch, _ in batcher.expired(10.0 + LINGER_S * 2, known)] == [2]
+
+
+def test_unknown_column_is_an_error_of_the_task_too():
+    with pytest.raises(SchemaError, match="unknown column delayLevel: did you mean delayTimeLevel"):
+        list(new_batcher().add(bodies(b"x", delayLevel=pa.array([3])), 0.0))
 
 
 def test_search_for_expired_batches_ends_at_the_first_young_one():
