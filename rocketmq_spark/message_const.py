@@ -9,7 +9,9 @@ Follows ``MessageConst.java`` and ``Message.putUserProperty`` (spec/producer.md 
 
 from __future__ import annotations
 
-from typing import Final
+import enum
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 from rocketmq_spark.errors import ReservedPropertyError
 
@@ -39,6 +41,59 @@ CORRELATION_ID: Final = "CORRELATION_ID"
 REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
 TTL: Final = "TTL"
 INNER_MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"
+ROW_ID: Final = "SPARK_ROW_ID"
+
+
+class Carried(enum.Enum):
+    """How a request carries a property of a message."""
+
+    PROPERTY = "in the property string, over gRPC among the user properties"
+    FIELD = "in a field of its own"
+    ALONE = "a message with it is never in a batch; over gRPC it has a field of its own"
+    DROPPED = "not at all: it means nothing to the server"
+    REFUSED = "not at all: the message is refused"
+
+
+class Carriage(NamedTuple):
+    """How a property travels in a batch over remoting, in a single message over remoting, and over gRPC."""
+
+    batch: Carried
+    single: Carried
+    grpc: Carried
+
+
+_ANYWHERE: Final = Carriage(Carried.PROPERTY, Carried.PROPERTY, Carried.PROPERTY)
+_GRPC_FIELD: Final = _ANYWHERE._replace(grpc=Carried.FIELD)
+_NOT_OVER_GRPC: Final = _ANYWHERE._replace(grpc=Carried.REFUSED)
+_ALONE: Final = Carriage(Carried.ALONE, Carried.PROPERTY, Carried.ALONE)
+
+# Every name above. The encoders look their properties up here: one without an entry is an error, and never lost.
+CARRIED: Final[Mapping[str, Carriage]] = {
+    TAGS: _GRPC_FIELD,
+    KEYS: _GRPC_FIELD,
+    UNIQ_KEY: _GRPC_FIELD,
+    ROW_ID: _ANYWHERE,
+    WAIT: _ANYWHERE._replace(grpc=Carried.DROPPED),
+    INSTANCE_ID: _ANYWHERE._replace(grpc=Carried.DROPPED),
+    PGROUP: _ANYWHERE._replace(grpc=Carried.DROPPED),
+    SHARDING_KEY: _ANYWHERE._replace(grpc=Carried.ALONE),
+    DELAY: _ALONE._replace(grpc=Carried.REFUSED),
+    TIMER_DELAY_SEC: _ALONE,
+    TIMER_DELAY_MS: _ALONE,
+    TIMER_DELIVER_MS: _ALONE,
+    TRAN_MSG: _ALONE,
+    START_DELIVER_TIME: _ANYWHERE,
+    TRANSACTION_ID: _ANYWHERE,
+    CHECK_IMMUNITY_TIME_IN_SECONDS: _ANYWHERE,
+    INNER_MULTI_DISPATCH: _ANYWHERE,
+    BUYER_ID: _NOT_OVER_GRPC,
+    RECONSUME_TIME: _NOT_OVER_GRPC,
+    MAX_RECONSUME_TIMES: _NOT_OVER_GRPC,
+    MSG_TYPE: _NOT_OVER_GRPC,
+    CORRELATION_ID: _NOT_OVER_GRPC,
+    REPLY_TO_CLIENT: _NOT_OVER_GRPC,
+    TTL: _NOT_OVER_GRPC,
+}
 
 # MessageConst.STRING_HASH_SET of 5.5.0.
 _RESERVED: Final = (

@@ -42,11 +42,14 @@ from rocketmq_spark.arrow.unique_id import UniqueIds
 from rocketmq_spark.arrow.validate_keys import KeyCheck
 from rocketmq_spark.arrow.varint import Varints, varint
 from rocketmq_spark.message import EncodedBatch, Encoding, MessageQueue
-from rocketmq_spark.wire.row_hash import ROW_ID
+from rocketmq_spark.message_const import CARRIED, Carried
 
 _IDENTITY: Final = b"\x28\x01"
 _GZIP: Final = b"\x28\x02"
 _NORMAL: Final = b"\x30\x01"
+
+# The tags of the fields that become of a row's properties.
+_FIELDS: Final = {b"TAGS": b"\x0a", b"KEYS": b"\x12"}
 
 
 class GrpcBatcher(ArrowBatcher):
@@ -116,12 +119,14 @@ class GrpcBatcher(ArrowBatcher):
         tail = self._tail(chunk, first_id, now)
         system_size: Ints | int = len(tail.template) + len(_IDENTITY)
         for one in block.properties:
-            if one.name == ROW_ID.encode():
+            carried = CARRIED[one.name.decode()].grpc
+            if carried is Carried.PROPERTY:
                 parts, size = chunk.user_property(one)
                 user += parts
                 user_size = user_size + size
-            elif one.name in (b"TAGS", b"KEYS"):
-                parts, size = chunk.field(b"\x0a" if one.name == b"TAGS" else b"\x12", one)
+            elif carried is not Carried.ALONE:
+                # A KeyError stops a property that batches have no field for: its values would be lost silently.
+                parts, size = chunk.field(_FIELDS[one.name], one)
                 system += parts
                 system_size = system_size + size
         system_sizes = np.broadcast_to(system_size, stop - start)

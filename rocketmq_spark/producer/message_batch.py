@@ -97,6 +97,10 @@ def _check_members(members: list[Message]) -> None:
             raise _illegal(f"message {number} is None")
         if max(member.delay_time_level, member.delay_ms, member.delay_sec, member.deliver_ms) > 0:
             raise _illegal(f"message {number} has a delay, which a batch can't have; send it by itself")
+        if member.is_half_message:
+            raise _illegal(
+                f"message {number} is a half message, which brokers deliver at once in a batch; send it alone"
+            )
         if member.topic is not None and member.topic.startswith(RETRY_PREFIX):
             raise _illegal(f"message {number} is for retry topic {member.topic!r}, which takes no batches")
         if member.topic != members[0].topic:

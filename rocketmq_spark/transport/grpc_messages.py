@@ -25,6 +25,7 @@ import rocketmq_spark.message_const as const
 from rocketmq_spark.compression import CompressionType
 from rocketmq_spark.errors import MQBrokerException, MQClientException
 from rocketmq_spark.message import Encoding, Message, MessageQueue, SendOutcome, SendRequest, SendStatus
+from rocketmq_spark.message_const import CARRIED, Carried
 from rocketmq_spark.message_ext import MessageExt
 from rocketmq_spark.transaction import TransactionCheck
 from rocketmq_spark.transport._pb import definition_pb2 as pb
@@ -41,20 +42,9 @@ from rocketmq_spark.wire.records import decode_batch, decode_properties
 # encoding has cost, and batches wait their turn for seconds wherever proxies are slower than the rows come.
 _STALE_MS: Final = 30_000
 
-# Properties that become fields of their own, and those that mean nothing to a proxy.
-_FIELDS: Final = frozenset(
-    {
-        const.TAGS,
-        const.KEYS,
-        const.UNIQ_KEY,
-        const.SHARDING_KEY,
-        const.TIMER_DELIVER_MS,
-        const.TIMER_DELAY_MS,
-        const.TIMER_DELAY_SEC,
-        const.TRAN_MSG,
-    }
-)
-_DROPPED: Final = frozenset({const.WAIT, const.INSTANCE_ID, const.PGROUP})
+# Properties of RocketMQ's own that gRPC carries in a field, or that mean nothing to a proxy.
+_FIELDS: Final = frozenset(name for name, how in CARRIED.items() if how.grpc in (Carried.FIELD, Carried.ALONE))
+_DROPPED: Final = frozenset(name for name, how in CARRIED.items() if how.grpc is Carried.DROPPED)
 
 _REMOTING: Final = "the gRPC protocol can't carry it; use transport=remoting"
 

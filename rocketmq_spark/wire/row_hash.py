@@ -22,9 +22,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+import rocketmq_spark.message_const as const
 from rocketmq_spark.message_const import RESERVED_PROPERTIES, SHARDING_KEY
 
-ROW_ID: Final = "SPARK_ROW_ID"
+ROW_ID: Final = const.ROW_ID
 
 # 2^64 divided by the golden ratio, odd: SplitMix64's own step.
 STEP: Final = 0x9E3779B97F4A7C15
