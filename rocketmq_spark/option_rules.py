@@ -28,6 +28,7 @@ _NEEDS: Final = (
     ("tls_server_name", "use_tls"),
     ("tls_insecure_skip_verify", "use_tls"),
 )
+_SIGNERS: Final = ("access_key", "credentials_provider")
 # (option, another one that would not count beside it, why).
 _EXCLUDES: Final = (
     ("credentials_provider", "access_key", "a provider gives these itself"),
@@ -90,6 +91,10 @@ def of_security(options: object, spelt: Spelling) -> Iterator[str]:
         if getattr(options, field) and not getattr(options, needed):
             both = f"set {spelt(needed)}=true, or leave it out" if needed == "use_tls" else "give both, or neither"
             yield f"{spelt(field)} is given without {spelt(needed)}: {both}"
+    for field in ("sign_name_server_requests",):
+        if getattr(options, field) and not any(getattr(options, signer) for signer in _SIGNERS):
+            signers = " or ".join(map(spelt, _SIGNERS))
+            yield f"{spelt(field)} is given without credentials: give {signers}, or leave it out"
     for field, other, why in _EXCLUDES:
         if getattr(options, field) and getattr(options, other):
             yield f"{spelt(field)} and {spelt(other)} are both given, and {why}: leave one of them out"

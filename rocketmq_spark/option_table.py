@@ -271,13 +271,23 @@ SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
         "Give each message the property `SPARK_ROW_ID`, equal in repeats of a row: true makes it of the row's place "
         "and content, columns:a,b of these columns.",
     ),
-    OptionSpec("accessKey", kinds.SECRET, "Name of the user that signs every request, with secretKey."),
+    OptionSpec(
+        "accessKey", kinds.SECRET, "Name of the user that signs requests to brokers or proxies, with secretKey."
+    ),
     OptionSpec("secretKey", kinds.SECRET, "Password of that user: shown nowhere, and never sent.", secret=True),
-    OptionSpec("securityToken", kinds.SECRET, "Token of a temporary user, sent with every request.", secret=True),
+    OptionSpec(
+        "securityToken", kinds.SECRET, "Token of a temporary user, sent with every signed request.", secret=True
+    ),
     OptionSpec(
         "credentialsProvider",
         kinds.CLASS,
         "A class of yours that gives the three, and new ones before they expire, in place of accessKey and secretKey.",
+    ),
+    OptionSpec(
+        "signNameServerRequests",
+        BOOLEAN,
+        "Sign requests to name servers, too: for the remoting port of a proxy with access control, and for name "
+        "servers that demand it. RocketMQ's own name servers know no users.",
     ),
     OptionSpec(
         "useTls",

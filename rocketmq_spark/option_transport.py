@@ -39,6 +39,7 @@ _CREATE_FIRST: Final = (
 _REFUSED: Final[tuple[tuple[str, tuple[Any, ...], str], ...]] = (
     ("unit_mode", (False,), "its requests carry no mark of a unit"),
     ("vip_channel_enabled", (False,), "a proxy has no second port"),
+    ("sign_name_server_requests", (False,), "no name server is asked, and every request to a proxy is signed"),
     ("create_topic_key", ("TBW102",), _CREATE_FIRST),
     ("default_topic_queue_nums", (4,), _CREATE_FIRST),
     ("send_mode", ("async", "sync"), "a proxy answers every request; async and sync are allowed"),

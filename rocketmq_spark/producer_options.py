@@ -86,6 +86,7 @@ class ProducerOptions:
     secret_key: str | None = None
     security_token: str | None = None
     credentials_provider: str | None = None
+    sign_name_server_requests: bool = False
     use_tls: bool = False
     tls_ca_file: str | None = None
     tls_cert_file: str | None = None

@@ -186,6 +186,7 @@ READER_OPTIONS: Final[tuple[OptionSpec, ...]] = (
     _WRITERS["secretKey"],
     _WRITERS["securityToken"],
     _WRITERS["credentialsProvider"],
+    _WRITERS["signNameServerRequests"],
     _WRITERS["useTls"],
     _WRITERS["tlsCaFile"],
     _WRITERS["tlsCertFile"],

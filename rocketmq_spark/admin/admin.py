@@ -41,9 +41,11 @@ class Admin:
     name_server : str or sequence of str, optional
         ``host:9876;host:9876``. Default: the environment variable ``NAMESRV_ADDR``.
     access_key, secret_key, security_token : str, optional
-        Sign every request; each also as ``env:NAME`` or ``file:/path``.
+        Sign requests to brokers; each also as ``env:NAME`` or ``file:/path``.
     credentials_provider : str, optional
         ``module:Class`` of who knows these, in their place; see `CredentialsProvider`.
+    sign_name_server_requests : bool, default False
+        Sign requests to name servers, too: for proxies with access control, and name servers that demand it.
     use_tls : bool, default False
         Encrypt every connection.
     tls_ca_file : str, optional
@@ -88,6 +90,7 @@ class Admin:
         secret_key: str | None = None,
         security_token: str | None = None,
         credentials_provider: str | None = None,
+        sign_name_server_requests: bool = False,
         use_tls: bool = False,
         tls_ca_file: str | None = None,
         tls_cert_file: str | None = None,
@@ -103,6 +106,7 @@ class Admin:
             "secret_key": secret_key,
             "security_token": security_token,
             "credentials_provider": credentials_provider,
+            "sign_name_server_requests": sign_name_server_requests,
             "use_tls": use_tls,
             "tls_ca_file": tls_ca_file,
             "tls_cert_file": tls_cert_file,

@@ -65,6 +65,9 @@ class Connection:
     credentials_provider: Annotated[
         str | None, typer.Option(help="module:Class that gives key, secret and token, in their place.")
     ] = None
+    sign_name_server_requests: Annotated[
+        bool, typer.Option("--sign-name-server-requests", help="Sign requests to name servers, too.")
+    ] = False
     tls: Annotated[bool, typer.Option("--tls", help="Encrypt every connection.")] = False
     tls_ca_file: Annotated[
         str | None, typer.Option(help="PEM file of the authorities to trust. Default: the system's.")
@@ -91,6 +94,7 @@ class Connection:
             "secret_key": self.secret_key,
             "security_token": self.security_token,
             "credentials_provider": self.credentials_provider,
+            "sign_name_server_requests": self.sign_name_server_requests,
             "use_tls": self.tls,
             "tls_ca_file": self.tls_ca_file,
             "tls_cert_file": self.tls_cert_file,

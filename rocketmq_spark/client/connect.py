@@ -32,8 +32,8 @@ _INSTALL: Final = "pip install 'rocketmq-spark[grpc]' on the driver and on every
 
 # How a connection is secured, by field: for who makes a client beside its own.
 SECURITY: Final = (
-    "access_key", "secret_key", "security_token", "credentials_provider", "use_tls", "tls_ca_file", "tls_cert_file",
-    "tls_key_file", "tls_server_name", "tls_insecure_skip_verify",
+    "access_key", "secret_key", "security_token", "credentials_provider", "sign_name_server_requests", "use_tls",
+    "tls_ca_file", "tls_cert_file", "tls_key_file", "tls_server_name", "tls_insecure_skip_verify",
 )  # fmt: skip
 
 logger = logging.getLogger("rocketmq_spark.transport")
@@ -70,6 +70,11 @@ class ConnectionConfig(CredentialOptions, Protocol):
     @property
     def namespace(self) -> str | None:
         """What goes beside the names of topics over gRPC."""
+        ...
+
+    @property
+    def sign_name_server_requests(self) -> bool:
+        """Sign requests to name servers, too."""
         ...
 
     @property
@@ -245,6 +250,7 @@ def new_transport(options: ConnectionConfig, client_id: str, *, polled: bool = F
         tls=tls_settings(options),
         client_async_semaphore_value=options.client_async_semaphore_value,
         client_oneway_semaphore_value=options.client_oneway_semaphore_value,
+        sign_name_server_requests=options.sign_name_server_requests,
         polled=polled,
     )
 

@@ -2,8 +2,10 @@
 
 Rule 1: the order is that of RocketMQ's RPC hooks: namespaceV2 first, the signature last, for it covers what the others
         have added (spec/producer.md section 10.9).
-Rule 2: the ext fields that are given are left as they are, so that a resend begins with the caller's.
-Rule 3: answers of ours to a server's requests pass no hook; the Java client does not sign them either.
+Rule 2: requests to name servers are not signed unless that is asked for: a signature is valid for other requests with
+        the same fields, and whoever answers as a name server would collect it. (Java signs them, too.)
+Rule 3: the ext fields that are given are left as they are, so that a resend begins with the caller's.
+Rule 4: answers of ours to a server's requests pass no hook; the Java client does not sign them either.
 
 Follows ``NamespaceRpcHook.java`` and ``AclClientRPCHook.java``.
 """
@@ -15,6 +17,7 @@ from collections.abc import Mapping
 from rocketmq_spark.credentials import Credentials, CredentialsProvider, gives_another, tell_refused
 from rocketmq_spark.message import Buffer
 from rocketmq_spark.wire.acl import signed
+from rocketmq_spark.wire.codes import NAME_SERVER_REQUESTS
 
 
 class RequestHooks:
@@ -25,23 +28,35 @@ class RequestHooks:
     namespace_v2 : str, default ""
         Empty for none.
     credentials : CredentialsProvider, optional
-        Asked at each request. Default: requests are not signed.
+        Asked at each request that is signed. Default: requests are not signed.
+    sign_name_server_requests : bool, default False
     """
 
-    def __init__(self, namespace_v2: str = "", credentials: CredentialsProvider | None = None) -> None:
+    def __init__(
+        self,
+        namespace_v2: str = "",
+        credentials: CredentialsProvider | None = None,
+        *,
+        sign_name_server_requests: bool = False,
+    ) -> None:
         self._namespace = {"nsd": "true", "ns": namespace_v2} if namespace_v2 else {}
         self._credentials = credentials
+        self._unsigned = frozenset() if sign_name_server_requests else NAME_SERVER_REQUESTS
 
     def apply(
-        self, ext_fields: Mapping[str, str], body: tuple[Buffer, ...]
+        self, code: int, ext_fields: Mapping[str, str], body: tuple[Buffer, ...]
     ) -> tuple[Mapping[str, str], Credentials | None]:
         """Return what goes out for a caller's ext fields, and who has signed it."""
         if self._namespace:
             ext_fields = {**ext_fields, **self._namespace}
-        if self._credentials is None:
+        if self._credentials is None or code in self._unsigned:
             return ext_fields, None
         credentials = self._credentials.credentials()
         return signed(ext_fields, body, credentials), credentials
+
+    def leaves_unsigned(self, code: int) -> bool:
+        """Return whether a request of this code is sent without the signature that the credentials could make."""
+        return self._credentials is not None and code in self._unsigned
 
     def refused(self, credentials: Credentials) -> None:
         """Tell whoever gave these that a server does not take them."""

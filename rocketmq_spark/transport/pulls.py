@@ -11,7 +11,7 @@ import functools
 from collections.abc import Mapping
 from typing import Final
 
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.errors import RocketMQError, UserRefusedException
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.pull import PullOutcome, PullRequest, PullStatus, PullTarget
 from rocketmq_spark.transport.base import OnPulled
@@ -92,7 +92,17 @@ class PullClient(RemotingClient):
         self, address: str, code: int, ext_fields: Mapping[str, str], timeout: float, doing: str, body: Body = ()
     ) -> RemotingCommand:
         """Send a request whose only good answer is SUCCESS, and return that."""
-        return succeeded(self.invoke(address, code, ext_fields, body, timeout), address, doing)
+        try:
+            return succeeded(self.invoke(address, code, ext_fields, body, timeout), address, doing)
+        except UserRefusedException as exc:
+            if not self._loop.hooks.leaves_unsigned(code):
+                raise
+            raise UserRefusedException(
+                f"{doing}: {address} answered {exc.response_code}: {exc.remark} It demands signed requests, and those "
+                "to name servers are not signed by default. Set signNameServerRequests=true if nameServer is the "
+                "address of a proxy or name server of yours with access control",
+                *(exc.response_code, exc.remark, exc.broker_addr),
+            ) from exc
 
 
 @functools.lru_cache(maxsize=1024)

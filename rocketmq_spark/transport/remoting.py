@@ -70,7 +70,9 @@ class RemotingTransport(AdminClient):
     connect_timeout : float, default 3.0
         Seconds for one connect, the name's look-up, all its addresses and TLS handshakes included.
     credentials : CredentialsProvider, optional
-        Signs every request, to name servers too. Default: none is signed.
+        Signs requests to brokers. Default: none is signed.
+    sign_name_server_requests : bool, default False
+        Sign requests to name servers, too. RocketMQ's own know no users; a proxy with access control does.
     namespace_v2 : str, default ""
         Namespace that a 5.x cluster is told with every request; names stay as they are.
     tls : TlsSettings, optional
@@ -108,6 +110,7 @@ class RemotingTransport(AdminClient):
         *,
         connect_timeout: float = 3.0,
         credentials: CredentialsProvider | None = None,
+        sign_name_server_requests: bool = False,
         namespace_v2: str = "",
         tls: TlsSettings | None = None,
         random: random_module.Random | None = None,
@@ -122,7 +125,7 @@ class RemotingTransport(AdminClient):
             except ValueError as exc:
                 raise OptionError(f"nameServer: {exc}") from exc
         secure = None if tls is None else tls.secure()
-        hooks = RequestHooks(namespace_v2, credentials)
+        hooks = RequestHooks(namespace_v2, credentials, sign_name_server_requests=sign_name_server_requests)
         loop = IoLoop(clock, connect_timeout, self._on_request, secure, hooks, polled=polled)
         draw = random or random_module.Random()
         super().__init__(loop, clock, client_async_semaphore_value, client_oneway_semaphore_value, name_servers, draw)

@@ -161,7 +161,7 @@ class Request:
 
     def apply(self, hooks: RequestHooks) -> None:
         """Make the ext fields that go out, such as the signature, from the caller's; also before a resend."""
-        self.sent_fields, self.signed_by = hooks.apply(self.ext_fields, self.body)
+        self.sent_fields, self.signed_by = hooks.apply(self.code, self.ext_fields, self.body)
 
     def encode(self, opaque: int) -> None:
         """Make the head for this opaque; the body's pieces follow it as they are.

@@ -82,6 +82,18 @@ class RequestCode(enum.IntEnum):
     POP_MESSAGE = 200050
 
 
+NAME_SERVER_REQUESTS: Final = frozenset(
+    {
+        RequestCode.GET_ROUTEINFO_BY_TOPIC,
+        RequestCode.GET_BROKER_CLUSTER_INFO,
+        RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+        RequestCode.DELETE_TOPIC_IN_NAMESRV,
+        RequestCode.GET_TOPICS_BY_CLUSTER,
+    }
+)
+"""What name servers are asked, and proxies that stand in for one (``DefaultRequestProcessor``); no broker."""
+
+
 class ResponseCode(enum.IntEnum):
     """How a request ended (``ResponseCode.java``, ``RemotingSysResponseCode.java``)."""
 
@@ -173,6 +185,10 @@ _BY_REMARK: Final[Mapping[int, tuple[tuple[str, type[MQBrokerException]], ...]]]
     ResponseCode.SYSTEM_ERROR: (
         *((f"AclException: {words}", UserRefusedException) for words in _PLAIN_ACCESS),
         ("AclException: ", MQBrokerException),
+        # The remoting port of a proxy refuses users with this code.
+        (NO_RIGHT, MQBrokerException),
+        ("check signature failed", UserRefusedException),
+        ("username cannot be null", UserRefusedException),
         *PASSING_TROUBLE,
         # A proxy's own remoting client, towards the broker.
         ("wait response on the channel", BrokerOutcomeUnknownException),

@@ -252,6 +252,18 @@ def test_the_name_of_all_servers_needs_tls() -> None:
     assert producer_options({"tls_server_name": "mq", "use_tls": True}, {}).tls_server_name == "mq"
 
 
+def test_signing_for_name_servers_needs_credentials() -> None:
+    assert producer_refusal(sign_name_server_requests=True) == (
+        "sign_name_server_requests is given without credentials: give access_key or credentials_provider, or leave it "
+        "out"
+    )
+    keys = {"access_key": "user", "secret_key": "hush"}
+    assert producer_options({"sign_name_server_requests": True, **keys}, {}).sign_name_server_requests
+    provided = {"sign_name_server_requests": True, "credentials_provider": "keys:Keys"}
+    assert producer_options(provided, {}).sign_name_server_requests
+    assert "no name server is asked" in producer_refusal(**ENDPOINTS, sign_name_server_requests=True, **keys)
+
+
 def test_options_and_properties_of_one_name_have_one_default() -> None:
     sink = {field.name: field.default for field in dataclasses.fields(SinkOptions)}
     for field in dataclasses.fields(ProducerOptions):

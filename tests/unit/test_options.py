@@ -96,6 +96,7 @@ def test_defaults_are_those_of_the_design() -> None:
         "secretKey": "none",
         "securityToken": "none",
         "credentialsProvider": "none",
+        "signNameServerRequests": "false",
         "useTls": "false",
         "tlsCaFile": "none",
         "tlsCertFile": "none",

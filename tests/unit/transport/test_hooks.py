@@ -32,7 +32,7 @@ def test_every_kind_of_request_is_signed(
     make_transport: Callable[..., RemotingTransport], request_to: Callable[..., SendRequest], outcomes: Any
 ) -> None:
     with BrokerPeer({"orders": route({"broker-a": 4})}) as peer:
-        transport = make_transport(peer.address, credentials=CREDENTIALS)
+        transport = make_transport(peer.address, credentials=CREDENTIALS, sign_name_server_requests=True)
         transport.query_route("orders", PATIENCE)
         transport.heart_beat(peer.address, "client", ["pg"], PATIENCE)
         transport.create_topic(peer.address, "orders", 4, 6, PATIENCE)
@@ -46,6 +46,41 @@ def test_every_kind_of_request_is_signed(
     assert {request.ext_fields["AccessKey"] for request in peer.requests} == {"the-user"}
     assert {request.ext_fields["SecurityToken"] for request in peer.requests} == {"token-token"}
     assert b"hush-hush" not in b"".join(str(request.ext_fields).encode() for request in peer.requests)
+
+
+def test_requests_to_name_servers_are_not_signed_by_default(make_transport: Callable[..., RemotingTransport]) -> None:
+    with BrokerPeer({"orders": route({"broker-a": 4})}) as peer:
+        transport = make_transport(peer.address, credentials=CREDENTIALS)
+        transport.query_route("orders", PATIENCE)
+        transport.topics(PATIENCE)
+        transport.cluster_info(PATIENCE)
+        with pytest.raises(MQBrokerException, match="No topic route info"):
+            transport.query_route("unknown", PATIENCE)
+        # A broker, at the very address that is the name server's, too.
+        transport.topic_attributes(peer.address, "orders", PATIENCE)
+    assert [request.code for request in peer.requests] == [105, 206, 106, 105, 106, 351]
+    assert [is_signed(request) for request in peer.requests] == [False] * 5 + [True]
+    assert [sorted(request.ext_fields) for request in peer.requests[:5]] == [["topic"], [], [], ["topic"], []]
+
+
+@pytest.mark.parametrize("code", [ResponseCode.SYSTEM_ERROR, ResponseCode.NO_PERMISSION])
+def test_name_server_that_demands_signatures_is_an_error_with_advice(
+    make_transport: Callable[..., RemotingTransport], code: ResponseCode
+) -> None:
+    def refuse(session: Session) -> None:
+        while True:
+            session.answer(session.read(), code, remark="username cannot be null.")
+
+    with Peer(refuse) as peer:
+        transport = make_transport(peer.address, credentials=CREDENTIALS)
+        for ask in (lambda: transport.query_route("orders", PATIENCE), lambda: transport.topics(PATIENCE)):
+            with pytest.raises(
+                UserRefusedException, match=r"username cannot be null\. .*Set signNameServerRequests=true"
+            ):
+                ask()
+        signing = make_transport(peer.address, credentials=CREDENTIALS, sign_name_server_requests=True)
+        with pytest.raises(UserRefusedException, match="check accessKey, secretKey"):
+            signing.query_route("orders", PATIENCE)
 
 
 def test_without_credentials_nothing_is_added(make_transport: Callable[..., RemotingTransport]) -> None:
@@ -78,7 +113,7 @@ class Sealed:
 def test_who_signs_is_asked_at_each_request(make_transport: Callable[..., RemotingTransport]) -> None:
     provider = Sealed()
     with BrokerPeer({"orders": route({"broker-a": 4})}) as peer:
-        transport = make_transport(peer.address, credentials=provider)
+        transport = make_transport(peer.address, credentials=provider, sign_name_server_requests=True)
         for name in ("first", "second"):
             provider.opened = Credentials(name, "hush-hush", f"token of {name}")
             transport.query_route("orders", PATIENCE)
