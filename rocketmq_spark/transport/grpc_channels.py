@@ -33,9 +33,14 @@ if TYPE_CHECKING:
     import grpc
 
 _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
-    # Whoever answers at an address, a proxy or not, can't make us hold more than a broker could, unpacked or not.
-    # gRPC's own 4 MiB are too few for a half message that comes back with its properties.
+    # A reply takes no more memory than a broker's frame. gRPC's default of 4 MiB is too small for a half message that
+    # comes back with its properties.
     ("grpc.max_receive_message_length", MAX_FRAME),
+    # No reply is expanded: before 1.84 gRPC expands 900 KiB to 900 MiB, and looks at the limit after that. The first
+    # option offers servers no compression (bit 0: identity) and refuses a reply that names one. The second keeps a
+    # message as it came that is compressed all the same. Proxies of RocketMQ compress no replies.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+    ("grpc.per_message_decompression", 0),
     # What goes out is ours to check: a body's limit is the server's.
     ("grpc.max_send_message_length", -1),
     # Retries are ours.

@@ -159,6 +159,9 @@ _NO_PEM: Final = "tlsCaFile holds no PEM certificate"
 _NO_CALL: Final = "this proxy has no such call, or the address is no proxy's (an http_proxy in between answers so, too)"
 
 _TOO_LONG: Final = "the reply is longer than any that a proxy gives; what it answers may have been executed"
+_COMPRESSED: Final = (
+    "compressed replies are refused, and the call may have been executed; let no gateway compress the proxy's replies"
+)
 _RECALL: Final = "brokers allow it with recallMessageEnable=true"
 _TRANSACTION: Final = (
     "a transaction ends once, at the proxy that took its half message, within 30 s; then the broker asks"
@@ -254,10 +257,12 @@ _FAILURES: Final = (
     _Failure("UNAVAILABLE", "errors resolving", RemotingConnectException, "check the names in endpoints"),
     _Failure("UNAVAILABLE", "dns resolution failed", RemotingConnectException, "check the names in endpoints"),
     _Failure("DEADLINE_EXCEEDED", "", RemotingTimeoutException, "it may have been executed"),
-    # Our own limits for what comes in: the server answered, so it may well have stored. (Requests are never compressed:
-    # no server can say the second of one. Nor the third: our metadata is a fraction of any limit.)
+    # This client's own limits for replies: the server answered, so it may have stored the rows. (A server cannot say
+    # these of a request: requests are never compressed, and their metadata is a fraction of any limit.)
     _Failure("RESOURCE_EXHAUSTED", "client: received message larger than max", RemotingCommandException, _TOO_LONG),
-    _Failure("RESOURCE_EXHAUSTED", "decompressed message larger than max", RemotingCommandException, _TOO_LONG),
+    # gRPC 1.76 and 1.85 give different statuses.
+    _Failure("UNIMPLEMENTED", "compression algorithm", RemotingCommandException, _COMPRESSED),
+    _Failure("INTERNAL", "compression algorithm", RemotingCommandException, _COMPRESSED),
     _Failure("RESOURCE_EXHAUSTED", "received metadata size exceeds", RemotingCommandException, _TOO_LONG),
     # A gateway's limit, which waiting does not lift.
     _Failure("RESOURCE_EXHAUSTED", "maximum size", MessageRefusedException, _SIZE, Code.PAYLOAD_TOO_LARGE),
