@@ -15,13 +15,14 @@ Follows spec/remoting.md section 15, ``AuthConfig.java``, ``AuthenticationMetada
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from rocketmq_spark.cluster.certificates import write_private
+from rocketmq_spark.cluster.certificates import read_private, write_private
 from rocketmq_spark.cluster.probe import Probe
 from rocketmq_spark.credentials import Credentials
 from rocketmq_spark.errors import ClusterError, RocketMQError
@@ -46,14 +47,16 @@ def administrator(secret_file: Path) -> Credentials:
     Raises
     ------
     ClusterError
-        The file can't be read or written.
+        The file can't be read or written, or another user may have written it.
     """
     try:
-        if not secret_file.exists():
+        if not os.path.lexists(secret_file):
             write_private(secret_file, secrets.token_urlsafe(32).encode())
-        return Credentials(ADMINISTRATOR, secret_file.read_text(encoding="ascii").strip())
+        return Credentials(ADMINISTRATOR, read_private(secret_file).decode("ascii").strip())
     except (OSError, UnicodeError) as exc:
-        raise ClusterError(f"the administrator's secret key in {secret_file}: {type(exc).__name__}") from exc
+        # The text of a UnicodeError would show bytes of the secret.
+        cause = exc.strerror if isinstance(exc, OSError) else type(exc).__name__
+        raise ClusterError(f"reading the administrator's secret key in {secret_file}: {cause}") from exc
 
 
 def broker_properties(admin: Credentials) -> dict[str, str]:

@@ -9,6 +9,7 @@ Rule 3: a certificate is for clients and for servers: RocketMQ's servers are cli
 from __future__ import annotations
 
 import os
+import stat
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -101,6 +102,73 @@ def write_private(file: Path, content: bytes) -> None:
     file.unlink(missing_ok=True)
     with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
         opened.write(content)
+
+
+def read_private(file: Path) -> bytes:
+    """Return the content of a regular file that belongs to this user, or root, and that nobody else may read or write.
+
+    Raises
+    ------
+    ClusterError
+        It is another kind of file, or belongs to somebody else, or others may read or write it.
+    OSError
+        It can't be read, or it is a symbolic link.
+    """
+    # Without O_NONBLOCK a FIFO would block; the checks are made on what was opened.
+    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ClusterError(f"reading {file}: it is no regular file; remove it")
+        _require_owner(file, status, os.geteuid())
+        if status.st_mode & 0o077:
+            raise ClusterError(
+                f"reading {file}: other users may read or write it (mode {stat.S_IMODE(status.st_mode):o}), so its"
+                " content is no secret; remove it, and a new one is made"
+            )
+        with open(descriptor, "rb", closefd=False) as opened:
+            return opened.read()
+    finally:
+        os.close(descriptor)
+
+
+def require_own_folder(folder: Path, *, user: int | None = None) -> None:
+    """Raise a ClusterError if another user could have put secrets or brokers' users into a cluster's folder.
+
+    Only `user` may write to the folder, and all that is in it belongs to `user` or to root.
+
+    Parameters
+    ----------
+    folder : Path
+    user : int, optional
+        Default: the effective user of this process.
+    """
+    user = os.geteuid() if user is None else user
+    try:
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            status = os.fstat(opened)
+            _require_owner(folder, status, user)
+            if status.st_mode & 0o022:
+                raise ClusterError(
+                    f"other users may write to {folder} (mode {stat.S_IMODE(status.st_mode):o}), and could replace the"
+                    f" cluster's keys and users: run chmod go-w {folder}, or set directory= to another folder"
+                )
+            with os.scandir(opened) as entries:
+                for entry in entries:
+                    _require_owner(folder / entry.name, entry.stat(follow_symlinks=False), user)
+        finally:
+            os.close(opened)
+    except OSError as exc:
+        raise ClusterError(f"checking who may write to {folder}: {exc}; set directory= to another folder") from exc
+
+
+def _require_owner(path: Path, status: os.stat_result, user: int) -> None:
+    if status.st_uid not in (user, 0):
+        raise ClusterError(
+            f"{path} belongs to user id {status.st_uid}, not to user id {user} of this process: its content can't be"
+            " trusted. Remove it, or set directory= to another folder"
+        )
 
 
 def _authority(name: str) -> trustme.CA:

@@ -155,7 +155,7 @@ def _how_to_use(state: ClusterState) -> str:
     )
     lines = [
         f"name server  {state.name_server}",
-        *([f"gRPC proxy   {state.endpoints}"] if state.endpoints else []),
+        *([f"gRPC proxy   {state.endpoints}  (open on every address of this machine)"] if state.endpoints else []),
         f"folder       {state.directory}" + ("  (removed by down)" if state.temporary else ""),
         "",
         *([f"security = {json.dumps(state.options, indent=4)}", ""] if state.options else []),

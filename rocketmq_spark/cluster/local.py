@@ -49,7 +49,11 @@ STORE_BYTES: Final = 512 * 1024 * 1024
 
 
 class LocalCluster:
-    """A name server, brokers and (if wanted) a proxy, on this machine only.
+    """A name server, brokers and, if `proxy` is set, a proxy, as processes of this machine.
+
+    Name server and brokers listen at 127.0.0.1. RocketMQ 5.5.0 has no setting for the address of a proxy's two ports
+    and of a broker's port for slaves: these are open on every address of this machine. The port for slaves gives out
+    no message. A proxy serves everybody who can reach it, unless `auth` is set; :meth:`start` logs a warning.
 
     The RocketMQ 5.5.0 server is fetched on first use (106 MB) and kept; Java 17 or newer is needed.
     A broker takes 300 to 700 MB of memory, the name server 100 MB, the proxy 400 MB.
@@ -308,7 +312,7 @@ class LocalCluster:
         try:
             if directory is None:
                 directory = Path(tempfile.mkdtemp(prefix="rocketmq-spark-"))
-            directory.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             free = shutil.disk_usage(directory).free
         except OSError as exc:
             raise ClusterError(
@@ -354,6 +358,14 @@ class LocalCluster:
             self._proxy = Proxy(site, self._proxy_overrides)
             self._proxy.launch()
             self._proxy.await_ready(deadline)
+            logger.warning(
+                "the proxy's ports %d and %d are open on every address of this machine, because RocketMQ has no setting"
+                " for it; whoever can reach them %s",
+                *self._proxy.ports,
+                "needs a key that the cluster knows"
+                if self._auth
+                else "can write and read without a key: set auth=True (--auth), or close the ports by a firewall",
+            )
         self._tell("the cluster is ready", 1.0)
 
     def _stop(self, *, keep_logs: bool) -> None:

@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from rocketmq_spark.cluster import access
-from rocketmq_spark.cluster.certificates import Authority, Certificate, require_trustme, write_private
+from rocketmq_spark.cluster.certificates import (
+    Authority,
+    Certificate,
+    require_own_folder,
+    require_trustme,
+    write_private,
+)
 from rocketmq_spark.cluster.config import properties_text
 from rocketmq_spark.credentials import Credentials
 from rocketmq_spark.errors import ClusterError
@@ -80,8 +86,10 @@ class Security:
         Raises
         ------
         ClusterError
-            The folder can't be written, or the package trustme is missing.
+            The folder can't be written, other users may write to it, or the package trustme is missing.
         """
+        if auth or tls:
+            require_own_folder(directory)
         secret_file = directory / _SECRET if auth else None
         admin = access.administrator(secret_file) if secret_file is not None else None
         return cls(admin, secret_file, _tls_files(directory / _TLS_FOLDER, mutual=tls == "mutual") if tls else None)

@@ -140,8 +140,11 @@ def test_broker_freezes_dies_and_comes_back_with_its_messages(tmp_path: Path, to
         again.brokers[0].kill()  # instead of the long way down
 
 
-def test_two_clusters_share_nothing_and_a_proxy_speaks_for_one(cluster: SharedCluster, topic: str) -> None:
+def test_two_clusters_share_nothing_and_a_proxy_speaks_for_one(
+    cluster: SharedCluster, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with LocalCluster(proxy=True, start_timeout=PATIENCE) as other:
+        check_that_open_ports_were_reported(other, caplog.text)
         theirs = {
             cluster.name_server,
             cluster.endpoints,
@@ -172,6 +175,16 @@ def test_two_clusters_share_nothing_and_a_proxy_speaks_for_one(cluster: SharedCl
         folder = other.directory
     assert not folder.exists()
     assert proxy.state is State.KILLED
+
+
+def check_that_open_ports_were_reported(cluster: LocalCluster, log: str) -> None:
+    assert cluster.proxy is not None
+    grpc, remoting = cluster.proxy.ports
+    assert f"the proxy's ports {grpc} and {remoting} are open on every address of this machine" in log
+    assert "auth=True" in log
+    for port in (grpc, remoting):
+        # A proxy that listens on one address only needs no warning.
+        socket.create_connection(("127.0.0.2", port), PATIENCE).close()
 
 
 def check_that_servers_write_in_their_folder(cluster: LocalCluster) -> None:
@@ -362,6 +375,7 @@ def test_secured_cluster_of_the_command_line_lets_in_who_has_its_files(tmp_path:
     up = run("up", "--auth", "--mutual", "--proxy")
     assert up.returncode == 0, up.stderr
     try:
+        assert "are open on every address of this machine" in up.stderr
         status = json.loads(run("status", "--json").stdout)
         folder, options = Path(status["directory"]), status["options"]
         secret = (folder / "admin.secret").read_text()

@@ -150,7 +150,10 @@ def test_a_running_cluster_with_a_proxy_says_how_to_write_by_both_protocols(runn
     shown = _how_to_use(running)
     assert f'.option("nameServer", "{running.name_server}").option("topic", "orders")' in shown
     assert f'.option("endpoints", "{running.endpoints}").option("topic", "orders")' in shown
-    assert "endpoints" not in _how_to_use(dataclasses.replace(running, endpoints=None))
+    assert "open on every address of this machine" in shown
+    without_proxy = _how_to_use(dataclasses.replace(running, endpoints=None))
+    assert "endpoints" not in without_proxy
+    assert "every address" not in without_proxy
 
 
 def test_what_it_takes_to_connect_is_said_by_up_and_by_status(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,7 @@ from cryptography.x509 import load_pem_x509_certificate
 
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.cluster.access import check_user, create_user, user_requests
+from rocketmq_spark.cluster.certificates import require_own_folder
 from rocketmq_spark.cluster.config import properties_of
 from rocketmq_spark.cluster.probe import Probe
 from rocketmq_spark.cluster.process import ServerProcess, Watchdog
@@ -44,11 +46,64 @@ def test_by_default_nothing_is_made_and_nothing_is_demanded(tmp_path: Path) -> N
 
 def test_the_secret_key_is_drawn_once_for_a_folder_and_is_its_owners_only(tmp_path: Path) -> None:
     first, again = (Security.made(tmp_path, auth=True, tls=False) for _ in range(2))
-    (tmp_path / "other").mkdir()
+    (tmp_path / "other").mkdir(mode=0o700)
     other = Security.made(tmp_path / "other", auth=True, tls=False)
     assert secret_of(first) == secret_of(again) != secret_of(other)
     assert len(secret_of(first)) >= 40
     assert mode(tmp_path / "admin.secret") == 0o600
+
+
+def plant_link(secret: Path) -> None:
+    secret.with_name("elsewhere").write_text("planted")
+    secret.with_name("elsewhere").chmod(0o600)
+    secret.symlink_to("elsewhere")
+
+
+def plant_readable(secret: Path) -> None:
+    secret.write_text("planted")
+    secret.chmod(0o640)
+
+
+@pytest.mark.parametrize(
+    ("plant", "text"),
+    [
+        (plant_link, "Too many levels of symbolic links|symbolic link"),
+        (plant_readable, r"other users may read or write it \(mode 640\)"),
+        (lambda secret: os.mkfifo(secret, 0o600), "it is no regular file"),
+        (lambda secret: secret.mkdir(mode=0o700), "it is no regular file|Is a directory"),
+    ],
+    ids=["symbolic link", "readable", "fifo", "folder"],
+)
+@pytest.mark.timeout(60)
+def test_planted_secret_file_is_refused(tmp_path: Path, plant: Callable[[Path], object], text: str) -> None:
+    plant(tmp_path / "admin.secret")
+    with pytest.raises(ClusterError, match=text):
+        Security.made(tmp_path, auth=True, tls=False)
+
+
+@pytest.mark.parametrize("owned", ["admin.secret", "broker-0", "tls", "."])
+def test_file_of_another_user_in_the_folder_is_refused(tmp_path: Path, owned: str) -> None:
+    if owned == "admin.secret":
+        Security.made(tmp_path, auth=True, tls=False)
+    else:
+        (tmp_path / owned).mkdir(mode=0o700, exist_ok=True)
+    if os.geteuid() == 0:
+        os.chown(tmp_path / owned, 12_345, -1)
+        with pytest.raises(ClusterError, match=r"user id 12345, not to user id 0.*directory="):
+            Security.made(tmp_path, auth=True, tls=True)
+    # The same as seen by another user than the owner.
+    with pytest.raises(ClusterError, match=f"not to user id {os.geteuid() + 1}"):
+        require_own_folder(tmp_path, user=os.geteuid() + 1)
+
+
+@pytest.mark.parametrize("demand", [{"auth": True, "tls": False}, {"auth": False, "tls": True}])
+@pytest.mark.parametrize("bits", [0o770, 0o707])
+def test_folder_that_others_may_write_to_is_refused(tmp_path: Path, demand: dict[str, bool], bits: int) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(bits)
+    with pytest.raises(ClusterError, match=rf"other users may write to .*shared \(mode {bits:o}\).*chmod go-w"):
+        Security.made(tmp_path / "shared", **demand)
+    assert list((tmp_path / "shared").iterdir()) == []
 
 
 def test_the_secret_key_shows_in_files_of_its_owner_only(tmp_path: Path) -> None:
