@@ -57,7 +57,7 @@ def plot_latencies(latencies: Mapping[str, tuple[IntArray, IntArray]], ax: Axes 
         # Within a bucket nothing is known: the share is reached at its end, as every quantile shows it.
         edges = [lowest_us(int(indices[0])) / 1000, *(highest_us(index) / 1000 for index in indices.tolist())]
         share = np.concatenate(([0.0], np.cumsum(counts) / counts.sum()))
-        axes.step(np.maximum(edges, 0.001), share * 100, where="post", label=escaped(broker), **line)
+        axes.step(np.maximum(edges, 0.001), share * 100, where="post", label=_label(broker), **line)
     axes.set_xscale("log")
     _label_plainly(axes.xaxis)
     axes.set_ylim(0, 101)
@@ -107,13 +107,13 @@ def plot_timeline(
             at = (row["second"] - first) // width
             drawn[:, at] = row["rows"] / width, largest, row["retries"], row["isolated"]
         for panel, values in zip(panels, drawn, strict=False):
-            panel.stairs(values, edges, baseline=None, label=escaped(broker), **line)
+            panel.stairs(values, edges, baseline=None, label=_label(broker), **line)
         shade = {"color": line["color"], "alpha": 0.15, "linewidth": 0}
         for start, end in _runs(drawn[3]):
             for panel in panels:
                 panel.axvspan(edges[start], edges[end], **shade)
         if drawn[3].any():
-            shades[escaped(f"{broker} isolated")] = Patch(**shade)
+            shades[_label(f"{broker} isolated")] = Patch(**shade)
     rates.set_ylabel("rows per second")
     latencies.set_ylabel("largest latency (ms)")
     retries.set_ylabel("retries")
@@ -137,6 +137,13 @@ def plot_timeline(
         else:
             rates.legend(handles, labels, loc="upper left", bbox_to_anchor=(1.0, 1.0), **_LEGEND)
     return panels
+
+
+def _label(name: str) -> str:
+    """Return a label that matplotlib shows as `name`, without control characters."""
+    # Text between two unescaped "$" is a formula; legends leave out labels that begin with an underscore.
+    label = escaped(name).replace("$", r"\$")
+    return f" {label}" if label.startswith("_") else label
 
 
 def _lines() -> Iterator[dict[str, Any]]:

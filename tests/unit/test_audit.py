@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import configparser
 import json
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.audit import findings, installed, requirements
 
@@ -49,5 +52,31 @@ def test_what_is_no_report_says_nothing(text: str) -> None:
     assert findings(text) is None
 
 
-def test_what_is_not_installed_is_left_out() -> None:
-    assert installed(["pytest", "there-is-no-such-package"]) == {"pytest": pytest.__version__}
+def test_requirements_cover_every_extra_of_users() -> None:
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg", encoding="utf-8")
+    assert set(config["options.extras_require"]) == {"grpc", "cluster", "notebook", "demo", "test"}
+    names = {requirement.name for requirement in requirements()}
+    assert {"pyspark", "grpcio", "trustme", "nbclient", "pandas"} <= names
+    assert "pytest" not in names
+    assert names | {"pytest"} <= {requirement.name for requirement in requirements(tests=True)}
+
+
+def test_requirements_of_requirements_are_audited_too() -> None:
+    versions, missing = installed(requirements())
+    assert missing == []
+    # Of pyspark, of trustme, of trustme's cryptography, and of nbclient's jupyter-client.
+    assert {"py4j", "cryptography", "cffi", "pyzmq"} <= set(versions)
+    assert versions["py4j"] == version("py4j")
+
+
+def test_requirements_of_an_extra_are_audited_if_the_extra_is_required() -> None:
+    plain, _ = installed([Requirement("pyspark")])
+    connect, _ = installed([Requirement("pyspark"), Requirement("PySpark[connect]")])
+    assert "googleapis-common-protos" not in plain
+    assert "googleapis-common-protos" in connect
+
+
+def test_what_is_not_installed_is_named() -> None:
+    roots = [Requirement("iniconfig>=1"), Requirement("there-is-no-such-package")]
+    assert installed(roots) == ({"iniconfig": version("iniconfig")}, ["there-is-no-such-package"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +69,23 @@ def test_plot_has_a_line_per_broker_that_answered(pyplot: Any) -> None:
     assert {line.get_ydata()[-1] for line in axes.lines} == {100}
     assert axes.get_legend() is not None
     assert WriteSummary().plot(axes) is axes
+
+
+@pytest.mark.parametrize("broker", ["$x$", r"a$\frac$", r"a\$b$", "$", "_broker", "a_1^2{b}"])
+def test_broker_name_is_shown_as_it_is(pyplot: Any, broker: str) -> None:
+    recording = recorder(epoch=EPOCH)
+    success(recording, broker, rows=100, latency_ms=2, now=0)
+    recording.record_isolation(broker, 2_000, 0.5)
+    summary = summary_of([recording.snapshot()])
+    _, given = pyplot.subplots(3)
+    figures = [summary.plot().figure, summary.plot_timeline()[0].figure, summary.plot_timeline(given)[0].figure]
+    for figure in figures:
+        svg = io.StringIO()
+        with pyplot.rc_context({"svg.fonttype": "none"}):
+            figure.savefig(svg, format="svg")
+        texts = [text.strip() for text in re.findall(r">([^<>]+)</text>", svg.getvalue())]
+        assert broker in texts
+        assert (f"{broker} isolated" in texts) is (figure is not figures[0])
 
 
 def test_timeline_has_rates_latencies_and_retries_per_broker(pyplot: Any) -> None:
