@@ -69,6 +69,8 @@ def contradictions(options: SinkOptions, spelt: Spelling) -> Iterator[str]:
         yield "maxRateTasks says how many tasks share maxRatePerSecond, which is missing: give both or neither"
     if options.send_mode == "oneway" and options.enable_trace:
         yield "sendMode=oneway leaves nothing to trace, as nothing is acknowledged: set enableTrace=false"
+    if options.keep_row_id and options.row_id:
+        yield "keepRowId=true keeps the ids of rows, and rowId gives them new ones: set one of the two"
     if options.ordered:
         yield from _against_order(options)
     if options.over_grpc and re.search(_CONTROL, options.tags or ""):

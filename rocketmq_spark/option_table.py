@@ -272,6 +272,12 @@ SINK_OPTIONS: Final[tuple[OptionSpec, ...]] = (
         "and content, columns:a,b of these columns.",
     ),
     OptionSpec(
+        "keepRowId",
+        BOOLEAN,
+        "Keep a `SPARK_ROW_ID` in the column `properties`: for rows that are read and written one to one. false: the "
+        "write drops it, as rows made of one row would share its id.",
+    ),
+    OptionSpec(
         "accessKey", kinds.SECRET, "Name of the user that signs requests to brokers or proxies, with secretKey."
     ),
     OptionSpec("secretKey", kinds.SECRET, "Password of that user: shown nowhere, and never sent.", secret=True),

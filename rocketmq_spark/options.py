@@ -101,6 +101,7 @@ class SinkOptions:
     on_error: str = "fail"
     dead_letter_topic: str | None = None
     row_id: bool | tuple[str, ...] = False
+    keep_row_id: bool = False
     access_key: str | None = None
     secret_key: str | None = None
     security_token: str | None = None

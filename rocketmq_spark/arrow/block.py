@@ -58,7 +58,7 @@ from rocketmq_spark.arrow.validate import (
 from rocketmq_spark.arrow.validate_grpc import check_for_grpc
 from rocketmq_spark.message_const import SHARDING_KEY
 from rocketmq_spark.wire.records import ITEM_OVERHEAD, MAX_PROPERTIES
-from rocketmq_spark.wire.row_hash import HASHED
+from rocketmq_spark.wire.row_hash import HASHED, ROW_ID
 
 __all__ = ["BatchSettings", "MessageBlock", "Property", "check_schema"]
 
@@ -345,11 +345,11 @@ class _Reader:
         entries = list_column(self._columns.get("properties"))
         if entries is None:
             return None
-        user, found = user_properties(
-            entries,
-            reserved=reserved_names(sharding_key="shardingKey" in self._columns, row_id=self._row_ids is not None),
-            drop_reserved=any(name in self._columns for name in READ_COLUMNS),
-        )
+        reserved = reserved_names(sharding_key="shardingKey" in self._columns, row_id=self._row_ids is not None)
+        dropped = reserved if any(name in self._columns for name in READ_COLUMNS) else frozenset()
+        if self._row_ids is None and not self._settings.keep_row_id:
+            dropped |= {ROW_ID}
+        user, found = user_properties(entries, reserved=reserved, dropped=dropped)
         self._violations += found
         return user
 

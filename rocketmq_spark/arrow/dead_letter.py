@@ -296,6 +296,9 @@ class _RowReader:
         for name, value in _entries_of(entries, row):
             if name in self._reserved and self._drop_reserved:
                 continue
+            if name == ROW_ID and self._row_id is None:
+                # The id of another message: a dead letter is no copy of it.
+                continue
             if name in self._reserved or not limits.takes(name):
                 name, value = f"{PREFIX}{limits.cleaned(name)}", limits.cleaned(value or "")
             text = (value or "").translate(limits.forbidden)

@@ -75,7 +75,7 @@ def reserved_names(*, sharding_key: bool, row_id: bool) -> frozenset[str]:
 
 
 def user_properties(
-    entries: ListColumn, *, reserved: frozenset[str], drop_reserved: bool
+    entries: ListColumn, *, reserved: frozenset[str], dropped: frozenset[str]
 ) -> tuple[ListColumn, list[Violation]]:
     """Check a map column, and leave out what is to be left out.
 
@@ -84,8 +84,9 @@ def user_properties(
     entries : ListColumn
         With names.
     reserved : frozenset of str
-    drop_reserved : bool
-        Leave reserved names out, together with all that may be wrong with their values.
+        Names that are errors, unless they are dropped.
+    dropped : frozenset of str
+        Names that are left out, together with all that may be wrong with their values.
 
     Returns
     -------
@@ -93,18 +94,15 @@ def user_properties(
         The entries, in the order of the map.
     """
     found: list[Violation] = []
-    names, codes, is_reserved = _named(entries, reserved)
-    if is_reserved.any():
-        hits = is_reserved[codes]
-        if drop_reserved:
-            entries = entries.filter(~hits)
-            names, codes, _ = _named(entries, reserved)
-        else:
-            found += _check_reserved(entries, names, np.flatnonzero(hits))
+    names, codes, is_special = _named(entries, reserved | dropped)
+    if is_special.any():
+        entries = entries.filter(~_named(entries, dropped)[2][codes])
+        names, codes, is_reserved = _named(entries, reserved)
+        found += _check_reserved(entries, names, np.flatnonzero(is_reserved[codes]))
     found += check_text("the name of a property", names, blank=True, entries=entries)
     found += check_text("the value of a property", entries.values, blank=True, entries=entries)
     found += _check_nulls(entries)
-    found += _check_duplicates(entries, codes, len(is_reserved))
+    found += _check_duplicates(entries, codes, len(is_special))
     return entries, found
 
 
@@ -155,8 +153,9 @@ def _check_reserved(entries: ListColumn, names: ByteColumn, hits: Ints) -> Itera
         "names that RocketMQ or the connector writes itself are not allowed",
         "use the column meant for it (keys, tags, shardingKey, delayTimeLevel, ...) or another name",
     )
-    rows = entries.rows_of(hits)
-    yield Violation(rule, np.unique(rows), lambda row: names.text(int(hits[np.searchsorted(rows, row)])))
+    if len(hits):
+        rows = entries.rows_of(hits)
+        yield Violation(rule, np.unique(rows), lambda row: names.text(int(hits[np.searchsorted(rows, row)])))
 
 
 def _check_nulls(entries: ListColumn) -> Iterator[Violation]:

@@ -18,12 +18,24 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rocketmq_spark.arrow.byte_hash import Hashes, byte_hashes
-from rocketmq_spark.arrow.columns import ByteColumn, Ints, ListColumn, byte_column, byte_strings, list_column, to_arrow
+from rocketmq_spark.arrow.columns import (
+    ByteColumn,
+    Ints,
+    ListColumn,
+    byte_column,
+    byte_strings,
+    coded_column,
+    int_column,
+    list_column,
+    to_arrow,
+    to_numpy,
+)
 from rocketmq_spark.arrow.gather import Frame, Part, Workspace, assemble
-from rocketmq_spark.arrow.properties import Property, join_keys
-from rocketmq_spark.wire.row_hash import ROW_ID, STEP
+from rocketmq_spark.arrow.properties import Property, join_keys, property_strings
+from rocketmq_spark.wire.row_hash import BY_COLUMNS, BY_PLACE, NOT_HASHED, ROW_ID, STEP
 
 _LOW: Final = np.uint64(0xFFFF)
 # "0000" to "ffff", each read as one 32-bit number.
@@ -118,6 +130,39 @@ def content_hashes(
         # Entries that are left out of no row: sums wrap, and so do their differences.
         hashes += sums[user.offsets[1:]] - sums[user.offsets[:-1]]
     return hashes
+
+
+def repeatable(
+    ids: pa.Array, topics: pa.Array, bodies: pa.Array, flags: pa.Array, properties: pa.Array
+) -> pa.BooleanArray:
+    """Return which rows count as repeats of others with their id; see `rocketmq_spark.wire.row_hash.is_repeatable`."""
+    by_columns = pc.fill_null(pc.match_substring_regex(ids, BY_COLUMNS), False)
+    by_place = pc.fill_null(pc.match_substring_regex(ids, BY_PLACE), False)
+    places = to_numpy(by_place).nonzero()[0]
+    digits = pc.utf8_slice_codeunits(ids.take(to_arrow(places)), -16).to_pylist()
+    claimed = np.frombuffer(bytes.fromhex("".join(digits)), ">u8")
+    fits = to_numpy(by_columns).copy()
+    fits[places] = claimed == _stored_hashes(topics, bodies, flags, properties)[places]
+    for needed in (topics, bodies):
+        fits &= to_numpy(needed.is_valid())
+    return to_arrow(fits)
+
+
+def _stored_hashes(topics: pa.Array, bodies: pa.Array, flags: pa.Array, properties: pa.Array) -> Hashes:
+    """Return the hashes of rows as a read returns them, whose properties are all in one map."""
+    rows = len(topics)
+    codes, texts = coded_column(topics) or (np.full(rows, -1), [])
+    entries = list_column(properties)
+    if entries is not None and entries.names is not None:
+        names = entries.names.to_arrow()
+        counts = pc.invert(
+            pc.is_in(names, byte_strings([name.encode() for name in NOT_HASHED]).to_arrow().cast(names.type))
+        )
+        entries = property_strings(entries.filter(to_numpy(counts)))
+    numbers = int_column(flags)
+    decimals = None if numbers is None else byte_column(to_arrow(numbers[0], numbers[0] != 0).cast(pa.string()))
+    body = byte_column(bodies) or ByteColumn(np.zeros(rows + 1, np.int32), np.empty(0, np.uint8))
+    return content_hashes(texts, codes, (), entries, body, decimals, Workspace())
 
 
 def _property(parts: list[Part], hashes: Iterable[Hashes]) -> Property:

@@ -46,6 +46,8 @@ class BatchSettings:
     compress_over : int, default 4096
         Bodies of at least so many bytes are long.
     compress_level : int, default 5
+    keep_row_id : bool, default False
+        Keep a SPARK_ROW_ID among a row's own properties.
     encoding : Encoding, default REMOTING
         The protocol that rows are checked and batched for.
     """
@@ -63,6 +65,7 @@ class BatchSettings:
     compress_type: CompressionType | None = None
     compress_over: int = 4096
     compress_level: int = DEFAULT_LEVEL
+    keep_row_id: bool = False
     encoding: Encoding = Encoding.REMOTING
 
     @property

@@ -155,6 +155,7 @@ def batch_settings(options: SinkOptions, rate: float | None) -> BatchSettings:
         compress_type=None if options.compress_type == "NONE" else CompressionType.parse(options.compress_type),
         compress_over=options.compress_msg_body_over_howmuch,
         compress_level=options.compress_level,
+        keep_row_id=options.keep_row_id,
         queue_selector=options.queue_selector,
         # Groups that fill and batches that are on their way share maxInFlightBytes.
         max_pending_bytes=options.max_in_flight_bytes // 2,

@@ -19,6 +19,7 @@ Follows design.md section 7.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -31,10 +32,16 @@ ROW_ID: Final = const.ROW_ID
 STEP: Final = 0x9E3779B97F4A7C15
 _MASK: Final = 2**64 - 1
 
+# Ids by place (``rowId=true``) and by columns. Spark and Arrow match them, too: no Python syntax of its own.
+BY_PLACE: Final = r"^[^/]+/-?[0-9]+/[0-9]+/[0-9]+/[0-9a-f]{16}$"
+BY_COLUMNS: Final = r"^[^/]+/-?[0-9]+/[0-9a-f]{32}$"
+
 HASHED: Final = frozenset({"KEYS", "TAGS", SHARDING_KEY, "DELAY", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"})
 """The properties of RocketMQ's own that count."""
 
-_NOT_HASHED: Final = (RESERVED_PROPERTIES | {ROW_ID}) - HASHED
+# Brokers add INNER_BASE and INNER_NUM in topics for inner batches; no row can have any of the three.
+NOT_HASHED: Final = (RESERVED_PROPERTIES | {ROW_ID, "INNER_NUM", "INNER_BASE", "INNER_MULTI_DISPATCH"}) - HASHED
+"""The properties that do not count."""
 
 
 def row_hash(topic: str, body: bytes, properties: Mapping[str, str], flag: int = 0) -> str:
@@ -52,8 +59,31 @@ def row_hash(topic: str, body: bytes, properties: Mapping[str, str], flag: int =
     entries = [b"\x01" + topic.encode() + b"\x02", b"\x02" + body]
     if flag:
         entries.append(b"\x01\x01%d\x02" % flag)
-    entries += [f"{name}\x01{value}\x02".encode() for name, value in properties.items() if name not in _NOT_HASHED]
+    entries += [f"{name}\x01{value}\x02".encode() for name, value in properties.items() if name not in NOT_HASHED]
     return f"{sum(map(entry_hash, entries)) & _MASK:016x}"
+
+
+def is_repeatable(
+    row_id: str | None, topic: str | None, body: bytes | None, flag: int | None, properties: Mapping[str, str] | None
+) -> bool:
+    """Return whether a row counts as a repeat of others with its id: the hash in the id fits the row.
+
+    An id by columns counts as it is: a message does not say which columns were hashed.
+
+    Parameters
+    ----------
+    row_id : str or None
+    topic : str or None
+        The topic that the row was first written to.
+    body, flag, properties
+        As a read returns them.
+    """
+    if row_id is None or topic is None or body is None:
+        return False
+    if re.match(BY_COLUMNS, row_id):
+        return True
+    found = re.match(BY_PLACE, row_id)
+    return found is not None and row_id[-16:] == row_hash(topic, bytes(body), properties or {}, flag or 0)
 
 
 def entry_hash(entry: bytes, seed: int = 0) -> int:

@@ -12,30 +12,54 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from rocketmq_spark import dedupe
 from rocketmq_spark.errors import OptionError, SchemaError
+from rocketmq_spark.wire.row_hash import row_hash
 
 pytestmark = pytest.mark.spark
 
-READ = "body string, properties map<string,string>, storeTimestamp timestamp"
+READ = "topic string, body string, flag int, properties map<string,string>"
 
-# Body, and how often it stays: by ids, in a map or in none.
+
+def id_of(body: str, place: str = "w/0/0/1", topic: str = "orders", **properties: str) -> dict[str, str]:
+    """Return the properties of a row with its id."""
+    return {"SPARK_ROW_ID": f"{place}/{row_hash(topic, body.encode(), properties, 7)}", **properties}
+
+
+# Body and properties.
 ROWS = [
-    ("twice", {"SPARK_ROW_ID": "w/0/0/1/aa", "UNIQ_KEY": "1"}),
-    ("twice", {"SPARK_ROW_ID": "w/0/0/1/aa", "UNIQ_KEY": "2"}),
-    ("other batch", {"SPARK_ROW_ID": "w/1/0/1/aa"}),
+    ("twice", {**id_of("twice", TAGS="t", n="1"), "UNIQ_KEY": "1"}),
+    ("twice", {**id_of("twice", TAGS="t", n="1"), "UNIQ_KEY": "2"}),
+    ("other batch", id_of("other batch", "w/1/0/1")),
     ("no id", {"UNIQ_KEY": "3"}),
     ("no id", {"UNIQ_KEY": "3"}),
     ("empty id", {"SPARK_ROW_ID": ""}),
     ("empty id", {"SPARK_ROW_ID": ""}),
     ("no properties", None),
     ("no properties", None),
+    # Of a row that was changed, or went to another topic; and ids that are none.
+    ("changed", id_of("original")),
+    ("changed", id_of("original")),
+    ("copied", id_of("copied", topic="source")),
+    ("copied", id_of("copied", topic="source")),
+    ("one more property", {**id_of("one more property"), "n": "1"}),
+    ("one more property", {**id_of("one more property"), "n": "1"}),
+    ("no hash", {"SPARK_ROW_ID": "w/0/0/1/aa"}),
+    ("no hash", {"SPARK_ROW_ID": "w/0/0/1/aa"}),
+    # By columns: nothing to verify.
+    ("by columns", {"SPARK_ROW_ID": f"w/0/{'a' * 32}"}),
+    ("by columns", {"SPARK_ROW_ID": f"w/0/{'a' * 32}"}),
 ]
-ONCE = Counter({"twice": 1, "other batch": 1, "no id": 2, "empty id": 2, "no properties": 2})
+ONCE = Counter(body for body, _ in ROWS) | Counter()
+ONCE.update({"twice": -1, "by columns": -1})
+WITH_ID = {"twice", "other batch", "by columns"}
+
+
+def as_read(spark: SparkSession, rows: list[tuple[str, dict[str, str] | None]]) -> DataFrame:
+    return spark.createDataFrame([("orders", body, 7, properties) for body, properties in rows], READ)
 
 
 @pytest.fixture
 def read(spark: SparkSession) -> DataFrame:
-    frame = spark.createDataFrame(ROWS, "body string, properties map<string,string>")
-    return frame.selectExpr("*", "current_timestamp() AS storeTimestamp")
+    return as_read(spark, ROWS).selectExpr("*", "current_timestamp() AS storeTimestamp")
 
 
 def bodies(frame: DataFrame) -> Counter[str]:
@@ -48,16 +72,30 @@ def test_of_rows_with_one_id_one_stays_and_of_rows_without_all(read: DataFrame) 
     assert once.schema == read.schema
 
 
+def test_rows_made_of_one_row_all_stay(spark: SparkSession) -> None:
+    frame = as_read(spark, [("a,b,b", id_of("a,b,b")), ("a,b,b", id_of("a,b,b"))])
+    assert dedupe(frame).count() == 1
+    exploded = frame.limit(1).selectExpr("topic", "explode(split(body, ',')) AS body", "flag", "properties")
+    assert bodies(dedupe(exploded)) == Counter({"a": 1, "b": 2})
+
+
+def test_a_copy_is_verified_by_the_topic_of_its_original(read: DataFrame) -> None:
+    assert bodies(dedupe(read, topic="source"))["copied"] == 1
+    assert bodies(dedupe(read, topic="source"))["twice"] == 2
+
+
 def test_a_column_of_that_name_goes_before_the_properties(spark: SparkSession) -> None:
-    rows = [("a", "1", {"SPARK_ROW_ID": "x"}), ("a", "1", {}), ("b", "2", {"SPARK_ROW_ID": "x"}), ("c", None, {})]
-    frame = spark.createDataFrame(rows, "body string, SPARK_ROW_ID string, properties map<string,string>")
-    assert bodies(dedupe(frame)) == Counter("abc")
-    assert bodies(dedupe(frame.drop("properties"))) == Counter("abc")
+    first, second = (id_of("a", place)["SPARK_ROW_ID"] for place in ("w/0/0/1", "w/0/0/2"))
+    rows = [("orders", "a", 7, name, {"SPARK_ROW_ID": "x"}) for name in (first, first, second, None, None)]
+    frame = spark.createDataFrame(rows, READ.replace("properties", "SPARK_ROW_ID string, properties"))
+    assert dedupe(frame).count() == 4
 
 
-def test_without_a_column_for_ids_there_is_an_error_that_names_those_there_are(spark: SparkSession) -> None:
+def test_a_missing_column_is_an_error_that_names_it(spark: SparkSession, read: DataFrame) -> None:
     with pytest.raises(SchemaError, match=r"no column SPARK_ROW_ID, nor a column properties .* there are id: keep"):
         dedupe(spark.range(1))
+    with pytest.raises(SchemaError, match=r"no column body and no column flag: .* fit the hash in its id"):
+        dedupe(read.drop("body", "flag"))
 
 
 @pytest.fixture
@@ -65,7 +103,11 @@ def stream(spark: SparkSession, read: DataFrame, tmp_path: Path) -> DataFrame:
     """The same rows in each of two files, one per micro-batch."""
     for _ in range(2):
         read.coalesce(1).write.mode("append").json(str(tmp_path / "in"))
-    return spark.readStream.schema(READ).option("maxFilesPerTrigger", 1).json(str(tmp_path / "in"))
+    return (
+        spark.readStream.schema(f"{READ}, storeTimestamp timestamp")
+        .option("maxFilesPerTrigger", 1)
+        .json(str(tmp_path / "in"))
+    )
 
 
 @pytest.fixture
@@ -90,9 +132,9 @@ def test_a_stream_remembers_ids_from_one_micro_batch_to_the_next_and_only_them(
     spark: SparkSession, stream: DataFrame, run: Callable[[DataFrame], StreamingQuery]
 ) -> None:
     query = run(dedupe(stream, within="1 hour"))
-    without = Counter({body: count for body, count in ONCE.items() if count == 2})
+    without = Counter({body: count for body, count in ONCE.items() if body not in WITH_ID})
     assert bodies(spark.table("deduped")) == ONCE + without
-    assert [batch.stateOperators[0].numRowsTotal for batch in query.recentProgress if batch.numInputRows] == [2, 2]
+    assert [batch.stateOperators[0].numRowsTotal for batch in query.recentProgress if batch.numInputRows] == [3, 3]
 
 
 def test_a_row_that_was_stored_long_ago_is_not_late(
@@ -101,13 +143,15 @@ def test_a_row_that_was_stored_long_ago_is_not_late(
     folder = str(tmp_path / "in")
     for days in (0, 0, 30):
         row = spark.range(1).selectExpr(
+            "'orders' AS topic",
             f"'stored {days} days ago' AS body",
-            "map('SPARK_ROW_ID', uuid()) AS properties",
+            "7 AS flag",
+            "map('SPARK_ROW_ID', concat('w/0/', replace(uuid(), '-', ''))) AS properties",
             f"current_timestamp() - make_interval(0, 0, 0, {days}) AS storeTimestamp",
         )
         row.write.mode("append").json(folder)
     # Files come in the order of their writing: a watermark on storeTimestamp would have passed the last row.
-    stream = spark.readStream.schema(READ).option("maxFilesPerTrigger", 1).json(folder)
+    stream = spark.readStream.schema(f"{READ}, storeTimestamp timestamp").option("maxFilesPerTrigger", 1).json(folder)
     run(dedupe(stream, within="1 second"))
     assert bodies(spark.table("deduped")) == Counter({"stored 0 days ago": 2, "stored 30 days ago": 1})
 
@@ -118,7 +162,7 @@ def test_an_aggregation_may_follow_on_the_column_that_dedupe_has_set_its_waterma
     once = dedupe(stream, within="1 day", event_time="storeTimestamp")
     query = run(once.groupBy("storeTimestamp", "body").count())
     kept = {operator.operatorName: operator.numRowsTotal for operator in query.recentProgress[-1].stateOperators}
-    assert kept["dedupeWithinWatermark"] == 2
+    assert kept["dedupeWithinWatermark"] == 3
 
 
 def test_a_stream_without_within_or_with_a_watermark_is_refused(stream: DataFrame) -> None:

@@ -125,7 +125,8 @@ def numbers(rows):
 def start(writer):
     return writer.option("checkpointLocation", tempfile.mkdtemp()).trigger(once=True).start()
 
-twice = numbers(100).selectExpr("body", "map('SPARK_ROW_ID', string(body div 2)) as properties")
+twice = numbers(100).selectExpr("body", "'t' as topic", "0 as flag",
+    "map('SPARK_ROW_ID', concat('w/0/', lpad(string(body div 2), 32, '0'))) as properties")
 deduped = rocketmq_spark.dedupe(twice, within="1 hour").select("body")
 query = start(deduped.writeStream.format("rocketmq").options(**sink))
 print("deduped", query.awaitTermination(120), query.exception(), query.id)

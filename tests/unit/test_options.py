@@ -92,6 +92,7 @@ def test_defaults_are_those_of_the_design() -> None:
         "onError": "fail",
         "deadLetterTopic": "none",
         "rowId": "false",
+        "keepRowId": "false",
         "accessKey": "none",
         "secretKey": "none",
         "securityToken": "none",

@@ -203,6 +203,14 @@ def test_row_ids_are_user_properties_and_equal_those_of_remoting() -> None:
     assert dict(message.user_properties) == {"a": "1", "SPARK_ROW_ID": stored.properties["SPARK_ROW_ID"]}
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_an_id_among_the_properties_is_dropped_unless_rows_are_copied(keep: bool) -> None:
+    row = {"body": b"1", "properties": {"a": "1", "SPARK_ROW_ID": "older"}}
+    [one] = encode(table_of([row]), BatchSettings(topic="o", keep_row_id=keep))
+    [message] = parsed(one)
+    assert dict(message.user_properties) == {"a": "1"} | ({"SPARK_ROW_ID": "older"} if keep else {})
+
+
 def test_rows_of_a_message_group_and_delayed_rows_go_alone() -> None:
     some = [
         {"body": b"1", "shardingKey": "red"},

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from rocketmq_spark.arrow.byte_hash import byte_hashes
 from rocketmq_spark.arrow.columns import ByteColumn, byte_column
 from rocketmq_spark.arrow.encode_remoting import BatchSettings
-from rocketmq_spark.arrow.row_id import RowIds
+from rocketmq_spark.arrow.row_id import RowIds, repeatable
 from rocketmq_spark.arrow.schema import check_row_id
 from rocketmq_spark.errors import InvalidRowError, SchemaError
 from rocketmq_spark.wire.records import decode_batch, decode_properties
-from rocketmq_spark.wire.row_hash import STEP, entry_hash, row_hash
+from rocketmq_spark.wire.row_hash import STEP, entry_hash, is_repeatable, row_hash
 from tests.encoding import encode, joined
 from tests.strategies import row_tables
 
@@ -208,10 +208,20 @@ def test_a_column_that_is_not_there_or_makes_no_id_is_refused() -> None:
         check_row_id(schema, ("body", "properties"))
 
 
-def test_the_name_is_reserved_only_where_the_connector_writes_it() -> None:
+@pytest.mark.parametrize("copied", [False, True])
+def test_an_id_among_the_properties_is_dropped_unless_rows_are_copied(copied: bool) -> None:
+    batch = bodies(b"x", properties=pa.array([[("SPARK_ROW_ID", "older"), ("a", "1")]], PROPERTIES))
+    if copied:
+        batch = batch.append_column("queueOffset", pa.array([1]))
+    for keep, expected in ((False, {"a": "1"}), (True, {"a": "1", "SPARK_ROW_ID": "older"})):
+        ((one, _),) = encode([batch], BatchSettings(topic="T", keep_row_id=keep))
+        properties = dict(decode_batch(joined(one))[0].properties)
+        assert properties.pop("UNIQ_KEY")
+        assert properties == expected
+
+
+def test_the_name_is_reserved_where_the_connector_writes_it() -> None:
     batch = bodies(b"x", properties=pa.array([[("SPARK_ROW_ID", "older")]], PROPERTIES))
-    ((one, _),) = encode([batch])
-    assert decode_batch(joined(one))[0].properties["SPARK_ROW_ID"] == "older"
     with pytest.raises(InvalidRowError, match=r"reserved \(SPARK_ROW_ID\)"):
         ids_of([batch])
     # A copy job drops it, as every other name that the connector writes itself.
@@ -222,3 +232,44 @@ def test_the_name_is_reserved_only_where_the_connector_writes_it() -> None:
 def test_the_hash_of_nothing_but_zeros_knows_how_many() -> None:
     hashes = {entry_hash(bytes(size)) for size in range(1, 100)}
     assert len(hashes) == 99
+
+
+@given(row_tables(), st.data())
+def test_an_id_is_verified_against_the_row_as_the_plain_way_does(table: Any, data: st.DataObject) -> None:
+    rows = []
+    for one, _ in encode(table[1], BatchSettings(), row_ids=RowIds("w-1", -1, 9)):
+        messages = decode_batch(joined(one), one.topic) if one.batch else ()
+        rows += [
+            [message.properties["SPARK_ROW_ID"], message.topic, message.body, message.flag, dict(message.properties)]
+            for message in messages
+        ]
+    unchanged = [data.draw(st.sampled_from(["unchanged", "topic", "body", "flag", "property", "id"])) for _ in rows]
+    for row, change in zip(rows, unchanged, strict=True):
+        if change == "topic":
+            row[1] = "other"
+        elif change == "body":
+            row[2] += b"."
+        elif change == "flag":
+            row[3] = (row[3] + 1) % 2**31
+        elif change == "property":
+            row[4]["one more"] = "x"
+        elif change == "id":
+            row[0] = data.draw(st.sampled_from([None, "", "x", "w/-1/" + "0" * 32, "w/0/0/1/" + "0" * 16]))
+        # What brokers and readers add.
+        row[4] |= {"INNER_BASE": "4", "CLUSTER": "c"}
+    kinds = (pa.string(), pa.string(), pa.binary(), pa.int32(), PROPERTIES)
+    columns = [
+        pa.array([list(row[place].items()) if place == 4 else row[place] for row in rows], kind)
+        for place, kind in enumerate(kinds)
+    ]
+    found = repeatable(*columns).to_pylist()
+    assert found == [is_repeatable(*row) for row in rows]
+    assert all(fits for fits, change in zip(found, unchanged, strict=True) if change == "unchanged")
+    assert not any(fits for fits, change in zip(found, unchanged, strict=True) if change not in ("unchanged", "id"))
+
+
+def test_rows_without_topic_or_body_are_no_repeats() -> None:
+    rows = [("w/0/" + "0" * 32, None, b"x", None, None), ("w/0/" + "0" * 32, "T", None, None, None)]
+    kinds = (pa.string(), pa.string(), pa.binary(), pa.int32(), PROPERTIES)
+    columns = [pa.array([row[place] for row in rows], kind) for place, kind in enumerate(kinds)]
+    assert repeatable(*columns).to_pylist() == [is_repeatable(*row) for row in rows] == [False, False]
