@@ -44,6 +44,31 @@ _MOST_UNFINISHED: Final = 256 * 1024 * 1024
 _LONG_FRAME: Final = 1024 * 1024
 
 
+class PolledClock:
+    """A clock that passes only while its owner polls.
+
+    Answers that arrive between two polls wait in the socket, so this time must not count against any deadline.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._now = clock()
+        # What `clock` is ahead; None while nobody polls.
+        self._ahead: float | None = None
+
+    def __call__(self) -> float:
+        """Return the time in seconds."""
+        return self._now if self._ahead is None else self._clock() - self._ahead
+
+    def resume(self) -> None:
+        """Let the time pass."""
+        self._ahead = self._clock() - self._now
+
+    def pause(self) -> None:
+        """Stop the time."""
+        self._now, self._ahead = self(), None
+
+
 class IoLoop:
     """Connections by address, and the thread that moves their bytes.
 
@@ -74,7 +99,8 @@ class IoLoop:
         *,
         polled: bool = False,
     ) -> None:
-        self._clock = clock
+        self._pausing = PolledClock(clock) if polled else None
+        self._clock = self._pausing or clock
         self._connect_timeout = connect_timeout
         self._on_request = on_request
         self._secure = secure
@@ -108,6 +134,11 @@ class IoLoop:
     def closed(self) -> bool:
         """No request is taken any more: it was closed, or its thread has failed."""
         return self._closed
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """The clock that deadlines are set by; a polled loop's passes only during `poll`."""
+        return self._clock
 
     @property
     def in_own_thread(self) -> bool:
@@ -198,13 +229,14 @@ class IoLoop:
             Closed, or in another process.
         """
         self.check()
-        if not self.polled:
+        if self._pausing is None:
             raise RocketMQError("this transport has a thread of its own, and is not to be polled")
         with self._lock:
             self._start()
         assert self._selector is not None
         assert self._scratch is not None
         self._polling = True
+        self._pausing.resume()
         try:
             # What was submitted since is written first: nobody wakes this thread for it.
             self._look_at_all()
@@ -213,6 +245,7 @@ class IoLoop:
             self._shut_down(exc)
             raise
         finally:
+            self._pausing.pause()
             self._polling = False
 
     def _drop_inherited(self) -> None:

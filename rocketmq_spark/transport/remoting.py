@@ -128,9 +128,16 @@ class RemotingTransport(AdminClient):
         hooks = RequestHooks(namespace_v2, credentials, sign_name_server_requests=sign_name_server_requests)
         loop = IoLoop(clock, connect_timeout, self._on_request, secure, hooks, polled=polled)
         draw = random or random_module.Random()
-        super().__init__(loop, clock, client_async_semaphore_value, client_oneway_semaphore_value, name_servers, draw)
+        super().__init__(
+            loop, loop.clock, client_async_semaphore_value, client_oneway_semaphore_value, name_servers, draw
+        )
         self.on_check_transaction: OnCheckTransaction | None = None
         self._well = True
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """The clock of its timeouts, in seconds; that of a polled transport passes only during `poll`."""
+        return self._clock
 
     def __repr__(self) -> str:
         return f"<RemotingTransport name_servers={';'.join(self._name_servers.addresses)} {self._loop!r}>"

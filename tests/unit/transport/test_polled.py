@@ -100,6 +100,31 @@ def test_an_answer_that_came_while_nobody_polled_counts(polled: RemotingTranspor
     assert outcomes[0].status is PullStatus.FOUND
 
 
+def test_answers_that_arrive_between_two_polls_do_not_time_out() -> None:
+    """More than one poll reads: each looks at 2 MiB of a socket."""
+    held_up, answered = 0.0, threading.Semaphore(0)
+    outcomes: list[PullOutcome] = []
+    body = bytes(1024 * 1024)
+
+    def large(session: Session) -> None:
+        while True:
+            request = session.read()
+            answered.release()
+            session.answer(request, 0, {"nextBeginOffset": "1", "minOffset": "0", "maxOffset": "9"}, body)
+
+    with (
+        Peer(large) as peer,
+        RemotingTransport([], polled=True, clock=lambda: time.monotonic() + held_up) as transport,
+    ):
+        for offset in range(16):
+            transport.pull(PullRequest(TARGET, peer.address, offset), PATIENCE, outcomes.append)
+        while not answered.acquire(blocking=False):
+            transport.poll(0.01)
+        held_up = 10 * PATIENCE
+        poll_until(transport, outcomes, 16)
+    assert {outcome.status for outcome in outcomes} == {PullStatus.FOUND}
+
+
 def test_failures_are_told_by_polling(polled: RemotingTransport) -> None:
     outcomes: list[PullOutcome] = []
     with Peer(Session.wait_for_hangup) as silent:
