@@ -100,9 +100,13 @@ class Pulled:
     start, end : int
         The first offset wanted, and the first one behind it that is not.
     body : bytes or memoryview
+        Empty if the broker no longer has the messages.
+    contiguous : bool, default False
+        Every offset from `start` to `end` must be in the body; a missing one is lost data.
     """
 
     queue: MessageQueue
     start: int
     end: int
     body: Buffer
+    contiguous: bool = False

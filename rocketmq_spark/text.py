@@ -7,8 +7,8 @@ import re
 import traceback
 from typing import Final
 
-# Characters of a whole error, log record, or cell of a table. The error of a write that counts the rows of 1,000 brokers
-# fits. Single texts of servers are shorter: see `wire.command.shortened`.
+# Characters of a whole error, log record, or cell of a table. The error of a write that counts the rows of 1,000
+# brokers fits. Single texts of servers are shorter: see `wire.command.shortened`.
 LONGEST: Final = 100_000
 
 # C0, DEL, C1 and the separators of lines and paragraphs. Also bidirectional controls, tags and other invisible format

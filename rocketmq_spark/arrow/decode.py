@@ -185,6 +185,29 @@ def _value(name: str, queue: MessageQueue, message: MessageExt | Unreadable) -> 
     return _VALUES[name](queue, message)
 
 
+def missing_offsets(pull: Pulled) -> list[tuple[int, int]]:
+    """Return the gaps between the start of a pull and its end: the first offset of each gap, and the one after it.
+
+    An unreadable message is not missing.
+    """
+    if not pull.body:
+        return [(pull.start, pull.end)]
+    try:
+        records = records_of(pull.body)
+        offsets = rows_of(records, pull.body).queue_offset
+    except (Irregular, pa.ArrowInvalid):
+        messages = messages_of(pull.body, pull.queue, pull.start, pull.end, decompressed=False)
+        spans = [
+            np.arange(message.start, message.end) if isinstance(message, Unreadable) else [message.queue_offset]
+            for message in messages
+        ]
+        offsets = np.concatenate([np.empty(0, np.int64), *spans])
+    inside = np.unique(offsets[(offsets >= pull.start) & (offsets < pull.end)])
+    before, after = np.append(pull.start - 1, inside), np.append(inside, pull.end)
+    (at,) = np.nonzero(after - before > 1)
+    return [(int(before[gap]) + 1, int(after[gap])) for gap in at]
+
+
 def _instant(time: int) -> int | None:
     return time * _US_PER_MS if abs(time) <= _LAST_TIME else None
 

@@ -3,6 +3,7 @@
     OffsetRange -> Puller -> Pulled -> decode -> Arrow record batch
 
 Rule 1: nothing is decided here; the options say what is joined.
+Rule 2: every offset of an unfiltered range becomes a row or is reported as missing.
 
 Follows design.md section 8.
 """
@@ -10,15 +11,15 @@ Follows design.md section 8.
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
 
-from rocketmq_spark.arrow.decode import OnUnreadable, batches_of, fail
+from rocketmq_spark.arrow.decode import OnUnreadable, batches_of, fail, missing_offsets
 from rocketmq_spark.client.connect import new_transport
+from rocketmq_spark.consumer.data_loss import Gaps
 from rocketmq_spark.consumer.puller import Puller
 from rocketmq_spark.consumer.ranges import OffsetRange
 from rocketmq_spark.consumer.topic_queues import TopicQueues
@@ -62,26 +63,65 @@ def read_rows(
 
     Raises
     ------
-    ReadError, DataLossError
+    ReadError
         See `Puller.pull`.
+    DataLossError
+        Messages have expired, with ``failOnDataLoss``.
     RemotingCommandException
         A message is unreadable, unless `on_unreadable` returns.
     """
     with contextlib.closing(reading_transport(options, polled=True)) as transport:
         asked = replace(options, sub_expression="*") if filters_here else options
-        queues = TopicQueues(asked, transport, time.monotonic, routes)
-        tags = _tags(options)
-        waiting: list[Pulled] = []
-        rows = nbytes = 0
-        for pulled in Puller(asked, transport, queues, time.monotonic).pull(ranges):
-            waiting.append(pulled)
-            rows += pulled.end - pulled.start
-            nbytes += len(pulled.body)
-            if rows >= _ROWS or nbytes >= _BYTES:
-                yield from batches_of(waiting, schema, tags, on_unreadable)
-                waiting, rows, nbytes = [], 0, 0
-        if waiting:
-            yield from batches_of(waiting, schema, tags, on_unreadable)
+        # The transport's clock: while Spark holds the generator, no broker is silent.
+        queues = TopicQueues(asked, transport, transport.clock, routes)
+        pulls = Puller(asked, transport, queues, transport.clock).pull(ranges)
+        yield from decoded(options, pulls, schema, _tags(options), on_unreadable)
+
+
+def decoded(
+    options: ReaderOptions,
+    pulls: Iterable[Pulled],
+    schema: pa.Schema,
+    tags: frozenset[str] | None,
+    on_unreadable: OnUnreadable = fail,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of pulls as record batches, and report the messages that are missing.
+
+    Raises
+    ------
+    DataLossError
+        Messages are missing, with ``failOnDataLoss``.
+    """
+    gaps = Gaps(options)
+    waiting: list[Pulled] = []
+    rows = nbytes = 0
+    for pulled in pulls:
+        waiting.append(pulled)
+        rows += pulled.end - pulled.start
+        nbytes += len(pulled.body)
+        if rows >= _ROWS or nbytes >= _BYTES:
+            yield from _flushed(waiting, schema, tags, gaps, on_unreadable)
+            waiting, rows, nbytes = [], 0, 0
+    if waiting:
+        yield from _flushed(waiting, schema, tags, gaps, on_unreadable)
+    gaps.report()
+
+
+def _flushed(
+    pulls: Sequence[Pulled], schema: pa.Schema, tags: frozenset[str] | None, gaps: Gaps, on_unreadable: OnUnreadable
+) -> Iterator[pa.RecordBatch]:
+    rows = 0
+    if bodies := [pull for pull in pulls if pull.body]:
+        for batch in batches_of(bodies, schema, tags, on_unreadable):
+            rows += batch.num_rows
+            yield batch
+    # Whole batches of a plain read need no look at their offsets: the number of rows says that all are there.
+    if tags is not None or rows != sum(pull.end - pull.start for pull in pulls):
+        for pull in pulls:
+            if pull.contiguous:
+                for start, end in missing_offsets(pull):
+                    gaps.add(pull.queue, start, end)
+    gaps.report({pull.queue: pull.end for pull in pulls})
 
 
 def reading_transport(options: ReaderOptions, *, polled: bool = False) -> RemotingTransport:

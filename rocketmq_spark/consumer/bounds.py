@@ -1,24 +1,29 @@
 """Where queues begin and end, by number or by time: what the driver asks before anything is read.
 
-Rule 1: every queue is asked, many at once, and asked again elsewhere until ``readTimeoutMs`` is over.
+Rule 1: every queue is asked, many at once. Only the answer of the master counts, or that of a slave if the master has
+        not answered for ``readTimeoutMs``.
 Rule 2: what was asked for by number is held against what is there: an offset that expired is data lost, and so is a
         start that a queue does not reach; an end that it does not reach yet is waited for by who reads it.
+Rule 3: a broker deletes messages up to 10 s before it corrects the queue's minimum offset. So where a read begins at
+        the oldest message, or at a time, a message is pulled there: what expired before the plan is not lost data.
 
 Follows spec/remoting.md section 13.2 and ``KafkaOffsetReaderAdmin.scala`` for the meaning of the options.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Final, TypeAlias, TypeVar
 
-from rocketmq_spark.consumer.data_loss import expired, lost
+from rocketmq_spark.consumer.data_loss import Gap, expired, lost
 from rocketmq_spark.consumer.ranges import OffsetRange
 from rocketmq_spark.consumer.topic_queues import TopicQueues
 from rocketmq_spark.errors import (
+    BrokerBusyException,
+    MQBrokerException,
     OptionError,
     ReadError,
     RemotingException,
@@ -31,11 +36,14 @@ from rocketmq_spark.parallel import in_parallel
 from rocketmq_spark.pull import PullOutcome, PullRequest, PullStatus, PullTarget
 from rocketmq_spark.reader_options import ReaderOptions
 from rocketmq_spark.transport.base import ReadTransport
-from rocketmq_spark.wire.records import decode_records
+from rocketmq_spark.wire.records import decode_records, first_queue_offset
+from rocketmq_spark.wire.topic_config import TopicConfig
+
+logger = logging.getLogger("rocketmq_spark.consumer")
 
 Offsets: TypeAlias = "dict[MessageQueue, int]"
-_Ask: TypeAlias = Callable[[MessageQueue, str, float], int]
 _T = TypeVar("_T")
+_Ask: TypeAlias = Callable[[MessageQueue, str, float], _T]
 
 _WAIT: Final = 0.2
 
@@ -69,19 +77,75 @@ class Bounds:
         self._timeout = options.pull_timeout_ms / 1000
 
     def earliest(self, queues: Iterable[MessageQueue]) -> Offsets:
-        """Return the offset of the oldest message that each queue still has."""
-        # An empty queue of the type BatchCQ answers -1.
-        return {queue: max(0, offset) for queue, offset in self._of_all(queues, self._transport.min_offset).items()}
+        """Return the offset of the oldest message that each queue still has; 0 for a compacted topic.
+
+        For a compacted topic brokers report the minimum of another queue, the one before compaction (issue 7540 of
+        apache/rocketmq): messages lie below it.
+        """
+        queues = [*queues]
+        compacted = self._compacted(queues)
+        plain = [queue for queue in queues if queue not in compacted]
+        return dict.fromkeys(queues, 0) | self._first_left(self._of_all(plain, self._transport.min_offset))
+
+    def _first_left(self, offsets: Mapping[MessageQueue, int]) -> Offsets:
+        """Return the first offset of each queue, from the given one on, whose message the broker still has."""
+
+        def pull(queue: MessageQueue, address: str, timeout: float) -> int:
+            # An empty queue of the type BatchCQ has the minimum offset -1.
+            offset = max(0, on_wire[queue])
+            while True:
+                try:
+                    outcome = self._pulled(queue, offset, address, timeout)
+                except BrokerBusyException:
+                    # The task waits for the broker. A slave without slaveReadEnable is always busy.
+                    return offset
+                if outcome.status is PullStatus.FOUND:
+                    return max(offset, first_queue_offset(outcome.body) or 0)
+                if outcome.status is PullStatus.NO_NEW_MSG or outcome.next_begin_offset <= offset:
+                    return offset
+                offset = outcome.next_begin_offset
+
+        on_wire = {self._queues.on_wire(queue): offset for queue, offset in offsets.items()}
+        return self._of_all(offsets, pull)
+
+    def _pulled(self, queue: MessageQueue, offset: int, address: str, timeout: float) -> PullOutcome:
+        target = PullTarget(queue, self._options.consumer_group, 1, "*", "TAG")
+        outcome = self._transport.pull_now(PullRequest(target, address, offset), timeout)
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome
+
+    def _compacted(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
+        """Return the queues of compacted topics. Without the right to see the configuration a topic counts as plain."""
+
+        def ask(queue: MessageQueue) -> bool:
+            try:
+                config = self._patiently(
+                    queue, lambda _, address, __: self._queues.config(queue, address), trusted=False
+                )
+            except MQBrokerException as exc:
+                logger.warning(
+                    "reading %s: unknown whether its topic is compacted, missing offsets fail: %s", queue, exc
+                )
+                config = TopicConfig()
+            return config.compacted
+
+        queues = [*queues]
+        one_of_each = {_place(queue): queue for queue in queues}.values()
+        answers = self._queues.deadline.in_parallel(one_of_each, ask, "types of topics")
+        places = {_place(queue) for queue, compacted in answers.items() if compacted}
+        return {queue for queue in queues if _place(queue) in places}
 
     def latest(self, queues: Iterable[MessageQueue]) -> Offsets:
         """Return the offset that the next message of each queue will get."""
         return self._of_all(queues, self._transport.max_offset)
 
     def once(
-        self, queues: Sequence[MessageQueue], ask: Callable[[MessageQueue, str], _T]
+        self, queues: Sequence[MessageQueue], ask: Callable[[MessageQueue, str], _T], *, trusted: bool = False
     ) -> dict[MessageQueue, tuple[_T, str] | RocketMQError]:
         """Ask once about each queue (as the user knows it): return the answer and whose it is, or why there is none.
 
+        With `trusted` only brokers are asked that `TopicQueues.trusts`.
         Who did not answer for one queue is not waited for again for the next; after ``readTimeoutMs`` nobody is asked.
         """
         silent: dict[str, RocketMQError] = {}
@@ -94,8 +158,12 @@ class Bounds:
                     f"{queue}: not asked, the others took {self._options.read_timeout_ms / 1000:g} s"
                 )
             try:
-                address = self._queues.address(queue)
-                return silent[address] if address in silent else (ask(queue, address), address)
+                address = self._queues.address(queue, trusted=trusted)
+                if address in silent:
+                    return silent[address]
+                answer = ask(queue, address)
+                self._queues.answered(queue, address, trusted=trusted)
+                return answer, address
             except RocketMQError as exc:
                 if isinstance(exc, RemotingException):
                     silent[address] = exc
@@ -111,7 +179,7 @@ class Bounds:
         def search(queue: MessageQueue, address: str, timeout: float) -> int:
             return self._transport.search_offset(queue, wanted[queue], address, timeout)
 
-        earliest, latest = self.earliest(times), self.latest(times)
+        earliest, latest = self._of_all(times, self._transport.min_offset), self.latest(times)
         # A broker fails at the question where a queue of the type BatchCQ is empty.
         filled = [queue for queue in times if earliest[queue] < latest[queue]]
         wanted = {self._queues.on_wire(queue): times[queue] for queue in filled}
@@ -119,11 +187,9 @@ class Bounds:
         # Past the end a broker answers with the end; of the type BatchCQ with its last batch, however old that is.
         ends = self.latest(filled)
         found = {queue: offset for queue, offset in found.items() if offset < ends[queue]}
-        places = {(queue.topic, queue.broker_name): queue for queue in found}
+        places = {_place(queue): queue for queue in found}
         plain = self._queues.deadline.in_parallel(places.values(), self._queues.is_plain, "types of topics")
-        doubtful = {
-            queue: offset for queue, offset in found.items() if not plain[places[queue.topic, queue.broker_name]]
-        }
+        doubtful = {queue: offset for queue, offset in found.items() if not plain[places[_place(queue)]]}
         older = [queue for queue, stamp in self._stored_at(doubtful).items() if stamp < times[queue]]
         return {queue: None if queue in older else found.get(queue) for queue in times}
 
@@ -131,13 +197,7 @@ class Bounds:
         """Return when the messages at some offsets were stored; of one that is gone by now, a time to come."""
 
         def pull(queue: MessageQueue, address: str, timeout: float) -> int:
-            target = PullTarget(queue, self._options.consumer_group, 1, "*", "TAG")
-            answer: Future[PullOutcome] = Future()
-            self._transport.pull(PullRequest(target, address, wanted[queue]), timeout, answer.set_result)
-            # The transport answers by then, with an error if there is nothing else.
-            outcome = answer.result(2 * timeout)
-            if outcome.error is not None:
-                raise outcome.error
+            outcome = self._pulled(queue, wanted[queue], address, timeout)
             if outcome.status is not PullStatus.FOUND:
                 return sys.maxsize
             return next(iter(decode_records(outcome.body))).store_timestamp
@@ -167,7 +227,9 @@ class Bounds:
                 f"{len(missing) - 1} other queues: give an earlier one, or begin at the end of such queues with "
                 "startingOffsetsByTimestampStrategy=latest"
             )
-        return self._or_latest(found)
+        compacted = self._compacted(found)
+        first = {queue: offset for queue, offset in found.items() if offset is not None and queue not in compacted}
+        return self._or_latest({**found, **self._first_left(first)})
 
     def ends(self, queues: Sequence[MessageQueue]) -> Offsets:
         """Return where to stop in a batch: the first offset that is not read any more; raises as `starts`."""
@@ -197,14 +259,28 @@ class Bounds:
         DataLossError
             Something has, with ``failOnDataLoss``.
         """
-        earliest = self.earliest(queue for queue in ends if starts[queue] < ends[queue])
-        ranges = []
+        filled = [queue for queue in ends if starts[queue] < ends[queue]]
+        compacted = self._compacted(filled)
+        plain = [queue for queue in filled if queue not in compacted]
+        # A task reports the offsets that it does not find, too: a master that is away now delays no other queue.
+        earliest: Offsets = {}
+        for queue, answer in self.once(plain, self._min_offset, trusted=True).items():
+            if not isinstance(answer, RocketMQError):
+                earliest[queue] = answer[0]
+            elif not answer.retriable:
+                raise answer
+        ranges, gaps = [], []
         for queue, end in ends.items():
             start = max(starts[queue], earliest.get(queue, 0))
             if start > starts[queue]:
-                expired(self._options, queue, starts[queue], min(start, end), start)
-            ranges.append(OffsetRange(queue, min(start, end), end))
+                gaps.append(Gap(queue, starts[queue], min(start, end), start))
+            ranges.append(OffsetRange(queue, min(start, end), end, queue in compacted))
+        expired(self._options, gaps)
         return ranges
+
+    def _min_offset(self, queue: MessageQueue, address: str) -> int:
+        timeout = self._queues.deadline.limit(self._timeout)
+        return self._transport.min_offset(self._queues.on_wire(queue), address, timeout)
 
     def _short_of(self, starts: Offsets) -> Offsets:
         """Return the ends of the queues that do not reach `starts`; what was stored a moment ago is waited for."""
@@ -242,22 +318,26 @@ class Bounds:
         latest = self.latest(queue for queue, offset in found.items() if offset is None)
         return {queue: latest[queue] if offset is None else offset for queue, offset in found.items()}
 
-    def _of_all(self, queues: Iterable[MessageQueue], ask: _Ask) -> Offsets:
+    def _of_all(self, queues: Iterable[MessageQueue], ask: _Ask[int]) -> Offsets:
         deadline = self._queues.deadline
         return deadline.in_parallel(queues, lambda queue: self._patiently(queue, ask), "offsets of queues")
 
-    def _patiently(self, queue: MessageQueue, ask: _Ask) -> int:
+    def _patiently(self, queue: MessageQueue, ask: _Ask[_T], *, trusted: bool = True) -> _T:
         options = self._options
-        gives_up = min(self._clock() + options.read_timeout_ms / 1000, self._queues.deadline.at)
+        gives_up = self._clock() + options.read_timeout_ms / 1000
         while True:
             address = ""
             try:
-                address = self._queues.address(queue)
-                return ask(self._queues.on_wire(queue), address, self._queues.deadline.limit(self._timeout))
+                address = self._queues.address(queue, trusted=trusted)
+                answer = ask(self._queues.on_wire(queue), address, self._queues.deadline.limit(self._timeout))
+                self._queues.answered(queue, address, trusted=trusted)
+                return answer
             except RocketMQError as exc:
                 if not exc.retriable:
                     raise
-                if self._clock() > gives_up:
+                # The last request to the master may take this long, and then one goes to a slave.
+                more = 2 * self._timeout if self._queues.has_slave(queue) else 0.0
+                if self._clock() > min(gives_up + more, self._queues.deadline.at):
                     raise ReadError(
                         f"asking for the offsets of {queue}: no broker answered within "
                         f"readTimeoutMs={options.read_timeout_ms}. The last try: {exc}"
@@ -265,6 +345,10 @@ class Bounds:
                 if not exc.flow_control:
                     self._queues.failed(queue, address)
             self._sleep(_WAIT)
+
+
+def _place(queue: MessageQueue) -> tuple[str, str]:
+    return queue.topic, queue.broker_name
 
 
 def _covering(queues: Sequence[MessageQueue], given: Mapping[MessageQueue, int], option: str) -> Offsets:

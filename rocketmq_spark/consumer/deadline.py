@@ -28,11 +28,19 @@ class PlanningDeadline:
     def __init__(self, timeout_ms: int, clock: Callable[[], float]) -> None:
         self._timeout_ms = timeout_ms
         self._clock = clock
-        self.at = math.inf
+        self._started = self.at = math.inf
 
     def restart(self) -> None:
         """Begin to plan."""
-        self.at = self._clock() + self._timeout_ms / 1000
+        self._started = self._clock()
+        self.at = self._started + self._timeout_ms / 1000
+
+    def extend(self, seconds: float) -> None:
+        """Move the deadline to ``readTimeoutMs`` and some seconds later than `restart` has set it. Idempotent.
+
+        A broker's master does not answer, and the offsets of its slave count only after ``readTimeoutMs``.
+        """
+        self.at = max(self.at, self._started + 2 * self._timeout_ms / 1000 + seconds)
 
     @property
     def passed(self) -> bool:

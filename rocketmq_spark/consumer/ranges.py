@@ -34,11 +34,14 @@ class OffsetRange:
         With the topic as the user knows it.
     start, end : int
         The end is not in it.
+    compacted : bool, default False
+        The topic is compacted (``cleanup.policy=COMPACTION``): missing offsets are not lost data.
     """
 
     queue: MessageQueue
     start: int
     end: int
+    compacted: bool = False
 
     @property
     def size(self) -> int:

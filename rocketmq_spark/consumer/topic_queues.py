@@ -1,8 +1,11 @@
 """Which queues a read is about, and which brokers to ask for them.
 
-Rule 1: a master is asked first, its slaves while it is gone; the order turns with every failure.
-Rule 2: where a queue is, and whether it is there, is what `TopicRoutes` knows.
-Rule 3: names of topics are the user's here; brokers know them with their namespace.
+Rule 1: the master is asked first. While it does not answer, its slaves are asked in turn; the master is tried again
+        after each ``pullTimeoutMs``.
+Rule 2: a slave that was added later lacks the older messages. Its lower bounds count only if the master has not
+        answered for ``readTimeoutMs``.
+Rule 3: where a queue is, and whether it is there, is what `TopicRoutes` knows.
+Rule 4: names of topics are the user's here; brokers know them with their namespace.
 
 Follows ``MQClientInstance.topicRouteData2TopicSubscribeInfo`` and ``findBrokerAddressInSubscribe``.
 """
@@ -12,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from rocketmq_spark.consumer.deadline import PlanningDeadline
@@ -36,6 +39,16 @@ logger = logging.getLogger("rocketmq_spark.consumer")
 
 # What a broker without enablePropertyFilter says of SQL (ClientManageProcessor.checkClientConfig).
 _NO_SQL: Final = "does not support consumer to filter message"
+
+
+@dataclass(slots=True)
+class _Away:
+    """A broker whose master does not answer: since when, whose turn it is, and when the master is tried again."""
+
+    since: float
+    retry_at: float
+    turn: int = 0
+    warned: bool = False
 
 
 class TopicQueues:
@@ -65,14 +78,17 @@ class TopicQueues:
     ) -> None:
         self._options = options
         self._transport = transport
+        self._clock = clock
+        self._patience = options.read_timeout_ms / 1000
         # Per request.
         self._timeout = options.pull_timeout_ms / 1000
         self.deadline = PlanningDeadline(options.read_timeout_ms, clock)
         self._routes = TopicRoutes(options, transport, clock, self.deadline, routes)
         self._lock = threading.Lock()
-        self._turns: dict[str, int] = {}
-        # By topic and broker; a type is for ever.
-        self._plain: dict[tuple[str, str], bool] = {}
+        # By broker name.
+        self._away: dict[str, _Away] = {}
+        # By topic and broker; queue type and cleanup policy never change.
+        self._configs: dict[tuple[str, str], TopicConfig] = {}
 
     def on_wire(self, queue: MessageQueue) -> MessageQueue:
         """Return the queue as brokers know it."""
@@ -136,23 +152,44 @@ class TopicQueues:
         wanted = filter(self._options.reads, queues)
         return sorted(wanted, key=lambda queue: (queue.topic, queue.broker_name, queue.queue_id))
 
-    def address(self, queue: MessageQueue) -> str:
-        """Return whom to ask for a queue: the master of its broker; after failures a slave, by turns.
+    def address(self, queue: MessageQueue, *, trusted: bool = False) -> str:
+        """Return the address of a broker to ask about a queue.
+
+        Parameters
+        ----------
+        queue : MessageQueue
+        trusted : bool, default False
+            Only a broker that `trusts` accepts.
 
         Raises
         ------
         RouteNotFoundException
-            No broker of that name is known just now.
+            The name servers know no broker of that name, or with `trusted` no master.
         """
         route = self._routes.last(queue.topic)
-        with self._lock:
-            turn = self._turns.get(queue.broker_name, 0)
-        address = _address(queue, route, turn)
-        if address is None:
+        addresses = _addresses(queue, route)
+        if not addresses:
             raise RouteNotFoundException(
                 f"reading {queue}: no name server knows a broker {queue.broker_name} for its topic just now"
             )
-        return address
+        master = addresses.get(MASTER_ID)
+        with self._lock:
+            now = self._clock()
+            away = self._away.get(queue.broker_name)
+            if master is None:
+                away = self._away.setdefault(queue.broker_name, _Away(now, now))
+                self.deadline.extend(2 * self._timeout)
+            if away is None or (trusted and master is not None and now - away.since < self._patience):
+                return addresses[min(addresses)]
+            if trusted and now - away.since < self._patience:
+                raise RouteNotFoundException(
+                    f"reading {queue}: the master of {queue.broker_name} is in no route. The offsets of its slaves "
+                    f"count after readTimeoutMs={self._options.read_timeout_ms}"
+                )
+            if master is not None and now >= away.retry_at:
+                away.retry_at = now + self._timeout
+                return master
+            return _by_turns(addresses, away)
 
     def routes(self, queues: Iterable[MessageQueue]) -> dict[str, TopicRouteData]:
         """Return the routes of the topics of queues, as they are known."""
@@ -166,6 +203,28 @@ class TopicQueues:
         return any(
             one.broker_name == queue.broker_name and one.broker_addrs.get(MASTER_ID) == address for one in masters
         )
+
+    def has_slave(self, queue: MessageQueue) -> bool:
+        """Return whether the last route has a slave of the queue's broker."""
+        route = self._routes.known(queue.topic)
+        return route is not None and any(broker_id != MASTER_ID for broker_id in _addresses(queue, route))
+
+    def trusts(self, queue: MessageQueue, address: str) -> bool:
+        """Return whether this broker's lower bounds count: it is the master, or the master has been away for long."""
+        if self.is_master(queue, address):
+            return True
+        with self._lock:
+            away = self._away.get(queue.broker_name)
+            if away is None or self._clock() - away.since < self._patience:
+                return False
+            warned, away.warned = away.warned, True
+        if not warned:
+            logger.warning(
+                "the master of %s has not answered for readTimeoutMs=%d: the offsets of its slave %s count instead. "
+                "If the slave lacks older messages, the read does not return them",
+                *(queue.broker_name, self._options.read_timeout_ms, address),
+            )
+        return True
 
     def exists(self, queue: MessageQueue) -> bool | None:
         """Return whether the route has the queue; None: it does not know its broker, which may come back.
@@ -222,36 +281,63 @@ class TopicQueues:
 
     def is_plain(self, queue: MessageQueue) -> bool:
         """Return whether a queue has no such batches for sure, or as far as a filter by SQL is concerned."""
+        try:
+            return not self.config(queue, self.address(queue)).holds_batches
+        except RocketMQError as exc:
+            logger.warning("reading %s with a filter: the type of its queues is unknown: %s", queue, exc)
+            # Nobody but a broker can look at SQL.
+            return self._options.filter_type == "SQL92"
+
+    def config(self, queue: MessageQueue, address: str) -> TopicConfig:
+        """Return the configuration of a queue's topic; a broker is asked until it has answered once.
+
+        Brokers of 4.x and proxies do not support the request. Their topics count as plain ones without compaction.
+
+        Raises
+        ------
+        RocketMQError
+            The broker does not answer, or refuses the user.
+        """
         place = queue.topic, queue.broker_name
-        if place not in self._plain:
+        if place not in self._configs:
             try:
                 config = self._transport.topic_config(
-                    self.address(queue), self.on_wire(queue).topic, self.deadline.limit(self._timeout)
+                    address, self.on_wire(queue).topic, self.deadline.limit(self._timeout)
                 )
-            except RocketMQError as exc:
-                if not isinstance(exc, RequestNotSupportedException):
-                    logger.warning("reading %s with a filter: the type of its queues is unknown: %s", queue, exc)
-                    # Nobody but a broker can look at SQL.
-                    return self._options.filter_type == "SQL92"
-                # Brokers of 4.x have plain queues only.
+            except RequestNotSupportedException:
                 config = TopicConfig()
-            self._plain[place] = not config.holds_batches
-        return self._plain[place]
+            self._configs[place] = config
+        return self._configs[place]
 
     def failed(self, queue: MessageQueue, address: str) -> None:
         """Take note that a broker did not answer: another one is asked next, and the route looked up again."""
         route = self._routes.known(queue.topic)
+        addresses = {} if route is None else _addresses(queue, route)
         with self._lock:
-            turn = self._turns.get(queue.broker_name, 0)
+            now = self._clock()
+            away = self._away.get(queue.broker_name)
+            if address and address == addresses.get(MASTER_ID):
+                away = self._away.setdefault(queue.broker_name, _Away(now, now))
+                away.retry_at = now + self._timeout
+                if len(addresses) > 1:
+                    self.deadline.extend(2 * self._timeout)
             # Of many requests that fail together only the first turns to another address.
-            if route is not None and _address(queue, route, turn) == address:
-                self._turns[queue.broker_name] = turn + 1
+            if away is not None and addresses and _by_turns(addresses, away) == address:
+                away.turn += 1
         if self._routes.is_fresh(queue.topic):
             return
         try:
             self._routes.recent(queue.topic)
         except RocketMQError as exc:
             logger.warning("%s did not answer for %s, and its route is unknown: %s", address, queue, exc)
+
+    def answered(self, queue: MessageQueue, address: str, *, trusted: bool = False) -> None:
+        """Note that a broker answered: a master is asked first from now on, a slave that was `trusted` is logged."""
+        if queue.broker_name in self._away and self.is_master(queue, address):
+            with self._lock:
+                self._away.pop(queue.broker_name, None)
+        elif trusted:
+            self.trusts(queue, address)
 
 
 def _why_refused(error: MQBrokerException) -> str:
@@ -276,8 +362,11 @@ def _readable(topic: str, route: TopicRouteData) -> list[MessageQueue]:
     ]
 
 
-def _address(queue: MessageQueue, route: TopicRouteData, turn: int) -> str | None:
-    for broker in route.broker_datas:
-        if broker.broker_name == queue.broker_name and broker.broker_addrs:
-            return broker.broker_addrs[sorted(broker.broker_addrs)[turn % len(broker.broker_addrs)]]
-    return None
+def _addresses(queue: MessageQueue, route: TopicRouteData) -> Mapping[int, str]:
+    """Return the addresses of a queue's broker by their ids; the master's id is the lowest."""
+    named = (broker.broker_addrs for broker in route.broker_datas if broker.broker_name == queue.broker_name)
+    return next(filter(None, named), {})
+
+
+def _by_turns(addresses: Mapping[int, str], away: _Away) -> str:
+    return addresses[sorted(addresses)[away.turn % len(addresses)]]

@@ -238,6 +238,10 @@ class ReadTransport(Protocol):
         """
         ...
 
+    def pull_now(self, request: PullRequest, timeout: float) -> PullOutcome:
+        """Request messages and wait for the answer; the outcome has the error of a broker, other errors are raised."""
+        ...
+
     def poll(self, timeout: float) -> None:
         """Send, receive and call back in the calling thread, for so many seconds at most, of a transport without one.
 

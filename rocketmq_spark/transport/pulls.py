@@ -39,6 +39,11 @@ _NO_CONSUMER: Final = ("no consumer for this group", "consumerGroupInfo", "NullP
 
 _STATUS: Final = {int(status.value): status for status in PullStatus}
 
+# Remarks of code 20 that do not mean "no message matched the filter" (PullMessageProcessor.composeResponseHeader).
+# MESSAGE_WAS_REMOVING: the commit log was deleted, the queue's minimum offset is not corrected yet. A slave whose
+# master is alive sends code 20 with every status but FOUND.
+_MOVED: Final = frozenset(("MESSAGE_WAS_REMOVING", "OFFSET_TOO_SMALL", "OFFSET_RESET"))
+
 
 class PullClient(RemotingClient):
     """The consumer's part of a transport."""
@@ -55,6 +60,13 @@ class PullClient(RemotingClient):
         expires = self._clock() + within
         # Without a permit: who pulls has a window of its own.
         self._loop.submit(address, Request(RequestCode.PULL_MESSAGE, fields, (), within, on_answer, expires=expires))
+
+    def pull_now(self, request: PullRequest, timeout: float) -> PullOutcome:
+        """Send one PULL_MESSAGE and wait for its answer; see :class:`.base.ReadTransport`."""
+        queue, address = request.target.queue, request.address
+        fields = {**_fields(request.target, request.suspend_ms), "queueOffset": str(request.offset)}
+        command = self.invoke(address, RequestCode.PULL_MESSAGE, fields, (), timeout)
+        return _outcome_of(queue, address, Answer(command, None, 0.0))
 
     def register_consumer(self, client_id: str, group: str, address: str, timeout: float) -> None:
         """Tell a broker that a client reads for this group (HEART_BEAT); the broker makes the group if it has none."""
@@ -127,6 +139,8 @@ def _outcome_of(queue: MessageQueue, address: str, answer: Answer) -> PullOutcom
     if command is None:
         return PullOutcome(None, error=answer.error)
     status = _STATUS.get(command.code)
+    if status is PullStatus.NO_MATCHED_MSG and command.remark in _MOVED:
+        status = PullStatus.OFFSET_ILLEGAL
     if status is None:
         return PullOutcome(None, error=broker_error(command.code, command.remark, address, f"pulling from {queue}"))
     try:

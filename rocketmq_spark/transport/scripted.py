@@ -204,6 +204,13 @@ class ScriptedTransport(ScriptedPulls):
             self.pulls.append(request)
             self._schedule(*self._pulled(request, timeout), on_pulled)
 
+    def pull_now(self, request: PullRequest, timeout: float) -> PullOutcome:
+        """Play the queue's next reply, whatever its delay; see :class:`.base.ReadTransport`."""
+        with self._changed:
+            self._check()
+            self.pulls.append(request)
+            return self._pulled(request, timeout)[1]
+
     def send_oneway(self, request: SendRequest, timeout: float) -> None:
         """Play the broker's next reply as far as a oneway sender learns of it; see :class:`.base.Transport`.
 

@@ -52,7 +52,9 @@ class ScriptedPulls(ScriptedCalls):
         super().__init__(routes, clock)
         self.pulls: list[PullRequest] = []
         self.always_pull: dict[MessageQueue, PullReply] = {}
+        # The first message left of each queue; `removed`: without the correction of the minimum offset that follows.
         self.expired: dict[MessageQueue, int] = {}
+        self.removed: dict[MessageQueue, int] = {}
         self.members: dict[tuple[str, str], set[str]] = {}
         self._pull_script: dict[MessageQueue, deque[PullReply | Callable[[PullRequest], PullReply]]] = {}
 
@@ -122,5 +124,8 @@ class ScriptedPulls(ScriptedCalls):
         stop = min(offset + max(1, min(request.target.max_msg_nums, most, _MOST)), end)
         if offset == stop:
             return PullOutcome(PullStatus.NO_NEW_MSG, offset, first, end)
-        body = b"".join(map(encode_record, self._store.messages(queue, offset, stop)))
+        left = max(offset, self.removed.get(queue, 0))
+        if left >= stop:
+            return PullOutcome(PullStatus.OFFSET_ILLEGAL, stop, first, end)
+        body = b"".join(map(encode_record, self._store.messages(queue, left, stop)))
         return PullOutcome(PullStatus.FOUND, stop, first, end, body)

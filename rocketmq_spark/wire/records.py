@@ -245,6 +245,11 @@ def claimed_offset(record: memoryview) -> int | None:
     return queue_offset if magic in _TOPIC_LENGTH else None
 
 
+def first_queue_offset(body: Buffer) -> int | None:
+    """Return the queue offset of the first record of a pull's body; None if the body is too short for one."""
+    return _RECORD_HEAD.unpack_from(body)[5] if len(body) >= _RECORD_HEAD.size else None
+
+
 def encode_record(message: MessageExt) -> bytes:
     """Encode one message as brokers store it, with the second magic code (spec/remoting.md 8)."""
     topic, properties = message.topic.encode(), encode_properties(message.properties)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,16 +19,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from rocketmq_spark.admin import queue_offsets
 from rocketmq_spark.client.producer import Producer
-from rocketmq_spark.cluster import Broker, LocalCluster
-from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.offset_json import nested
 from rocketmq_spark.spark.report import Metrics
 from rocketmq_spark.transport.remoting import RemotingTransport
-from tests.conftest import QUICK_READS
 from tests.feeding import Feed, Kept, once
 from tests.links import Fault, cut, linked_cluster
 from tests.releases import NEEDS_LIMITS
+from tests.slaves import Slave
 from tests.waiting import wait_for
 from tests.writes import heal, make_topic, set_config
 
@@ -265,60 +261,6 @@ def test_a_body_that_changes_on_its_way_is_an_error_that_names_queue_and_offset(
             frame.select("keys").collect()
 
 
-class Slave:
-    """A slave of a cluster's first broker.
-
-    Parameters
-    ----------
-    cluster : LocalCluster
-    topic : str
-        The topic that it is to have; its master has it.
-    """
-
-    def __init__(self, cluster: LocalCluster, topic: str) -> None:
-        self._master = cluster.brokers[0]
-        self._topic = topic
-        self._transport = RemotingTransport([cluster.name_server])
-        role = {"brokerRole": "SLAVE", "brokerId": 1, "slaveReadEnable": "true"}
-        properties = {"brokerName": self._master.name, **QUICK_READS, **role}
-        assert cluster._site is not None
-        self.broker = Broker(cluster._site, "slave", {name: str(value) for name, value in properties.items()})
-        # A slave asks its master for topics a minute after its start.
-        shutil.copytree(self._master.folder / "store" / "config", self.broker.folder / "store" / "config")
-
-    def start(self) -> None:
-        """Return when it follows its master, and the name server knows it."""
-        self.broker.launch()
-        wait_for(self._is_known)
-        # It begins with the file that its master is at: it will have what comes from now on.
-        wait_for(lambda: self._has(self._master.name, 1))
-
-    def catch_up(self) -> None:
-        """Return when it has all of the topic."""
-        wait_for(lambda: self._has(self._topic, 2))
-
-    def end(self) -> None:
-        """Leave nothing of it."""
-        self._transport.close()
-        self.broker.kill()
-        self.broker.remove_all_but_logs()
-
-    def _has(self, topic: str, queues: int) -> bool:
-        def ends(address: str) -> list[int]:
-            of_it = [MessageQueue(topic, self._master.name, number) for number in range(queues)]
-            return [self._transport.max_offset(queue, address, 5.0) for queue in of_it]
-
-        return ends(self.broker.address) == ends(self._master.address)
-
-    def _is_known(self) -> bool:
-        with contextlib.suppress(RocketMQError):
-            # That makes it register at once.
-            set_config(self.broker, brokerPermission=6)
-            route = self._transport.query_route(self._topic, 5.0)
-            return any(self.broker.address in data.broker_addrs.values() for data in route.broker_datas)
-        return False
-
-
 @pytest.fixture
 def slave(two_brokers: LocalCluster, feed: Feed, topic: str) -> Iterator[Slave]:
     """A slave of the first broker, which has the test's topic and follows."""
@@ -354,7 +296,8 @@ def test_what_a_master_had_is_read_once_from_its_slave(
     frame = source(spark.read, two_brokers.name_server, topic, **options)
     assert read_while(frame, tmp_path, kill) == once(keys)
     assert Counter(row["keys"] for row in planned.collect()) == once(keys)
-    rows = source(spark.read, two_brokers.name_server, topic, **options).select("keys").collect()
+    # Where its queues begin counts once the master has been away for `readTimeoutMs`.
+    rows = source(spark.read, two_brokers.name_server, topic, **options, readTimeoutMs=10_000).select("keys").collect()
     assert Counter(key for (key,) in rows) == once(keys)
 
 

@@ -10,6 +10,7 @@ import pytest
 from rocketmq_spark.consumer.bounds import Bounds
 from rocketmq_spark.consumer.ranges import OffsetRange
 from rocketmq_spark.errors import (
+    BrokerBusyException,
     DataLossError,
     MQBrokerException,
     OptionError,
@@ -20,7 +21,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.offset_json import OffsetSpec
-from rocketmq_spark.pull import PullOutcome, PullStatus
+from rocketmq_spark.pull import PullOutcome, PullRequest, PullStatus
 from rocketmq_spark.transport.scripted import route
 from rocketmq_spark.transport.scripted_pulls import PullReply
 from tests.unit.consumer.conftest import A0, A1, B0, B1, QUEUES, Make, Reader
@@ -179,13 +180,119 @@ def test_what_expired_may_be_passed_over(reader: Make, caplog: pytest.LogCapture
     assert len(caplog.records) == 2
 
 
-def test_who_does_not_answer_is_asked_again_elsewhere(reader: Make) -> None:
+def test_a_master_that_does_not_answer_is_asked_again_and_its_slave_is_not(reader: Make) -> None:
     made = filled(reader())
     made.addresses("a", {0: "master:1", 1: "slave:1"})
     made.transport.fail("max_offset", RemotingConnectException("refused"), RemotingTimeoutException("no answer"))
     assert made.bounds.latest([A0]) == {A0: 4}
-    assert [address for _, address in made.asked("max_offset")] == ["master:1", "slave:1", "master:1"]
+    assert [address for _, address in made.asked("max_offset")] == ["master:1"] * 3
     assert made.slept == [0.2, 0.2]
+
+
+@pytest.mark.parametrize("call", ["min_offset", "max_offset", "search_offset", "pull_now"])
+def test_offsets_of_a_slave_count_once_the_master_was_away_for_long(
+    reader: Make, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    made = filled(reader(read_timeout_ms=20_000, pull_timeout_ms=5_000, starting_timestamp=1_001_000))
+    made.addresses("a", {0: "master:1", 1: "slave:1"})
+    works, asked = getattr(made.transport, call), []
+
+    def master_away(*arguments: Any) -> Any:
+        request = arguments[0]
+        address = request.address if isinstance(request, PullRequest) else arguments[-2]
+        asked.append((address, made.clock.now))
+        if address == "master:1":
+            raise RemotingTimeoutException("no answer")
+        return works(*arguments)
+
+    setattr(made.transport, call, master_away)
+    assert made.bounds.starts([A0]) == {A0: 2}
+    slave = [when for address, when in asked if address == "slave:1"]
+    # The first failure counts from the moment it is known.
+    assert slave[0] - asked[0][1] >= 20.0
+    # Master and slave are asked by turns from then on, and the next question does not wait again.
+    assert sum(made.slept) < 25.0
+    made.bounds.ends([A0])
+    assert sum(made.slept) < 26.0
+    assert sum("offsets of its slave slave:1 count" in text for text in caplog.messages) == 1
+
+
+def test_planning_deadline_leaves_time_for_a_slave_to_count(reader: Make) -> None:
+    made = filled(reader(read_timeout_ms=20_000, pull_timeout_ms=5_000))
+    made.addresses("a", {0: "master:1", 1: "slave:1"})
+    works = made.transport.min_offset
+
+    def master_away(queue: MessageQueue, address: str, timeout: float) -> int:
+        if address == "master:1":
+            made.clock.advance(max(timeout, 0.1))
+            raise RemotingTimeoutException("no answer")
+        return works(queue, address, timeout)
+
+    made.transport.min_offset = master_away  # type: ignore[method-assign]
+    made.queues.find()
+    assert made.bounds.earliest([A0]) == {A0: 0}
+    made.addresses("a", {0: "master:1"})
+    made.queues.find()
+    with pytest.raises(ReadError, match="readTimeoutMs=20000"):
+        made.bounds.earliest([A0])
+
+
+def test_a_master_that_is_in_no_route_is_waited_for(reader: Make) -> None:
+    made = filled(reader(read_timeout_ms=20_000))
+    made.addresses("a", {1: "slave:1"})
+
+    def come_back() -> None:
+        if sum(made.slept) > 10.0:
+            made.addresses("a", {0: "master:1", 1: "slave:1"})
+
+    made.while_asleep = come_back
+    assert made.bounds.earliest([A0]) == {A0: 0}
+    assert {address for _, address in made.asked("min_offset")} == {"master:1"}
+
+
+def test_messages_that_expired_before_the_plan_are_not_lost(reader: Make) -> None:
+    """The minimum offset of the queue is not corrected yet."""
+    made = filled(reader(starting_offsets=spec(a0=-2, a1=1, b0=-2)))
+    made.transport.removed |= {A0: 3, B0: 4}
+    assert made.bounds.earliest([A0, B0]) == {A0: 3, B0: 4}
+    assert made.bounds.starts([A0, A1, B0]) == {A0: 3, A1: 1, B0: 4}
+    made = filled(reader(starting_timestamp=1_001_000))
+    made.transport.removed[A0] = 3
+    assert made.bounds.starts([A0, A1]) == {A0: 3, A1: 2}
+
+
+def test_a_busy_broker_delays_the_read_and_not_its_plan(reader: Make) -> None:
+    made = filled(reader())
+    busy = PullReply(PullOutcome(None, error=BrokerBusyException("busy", 2, "", "a:10911")))
+    made.transport.always_pull[A0] = busy
+    assert made.bounds.earliest([A0]) == {A0: 0}
+    assert made.slept == []
+
+
+def test_a_compacted_topic_begins_at_0_whatever_its_brokers_report(reader: Make) -> None:
+    made = filled(reader())
+    made.transport.attributes["orders"] = {"cleanup.policy": "COMPACTION"}
+    made.transport.expired[A0] = 3
+    assert made.bounds.earliest([A0]) == {A0: 0}
+    assert made.bounds.ranges([A0]) == [OffsetRange(A0, 0, 4, compacted=True)]
+    # Each broker is asked once.
+    assert len(made.asked("topic_config")) == 1
+
+
+def test_a_topic_whose_configuration_may_not_be_seen_counts_as_not_compacted(
+    reader: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = filled(reader())
+    made.transport.fail("topic_config", *[MQBrokerException("no permission", 16, "", "a:10911")] * 2)
+    assert made.bounds.ranges([A0]) == [OffsetRange(A0, 0, 4)]
+    assert "unknown whether its topic is compacted" in caplog.text
+
+
+def test_a_master_that_is_away_does_not_delay_the_plan_of_a_micro_batch(reader: Make) -> None:
+    made = filled(reader())
+    made.transport.fail("min_offset", RemotingConnectException("refused"))
+    assert made.bounds.checked({A0: 1}, {A0: 4}) == [OffsetRange(A0, 1, 4)]
+    assert made.slept == []
 
 
 def test_patience_has_an_end_that_names_queue_and_option(reader: Make) -> None:

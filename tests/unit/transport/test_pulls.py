@@ -84,6 +84,25 @@ def test_what_a_broker_found_is_a_status_and_no_error(transport: RemotingTranspo
 
 
 @pytest.mark.parametrize(
+    ("remark", "status"),
+    [
+        ("NO_MATCHED_MESSAGE", PullStatus.NO_MATCHED_MSG),
+        ("OFFSET_OVERFLOW_ONE", PullStatus.NO_MATCHED_MSG),
+        ("MESSAGE_WAS_REMOVING", PullStatus.OFFSET_ILLEGAL),
+        # A slave whose master is alive answers with code 20 whatever it has found.
+        ("OFFSET_TOO_SMALL", PullStatus.OFFSET_ILLEGAL),
+    ],
+)
+def test_code_20_of_deleted_messages_is_no_matter_of_the_filter(
+    transport: RemotingTransport, remark: str, status: PullStatus
+) -> None:
+    serve, _ = answering(20, FIELDS, remark=remark)
+    with Peer(serve) as peer:
+        assert pulled(transport, peer.address) == PullOutcome(status, 18, 1, 40, b"")
+        assert transport.pull_now(PullRequest(TARGET, peer.address, 17), PATIENCE).status is status
+
+
+@pytest.mark.parametrize(
     ("code", "kind"),
     [(2, BrokerBusyException), (17, TopicRouteStaleException), (16, MQBrokerException), (26, MQBrokerException)],
 )

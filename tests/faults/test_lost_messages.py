@@ -1,0 +1,177 @@
+"""Reads of brokers that no longer have all messages: each offset is read, or reported as missing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import StructType
+
+from rocketmq_spark.client.producer import Producer
+from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.errors import DataLossError
+from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.reader_options import ReaderOptions, parse_reader_options
+from rocketmq_spark.spark.reader import batch_reader
+from rocketmq_spark.spark.stream_reader import stream_reader
+from rocketmq_spark.transport.remoting import RemotingTransport
+from tests.conftest import QUICK_READS, started
+from tests.feeding import Feed
+from tests.slaves import Slave
+from tests.waiting import PATIENCE, wait_for
+from tests.writes import make_topic, set_config
+
+pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
+
+SCHEMA = StructType().add("queueOffset", "long").add("tags", "string")
+GAP = re.compile(r"messages (\d+) to (\d+) of \S+ are not there any more")
+# Four commit-log files of 4 MiB, and a part of a fifth.
+ROWS, NBYTES = 8_000, 2_000
+FILE_SIZE = 4 * 1024 * 1024
+
+
+@pytest.fixture(scope="module")
+def small_files() -> Iterator[LocalCluster]:
+    """A broker whose commit log is of small files. Its retention can be changed while it runs."""
+    properties = {
+        **QUICK_READS,
+        "mappedFileSizeCommitLog": FILE_SIZE,
+        "haTransferBatchSize": 32_768,
+        "haHousekeepingInterval": 20_000,
+        "deleteWhen": ";".join(f"{hour:02d}" for hour in range(24)),
+        "cleanResourceInterval": 4_000,
+    }
+    with started(LocalCluster(broker_properties=properties, start_timeout=PATIENCE)) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def feed(small_files: LocalCluster, topic: str) -> Iterator[Feed]:
+    """What sends to the test's topic, which has one queue."""
+    make_topic(small_files, topic, queues=1)
+    with Producer("feed", name_server=small_files.name_server) as producer:
+        yield Feed(producer, small_files.name_server, topic)
+
+
+def options_of(cluster: LocalCluster, topic: str, *, streaming: bool = False, **options: object) -> ReaderOptions:
+    texts = {name: str(value) for name, value in options.items()}
+    given = {"nameServer": cluster.name_server, "subscribe": topic, **texts}
+    return parse_reader_options(given, {}, streaming=streaming)
+
+
+def offsets_of(batches: Iterator[pa.RecordBatch]) -> Iterator[int]:
+    for batch in batches:
+        yield from batch.column("queueOffset").to_pylist()
+
+
+def missing(texts: list[str]) -> list[int]:
+    """The offsets that texts report as missing."""
+    gaps = GAP.findall("\n".join(texts))
+    return [offset for first, last in gaps for offset in range(int(first), int(last) + 1)]
+
+
+def commit_log(cluster: LocalCluster) -> list[Path]:
+    return sorted((cluster.brokers[0].folder / "store" / "commitlog").iterdir())
+
+
+def test_a_slave_that_began_later_costs_no_row_while_its_master_hangs(
+    small_files: LocalCluster, feed: Feed, topic: str
+) -> None:
+    [master], queue = small_files.brokers, MessageQueue(topic, "broker-0", 0)
+    feed(ROWS, nbytes=NBYTES)
+    slave = Slave(small_files, topic, mappedFileSizeCommitLog=FILE_SIZE)
+    try:
+        slave.launch()
+        feed(100)
+        slave.catch_up()
+        with RemotingTransport([small_files.name_server]) as transport:
+            assert transport.min_offset(queue, slave.broker.address, 5.0) > 0
+        reader = batch_reader(options_of(small_files, topic, pullTimeoutMs=1000), SCHEMA, None)
+        with ThreadPoolExecutor(1) as pool:
+            master.pause()
+            try:
+                planning = pool.submit(reader.partitions)
+                # More than one request to the master times out.
+                time.sleep(3.0)
+            finally:
+                master.resume()
+            tasks = planning.result()
+        offsets = [offset for task in tasks for offset in offsets_of(reader.read(task))]
+        assert offsets == list(range(ROWS + 100))
+    finally:
+        slave.end()
+
+
+def test_deleted_files_are_reported_before_the_minimum_offset_is_corrected(
+    small_files: LocalCluster, feed: Feed, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    [broker] = small_files.brokers
+    before = len(commit_log(small_files))
+    feed(ROWS, nbytes=NBYTES)
+    broker.kill()
+    for file in commit_log(small_files)[before : before + 2]:
+        file.unlink()
+    broker.restart()
+    with RemotingTransport([small_files.name_server]) as transport:
+        assert transport.min_offset(MessageQueue(topic, broker.name, 0), broker.address, 5.0) == 0
+    reader = batch_reader(options_of(small_files, topic, failOnDataLoss=False, minPartitions=3), SCHEMA, None)
+    offsets = [offset for task in reader.partitions() for offset in offsets_of(reader.read(task))]
+    lost = missing(caplog.messages)
+    assert len(lost) > ROWS // 4
+    assert sorted(offsets + lost) == list(range(ROWS))
+    # One task meets the gap as a whole, and names it as a whole.
+    reader = batch_reader(options_of(small_files, topic), SCHEMA, None)
+    [task] = reader.partitions()
+    with pytest.raises(DataLossError, match=rf"messages {lost[0]} to {lost[-1]} of {topic}/broker-0/0 are not there"):
+        list(reader.read(task))
+    # A broker passes over deleted messages with a filter, too.
+    starts = json.dumps({topic: {broker.name: {"0": lost[0]}}})
+    reader = batch_reader(options_of(small_files, topic, subExpression="none", startingOffsets=starts), SCHEMA, None)
+    [task] = reader.partitions()
+    with pytest.raises(DataLossError, match=rf"messages {lost[0]} to {lost[-1]} of {topic}/broker-0/0 are not there"):
+        list(reader.read(task))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("streaming", [False, True], ids=["batch", "stream"])
+def test_messages_that_expire_during_a_read_are_all_reported(
+    small_files: LocalCluster, feed: Feed, topic: str, caplog: pytest.LogCaptureFixture, streaming: bool
+) -> None:
+    """A broker cleans up for the first time a minute after its start, and every four seconds from then on."""
+    [broker] = small_files.brokers
+    feed(ROWS, nbytes=NBYTES)
+    options = options_of(small_files, topic, streaming=streaming, failOnDataLoss=False, startingOffsets="earliest")
+    if streaming:
+        stream = stream_reader(options, SCHEMA, None)
+        start = stream.initialOffset()
+        end = stream.latestOffset(start)
+        [task] = stream.partitions(start, end)
+        read = stream.read
+    else:
+        batch = batch_reader(options, SCHEMA, None)
+        [task] = batch.partitions()
+        read = batch.read
+    files = len(commit_log(small_files))
+    rows = offsets_of(read(task))
+    offsets = list(itertools.islice(rows, 1))
+    set_config(broker, fileReservedTime=0)
+    try:
+        # Read a part with each file that is deleted.
+        for left in range(files - 1, 2, -1):
+            wait_for(lambda left=left: len(commit_log(small_files)) <= left)
+            offsets += itertools.islice(rows, 100)
+        offsets += rows
+    finally:
+        set_config(broker, fileReservedTime=72)
+        if streaming:
+            stream.stop()
+    lost = missing(caplog.messages)
+    assert lost
+    assert sorted(offsets + lost) == list(range(ROWS))
