@@ -83,8 +83,9 @@ def peek(
     if tag is not None and not any(map(str.strip, tag.split("||"))):
         raise OptionError(f"tag={tag!r} has no tag: allowed is one, or several as in TagA || TagB")
     back = count if tag is None else max(count, _BACK_FOR_A_TAG)
+    # As of a compacted topic: gaps do not matter for the newest messages.
     ranges = [
-        OffsetRange(one.queue, max(one.min_offset, one.max_offset - back), one.max_offset)
+        OffsetRange(one.queue, max(one.min_offset, one.max_offset - back), one.max_offset, compacted=True)
         for one in held
         if one.messages > 0
     ]

@@ -139,6 +139,24 @@ def test_deleted_files_are_reported_before_the_minimum_offset_is_corrected(
         list(reader.read(task))
 
 
+def test_gaps_of_a_compacted_topic_are_not_reported(small_files: LocalCluster, topic: str) -> None:
+    """A broker drops messages without keys at once, and counts their offsets."""
+    [broker] = small_files.brokers
+    with (
+        Producer("feed", name_server=small_files.name_server) as producer,
+        RemotingTransport([small_files.name_server]) as transport,
+    ):
+        transport.create_topic(broker.address, topic, 1, 6, 5.0, attributes="+cleanup.policy=COMPACTION")
+        wait_for(lambda: topic in transport.topics(5.0))
+        for keyed in (10, 0, 10):
+            # A list without keys is sent as one batch, which a broker accepts.
+            producer.send_arrow(pa.table({"body": ["x"] * 10, "keys": ["k"] * keyed or [None] * 10}), topic)
+        wait_for(lambda: transport.max_offset(MessageQueue(topic, broker.name, 0), broker.address, 5.0) == 30)
+    reader = batch_reader(options_of(small_files, topic), SCHEMA, None)
+    [task] = reader.partitions()
+    assert list(offsets_of(reader.read(task))) == [*range(10), *range(20, 30)]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("streaming", [False, True], ids=["batch", "stream"])
 def test_messages_that_expire_during_a_read_are_all_reported(

@@ -133,6 +133,41 @@ def test_a_slave_is_asked_while_there_is_no_master(reader: Make) -> None:
     assert made.queues.address(A0) == "slave:1"
 
 
+def test_a_master_is_tried_again_and_asked_first_once_it_answers(reader: Make) -> None:
+    made = reader(pull_timeout_ms=5_000)
+    made.addresses("a", {0: "master:1", 1: "slave:1"})
+    made.queues.failed(A0, made.queues.address(A0))
+    assert made.queues.address(A0) == "slave:1"
+    made.clock.advance(5.0)
+    # One request tries it, the others go to the slave meanwhile.
+    assert [made.queues.address(A0) for _ in range(3)] == ["master:1", "slave:1", "slave:1"]
+    made.queues.failed(A0, "master:1")
+    assert made.queues.address(A0) == "slave:1"
+    made.queues.answered(A0, "slave:1")
+    assert made.queues.address(A0) == "slave:1"
+    made.clock.advance(5.0)
+    assert made.queues.address(A0) == "master:1"
+    made.queues.answered(A0, "master:1")
+    assert [made.queues.address(A0) for _ in range(3)] == ["master:1"] * 3
+
+
+def test_a_slave_is_trusted_after_its_master_was_away_for_read_timeout(reader: Make) -> None:
+    made = reader(pull_timeout_ms=5_000, read_timeout_ms=20_000)
+    made.addresses("a", {0: "master:1", 1: "slave:1"})
+    made.queues.find()
+    assert made.queues.trusts(A0, "master:1")
+    assert not made.queues.trusts(A0, "slave:1")
+    for _ in range(4):
+        made.queues.failed(A0, "master:1")
+        assert made.queues.address(A0, trusted=True) == "master:1"
+        assert not made.queues.trusts(A0, "slave:1")
+        made.clock.advance(5.0)
+    assert made.queues.trusts(A0, "slave:1")
+    assert [made.queues.address(A0, trusted=True) for _ in range(2)] == ["master:1", "slave:1"]
+    made.queues.answered(A0, "master:1")
+    assert not made.queues.trusts(A0, "slave:1")
+
+
 def test_requests_that_fail_together_turn_once(reader: Make) -> None:
     made = reader()
     made.addresses("a", {0: "master:1", 1: "slave:1"})
