@@ -397,6 +397,7 @@ ORDERED = {"ordered": "true", "topic": "orders"}
         ),
         ({"ordered": "true"}, "ordered=true needs the option topic"),
         ({"maxRateTasks": "4"}, "maxRateTasks says how many tasks share maxRatePerSecond, which is missing"),
+        ({"keepRowId": "true", "rowId": "true"}, "keepRowId=true keeps the ids of rows, and rowId gives them new ones"),
         ({"sendMsgMaxTimeoutPerRequest": "0"}, "sendMsgMaxTimeoutPerRequest=0 leaves no time for an attempt"),
     ],
 )

@@ -12,7 +12,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from rocketmq_spark.consumer.ranges import OffsetRange
-from rocketmq_spark.errors import DataLossError
+from rocketmq_spark.errors import DataLossError, SchemaError
 from rocketmq_spark.message import Message, MessageQueue
 from rocketmq_spark.offset_json import OffsetSpec, flat
 from rocketmq_spark.reader_options import ReaderOptions
@@ -40,6 +40,25 @@ def test_a_task_is_told_of_the_brokers_that_it_reads_from_and_of_no_other() -> N
         found[one.queue.broker_name] = [broker.broker_name for broker in task.routes["t"].broker_datas]
         assert [data.broker_name for data in task.routes["t"].queue_datas] == found[one.queue.broker_name]
     assert found == {"a": ["a"], "b": ["b"]}
+
+
+RAW = ReaderOptions(on_unreadable="raw")
+
+
+def test_only_a_raw_read_has_the_column_unreadable() -> None:
+    schema = StructType().add("body", "binary").add("unreadable", "string")
+    batch_reader(RAW, schema, None)
+    with pytest.raises(SchemaError, match="only reads with onUnreadable=raw have the column unreadable"):
+        batch_reader(ReaderOptions(), schema, None)
+    with pytest.raises(SchemaError, match=r"onUnreadable=raw the column unreadable \(string\) is required"):
+        batch_reader(RAW, SCHEMA, None)
+
+
+def test_columns_of_a_raw_read_that_may_be_null_must_be_nullable() -> None:
+    known = StructType().add("queueOffset", "long", nullable=False).add("unreadable", "string")
+    batch_reader(RAW, known, None)
+    with pytest.raises(SchemaError, match="column bornHost is null for a record that cannot be decoded"):
+        batch_reader(RAW, known.add("bornHost", "string", nullable=False), None)
 
 
 Q0, Q1 = (MessageQueue("t", "a", number) for number in (0, 1))

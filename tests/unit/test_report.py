@@ -13,7 +13,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from rocketmq_spark.errors import MetricsUnavailableError
 from rocketmq_spark.message import MessageQueue
-from rocketmq_spark.metrics import PartitionReport, Recorder, merge_into
+from rocketmq_spark.metrics import PartitionReport, ReadReport, Recorder, merge_into
 from rocketmq_spark.spark.report import (
     COMMIT_MESSAGE_BYTES,
     CommitMessage,
@@ -301,3 +301,15 @@ def test_the_log_line_of_a_write_that_skipped_rows_is_a_warning(
     assert record.getMessage() == (
         f"write of {WRITE_ID}: 2 tasks stored nothing; 8 invalid rows skipped: 6 body is null, 2 topic is null."
     )
+
+
+def test_skipped_messages_of_reads_add_up_on_the_driver_and_are_no_write(accumulator: Accumulator[object]) -> None:
+    pickled = pickle.dumps(accumulator)
+    for skipped in ({"orders": 2, "refunds": 1}, {"orders": 1}):
+        receive(task_update(pickled, ReadReport(skipped)))
+    metrics = Metrics(accumulator)
+    assert metrics.skipped_by_reads() == {"orders": 3, "refunds": 1}
+    assert metrics.writes() == []
+    assert "4 unreadable messages skipped by reads: orders 3, refunds 1." in metrics.summary.notes()
+    metrics.reset()
+    assert metrics.skipped_by_reads() == {}

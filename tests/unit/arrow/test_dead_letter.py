@@ -289,3 +289,14 @@ def test_whatever_is_wrong_with_a_row_its_dead_letter_is_valid(
         if row["body"]:
             assert letter.body == row["body"][:limit]
             assert letter.properties["DEAD_LETTER_bodySize"] == str(len(row["body"]))
+
+
+@pytest.mark.parametrize("over_grpc", [False, True])
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_dead_letter_does_not_carry_the_id_of_another_row(over_grpc: bool, keep: bool) -> None:
+    own = [[("SPARK_ROW_ID", "older"), ("a", "1")]] * 2
+    batch = pa.RecordBatch.from_pydict({"body": [b"x", b""], "properties": pa.array(own, PROPERTIES)})
+    (row,), (letter,) = written(batch, BatchSettings(topic="orders", keep_row_id=keep), over_grpc=over_grpc)
+    assert row.properties.get("SPARK_ROW_ID") == ("older" if keep else None)
+    assert "SPARK_ROW_ID" not in letter.properties
+    assert letter.properties["a"] == "1"
