@@ -105,9 +105,14 @@ class QueueMemory:
 
         if self._checkpoint is None:
             raise OSError("the option checkpointLocation is not set")
+        if self._checkpoint in _UNUSABLE:
+            raise OSError(_UNUSABLE[self._checkpoint])
         checkpoint = self._checkpoint
         if checkpoint.startswith("file:/") and not checkpoint.startswith("file:///"):
             checkpoint = f"file:///{checkpoint.removeprefix('file:').lstrip('/')}"
+        if checkpoint.startswith("gs:") and "?" not in checkpoint:
+            # By default Google's client tries for 15 minutes.
+            checkpoint += "?retry_limit_seconds=10"
         filesystem, folder = fs.FileSystem.from_uri(checkpoint)
         # Spark has made the folder. If it is not there, the path belongs to another file system.
         if filesystem.get_file_info(folder).type != fs.FileType.Directory:
@@ -115,6 +120,8 @@ class QueueMemory:
         return filesystem, folder.rstrip("/")
 
     def _warn(self, why: Exception) -> None:
+        if self._checkpoint is not None:
+            _UNUSABLE[self._checkpoint] = str(why)
         _warn_once(
             f"ordered=true: the queues of topic {self._topic} can't be kept in {self.place} ({why}). If a broker is "
             "down when the driver starts again, keys move to other queues. Set an order configuration for the topic"
@@ -122,6 +129,8 @@ class QueueMemory:
 
 
 _IN_MEMORY: Final[dict[tuple[str | None, str], dict[str, int]]] = {}
+# Checkpoints that can't be used, and why: an object store that does not answer takes 7 s each time.
+_UNUSABLE: Final[dict[str, str]] = {}
 
 
 @functools.cache

@@ -79,7 +79,7 @@ def test_stream_keeps_keys_on_their_queues_while_a_broker_is_down(
             .start()
         )
 
-    run_until(start(), 2)
+    run_until(start(), 1)
     victim.kill()
     with closing(RemotingTransport([two_brokers.name_server])) as transport:
         wait_for(lambda: len(transport.query_route(topic, 5.0).queue_datas) == 1)
@@ -89,7 +89,7 @@ def test_stream_keeps_keys_on_their_queues_while_a_broker_is_down(
     ):
         query.awaitTermination(timeout=60)
     victim.restart()
-    run_until(start(), 2)
+    run_until(start(), 1)
     queues: dict[str, set[tuple[object, int]]] = defaultdict(set)
     for message in read_topic(two_brokers.name_server, topic):
         queues[message.properties["__SHARDINGKEY"]].add((message.store_host, message.queue_id))

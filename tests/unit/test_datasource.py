@@ -34,7 +34,7 @@ from rocketmq_spark.options import SinkOptions, parse_sink_options
 from rocketmq_spark.producer.client_instance import ClientInstance, close_instances
 from rocketmq_spark.route_data import MASTER_ID, BrokerData
 from rocketmq_spark.spark.datasource import RocketMQDataSource, _warn_once, _with_namespace
-from rocketmq_spark.spark.ordered_queues import _IN_MEMORY
+from rocketmq_spark.spark.ordered_queues import _IN_MEMORY, _UNUSABLE
 from rocketmq_spark.spark.ordered_queues import _warn_once as _warn_of_memory_once
 from rocketmq_spark.spark.report import CommitMessage
 from rocketmq_spark.spark.schemas import arrow_schema
@@ -54,6 +54,7 @@ def nothing_was_warned_of_yet() -> None:
     _warn_once.cache_clear()
     _warn_of_memory_once.cache_clear()
     _IN_MEMORY.clear()
+    _UNUSABLE.clear()
 
 
 @pytest.fixture(autouse=True)
