@@ -59,13 +59,19 @@ class KeyCheck:
         compaction topic rejects it, and the write fails.
         """
         keyless = rows_without_key(None if self._rule is INNER_BATCH else block.keys, block.rows)
+        bad = block.bad_rows()
+        if bad is not None:
+            keyless &= ~bad
         if not keyless.any():
             return block
         if block.topic_codes is None:
             first_rows = {0: int(keyless.argmax())}
         else:
-            codes, firsts = np.unique(np.where(keyless, block.topic_codes, -1), return_index=True)
-            first_rows = {code: first for code, first in zip(codes.tolist(), firsts.tolist(), strict=True) if code >= 0}
+            rows = np.flatnonzero(keyless & (block.topic_codes >= 0))[::-1]
+            firsts = np.full(len(block.topics), -1)
+            # Of rows with one code the last to be assigned, which is the first row, stays.
+            firsts[block.topic_codes[rows]] = rows
+            first_rows = {code: first for code, first in enumerate(firsts.tolist()) if first >= 0}
         required = self._keys_required([block.topics[code] for code in first_rows])
         violations, single = list(block.violations), block.single
         for code, first in first_rows.items():

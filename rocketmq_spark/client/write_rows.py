@@ -125,12 +125,7 @@ def _keys_required(
     """Return whether rows of each topic need a key, None if unknown; raises as `BatchSender.publish_queues`."""
     if options.over_grpc:
         return {}
-    infos = {}
-    for topic in topics:
-        sender.publish_queues(topic)
-        info = instance.routes.cached(wrap(options.wrapped_namespace, topic))
-        if info is not None:
-            infos[topic] = info
+    infos = {topic: sender.publish_info(topic) for topic in topics}
     configs = instance.topic_configs.get({info.topic: info.route for info in infos.values()})
     # A topic that does not exist is created with default attributes.
     return {topic: not info.template and configs[info.topic].keys_required for topic, info in infos.items()}

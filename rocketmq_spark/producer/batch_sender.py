@@ -167,7 +167,11 @@ class BatchSender(Generic[RowsT]):
         """
         if self._fixed_queues and topic == self._options.topic:
             return self._fixed_queues
-        return self._find_route(wrap(self._options.wrapped_namespace, topic)).queues
+        return self.publish_info(topic).queues
+
+    def publish_info(self, topic: str) -> TopicPublishInfo:
+        """Return a topic's route, with the patience of `publish_queues`."""
+        return self._find_route(wrap(self._options.wrapped_namespace, topic))
 
     def write(self, batches: Iterable[RowsT], batcher: Batcher[RowsT]) -> None:
         """Send every row of `batches`; return when each is stored and acknowledged.

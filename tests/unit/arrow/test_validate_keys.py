@@ -94,6 +94,15 @@ def test_keys_are_required_topic_by_topic(check: Any, asked: list[str]) -> None:
     assert sum(ready.rows for ready, _ in sent) == 4
 
 
+def test_rows_that_are_invalid_already_are_not_checked_for_a_key(check: Any, asked: list[str]) -> None:
+    rows = batch(body=[b"", b"x", b"y", b"z"], topic=["a", "b/illegal", None, "a"], keys=[None, None, None, "k"])
+    invalid: list[InvalidRows] = []
+    sent = encode([rows], BatchSettings(), check_keys=check({}), on_invalid=invalid.append)
+    assert asked == []
+    assert [one.rows.tolist() for one in invalid] == [[0, 1, 2]]
+    assert [ready.batch for ready, _ in sent] == [True]
+
+
 @pytest.mark.parametrize("ordered", [False, True])
 def test_first_row_without_a_key_goes_alone_if_configuration_is_unknown(check: Any, *, ordered: bool) -> None:
     settings = BatchSettings(ordered=ordered)

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from rocketmq_spark.client.producer import Producer
+from rocketmq_spark.client.write_rows import write_rows
 from rocketmq_spark.errors import (
     InvalidRowError,
     OptionError,
@@ -17,6 +18,10 @@ from rocketmq_spark.errors import (
     RouteNotFoundException,
     SchemaError,
 )
+from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.metrics import Recorder
+from rocketmq_spark.options import parse_sink_options
+from rocketmq_spark.producer.client_instance import ClientInstance
 from rocketmq_spark.transport.script import route
 from rocketmq_spark.transport.scripted import ScriptedTransport
 
@@ -131,6 +136,17 @@ def test_compaction_topic_refuses_what_its_brokers_would_drop(producer: Producer
     with pytest.raises(InvalidRowError, match=r"row 0 .*batchType=inner to a compaction topic"):
         producer.send_arrow(rows, batchType="inner")
     assert transport.requests == []
+
+
+def test_task_of_an_ordered_write_looks_up_whether_rows_need_a_key(transport: ScriptedTransport) -> None:
+    transport.attributes["T"] = {"cleanup.policy": "COMPACTION"}
+    rows = pa.record_batch({"body": ["x", "y"], "keys": ["k", None], "shardingKey": ["s", "s"]})
+    options = parse_sink_options({"nameServer": "ns:9876", "topic": "T", "ordered": "true", "onError": "skip"}, {})
+    # The driver has looked up the queues; the task's process knows no route yet.
+    instance = ClientInstance("id", transport, options)
+    recorder = Recorder("w", -1, 0)
+    write_rows(options, instance, recorder, iter([rows]), write_id="w", queues=[MessageQueue("T", "a", 1)])
+    assert [message.body for messages in transport.stored.values() for message in messages] == [b"x"]
 
 
 def test_topics_without_a_key_are_asked_about_once_whatever_their_number(
