@@ -46,6 +46,8 @@ _GIVEN_UP: Final = 60.0
 # Far more than any token has: the path may name the wrong file.
 _LONGEST: Final = 64 * 1024
 _READINGS: Final = 5
+# Set by the administrator of the driver and the executors: "env:NAME;env:PREFIX*;file:/path;file:/folder/*".
+_ALLOWED: Final = "ROCKETMQ_SPARK_REFERENCES"
 
 
 class CredentialOptions(Protocol):
@@ -135,7 +137,31 @@ class _Provided:
         return self._provider.credentials()
 
 
+def _check_allowed(option: str, reference: str) -> None:
+    """Refuse a reference that the administrator of this process does not allow (``ROCKETMQ_SPARK_REFERENCES``)."""
+    allowed = os.environ.get(_ALLOWED)
+    if allowed is None or any(_allows(entry.strip(), reference) for entry in allowed.split(";")):
+        return
+    raise OptionError(
+        f"option {option}={reference}: this reference is not allowed here: the environment variable {_ALLOWED} of this "
+        f"process allows {allowed or 'none'}. Use an allowed reference, or ask the administrator to add this one"
+    )
+
+
+def _allows(entry: str, reference: str) -> bool:
+    prefix, star = entry.removesuffix("*"), entry.endswith("*")
+    if reference.startswith(FILE):
+        # Links and .. are followed: what counts is the file that is read.
+        reference = FILE + os.path.realpath(reference.removeprefix(FILE))
+        if prefix.startswith(f"{FILE}/"):
+            path = prefix.removeprefix(FILE)
+            prefix = FILE + os.path.realpath(path) + ("/" if path.endswith("/") and path.strip("/") else "")
+    return reference.startswith(prefix) if star else reference == prefix
+
+
 def _resolved(option: str, text: str) -> str:
+    if text.startswith((ENV, FILE)):
+        _check_allowed(option, text)
     if text.startswith(ENV):
         name = text.removeprefix(ENV)
         value = os.environ.get(name)

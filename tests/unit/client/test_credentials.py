@@ -80,6 +80,68 @@ def test_a_reference_is_one_in_capital_letters_too(
     assert given == Credentials("u", HUSH)
 
 
+@pytest.mark.parametrize(
+    ("allowed", "reference", "works"),
+    [
+        (None, "env:MQ_SECRET", True),
+        (None, "file:{folder}/secret", True),
+        ("", "env:MQ_SECRET", False),
+        ("none", "env:MQ_SECRET", False),
+        ("none", "file:{folder}/secret", False),
+        ("*", "file:{folder}/secret", True),
+        ("env:MQ_SECRET", "env:MQ_SECRET", True),
+        ("env:MQ_SECRET", "env:MQ_SECRET_2", False),
+        ("env:MQ_*", "env:MQ_SECRET_2", True),
+        ("env:MQ_*", "env:AWS_SECRET", False),
+        ("env:*", "file:{folder}/secret", False),
+        ("file:*", "env:MQ_SECRET", False),
+        ("file:*", "file:{folder}/outside", True),
+        ("file:/*", "file:{folder}/outside", True),
+        ("env:MQ_*; file:{folder}/mounted/*", "file:{folder}/mounted/secret", True),
+        ("file:{folder}/mounted/*", "file:{folder}/outside", False),
+        ("file:{folder}/mounted/*", "file:{folder}/mounted/../outside", False),
+        ("file:{folder}/mounted/*", "file:{folder}/mounted/link-to-outside", False),
+        ("file:{folder}/mounted/*", "file:{folder}/mounted-2/secret", False),
+        ("file:{folder}/link-to-mounted/*", "file:{folder}/mounted/secret", True),
+        ("file:{folder}/secret", "file:{folder}/secret", True),
+        ("file:{folder}/secret", "file:{folder}/secret-2", False),
+    ],
+)
+@pytest.mark.parametrize("option", ["accessKey", "secretKey", "securityToken"])
+def test_administrator_limits_references(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, allowed: str | None, reference: str, works: bool
+) -> None:
+    for folder in ("mounted", "mounted-2"):
+        (tmp_path / folder).mkdir()
+    for file in ("secret", "secret-2", "outside", "mounted/secret", "mounted-2/secret"):
+        (tmp_path / file).write_text(HUSH)
+    (tmp_path / "mounted/link-to-outside").symlink_to(tmp_path / "outside")
+    (tmp_path / "link-to-mounted").symlink_to(tmp_path / "mounted")
+    for name in ("MQ_SECRET", "MQ_SECRET_2", "AWS_SECRET"):
+        monkeypatch.setenv(name, HUSH)
+    monkeypatch.delenv("ROCKETMQ_SPARK_REFERENCES", raising=False)
+    if allowed is not None:
+        monkeypatch.setenv("ROCKETMQ_SPARK_REFERENCES", allowed.format(folder=tmp_path))
+    reference = reference.format(folder=tmp_path)
+    options = {"accessKey": "u", "secretKey": "s", "securityToken": "t", option: reference}
+    if works:
+        signer = of(**options).credentials()
+        assert HUSH in (signer.access_key, signer.secret_key, signer.security_token)
+        return
+    with pytest.raises(OptionError, match=r"this reference is not allowed here: .*ROCKETMQ_SPARK_REFERENCES") as raised:
+        of(**options).credentials()
+    assert str(raised.value).startswith(f"option {option}={reference}: ")
+    assert HUSH not in str(raised.value)
+
+
+def test_reference_that_is_not_allowed_does_not_show_whether_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROCKETMQ_SPARK_REFERENCES", "none")
+    monkeypatch.delenv("MQ_SECRET", raising=False)
+    for reference in ("env:MQ_SECRET", "file:/no/such/file"):
+        with pytest.raises(OptionError, match=r"not allowed here: .* allows none"):
+            of(accessKey="u", secretKey=reference).credentials()
+
+
 def test_the_mark_that_editors_begin_a_file_with_is_no_part_of_a_secret(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(f"{HUSH}\r\n", encoding="utf-8-sig")
     assert of(accessKey="u", secretKey=f"file:{tmp_path}/secret").credentials() == Credentials("u", HUSH)
