@@ -29,7 +29,7 @@ FOR_TESTS: Final = "test"
 NOT_OURS: Final[dict[str, str]] = {}
 
 _SERVICES: Final = ("pypi", "osv")
-# A service answers for one package at a time; there are about 150.
+# A service answers for one package at a time; there are about 120.
 _PATIENCE: Final = 180
 
 

@@ -20,6 +20,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.names import AUTO_CREATE_TOPIC
 from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.wire.tls_words import LEAVE_TLS_OUT
 
 _GIVE_ANOTHER: Final = "give the name server's address (port 9876, unless it was given another one)"
 _MEND: Final = {
@@ -79,7 +80,7 @@ def _unreachable(name: str, address: str, timeout: float, exc: RemotingException
     if over_tls:
         with RemotingTransport([address]) as plain, contextlib.suppress(RocketMQError):
             plain.cluster_info_at(address, timeout)
-            return Check(name, FAILED, "it speaks no TLS", "leave TLS out (useTls, --tls), or switch it on there")
+            return Check(name, FAILED, "it speaks no TLS", LEAVE_TLS_OUT)
     listener = who_listens(address, timeout)
     if isinstance(exc, RemotingTlsException) and over_tls and listener is Listener.TLS:
         return handshake_failed(name, exc)

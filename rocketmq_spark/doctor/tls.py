@@ -8,6 +8,7 @@ from rocketmq_spark.doctor.check import FAILED, Check
 from rocketmq_spark.errors import RemotingTlsException
 from rocketmq_spark.wire.tls_words import (
     DEMANDS_TLS,
+    LEAVE_TLS_OUT,
     MUST_NAME,
     NOT_TRUSTED,
     OURS_REFUSED,
@@ -24,7 +25,7 @@ _MENDS: Final = (
     (NOT_TRUSTED, "give the authority's file (tlsCaFile, --tls-ca-file)"),
     (TOO_OLD, "have the server speak TLS 1.2 or newer"),
     (DEMANDS_TLS, "switch TLS on (useTls=true, --tls)"),
-    (SPEAKS_NO_TLS, "leave TLS out (useTls, --tls), or switch it on there"),
+    (SPEAKS_NO_TLS, LEAVE_TLS_OUT),
 )
 _OTHERWISE: Final = "look at the server's certificate, and at the options of TLS"
 

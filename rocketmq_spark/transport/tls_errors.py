@@ -61,7 +61,7 @@ def handshake_error(error: OSError, refusals: frozenset[str]) -> HandshakeError:
     refusals : frozenset of str
         See `TlsSettings.refusals`.
     """
-    hint = "does it speak TLS? Else set useTls=false"
+    hint = f"does it speak TLS? Else set useTls=false; {tls_words.INTERCEPTED}"
     if isinstance(error, ssl.SSLError):
         if error.reason in refusals:
             return refusal(error)
@@ -70,7 +70,8 @@ def handshake_error(error: OSError, refusals: frozenset[str]) -> HandshakeError:
         if error.reason in _NO_TLS:
             # One bit that changed on its way would do, too: whoever has the address finds out.
             return HandshakeError(
-                f"what the server sent is not TLS ({error.reason}): set useTls=false, or correct the port"
+                f"what the server sent is not TLS ({error.reason}): correct the port, or set useTls=false if it is"
+                f" meant to have none; {tls_words.INTERCEPTED}"
             )
         return HandshakeError(f"the TLS handshake failed ({error.reason or error}); {hint}")
     if isinstance(error, ConnectionError):

@@ -292,6 +292,8 @@ def test_a_server_that_wants_tls_is_known_as_one_and_so_is_grpc_behind_it(tmp_pa
 def test_tls_to_a_server_without_it_is_said(server: BrokerPeer) -> None:
     found = about(server.address, "name server", use_tls=True)
     assert found == [(f" {server.address}", FAILED, "it speaks no TLS")]
+    (check,) = [one for one in looked_at(server.address, use_tls=True) if one.check.startswith("name server")]
+    assert "somebody may be intercepting the connection" in check.mend
 
 
 def test_a_certificate_of_an_unknown_authority_is_said(tmp_path: Path) -> None:

@@ -129,6 +129,7 @@ def test_grpc_13_tls_towards_a_port_without_says_so(authority: Authority) -> Non
     with FakeProxy() as proxy:
         tls = TlsSettings(str(authority.ca_file))
         say(proxy.address, RemotingTlsException, "it speaks no TLS: set useTls=false", tls=tls)
+        say(proxy.address, RemotingTlsException, "somebody may be intercepting the connection", tls=tls)
 
 
 def test_grpc_13_a_port_that_wants_tls_says_so(authority: Authority) -> None:

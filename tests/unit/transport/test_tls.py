@@ -164,6 +164,7 @@ def test_a_plain_server_that_hangs_up_is_told_apart(
         error = refusal(trusting, request_to(peer.address), outcomes)
     assert type(error) is RemotingConnectException
     assert "does it speak TLS? Else set useTls=false" in str(error)
+    assert "somebody may be intercepting the connection" in str(error)
 
 
 def answer_plainly(session: Session) -> None:
@@ -180,6 +181,7 @@ def test_a_plain_server_that_answers_plainly_is_told_apart(
     assert type(error) is RemotingTlsException
     assert "what the server sent is not TLS" in str(error)
     assert "set useTls=false" in str(error)
+    assert "somebody may be intercepting the connection" in str(error)
 
 
 def test_a_handshake_that_was_spoilt_on_its_way_is_tried_again(

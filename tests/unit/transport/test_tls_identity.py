@@ -242,6 +242,7 @@ def test_a_server_that_speaks_no_tls_is_told_from_one_that_is_down(say: Say, aut
         error = say(TlsSettings(str(authority.ca_file)), peer.address)
     assert type(error) is RemotingTlsException
     assert "it speaks no TLS: set useTls=false" in str(error)
+    assert "somebody may be intercepting the connection" in str(error)
 
 
 @pytest.mark.parametrize("over_tls", [False, True])
