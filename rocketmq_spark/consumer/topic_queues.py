@@ -26,6 +26,7 @@ from rocketmq_spark.errors import (
     RequestNotSupportedException,
     RocketMQError,
     RouteNotFoundException,
+    TopicRouteStaleException,
 )
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.namespace import wrap
@@ -304,6 +305,9 @@ class TopicQueues:
                 config = self._transport.topic_config(
                     address, self.on_wire(queue).topic, self.deadline.limit(self._timeout)
                 )
+            except TopicRouteStaleException:
+                # A broker without the topic creates it with the default attributes.
+                return TopicConfig()
             except RequestNotSupportedException:
                 config = TopicConfig()
             self._configs[place] = config

@@ -18,6 +18,7 @@ from rocketmq_spark.errors import (
     RemotingConnectException,
     RemotingTimeoutException,
     RemotingTooMuchRequestException,
+    TopicRouteStaleException,
 )
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.offset_json import OffsetSpec
@@ -279,13 +280,18 @@ def test_a_compacted_topic_begins_at_0_whatever_its_brokers_report(reader: Make)
     assert len(made.asked("topic_config")) == 1
 
 
-def test_a_topic_whose_configuration_may_not_be_seen_counts_as_not_compacted(
-    reader: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_topic_of_unknown_configuration_counts_as_not_compacted(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
     made = filled(reader())
     made.transport.fail("topic_config", *[MQBrokerException("no permission", 16, "", "a:10911")] * 2)
     assert made.bounds.ranges([A0]) == [OffsetRange(A0, 0, 4)]
     assert "unknown whether its topic is compacted" in caplog.text
+
+
+def test_a_broker_that_lacks_the_topic_is_not_asked_twice_for_it(reader: Make) -> None:
+    made = filled(reader())
+    made.transport.fail("topic_config", TopicRouteStaleException("no topic", 17, "", "a:10911"))
+    assert made.bounds.ranges([A0]) == [OffsetRange(A0, 0, 4)]
+    assert made.slept == []
 
 
 def test_a_master_that_is_away_does_not_delay_the_plan_of_a_micro_batch(reader: Make) -> None:
