@@ -74,8 +74,8 @@ def batches_of(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the messages of several answers: one record batch, or more where the bodies unpack to very much.
 
-    There may be none. Parameters, and what is raised, as of `decode`; and a RemotingCommandException where a broker
-    gives so much for one offset alone.
+    There may be none. Parameters, and what is raised, as of `decode`. Several messages of one offset that unpack to
+    very much become a record batch each: a sender of inner batches can claim the offset of another message.
     """
     try:
         batch = decode(pulls, schema, tags, _MOST_UNPACKED, on_unreadable)
@@ -83,24 +83,35 @@ def batches_of(
         batch = None
     # Outside the except block: the error holds what was unpacked so far, and so would every level of this recursion.
     if batch is None:
-        for half in _halves(pulls):
+        halves = _halves(pulls)
+        for half in halves:
             yield from batches_of(half, schema, tags, on_unreadable)
+        if not halves:
+            yield from _one_by_one(pulls[0], schema, tags, on_unreadable)
     elif batch.num_rows:
         yield batch
 
 
-def _halves(pulls: Sequence[Pulled]) -> tuple[Sequence[Pulled], Sequence[Pulled]]:
+def _halves(pulls: Sequence[Pulled]) -> tuple[Sequence[Pulled], ...]:
+    """Return the answers in two parts; none if they are of one offset."""
     if len(pulls) > 1:
         middle = len(pulls) // 2
         return pulls[:middle], pulls[middle:]
     (pull,) = pulls
     if pull.end - pull.start <= 1:
-        raise RemotingCommandException(
-            f"reading {pull.queue}: several messages came for the one offset {pull.start}, and they unpack to more "
-            f"than {_MOST_UNPACKED} bytes; no sound broker has two messages at an offset"
-        )
+        return ()
     border = (pull.start + pull.end) // 2
     return [replace(pull, end=border)], [replace(pull, start=border)]
+
+
+def _one_by_one(
+    pull: Pulled, schema: pa.Schema, tags: frozenset[str] | None, on_unreadable: OnUnreadable
+) -> Iterator[pa.RecordBatch]:
+    for message in messages_of(pull.body, pull.queue, pull.start, pull.end, decompressed=_needs_bodies(schema)):
+        if tags is None or _has_tag(message, tags):
+            batch = _batch_of([(pull.queue, message)], schema, on_unreadable)
+            if batch.num_rows:
+                yield batch
 
 
 def decode(
@@ -151,7 +162,7 @@ def decode_rows(
     """Return what `decode` does, one message at a time; see there."""
     found = []
     room = most
-    decompressed = "body" in schema.names or UNREADABLE in schema.names
+    decompressed = _needs_bodies(schema)
     for pull in pulls:
         for message in messages_of(pull.body, pull.queue, pull.start, pull.end, decompressed=decompressed):
             if tags is None or _has_tag(message, tags):
@@ -160,9 +171,19 @@ def decode_rows(
                 room -= len(message.body) + _MESSAGE_COST + _PROPERTY_COST * properties
                 if room < 0 and len(found) > 1:
                     raise TooMuchError
-    rows = [(queue, one) for queue, one in found if not isinstance(one, Unreadable) or on_unreadable(one)]
+    return _batch_of(found, schema, on_unreadable)
+
+
+def _batch_of(
+    messages: Sequence[tuple[MessageQueue, MessageExt | Unreadable]], schema: pa.Schema, on_unreadable: OnUnreadable
+) -> pa.RecordBatch:
+    rows = [(queue, one) for queue, one in messages if not isinstance(one, Unreadable) or on_unreadable(one)]
     columns = [pa.array([_value(name, *row) for row in rows], schema.field(name).type) for name in schema.names]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _needs_bodies(schema: pa.Schema) -> bool:
+    return "body" in schema.names or UNREADABLE in schema.names
 
 
 def _has_tag(message: MessageExt | Unreadable, tags: frozenset[str]) -> bool:

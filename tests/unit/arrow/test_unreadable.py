@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import struct
 import zlib
@@ -37,6 +38,7 @@ def overwritten(message: MessageExt, at: int, layout: str, value: int) -> bytes:
     return bytes(record)
 
 
+@functools.cache
 def body_of_size(size: int) -> bytes:
     stream = zlib.compressobj(1)
     pieces = [stream.compress(bytes(1024 * 1024)) for _ in range(size // (1024 * 1024) + 1)]
