@@ -134,8 +134,11 @@ def content_hashes(
 
 def repeatable(
     ids: pa.Array, topics: pa.Array, bodies: pa.Array, flags: pa.Array, properties: pa.Array
-) -> pa.BooleanArray:
-    """Return which rows count as repeats of others with their id; see `rocketmq_spark.wire.row_hash.is_repeatable`."""
+) -> pa.Array:
+    """Return which rows count as repeats of others with their id; see `rocketmq_spark.wire.row_hash.is_repeatable`.
+
+    Spark knows by the annotations that this is a function of Arrow arrays.
+    """
     by_columns = pc.fill_null(pc.match_substring_regex(ids, BY_COLUMNS), False)
     by_place = pc.fill_null(pc.match_substring_regex(ids, BY_PLACE), False)
     places = to_numpy(by_place).nonzero()[0]

@@ -113,11 +113,9 @@ def _verification(functions: Any) -> Any:
     if not hasattr(functions, "arrow_udf"):
         # PySpark 4.0 has no functions of Arrow arrays, but for those that need pandas.
         return functions.udf(is_repeatable, "boolean")
-    from pyspark.sql.pandas.functions import ArrowUDFType
-
     from rocketmq_spark.arrow.row_id import repeatable
 
-    return functions.arrow_udf(repeatable, "boolean", ArrowUDFType.SCALAR)
+    return functions.arrow_udf(repeatable, "boolean")
 
 
 def _row_id(df: DataFrame) -> str:
