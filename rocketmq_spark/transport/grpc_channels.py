@@ -197,6 +197,9 @@ class _Security(NamedTuple):
     certificate_chain: bytes | None
     server_name: str | None
 
+    def __repr__(self) -> str:
+        return f"<_Security {'with' if self.private_key else 'without'} a client certificate>"
+
 
 def _opened(endpoint: str, security: _Security | None) -> grpc.Channel:
     import grpc

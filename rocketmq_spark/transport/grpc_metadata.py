@@ -34,6 +34,10 @@ class Fresh(NamedTuple):
     metadata: Metadata
     signed_by: Credentials | None
 
+    def __repr__(self) -> str:
+        # The metadata holds the security token, and a signature.
+        return f"<Fresh {self.request_id}>"
+
 
 class MetadataSource:
     """Makes the metadata of one client's calls; safe for many threads.
@@ -126,6 +130,9 @@ class _Signed(NamedTuple):
     second: int = -1
     metadata: Metadata = ()
     signed_by: Credentials | None = None
+
+    def __repr__(self) -> str:
+        return f"<_Signed second={self.second}>"
 
 
 def _signature(credentials: Credentials, date_time: str) -> Metadata:
