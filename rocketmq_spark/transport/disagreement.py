@@ -24,7 +24,7 @@ from rocketmq_spark.wire.tls_words import DEMANDS_TLS, SPEAKS_NO_TLS
 
 _TIMEOUT: Final = 0.5
 _HOLDS: Final = 10.0
-_H2: Final = "h2"
+H2: Final = "h2"
 
 # A request of a kind that no server has: it is answered, whoever asks.
 REMOTING_HELLO: Final = bytes(encode_head(RemotingCommand(code=0, opaque=0), 0))
@@ -94,11 +94,13 @@ def answer(host: str, port: int, hello: bytes, timeout: float) -> bytes | None:
 
 
 @contextlib.contextmanager
-def secured(host: str, port: int, context: ssl.SSLContext, timeout: float) -> Iterator[ssl.SSLSocket]:
+def secured(
+    host: str, port: int, context: ssl.SSLContext, timeout: float, server_name: str | None = None
+) -> Iterator[ssl.SSLSocket]:
     """Connect, and shake hands; raises an OSError, which an ``SSLError`` is."""
     with (
         socket.create_connection((host, port), timeout) as sock,
-        context.wrap_socket(sock, server_hostname=host) as secure,
+        context.wrap_socket(sock, server_hostname=server_name or host) as secure,
     ):
         yield secure
 
@@ -107,7 +109,7 @@ def unchecked(context: ssl.SSLContext) -> ssl.SSLContext:
     """Have a context take every certificate, and offer HTTP/2; return it."""
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    context.set_alpn_protocols([_H2])
+    context.set_alpn_protocols([H2])
     return context
 
 

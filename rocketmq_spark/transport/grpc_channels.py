@@ -114,6 +114,8 @@ class Channels:
         self._roots = roots
         self._lock = threading.Lock()
         self._open: dict[str, grpc.Channel] = {}
+        # Without verification, by endpoint: the certificate that was shown first is the only one trusted.
+        self._shown: dict[str, bytes] = {}
         self._closed = False
         self._explained: Remembered[tuple[type[RemotingTlsException], str] | None] = Remembered()
 
@@ -170,7 +172,7 @@ class Channels:
         return self._explained.get(endpoint, lambda: self._looked_into(endpoint))
 
     def _looked_into(self, endpoint: str) -> tuple[type[RemotingTlsException], str] | None:
-        refusal = None if self._tls is None else refusal_of_ours(endpoint, self._tls)
+        refusal = None if self._tls is None else refusal_of_ours(endpoint, self._tls, self._shown.get(endpoint))
         if refusal is not None:
             return RemotingCertificateException, refusal
         remedy = disagreement(endpoint, HTTP2_HELLO, over_tls=self._tls is not None)
@@ -183,6 +185,7 @@ class Channels:
             roots, server_name = self._roots, self._tls.server_name
             if self._tls.insecure_skip_verify:
                 roots, server_name = shown_certificate(endpoint, self._tls)
+                self._shown[endpoint] = roots
             return _Security(roots, *self._tls.own_certificate(), server_name)
         except (OptionError, OSError) as exc:
             # It is being replaced, perhaps: it was good when this transport was made.
