@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from rocketmq_spark.client.credentials import CredentialOptions, credentials_of, provider_class
+from rocketmq_spark.client.credentials import CredentialOptions, credentials_of, provider_class, with_variables
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.producer.client_config import ClientConfig
 from rocketmq_spark.transport.local_address import local_ip
@@ -142,8 +142,9 @@ CONNECTION_OPTIONS: Final = tuple(
 class ConnectionOptions:
     """Everything that decides on the connections of a client instance, secrets included.
 
-    Two producers may share an instance only if these are equal. A reference (``env:NAME``, ``file:/path``) equals the
-    same reference only: its content may change. A credentials provider equals the same class only.
+    Two producers may share an instance only if these are equal. A reference to a file equals the same reference
+    only: its content may change. One to a variable needs the same value, too: it is read once. A credentials provider
+    equals the same class only.
     """
 
     # By the names of the options, in one order. Holds secrets.
@@ -168,6 +169,7 @@ class ConnectionOptions:
         values["transport"] = transport or ("grpc" if values.pop("over_grpc") else "remoting")
         values["client_ip"] = options.client_ip or local_ip()
         values["credentials_provider"] = provider_class(options)
+        values |= zip(("access_key", "secret_key", "security_token"), with_variables(options), strict=True)
         if not options.over_grpc:
             # Over remoting each producer adds the namespace to its own topics; the connection does not know it.
             del values["namespace"]

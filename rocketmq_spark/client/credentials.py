@@ -120,6 +120,17 @@ def provider_class(options: CredentialOptions) -> type[Any] | None:
     return None if name is None else load_class(_PROVIDER, name, _METHOD)
 
 
+def with_variables(options: CredentialOptions) -> tuple[tuple[str | None, str | None], ...]:
+    """Return access key, secret key and token, each with the value of the variable that it refers to, if it does.
+
+    A transport reads variables once, when it is made: one that was made with another value is another user's.
+    """
+    texts = (options.access_key, options.secret_key, options.security_token)
+    return tuple(
+        (text, os.environ.get(text.removeprefix(ENV)) if text and text.startswith(ENV) else None) for text in texts
+    )
+
+
 class _Provided:
     """Asks a class of the user's own; it is made by whoever asks first, for that may take as long as asking."""
 

@@ -28,6 +28,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
 from rocketmq_spark.client.connect import client_id_of, new_transport
+from rocketmq_spark.client.credentials import with_variables
 from rocketmq_spark.errors import MQBrokerException, RocketMQError, RouteNotFoundException, TopicRouteStaleException
 from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.metrics import Recorder
@@ -398,7 +399,8 @@ def _await_any_answer(options: SinkOptions, instance: ClientInstance) -> None:
 
 
 def _acquire(options: SinkOptions) -> ClientInstance:
-    return acquire_instance(options, options.producer_group, lambda: _new_instance(options))
+    key = (options, with_variables(options))
+    return acquire_instance(key, options.producer_group, lambda: _new_instance(options))
 
 
 def _new_instance(options: SinkOptions) -> ClientInstance:

@@ -169,7 +169,7 @@ def test_unit_name_and_instance_name_that_make_one_client_id_do_not_share(make_p
         make_producer("g2", instance_name="i", unit_name="cell").start()
 
 
-def test_references_are_equal_by_name_and_not_by_content(
+def test_files_are_equal_by_name_and_not_by_content(
     make_producer: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = tmp_path / "secret"
@@ -185,6 +185,29 @@ def test_references_are_equal_by_name_and_not_by_content(
     assert first._running() is second._running()
     references = ({**KEYS, "secret_key": f"env:{name}"} for name in ("FIRST_SECRET", "SECOND_SECRET"))
     assert "whose secret_key differs" in refusal(make_producer, *references)
+
+
+def test_variable_with_another_value_is_another_user(make_producer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_variable = {**KEYS, "secret_key": "env:MQ_SECRET", "instance_name": "variables"}
+    monkeypatch.setenv("MQ_SECRET", "hush-hush")
+    first, second, third = (make_producer(group, **by_variable) for group in ("g1", "g2", "g3"))
+    first.start()
+    second.start()
+    assert first._running() is second._running()
+    monkeypatch.setenv("MQ_SECRET", "other-hush")
+    with pytest.raises(OptionError, match="whose secret_key differs"):
+        third.start()
+
+
+def test_tasks_of_one_worker_follow_a_variable_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with broker() as peer:
+        common = {"nameServer": peer.address, "topic": "T", "accessKey": "user", "secretKey": "env:MQ_SECRET"}
+        for key in SIGNING_KEYS.values():
+            monkeypatch.setenv("MQ_SECRET", key)
+            writer = RocketMQDataSource(common).writer(StructType().add("body", "string"), overwrite=False)
+            writer.write(iter([pa.RecordBatch.from_pydict({"body": ["of one"]})]))
+        sends = [request for request in peer.requests if b"of one" in bytes(request.body)]
+        assert [signing_key(request) for request in sends] == ["one", "two"]
 
 
 def test_provider_is_equal_to_the_same_class_only(make_producer: Make, vaults: ModuleType) -> None:
