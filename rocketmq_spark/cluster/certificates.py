@@ -105,12 +105,12 @@ def write_private(file: Path, content: bytes) -> None:
 
 
 def read_private(file: Path) -> bytes:
-    """Return the content of a regular file that belongs to this user, or root, and that nobody else may read or write.
+    """Return the content of a regular file that only its owner may read and write: this user, or root.
 
     Raises
     ------
     ClusterError
-        It is another kind of file, or belongs to somebody else, or others may read or write it.
+        It is not a regular file, it belongs to another user, or other users may read or write it.
     OSError
         It can't be read, or it is a symbolic link.
     """

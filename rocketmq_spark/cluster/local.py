@@ -360,7 +360,7 @@ class LocalCluster:
             self._proxy.await_ready(deadline)
             logger.warning(
                 "the proxy's ports %d and %d are open on every address of this machine, because RocketMQ has no setting"
-                " for it; whoever can reach them %s",
+                " for it; a client that can reach them %s",
                 *self._proxy.ports,
                 "needs a key that the cluster knows"
                 if self._auth

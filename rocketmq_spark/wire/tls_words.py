@@ -12,7 +12,7 @@ MUST_NAME: Final = "the server's certificate must name"
 OURS_REFUSED: Final = "the server refuses this client's certificate, or demands one"
 TOO_OLD: Final = "the server's TLS is older than 1.2, which is the oldest allowed: update the server"
 DEMANDS_TLS: Final = "it demands TLS: set useTls=true"
-# TLS protects from a man in the middle only while nobody switches it off because of one.
+# A man in the middle who answers in plain text must not make the user switch TLS off.
 INTERCEPTED: Final = "if it should speak TLS, somebody may be intercepting the connection"
 SPEAKS_NO_TLS: Final = f"it speaks no TLS: set useTls=false if it is meant to have none; {INTERCEPTED}"
 LEAVE_TLS_OUT: Final = f"leave TLS out (useTls, --tls), or switch it on there; {INTERCEPTED}"
