@@ -36,7 +36,6 @@ ALLOWED = {
     ("rocketmq_spark/doctor/machine.py", "json.loads"): "reads what a Python of this machine says of itself",
     ("rocketmq_spark/cluster/state.py", "json.loads"): "reads a file of its own",
     ("rocketmq_spark/cluster/servers.py", "json.loads"): "reads a template of this package",
-    ("rocketmq_spark/cluster/jars.py", "json.loads"): "reads a file of its own",
     ("rocketmq_spark/cluster/jars.py", "xml.etree"): "reads what Ivy reports of the jars that it has fetched",
 }
 
