@@ -9,6 +9,7 @@ import enum
 from dataclasses import dataclass
 
 from rocketmq_spark import table_view
+from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.message import MessageQueue, SendStatus
 
 
@@ -80,11 +81,24 @@ class TransactionSendResult(SendResult):
     Parameters
     ----------
     local_transaction_state : LocalTransactionState, default UNKNOW
+    end_error : RocketMQError or None, default None
+        Why the broker did not acknowledge the commit or rollback. It asks the listener later. If the error has
+        `maybe_stored`, the commit or rollback may have been executed.
     """
 
     local_transaction_state: LocalTransactionState = LocalTransactionState.UNKNOW
+    end_error: RocketMQError | None = None
+
+    @property
+    def ended(self) -> bool:
+        """True if the broker has acknowledged the commit or rollback."""
+        return self.local_transaction_state is not LocalTransactionState.UNKNOW and self.end_error is None
 
     def facts(self) -> dict[str, str | int | None]:
         """Return the same, and how the local transaction ended."""
         # Named, because a class with slots is made anew, and super() would not know it.
-        return {**SendResult.facts(self), "local_transaction_state": self.local_transaction_state.value}
+        return {
+            **SendResult.facts(self),
+            "local_transaction_state": self.local_transaction_state.value,
+            "end_error": None if self.end_error is None else str(self.end_error),
+        }

@@ -107,3 +107,16 @@ class TransactionCheck:
             from_transaction_check=True,
             remark=remark,
         )
+
+
+def ending(request: EndTransaction) -> str:
+    """Return what an answered end does, for the text of an error.
+
+    Raises
+    ------
+    ValueError
+        It is undecided, which brokers do not answer.
+    """
+    if request.commit_or_rollback == TRANSACTION_NOT_TYPE:
+        raise ValueError("brokers do not answer an undecided end of a transaction: use end_transaction_oneway")
+    return f"ending transaction {request.msg_id}"

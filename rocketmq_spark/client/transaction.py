@@ -3,8 +3,9 @@
 Rule 1: the local transaction runs only after the half message is safe (`SEND_OK`); any other answer rolls it back.
 Rule 2: what a local transaction raises, None, or what is no state, means "not known yet": the broker asks
         back, nothing is guessed.
-Rule 3: an end that could not be sent is logged, and never sent twice: a second commit would deliver the message again
-        (spec/remoting.md section 11.2). The broker asks back.
+Rule 3: the broker acknowledges an end, unlike Java's, which is one-way: brokers drop one-way ends under load. An end
+        without an acknowledgement is in the result and in the log, and is never sent twice: a second commit would
+        deliver the message again. The broker asks back.
 
 Follows ``DefaultMQProducerImpl.sendMessageInTransaction``, ``endTransaction``, ``checkTransactionState``
 (spec/producer.md section 12).
@@ -13,6 +14,7 @@ Follows ``DefaultMQProducerImpl.sendMessageInTransaction``, ``endTransaction``, 
 from __future__ import annotations
 
 import logging
+import queue as queues
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -94,7 +96,7 @@ class Transactions:
     send : callable
         Sends a message synchronously, with retries.
     timeout : float
-        Seconds to write an end.
+        Seconds for an end and its acknowledgement.
     """
 
     producer_group: str
@@ -124,13 +126,15 @@ class Transactions:
         state, failure = LocalTransactionState.ROLLBACK_MESSAGE, None
         if result.status is SendStatus.SEND_OK:
             state, failure = _decided(lambda: executor(half, arg))
+        end_error: RocketMQError | None = None
         try:
             self._end(half, result, state, failure)
         except (RocketMQError, ValueError) as exc:
+            end_error = exc if isinstance(exc, RocketMQError) else MQClientException(str(exc))
             logger.warning("ending the transaction of message %s (%s): %s; the broker will ask back", result.msg_id,
                            state.name, exc, exc_info=True)  # fmt: skip
         known = {field.name: getattr(result, field.name) for field in fields(SendResult)}
-        return TransactionSendResult(**known, local_transaction_state=state)
+        return TransactionSendResult(**known, local_transaction_state=state, end_error=end_error)
 
     def _half(self, message: Message) -> Message:
         if message is None:
@@ -185,7 +189,15 @@ class Transactions:
                 self.producer_group, address, message, end.msg_id, end.transaction_id, state, from_check
             )
         )
-        self.transport.end_transaction(address, end, API_TIMEOUT if from_check else self.timeout)
+        if from_check or state is LocalTransactionState.UNKNOW:
+            # Brokers do not answer an undecided end. A lost answer to a check costs nothing: the broker asks again.
+            self.transport.end_transaction_oneway(address, end, API_TIMEOUT if from_check else self.timeout)
+            return
+        outcomes: queues.SimpleQueue[RocketMQError | None] = queues.SimpleQueue()
+        self.transport.end_transaction(address, end, self.timeout, outcomes.put)
+        error = outcomes.get()
+        if error is not None:
+            raise error
 
 
 class CheckExecutor:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Collection
 from typing import Protocol, TypeAlias
 
+from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.message import MessageQueue, SendOutcome, SendRequest
 from rocketmq_spark.message_ext import MessageExt
 from rocketmq_spark.pull import PullOutcome, PullRequest
@@ -21,6 +22,7 @@ from rocketmq_spark.wire.topic_config import TopicConfig
 
 OnOutcome: TypeAlias = Callable[[SendOutcome], None]
 OnCheckTransaction: TypeAlias = Callable[[TransactionCheck], None]
+OnEnd: TypeAlias = Callable[[RocketMQError | None], None]
 OnPulled: TypeAlias = Callable[[PullOutcome], None]
 
 
@@ -174,11 +176,25 @@ class Transport(Protocol):
         """
         ...
 
-    def end_transaction(self, address: str, request: EndTransaction, timeout: float) -> None:
-        """Commit or roll back a half message (END_TRANSACTION), oneway: return when it is written.
+    def end_transaction(self, address: str, request: EndTransaction, timeout: float, on_end: OnEnd) -> None:
+        """Start to commit or roll back a half message (END_TRANSACTION), and return at once.
 
-        Never to be repeated: a broker delivers a second commit's message again (spec/remoting.md section 11.2). If it
-        got lost the broker asks back.
+        Any number of ends may be in flight. `on_end` is called as `on_outcome` is by :meth:`send`: with None when the
+        server has executed the end, else with the error. `timeout` bounds the whole attempt. A broker delivers the
+        message of a second commit again, so an end is never sent again by itself. After an error with `maybe_stored`
+        the outcome is unknown. After any other error the end was not executed. In both cases the broker asks back.
+
+        Raises
+        ------
+        ValueError
+            The end is undecided (`TRANSACTION_NOT_TYPE`): brokers do not answer that; send it one-way.
+        """
+        ...
+
+    def end_transaction_oneway(self, address: str, request: EndTransaction, timeout: float) -> None:
+        """Send END_TRANSACTION without waiting for an answer: return when it is written.
+
+        Under load, brokers drop such requests without a trace, and ask back later.
         """
         ...
 

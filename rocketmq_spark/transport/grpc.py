@@ -37,9 +37,10 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.message import MessageQueue, SendOutcome, SendRequest
 from rocketmq_spark.recall import RecallMessage
 from rocketmq_spark.route_data import MAX_QUEUES, TopicRouteData
-from rocketmq_spark.transaction import TRANSACTION_NOT_TYPE, EndTransaction, TransactionCheck
+from rocketmq_spark.transaction import TRANSACTION_NOT_TYPE, EndTransaction, TransactionCheck, ending
+from rocketmq_spark.transport._pb import definition_pb2 as pb
 from rocketmq_spark.transport._pb import service_pb2 as service
-from rocketmq_spark.transport.base import OnCheckTransaction, OnOutcome
+from rocketmq_spark.transport.base import OnCheckTransaction, OnEnd, OnOutcome
 from rocketmq_spark.transport.failures import to_tell
 from rocketmq_spark.transport.grpc_channels import Channels, root_certificates, target_of
 from rocketmq_spark.transport.grpc_client import GrpcAnswer, GrpcClient, parsed
@@ -56,6 +57,7 @@ from rocketmq_spark.transport.grpc_values import (
 )
 from rocketmq_spark.transport.permits import Permits
 from rocketmq_spark.transport.tls import TlsSettings
+from rocketmq_spark.wire.grpc_codes import proxy_error
 
 # MessageSysFlag.java: the bits of a transaction, and those of a half message.
 _TRANSACTION_BITS: Final = 0xC
@@ -287,15 +289,38 @@ class GrpcTransport(RemotingOnly):
         """Ask for the route of the queue's topic."""
         self._query_route(self._here(), queue.topic, address, timeout)
 
-    def end_transaction(self, address: str, request: EndTransaction, timeout: float) -> None:
-        """Commit or roll back a half message (EndTransaction), at the proxy that took it or asked; wait for its reply.
+    def end_transaction(self, address: str, request: EndTransaction, timeout: float, on_end: OnEnd) -> None:
+        """Start to commit or roll back a half message (EndTransaction), at the proxy that took it or asked.
+
+        See :class:`.base.Transport`.
+        """
+        doing, live = ending(request), self._here()
+
+        def on_answer(answer: GrpcAnswer) -> None:
+            error = answer.error
+            if answer.reply is not None:
+                error = _end_error(answer.reply, address, answer.doing)
+            live.client.tell(error, answer.signed_by)
+            on_end(error)
+
+        message = end_transaction_request(request, self._namespace).SerializeToString()
+        try:
+            live.client.start(address, "EndTransaction", message, timeout, on_answer, doing)
+        except (CredentialsError, RemotingException) as exc:
+            live.client.refuse(exc, on_answer)
+
+    def end_transaction_oneway(self, address: str, request: EndTransaction, timeout: float) -> None:
+        """Commit or roll back a half message (EndTransaction), and wait for the reply: gRPC has no one-way calls.
 
         A proxy keeps a half message for 30 s. An undecided one is told nothing: the word for it would use it up, and
         the proxy asks back.
         """
         if request.commit_or_rollback == TRANSACTION_NOT_TYPE:
             return
-        message, doing = end_transaction_request(request, self._namespace), f"ending transaction {request.msg_id}"
+        message, doing = (
+            end_transaction_request(request, self._namespace),
+            f"ending transaction {request.msg_id}",
+        )
         self._here().client.invoke(address, "EndTransaction", message, service.EndTransactionResponse, timeout, doing)
 
     def recall_message(self, address: str, request: RecallMessage, timeout: float) -> str:
@@ -354,6 +379,14 @@ class GrpcTransport(RemotingOnly):
     def _on_check(self, check: TransactionCheck) -> None:
         if self.on_check_transaction is not None:
             self.on_check_transaction(check)
+
+
+def _end_error(reply: bytes, address: str, doing: str) -> RocketMQError | None:
+    try:
+        status = parsed(reply, service.EndTransactionResponse, address, doing).status
+    except RemotingCommandException as exc:
+        return exc
+    return None if status.code == pb.OK else proxy_error(status.code, status.message, address, doing)
 
 
 def _outcome_of(request: SendRequest, answer: GrpcAnswer) -> SendOutcome:

@@ -28,9 +28,9 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.message import MessageQueue, SendRequest
 from rocketmq_spark.message_ext import MessageExt
 from rocketmq_spark.recall import RecallMessage
-from rocketmq_spark.transaction import EndTransaction
+from rocketmq_spark.transaction import EndTransaction, ending
 from rocketmq_spark.transport.admin_client import AdminClient
-from rocketmq_spark.transport.base import OnCheckTransaction, OnOutcome
+from rocketmq_spark.transport.base import OnCheckTransaction, OnEnd, OnOutcome
 from rocketmq_spark.transport.dial import parse_address
 from rocketmq_spark.transport.frames import (
     end_transaction_fields,
@@ -42,7 +42,7 @@ from rocketmq_spark.transport.hooks import RequestHooks
 from rocketmq_spark.transport.loop import IoLoop
 from rocketmq_spark.transport.request import Answer, Request
 from rocketmq_spark.transport.tls import TlsSettings
-from rocketmq_spark.wire.codes import RequestCode
+from rocketmq_spark.wire.codes import RequestCode, ResponseCode, broker_error
 from rocketmq_spark.wire.command import RemotingCommand
 from rocketmq_spark.wire.headers import (
     GetEarliestMsgStoreTimeRequestHeader,
@@ -258,12 +258,35 @@ class RemotingTransport(AdminClient):
         body = json.dumps({"clientId": group, "group": group, "subscriptionData": subscription}).encode()
         self._call(address, RequestCode.CHECK_CLIENT_CONFIG, {}, timeout, f"checking {expression!r}", (body,))
 
-    def end_transaction(self, address: str, request: EndTransaction, timeout: float) -> None:
-        """Commit or roll back a half message (END_TRANSACTION, oneway); see :class:`.base.Transport`.
+    def end_transaction(self, address: str, request: EndTransaction, timeout: float, on_end: OnEnd) -> None:
+        """Start to commit or roll back a half message (END_TRANSACTION); see :class:`.base.Transport`.
 
-        Over a 5.5.0 proxy only the answer to a check has any effect: a proxy that was sent the half message over
-        remoting does not know it, and says nothing. Such a message ends when the broker asks back.
+        A 5.5.0 proxy answers with success and does nothing, because it does not know half messages that it got over
+        remoting. Over it, only the answer to a check has an effect.
         """
+        doing = ending(request)
+
+        def on_answer(answer: Answer) -> None:
+            error = answer.error
+            if answer.command is not None and answer.command.code != ResponseCode.SUCCESS:
+                error = broker_error(answer.command.code, answer.command.remark, address, doing)
+            on_end(error)
+
+        self._start(
+            address,
+            Request(
+                RequestCode.END_TRANSACTION,
+                end_transaction_fields(request),
+                (),
+                timeout,
+                on_answer,
+                expires=self._clock() + timeout,
+                remark=request.remark,
+            ),
+        )
+
+    def end_transaction_oneway(self, address: str, request: EndTransaction, timeout: float) -> None:
+        """Send END_TRANSACTION without waiting for an answer; see :class:`.base.Transport`."""
         fields = end_transaction_fields(request)
         self.invoke_oneway(address, RequestCode.END_TRANSACTION, fields, (), timeout, request.remark)
 

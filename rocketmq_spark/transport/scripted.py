@@ -22,11 +22,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from rocketmq_spark.errors import MQBrokerException, RemotingSendRequestException, RemotingTimeoutException
+from rocketmq_spark.errors import (
+    MQBrokerException,
+    RemotingSendRequestException,
+    RemotingTimeoutException,
+    RocketMQError,
+)
 from rocketmq_spark.message import SendOutcome, SendRequest
 from rocketmq_spark.pull import PullOutcome, PullRequest
 from rocketmq_spark.route_data import TopicRouteData
-from rocketmq_spark.transport.base import OnOutcome, OnPulled
+from rocketmq_spark.transaction import EndTransaction, ending
+from rocketmq_spark.transport.base import OnEnd, OnOutcome, OnPulled
 from rocketmq_spark.transport.script import ManualClock, Reply, route
 from rocketmq_spark.transport.scripted_pulls import PullReply, ScriptedPulls
 
@@ -230,6 +236,18 @@ class ScriptedTransport(ScriptedPulls):
         if timeout <= 0:
             raise RemotingTimeoutException(f"oneway send to {request.queue}: no time left")
 
+    def end_transaction(self, address: str, request: EndTransaction, timeout: float, on_end: OnEnd) -> None:
+        """Do what `end_transaction_oneway` does, and deliver its error, or None, as the outcome."""
+        ending(request)
+        error: RocketMQError | None = None
+        try:
+            self.end_transaction_oneway(address, request, timeout)
+        except RocketMQError as exc:
+            error = exc
+        with self._changed:
+            self._check()
+            self._schedule(0.0, error, on_end)
+
     def close(self) -> None:
         """Fail what is in flight with ``RemotingSendRequestException``. Idempotent."""
         with self._changed:
@@ -296,6 +314,9 @@ class ScriptedTransport(ScriptedPulls):
                 if not self._due:
                     return
                 _, _, outcome, on_outcome = heapq.heappop(self._due)
+            if outcome is None or isinstance(outcome, RocketMQError):
+                on_outcome(outcome)
+                continue
             if isinstance(outcome, PullOutcome):
                 on_outcome(PullOutcome(None, error=RemotingSendRequestException("pulling: the transport was closed")))
                 continue

@@ -102,8 +102,8 @@ class ScriptedCalls:
             raise MQClientException(f"viewing the message at commit-log offset {physical_offset}: {address} has none")
         return message
 
-    def end_transaction(self, address: str, request: EndTransaction, timeout: float) -> None:
-        """Record the call; a commit puts the message into its queue."""
+    def end_transaction_oneway(self, address: str, request: EndTransaction, timeout: float) -> None:
+        """Record the call as "end_transaction"; a commit puts the message into its queue."""
         self._record(timeout, "end_transaction", address, request)
         with self._changed:
             self._store.end_transaction(request, self._clock())

@@ -86,14 +86,14 @@ def test_grpc_20_a_committed_half_message_becomes_visible_and_a_rolled_back_one_
 ) -> None:
     topic = new_topic(transactional)
     endpoint, never, visible = transport.endpoints[0], half(transport, topic, b"never"), half(transport, topic, b"yes")
-    transport.end_transaction(endpoint, rolled_back(never), PATIENCE)
-    transport.end_transaction(endpoint, visible, PATIENCE)
+    transport.end_transaction_oneway(endpoint, rolled_back(never), PATIENCE)
+    transport.end_transaction_oneway(endpoint, visible, PATIENCE)
     [found] = stored(transactional.name_server, topic, 1).values()
     assert (found.body, found.keys, found.properties["mine"]) == (b"yes", "k1", "yours")
     # A half message can be ended once.
     for again in (visible, rolled_back(never)):
         with pytest.raises(MQBrokerException, match="cannot found transaction data") as raised:
-            transport.end_transaction(endpoint, again, PATIENCE)
+            transport.end_transaction_oneway(endpoint, again, PATIENCE)
         assert raised.value.retriable is False
 
 
@@ -105,7 +105,7 @@ def test_grpc_20_a_half_message_left_open_is_asked_for_and_the_answer_decides(
     endpoint = transport.endpoints[0]
     commit, roll_back = half(transport, topic, b"commit"), half(transport, topic, b"roll back")
     # Nothing is told: the proxy keeps it, and the broker asks back.
-    transport.end_transaction(endpoint, replace(commit, commit_or_rollback=TRANSACTION_NOT_TYPE), PATIENCE)
+    transport.end_transaction_oneway(endpoint, replace(commit, commit_or_rollback=TRANSACTION_NOT_TYPE), PATIENCE)
     answers = {commit.msg_id: TRANSACTION_COMMIT_TYPE, roll_back.msg_id: TRANSACTION_ROLLBACK_TYPE}
     deadline = time.monotonic() + PATIENCE
     while answers.keys() - {check.unique_id for check in tuple(checks)}:
@@ -116,7 +116,7 @@ def test_grpc_20_a_half_message_left_open_is_asked_for_and_the_answer_decides(
         check = next(check for check in checks if check.unique_id == message_id)
         assert (check.address, check.producer_group, check.message.topic) == (endpoint, "pg", topic)
         assert (check.message.keys, check.message.user_properties["mine"]) == ("k1", "yours")
-        transport.end_transaction(check.address, check.answer(answer), PATIENCE)
+        transport.end_transaction_oneway(check.address, check.answer(answer), PATIENCE)
     assert set(stored(transactional.name_server, topic, 1)) == {b"commit"}
     transport.unregister_client(endpoint, "", "pg", PATIENCE)
 
@@ -158,4 +158,4 @@ def test_grpc_20_a_delayed_message_is_taken_back(transactional: LocalCluster, pr
 def test_grpc_20_a_half_message_is_too_old_to_be_ended_when_the_proxy_has_forgotten_it(aging: Aging) -> None:
     time.sleep(max(0.0, aging.sent + FORGOTTEN_SECONDS - time.monotonic()))
     with pytest.raises(MQBrokerException, match="cannot found transaction data"):
-        aging.transport.end_transaction(aging.transport.endpoints[0], aging.end, PATIENCE)
+        aging.transport.end_transaction_oneway(aging.transport.endpoints[0], aging.end, PATIENCE)

@@ -2,110 +2,30 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import queue as queues
-import time
-import uuid
 
 import pytest
 
 from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.cluster import LocalCluster
-from rocketmq_spark.message import EncodedBatch, Message, MessageQueue, SendOutcome, SendRequest, SendStatus
-from rocketmq_spark.message_ext import MessageExt, decode_message_id
+from rocketmq_spark.message import Message
+from rocketmq_spark.message_ext import MessageExt
 from rocketmq_spark.send_result import LocalTransactionState
 from rocketmq_spark.transaction import (
     TRANSACTION_COMMIT_TYPE,
     TRANSACTION_NOT_TYPE,
     TRANSACTION_ROLLBACK_TYPE,
-    EndTransaction,
     TransactionCheck,
 )
-from rocketmq_spark.transport.base import Transport
 from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.wire.records import encode_properties, unique_id, unique_id_prefix
 from tests.java import Java, line_of
 from tests.reading import read_topic
+from tests.transactional import Transactional, topic_of
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
 
 # A proxy tells its brokers of a new producer group every 20 s; before that nobody is asked back.
-
-_SEQUENCE = itertools.count(int(time.time()) << 16)
-_PREFIX = unique_id_prefix(b"\x7f\0\0\1", os.getpid(), 7)
-
-
-class Transactional:
-    """A producer of half messages for one topic, as bare as can be."""
-
-    def __init__(self, transport: Transport, address: str, topic: str) -> None:
-        self.transport = transport
-        self.address = address
-        self.queue = MessageQueue(topic, "broker-0", 0)
-        self.group = f"pg-{topic}"
-        self.checks: queues.Queue[TransactionCheck] = queues.Queue()
-        transport.on_check_transaction = self.checks.put
-        self.beat()
-
-    def beat(self) -> None:
-        self.transport.heart_beat(self.address, f"127.0.0.1@{self.group}", [self.group], PATIENCE)
-
-    def send_half(self, body: bytes) -> EndTransaction:
-        """Send one; return how it would be ended, still undecided."""
-        key = unique_id(_PREFIX, next(_SEQUENCE))
-        properties = encode_properties({"UNIQ_KEY": key, "TRAN_MSG": "true", "PGROUP": self.group, "KEYS": "k1"})
-        batch = EncodedBatch(
-            self.queue.topic, (body,), 1, len(body), batch=False, properties=properties.decode(), sys_flag=4
-        )
-        outcomes: queues.Queue[SendOutcome] = queues.Queue()
-        request = SendRequest(batch, self.queue, self.address, self.group, "TBW102", 4, int(time.time() * 1000))
-        self.transport.send(request, PATIENCE, outcomes.put)
-        outcome = outcomes.get(timeout=PATIENCE)
-        assert outcome.status is SendStatus.SEND_OK
-        assert outcome.transaction_id == key
-        return EndTransaction(
-            topic=self.queue.topic,
-            producer_group=self.group,
-            tran_state_table_offset=outcome.queue_offset,
-            commit_log_offset=decode_message_id(outcome.offset_msg_id)[1],
-            commit_or_rollback=TRANSACTION_NOT_TYPE,
-            msg_id=key,
-            transaction_id=outcome.transaction_id,
-            broker_name=self.queue.broker_name,
-        )
-
-    def end(self, half: EndTransaction, commit_or_rollback: int, remark: str = "") -> None:
-        ended = EndTransaction(
-            topic=half.topic,
-            producer_group=half.producer_group,
-            tran_state_table_offset=half.tran_state_table_offset,
-            commit_log_offset=half.commit_log_offset,
-            commit_or_rollback=commit_or_rollback,
-            msg_id=half.msg_id,
-            transaction_id=half.transaction_id,
-            broker_name=half.broker_name,
-            remark=remark,
-        )
-        self.transport.end_transaction(self.address, ended, PATIENCE)
-
-    def next_check(self) -> TransactionCheck:
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            try:
-                return self.checks.get(timeout=5.0)
-            except queues.Empty:
-                assert time.monotonic() < deadline, "the broker did not ask back"
-                self.beat()
-
-
-def topic_of(transactional: LocalCluster, transport: RemotingTransport) -> str:
-    name = f"tx_{uuid.uuid4().hex}"
-    # A proxy takes half messages for topics of this type only.
-    address = transactional.brokers[0].address
-    transport.create_topic(address, name, 1, 6, PATIENCE, attributes="+message.type=TRANSACTION")
-    return name
 
 
 def test_119_a_committed_half_message_becomes_visible_and_a_rolled_back_one_never_does(
@@ -125,6 +45,20 @@ def test_119_a_committed_half_message_becomes_visible_and_a_rolled_back_one_neve
         assert stored.sys_flag & 0xC == TRANSACTION_COMMIT_TYPE
 
 
+def test_broker_answers_each_end_and_delivers_a_second_commit_again(transactional: LocalCluster) -> None:
+    with RemotingTransport([transactional.name_server]) as transport:
+        topic = topic_of(transactional, transport)
+        producer = Transactional(transport, transactional.brokers[0].address, topic)
+        rolled_back, half, other = (producer.send_half(body) for body in (b"rolled back", b"committed", b"other"))
+        assert producer.answered_end(rolled_back, commit_or_rollback=TRANSACTION_ROLLBACK_TYPE) is None
+        wrong_group = producer.answered_end(half, producer_group="another")
+        assert "The producer group wrong" in str(wrong_group)
+        assert [producer.answered_end(half) for _ in range(2)] == [None, None]
+        assert producer.answered_end(other) is None
+        bodies = [message.body for message in read_topic(transactional.name_server, topic, 3)]
+        assert bodies == [b"committed", b"committed", b"other"]
+
+
 def test_120_an_unknown_half_message_is_asked_back_for_and_the_answer_decides(transactional: LocalCluster) -> None:
     with RemotingTransport([transactional.name_server]) as transport:
         address = transactional.brokers[0].address
@@ -141,7 +75,7 @@ def test_120_an_unknown_half_message_is_asked_back_for_and_the_answer_decides(tr
             asked += check.message.body == b"undecided"
             if check.message.body not in checks and check.message.body in answers:
                 answer = check.answer(answers[check.message.body])
-                transport.end_transaction(check.address, answer, PATIENCE)
+                transport.end_transaction_oneway(check.address, answer, PATIENCE)
             checks.setdefault(check.message.body, check)
         for body, check in checks.items():
             half = halves[body]
@@ -166,7 +100,7 @@ def test_120_a_proxy_passes_checks_on_and_only_their_answers_count(transactional
         assert (check.address, check.broker_name, check.offset_msg_id) == (transactional.proxy.address, "", "")
         assert (check.message.topic, check.message.body, check.unique_id) == (topic, b"half", half.msg_id)
         assert read_topic(transactional.name_server, topic) == []
-        transport.end_transaction(check.address, check.answer(TRANSACTION_COMMIT_TYPE), PATIENCE)
+        transport.end_transaction_oneway(check.address, check.answer(TRANSACTION_COMMIT_TYPE), PATIENCE)
         assert [message.body for message in read_topic(transactional.name_server, topic, 1)] == [b"half"]
 
 

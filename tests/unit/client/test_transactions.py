@@ -128,8 +128,18 @@ def test_119_an_end_that_can_not_be_sent_does_not_raise_and_is_not_repeated(
     transport.fail("end_transaction", RemotingConnectException("broker down"))
     result = started(make_producer, Listener()).send_in_transaction(Message.of("T", b"x"))
     assert result.local_transaction_state is COMMIT
+    assert (result.ended, str(result.end_error)) == (False, "broker down")
     assert len(ends(transport)) == 1
     assert "the broker will ask back" in caplog.text
+
+
+@pytest.mark.parametrize(("state", "ended"), [(COMMIT, True), (ROLLBACK, True), (UNKNOW, False)])
+def test_result_says_whether_the_broker_acknowledged_the_end(
+    make_producer: Make, state: LocalTransactionState, *, ended: bool
+) -> None:
+    result = started(make_producer, Listener(state)).send_in_transaction(Message.of("T", b"x"))
+    assert (result.ended, result.end_error) == (ended, None)
+    assert result.facts()["end_error"] is None
 
 
 def test_119_a_message_that_can_not_be_sent_never_runs_its_transaction(

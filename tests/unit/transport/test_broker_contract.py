@@ -116,9 +116,29 @@ def test_a_half_message_is_checked_and_the_answer_carries_the_checks_offsets(
         from_transaction_check=True,
         remark="found it",
     )
-    cluster.transport.end_transaction(check.address, check.answer(8), PATIENCE)
+    cluster.transport.end_transaction_oneway(check.address, check.answer(8), PATIENCE)
     assert cluster.transport.max_offset(QUEUE, cluster.address, PATIENCE) == 1
     assert [message.body for message in cluster.stored(1)] == [b"half"]
+
+
+def test_answered_end_of_a_transaction_reports_its_outcome(
+    cluster: Brokers, request_to: Callable[..., SendRequest], outcomes: Any, collected: Any
+) -> None:
+    checks, ends = collected(), collected()
+    cluster.transport.on_check_transaction = checks
+    properties = "UNIQ_KEY\x01U1\x02TRAN_MSG\x01true\x02PGROUP\x01pg\x02"
+    cluster.transport.send(request_to(cluster.address, b"half", properties=properties, sys_flag=4), PATIENCE, outcomes)
+    cluster.pass_time(0.0)
+    [outcome] = outcomes.wait(1)
+    cluster.check_transaction(decode_message_id(outcome.offset_msg_id)[1])
+    cluster.transport.heart_beat(cluster.address, "client", ["pg"], PATIENCE)
+    [check] = checks.wait(1)
+    cluster.transport.end_transaction(cluster.address, check.answer(8), PATIENCE, ends)
+    cluster.pass_time(0.0)
+    assert ends.wait(1) == [None]
+    assert [message.body for message in cluster.stored(1)] == [b"half"]
+    with pytest.raises(ValueError, match="brokers do not answer an undecided end"):
+        cluster.transport.end_transaction(cluster.address, check.answer(0), PATIENCE, ends)
 
 
 def test_a_topic_that_was_created_has_queues(cluster: Brokers) -> None:

@@ -58,7 +58,7 @@ def every_call(proxy: FakeProxy, transport: GrpcTransport) -> None:
         msg_id="id",
         broker_name=proxy.address,
     )
-    transport.end_transaction(proxy.address, end, PATIENCE)
+    transport.end_transaction_oneway(proxy.address, end, PATIENCE)
     transport.unregister_client(proxy.address, "", "pg", PATIENCE)
 
 

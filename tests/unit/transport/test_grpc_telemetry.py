@@ -117,7 +117,7 @@ def test_a_check_becomes_the_seam_s_and_its_answer_ends_the_transaction_where_it
     assert (message.topic, message.body, message.tags, message.keys) == ("orders", b"half", "a", "k1")
     assert message.user_properties == {"mine": "yours"}
     assert message.is_half_message is True
-    seam.transport.end_transaction(check.address, check.answer(TRANSACTION_COMMIT_TYPE), PATIENCE)
+    seam.transport.end_transaction_oneway(check.address, check.answer(TRANSACTION_COMMIT_TYPE), PATIENCE)
     [end] = seam.proxy.ends
     assert (end.topic.name, end.topic.resource_namespace) == ("orders", "ns")
     assert (end.message_id, end.transaction_id) == (message_id, message_id)
@@ -149,11 +149,25 @@ def end(message_id: str, how: int) -> EndTransaction:
     )
 
 
+def test_answered_end_reports_its_outcome(seam: Grpc) -> None:
+    message_id, ends = half(seam), Outcomes()
+    seam.transport.end_transaction(seam.address, end(message_id, TRANSACTION_ROLLBACK_TYPE), PATIENCE, ends)
+    assert ends.wait(1) == [None]
+    assert [one.resolution for one in seam.proxy.ends] == [pb.ROLLBACK]
+    seam.proxy.handlers["EndTransaction"] = lambda *_: status_reply(50001, "cannot found transaction data")
+    seam.transport.end_transaction(seam.address, end("gone", TRANSACTION_ROLLBACK_TYPE), PATIENCE, ends)
+    error = ends.wait(2)[1]
+    assert isinstance(error, MQBrokerException)
+    assert "ending transaction gone" in str(error)
+    with pytest.raises(ValueError, match="brokers do not answer an undecided end"):
+        seam.transport.end_transaction(seam.address, end(message_id, TRANSACTION_NOT_TYPE), PATIENCE, ends)
+
+
 def test_a_producer_s_own_end_says_so_and_an_undecided_one_says_nothing(seam: Grpc) -> None:
     message_id = half(seam)
-    seam.transport.end_transaction(seam.address, end(message_id, TRANSACTION_NOT_TYPE), PATIENCE)
+    seam.transport.end_transaction_oneway(seam.address, end(message_id, TRANSACTION_NOT_TYPE), PATIENCE)
     assert seam.proxy.ends == []
-    seam.transport.end_transaction(seam.address, end(message_id, TRANSACTION_ROLLBACK_TYPE), PATIENCE)
+    seam.transport.end_transaction_oneway(seam.address, end(message_id, TRANSACTION_ROLLBACK_TYPE), PATIENCE)
     assert [(one.resolution, one.source) for one in seam.proxy.ends] == [(pb.ROLLBACK, pb.SOURCE_CLIENT)]
     assert seam.stored(0) == []
 
@@ -161,7 +175,7 @@ def test_a_producer_s_own_end_says_so_and_an_undecided_one_says_nothing(seam: Gr
 def test_an_end_that_comes_too_late_is_an_error(seam: Grpc) -> None:
     seam.proxy.handlers["EndTransaction"] = lambda *_: status_reply(50001, "cannot found transaction data")
     with pytest.raises(MQBrokerException, match=r"ending transaction id-1.*cannot found transaction data") as raised:
-        seam.transport.end_transaction(seam.address, end("id-1", TRANSACTION_COMMIT_TYPE), PATIENCE)
+        seam.transport.end_transaction_oneway(seam.address, end("id-1", TRANSACTION_COMMIT_TYPE), PATIENCE)
     assert raised.value.retriable is False
 
 

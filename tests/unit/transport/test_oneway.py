@@ -25,6 +25,7 @@ from rocketmq_spark.transport.permits import Permits
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.codes import RequestCode
 from rocketmq_spark.wire.command import RemotingCommand
+from tests.outcomes import Outcomes
 from tests.peer import BrokerPeer, Peer, Session, refused_address
 from tests.waiting import PATIENCE
 
@@ -225,6 +226,44 @@ def test_a_limit_that_lets_nothing_through_is_an_option_error(make_transport: Ma
         make_transport(**{setting: 0})
 
 
+ROLLBACK = EndTransaction(
+    topic="orders",
+    producer_group="pg",
+    tran_state_table_offset=5,
+    commit_log_offset=36_804_876,
+    commit_or_rollback=TRANSACTION_ROLLBACK_TYPE,
+    msg_id="U1",
+    transaction_id="U1",
+    broker_name="broker-a",
+    remark="the account is closed",
+)
+
+
+def test_answered_ends_are_pipelined_and_each_reports_its_own_outcome(transport: RemotingTransport) -> None:
+    received: list[RemotingCommand] = []
+
+    def answer_in_reverse(session: Session) -> None:
+        received.extend(session.read() for _ in range(4))
+        session.answer(received[3])
+        session.answer(received[2], code=2, remark="[TIMEOUT_CLEAN_QUEUE]broker busy")
+        session.answer(received[1], code=604, remark="CHECK_IMMUNITY_TIME_IN_SECONDS")
+        # The first has no answer before the connection ends.
+
+    outcomes = [Outcomes() for _ in range(4)]
+    with Peer(answer_in_reverse) as peer:
+        for outcome in outcomes:
+            transport.end_transaction(peer.address, ROLLBACK, PATIENCE, outcome)
+        lost, late, busy, executed = (outcome.wait(1)[0] for outcome in outcomes)
+    assert executed is None
+    assert (busy.response_code, busy.maybe_stored) == (2, False)
+    assert (late.response_code, late.maybe_stored) == (604, False)
+    assert "ending transaction U1" in str(late)
+    assert lost.maybe_stored is True
+    assert {(command.code, command.flag, command.remark) for command in received} == {
+        (RequestCode.END_TRANSACTION, 0, "the account is closed")
+    }
+
+
 def test_the_end_of_a_transaction_goes_oneway_with_its_remark(transport: RemotingTransport) -> None:
     received: list[RemotingCommand] = []
 
@@ -232,19 +271,8 @@ def test_the_end_of_a_transaction_goes_oneway_with_its_remark(transport: Remotin
         received.append(session.read())
         session.answer(session.read())
 
-    request = EndTransaction(
-        topic="orders",
-        producer_group="pg",
-        tran_state_table_offset=5,
-        commit_log_offset=36_804_876,
-        commit_or_rollback=TRANSACTION_ROLLBACK_TYPE,
-        msg_id="U1",
-        transaction_id="U1",
-        broker_name="broker-a",
-        remark="the account is closed",
-    )
     with Peer(read) as peer:
-        transport.end_transaction(peer.address, request, PATIENCE)
+        transport.end_transaction_oneway(peer.address, ROLLBACK, PATIENCE)
         transport.heart_beat(peer.address, "client", [], PATIENCE)
     [command] = received
     assert (command.code, command.flag, command.remark) == (RequestCode.END_TRANSACTION, 2, "the account is closed")

@@ -218,7 +218,7 @@ def test_a_half_message_is_seen_when_it_is_committed_and_never_when_it_is_rolled
     checks = [transport.check_transaction("broker-a:10911", at) for at in (0, 1)]
     assert [check.commit_log_offset for check in checks] == [2, 3]
     for check, decision in zip(checks, (TRANSACTION_ROLLBACK_TYPE, TRANSACTION_COMMIT_TYPE), strict=True):
-        transport.end_transaction(check.address, check.answer(decision), 1.0)
+        transport.end_transaction_oneway(check.address, check.answer(decision), 1.0)
     assert [message.properties["UNIQ_KEY"] for message in transport.stored[QUEUE]] == ["U1"]
     assert transport.calls == [
         ("end_transaction", "broker-a:10911", check.answer(decision))
@@ -233,7 +233,7 @@ def test_a_failing_end_of_a_transaction_is_raised_and_changes_nothing(request_to
     transport.fail("end_transaction", RemotingConnectException("down"))
     check = transport.check_transaction("broker-a:10911", 0)
     with pytest.raises(RemotingConnectException):
-        transport.end_transaction(check.address, check.answer(TRANSACTION_COMMIT_TYPE), 1.0)
+        transport.end_transaction_oneway(check.address, check.answer(TRANSACTION_COMMIT_TYPE), 1.0)
     assert QUEUE not in transport.stored
     with pytest.raises(IndexError):
         transport.check_transaction("broker-a:10911", 99)

@@ -120,7 +120,7 @@ def test_a_handler_may_hand_over_to_a_thread_that_answers(transport: RemotingTra
         session.wait_for_hangup()
 
     def answer(check: TransactionCheck) -> None:
-        transport.end_transaction(check.address, check.answer(8), PATIENCE)
+        transport.end_transaction_oneway(check.address, check.answer(8), PATIENCE)
 
     transport.on_check_transaction = lambda check: threading.Thread(target=answer, args=(check,)).start()
     with Peer(script) as peer:

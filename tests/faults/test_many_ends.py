@@ -1,0 +1,73 @@
+"""A broker that ends many half messages."""
+
+from __future__ import annotations
+
+import queue as queues
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import pytest
+
+from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.errors import BrokerBusyException, RocketMQError
+from rocketmq_spark.message import SendOutcome
+from rocketmq_spark.transport.remoting import RemotingTransport
+from tests.transactional import Transactional, topic_of
+from tests.waiting import PATIENCE, wait_for
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+ItemT = TypeVar("ItemT")
+OutcomeT = TypeVar("OutcomeT", SendOutcome, RocketMQError | None)
+
+
+def pipelined(items: Sequence[ItemT], start: Callable[[ItemT, Callable[[OutcomeT], None]], None]) -> list[OutcomeT]:
+    """Start each item, 128 at once, and again while the broker is too busy to execute it; return the outcomes."""
+    window, outcomes = threading.BoundedSemaphore(128), list[OutcomeT]()
+    waiting: queues.SimpleQueue[ItemT | None] = queues.SimpleQueue()
+
+    def begin(item: ItemT) -> None:
+        def ended(outcome: OutcomeT) -> None:
+            error = outcome.error if isinstance(outcome, SendOutcome) else outcome
+            window.release()
+            if isinstance(error, BrokerBusyException):
+                waiting.put(item)
+                return
+            outcomes.append(outcome)
+            if len(outcomes) == len(items):
+                waiting.put(None)
+
+        assert window.acquire(timeout=PATIENCE)
+        start(item, ended)
+
+    for item in items:
+        waiting.put(item)
+    while (next_item := waiting.get(timeout=PATIENCE)) is not None:
+        begin(next_item)
+    return outcomes
+
+
+# A broker that noted each end in a record of its own hung after about 20,000 of them.
+@pytest.mark.parametrize("count", [500, pytest.param(20_000, marks=pytest.mark.long)])
+def test_broker_executes_many_pipelined_ends_and_goes_on(two_brokers: LocalCluster, count: int) -> None:
+    address = two_brokers.brokers[0].address
+    with RemotingTransport([two_brokers.name_server]) as transport:
+        topic = topic_of(two_brokers, transport)
+        producer = Transactional(transport, address, topic)
+
+        def commit(messages: int) -> set[RocketMQError | None]:
+            requests = [producer.half_request(b"x") for _ in range(messages)]
+            halves: list[SendOutcome] = pipelined(requests, lambda one, done: transport.send(one, PATIENCE, done))
+            assert {half.error for half in halves} == {None}
+            ends = [producer.end_of(half) for half in halves]
+            errors: list[RocketMQError | None] = pipelined(
+                ends, lambda end, done: transport.end_transaction(address, end, PATIENCE, done)
+            )
+            return set(errors)
+
+        assert commit(count) == {None}
+        # The broker still takes a transaction, and each message is delivered once: a busy broker executes no end.
+        assert commit(1) == {None}
+        wait_for(lambda: transport.max_offset(producer.queue, address, PATIENCE) >= count + 1)
+        assert transport.max_offset(producer.queue, address, PATIENCE) == count + 1
