@@ -138,7 +138,10 @@ def test_grpc_16_an_official_client_reads_the_committed_message_of_a_producer_an
             message = Message.of(topic, state.name.encode(), tags="t", keys="k", properties={"own": "1"})
             ids.append(producer.send_in_transaction(message, state).msg_id)
     [found] = read_with(client, transactional, [topic], 1)
-    assert found.seen == Seen(topic, b"COMMIT_MESSAGE", ("k",), "t", None, (("own", "1"),))
+    # A broker with the RocksDB store leaves its counter of checks on the message; not every client hides it.
+    properties = tuple(entry for entry in found.seen.properties if entry != ("TRANSACTION_CHECK_TIMES", "0"))
+    seen = found.seen._replace(properties=properties)
+    assert seen == Seen(topic, b"COMMIT_MESSAGE", ("k",), "t", None, (("own", "1"),))
     assert found.id == ids[1]
     assert 0 <= time.time() * 1000 - found.born < 600_000
 

@@ -82,9 +82,9 @@ def test_120_an_unknown_half_message_is_asked_back_for_and_the_answer_decides(tr
             assert (check.address, check.broker_name, check.producer_group) == (address, "broker-0", producer.group)
             assert (check.message.topic, check.message.body) == (topic, body)
             assert check.msg_id == check.transaction_id == check.unique_id == half.msg_id
-            # Written again before it asked: an answer with the half message's own offsets would be refused.
-            assert check.commit_log_offset > half.commit_log_offset
-            assert check.tran_state_table_offset > half.tran_state_table_offset
+            # The RocksDB store asks without a new copy. With the default store the offsets are those of a copy.
+            assert check.commit_log_offset == half.commit_log_offset
+            assert check.tran_state_table_offset == half.tran_state_table_offset
         assert [message.body for message in read_topic(transactional.name_server, topic, 1)] == [b"to commit"]
 
 
