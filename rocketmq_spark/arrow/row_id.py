@@ -132,9 +132,7 @@ def content_hashes(
     return hashes
 
 
-def repeatable(
-    ids: pa.Array, topics: pa.Array, bodies: pa.Array, flags: pa.Array, properties: pa.Array
-) -> pa.Array:
+def repeatable(ids: pa.Array, topics: pa.Array, bodies: pa.Array, flags: pa.Array, properties: pa.Array) -> pa.Array:
     """Return which rows count as repeats of others with their id; see `rocketmq_spark.wire.row_hash.is_repeatable`.
 
     Spark knows by the annotations that this is a function of Arrow arrays.
