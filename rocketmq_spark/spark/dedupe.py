@@ -12,7 +12,6 @@ The ids are those of `rocketmq_spark.arrow.row_id`.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 from rocketmq_spark.errors import OptionError, SchemaError
@@ -103,7 +102,11 @@ def _marked(df: DataFrame, topic: str | None) -> DataFrame:
             "flag and properties fit the hash in its id. Call dedupe on what a read returns, before columns are "
             "selected or changed"
         )
-    functions = importlib.import_module(f"pyspark.sql{'.connect' if is_connect(df.sparkSession) else ''}.functions")
+    functions: Any
+    if is_connect(df.sparkSession):
+        from pyspark.sql.connect import functions
+    else:
+        from pyspark.sql import functions
     own_id, *columns = map(functions.expr, (f"string({row_id})", "binary(body)", "int(flag)", "properties"))
     topics = functions.expr("string(topic)") if topic is None else functions.lit(topic)
     return df.withColumn(_ID, functions.when(_verification(functions)(own_id, topics, *columns), own_id))
