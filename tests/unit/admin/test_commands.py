@@ -283,7 +283,7 @@ def test_the_environment_names_server_and_user(server: BrokerPeer, monkeypatch: 
     monkeypatch.setenv("NAMESRV_ADDR", server.address)
     monkeypatch.setenv("ROCKETMQ_ACCESS_KEY", "someone")
     monkeypatch.setenv("ROCKETMQ_SECRET_KEY", "hush-hush")
-    assert main(["route", "orders"]) == 0
+    assert main(["route", "orders", "--sign-name-server-requests"]) == 0
     assert server.requests[-1].ext_fields["AccessKey"] == "someone"
     assert "hush-hush" not in str(server.requests)
 
@@ -309,11 +309,11 @@ def test_the_cluster_that_was_left_running_says_how_it_lets_somebody_in(
     options = {"accessKey": "admin", "secretKey": f"file:{tmp_path}/admin.secret"}
     with file.locked():
         file.save(ClusterState(server.address, None, str(tmp_path), True, (this,), options))
-    assert main(["route", "orders"]) == 0
+    assert main(["route", "orders", "--sign-name-server-requests"]) == 0
     assert server.requests[-1].ext_fields["AccessKey"] == "admin"
     monkeypatch.setenv("ROCKETMQ_ACCESS_KEY", "someone")
     monkeypatch.setenv("ROCKETMQ_SECRET_KEY", "hush-hush")
-    assert main(["route", "orders"]) == 0
+    assert main(["route", "orders", "--sign-name-server-requests"]) == 0
     assert server.requests[-1].ext_fields["AccessKey"] == "someone"
     # Another cluster has other keys.
     for name in ("ROCKETMQ_ACCESS_KEY", "ROCKETMQ_SECRET_KEY"):
