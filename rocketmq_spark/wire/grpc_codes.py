@@ -260,6 +260,7 @@ _FAILURES: Final = (
     # This client's own limits for replies: the server answered, so it may have stored the rows. (A server cannot say
     # these of a request: requests are never compressed, and their metadata is a fraction of any limit.)
     _Failure("RESOURCE_EXHAUSTED", "client: received message larger than max", RemotingCommandException, _TOO_LONG),
+    _Failure("RESOURCE_EXHAUSTED", "decompressed message larger than max", RemotingCommandException, _TOO_LONG),
     # gRPC 1.76 and 1.85 give different statuses.
     _Failure("UNIMPLEMENTED", "compression algorithm", RemotingCommandException, _COMPRESSED),
     _Failure("INTERNAL", "compression algorithm", RemotingCommandException, _COMPRESSED),

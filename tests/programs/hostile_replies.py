@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import rocketmq_spark
+from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.message import EncodedBatch, Message, MessageQueue, SendOutcome, SendRequest
 from rocketmq_spark.recall import RecallMessage
 from rocketmq_spark.transaction import TRANSACTION_COMMIT_TYPE, EndTransaction
@@ -63,7 +64,18 @@ def end_transaction(transport: GrpcTransport) -> object:
         msg_id="id",
         broker_name="broker",
     )
-    return transport.end_transaction(endpoint, end, PATIENCE)
+    ended = threading.Event()
+    errors: list[RocketMQError | None] = []
+
+    def on_end(error: RocketMQError | None) -> None:
+        errors.append(error)
+        ended.set()
+
+    transport.end_transaction(endpoint, end, PATIENCE, on_end)
+    assert ended.wait(2 * PATIENCE)
+    if errors[0] is not None:
+        raise errors[0]
+    return None
 
 
 def recall(transport: GrpcTransport) -> object:

@@ -32,6 +32,7 @@ ALLOWED = {
     ("rocketmq_spark/user_class.py", "import_module"): "imports the class that an option of the user names",
     ("rocketmq_spark/wire/command.py", "json.JSONDecoder"): "reads what servers send, with limits",
     ("rocketmq_spark/offset_json.py", "json.loads"): "reads the user's options, and what a query wrote itself",
+    ("rocketmq_spark/spark/ordered_queues.py", "json.loads"): "reads what a driver wrote into its query's checkpoint",
     ("rocketmq_spark/metrics/measures.py", "json.loads"): "reads the reports of this job's own tasks",
     ("rocketmq_spark/doctor/machine.py", "json.loads"): "reads what a Python of this machine says of itself",
     ("rocketmq_spark/cluster/state.py", "json.loads"): "reads a file of its own",

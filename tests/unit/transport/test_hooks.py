@@ -57,7 +57,7 @@ def test_requests_to_name_servers_are_not_signed_by_default(make_transport: Call
         with pytest.raises(MQBrokerException, match="No topic route info"):
             transport.query_route("unknown", PATIENCE)
         # A broker, at the very address that is the name server's, too.
-        transport.topic_attributes(peer.address, "orders", PATIENCE)
+        transport.topic_config(peer.address, "orders", PATIENCE)
     assert [request.code for request in peer.requests] == [105, 206, 106, 105, 106, 351]
     assert [is_signed(request) for request in peer.requests] == [False] * 5 + [True]
     assert [sorted(request.ext_fields) for request in peer.requests[:5]] == [["topic"], [], [], ["topic"], []]
