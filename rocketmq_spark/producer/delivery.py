@@ -28,8 +28,12 @@ _SINGLE_OVERHEAD = 512
 # Lines that the message groups of a topic share: as many as single messages may be on their way to one endpoint.
 _GROUP_LINES: Final = 64
 
-# `Lines.take` tries at most this many blocked lines that can't start, which takes about 0.5 ms.
+# `Lines.take` tries this many blocked lines that can't start, which takes about 0.5 ms.
 _CHECKS: Final = 64
+
+# A recheck tries this part of the blocked lines, if that is more than 64. So each line has requested a new route within
+# 20 rechecks (2 s by default), however many there are.
+_RECHECKED_PART: Final = 20
 
 
 @dataclass(slots=True, eq=False)
@@ -183,23 +187,29 @@ class Lines:
         admits : callable
             ``(broker name, cost) -> bool``: the broker's window has room.
         recheck : bool
-            Also try the 64 blocked lines that were tried longest ago.
+            Also try the blocked lines that were tried longest ago, until a 20th of them, and at least 64, could neither
+            start nor wait for other brokers than before: when an outage ends, all lines recover at once.
         """
-        rechecked = iter(tuple(itertools.islice(self._blocked.values(), _CHECKS)) if recheck else ())
+        rechecked = iter(tuple(self._blocked.values()) if recheck else ())
+        rechecks = max(_CHECKS, len(self._blocked) // _RECHECKED_PART)
         # Lines may wait for a broker that has room and is in isolation now. The next calls try more of them.
         checks = _CHECKS
         while True:
+            from_recheck = False
             line = self._admitted(admits) if checks else None
             checks -= line is not None
             if line is None and self._untried:
                 line = self._untried.pop(next(iter(self._untried)))
-            if line is None:
+            if line is None and rechecks:
                 line = next((line for line in rechecked if self._blocked.get(line.key) is line), None)
+                from_recheck = True
             if line is None:
                 return
             result = start(line.deliveries[0])
             if not isinstance(result, Dispatch):
-                self._wait_for(line, frozenset(result))
+                brokers = frozenset(result)
+                rechecks -= from_recheck and brokers == line.brokers
+                self._wait_for(line, brokers)
                 self._blocked.pop(line.key, None)
                 self._blocked[line.key] = line
                 continue

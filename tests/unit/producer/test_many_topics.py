@@ -141,3 +141,17 @@ def test_new_route_is_used_by_lines_that_wait_for_a_broker_that_left() -> None:
     rig.run()
     assert rig.pipeline.failure is None
     assert stored(rig, "b") == 500
+
+
+def test_thousands_of_lines_recover_within_20_rechecks() -> None:
+    rig = Rig(route({"a": 2}), retry_backoff_ms=100)
+    topics = [f"T{number}" for number in range(5000)]
+    for topic in topics:
+        rig.offer(topic=topic)
+    rig.step()
+    rig.infos = {topic: publish_info_of(topic, route({"a": 2})) for topic in topics}
+    rig.transport.always["a"] = Reply()
+    began = rig.clock.now
+    rig.run()
+    assert stored(rig, "a") == 5000
+    assert rig.clock.now - began <= 20.5 * 0.1
