@@ -53,16 +53,22 @@ class QueueMemory:
         Raises
         ------
         RocketMQError
-            The file does not hold such numbers.
+            The file can't be read, or does not hold such numbers.
         """
-        in_memory = _IN_MEMORY.get((self._checkpoint, self._topic), {})
         try:
-            text = self._read()
+            filesystem, path = self._resolved()
         except (OSError, ValueError, NotImplementedError) as exc:
             self._warn(exc)
-            return dict(in_memory)
+            return dict(_IN_MEMORY.get((self._checkpoint, self._topic), {}))
+        try:
+            text = _content_of(filesystem, path)
+        except (OSError, ValueError, NotImplementedError) as exc:
+            raise RocketMQError(
+                f"reading the queues of topic {self._topic} from {self.place}: {exc}. Without them keys could move to "
+                "other queues. Make the file readable, or set an order configuration for the topic"
+            ) from exc
         if text is None:
-            return dict(in_memory)
+            return {}
         try:
             numbers = json.loads(text)
         except ValueError:
@@ -82,25 +88,15 @@ class QueueMemory:
         except (OSError, ValueError, NotImplementedError) as exc:
             self._warn(exc)
 
-    def _read(self) -> bytes | None:
-        from pyarrow import fs
-
-        filesystem, folder = self._resolved()
-        path = f"{folder}/{self._name}"
-        if filesystem.get_file_info(path).type != fs.FileType.File:
-            return None
-        with filesystem.open_input_stream(path, compression=None) as stream:
-            return bytes(stream.read())
-
     def _write(self, text: bytes) -> None:
-        filesystem, folder = self._resolved()
-        path = f"{folder}/{self._name}"
+        filesystem, path = self._resolved()
         # A driver that dies while it writes leaves the old file.
         with filesystem.open_output_stream(f"{path}.new", compression=None) as stream:
             stream.write(text)
         filesystem.move(f"{path}.new", path)
 
     def _resolved(self) -> tuple[FileSystem, str]:
+        """Return the file system and the file's path."""
         from pyarrow import fs
 
         if self._checkpoint is None:
@@ -117,7 +113,7 @@ class QueueMemory:
         # Spark has made the folder. If it is not there, the path belongs to another file system.
         if filesystem.get_file_info(folder).type != fs.FileType.Directory:
             raise OSError(f"there is no folder {folder} here")
-        return filesystem, folder.rstrip("/")
+        return filesystem, f"{folder.rstrip('/')}/{self._name}"
 
     def _warn(self, why: Exception) -> None:
         if self._checkpoint is not None:
@@ -126,6 +122,16 @@ class QueueMemory:
             f"ordered=true: the queues of topic {self._topic} can't be kept in {self.place} ({why}). If a broker is "
             "down when the driver starts again, keys move to other queues. Set an order configuration for the topic"
         )
+
+
+def _content_of(filesystem: FileSystem, path: str) -> bytes | None:
+    """Return the bytes of a file, None if there is none."""
+    from pyarrow import fs
+
+    if filesystem.get_file_info(path).type == fs.FileType.NotFound:
+        return None
+    with filesystem.open_input_stream(path, compression=None) as stream:
+        return bytes(stream.read())
 
 
 _IN_MEMORY: Final[dict[tuple[str | None, str], dict[str, int]]] = {}

@@ -206,8 +206,8 @@ def test_ordered_stream_keeps_queues_of_a_broker_that_is_gone(
         # New queues are used, and so is the number of a broker that is there.
         peer.routes["t"] = route({"a": 1, "c": 1})
         assert ordered_stream(peer, checkpoint) == {"a": 1, "b": 3, "c": 1}
+        # As the warning says, also if the Python process of the driver goes on.
         (tmp_path / "rocketmq-queues-t.json").unlink()
-        _IN_MEMORY.clear()
         assert ordered_stream(peer, checkpoint) == {"a": 1, "c": 1}
 
 
@@ -238,6 +238,13 @@ def test_ordered_stream_warns_where_it_can_not_keep_its_queues(
 def test_damaged_file_of_kept_queues_fails_the_stream(tmp_path: Path, name_server: BrokerPeer, text: str) -> None:
     (tmp_path / "rocketmq-queues-t.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(RocketMQError, match=r"reading the queues of topic t from .*rocketmq-queues-t\.json"):
+        ordered_stream(name_server, str(tmp_path))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a file that can't be read by root either")
+def test_file_of_kept_queues_that_can_not_be_read_fails_the_stream(tmp_path: Path, name_server: BrokerPeer) -> None:
+    (tmp_path / "rocketmq-queues-t.json").symlink_to("/proc/self/mem")
+    with pytest.raises(RocketMQError, match=r"reading the queues of topic t from .*rocketmq-queues-t\.json: .*rror"):
         ordered_stream(name_server, str(tmp_path))
 
 
