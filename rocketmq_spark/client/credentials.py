@@ -148,31 +148,33 @@ class _Provided:
         return self._provider.credentials()
 
 
-def _check_allowed(option: str, reference: str) -> None:
-    """Refuse a reference that the administrator of this process does not allow (``ROCKETMQ_SPARK_REFERENCES``)."""
+def _allowed(option: str, reference: str) -> str:
+    """Return the reference to read; the administrator of this process can forbid it (``ROCKETMQ_SPARK_REFERENCES``).
+
+    Where references are limited, links and ``..`` are followed here, so that the checked file is the one that is read.
+    """
     allowed = os.environ.get(_ALLOWED)
-    if allowed is None or any(_allows(entry.strip(), reference) for entry in allowed.split(";")):
-        return
+    if allowed is None:
+        return reference
+    target = FILE + os.path.realpath(reference.removeprefix(FILE)) if reference.startswith(FILE) else reference
+    if any(_allows(entry.strip(), target) for entry in allowed.split(";")):
+        return target
     raise OptionError(
         f"option {option}={reference}: this reference is not allowed here: the environment variable {_ALLOWED} of this "
         f"process allows {allowed or 'none'}. Use an allowed reference, or ask the administrator to add this one"
     )
 
 
-def _allows(entry: str, reference: str) -> bool:
+def _allows(entry: str, target: str) -> bool:
     prefix, star = entry.removesuffix("*"), entry.endswith("*")
-    if reference.startswith(FILE):
-        # Links and .. are followed: what counts is the file that is read.
-        reference = FILE + os.path.realpath(reference.removeprefix(FILE))
-        if prefix.startswith(f"{FILE}/"):
-            path = prefix.removeprefix(FILE)
-            prefix = FILE + os.path.realpath(path) + ("/" if path.endswith("/") and path.strip("/") else "")
-    return reference.startswith(prefix) if star else reference == prefix
+    if prefix.startswith(f"{FILE}/"):
+        path = prefix.removeprefix(FILE)
+        prefix = FILE + os.path.realpath(path) + ("/" if path.endswith("/") and path.strip("/") else "")
+    return target.startswith(prefix) if star else target == prefix
 
 
 def _resolved(option: str, text: str) -> str:
-    if text.startswith((ENV, FILE)):
-        _check_allowed(option, text)
+    target = _allowed(option, text) if text.startswith((ENV, FILE)) else text
     if text.startswith(ENV):
         name = text.removeprefix(ENV)
         value = os.environ.get(name)
@@ -182,7 +184,7 @@ def _resolved(option: str, text: str) -> str:
                 f"driver, and for the executors' Python workers with spark.executorEnv.{name}"
             )
     elif text.startswith(FILE):
-        value = _read(option, text)
+        value = _read(option, text, Path(target.removeprefix(FILE)))
     else:
         return text
     if not is_printable(value):
@@ -199,8 +201,7 @@ def _resolved(option: str, text: str) -> str:
     return value
 
 
-def _read(option: str, text: str) -> str:
-    path = Path(text.removeprefix(FILE))
+def _read(option: str, text: str, path: Path) -> str:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             # A pipe, say, would be waited for without end.

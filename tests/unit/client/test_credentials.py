@@ -142,6 +142,27 @@ def test_reference_that_is_not_allowed_does_not_show_whether_it_exists(monkeypat
             of(accessKey="u", secretKey=reference).credentials()
 
 
+def test_link_that_changes_after_the_check_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "allowed").write_text("allowed-key")
+    (tmp_path / "forbidden").write_text(HUSH)
+    link = tmp_path / "link"
+    resolve = os.path.realpath
+
+    def resolved_before_the_change(path: str) -> str:
+        if path != str(link):
+            return resolve(path)
+        link.unlink(missing_ok=True)
+        link.symlink_to(tmp_path / "allowed")
+        target = resolve(path)
+        link.unlink()
+        link.symlink_to(tmp_path / "forbidden")
+        return target
+
+    monkeypatch.setattr(os.path, "realpath", resolved_before_the_change)
+    monkeypatch.setenv("ROCKETMQ_SPARK_REFERENCES", f"file:{tmp_path}/allowed")
+    assert of(accessKey="u", secretKey=f"file:{link}").credentials().secret_key == "allowed-key"
+
+
 def test_the_mark_that_editors_begin_a_file_with_is_no_part_of_a_secret(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(f"{HUSH}\r\n", encoding="utf-8-sig")
     assert of(accessKey="u", secretKey=f"file:{tmp_path}/secret").credentials() == Credentials("u", HUSH)
