@@ -215,18 +215,21 @@ def missing_offsets(pull: Pulled) -> list[tuple[int, int]]:
         return [(pull.start, pull.end)]
     try:
         records = records_of(pull.body)
-        offsets = rows_of(records, pull.body).queue_offset
+        starts = rows_of(records, pull.body).queue_offset
+        starts = starts[(starts >= pull.start) & (starts < pull.end)]
+        ends = starts + 1
     except (Irregular, pa.ArrowInvalid):
         messages = messages_of(pull.body, pull.queue, pull.start, pull.end, decompressed=False)
         spans = [
-            np.arange(message.start, message.end) if isinstance(message, Unreadable) else [message.queue_offset]
+            (message.start, message.end)
+            if isinstance(message, Unreadable)
+            else (message.queue_offset, message.queue_offset + 1)
             for message in messages
         ]
-        offsets = np.concatenate([np.empty(0, np.int64), *spans])
-    inside = np.unique(offsets[(offsets >= pull.start) & (offsets < pull.end)])
-    before, after = np.append(pull.start - 1, inside), np.append(inside, pull.end)
-    (at,) = np.nonzero(after - before > 1)
-    return [(int(before[gap]) + 1, int(after[gap])) for gap in at]
+        starts, ends = np.array(spans, np.int64).reshape(-1, 2).T
+    order = np.argsort(starts, kind="stable")
+    before, after = np.append(pull.start, np.maximum.accumulate(ends[order])), np.append(starts[order], pull.end)
+    return [(int(before[gap]), int(after[gap])) for gap in np.flatnonzero(after > before)]
 
 
 def _instant(time: int) -> int | None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.arrow.decode import UNREADABLE, batches_of, decode, decode_rows
+from rocketmq_spark.arrow.decode import UNREADABLE, batches_of, decode, decode_rows, missing_offsets
 from rocketmq_spark.compression import MAX_DECOMPRESSED, CompressionType
 from rocketmq_spark.consumer.data_loss import SkippedMessages
 from rocketmq_spark.errors import RemotingCommandException
@@ -175,6 +175,13 @@ def test_a_senders_claim_of_an_inner_batch_size_is_bounded(value: str) -> None:
     skipped = SkippedMessages()
     list(batches_of([Pulled(QUEUE, 0, 10**6, encode_stored_record(message))], SCHEMA, None, skipped.skip))
     assert skipped.by_topic["orders"] <= 65_535
+
+
+def test_claimed_range_of_unreadable_messages_takes_no_memory() -> None:
+    # After a wrong record length all offsets up to the next offset are unreadable. The broker chooses the next offset.
+    records = b"".join(encode_stored_record(message) for message in regular(5) if message.queue_offset != 2)
+    pull = Pulled(QUEUE, 0, 2**40, records + struct.pack(">i", 1))
+    assert missing_offsets(pull) == [(2, 3)]
 
 
 def test_properties_with_text_that_is_no_utf8_are_readable_as_in_java() -> None:
