@@ -73,13 +73,14 @@ def check_parts(data: bytes, fields: Mapping[int, Any], most: int) -> None:
         By field number: the fields of an inner message, or None for a single value, which is no part. An inner message
         or unknown field is one part. A repeated value is as many as it has bytes, because several may be packed.
     most : int
+        Twice as many single values are allowed: more occur only if a message repeats them, and each takes time.
 
     Raises
     ------
     RemotingCommandException
         There are more, or the bytes are no message.
     """
-    parts = at = 0
+    parts = singles = at = 0
     # The messages around `at`, the innermost last: where each ends, and its fields.
     around = [(len(data), fields)]
     while around:
@@ -107,7 +108,11 @@ def check_parts(data: bytes, fields: Mapping[int, Any], most: int) -> None:
             raise RemotingCommandException(f"byte {start} of {len(data)}: a field of type {kind}")
         if at > end:
             raise RemotingCommandException(f"byte {start} of {len(data)}: a field ends beyond its message")
-        if inner is not None:
+        if inner is None:
+            singles += 1
+            if singles > 2 * most:
+                raise RemotingCommandException(f"more than {2 * most} single values in {len(data)} bytes")
+        else:
             parts += 1
             if parts > most:
                 raise RemotingCommandException(f"more than {most} parts in {len(data)} bytes")

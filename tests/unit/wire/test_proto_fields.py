@@ -70,3 +70,13 @@ def test_malformed_message_is_refused(data: bytes) -> None:
 def test_a_number_that_does_not_end_is_refused_after_ten_bytes() -> None:
     with pytest.raises(RemotingCommandException, match="does not end"):
         read_varint(b"\xff" * 16_000_000, 0)
+
+
+@pytest.mark.parametrize("value", [b"\x08\x01", b"\x12\x00", b"\x10\x01"], ids=["number", "text", "wrong type"])
+def test_repeated_single_values_are_counted_too(value: bytes) -> None:
+    fields = _fields_of(service.QueryRouteResponse.DESCRIPTOR)
+    status = pb.Status(code=pb.OK).SerializeToString() + value * 19
+    check_parts(b"\x0a" + bytes([len(status)]) + status, fields, 10)
+    status += value
+    with pytest.raises(RemotingCommandException, match="more than 20 single values in 46 bytes"):
+        check_parts(b"\x0a" + bytes([len(status)]) + status, fields, 10)
