@@ -60,6 +60,12 @@ class TopicConfigs:
         """True if at least one broker can hold a whole batch in one queue entry."""
         return any(config.holds_batches for config in self.by_broker.values())
 
+    def completed(self, earlier: TopicConfigs) -> TopicConfigs:
+        """Return these, with the earlier configuration of each broker that did not return it now."""
+        kept = {name: config for name, config in earlier.by_broker.items() if name in self.unknown}
+        unknown = {name: error for name, error in self.unknown.items() if name not in kept}
+        return TopicConfigs({**self.by_broker, **kept}, unknown)
+
 
 def query_topic_configs(
     transport: TopicConfigTransport, topic: str, route: TopicRouteData, timeout: float
@@ -103,7 +109,8 @@ class TopicConfigCache:
     """The configurations of a client instance's topics; safe for many threads.
 
     Answers, and errors instead of answers, are kept for 30 s. A broker that could not be reached for one topic is not
-    asked about other topics for as long.
+    asked about other topics for as long. While a broker does not answer, its last answer stays: a restart of the broker
+    must not end the check of a compaction topic's rows.
 
     Parameters
     ----------
@@ -127,7 +134,9 @@ class TopicConfigCache:
         kept = {} if fresh else self._configs
         missing = [topic for topic in topics if topic not in kept or kept[topic][0] <= now - _KEPT_S]
         asked = in_parallel(missing, lambda topic: query_topic_configs(self, topic, topics[topic], _TIMEOUT_S))
-        self._configs.update((topic, (now, configs)) for topic, configs in asked.items())
+        for topic, configs in asked.items():
+            known = self._configs.get(topic)
+            self._configs[topic] = now, configs if known is None else configs.completed(known[1])
         return {topic: self._configs[topic][1] for topic in topics}
 
     def topic_config(self, address: str, topic: str, timeout: float) -> TopicConfig:

@@ -81,3 +81,18 @@ def test_cached_configurations_expire_after_30_seconds() -> None:
     assert cache.get(routes, fresh=True) == {"T": TopicConfigs({"a": COMPACTED}, {"b": DOWN})}
     now[0] = 59.0
     assert cache.get(routes) == {"T": TopicConfigs({"a": COMPACTED, "b": PLAIN}, {})}
+
+
+def test_configuration_stays_known_while_its_broker_does_not_answer() -> None:
+    now = [0.0]
+    answers: dict[str, TopicConfig | RocketMQError] = {"a": COMPACTED, "b": PLAIN}
+    cache = TopicConfigCache(Brokers(answers), lambda: now[0])
+    routes = {"T": route({"a": {0: "a"}, "b": {0: "b"}})}
+    known = {"T": TopicConfigs({"a": COMPACTED, "b": PLAIN}, {})}
+    assert cache.get(routes) == known
+    answers["a"] = DOWN
+    for now[0] in (40.0, 80.0):
+        assert cache.get(routes) == known
+    answers["a"] = ABSENT
+    now[0] = 120.0
+    assert cache.get(routes) == {"T": TopicConfigs({"b": PLAIN}, {})}
