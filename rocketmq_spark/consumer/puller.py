@@ -32,7 +32,7 @@ from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.pull import Pulled, PullOutcome, PullRequest, PullStatus, PullTarget
 from rocketmq_spark.reader_options import ReaderOptions
 from rocketmq_spark.transport.base import ReadTransport
-from rocketmq_spark.wire.records import first_queue_offset
+from rocketmq_spark.wire.records import first_queue_offset, last_queue_offset
 
 # Requests under way, and answers not yet taken, of a task; and of one queue.
 WINDOW: Final = 64
@@ -73,6 +73,7 @@ class _Lane:
         self.queue = wanted.queue
         self.target = target
         self.planned = wanted.start
+        self.filtered = filtered
         self.contiguous = not filtered and not wanted.compacted
         # Up to where it is known that a filtered read has missed nothing, and when the next part is checked.
         self.checked = wanted.start if filtered and not wanted.compacted else wanted.end
@@ -100,15 +101,25 @@ class _Lane:
     def first_left(self, segment: _Segment, outcome: PullOutcome) -> int:
         """Return the first offset from the segment's start on that an answer has; the offset behind it if it has none.
 
-        What a broker leaves out of a filtered read, or of a compacted topic, is not missing.
+        What a broker leaves out of a filtered read is not missing.
         """
-        if outcome.status is PullStatus.FOUND and (self.contiguous or segment.check):
+        unfiltered = not self.filtered or segment.check
+        if outcome.status is PullStatus.FOUND and unfiltered:
             first = first_queue_offset(outcome.body)
             return segment.start if first is None else min(max(first, segment.start), outcome.next_begin_offset)
-        missing = outcome.status is PullStatus.OFFSET_ILLEGAL and not self.range.compacted
-        if missing or (outcome.status is PullStatus.NO_MATCHED_MSG and (self.contiguous or segment.check)):
+        missing = outcome.status is PullStatus.OFFSET_ILLEGAL
+        if missing or (outcome.status is PullStatus.NO_MATCHED_MSG and unfiltered):
             return outcome.next_begin_offset
         return segment.start
+
+    def is_being_written(self, segment: _Segment, outcome: PullOutcome) -> bool:
+        """Return whether a broker has passed over a message of a compacted topic that is not in its log yet.
+
+        It adds a message to the queue's index before the log's end includes it (CompactionLog.getMessage). What was
+        removed by compaction is not in the index.
+        """
+        removing = self.range.compacted and outcome.status is PullStatus.OFFSET_ILLEGAL
+        return removing and outcome.next_begin_offset > max(segment.start, outcome.min_offset)
 
 
 class Puller:
@@ -271,10 +282,17 @@ class Puller:
         if outcome.status is PullStatus.OFFSET_ILLEGAL and outcome.min_offset > outcome.next_begin_offset:
             # A slave sends the requested offset back (DefaultMessageStore.nextOffsetCorrection).
             outcome = replace(outcome, next_begin_offset=outcome.min_offset)
+        if lane.range.compacted and outcome.status is PullStatus.FOUND:
+            # Behind its last message the broker may have passed over one that `is_being_written`.
+            last = last_queue_offset(outcome.body)
+            if last is not None and segment.start <= last < outcome.next_begin_offset:
+                outcome = replace(outcome, next_begin_offset=last + 1)
         if outcome.status is PullStatus.NO_NEW_MSG or outcome.next_begin_offset <= segment.start:
             self._nothing_yet(lane, segment, outcome)
         elif lane.first_left(segment, outcome) > segment.start and not self._queues.trusts(lane.queue, segment.address):
             self._doubt(lane, segment, outcome)
+        elif lane.is_being_written(segment, outcome):
+            self._nothing_yet(lane, segment, outcome)
         else:
             lane.failures, lane.failing_since, lane.suspend, lane.doubted = 0, None, False, False
             self._largest = max(len(outcome.body), self._largest * 7 // 8, 1)
@@ -287,17 +305,22 @@ class Puller:
         """A queue ends before the segment: its broker is still building it, or is a slave behind, or is another one."""
         lane.suspend = outcome.status is PullStatus.NO_NEW_MSG and segment is lane.segments[0]
         address = segment.address
-        what = f"{address} has offsets {outcome.min_offset} to {outcome.max_offset} of it"
-        if self._ends_in_a_gap(lane, address):
-            lost(self._options, f"{lane.queue} has no messages {segment.start} to {lane.range.end - 1}: {_COMPACTED}")
-            segment.outcome = PullOutcome(PullStatus.NO_MATCHED_MSG, lane.range.end)
+        what = f"{lane.queue} ends before offset {lane.range.end - 1}: "
+        what += f"{address} has offsets {outcome.min_offset} to {outcome.max_offset} of it"
+        end, why = lane.range.end, _COMPACTED
+        if lane.is_being_written(segment, outcome):
+            end, why = outcome.next_begin_offset, f"{address} lists messages there that it does not return"
+            what = f"{lane.queue} at offset {segment.start}: {why}"
+        if self._may_pass_over(lane, address):
+            lost(self._options, f"{lane.queue} has no messages {segment.start} to {end - 1}: {why}")
+            segment.outcome = PullOutcome(PullStatus.NO_MATCHED_MSG, end)
             return
-        self._wait(lane, ReadError(f"{lane.queue} ends before offset {lane.range.end - 1}: {what}"))
+        self._wait(lane, ReadError(what))
         if not self._queues.is_master(lane.queue, address):
             self._queues.failed(lane.queue, address)
 
-    def _ends_in_a_gap(self, lane: _Lane, address: str) -> bool:
-        """Return whether a read without ``failOnDataLoss`` has waited long enough for the end of a compacted queue."""
+    def _may_pass_over(self, lane: _Lane, address: str) -> bool:
+        """Return whether a read without ``failOnDataLoss`` has waited long enough for messages of a compacted queue."""
         waited = 0.0 if lane.failing_since is None else self._now() - lane.failing_since
         may_end = lane.range.compacted and not self._options.fail_on_data_loss
         return may_end and waited > self._patience and self._queues.trusts(lane.queue, address)
@@ -322,7 +345,7 @@ class Puller:
             if outcome.status is PullStatus.FOUND:
                 yield Pulled(lane.queue, segment.start, end, outcome.body, lane.contiguous)
                 lane.stride = outcome.next_begin_offset - segment.start
-            elif lane.first_left(segment, outcome) > segment.start:
+            elif lane.first_left(segment, outcome) > segment.start and not lane.range.compacted:
                 yield Pulled(lane.queue, segment.start, end, b"", contiguous=True)
             if end < stop and segment.stop is not None:
                 # Less than the answer before: what is left of it comes before all that is planned already.

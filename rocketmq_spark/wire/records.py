@@ -250,6 +250,19 @@ def first_queue_offset(body: Buffer) -> int | None:
     return _RECORD_HEAD.unpack_from(body)[5] if len(body) >= _RECORD_HEAD.size else None
 
 
+def last_queue_offset(body: Buffer) -> int | None:
+    """Return the queue offset of the last record of a pull's body; None if a record cannot be located."""
+    data, at, last = memoryview(body), 0, None
+    try:
+        while at < len(data):
+            record = record_at(data, at)
+            last = claimed_offset(record)
+            at += len(record)
+    except RemotingCommandException:
+        return None
+    return last
+
+
 def encode_record(message: MessageExt) -> bytes:
     """Encode one message as brokers store it, with the second magic code (spec/remoting.md 8)."""
     topic, properties = message.topic.encode(), encode_properties(message.properties)

@@ -368,3 +368,57 @@ def test_a_read_goes_back_to_a_master_that_answers_again(reader: Make) -> None:
     # About 50 answers of the slave in 5 s, and then all of the master.
     assert set(addresses[1:back]) == {"slave:1"}
     assert set(addresses[back:]) == {"master:1"}
+
+
+def test_a_compacted_topic_is_not_read_from_a_slave_that_began_later(reader: Make) -> None:
+    made = reader()
+    asked = with_late_slave(made, None)
+    made.queues.failed(A0, made.queues.address(A0))
+    assert read(made, OffsetRange(A0, 0, 50, compacted=True)) == {A0: list(range(50))}
+    assert asked[:2] == ["slave:1", "master:1"]
+
+
+def test_a_first_message_of_a_compacted_topic_at_a_slave_is_checked_at_the_master(reader: Make) -> None:
+    made = reader()
+    made.addresses("a", {0: "master:1", 1: "slave:1"})
+    made.fill({A0: 50})
+    made.transport.play_pulls(A0, answer(32, 30, 31))
+    made.queues.failed(A0, made.queues.address(A0))
+    assert read(made, OffsetRange(A0, 0, 50, compacted=True)) == {A0: list(range(50))}
+
+
+# A broker lists a message of a compacted topic a moment before it can return it.
+
+
+@pytest.mark.parametrize(
+    "early",
+    [
+        PullReply(PullOutcome(PullStatus.OFFSET_ILLEGAL, 1, 0, 5)),
+        answer(5, 0, 1, 2),
+        answer(4, 0, 1, 2),
+    ],
+    ids=["first", "several", "last"],
+)
+def test_message_of_a_compacted_topic_that_is_being_written_is_read(reader: Make, early: PullReply) -> None:
+    made = reader()
+    made.fill({A0: 5})
+    made.transport.play_pulls(A0, early)
+    assert read(made, OffsetRange(A0, 0, 5, compacted=True)) == {A0: [0, 1, 2, 3, 4]}
+
+
+def test_listed_message_of_a_compacted_topic_that_never_comes_is_an_error(
+    reader: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    def missing(request: PullRequest) -> PullReply:
+        return PullReply(PullOutcome(PullStatus.OFFSET_ILLEGAL, 1, 0, 5)) if request.offset == 0 else PullReply()
+
+    made = reader(read_timeout_ms=20_000)
+    made.fill({A0: 5})
+    made.transport.play_pulls(A0, *[missing] * 100)
+    with pytest.raises(ReadError, match="nothing came from offset 0 on"):
+        read(made, OffsetRange(A0, 0, 5, compacted=True))
+    made = reader(read_timeout_ms=20_000, fail_on_data_loss=False)
+    made.fill({A0: 5})
+    made.transport.play_pulls(A0, *[missing] * 100)
+    assert read(made, OffsetRange(A0, 0, 5, compacted=True)) == {A0: [1, 2, 3, 4]}
+    assert "orders/a/0 has no messages 0 to 0: a:10911 lists messages there" in caplog.text
