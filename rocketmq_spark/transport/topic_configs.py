@@ -61,8 +61,9 @@ class TopicConfigs:
         return any(config.holds_batches for config in self.by_broker.values())
 
     def completed(self, earlier: TopicConfigs) -> TopicConfigs:
-        """Return these, with the earlier configuration of each broker that did not return it now."""
-        kept = {name: config for name, config in earlier.by_broker.items() if name in self.unknown}
+        """Return these, with the earlier configuration of each broker that could not answer now."""
+        silent = {name for name, error in self.unknown.items() if error.retriable}
+        kept = {name: config for name, config in earlier.by_broker.items() if name in silent}
         unknown = {name: error for name, error in self.unknown.items() if name not in kept}
         return TopicConfigs({**self.by_broker, **kept}, unknown)
 
