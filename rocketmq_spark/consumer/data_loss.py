@@ -1,4 +1,4 @@
-"""What a read does about messages that are gone (``failOnDataLoss``), and about those that it leaves out."""
+"""Reports messages that a read misses (``failOnDataLoss``) or skips (``onUnreadable=skip``)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger("rocketmq_spark.consumer")
 
 # Seconds from one warning of skipped messages to the next.
 _WARNING_INTERVAL: Final = 1.0
-# How many gaps one error names. A broker that deletes files leaves one gap in each queue.
+# How many gaps one error names. A broker that deletes files leaves one gap per queue.
 _MOST_NAMED: Final = 1_000
 
 
@@ -32,7 +32,7 @@ class Gap:
     queue : MessageQueue
         With the topic as the user knows it.
     start, end : int
-        The end is not in it.
+        The first missing offset, and the one after the last.
     first_left : int
         The first offset after `start` that the broker has.
     """
@@ -58,7 +58,7 @@ def lost(options: ReaderOptions, text: str) -> None:
 
 def expired(options: ReaderOptions, gaps: Sequence[Gap]) -> None:
     """Raise one `DataLossError` that names all gaps, or with ``failOnDataLoss=false`` log each."""
-    why = "they expired (fileReservedTime), or the topic was made anew"
+    why = "they expired (fileReservedTime), or the topic was deleted and created again"
     if gaps and options.fail_on_data_loss:
         more = f"; and {len(gaps) - _MOST_NAMED} more gaps" if len(gaps) > _MOST_NAMED else ""
         lost(options, f"{'; '.join(map(str, gaps[:_MOST_NAMED]))}{more}: {why}")

@@ -286,7 +286,7 @@ class TopicQueues:
             return not self.config(queue, self.address(queue)).holds_batches
         except RocketMQError as exc:
             logger.warning("reading %s with a filter: the type of its queues is unknown: %s", queue, exc)
-            # Nobody but a broker can look at SQL.
+            # Only brokers can evaluate SQL92.
             return self._options.filter_type == "SQL92"
 
     def config(self, queue: MessageQueue, address: str) -> TopicConfig:
