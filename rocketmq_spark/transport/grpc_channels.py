@@ -37,8 +37,8 @@ _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     # comes back with its properties.
     ("grpc.max_receive_message_length", MAX_FRAME),
     # No reply is expanded: before 1.84 gRPC expands 900 KiB to 900 MiB, and looks at the limit after that. The first
-    # option offers servers no compression (bit 0: identity) and refuses a reply that names one. The second keeps a
-    # message as it came that is compressed all the same. Proxies of RocketMQ compress no replies.
+    # option offers servers no compression (bit 0: identity) and refuses a reply that names one. With the second a
+    # message that is compressed nevertheless is not expanded. Proxies of RocketMQ compress no replies.
     ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.per_message_decompression", 0),
     # What goes out is ours to check: a body's limit is the server's.

@@ -347,7 +347,7 @@ class GrpcClient:
             if found is not None:
                 kind, remedy = found
                 error = kind(f"{doing}: {endpoint}: {remedy}")
-        # gRPC's exception shows the server's words unescaped, in lines of their own, wherever a traceback is printed.
+        # A traceback would show gRPC's exception with the server's text unescaped and on several lines.
         error.__cause__ = RuntimeError(escaped(str(call.exception())))
         return error
 

@@ -31,7 +31,7 @@ def refusal_of_ours(address: str, settings: TlsSettings, trusted: bytes | None =
     settings : TlsSettings
         With the certificate, if there is one.
     trusted : bytes, optional
-        With `insecure_skip_verify`: the certificate (PEM) that this server showed first. Default: nobody is asked then.
+        With `insecure_skip_verify`: the certificate (PEM) that this server showed first. Default: no server is asked.
 
     Raises
     ------

@@ -2,8 +2,8 @@
 
 Rule 1: the order is that of RocketMQ's RPC hooks: namespaceV2 first, the signature last, for it covers what the others
         have added (spec/producer.md section 10.9).
-Rule 2: requests to name servers are not signed unless that is asked for: a signature is valid for other requests with
-        the same fields, and whoever answers as a name server would collect it. (Java signs them, too.)
+Rule 2: requests to name servers are signed only with `sign_name_server_requests`. A signature is valid for other
+        requests with the same fields, and a false name server would collect it. (Java signs them, too.)
 Rule 3: the ext fields that are given are left as they are, so that a resend begins with the caller's.
 Rule 4: answers of ours to a server's requests pass no hook; the Java client does not sign them either.
 

@@ -53,7 +53,7 @@ class PolledClock:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._now = clock()
-        # What `clock` is ahead; None while nobody polls.
+        # By how much `clock` is ahead of this clock; None between two polls.
         self._ahead: float | None = None
 
     def __call__(self) -> float:

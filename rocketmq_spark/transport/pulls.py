@@ -112,7 +112,7 @@ class PullClient(RemotingClient):
             raise UserRefusedException(
                 f"{doing}: {address} answered {exc.response_code}: {exc.remark} It demands signed requests, and those "
                 "to name servers are not signed by default. Set signNameServerRequests=true if nameServer is the "
-                "address of a proxy or name server of yours with access control",
+                "address of your own proxy or name server with access control",
                 *(exc.response_code, exc.remark, exc.broker_addr),
             ) from exc
 
