@@ -5,7 +5,7 @@ Rule 1: a broker's error code ends it; only what the transport reports is tried 
 Rule 2: a retry goes to another broker where the queue was our choice, and to the same one where it was the caller's;
         queue id and born timestamp stay as they were first chosen. (Java keeps the first broker's name in the header,
         too: a proxy would then forward the retry to the broker that failed.)
-Rule 3: `on_done` is called exactly once, whatever raises: an exception that nobody expects becomes the cause of an
+Rule 3: `on_done` is called exactly once, whatever raises: an unexpected exception becomes the cause of an
         ``MQClientException``.
 Rule 4: this runs on the transport's thread: it never waits.
 
