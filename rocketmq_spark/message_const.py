@@ -67,7 +67,7 @@ _GRPC_FIELD: Final = _ANYWHERE._replace(grpc=Carried.FIELD)
 _NOT_OVER_GRPC: Final = _ANYWHERE._replace(grpc=Carried.REFUSED)
 _ALONE: Final = Carriage(Carried.ALONE, Carried.PROPERTY, Carried.ALONE)
 
-# Every name above. The encoders look their properties up here: one without an entry is an error, and never lost.
+# Every name above. The encoders look their properties up here, so a property without an entry is an error.
 CARRIED: Final[Mapping[str, Carriage]] = {
     TAGS: _GRPC_FIELD,
     KEYS: _GRPC_FIELD,

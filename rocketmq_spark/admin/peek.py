@@ -83,7 +83,7 @@ def peek(
     if tag is not None and not any(map(str.strip, tag.split("||"))):
         raise OptionError(f"tag={tag!r} has no tag: allowed is one, or several as in TagA || TagB")
     back = count if tag is None else max(count, _BACK_FOR_A_TAG)
-    # As of a compacted topic: gaps do not matter for the newest messages.
+    # Read as compacted topics, so that a gap is no error: peek shows the messages that are left.
     ranges = [
         OffsetRange(one.queue, max(one.min_offset, one.max_offset - back), one.max_offset, compacted=True)
         for one in held

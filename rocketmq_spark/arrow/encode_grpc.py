@@ -48,7 +48,7 @@ _IDENTITY: Final = b"\x28\x01"
 _GZIP: Final = b"\x28\x02"
 _NORMAL: Final = b"\x30\x01"
 
-# The tags of the fields that become of a row's properties.
+# Protobuf tags of the fields that hold these properties.
 _FIELDS: Final = {b"TAGS": b"\x0a", b"KEYS": b"\x12"}
 
 

@@ -123,7 +123,7 @@ def provider_class(options: CredentialOptions) -> type[Any] | None:
 def with_variables(options: CredentialOptions) -> tuple[tuple[str | None, str | None], ...]:
     """Return access key, secret key and token, each with the value of the variable that it refers to, if it does.
 
-    A transport reads variables once, when it is made: one that was made with another value is another user's.
+    A transport reads variables once, when it is created. With another value it may sign as another user.
     """
     texts = (options.access_key, options.secret_key, options.security_token)
     return tuple(

@@ -114,7 +114,7 @@ def _marked(df: DataFrame, topic: str | None) -> DataFrame:
 
 def _verification(functions: Any) -> Any:
     if not hasattr(functions, "arrow_udf"):
-        # PySpark 4.0 has no functions of Arrow arrays, but for those that need pandas.
+        # In PySpark 4.0 only functions that need pandas take Arrow arrays.
         return functions.udf(is_repeatable, "boolean")
     from rocketmq_spark.arrow.row_id import repeatable
 

@@ -107,7 +107,7 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return what each task of a micro-batch reads."""
         starts = flat(start)
-        # An empty range is where a query goes on; the beginnings in it are of an earlier micro-batch.
+        # Spark passes an empty range when a query restarts; its beginnings belong to an earlier micro-batch.
         if start != end:
             starts |= beginnings_in(end)
         ranges = self._asked().ranges(starts, flat(end))

@@ -232,7 +232,7 @@ class RocketMQRowStreamWriter(_StreamWriter, DataSourceStreamWriter):
 def chunks_of(
     rows: Iterable[Row], most_rows: int = _ROWS_PER_BATCH, most_bytes: int = _BYTES_PER_BATCH
 ) -> Iterator[list[Row]]:
-    """Yield the rows in lists of at most so many rows; a list ends with the row that reaches `most_bytes`."""
+    """Yield the rows in lists of at most `most_rows`; a list also ends with the row that reaches `most_bytes`."""
     chunk: list[Row] = []
     nbytes = 0
     for row in rows:
@@ -352,7 +352,7 @@ def _look_up_ordered(
         if missing:
             logger.warning(
                 "ordered=true: topic %s has no master of %s now, and rows for its queues wait until deliveryTimeoutMs. "
-                "If a broker was removed for good: stop the query, delete %s, and start it again",
+                "If a broker was removed permanently: stop the query, delete %s, and start it again",
                 options.topic,
                 ", ".join(missing),
                 memory.place,

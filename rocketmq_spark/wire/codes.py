@@ -91,7 +91,7 @@ NAME_SERVER_REQUESTS: Final = frozenset(
         RequestCode.GET_TOPICS_BY_CLUSTER,
     }
 )
-"""What name servers are asked, and proxies that stand in for one (``DefaultRequestProcessor``); no broker."""
+"""Requests to name servers, or to proxies in their place (``DefaultRequestProcessor``), but not to brokers."""
 
 
 class ResponseCode(enum.IntEnum):

@@ -32,7 +32,7 @@ ROW_ID: Final = const.ROW_ID
 STEP: Final = 0x9E3779B97F4A7C15
 _MASK: Final = 2**64 - 1
 
-# Ids by place (``rowId=true``) and by columns. Spark and Arrow match them, too: no Python syntax of its own.
+# Ids by place (``rowId=true``) and by columns. Spark and Arrow use these patterns, too: no syntax that only Python has.
 BY_PLACE: Final = r"^[^/]+/-?[0-9]+/[0-9]+/[0-9]+/[0-9a-f]{16}$"
 BY_COLUMNS: Final = r"^[^/]+/-?[0-9]+/[0-9a-f]{32}$"
 
@@ -68,7 +68,7 @@ def is_repeatable(
 ) -> bool:
     """Return whether a row counts as a repeat of others with its id: the hash in the id fits the row.
 
-    An id by columns counts as it is: a message does not say which columns were hashed.
+    An id by columns is not verified, because a message does not say which columns were hashed.
 
     Parameters
     ----------

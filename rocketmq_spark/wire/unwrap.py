@@ -116,7 +116,7 @@ def message_id(message: MessageExt) -> str:
 def _record_at(
     data: memoryview, at: int, queue: MessageQueue, following: int, end: int
 ) -> tuple[int, MessageExt | Unreadable]:
-    """Return how many bytes a record has, and the record; `following` is the offset of one that does not tell its own.
+    """Return how many bytes a record has, and the record; `following` is its offset if it shows none.
 
     A length that cannot be right makes the rest of `data` one unreadable record, up to offset `end`.
     """
