@@ -118,9 +118,9 @@ READER_OPTIONS: Final[tuple[OptionSpec, ...]] = (
     OptionSpec(
         "onUnreadable",
         kinds.choice("fail", "skip", "raw"),
-        "What a read does with a message whose compression, checksum, record or inner batch is wrong. `fail`: the read "
-        "fails and names the message. `skip`: the read leaves the message out, counts and logs it. `raw`: the row has "
-        "the stored bytes as `body`, and the reason in the additional column `unreadable`.",
+        "What a read does with a message whose compression, checksum, record, properties or inner batch are wrong. "
+        "`fail`: the read fails and names the message. `skip`: the read leaves the message out, counts and logs it. "
+        "`raw`: the row has the stored bytes as `body`, and the reason in the additional column `unreadable`.",
     ),
     OptionSpec(
         "subExpression",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import struct
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from dataclasses import replace
 
 from rocketmq_spark import Admin
 from rocketmq_spark.compression import MAX_DECOMPRESSED
-from rocketmq_spark.message import Message, MessageQueue
+from rocketmq_spark.message import EncodedBatch, Message, MessageQueue
 from rocketmq_spark.transport.base import SendRequest
 from rocketmq_spark.transport.remoting import RemotingTransport
 from rocketmq_spark.wire.records import encode_batch, encode_single
@@ -66,14 +67,27 @@ def fill(cluster: SharedCluster, topic: str, *, inner: bool = False) -> list[tup
 
 def send(cluster: SharedCluster, queue: MessageQueue, bodies: Sequence[tuple[bytes, int]]) -> None:
     """Store bodies with their sysFlags in a queue of the first broker, one after the other."""
+    messages = [(Message(queue.topic, body, 0, {"TAGS": "a"}), sys_flag) for body, sys_flag in bodies]
+    _send(cluster, queue, [replace(encode_single(message), sys_flag=sys_flag) for message, sys_flag in messages])
+
+
+def send_items(cluster: SharedCluster, queue: MessageQueue, items: Sequence[tuple[bytes, bytes]]) -> None:
+    """Store bodies with their property strings, of any bytes, as one batch."""
+    body = b"".join(
+        struct.pack(">5i", 22 + len(body) + len(text), 0, 0, 0, len(body)) + body + struct.pack(">h", len(text)) + text
+        for body, text in items
+    )
+    _send(cluster, queue, [EncodedBatch(queue.topic, (body,), len(items), len(body))])
+
+
+def _send(cluster: SharedCluster, queue: MessageQueue, batches: Sequence[EncodedBatch]) -> None:
     before = messages_in(cluster.name_server, queue.topic)
     with RemotingTransport([cluster.name_server]) as transport:
-        for body, sys_flag in bodies:
-            encoded = replace(encode_single(Message(queue.topic, body, 0, {"TAGS": "a"})), sys_flag=sys_flag)
+        for encoded in batches:
             outcomes = Outcomes()
             address = cluster.brokers[0].address
             request = SendRequest(encoded, queue, address, "pg", "TBW102", 4, int(time.time() * 1000))
             transport.send(request, PATIENCE, outcomes)
             (outcome,) = outcomes.wait(1)
             assert outcome.error is None, outcome.error
-    wait_for(lambda: messages_in(cluster.name_server, queue.topic) == before + len(bodies))
+    wait_for(lambda: messages_in(cluster.name_server, queue.topic) == before + sum(one.rows for one in batches))

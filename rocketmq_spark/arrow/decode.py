@@ -1,9 +1,9 @@
 """Stored messages -> record batches of a read's columns, vectorised; the row-by-row way is its oracle and its way out.
 
 Rule 1: what comes out is what `decode_rows` makes of the same bytes; whatever this module can't tell apart as columns
-        (an inner batch compressed as a whole, text that is not UTF-8, properties with repeats, an unreadable message)
+        (an inner batch compressed as a whole, properties with repeats or empty values, an unreadable message)
         it hands there.
-Rule 2: only the columns asked for are made; a body that no column needs is not decompressed.
+Rule 2: only the columns asked for are made; what no column needs is neither decompressed nor parsed.
 Rule 3: bytes are copied twice: the answers are joined, because numpy wants one buffer, and Arrow takes each column out.
 
 Follows spec/remoting.md section 8; the columns are those of design.md section 8.
@@ -33,6 +33,7 @@ from rocketmq_spark.pull import Pulled
 from rocketmq_spark.wire.unwrap import CRC_MASK, INNER_BATCH, Unreadable, message_id, messages_of
 
 _FROM_PROPERTIES: Final = {"tags": TAGS, "keys": KEYS, "msgId": UNIQ_KEY}
+_PROPERTY_COLUMNS: Final = ("properties", *_FROM_PROPERTIES)
 _US_PER_MS: Final = 1000
 # A sender may claim any time; what a timestamp can't hold, milliseconds beyond this, is null.
 _LAST_TIME: Final = (2**63 - 1) // _US_PER_MS
@@ -107,7 +108,7 @@ def _halves(pulls: Sequence[Pulled]) -> tuple[Sequence[Pulled], ...]:
 def _one_by_one(
     pull: Pulled, schema: pa.Schema, tags: frozenset[str] | None, on_unreadable: OnUnreadable
 ) -> Iterator[pa.RecordBatch]:
-    for message in messages_of(pull.body, pull.queue, pull.start, pull.end, decompressed=_needs_bodies(schema)):
+    for message in _messages_of(pull, schema, tags):
         if tags is None or _has_tag(message, tags):
             batch = _batch_of([(pull.queue, message)], schema, on_unreadable)
             if batch.num_rows:
@@ -162,9 +163,8 @@ def decode_rows(
     """Return what `decode` does, one message at a time; see there."""
     found = []
     room = most
-    decompressed = _needs_bodies(schema)
     for pull in pulls:
-        for message in messages_of(pull.body, pull.queue, pull.start, pull.end, decompressed=decompressed):
+        for message in _messages_of(pull, schema, tags):
             if tags is None or _has_tag(message, tags):
                 found.append((pull.queue, message))
                 properties = 0 if isinstance(message, Unreadable) else len(message.properties)
@@ -182,14 +182,21 @@ def _batch_of(
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _needs_bodies(schema: pa.Schema) -> bool:
-    return "body" in schema.names or UNREADABLE in schema.names
+def _messages_of(pull: Pulled, schema: pa.Schema, tags: frozenset[str] | None) -> Iterator[MessageExt | Unreadable]:
+    names = {*schema.names}
+    decompressed = not names.isdisjoint(("body", UNREADABLE))
+    parsed = tags is not None or not names.isdisjoint((*_PROPERTY_COLUMNS, UNREADABLE))
+    return messages_of(pull.body, pull.queue, pull.start, pull.end, decompressed=decompressed, parsed=parsed)
 
 
 def _has_tag(message: MessageExt | Unreadable, tags: frozenset[str]) -> bool:
     """Return whether a message has one of the tags; one whose tag cannot be known counts as having it."""
     record = message.record if isinstance(message, Unreadable) else message
-    if record is None or (isinstance(message, Unreadable) and record.sys_flag & INNER_BATCH == INNER_BATCH):
+    if record is None:
+        return True
+    if isinstance(message, Unreadable) and (
+        not message.properties_known or record.sys_flag & INNER_BATCH == INNER_BATCH
+    ):
         return True
     return record.properties.get(TAGS) in tags
 
@@ -202,6 +209,8 @@ def _value(name: str, queue: MessageQueue, message: MessageExt | Unreadable) -> 
         if message.record is None:
             # The queue is known without the record.
             return _VALUES[name](queue, message) if name in ("topic", "brokerName", "queueId") else None
+        if name in _PROPERTY_COLUMNS and not message.properties_known:
+            return None
         message = message.record
     return _VALUES[name](queue, message)
 
@@ -219,7 +228,7 @@ def missing_offsets(pull: Pulled) -> list[tuple[int, int]]:
         starts = starts[(starts >= pull.start) & (starts < pull.end)]
         ends = starts + 1
     except (Irregular, pa.ArrowInvalid):
-        messages = messages_of(pull.body, pull.queue, pull.start, pull.end, decompressed=False)
+        messages = messages_of(pull.body, pull.queue, pull.start, pull.end, decompressed=False, parsed=False)
         spans = [
             (message.start, message.end)
             if isinstance(message, Unreadable)
@@ -294,6 +303,11 @@ class _Columns:
         self._properties: Properties | None = None
 
     def batch(self, schema: pa.Schema, tags: frozenset[str] | None) -> pa.RecordBatch:
+        if UNREADABLE in schema.names:
+            # Null means that the whole message is readable, not only the columns asked for.
+            self._split()
+            if "body" not in schema.names:
+                self._bodies()
         columns = [self._column(field) for field in schema]
         batch = pa.RecordBatch.from_arrays(columns, schema=schema)
         if tags is None:

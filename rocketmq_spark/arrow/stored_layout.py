@@ -124,8 +124,8 @@ def records_of(body: Buffer) -> Records:
     Raises
     ------
     Irregular
-        A record is truncated, has an unknown magic, or more in it than the layout says; some hosts are IPv6, and some
-        are not.
+        A record is truncated, has an unknown magic, or more in it than the layout says; a topic is not UTF-8; some
+        hosts are IPv6, and some are not.
     """
     data = np.frombuffer(body, np.uint8)
     kind = _head_of(data)
@@ -143,9 +143,13 @@ def records_of(body: Buffer) -> Records:
     topic_lengths = data[body_ends].astype(np.int64)
     if wide.any():
         topic_lengths = np.where(wide, topic_lengths << 8 | data[body_ends + wide], topic_lengths)
-    return Records(
-        data, heads, starts, bodies, body_ends, _properties(data, body_ends + 1 + wide + topic_lengths, ends), ends
-    )
+    topics = body_ends + 1 + wide
+    properties = _properties(data, topics + topic_lengths, ends)
+    try:
+        cells(data, topics, topics + topic_lengths).cast(pa.string())
+    except pa.ArrowInvalid as exc:
+        raise Irregular from exc
+    return Records(data, heads, starts, bodies, body_ends, properties, ends)
 
 
 def rows_of(records: Records, body: Buffer) -> Rows:

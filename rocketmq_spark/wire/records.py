@@ -190,6 +190,11 @@ def decode_batch(body: Buffer, topic: str = "") -> list[Message]:
 
 def iter_batch(body: Buffer, topic: str = "") -> Iterator[Message]:
     """Decode the same, one item after the other; the items before one that raises are valid."""
+    return (message for message, _ in iter_batch_with_properties(body, topic))
+
+
+def iter_batch_with_properties(body: Buffer, topic: str = "") -> Iterator[tuple[Message, memoryview]]:
+    """Decode the same, each message with its property string as stored."""
     cursor = _Cursor(memoryview(body), "a batch body")
     count = 0
     while cursor.left:
@@ -199,7 +204,8 @@ def iter_batch(body: Buffer, topic: str = "") -> Iterator[Message]:
         _, _, _, flag, body_length = cursor.unpack(_ITEM_HEAD)
         message_body = bytes(cursor.take(body_length))
         (properties_length,) = cursor.unpack(_SHORT)
-        yield Message(topic, message_body, flag, decode_properties(cursor.take(properties_length)))
+        properties = cursor.take(properties_length)
+        yield Message(topic, message_body, flag, decode_properties(properties)), properties
         count += 1
 
 
@@ -287,6 +293,11 @@ def encode_record(message: MessageExt) -> bytes:
 
 def decode_record(data: memoryview, at: int = 0) -> MessageExt:
     """Decode one record; `at` is its position in the answer, for errors. Raises as `iter_records`."""
+    return decode_record_with_text(data, at)[0]
+
+
+def decode_record_with_text(data: memoryview, at: int = 0) -> tuple[MessageExt, memoryview, memoryview]:
+    """Decode one record; return it with its topic and its property string as stored."""
     record = _Cursor(data, f"the stored record at byte {at}")
     (
         _,
@@ -307,10 +318,11 @@ def decode_record(data: memoryview, at: int = 0) -> MessageExt:
     reconsume_times, prepared_transaction_offset, body_length = record.unpack(_RECORD_TAIL)
     body = bytes(record.take(body_length))
     (topic_length,) = record.unpack(_TOPIC_LENGTH[magic])
-    topic = str(record.take(topic_length), "utf-8", "replace")
+    topic = record.take(topic_length)
     (properties_length,) = record.unpack(_SHORT)
-    return MessageExt(
-        topic=topic,
+    properties = record.take(properties_length)
+    message = MessageExt(
+        topic=str(topic, "utf-8", "replace"),
         queue_id=queue_id,
         queue_offset=queue_offset,
         physical_offset=physical_offset,
@@ -324,8 +336,9 @@ def decode_record(data: memoryview, at: int = 0) -> MessageExt:
         prepared_transaction_offset=prepared_transaction_offset,
         body_crc=body_crc,
         body=body,
-        properties=decode_properties(record.take(properties_length)),
+        properties=decode_properties(properties),
     )
+    return message, topic, properties
 
 
 def unique_id_prefix(ip: bytes, pid: int, loader: int) -> bytes:

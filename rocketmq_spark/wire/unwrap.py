@@ -21,9 +21,16 @@ from typing import Final
 from rocketmq_spark.compression import COMPRESSED_FLAG, decompress
 from rocketmq_spark.errors import CompressionError, RemotingCommandException
 from rocketmq_spark.message import Buffer, MessageQueue
-from rocketmq_spark.message_const import UNIQ_KEY
+from rocketmq_spark.message_const import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR, UNIQ_KEY
 from rocketmq_spark.message_ext import MessageExt
-from rocketmq_spark.wire.records import MAX_STORED_ROWS, claimed_offset, decode_record, iter_batch, record_at
+from rocketmq_spark.text import escaped
+from rocketmq_spark.wire.records import (
+    MAX_STORED_ROWS,
+    claimed_offset,
+    decode_record_with_text,
+    iter_batch_with_properties,
+    record_at,
+)
 
 # Both bits: the body is a batch, and is to be taken apart.
 INNER_BATCH: Final = 0xC0
@@ -31,6 +38,8 @@ INNER_BATCH: Final = 0xC0
 CRC_MASK: Final = 0x7FFFFFFF
 # How many offsets an inner batch has: brokers count by this property.
 _INNER_NUM: Final = "INNER_NUM"
+# Characters of a property entry that a reason quotes.
+_SHOWN: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +57,8 @@ class Unreadable:
         The body as stored; without `record`, all bytes of the record.
     record : MessageExt or None, default None
         The stored record; None if it cannot be decoded.
+    properties_known : bool, default True
+        False: the property string of `record` cannot be parsed, so that its properties are incomplete or wrong.
     """
 
     queue: MessageQueue
@@ -56,6 +67,7 @@ class Unreadable:
     reason: str
     body: bytes
     record: MessageExt | None = None
+    properties_known: bool = True
 
     def __str__(self) -> str:
         one = self.end - self.start == 1
@@ -70,7 +82,7 @@ class Unreadable:
 
 
 def messages_of(
-    body: Buffer, queue: MessageQueue, start: int, end: int, *, decompressed: bool = True
+    body: Buffer, queue: MessageQueue, start: int, end: int, *, decompressed: bool = True, parsed: bool = True
 ) -> Iterator[MessageExt | Unreadable]:
     """Yield the messages of a pull's body from one offset up to another, as their sender had them.
 
@@ -84,16 +96,18 @@ def messages_of(
         Offsets; a broker gives the whole of an inner batch, and more than was asked for where that fits.
     decompressed : bool, default True
         False: compressed bodies stay as they are, except those of inner batches.
+    parsed : bool, default True
+        False: properties are not needed, so a message is readable even if they cannot be parsed.
     """
     data, at, following = memoryview(body), 0, start
     while at < len(data):
-        size, record = _record_at(data, at, queue, following, end)
+        size, record = _record_at(data, at, queue, following, end, parsed=parsed)
         messages: Iterable[MessageExt | Unreadable] = ()
         if isinstance(record, Unreadable):
             messages = (record,)
         # The messages of an inner batch have the offsets from its own on.
         elif start - MAX_STORED_ROWS < record.queue_offset < end:
-            messages = _unpacked(record, queue, decompressed=decompressed)
+            messages = _unpacked(record, queue, decompressed=decompressed, parsed=parsed)
         else:
             following = record.queue_offset + 1
         for message in messages:
@@ -114,7 +128,7 @@ def message_id(message: MessageExt) -> str:
 
 
 def _record_at(
-    data: memoryview, at: int, queue: MessageQueue, following: int, end: int
+    data: memoryview, at: int, queue: MessageQueue, following: int, end: int, *, parsed: bool
 ) -> tuple[int, MessageExt | Unreadable]:
     """Return how many bytes a record has, and the record; `following` is its offset if it shows none.
 
@@ -126,11 +140,50 @@ def _record_at(
         reason = f"{exc}; no later message of the broker's answer can be located"
         return len(data) - at, Unreadable(queue, following, end, reason, bytes(data[at:]))
     try:
-        return len(record), decode_record(record, at)
+        message, topic, properties = decode_record_with_text(record, at)
     except RemotingCommandException as exc:
         offset = claimed_offset(record)
         offset = following if offset is None else offset
         return len(record), Unreadable(queue, offset, offset + 1, str(exc), bytes(record))
+    # The messages of an inner batch have their own properties; those of the batch itself are not delivered.
+    inner = message.sys_flag & INNER_BATCH == INNER_BATCH
+    properties_fault = _properties_fault(properties) if parsed and not inner else None
+    fault = _text_fault(topic, "the topic") or properties_fault
+    if fault is None:
+        return len(record), message
+    offset = message.queue_offset
+    return len(record), Unreadable(
+        queue,
+        offset,
+        offset + _offsets_of(message),
+        fault,
+        message.body,
+        message,
+        properties_known=not properties_fault,
+    )
+
+
+def _text_fault(data: Buffer, what: str) -> str | None:
+    try:
+        str(data, "utf-8")
+    except UnicodeDecodeError as exc:
+        return f"{what} is not valid UTF-8: {exc.reason} at byte {exc.start} of {len(data)}"
+    return None
+
+
+def _properties_fault(data: Buffer) -> str | None:
+    """Return why a property string cannot be parsed without a change of its text; None if it can be.
+
+    Entries without a name, without a value, or without any character are valid: the Java client skips them.
+    """
+    fault = _text_fault(data, "the property string")
+    if fault is not None:
+        return fault
+    for entry in str(data, "utf-8").split(PROPERTY_SEPARATOR):
+        if entry and NAME_VALUE_SEPARATOR not in entry:
+            shown = escaped(entry, _SHOWN)
+            return f"the property string has an entry without the separator 0x01 of name and value: '{shown}'"
+    return None
 
 
 def _offsets_of(record: MessageExt) -> int:
@@ -139,7 +192,9 @@ def _offsets_of(record: MessageExt) -> int:
     return min(max(int(number), 1), MAX_STORED_ROWS) if re.fullmatch("[0-9]{1,5}", number) else 1
 
 
-def _unpacked(record: MessageExt, queue: MessageQueue, *, decompressed: bool) -> Iterator[MessageExt | Unreadable]:
+def _unpacked(
+    record: MessageExt, queue: MessageQueue, *, decompressed: bool, parsed: bool
+) -> Iterator[MessageExt | Unreadable]:
     first = record.queue_offset
 
     def unreadable(offset: int, reason: str) -> Unreadable:
@@ -167,8 +222,14 @@ def _unpacked(record: MessageExt, queue: MessageQueue, *, decompressed: bool) ->
         return
     offset = first
     try:
-        for item in iter_batch(message.body):
-            yield replace(message, queue_offset=offset, flag=item.flag, body=item.body, properties=item.properties)
+        for item, properties in iter_batch_with_properties(message.body):
+            row = replace(message, queue_offset=offset, flag=item.flag, body=item.body, properties=item.properties)
+            fault = _properties_fault(properties) if parsed else None
+            if fault is None:
+                yield row
+            else:
+                reason = f"message {offset - first} of the inner batch at offset {first}: {fault}"
+                yield Unreadable(queue, offset, offset + 1, reason, row.body, row, properties_known=False)
             offset += 1
     except RemotingCommandException as exc:
         yield unreadable(offset, f"message {offset - first} of the inner batch at offset {first}: {exc}")

@@ -16,10 +16,10 @@ from rocketmq_spark.cli import main
 from rocketmq_spark.doctor import examine
 from rocketmq_spark.doctor.check import FAILED, OK, WARNING
 from rocketmq_spark.errors import MQClientException, OptionError, TopicRouteStaleException
-from rocketmq_spark.message import Message
+from rocketmq_spark.message import Message, MessageQueue
 from tests.admin_tool import mqadmin
 from tests.sharing import SharedCluster
-from tests.unreadable import fill
+from tests.unreadable import fill, send_items
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.integration
@@ -256,3 +256,27 @@ def test_a_peek_shows_unreadable_messages_as_such(
     assert "compression type 7" in repr(peeked)
     assert [row.unreadable is None for row in admin.peek(topic, 2, tag="a")] == [True, False]
     assert [bool(row["unreadable"]) for row in run("peek", topic, "-c", "2")] == [False, True]
+
+
+def test_a_peek_shows_batch_items_with_unreadable_properties(
+    run: Callable[..., Any], admin: Admin, cluster: SharedCluster, topic: str
+) -> None:
+    admin.create_topic(topic, 1)
+    texts = [
+        b"TAGS\x01a\x02",
+        b"TAGS\x01a\x02region\x01caf\xe9\x02",
+        b"TAGS\x01a\x01b\x02empty\x01\x02",
+        b"TAGS\x01a\x02no separator\x02",
+        b"",
+    ]
+    queue = MessageQueue(topic, cluster.brokers[0].name, 0)
+    send_items(cluster, queue, [(b"item %d" % number, text) for number, text in enumerate(texts)])
+    rows = sorted(admin.peek(topic, 20), key=lambda row: row.queue_offset)
+    assert [row.body for row in rows] == [b"item %d" % number for number in range(len(texts))]
+    assert [row.tags for row in rows] == ["a", None, "a\x01b", None, None]
+    assert [row.unreadable is not None for row in rows] == [False, True, False, True, False]
+    assert "not valid UTF-8" in str(rows[1].unreadable)
+    assert "'no separator'" in str(rows[3].unreadable)
+    # The broker filters by the tag that the Java client reads; the reader does not know this tag.
+    assert sorted(row.queue_offset for row in admin.peek(topic, 20, tag="a")) == [0, 1, 3]
+    assert len(run("peek", topic, "-c", "20")) == len(texts)

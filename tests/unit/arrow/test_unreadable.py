@@ -21,7 +21,7 @@ from rocketmq_spark.errors import RemotingCommandException
 from rocketmq_spark.message import Message
 from rocketmq_spark.message_ext import MessageExt
 from rocketmq_spark.pull import Pulled
-from rocketmq_spark.wire.records import encode_batch
+from rocketmq_spark.wire.records import decode_properties, encode_batch
 from rocketmq_spark.wire.unwrap import Unreadable
 from tests.strategies import encode_stored_record
 from tests.unit.arrow.test_decode import PLAIN, QUEUE, SCHEMA, regular, sound
@@ -67,7 +67,31 @@ DAMAGES: dict[str, tuple[Callable[[], bytes], str]] = {
     "inner batch": (lambda: record_of(sys_flag=0xC0), "message 0 of the inner batch at offset 2"),
     "empty inner batch": (lambda: record_of(sys_flag=0xC0, body=b""), "the inner batch has no messages"),
     "compressed inner batch": (lambda: record_of(sys_flag=0x3C1), "with ZLIB"),
+    "topic text": (lambda: record_of().replace(b"orders", b"ord\xffrs"), "the topic is not valid UTF-8"),
+    "property text": (lambda: with_properties(b"TAGS\x01b\x02k\x01\xff\x02"), "invalid start byte at byte 9 of 11"),
+    "no separator": (lambda: with_properties(b"TAGS\x01b\x02\x1bk=v\x02"), r"name and value: '\x1bk=v'"),
 }
+# The text of the properties is damaged: no property is known, and the tag is not.
+UNKNOWN_PROPERTIES = {"property text", "no separator"}
+BAD_TEXTS = [
+    b"\xff\x01v\x02",
+    b"TAGS\x01b\x02k\x01\xed\xa0\x80\x02",
+    b"TAGS\x01b\x02k",
+    b"TAGS\x01b\x02k\x02l\x01v\x02",
+]
+
+
+def with_properties(text: bytes, record: bytes = b"") -> bytes:
+    """Return a record, by default the one at offset 2, with another property string."""
+    record = record or encode_stored_record(sound(regular(3)[2], properties={}))
+    return struct.pack(">i", len(record) + len(text)) + record[4:-2] + struct.pack(">H", len(text)) + text
+
+
+def item_of(body: bytes, text: bytes) -> bytes:
+    """Return an item of a batch body."""
+    return (
+        struct.pack(">5i", 22 + len(body) + len(text), 0, 0, 7, len(body)) + body + struct.pack(">h", len(text)) + text
+    )
 
 
 def record_of(**changes: object) -> bytes:
@@ -118,7 +142,10 @@ def test_raw_gives_the_stored_bytes_and_the_reason(kind: str) -> None:
     row = rows[2]
     assert reason in row[UNREADABLE]
     assert (row["topic"], row["brokerName"], row["queueId"]) == ("orders", "broker-a", 3)
-    if row["properties"] is None:
+    if kind in UNKNOWN_PROPERTIES:
+        assert row["body"] == b"body 2"
+        assert {name for name, value in row.items() if value is None} == {"tags", "keys", "properties", "msgId"}
+    elif row["properties"] is None:
         # The record cannot be decoded: all of its bytes are there.
         assert row["body"] == record
         assert {name for name, value in row.items() if value is not None} == {
@@ -184,11 +211,102 @@ def test_claimed_range_of_unreadable_messages_takes_no_memory() -> None:
     assert missing_offsets(pull) == [(2, 3)]
 
 
-def test_properties_with_text_that_is_no_utf8_are_readable_as_in_java() -> None:
-    message = sound(PLAIN, queue_offset=2, properties={"region": "eu?"})
-    record = encode_stored_record(message).replace(b"eu?", b"eu\xff")
-    (batch,) = batches_of([answer(record)], SCHEMA)
-    assert dict(batch.column("properties").to_pylist()[2]) == {"region": "eu\ufffd"}
+# Entries that a client may write: values with 0x01 or NUL, empty names or values, repeated names, any valid Unicode.
+ENTRIES = st.sampled_from(
+    [
+        "a\x01b",
+        "a\x01",
+        "\x01b",
+        "\x01",
+        "",
+        "TAGS\x01a",
+        "k\x01a\x01b",
+        "k\x01\0",
+        "k\x01\ufffd\uffff",
+        "\U0010ffff\x01\U0001f600",
+    ]
+)
+
+
+def both_ways(pull: Pulled, schema: pa.Schema = RAW, tags: frozenset[str] | None = None) -> pa.RecordBatch:
+    """Return the batch that the vectorised and the plain decoder agree on."""
+    batch = decode([pull], schema, tags, on_unreadable=lambda _: True)
+    assert batch.equals(decode_rows([pull], schema, tags, on_unreadable=lambda _: True))
+    return batch
+
+
+@given(st.lists(ENTRIES, max_size=4), st.sampled_from(["", "\x02"]), st.booleans())
+def test_properties_that_a_client_can_write_are_readable(entries: list[str], last: str, inner: bool) -> None:
+    text = ("\x02".join(entries) + last).encode()
+    record = with_properties(text)
+    if inner:
+        record = encode_stored_record(sound(PLAIN, queue_offset=2, sys_flag=0xC0, body=item_of(b"body 2", text)))
+    batch = both_ways(answer(record))
+    assert batch.column(UNREADABLE).null_count == 5
+    assert dict(batch.column("properties").to_pylist()[2]) == decode_properties(text)
+
+
+PIECES = st.sampled_from(
+    [b"\x01", b"\x02", b"a", b"TAGS\x01a\x02", "é".encode(), b"\xc3", b"\xa9", b"\xed\xa0\x80", b"\0"]
+)
+
+
+@given(st.lists(st.lists(PIECES, max_size=6).map(b"".join), max_size=6), st.booleans())
+def test_bad_property_text_is_unreadable_to_both_decoders(texts: list[bytes], inner: bool) -> None:
+    def bad(text: bytes) -> bool:
+        try:
+            return any(entry and "\x01" not in entry for entry in text.decode().split("\x02"))
+        except UnicodeDecodeError:
+            return True
+
+    items = [item_of(b"body %d" % at, text) for at, text in enumerate(texts)]
+    records = [
+        with_properties(text, encode_stored_record(sound(PLAIN, queue_offset=at, properties={})))
+        for at, text in enumerate(texts)
+    ]
+    if inner and items:
+        records = [encode_stored_record(sound(PLAIN, sys_flag=0xC0, body=b"".join(items)))]
+    pull = Pulled(QUEUE, 0, len(texts), b"".join(records))
+    rows = both_ways(pull).to_pylist()
+    assert [(row["queueOffset"], row[UNREADABLE] is not None) for row in rows] == list(enumerate(map(bad, texts)))
+    rows = both_ways(pull, RAW, frozenset("a")).to_pylist()
+    tagged = [at for at, text in enumerate(texts) if bad(text) or decode_properties(text).get("TAGS") == "a"]
+    assert [row["queueOffset"] for row in rows] == tagged
+
+
+@pytest.mark.parametrize("text", BAD_TEXTS)
+def test_one_item_with_bad_properties_leaves_the_rest_of_an_inner_batch(text: bytes) -> None:
+    items = [item_of(b"item %d" % number, b"TAGS\x01a\x02" if number != 1 else text) for number in range(3)]
+    message = sound(PLAIN, queue_offset=2, sys_flag=0xC0, body=b"".join(items), properties=INNER)
+    rows = both_ways(answer(encode_stored_record(message), count=3)).to_pylist()
+    assert [row["queueOffset"] for row in rows if row[UNREADABLE]] == [3]
+    assert [row["body"] for row in rows[2:5]] == [b"item 0", b"item 1", b"item 2"]
+    assert rows[3][UNREADABLE].startswith("message 1 of the inner batch at offset 2: the property string ")
+    assert (rows[3]["flag"], rows[3]["tags"], rows[3]["properties"], rows[3]["msgId"]) == (7, None, None, None)
+
+
+def test_a_long_bad_entry_is_shortened_in_the_reason() -> None:
+    (row,) = both_ways(answer(with_properties(b"x" * 30_000)), RAW).slice(2, 1).to_pylist()
+    assert len(row[UNREADABLE]) < 250
+
+
+def test_properties_that_no_column_needs_are_not_parsed() -> None:
+    pull = answer(with_properties(BAD_TEXTS[0]))
+    for names in (["queueOffset"], ["body", "queueOffset", "offsetMsgId"]):
+        schema = pa.schema([SCHEMA.field(name) for name in names])
+        for way in (decode, decode_rows):
+            assert way([pull], schema).column("queueOffset").to_pylist() == [0, 1, 2, 3, 4]
+    # The column of reasons, or a filter, needs them.
+    assert both_ways(pull, pa.schema([RAW.field(UNREADABLE)])).column(0).null_count == 4
+    for way in (decode, decode_rows):
+        with pytest.raises(RemotingCommandException, match="offset 2"):
+            way([pull], pa.schema([SCHEMA.field("queueOffset")]), frozenset("a"))
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_reasons_do_not_depend_on_the_other_columns(kind: str) -> None:
+    batch = both_ways(answer(DAMAGES[kind][0]()), pa.schema([RAW.field("queueOffset"), RAW.field(UNREADABLE)]))
+    assert [reason is not None for reason in batch.column(1).to_pylist()] == [False, False, True, False, False]
 
 
 def test_a_tag_filter_excludes_unreadable_messages_of_other_tags() -> None:
@@ -202,6 +320,10 @@ def test_a_tag_filter_excludes_unreadable_messages_of_other_tags() -> None:
     # The tag of a record that cannot be decoded is unknown.
     with pytest.raises(RemotingCommandException, match="offset 2"):
         list(batches_of([answer(DAMAGES["magic"][0]())], SCHEMA, frozenset("b")))
+    # So is the tag where properties cannot be parsed.
+    for kind in UNKNOWN_PROPERTIES:
+        with pytest.raises(RemotingCommandException, match="offset 2"):
+            list(batches_of([answer(DAMAGES[kind][0]())], SCHEMA, frozenset("c")))
 
 
 def test_a_body_that_no_column_needs_is_not_decompressed() -> None:
