@@ -135,7 +135,7 @@ def read_private(file: Path) -> bytes:
 def require_own_folder(folder: Path, *, user: int | None = None) -> None:
     """Raise a ClusterError if another user could have put secrets or brokers' users into a cluster's folder.
 
-    Only `user` may write to the folder, and all that is in it belongs to `user` or to root.
+    Only `user` may write to the folder and to the folders in it, and all that is in it belongs to `user` or to root.
 
     Parameters
     ----------
@@ -156,7 +156,15 @@ def require_own_folder(folder: Path, *, user: int | None = None) -> None:
                 )
             with os.scandir(opened) as entries:
                 for entry in entries:
-                    _require_owner(folder / entry.name, entry.stat(follow_symlinks=False), user)
+                    inner = entry.stat(follow_symlinks=False)
+                    _require_owner(folder / entry.name, inner, user)
+                    # Other users reach the entries only if they may enter the folder.
+                    if stat.S_ISDIR(inner.st_mode) and inner.st_mode & 0o022 and status.st_mode & 0o011:
+                        raise ClusterError(
+                            f"other users may write to {folder / entry.name} (mode {stat.S_IMODE(inner.st_mode):o}) and"
+                            " could have put keys or users there: set directory= to another folder, or check what is in"
+                            f" it and run chmod -R go-w {folder / entry.name}"
+                        )
         finally:
             os.close(opened)
     except OSError as exc:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -104,6 +105,20 @@ def test_folder_that_others_may_write_to_is_refused(tmp_path: Path, demand: dict
     with pytest.raises(ClusterError, match=rf"other users may write to .*shared \(mode {bits:o}\).*chmod go-w"):
         Security.made(tmp_path / "shared", **demand)
     assert list((tmp_path / "shared").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "entry", "refused"),
+    [(0o755, 0o777, True), (0o755, 0o720, True), (0o700, 0o777, False), (0o755, 0o755, False)],
+)
+def test_entry_that_others_may_write_to_is_refused(tmp_path: Path, folder: int, entry: int, *, refused: bool) -> None:
+    (tmp_path / "broker-0").mkdir()
+    (tmp_path / "broker-0").chmod(entry)
+    tmp_path.chmod(folder)
+    with contextlib.ExitStack() as stack:
+        if refused:
+            stack.enter_context(pytest.raises(ClusterError, match=rf"broker-0 \(mode {entry:o}\).*chmod -R go-w"))
+        require_own_folder(tmp_path)
 
 
 def test_the_secret_key_shows_in_files_of_its_owner_only(tmp_path: Path) -> None:
