@@ -179,11 +179,7 @@ class ClientInstance:
             self._schedule.routes = now + self._poll_interval
             for topic in self.routes.topics():
                 self._refresh(topic, now)
-        if now >= self._schedule.heart_beat:
-            self._schedule.heart_beat = now + self._heart_beat_interval
-            self.routes.clean_offline_brokers()
-            self.heart_beat()
-        else:
+        if not self._beat_if_due(now):
             self._heart_beats.to_new(tuple(self._groups))
         due = [self._schedule.routes, self._schedule.heart_beat]
         due += [self._refreshed_at.get(topic, now) + _REFRESH_GAP for topic in tuple(self._refresh_wanted)]
@@ -219,6 +215,18 @@ class ClientInstance:
         except RocketMQError as exc:
             # Of one that has been closed meanwhile nobody needs a route.
             logger.log(logging.DEBUG if self.closed else logging.WARNING, "%s (the cached route goes on)", exc)
+
+        # Name servers that do not answer take 3 s for each topic. A broker closes the connection of a producer 120 s
+        # after its last heart-beat, whatever is in flight.
+        self._beat_if_due(self._clock())
+
+    def _beat_if_due(self, now: float) -> bool:
+        if now < self._schedule.heart_beat:
+            return False
+        self._schedule.heart_beat = now + self._heart_beat_interval
+        self.routes.clean_offline_brokers()
+        self.heart_beat()
+        return True
 
     def _probe(self, queue: MessageQueue, address: str) -> bool:
         try:

@@ -77,6 +77,35 @@ def test_a_round_of_heart_beats_ends_after_30_s_and_the_next_one_goes_on_there()
     assert len(told) == 10
 
 
+def test_heart_beats_go_on_while_name_servers_do_not_answer() -> None:
+    clock = ManualClock()
+    beats: list[float] = []
+
+    class Servers(ScriptedTransport):
+        answering = True
+
+        def query_route(self, topic: str, timeout: float) -> TopicRouteData:
+            if not self.answering:
+                clock.advance(timeout)
+                raise RemotingTimeoutException("no answer")
+            return super().query_route(topic, timeout)
+
+        def heart_beat(self, *_: object) -> None:
+            beats.append(clock.now)
+
+    topics = [f"T{number}" for number in range(60)]
+    transport = Servers({topic: route({"a": 1}) for topic in topics})
+    instance = ClientInstance("ip@name", transport, OPTIONS, clock=clock)
+    instance.register("g")
+    for topic in topics:
+        instance.routes.find(topic, 1.0)
+    transport.answering = False
+    clock.advance(30.0)
+    instance.run_due(clock.now)
+    # A broker closes the connection of a producer that it has not heard of for 120 s.
+    assert [round(beat) for beat in beats] == [33, 63, 93, 123, 153, 183]
+
+
 def test_9_equal_keys_share_an_instance_and_the_last_user_leaves_it_warm() -> None:
     made: list[ClientInstance] = []
 
