@@ -18,6 +18,10 @@ from tests.waiting import PATIENCE, wait_for
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
+# A broker closes the connection of a registered producer 120 s after its last heart-beat, whatever is in flight.
+# A machine under load may need that long for 20,000 transactions.
+BEAT_EACH = 1000
+
 ItemT = TypeVar("ItemT")
 OutcomeT = TypeVar("OutcomeT", SendOutcome, RocketMQError | None)
 
@@ -60,13 +64,20 @@ def test_broker_executes_many_pipelined_ends_and_goes_on(two_brokers: LocalClust
         producer = Transactional(transport, address, topic)
 
         def commit(messages: int) -> set[RocketMQError | None]:
-            requests = [producer.half_request(b"x") for _ in range(messages)]
-            halves: list[SendOutcome] = pipelined(requests, lambda one, done: transport.send(one, PATIENCE, done))
+            halves: list[SendOutcome] = []
+            for start in range(0, messages, BEAT_EACH):
+                producer.beat()
+                requests = [producer.half_request(b"x") for _ in range(min(BEAT_EACH, messages - start))]
+                halves += pipelined(requests, lambda one, done: transport.send(one, PATIENCE, done))
             assert {half.error for half in halves} == {None}
             ends = [producer.end_of(half) for half in halves]
-            errors: list[RocketMQError | None] = pipelined(
-                ends, lambda end, done: transport.end_transaction(address, end, PATIENCE, done)
-            )
+            errors: list[RocketMQError | None] = []
+            for start in range(0, messages, BEAT_EACH):
+                producer.beat()
+                errors += pipelined(
+                    ends[start : start + BEAT_EACH],
+                    lambda end, done: transport.end_transaction(address, end, PATIENCE, done),
+                )
             return set(errors)
 
         assert commit(count) == {None}
