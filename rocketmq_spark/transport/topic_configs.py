@@ -129,7 +129,7 @@ class TopicConfigCache:
     def get(self, topics: Mapping[str, TopicRouteData], *, fresh: bool = False) -> dict[str, TopicConfigs]:
         """Return the configurations of topics, with their namespace, given their routes. Does not raise.
 
-        With `fresh` the brokers are asked, whatever is kept.
+        With `fresh` the brokers are asked, whatever is kept, and only their answers of now are returned.
         """
         now = self._clock()
         kept = {} if fresh else self._configs
@@ -138,7 +138,7 @@ class TopicConfigCache:
         for topic, configs in asked.items():
             known = self._configs.get(topic)
             self._configs[topic] = now, configs if known is None else configs.completed(known[1])
-        return {topic: self._configs[topic][1] for topic in topics}
+        return asked if fresh else {topic: self._configs[topic][1] for topic in topics}
 
     def topic_config(self, address: str, topic: str, timeout: float) -> TopicConfig:
         """Ask one broker, unless it could not be reached a moment ago."""

@@ -92,6 +92,7 @@ def test_configuration_stays_known_while_its_broker_does_not_answer() -> None:
     assert cache.get(routes) == known
     answers["a"] = DOWN
     for now[0] in (40.0, 80.0):
+        assert cache.get(routes, fresh=True) == {"T": TopicConfigs({"b": PLAIN}, {"a": DOWN})}
         assert cache.get(routes) == known
     answers["a"] = ABSENT
     now[0] = 120.0
