@@ -175,7 +175,39 @@ class Bounds:
 
     def at(self, times: Mapping[MessageQueue, int]) -> dict[MessageQueue, int | None]:
         """Return the first offset stored at a time (epoch, ms) or later; None where there is no such message."""
+        compacted = self._compacted(times)
+        found = self._at_by_broker({queue: time for queue, time in times.items() if queue not in compacted})
+        return {**found, **self._at_by_pulls({queue: times[queue] for queue in compacted})}
 
+    def _at_by_pulls(self, times: Mapping[MessageQueue, int]) -> dict[MessageQueue, int | None]:
+        """Return what `at` does for compacted topics; the offset may lie in the gap before the message.
+
+        Brokers search the queue before compaction. Messages that compaction keeps may have expired there.
+        """
+
+        def search(queue: MessageQueue, address: str, timeout: float) -> int:
+            low, high = 0, ends[queue]
+            found = high
+            while low < high:
+                middle = (low + high) // 2
+                outcome = self._pulled(queue, middle, address, timeout)
+                message = None
+                if outcome.status is PullStatus.FOUND:
+                    message = next(iter(decode_records(outcome.body)))
+                if message is not None and message.store_timestamp < wanted[queue]:
+                    low = max(middle, message.queue_offset) + 1
+                else:
+                    high = middle
+                    found = found if message is None else middle
+            return found
+
+        latest = self.latest(times)
+        wanted = {self._queues.on_wire(queue): time for queue, time in times.items()}
+        ends = {self._queues.on_wire(queue): end for queue, end in latest.items()}
+        found = self._of_all(times, search)
+        return {queue: offset if offset < latest[queue] else None for queue, offset in found.items()}
+
+    def _at_by_broker(self, times: Mapping[MessageQueue, int]) -> dict[MessageQueue, int | None]:
         def search(queue: MessageQueue, address: str, timeout: float) -> int:
             return self._transport.search_offset(queue, wanted[queue], address, timeout)
 

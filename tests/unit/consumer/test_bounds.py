@@ -26,6 +26,7 @@ from rocketmq_spark.pull import PullOutcome, PullRequest, PullStatus
 from rocketmq_spark.transport.scripted import route
 from rocketmq_spark.transport.scripted_pulls import PullReply
 from tests.unit.consumer.conftest import A0, A1, B0, B1, QUEUES, Make, Reader
+from tests.unit.consumer.test_data_loss import stored
 
 
 def spec(**offsets: int) -> OffsetSpec:
@@ -365,3 +366,24 @@ def test_who_asks_once_asks_nobody_after_the_time_of_a_read(reader: Make) -> Non
     refused = [answer for answer in answers if isinstance(answer, RemotingTooMuchRequestException)]
     assert len(refused) == 3
     assert "not asked, the others took 10 s" in str(refused[0])
+
+
+def test_times_of_a_compacted_topic_are_those_of_its_own_messages(reader: Make) -> None:
+    """A broker searches the queue before compaction, which may have lost messages that compaction keeps."""
+    made = reader()
+    made.transport.attributes["orders"] = {"cleanup.policy": "COMPACTION"}
+    made.fill({A0: 20})
+    made.transport.expired[A0] = 20
+    left = {1: 100, 4: 200, 5: 300, 13: 400}
+
+    def reply(request: PullRequest) -> PullReply:
+        for offset, time in left.items():
+            if offset >= request.offset:
+                return PullReply(PullOutcome(PullStatus.FOUND, offset + 1, 1, 14, stored(offset, time=time)))
+        return PullReply(PullOutcome(PullStatus.NO_NEW_MSG, request.offset, 1, 14))
+
+    made.transport.play_pulls(A0, *[reply] * 100)
+    # The offset of the message, or one in the gap before it.
+    for time, offsets in {0: range(2), 100: range(2), 101: range(2, 5), 300: [5], 301: range(6, 14)}.items():
+        assert made.bounds.at({A0: time})[A0] in offsets
+    assert made.bounds.at({A0: 401}) == {A0: None}

@@ -63,7 +63,7 @@ def logged() -> Iterator[list[str]]:
         logger.removeHandler(handler)
 
 
-def stored(offset: int, body: bytes = b"x", sys_flag: int = 0) -> bytes:
+def stored(offset: int, body: bytes = b"x", sys_flag: int = 0, time: int = 1) -> bytes:
     message = MessageExt(
         topic="orders",
         body=body,
@@ -75,7 +75,7 @@ def stored(offset: int, body: bytes = b"x", sys_flag: int = 0) -> bytes:
         sys_flag=sys_flag,
         born_timestamp=1,
         born_host="127.0.0.1:1",
-        store_timestamp=1,
+        store_timestamp=time,
         store_host="127.0.0.1:2",
         reconsume_times=0,
         prepared_transaction_offset=0,
