@@ -252,8 +252,8 @@ def claimed_offset(record: memoryview) -> int | None:
 
 
 def first_queue_offset(body: Buffer) -> int | None:
-    """Return the queue offset of the first record of a pull's body; None if the body is too short for one."""
-    return _RECORD_HEAD.unpack_from(body)[5] if len(body) >= _RECORD_HEAD.size else None
+    """Return the queue offset of the first record of a pull's body; None if its head cannot be read."""
+    return claimed_offset(memoryview(body)) if len(body) >= _RECORD_HEAD.size else None
 
 
 def last_queue_offset(body: Buffer) -> int | None:

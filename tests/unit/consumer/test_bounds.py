@@ -387,3 +387,10 @@ def test_times_of_a_compacted_topic_are_those_of_its_own_messages(reader: Make) 
     for time, offsets in {0: range(2), 100: range(2), 101: range(2, 5), 300: [5], 301: range(6, 14)}.items():
         assert made.bounds.at({A0: time})[A0] in offsets
     assert made.bounds.at({A0: 401}) == {A0: None}
+
+
+def test_damaged_first_message_does_not_move_the_beginning(reader: Make) -> None:
+    made = filled(reader())
+    damaged = b"\0\0\1\0" + b"\x01" * 252
+    made.transport.play_pulls(A0, PullReply(PullOutcome(PullStatus.FOUND, 1, 0, 4, damaged)))
+    assert made.bounds.earliest([A0]) == {A0: 0}
