@@ -12,6 +12,7 @@ Follows spec/remoting.md sections 6.1, 6.5 and 8.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ from rocketmq_spark.wire.records import (
 from rocketmq_spark.wire.unwrap import INNER_BATCH
 
 _SIZE: Final = struct.Struct(">i")
+# How many offsets a broker gave an inner batch.
+_INNER_NUM: Final = re.compile(rb"INNER_NUM\x01([0-9]{1,5})")
 _HEAD: Final = (
     ("size", ">i4"),
     ("magic", ">u4"),
@@ -158,7 +161,7 @@ def rows_of(records: Records, body: Buffer) -> Rows:
     Raises
     ------
     Irregular
-        An inner batch is compressed as a whole or empty, or an item does not fit into it.
+        An inner batch is compressed as a whole, has fewer messages than offsets, or an item does not fit into it.
     """
     heads = records.heads
     numbers = np.arange(len(heads))
@@ -187,6 +190,9 @@ def _items(records: Records, body: Buffer, number: int) -> Rows:
     start, end = int(records.bodies[number]), int(records.body_ends[number])
     starts, ends = _spans(body, start, end, _ITEM_HEAD.itemsize + 2)
     if not 1 <= len(starts) <= MAX_STORED_ROWS:
+        raise Irregular
+    offsets = _INNER_NUM.search(body, int(records.properties[number]), int(records.ends[number]))
+    if offsets is not None and int(offsets[1]) > len(starts):
         raise Irregular
     heads = _heads(data, starts, _ITEM_HEAD)
     lengths = heads["body_length"].astype(np.int64)

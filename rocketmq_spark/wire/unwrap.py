@@ -236,3 +236,7 @@ def _unpacked(
         return
     if offset == first:
         yield unreadable(first, "the inner batch has no messages")
+    elif offset < first + _offsets_of(record):
+        # The sender chooses the number of offsets.
+        count = f"{offset - first} messages and {_offsets_of(record)} offsets"
+        yield unreadable(offset, f"the inner batch at offset {first} has {count}")

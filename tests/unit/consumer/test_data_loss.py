@@ -17,7 +17,13 @@ from hypothesis import strategies as st
 from rocketmq_spark.client.read_rows import decoded
 from rocketmq_spark.consumer.puller import Puller
 from rocketmq_spark.consumer.ranges import OffsetRange
-from rocketmq_spark.errors import DataLossError, ReadError, RemotingConnectException, RocketMQError
+from rocketmq_spark.errors import (
+    DataLossError,
+    ReadError,
+    RemotingCommandException,
+    RemotingConnectException,
+    RocketMQError,
+)
 from rocketmq_spark.message import Message, MessageQueue
 from rocketmq_spark.message_ext import MessageExt
 from rocketmq_spark.pull import Pulled, PullOutcome, PullRequest, PullStatus
@@ -63,12 +69,12 @@ def logged() -> Iterator[list[str]]:
         logger.removeHandler(handler)
 
 
-def stored(offset: int, body: bytes = b"x", sys_flag: int = 0, time: int = 1) -> bytes:
+def stored(offset: int, body: bytes = b"x", sys_flag: int = 0, time: int = 1, **properties: str) -> bytes:
     message = MessageExt(
         topic="orders",
         body=body,
         flag=0,
-        properties={},
+        properties=properties,
         queue_id=0,
         queue_offset=offset,
         physical_offset=offset * 100,
@@ -422,3 +428,17 @@ def test_listed_message_of_a_compacted_topic_that_never_comes_is_an_error(
     made.transport.play_pulls(A0, *[missing] * 100)
     assert read(made, OffsetRange(A0, 0, 5, compacted=True)) == {A0: [1, 2, 3, 4]}
     assert "orders/a/0 has no messages 0 to 0: a:10911 lists messages there" in caplog.text
+
+
+def test_inner_batch_with_fewer_messages_than_offsets_is_unreadable() -> None:
+    """A sender chooses the number of offsets."""
+    made = Reader()
+    items = encode_batch([Message.of("orders", b"%d" % number) for number in range(3)])
+    body = stored(0, items, 0xC0, INNER_NUM="5") + stored(5)
+    pull = Pulled(A0, 0, 6, body, contiguous=True)
+    with pytest.raises(RemotingCommandException, match=r"messages 3 to 4 cannot be read: .* 3 messages and 5 offsets"):
+        list(decoded(made.options, [pull], SCHEMA, None))
+    skipped: list[Unreadable] = []
+    batches = decoded(made.options, [pull], SCHEMA, None, lambda message: bool(skipped.append(message)))
+    assert [row for batch in batches for row in batch["queueOffset"].to_pylist()] == [0, 1, 2, 5]
+    assert [(message.start, message.end) for message in skipped] == [(3, 5)]
