@@ -75,6 +75,8 @@ class Bounds:
         self._clock = clock
         self._sleep = sleep
         self._timeout = options.pull_timeout_ms / 1000
+        # Topics and brokers whose configuration the user may not see.
+        self._unknown: set[tuple[str, str]] = set()
 
     def earliest(self, queues: Iterable[MessageQueue]) -> Offsets:
         """Return the offset of the oldest message that each queue still has; 0 for a compacted topic.
@@ -124,9 +126,11 @@ class Bounds:
                     queue, lambda _, address, __: self._queues.config(queue, address), trusted=False
                 )
             except MQBrokerException as exc:
-                logger.warning(
-                    "reading %s: unknown whether its topic is compacted, missing offsets fail: %s", queue, exc
-                )
+                if _place(queue) not in self._unknown:
+                    self._unknown.add(_place(queue))
+                    logger.warning(
+                        "reading %s: unknown whether its topic is compacted, missing offsets fail: %s", queue, exc
+                    )
                 config = TopicConfig()
             return config.compacted
 

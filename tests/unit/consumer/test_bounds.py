@@ -288,6 +288,14 @@ def test_topic_of_unknown_configuration_counts_as_not_compacted(reader: Make, ca
     assert "unknown whether its topic is compacted" in caplog.text
 
 
+def test_unknown_configuration_of_a_topic_is_logged_once(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    made = filled(reader())
+    made.transport.fail("topic_config", *[MQBrokerException("no permission", 16, "", "a:10911")] * 3)
+    for _ in range(3):
+        made.bounds.checked({A0: 1}, {A0: 4})
+    assert caplog.text.count("unknown whether its topic is compacted") == 1
+
+
 def test_a_broker_that_lacks_the_topic_is_not_asked_twice_for_it(reader: Make) -> None:
     made = filled(reader())
     made.transport.fail("topic_config", TopicRouteStaleException("no topic", 17, "", "a:10911"))
