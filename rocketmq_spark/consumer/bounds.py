@@ -216,8 +216,8 @@ class Bounds:
             return self._transport.search_offset(queue, wanted[queue], address, timeout)
 
         earliest, latest = self._of_all(times, self._transport.min_offset), self.latest(times)
-        # A broker fails at the question where a queue of the type BatchCQ is empty.
-        filled = [queue for queue in times if earliest[queue] < latest[queue]]
+        # A broker fails to search an empty queue of the type BatchCQ, whose minimum offset is -1.
+        filled = [queue for queue in times if max(0, earliest[queue]) < latest[queue]]
         wanted = {self._queues.on_wire(queue): times[queue] for queue in filled}
         found = self._of_all(filled, search)
         # Past the end a broker answers with the end; of the type BatchCQ with its last batch, however old that is.

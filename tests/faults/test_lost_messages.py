@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import queue as queues
 import re
 import time
 from collections.abc import Iterator
@@ -17,11 +18,12 @@ from pyspark.sql.types import StructType
 from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.errors import DataLossError
-from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.message import EncodedBatch, Message, MessageQueue, SendOutcome, SendRequest
 from rocketmq_spark.reader_options import ReaderOptions, parse_reader_options
 from rocketmq_spark.spark.reader import batch_reader
 from rocketmq_spark.spark.stream_reader import stream_reader
 from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.wire.records import encode_batch
 from tests.conftest import QUICK_READS, started
 from tests.feeding import Feed
 from tests.slaves import Slave
@@ -148,10 +150,16 @@ def test_gaps_of_a_compacted_topic_are_not_reported(small_files: LocalCluster, t
     ):
         transport.create_topic(broker.address, topic, 1, 6, 5.0, attributes="+cleanup.policy=COMPACTION")
         wait_for(lambda: topic in transport.topics(5.0))
-        for keyed in (10, 0, 10):
-            # A list without keys is sent as one batch, which a broker accepts.
-            producer.send_arrow(pa.table({"body": ["x"] * 10, "keys": ["k"] * keyed or [None] * 10}), topic)
-        wait_for(lambda: transport.max_offset(MessageQueue(topic, broker.name, 0), broker.address, 5.0) == 30)
+        queue = MessageQueue(topic, broker.name, 0)
+        producer.send_arrow(pa.table({"body": ["x"] * 10, "keys": ["k"] * 10}), topic)
+        # A broker accepts a batch of messages without keys. Producers refuse it.
+        body = encode_batch([Message(topic, b"x")] * 10)
+        batch = EncodedBatch(topic, (body,), 10, len(body), True)
+        outcomes: queues.Queue[SendOutcome] = queues.Queue()
+        transport.send(SendRequest(batch, queue, broker.address, "feed", "TBW102", 4, 0), PATIENCE, outcomes.put)
+        assert outcomes.get(timeout=PATIENCE).error is None
+        producer.send_arrow(pa.table({"body": ["x"] * 10, "keys": ["k"] * 10}), topic)
+        wait_for(lambda: transport.max_offset(queue, broker.address, 5.0) == 30)
     reader = batch_reader(options_of(small_files, topic), SCHEMA, None)
     [task] = reader.partitions()
     assert list(offsets_of(reader.read(task))) == [*range(10), *range(20, 30)]

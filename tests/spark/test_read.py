@@ -196,7 +196,7 @@ def test_a_copy_and_its_copy_keep_body_tags_keys_flag_and_properties(
     source = original
     for number in (1, 2):
         name = f"{topic}-copy-{number}"
-        save(source, topic=name)
+        save(source, topic=name, keepRowId="true")
         copies.append(source := load(startingOffsets=receipt(metrics)))
         assert {row.topic for row in source.select("topic").collect()} == {name}
     assert kept(original) == kept(copies[0]) == kept(copies[1])
