@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import pyarrow as pa
 
 from rocketmq_spark.arrow.columns import ByteColumn, Ints, ListColumn, Mask
 from rocketmq_spark.names import FORBIDDEN_TOPICS, MAX_TOPIC_LENGTH, is_blank, is_legal, java_length
 
 _SPACE: Final = 0x20
 _PIPE: Final = ord("|")
+_LAST_ASCII: Final = 0x7F
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ def check_body(body: ByteColumn | None, rows: int, max_message_size: int) -> Ite
 def check_text(
     name: str, column: ByteColumn, *, blank: bool = False, pipe: bool = False, entries: ListColumn | None = None
 ) -> Iterator[Violation]:
-    """A text that becomes part of a property string holds no separator, and what else is asked of it.
+    """A text that becomes part of a property string is UTF-8 without separators, and what else is asked of it.
 
     Parameters
     ----------
@@ -121,6 +123,38 @@ def check_text(
     if pipe and (hits := column.span == _PIPE).any():
         rule = Rule(f"{name} holds '|'", "one tag a message is allowed", "put the others into keys or properties")
         yield from violations(rule, elements_with(column, hits), entries)
+    if int(column.span.max(initial=0)) > _LAST_ASCII:
+        yield from _check_utf8(name, column, entries)
+
+
+def _check_utf8(name: str, column: ByteColumn, entries: ListColumn | None) -> Iterator[Violation]:
+    """A text is UTF-8: a string of Spark can hold any bytes (``cast(binary as string)``), which readers refuse."""
+    texts = column.to_arrow()
+    try:
+        texts.cast(pa.large_string() if pa.types.is_large_binary(texts.type) else pa.string())
+    except pa.ArrowInvalid:
+        pass
+    else:
+        return
+    # Arrow does not name the element. Only such a block is searched, one non-ASCII text at a time.
+    beyond_ascii = elements_with(column, column.span > _LAST_ASCII).tolist()
+    elements = np.array([element for element in beyond_ascii if not _is_utf8(column, element)], np.int64)
+    rows = elements if entries is None else entries.rows_of(elements)
+    rule = Rule(
+        f"{name} is not valid UTF-8",
+        "every text is",
+        "decode the bytes with their own charset, or move them into the body",
+    )
+    if len(rows):
+        yield Violation(rule, np.unique(rows), lambda row: column.text(int(elements[np.searchsorted(rows, row)])))
+
+
+def _is_utf8(column: ByteColumn, element: int) -> bool:
+    try:
+        (column.value(element) or b"").decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def check_blank(name: str, column: ByteColumn, entries: ListColumn | None = None) -> Iterator[Violation]:

@@ -1,8 +1,7 @@
 """The rules that rows keep beside the others when a proxy takes them over gRPC (spec/grpc.md 5.8), on whole columns.
 
 Rule 1: a proxy refuses a batch whole and does not say which message is wrong, so each of its rules is checked here.
-Rule 2: a request with a text that is not UTF-8 is none: a proxy can't even read it, and answers as if it had broken
-        down. Arrow and Spark let a string column hold any bytes, so this is no oddity (``cast(binary as string)``).
+Rule 2: `rocketmq_spark.arrow.validate` checks that texts are UTF-8. A proxy cannot decode a request with other bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from rocketmq_spark.arrow.columns import ByteColumn, Ints, ListColumn, Mask
 from rocketmq_spark.arrow.properties import Property
@@ -116,10 +114,8 @@ def _check_system(name: bytes, values: ByteColumn) -> Iterator[Violation]:
 
 
 def _check_plain(name: str, column: ByteColumn, entries: ListColumn | None = None) -> Iterator[Violation]:
-    """A text is one, and holds no control character (``Character.isISOControl``); parameters as of `check_text`."""
+    """A text holds no control character (``Character.isISOControl``); parameters as of `check_text`."""
     span = column.span
-    if span.max(initial=0) > _DELETE:
-        yield from _check_utf8(name, column, entries)
     if span.min(initial=0xFF) >= 0x20 and span.max(initial=0) < _DELETE:
         return
     hits: Mask = (span < 0x20) | (span == _DELETE)
@@ -130,36 +126,6 @@ def _check_plain(name: str, column: ByteColumn, entries: ListColumn | None = Non
         "remove or replace it, or move the text into the body",
     )
     yield from violations(rule, elements_with(column, hits), entries)
-
-
-def _check_utf8(name: str, column: ByteColumn, entries: ListColumn | None) -> Iterator[Violation]:
-    texts = column.to_arrow()
-    try:
-        texts.cast(pa.large_string() if pa.types.is_large_binary(texts.type) else pa.string())
-    except pa.ArrowInvalid:
-        pass
-    else:
-        return
-    # Arrow does not say which. Only in a block with such a row is every text beyond ASCII looked at by itself.
-    bad = [
-        element for element in elements_with(column, column.span > _DELETE).tolist() if not _is_utf8(column, element)
-    ]
-    elements = np.array(bad, np.int64)
-    rows = elements if entries is None else entries.rows_of(elements)
-    rule = Rule(
-        f"{name} is not valid UTF-8",
-        "over gRPC every text is",
-        "decode the bytes by the charset that they are of, or move them into the body",
-    )
-    yield from _found(rule, np.unique(rows), lambda row: column.text(bad[int(np.searchsorted(rows, row))]))
-
-
-def _is_utf8(column: ByteColumn, element: int) -> bool:
-    try:
-        (column.value(element) or b"").decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _found(rule: Rule, rows: Ints, found: Callable[[int], object]) -> Iterator[Violation]:

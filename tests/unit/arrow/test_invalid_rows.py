@@ -32,6 +32,16 @@ def maps(*values: object) -> pa.RecordBatch:
     return batch_of("properties", *values, arrow_type=PROPERTIES)
 
 
+def any_bytes(*values: bytes) -> pa.StringArray:
+    """Return a column of strings that need not be UTF-8, as ``cast(binary as string)`` makes it."""
+    return pa.array(values, pa.binary()).view(pa.string())
+
+
+def property_bytes(names: list[bytes], values: list[bytes]) -> pa.MapArray:
+    """Return one property a row."""
+    return pa.MapArray.from_arrays(range(len(names) + 1), any_bytes(*names), any_bytes(*values))
+
+
 CASES = {
     "null body": (batch_of("body", b"x", None), "body is null", "a body has 1 to 4194304 bytes"),
     "void body": (batch_of("body", None, None), "body is null", "onError"),
@@ -70,6 +80,24 @@ CASES = {
     "null property value": (maps([("a", "1")], [("b", None)]), "the value of a property is null", "leave the entry"),
     "separator in a name": (maps([("a", "1")], [("b\x01", "2")]), "the name of a property holds", "remove"),
     "separator in a value": (maps([("a", "1")], [("b", "\x022")]), "the value of a property holds", "remove"),
+    **{
+        f"{column} with bytes of another charset": (
+            batch_of("flag", 0, 0, **{column: any_bytes(b"gr\xc3\xbcn", b"caf\xe9")}),
+            rf"{column} is not valid UTF-8 \(caf\\xe9\)",
+            "own charset",
+        )
+        for column in ("tags", "keys", "shardingKey")
+    },
+    "property name with a surrogate": (
+        batch_of("flag", 0, 0, properties=property_bytes([b"a", b"\xed\xa0\x80"], [b"1", b"2"])),
+        "the name of a property is not valid UTF-8",
+        "own charset",
+    ),
+    "property value with bytes of another charset": (
+        batch_of("flag", 0, 0, properties=property_bytes([b"a", b"b"], [b"1", b"\xff"])),
+        r"the value of a property is not valid UTF-8 \(\\xff\)",
+        "own charset",
+    ),
     "name twice": (
         maps([("a", "1"), ("b", "1")], [("b", "1"), ("a", "2"), ("b", "3")]),
         "a name occurs twice",
