@@ -300,10 +300,11 @@ def test_a_retry_topic_gets_no_batches():
     assert {one.topic: one.batch for one, _ in done} == {"%RETRY%group": False, "orders": True}
 
 
-def test_ill_formed_text_in_a_single_message_becomes_what_java_reads():
+@pytest.mark.parametrize("batching", [True, False])
+def test_text_that_is_not_utf8_is_an_invalid_row(batching):
     tags = pa.array([b"caf\xe9"]).view(pa.string())
-    ((one, _),) = encode([bodies(b"a", tags=tags)], BatchSettings(topic="orders", batching=False))
-    assert one.properties.startswith("TAGS\x01caf\ufffd\x02UNIQ_KEY")
+    with pytest.raises(InvalidRowError, match="row 0 .*tags is not valid UTF-8"):
+        encode([bodies(b"a", tags=tags)], BatchSettings(topic="orders", batching=batching))
 
 
 def test_queues_are_asked_for_only_when_a_row_is_bound():
