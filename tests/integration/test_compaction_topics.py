@@ -49,7 +49,7 @@ def compaction_topic(cluster: SharedCluster, topic: str, attributes: str = "") -
 
 
 def bodies(cluster: SharedCluster, topic: str, expected: int) -> list[bytes]:
-    messages = read_topic(cluster.name_server, topic, expected, **cluster.transport_settings)
+    messages = read_topic(cluster.name_server, topic, expected, within=PATIENCE, **cluster.transport_settings)
     return sorted(message.body for message in messages)
 
 
