@@ -58,16 +58,16 @@ check: setup ## Format, lint, types, known vulnerabilities of what is required (
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m tests.audit
+	@$(BIN)/python -m tests.tools.audit
 	@$(BIN)/python -m pytest tests/unit -q -n 3
 
 .PHONY: docs
 docs: setup ## Make docs/options.md from the code
-	@$(BIN)/python -m tests.option_docs
+	@$(BIN)/python -m tests.tools.option_docs
 
 .PHONY: check-matrix
 check-matrix: setup ## Try the wheel on every PYTHONS and PYSPARKS that can be had, one after the other (hours), and print a table
-	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.matrix
+	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.tools.matrix
 
 .PHONY: dist
 dist: setup ## Build sdist and wheel into dist/
@@ -75,11 +75,11 @@ dist: setup ## Build sdist and wheel into dist/
 
 .PHONY: jars
 jars: setup ## Fetch the jars from Maven Central without a check, and write the lists of their SHA-256 again
-	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.jar_lists
+	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.tools.jar_lists
 
 .PHONY: proto
 proto: setup ## Generate the gRPC messages from proto/
-	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. proto/rocketmq_spark/transport/_pb/*.proto
+	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. proto/rocketmq_spark/protocol/grpc/_pb/*.proto
 
 .PHONY: notebooks
 notebooks: setup ## Run the notebooks, and keep their outputs and pictures (3 minutes)
@@ -91,7 +91,7 @@ bench: setup ## Measure against the official clients, Spark's Kafka sink and the
 
 .PHONY: soak
 soak: setup ## Write for MINUTES (30) while brokers are restarted: nothing missing, nothing grows
-	@PYTHONPATH=$(CURDIR) $(BIN)/python tests/soak.py --minutes $(MINUTES)
+	@PYTHONPATH=$(CURDIR) $(BIN)/python tests/tools/soak.py --minutes $(MINUTES)
 
 .PHONY: clean
 clean: ## Remove the virtual environment and what tools left behind

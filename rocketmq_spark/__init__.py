@@ -1,6 +1,6 @@
 """Write and read Apache RocketMQ from Apache Spark, in Python, without losing a row.
 
-Importing this package opens and starts nothing; what is heavy is imported when it is first used.
+Importing this package opens no socket and starts no thread. Names that need pyspark are imported at first use.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from rocketmq_spark.credentials import Credentials, CredentialsProvider
+from rocketmq_spark._version import __version__ as __version__
 from rocketmq_spark.errors import (
     ClusterError,
     CredentialsError,
@@ -22,29 +22,29 @@ from rocketmq_spark.errors import (
     RemotingException,
     RocketMQError,
     SchemaError,
+    escape_record,
 )
-from rocketmq_spark.text import escape_record
+from rocketmq_spark.model.credentials import Credentials, CredentialsProvider
 
 if TYPE_CHECKING:
     from rocketmq_spark.admin import Admin
-    from rocketmq_spark.client.producer import Producer
-    from rocketmq_spark.client.transaction import TransactionListener
+    from rocketmq_spark.cli import demo
     from rocketmq_spark.cluster import LocalCluster
-    from rocketmq_spark.message import Message, MessageQueue, SendStatus
-    from rocketmq_spark.message_ext import MessageExt
-    from rocketmq_spark.producer.queue_selectors import (
+    from rocketmq_spark.model.message import Message, MessageQueue, SendStatus
+    from rocketmq_spark.model.message_ext import MessageExt
+    from rocketmq_spark.model.send_result import LocalTransactionState, SendResult, TransactionSendResult
+    from rocketmq_spark.producer.producer import Producer
+    from rocketmq_spark.producer.transaction import TransactionListener
+    from rocketmq_spark.routing.selectors import (
         SelectMessageQueueByHash,
         SelectMessageQueueByMachineRoom,
         SelectMessageQueueByRandom,
     )
-    from rocketmq_spark.send_result import LocalTransactionState, SendResult, TransactionSendResult
     from rocketmq_spark.spark.datasource import RocketMQDataSource
     from rocketmq_spark.spark.dedupe import dedupe
     from rocketmq_spark.spark.live import live
     from rocketmq_spark.spark.register import register, unregister
     from rocketmq_spark.spark.report import Metrics
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Admin",
@@ -77,46 +77,47 @@ __all__ = [
     "TransactionListener",
     "TransactionSendResult",
     "dedupe",
+    "demo",
     "live",
     "register",
     "unregister",
 ]
 
-# Public names whose modules import pyspark or start nothing but cost time to import.
+# Public names by the module that has them. Each is imported when it is first used, because it needs pyspark or time.
 _LAZY = {
-    "Admin": "rocketmq_spark.admin",
-    "LocalTransactionState": "rocketmq_spark.send_result",
-    "Message": "rocketmq_spark.message",
-    "MessageExt": "rocketmq_spark.message_ext",
-    "MessageQueue": "rocketmq_spark.message",
-    "Producer": "rocketmq_spark.client.producer",
-    "SelectMessageQueueByHash": "rocketmq_spark.producer.queue_selectors",
-    "SelectMessageQueueByMachineRoom": "rocketmq_spark.producer.queue_selectors",
-    "SelectMessageQueueByRandom": "rocketmq_spark.producer.queue_selectors",
-    "SendResult": "rocketmq_spark.send_result",
-    "SendStatus": "rocketmq_spark.message",
-    "TransactionListener": "rocketmq_spark.client.transaction",
-    "TransactionSendResult": "rocketmq_spark.send_result",
-    "LocalCluster": "rocketmq_spark.cluster",
-    "Metrics": "rocketmq_spark.spark.report",
-    "RocketMQDataSource": "rocketmq_spark.spark.datasource",
-    "dedupe": "rocketmq_spark.spark.dedupe",
-    "live": "rocketmq_spark.spark.live",
-    "register": "rocketmq_spark.spark.register",
-    "unregister": "rocketmq_spark.spark.register",
+    "admin": ("Admin",),
+    "cli.demo": ("demo",),
+    "cluster": ("LocalCluster",),
+    "model.message": ("Message", "MessageQueue", "SendStatus"),
+    "model.message_ext": ("MessageExt",),
+    "model.send_result": ("LocalTransactionState", "SendResult", "TransactionSendResult"),
+    "producer.producer": ("Producer",),
+    "producer.transaction": ("TransactionListener",),
+    "routing.selectors": (
+        "SelectMessageQueueByHash",
+        "SelectMessageQueueByMachineRoom",
+        "SelectMessageQueueByRandom",
+    ),
+    "spark.datasource": ("RocketMQDataSource",),
+    "spark.dedupe": ("dedupe",),
+    "spark.live": ("live",),
+    "spark.register": ("register", "unregister"),
+    "spark.report": ("Metrics",),
 }
+_MODULES = {name: f"{__name__}.{module}" for module, names in _LAZY.items() for name in names}
 
-# A filter of a parent is not asked about the records of its children, so each logger has it.
-for _part in ("cluster", "consumer", "metrics", "producer", "spark", "transport"):
+# Python does not apply a parent logger's filter to its children's records, so each logger gets the filter.
+for _part in ("cluster", "source", "metrics", "producer", "spark", "transport"):
     logging.getLogger(f"rocketmq_spark.{_part}").addFilter(escape_record)
 
 
 def __getattr__(name: str) -> Any:
-    module = _LAZY.get(name)
-    if module is None:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(module), name)
+    module = importlib.import_module(_MODULES[name])
+    # `demo` is the module itself.
+    return getattr(module, name, module)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_LAZY])
+    return sorted([*globals(), *_MODULES])

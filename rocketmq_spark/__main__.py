@@ -2,6 +2,6 @@
 
 import sys
 
-from rocketmq_spark.cli import main
+from rocketmq_spark.cli.app import main
 
 sys.exit(main())

@@ -1,48 +1,79 @@
-"""What can go wrong, and what each failure allows the caller to do next.
+"""Every error of this package, with flags that say what the caller may do next.
 
-Rule 1: an error carries the decision. The sender asks the error's flags; it never lists error classes.
-Rule 2: the Java client's exceptions keep their Java names and their tree (spec/producer.md, preamble);
-        the connector's own errors end in ``Error``.
-Rule 3: no value of a secret option ever reaches an error.
-Rule 4: the text of an error is one bounded line without control characters. Its attributes keep the data unchanged.
-
-The flags follow spec/remoting.md section 17, column "connector".
+Senders read an error's flags and never list error classes. Errors that the Java client also has keep their Java names
+and tree; all others end in ``Error``. The text of an error is one bounded line without control characters and secrets.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+import logging
+import re
+import traceback
+from typing import ClassVar, Final
 
-from rocketmq_spark.text import escaped
+# Characters of a whole error, log record, or table cell: enough for a write's error with counts of 1,000 brokers.
+LONGEST: Final = 100_000
+
+# C0, DEL, C1 and the separators of lines and paragraphs. Also bidirectional controls, tags and other invisible format
+# characters, which reorder or hide text, and surrogates, which UTF-8 cannot encode. U+200C and U+200D stay, because
+# Persian, Indic scripts and emoji need them.
+_UNSAFE: Final = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
+    "\U000e0000-\U000e0fff]"
+)
+
+
+def escaped(text: str, limit: int = LONGEST) -> str:
+    r"""Return `text` as one line of at most `limit` characters, with control characters written as ``\n`` or ``\x1b``.
+
+    Backslashes do not change, so escaping a text twice gives the same text.
+    """
+    shown = _UNSAFE.sub(_code, text[: limit + 1])
+    if len(shown) <= limit:
+        return shown
+    end = f"… ({len(text)} characters)"
+    return shown[: max(limit - len(end), 0)] + end
+
+
+def escape_record(record: logging.LogRecord) -> bool:
+    """Escape the message and the traceback of a log record. Every logger of this package has this filter.
+
+    Traceback lines are indented, so that no line of a foreign exception's text looks like a log record.
+    """
+    try:
+        message = record.getMessage()
+        trace = "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else ""
+    except Exception:
+        # An argument has no text. The record's handler reports that, as for any other logger.
+        return True
+    shown = escaped(message)
+    if shown != message:
+        record.msg, record.args = shown, ()
+    if trace:
+        record.exc_text = "\n".join(f"    {escaped(line)}" for line in trace.rstrip("\n").split("\n"))
+    return True
+
+
+def _code(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape", "surrogatepass").decode()
 
 
 class RocketMQError(Exception):
-    """The common base of all errors of this package.
+    """The base of all errors of this package. Its flags say what the caller may do next."""
 
-    Attributes
-    ----------
-    retriable : bool
-        Sending the same bytes again later may succeed.
-    refresh_route : bool
-        The cached route is probably stale: look it up again before the next attempt.
-    isolate : bool
-        Counts as a fault of the broker in the latency-fault table.
-    flow_control : bool
-        The broker is healthy and refused for now: same queue again, after a wait, with a smaller window.
-    maybe_stored : bool
-        The broker may have stored the rows although no acknowledgement came.
-    split : bool
-        A row of the batch is refused, or all of them are too much at once: its halves may be sent.
-    unbatch : bool
-        The server knows no batches: the rows may be sent one by one.
-    """
-
+    # Sending the same bytes again later may succeed.
     retriable: ClassVar[bool] = False
+    # The cached route is probably stale and is looked up again before the next attempt.
     refresh_route: ClassVar[bool] = False
+    # The failure counts as a fault of the broker in the latency-fault table.
     isolate: ClassVar[bool] = False
+    # The broker works but is busy: retry the same queue, after a wait, with a smaller window.
     flow_control: ClassVar[bool] = False
+    # The broker may have stored the rows although no acknowledgement came.
     maybe_stored: ClassVar[bool] = False
+    # The server rejects one row of the batch, or the batch is too large: its halves may be sent.
     split: ClassVar[bool] = False
+    # The server does not support batches: the rows may be sent one by one.
     unbatch: ClassVar[bool] = False
 
     def __str__(self) -> str:
@@ -50,14 +81,12 @@ class RocketMQError(Exception):
 
 
 class MQClientException(RocketMQError):
-    """A request that the client refuses, or that ran out of attempts.
+    """A request that the client rejects, or that used up its attempts.
 
     Parameters
     ----------
-    message : str
-        What was being done, to what, and what to do next.
     response_code : int, default -1
-        A broker's response code or one of the client error codes (10001 .. 10007).
+        A broker's response code or one of the client error codes (10001 to 10007).
     """
 
     def __init__(self, message: str, response_code: int = -1) -> None:
@@ -66,15 +95,14 @@ class MQClientException(RocketMQError):
 
 
 class RouteNotFoundException(MQClientException):
-    """No route for a topic just now: a name server may learn of it later.
+    """A topic without a route; a name server may register one later.
 
     Parameters
     ----------
-    message : str
     response_code : int, default 10005
         10004 without any name server, else 10005 (``ClientErrorCode.java``).
     unreachable : bool, default False
-        No name server could be asked; False: one answered, and has no usable route.
+        True if no name server answered. False if one answered and has no usable route.
     """
 
     retriable = True
@@ -86,16 +114,12 @@ class RouteNotFoundException(MQClientException):
 
 
 class MQBrokerException(RocketMQError):
-    """A broker (or name server, or proxy) answered with an error code.
+    """An error code that a broker, name server or proxy answered.
 
     Parameters
     ----------
-    message : str
-        The whole text for the user.
-    response_code : int
-        The code of the answer.
     remark : str
-        The server's own words.
+        The server's own text.
     broker_addr : str
         ``host:port`` of the server that answered.
     """
@@ -108,30 +132,30 @@ class MQBrokerException(RocketMQError):
 
 
 class UserRefusedException(MQBrokerException):
-    """The server does not take the user's name or signature: nothing that is signed with the same passes there."""
+    """The server rejects the user's name or signature, so it rejects every request that is signed with them."""
 
 
 class MessageRefusedException(MQBrokerException):
-    """A proxy refuses what a request holds; of a batch it doesn't say which message is wrong, and stores none."""
+    """A proxy rejects the content of a request. It stores no message of a batch and does not say which one is wrong."""
 
     split = True
 
 
 class RequestNotSupportedException(MQBrokerException):
-    """The server doesn't know this kind of request (REQUEST_CODE_NOT_SUPPORTED), and has done nothing."""
+    """The server does not support this kind of request (REQUEST_CODE_NOT_SUPPORTED) and executed nothing."""
 
     unbatch = True
 
 
 class BrokerBusyException(MQBrokerException):
-    """Flow control (SYSTEM_BUSY, FLOW_CONTROL): not stored, the broker asks for patience."""
+    """Flow control (SYSTEM_BUSY, FLOW_CONTROL): the broker stored nothing and accepts the request later."""
 
     retriable = True
     flow_control = True
 
 
 class BrokerUnavailableException(MQBrokerException):
-    """The broker can't serve just now (full disk, shutting down, a slave): another one may."""
+    """The broker is not available now (full disk, shutting down, a slave); another broker may be."""
 
     retriable = True
     refresh_route = True
@@ -139,18 +163,18 @@ class BrokerUnavailableException(MQBrokerException):
 
 
 class TopicRouteStaleException(MQBrokerException):
-    """The broker knows the topic or the queue differently from our route (TOPIC_NOT_EXIST, NOT_LEADER_FOR_QUEUE)."""
+    """The cached route disagrees with the broker about the topic or queue (TOPIC_NOT_EXIST, NOT_LEADER_FOR_QUEUE)."""
 
     retriable = True
     refresh_route = True
 
 
 class NoBrokersException(TopicRouteStaleException):
-    """The name servers that answer know no broker at all, so no topic either; one may register any moment."""
+    """The name servers know no broker, so they know no topic. A broker may register at any time."""
 
 
 class BrokerOutcomeUnknownException(MQBrokerException):
-    """A proxy or broker lost track of a request that it forwarded: the rows may be stored."""
+    """A proxy or broker forwarded the request and lost its outcome: the rows may be stored."""
 
     retriable = True
     isolate = True
@@ -158,50 +182,50 @@ class BrokerOutcomeUnknownException(MQBrokerException):
 
 
 class RemotingException(RocketMQError):
-    """A request did not get through, or its answer did not come back."""
+    """The connection failed before or while a request or its response travelled."""
 
     retriable = True
     isolate = True
 
 
 class RemotingConnectException(RemotingException):
-    """No connection to the server: nothing was sent."""
+    """The connection to the server failed; nothing was sent."""
 
     refresh_route = True
 
 
 class RemotingTlsException(RemotingConnectException):
-    """Server and client do not agree on TLS, and nothing was executed: sending again will not change that."""
+    """Client and server disagree about TLS. Nothing was executed, and a retry cannot succeed."""
 
     retriable = False
     refresh_route = False
 
 
 class RemotingCertificateException(RemotingTlsException):
-    """A certificate is refused: the server's, or this client's."""
+    """The server's certificate, or this client's, is rejected."""
 
 
 class RemotingSendRequestException(RemotingException):
-    """The connection failed while the request was being written, or before its answer came."""
+    """The connection failed while the request was written, or before the response came."""
 
     refresh_route = True
     maybe_stored = True
 
 
 class RemotingTimeoutException(RemotingException):
-    """The request was written and no answer came in time."""
+    """The request was written and no response came in time."""
 
     maybe_stored = True
 
 
 class RemotingTooMuchRequestException(RemotingException):
-    """A limit on requests in flight, or the time budget, was used up before sending."""
+    """The limit on requests in flight, or the time budget, was used up before sending."""
 
     isolate = False
 
 
 class RemotingCommandException(RemotingException):
-    """Bytes that are not the protocol: an oversize frame, a header that can't be decoded, a missing field."""
+    """The bytes do not follow the protocol: an oversize frame, an unreadable header, a missing field."""
 
     maybe_stored = True
 
@@ -211,24 +235,22 @@ class OptionError(RocketMQError, ValueError):
 
 
 class CredentialsError(RocketMQError):
-    """Nobody to sign a request with: who knows the credentials did not answer, or gave none that are good."""
+    """The credentials provider failed or returned no credentials."""
 
 
 class SchemaError(RocketMQError, ValueError):
-    """The columns of a DataFrame or table are not the ones a write accepts."""
+    """A DataFrame or table has columns that a write does not accept."""
 
 
 class InvalidRowError(RocketMQError, ValueError):
-    """A row that no broker could store as it is; it never becomes valid by sending it again.
+    """A row that no broker can store as it is. Sending it again does not help.
 
     Parameters
     ----------
-    message : str
-        Partition, row number, topic, keys and the rule broken.
     row : int, default -1
         Row number within the partition, from 0.
     rule : str, default ""
-        The rule broken, without the row's own data.
+        The rule that the row breaks, without the row's own data.
     """
 
     def __init__(self, message: str, row: int = -1, rule: str = "") -> None:
@@ -242,24 +264,24 @@ class ReservedPropertyError(RocketMQError, ValueError):
 
 
 class CompressionError(RocketMQError, ValueError):
-    """A body that can't be compressed, or can't be read back: damaged, cut off, or too large once unpacked."""
+    """A body cannot be compressed, or cannot be decompressed: it is damaged, truncated, or too large unpacked."""
 
 
 class DeliveryError(RocketMQError):
-    """A write that can't get every row acknowledged; says per broker what is stored, not sent and unknown."""
+    """A write failed to get every row acknowledged. The text says per broker what is stored, not sent and unknown."""
 
 
 class ReadError(RocketMQError):
-    """A read that can't get every message of its ranges; says which queue, from which offset on, and why."""
+    """A read failed to get every message of its ranges. The text names the queue, the offset and the cause."""
 
 
 class DataLossError(RocketMQError):
-    """Messages that a read must have are not there any more: they expired, or their queue is gone."""
+    """Messages that a read must return no longer exist: they expired, or their queue was deleted."""
 
 
 class MetricsUnavailableError(RocketMQError):
-    """The metrics of this session have no way back to the driver (no accumulator)."""
+    """The session has no accumulator, so no metrics can reach the driver."""
 
 
 class ClusterError(RocketMQError):
-    """The local cluster can't be fetched, started, or asked."""
+    """The local cluster failed to download, start, or answer."""

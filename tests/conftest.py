@@ -4,34 +4,43 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import os
 import re
 import sys
 import threading
-import time
 import uuid
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.cluster.jars import server_jars
-from rocketmq_spark.cluster.java import find_java
+from rocketmq_spark.cluster.process import find_java
 from rocketmq_spark.errors import ClusterError
-from tests.grpc_client import grpc_client_jar
-from tests.java import Java
-from tests.official import Read, ReadWith, with_java, with_java_over_grpc, with_python_over_grpc
-from tests.packages import Built, build
-from tests.releases import PYSPARK
-from tests.secured import add_users, secured_cluster
-from tests.sharing import SharedCluster, shared
-from tests.topics import create_topic
-from tests.waiting import PATIENCE
+from tests.support.cluster import (
+    SERIAL_GC,
+    SHARED_BROKERS,
+    SharedCluster,
+    add_users,
+    create_topic,
+    secured_cluster,
+    shared,
+    unavailable,
+)
+from tests.support.java import (
+    Java,
+    Read,
+    ReadWith,
+    grpc_client_jar,
+    with_java,
+    with_java_over_grpc,
+    with_python_over_grpc,
+)
+from tests.support.processes import PATIENCE, PYSPARK, with_jvm
+from tests.tools.packages import Built, build
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +49,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.spark.report import Metrics
 
 
-pytest.register_assert_rewrite("tests.contract")
+pytest.register_assert_rewrite("tests.support.contract")
 
 # A busy machine fails no test. (With CI=true the examples are the same in every run, else each run has others.)
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -48,18 +57,12 @@ settings.load_profile("patient")
 
 # No JVM of a test lives for long: what a thorough compiler would gain, it would first cost. Every `java` reads this.
 os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1"
-# And Spark's, whoever starts it: the session below, the demo, notebooks. Both together halve what a start takes.
-SERIAL_GC = "-XX:+UseSerialGC"
+# Spark's JVM, whoever starts it: the session below, the demo, notebooks.
 for _variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
     os.environ[_variable] = SERIAL_GC
 # Spark's workers have no bytecode of PySpark's zip: this one finds PySpark where it is installed.
 os.environ["WORKER_PYTHON"] = sys.executable
 os.environ["PYSPARK_PYTHON"] = str(Path(__file__).with_name("worker_python"))
-
-# A broker gives 32 messages at a time to whoever reads; a test reads tens of thousands.
-QUICK_READS = {"maxTransferCountOnMessageInMemory": 2000, "maxTransferBytesOnMessageInMemory": 2 << 20}
-# Nobody kills these: what a flush of the timer wheel makes safe, 37 MB each time, is safe as it is.
-SHARED_BROKERS = {**QUICK_READS, "timerFlushIntervalMs": 3_600_000}
 
 # What one process runs: files that share what starts slowly, servers to break or a Spark session.
 TOGETHER = {
@@ -143,26 +146,6 @@ def fetch_jars() -> None:
         grpc_client_jar()
 
 
-def unavailable(exc: ClusterError) -> NoReturn:
-    """Skip a test whose servers can't run here, and fail it in CI: the one place where this is decided."""
-    if os.environ.get("CI"):
-        pytest.fail(f"no local cluster: {exc}")
-    pytest.skip(f"no local cluster: {exc}")
-
-
-@contextlib.contextmanager
-def started(own: LocalCluster) -> Iterator[LocalCluster]:
-    """Run servers of a test's own."""
-    try:
-        own.start()
-    except ClusterError as exc:
-        unavailable(exc)
-    try:
-        yield own
-    finally:
-        own.stop()
-
-
 @pytest.fixture(scope="session")
 def full(request: pytest.FixtureRequest) -> bool:
     """Whether faults have their full length (`--full`)."""
@@ -191,7 +174,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedCluster]
 
 @pytest.fixture(scope="session")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedCluster]:
-    """A cluster for the whole run that demands TLS and knows the users of tests/secured.py only."""
+    """A cluster for the whole run that demands TLS and knows the users of tests/support/cluster.py only."""
     with contextlib.ExitStack() as stack:
         try:
             folder = common_folder(tmp_path_factory) / "secured"
@@ -275,21 +258,6 @@ def spark() -> Iterator[SparkSession]:
     )
     yield session
     session.stop()
-
-
-def with_jvm(builder: SparkSession.Builder) -> SparkSession:
-    """Start Spark; it forks for its JVM, and gRPC, while it takes itself down after a test, lets a fork crash."""
-    from pyspark.errors import PySparkRuntimeError
-
-    for _ in range(5):
-        with warnings.catch_warnings():
-            # Spark does not close the pipe to a JVM that did not start: it goes with the error, or by the collector.
-            warnings.simplefilter("ignore", ResourceWarning)
-            with contextlib.suppress(PySparkRuntimeError):
-                return builder.getOrCreate()
-            gc.collect()
-        time.sleep(2)
-    return builder.getOrCreate()
 
 
 @pytest.fixture

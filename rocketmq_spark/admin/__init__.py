@@ -1,15 +1,11 @@
-"""Looking around in a cluster from Python: topics, routes, offsets, brokers, the newest messages; and making topics.
+"""`Admin`: topics, routes, offsets, brokers and newest messages of a cluster, and new topics.
 
-Rule 1: every question goes over the remoting protocol, to the name servers and brokers themselves.
-Rule 2: whoever does not answer is named, and what the others said is shown.
-Rule 3: nothing is written to any topic.
-
-The same from the shell is in `commands`.
+Requests go to name servers and brokers over remoting, and write to no topic. A server that does not answer is named,
+and the other answers are shown. The shell commands are in cli/admin_commands.py.
 """
 
 from rocketmq_spark.admin.admin import Admin
-from rocketmq_spark.admin.offsets import queue_offsets
-from rocketmq_spark.admin.rows import BrokerInfo, PeekedMessage, QueueOffsets, TopicInfo
-from rocketmq_spark.admin.table import Table
+from rocketmq_spark.admin.answers import BrokerInfo, PeekedMessage, QueueOffsets, Table, TopicInfo
+from rocketmq_spark.admin.queues import queue_offsets
 
 __all__ = ["Admin", "BrokerInfo", "PeekedMessage", "QueueOffsets", "Table", "TopicInfo", "queue_offsets"]

@@ -1,7 +1,6 @@
-"""`Admin`: the front door. What each question asks of whom is in the modules beside this one.
+"""`Admin`, the front door; the modules beside it make the requests.
 
-Rule 1: nothing is opened before the first question; what is open is closed by `close`.
-Rule 2: names of topics are the user's; the namespace is put before them here, and taken off again.
+Nothing is opened before the first request. The namespace is added to topics and removed from them here.
 """
 
 from __future__ import annotations
@@ -13,28 +12,24 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import NoReturn
 
-from rocketmq_spark.admin.brokers import brokers_of
+from rocketmq_spark.admin.answers import BrokerInfo, PeekedMessage, QueueOffsets, Table, TopicInfo
+from rocketmq_spark.admin.brokers import brokers_of, topics_of
 from rocketmq_spark.admin.create import NewTopic, create_topic
-from rocketmq_spark.admin.offsets import held_by, missing_queues, offsets_of
-from rocketmq_spark.admin.options import admin_options
-from rocketmq_spark.admin.rows import BrokerInfo, PeekedMessage, QueueOffsets, TopicInfo
-from rocketmq_spark.admin.table import Table
-from rocketmq_spark.admin.topics import topics_of
-from rocketmq_spark.client.connect import new_transport
+from rocketmq_spark.admin.queues import admin_options, closed_to_readers, held_by, missing_queues, offsets_of, peek
 from rocketmq_spark.errors import NoBrokersException, RocketMQError, TopicRouteStaleException
-from rocketmq_spark.names import is_legal
-from rocketmq_spark.namespace import unwrap, wrap
-from rocketmq_spark.reader_options import ReaderOptions
-from rocketmq_spark.route_data import TopicRouteData
-from rocketmq_spark.transport.name_servers import silence
-from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.model.names import is_legal, unwrap, wrap
+from rocketmq_spark.model.route import TopicRouteData
+from rocketmq_spark.options.source import SourceOptions
+from rocketmq_spark.routing.connect import new_transport
+from rocketmq_spark.transport.remoting.name_servers import silence
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
 
-# The group of RocketMQ's own tools: every broker knows it, none has to make it (``MixAll.TOOLS_CONSUMER_GROUP``).
+# The group of RocketMQ's own tools, which exists on every broker (``MixAll.TOOLS_CONSUMER_GROUP``).
 TOOLS_CONSUMER = "TOOLS_CONSUMER"
 
 
 class Admin:
-    """Looks around in a cluster, and makes topics. Every answer is a value that prints, and shows itself in a notebook.
+    """Shows the state of a cluster, and creates topics. Every answer prints as a table, also in a notebook.
 
     Parameters
     ----------
@@ -43,24 +38,24 @@ class Admin:
     access_key, secret_key, security_token : str, optional
         Sign requests to brokers; each also as ``env:NAME`` or ``file:/path``.
     credentials_provider : str, optional
-        ``module:Class`` of who knows these, in their place; see `CredentialsProvider`.
+        ``module:Class`` that returns them instead; see `CredentialsProvider`.
     sign_name_server_requests : bool, default False
-        Sign requests to name servers, too: for proxies with access control, and name servers that demand it.
+        Sign requests to name servers, too. Proxies with access control and some name servers need it.
     use_tls : bool, default False
         Encrypt every connection.
     tls_ca_file : str, optional
-        PEM file of the authorities to trust; by default the system's.
+        PEM file of the authorities to trust. Default: the system's.
     tls_cert_file, tls_key_file : str, optional
         PEM files of this client's certificate and its key, for servers that demand them.
     tls_server_name : str, optional
-        The one name that all certificates are for, where it is not the addresses dialled.
+        The name in all certificates, if it is not the address of the server.
     tls_insecure_skip_verify : bool, default False
-        Take every certificate; it is warned of.
+        Accept every certificate; this is logged as a warning.
     namespace : str, optional
         Only the topics of this namespace, by their names without it. Default: that of a name server
         ``MQ_INST_x_y.host``.
     timeout : float, default 5.0
-        Seconds that one question to one server may take; 3,600 at most.
+        Seconds for one request to one server; 3,600 at most.
 
     Raises
     ------
@@ -69,10 +64,10 @@ class Admin:
 
     Notes
     -----
-    Each question raises a ``RemotingException`` where no name server answers, and an ``MQBrokerException`` where one
-    refuses. A broker that does not answer is named in the table's `missing`, and the rest is shown.
+    Each method raises a ``RemotingException`` if no name server answers, and an ``MQBrokerException`` if one refuses.
+    A broker that does not answer is named in the table's `missing`, and the other answers are shown.
 
-    It may be used by many threads, and can't be pickled.
+    It is safe for many threads, and can't be pickled.
 
     Examples
     --------
@@ -117,12 +112,12 @@ class Admin:
         }
         self._options = admin_options(given, timeout, os.environ)
         self._timeout = timeout
-        transport = new_transport(self._options, "")
+        transport = new_transport(self._options.connection, "")
         assert isinstance(transport, RemotingTransport), "there are no proxies among the options"
         self._transport = transport
 
     def __repr__(self) -> str:
-        return f"<Admin {'closed ' if self._transport.closed else ''}{';'.join(self._options.name_server)}>"
+        return f"<Admin {'closed ' if self._transport.closed else ''}{';'.join(self._options.connection.name_server)}>"
 
     def __enter__(self) -> Admin:
         return self
@@ -136,13 +131,13 @@ class Admin:
         raise TypeError("an Admin holds connections and can't be pickled: make one where it is used")
 
     @property
-    def options(self) -> ReaderOptions:
-        """How the cluster is reached; its repr shows no secret."""
+    def options(self) -> SourceOptions:
+        """The options of the connection; their repr shows no secret."""
         return self._options
 
     @property
     def transport(self) -> RemotingTransport:
-        """What questions go through, for one that has no method here."""
+        """The transport, for requests that have no method here."""
         return self._transport
 
     def close(self) -> None:
@@ -155,33 +150,33 @@ class Admin:
         Parameters
         ----------
         all : bool, default False
-            Those that RocketMQ made for itself, too: retry and dead-letter topics of consumer groups, templates,
-            half messages, timers, and one for each broker and cluster.
+            Include RocketMQ's own topics: retry and dead-letter topics of consumer groups, templates, half messages,
+            timers, and one for each broker and cluster.
 
         Raises
         ------
         MQClientException
-            What was given as name server is a broker or a proxy.
+            The given name server is a broker or a proxy.
         """
         return topics_of(self._transport, self._options.wrapped_namespace, self._timeout, everything=all)
 
     def route(self, topic: str) -> TopicRouteData:
-        """Return where the queues of a topic are.
+        """Return the brokers and queues of a topic.
 
         Raises
         ------
         TopicRouteStaleException
-            No name server knows the topic; the text has names that are like it, and who did not answer. A
-            ``NoBrokersException`` where they know no broker at all.
+            No name server knows the topic. The text has similar names, and the name servers that did not answer. It
+            is a ``NoBrokersException`` if they know no broker at all.
         """
         wired = wrap(self._options.wrapped_namespace, topic)
         try:
-            return self._transport.query_route(wired, self._timeout * len(self._options.name_server))
+            return self._transport.query_route(wired, self._timeout * len(self._options.connection.name_server))
         except NoBrokersException:
             raise
         except TopicRouteStaleException as exc:
             near: list[str] = []
-            # A proxy has no list of topics to tell.
+            # A proxy has no list of topics.
             with contextlib.suppress(RocketMQError):
                 near = difflib.get_close_matches(wired, self._transport.topics(self._timeout), n=3)
             names = [unwrap(one, self._options.wrapped_namespace) for one in near]
@@ -190,7 +185,7 @@ class Admin:
                 hint = f"did you mean {' or '.join(names)}?"
             elif not is_legal(wired):
                 hint = f"no topic can be called {topic!r}: a name has letters, digits and % | _ - only"
-            silent = silence(exc, self._options.name_server)
+            silent = silence(exc, self._options.connection.name_server)
             others = f"{silent} and may know one" if silent else ""
             raise TopicRouteStaleException(
                 f"topic {topic} does not exist: {exc.broker_addr} knows no route of it{others}; {hint}",
@@ -200,9 +195,9 @@ class Admin:
             ) from exc
 
     def offsets(self, topic: str) -> Table[QueueOffsets]:
-        """Return what each queue of a topic holds, by the brokers' own count; their sum is in the notes.
+        """Return the offsets of each queue of a topic; the sum of messages is in the notes.
 
-        A message shows up here a moment after its send was acknowledged: a broker builds its queues in the background.
+        A message is counted a moment after its send was acknowledged: a broker builds its queues in the background.
 
         Raises
         ------
@@ -219,18 +214,20 @@ class Admin:
     def peek(
         self, topic: str, count: int = 10, *, tag: str | None = None, consumer_group: str = TOOLS_CONSUMER
     ) -> Table[PeekedMessage]:
-        """Return the newest messages of a topic, the newest first; no offset of any consumer group is moved.
+        """Return the newest messages of a topic, the newest first, without moving offsets of a consumer group.
+
+        "Newest" is by the time of storing, so between brokers it is as good as their clocks.
 
         Parameters
         ----------
         topic : str
         count : int, default 10
         tag : str, optional
-            Only messages with this tag, or with one of several as in ``a || b``; looked for among the last 1,000
-            messages of each queue, or the last `count` if that is more.
+            Only messages with this tag, or with one of several as in ``a || b``. The last 1,000 messages of each queue
+            are searched, or the last `count` if that is more.
         consumer_group : str, default "TOOLS_CONSUMER"
-            In whose name brokers are asked; that one, of RocketMQ's own tools, exists on all of them. Access control
-            may want another one.
+            The group that the requests name. The default, of RocketMQ's own tools, exists on all brokers. Access
+            control may require another one.
 
         Raises
         ------
@@ -239,11 +236,8 @@ class Admin:
         TopicRouteStaleException
             No name server knows the topic.
         ReadError
-            A queue gave nothing within the timeout, or its broker refuses.
+            A queue returned nothing within the timeout, or its broker refuses.
         """
-        # Arrow is not needed for anything else here.
-        from rocketmq_spark.admin.peek import closed_to_readers, peek
-
         answers = offsets_of(self._options, self._transport, topic, route := self.route(topic))
         held = held_by(answers)
         closed = closed_to_readers(held, route)
@@ -254,12 +248,12 @@ class Admin:
         return Table(PeekedMessage, rows, missing=[*missing_queues(answers), *missing_queues(closed)], notes=notes)
 
     def brokers(self) -> Table[BrokerInfo]:
-        """Return the brokers of the cluster, slaves among them, and what they say of themselves.
+        """Return the brokers of the cluster, including slaves, and their status.
 
         Raises
         ------
         MQClientException
-            What was given as name server is a broker or a proxy.
+            The given name server is a broker or a proxy.
         """
         return brokers_of(self._transport, self._timeout)
 
@@ -281,14 +275,14 @@ class Admin:
         queues : int, default 8
             On each broker.
         message_type : {"NORMAL", "FIFO", "DELAY", "TRANSACTION"}, optional
-            What proxies of RocketMQ 5 let in; default: what brokers take it for, ``NORMAL``.
+            The messages that proxies of RocketMQ 5 accept. Brokers' default: ``NORMAL``.
         inner : bool, default False
             Make its queues of the type BatchCQ, for writes with ``batchType=inner``. They stay of that type.
         update : bool, default False
-            Change a topic that exists: its number of queues, its permission to ``rw``, and if `message_type` is given
-            its type of messages. Messages in queues that are taken away can't be read any more.
+            Change an existing topic: its number of queues, its permission to ``rw``, and if `message_type` is given
+            its message type. Messages in removed queues can't be read any more.
         cluster : str, optional
-            Needed where the name servers know several.
+            Required if the name servers know several.
 
         Raises
         ------
@@ -299,4 +293,5 @@ class Admin:
             each, and the topic exists on the others.
         """
         new = NewTopic(topic, wrap(self._options.wrapped_namespace, topic), queues, message_type, inner)
-        return create_topic(self._transport, new, self._options.name_server, self._timeout, cluster, update=update)
+        name_servers = self._options.connection.name_server
+        return create_topic(self._transport, new, name_servers, self._timeout, cluster, update=update)

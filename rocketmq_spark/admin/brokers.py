@@ -1,8 +1,6 @@
-"""What brokers say of themselves: GET_BROKER_RUNTIME_INFO, and of their settings the permission.
+"""Tables of the cluster's brokers and topics. A figure that a broker does not report is None.
 
-Rule 1: a figure that a release does not tell, or that is none, is None; nothing is guessed.
-
-Follows ``AdminBrokerProcessor.prepareRuntimeInfo``; what is made of the figures, ``ClusterListSubCommand.java``.
+Follows ``AdminBrokerProcessor.prepareRuntimeInfo`` and ``ClusterListSubCommand.java``.
 """
 
 from __future__ import annotations
@@ -13,12 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from typing import Final, NamedTuple
 
-from rocketmq_spark.admin.asking import ask_all
-from rocketmq_spark.admin.rows import BrokerInfo
-from rocketmq_spark.admin.table import Table
-from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.route_data import BrokerData, permission_text
-from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.admin.answers import BrokerInfo, Table, TopicInfo
+from rocketmq_spark.errors import RocketMQError, TopicRouteStaleException
+from rocketmq_spark.model.names import bare_name, is_internal_topic
+from rocketmq_spark.model.route import BrokerData, TopicRouteData, masters_of, permission_text
+from rocketmq_spark.protocol.remoting.route import ClusterInfo
+from rocketmq_spark.protocol.remoting.topic_config import message_type_of, queue_type_of
+from rocketmq_spark.transport.parallel import query_all
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
 
 NO_BROKERS: Final = (
     "the name servers know no broker: start one with namesrvAddr set to their addresses, or look why those there do "
@@ -28,17 +28,10 @@ _RUNTIME: Final = re.compile(r"\b(\d{1,9}) days?, (\d{1,9}) hours?, (\d{1,9}) mi
 _SECONDS: Final = (86_400, 3_600, 60, 1)
 
 
-class Told(NamedTuple):
-    """What a broker says of itself.
+class BrokerStatus(NamedTuple):
+    """The answer of a broker about itself.
 
-    Parameters
-    ----------
-    runtime : mapping of str to str
-        Figures by name.
-    now : float
-        When they came, epoch seconds by our clock.
-    perm : int or None
-        The permission of its settings; None where the user may not see them.
+    `now` is the time of the answer in epoch seconds by our clock. `perm` is None if the user may not see the settings.
     """
 
     runtime: Mapping[str, str]
@@ -50,71 +43,69 @@ def brokers_of(transport: RemotingTransport, timeout: float) -> Table[BrokerInfo
     """Return all brokers that the name servers know, by cluster, name and id."""
     brokers = sorted(transport.cluster_info(timeout).brokers, key=lambda one: (one.cluster, one.broker_name))
     rows, missing = [], [] if brokers else [NO_BROKERS]
-    for broker, number, told in ask_brokers(transport, brokers, timeout):
-        if isinstance(told, RocketMQError):
-            missing.append(f"{broker.broker_name} ({broker.broker_addrs[number]}): {told}")
+    for broker, number, status in ask_brokers(transport, brokers, timeout):
+        if isinstance(status, RocketMQError):
+            missing.append(f"{broker.broker_name} ({broker.broker_addrs[number]}): {status}")
         else:
-            rows.append(_broker_info(broker, number, told))
+            rows.append(_broker_info(broker, number, status))
     return Table(BrokerInfo, rows, missing=missing)
 
 
 def ask_brokers(
     transport: RemotingTransport, brokers: Iterable[BrokerData], timeout: float
-) -> Iterator[tuple[BrokerData, int, Told | RocketMQError]]:
-    """Ask brokers, and the slaves of each, for their figures; yield each with its id, in this order."""
+) -> Iterator[tuple[BrokerData, int, BrokerStatus | RocketMQError]]:
+    """Ask brokers and their slaves for their status; yield each with its id, in this order."""
     every = [(broker, number) for broker in brokers for number in sorted(broker.broker_addrs)]
     addresses = [broker.broker_addrs[number] for broker, number in every]
-    answers = ask_all(addresses, lambda address: _told(transport, address, timeout))
+    answers = query_all(addresses, lambda address: _ask_broker(transport, address, timeout))
     for (broker, number), address in zip(every, addresses, strict=True):
         yield broker, number, answers[address]
 
 
-def _broker_info(broker: BrokerData, number: int, told: Told) -> BrokerInfo:
-    runtime = told.runtime
-    booted = _booted(runtime)
+def _broker_info(broker: BrokerData, number: int, status: BrokerStatus) -> BrokerInfo:
+    runtime = status.runtime
     return BrokerInfo(
         broker.broker_name,
         number,
         broker.cluster,
         broker.broker_addrs[number],
         version_of(runtime),
-        None if told.perm is None else permission_text(told.perm),
+        None if status.perm is None else permission_text(status.perm),
         disk_used_percent(runtime),
         _today(runtime, "msgPutTotal"),
         _today(runtime, "msgGetTotal"),
-        booted,
+        _booted(runtime),
     )
 
 
 def version_of(runtime: Mapping[str, str]) -> str | None:
     """Return a broker's release: ``V5_5_0`` is ``5.5.0``."""
-    told = runtime.get("brokerVersionDesc", "")
-    return told.removeprefix("V").replace("_", ".") or None
+    return runtime.get("brokerVersionDesc", "").removeprefix("V").replace("_", ".") or None
 
 
 def disk_used_percent(runtime: Mapping[str, str]) -> float | None:
-    """Return how full the disk with the commit log is; of several, the fullest."""
+    """Return the used percentage of the disk with the commit log; of several disks, the fullest."""
     ratios = [number for name in runtime if name.startswith("commitLogDiskRatio") if (number := _float(runtime, name))]
     return round(max(ratios) * 100, 1) if ratios else None
 
 
 def clock_of(runtime: Mapping[str, str]) -> float | None:
-    """Return a broker's own time, epoch seconds: when it started, and for how long it has run, cut to whole seconds."""
+    """Return a broker's own time in epoch seconds, from its start and its running time in whole seconds."""
     booted, found = _booted(runtime), _RUNTIME.search(runtime.get("runtime", ""))
     if booted is None or found is None:
         return None
     return booted.timestamp() + sum(int(count) * unit for count, unit in zip(found.groups(), _SECONDS, strict=True))
 
 
-def _told(transport: RemotingTransport, address: str, timeout: float) -> Told:
+def _ask_broker(transport: RemotingTransport, address: str, timeout: float) -> BrokerStatus:
     runtime = transport.runtime_info(address, timeout)
     now = time.time()
     try:
         perm = _integer(transport.broker_config(address, timeout), "brokerPermission")
     except RocketMQError:
-        # Access control hides settings from users that may see figures.
+        # With access control a user may see the figures, but not the settings.
         perm = None
-    return Told(runtime, now, perm)
+    return BrokerStatus(runtime, now, perm)
 
 
 def _booted(runtime: Mapping[str, str]) -> datetime | None:
@@ -122,7 +113,7 @@ def _booted(runtime: Mapping[str, str]) -> datetime | None:
     try:
         return None if milliseconds is None else datetime.fromtimestamp(milliseconds / 1000, timezone.utc)
     except (ValueError, OverflowError, OSError):
-        # A year that no calendar has.
+        # The year is out of range.
         return None
 
 
@@ -139,3 +130,60 @@ def _integer(runtime: Mapping[str, str], name: str) -> int | None:
 def _float(runtime: Mapping[str, str], name: str) -> float | None:
     text = runtime[name]
     return float(text) if re.fullmatch(r"[0-9]{1,19}(\.[0-9]{1,30})?", text) else None
+
+
+_PROXYS_OWN: Final = "DefaultHeartBeatSyncerTopic"
+_REPLIES: Final = "_REPLY_TOPIC"
+
+# By topic; None for a broker that is older than attributes.
+_Attributes = Mapping[str, Mapping[str, str] | None]
+
+
+def topics_of(transport: RemotingTransport, namespace: str, timeout: float, *, everything: bool) -> Table[TopicInfo]:
+    """Return the topics of a namespace, by name; with `everything` also RocketMQ's own."""
+    names = transport.topics(timeout)
+    info = transport.cluster_info(timeout)
+    wanted = (wired for wired in names if everything or not _is_own(wired, info))
+    shown = {wired: name for wired in wanted if (name := bare_name(wired, namespace)) is not None}
+    routes = query_all(sorted(shown), lambda wired: transport.query_route(wired, timeout))
+    masters = masters_of(info.brokers)
+    answers = query_all(masters, lambda broker: transport.all_topic_attributes(masters[broker], timeout))
+    known = [answer for answer in answers.values() if not isinstance(answer, RocketMQError)]
+    missing = [
+        f"types of topics, from {broker}: {why}" for broker, why in answers.items() if isinstance(why, Exception)
+    ]
+    missing += [] if info.brokers else [NO_BROKERS]
+    rows = []
+    unknown: dict[tuple[type, object], list[tuple[str, RocketMQError]]] = {}
+    for wired, route in routes.items():
+        if isinstance(route, TopicRouteData):
+            rows.append(_topic_info(shown[wired], wired, route, known))
+        elif not isinstance(route, TopicRouteStaleException):
+            # Each text contains its topic's name, so equal errors are found by class and response code.
+            kind = type(route), getattr(route, "response_code", None)
+            unknown.setdefault(kind, []).append((shown[wired], route))
+    for (first, why), *others in unknown.values():
+        name = f"{len(others) + 1:,} topics, {first} among them" if others else f"topic {first}"
+        missing.append(f"{name}: {why}")
+    return Table(TopicInfo, sorted(rows, key=lambda row: row.topic), missing=missing)
+
+
+def _topic_info(name: str, wired: str, route: TopicRouteData, known: Iterable[_Attributes]) -> TopicInfo:
+    attributes = [found for of_broker in known if (found := of_broker.get(wired)) is not None]
+
+    return TopicInfo(
+        name,
+        "/".join(sorted(set(map(message_type_of, attributes)))) or None,
+        "/".join(sorted(set(map(queue_type_of, attributes)))) or None,
+        tuple(data.broker_name for data in route.queue_datas),
+        sum(data.queue_nums for data in route.queue_datas),
+        "/".join(sorted({permission_text(data.perm) for data in route.queue_datas})) or "-",
+    )
+
+
+def _is_own(topic: str, info: ClusterInfo) -> bool:
+    """Return whether RocketMQ created a topic for itself, or for a consumer group."""
+    own = {_PROXYS_OWN, *(broker.broker_name for broker in info.brokers)}
+    for cluster in info.clusters:
+        own |= {cluster, f"{cluster}{_REPLIES}"}
+    return topic in own or is_internal_topic(topic)

@@ -1,9 +1,7 @@
-"""Making a topic, so that it is there for everybody who asks.
+"""Creates topics, and waits until every name server knows them.
 
-Rule 1: a topic that exists is changed only if that was asked for: brokers overwrite without a word.
-Rule 2: made means that every name server that answers knows the topic on every master: they learn of it later.
-
-Follows ``UpdateTopicSubCommand.java`` and spec/remoting.md section 14.
+Brokers overwrite an existing topic without an error, so one is changed only on request. Follows
+``UpdateTopicSubCommand.java``.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rocketmq_spark.admin.asking import ask_all
 from rocketmq_spark.errors import (
     MQBrokerException,
     MQClientException,
@@ -23,35 +20,23 @@ from rocketmq_spark.errors import (
     RocketMQError,
     TopicRouteStaleException,
 )
-from rocketmq_spark.names import is_system_topic
-from rocketmq_spark.producer.validators import check_topic
-from rocketmq_spark.route_data import MAX_QUEUES, PERM_READ, PERM_WRITE, TopicRouteData, masters_of
-from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.wire.topic_config import BATCH_CQ, MESSAGE_TYPE, QUEUE_TYPE
+from rocketmq_spark.model.names import check_topic, is_system_topic
+from rocketmq_spark.model.route import MAX_QUEUES, PERM_READ, PERM_WRITE, TopicRouteData, masters_of
+from rocketmq_spark.protocol.remoting.topic_config import BATCH_CQ, MESSAGE_TYPE, QUEUE_TYPE
+from rocketmq_spark.transport.parallel import query_all
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
 
 MESSAGE_TYPES: Final = ("NORMAL", "FIFO", "DELAY", "TRANSACTION")
 
 _READ_WRITE: Final = PERM_READ | PERM_WRITE
-# Brokers tell name servers at once; one that is busy takes its time.
+# Seconds. Brokers notify name servers at once, unless they are busy.
 _KNOWN_WITHIN: Final = 15.0
 _POLL: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """What is to be made.
-
-    Parameters
-    ----------
-    name, wired : str
-        As the user knows it, and with its namespace.
-    queues : int
-        On each broker.
-    message_type : str or None
-        One of `MESSAGE_TYPES`, in any case.
-    inner : bool
-        Queues for inner batches.
-    """
+    """The topic to create; `wired` is its name with the namespace, `inner` asks for queues for inner batches."""
 
     name: str
     wired: str
@@ -60,17 +45,12 @@ class NewTopic:
     inner: bool
 
     def attributes(self) -> str:
-        """Return what brokers are told beside the numbers."""
-        told = [f"+{MESSAGE_TYPE}={self.message_type.upper()}"] if self.message_type else []
-        return ",".join([*told, f"+{QUEUE_TYPE}={BATCH_CQ}"] if self.inner else told)
+        """Return the attributes in the form of the request."""
+        attributes = [f"+{MESSAGE_TYPE}={self.message_type.upper()}"] if self.message_type else []
+        return ",".join([*attributes, f"+{QUEUE_TYPE}={BATCH_CQ}"] if self.inner else attributes)
 
     def check(self) -> None:
-        """Refuse what no broker would take, or would take and not keep.
-
-        Raises
-        ------
-        OptionError, MQClientException
-        """
+        """Raise an OptionError or MQClientException for values that brokers would reject, or accept and lose."""
         check_topic(self.wired)
         if is_system_topic(self.name):
             raise MQClientException(f"creating topic {self.name}: it is one of RocketMQ's own")
@@ -110,13 +90,13 @@ def create_topic(
             masters[broker], new.wired, new.queues, _READ_WRITE, timeout, attributes=new.attributes()
         )
 
-    failed = {broker: why for broker, why in ask_all(masters, create).items() if isinstance(why, RocketMQError)}
+    failed = {broker: why for broker, why in query_all(masters, create).items() if isinstance(why, RocketMQError)}
     if failed:
         reasons = "; ".join(f"{broker}: {why}" for broker, why in failed.items())
         raise MQClientException(f"creating topic {new.name} with {new.queues} queues: {reasons}") from next(
             iter(failed.values())
         )
-    # A new topic has no permission of before.
+    # A new topic has no earlier permission.
     perm = _READ_WRITE if update else 0
     return known_to_all(transport, new, frozenset(masters), name_servers, timeout, perm)
 
@@ -163,24 +143,17 @@ def known_to_all(
     perm: int,
     clock: Callable[[], float] = time.monotonic,
 ) -> TopicRouteData:
-    """Return the route of a topic that was made, once every name server that answers has all of it.
+    """Return the route of a created topic, once every name server that answers knows all of it.
 
-    A permission that is less than `perm` may be the one of before; or its broker is closed (``brokerPermission``) and
-    lends its topics no more than it has: that counts when the time is over.
-
-    Raises
-    ------
-    MQClientException
-        They do not within 15 s, or `timeout` if that is more.
-    MQBrokerException
-        One refuses to tell.
+    A permission without `perm` may be the earlier one, or its broker is closed (``brokerPermission``) and limits its
+    topics. It is accepted after 15 s, or `timeout` if that is more. Then a missing topic is an MQClientException.
     """
     patience = max(_KNOWN_WITHIN, timeout)
     deadline = clock() + patience
     while True:
         late = clock() > deadline
-        answers = ask_all(name_servers, lambda address: transport.route_at(address, new.wired, timeout))
-        # One that is gone can't learn of anything, and asks the brokers when it is back.
+        answers = query_all(name_servers, lambda address: transport.name_servers.route_at(address, new.wired, timeout))
+        # A name server that is down asks the brokers when it is back.
         answering = [answer for answer in answers.values() if not isinstance(answer, RemotingException)]
         least = 0 if late else perm
         routes = [

@@ -1,16 +1,14 @@
-"""RecordBatches -> EncodedBatches; what is less than a batch waits for more rows.
+"""RecordBatches -> EncodedBatches. Rows that do not fill a batch wait for more rows.
 
-Rule 1: a full batch is a few slices of larger buffers, which nobody joins; where groups share a chunk, each copies
-        its part out, or a small batch that waits would keep a whole chunk alive.
-Rule 2: what is left of a block when `RemotingBatcher.add` ends is copied out, so nothing keeps the block alive.
-Rule 3: rows of one group keep their order; between groups there is none, nor between a delayed row and others. With
-        ``ordered`` the rows of one queue keep theirs, whatever their groups: what waits for it goes first.
-Rule 4: long bodies are compressed, a chunk at a time; compressed rows and plain ones are groups of their own.
-Rule 5: what goes as a single message (a delay, a body too large for a batch) is yielded as soon as it is met.
-Rule 6: no clock and no queue choice here: `now` comes in, and a queue goes out only where a row is bound to it.
-Rule 7: nor any protocol's layout: `encode_remoting` and `encode_grpc` have one each.
+- A full batch is a few slices of larger buffers, which are never joined. Where groups share a chunk, each copies its
+  part, because a small waiting batch would keep the whole chunk alive.
+- When `ArrowBatcher.add` ends, the rest of a block is copied, so nothing keeps the block alive.
+- Rows of one group keep their order. Groups have no order among each other, nor have delayed rows and others. With
+  ``ordered``, all rows of a queue keep their order: whatever waits for the queue is sent first.
+- Compressed and plain rows form separate groups.
+- Single messages (a delay, a body too large for a batch) are yielded at once.
 
-Follows ``MessageBatch.generateFromList`` (spec/producer.md 3.8) and the limits of spec/remoting.md 6.4 and 16.
+Follows ``MessageBatch.generateFromList``.
 """
 
 from __future__ import annotations
@@ -18,37 +16,36 @@ from __future__ import annotations
 import abc
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rocketmq_spark.arrow.block import MessageBlock
+from rocketmq_spark.arrow.block import MessageBlock, item_limit
 from rocketmq_spark.arrow.columns import ByteColumn, Ints, Mask
-from rocketmq_spark.arrow.compress import compress_bodies
-from rocketmq_spark.arrow.custom_selector import CustomSelector
 from rocketmq_spark.arrow.gather import Workspace, chunks
-from rocketmq_spark.arrow.invalid import InvalidRows
-from rocketmq_spark.arrow.items import encode_properties
-from rocketmq_spark.arrow.row_id import RowIds
-from rocketmq_spark.arrow.settings import BatchSettings
-from rocketmq_spark.arrow.split import GroupKey, Groups, fill_batches, group_rows
-from rocketmq_spark.arrow.unique_id import UniqueIds
-from rocketmq_spark.arrow.validate_keys import KeyCheck
-from rocketmq_spark.message import Buffer, EncodedBatch, MessageQueue
+from rocketmq_spark.arrow.ids import RowIds, UniqueIds
+from rocketmq_spark.arrow.invalid_rows import InvalidRows, KeyCheck
+from rocketmq_spark.arrow.properties import encode_properties
+from rocketmq_spark.arrow.split import Chunk, CustomSelector, GroupKey, Groups, fill_batches, group_rows
+from rocketmq_spark.model.message import Buffer, EncodedBatch, MessageQueue
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.protocol.compression import CompressionType, compress
+from rocketmq_spark.protocol.remoting.records import MAX_BATCH_ROWS
 
 Ready: TypeAlias = "tuple[EncodedBatch, MessageQueue | None]"
 
-# A batch that is not full goes anyway once its first row has waited so long, seconds (design.md section 2).
+# A batch that is not full is sent once its first row has waited this long, seconds.
 LINGER_S: Final = 0.1
 
-# Rows are encoded in chunks of about this size, bytes: small enough for a processor's cache and to bound memory,
-# large enough that numpy's and Arrow's fixed cost per call does not count.
+# Rows are encoded in chunks of about this size, bytes. It fits a processor's cache and bounds memory, and makes the
+# fixed cost of numpy and Arrow calls negligible.
 _CHUNK_BYTES: Final = 2 * 1024 * 1024
 
-# Copied leftovers are collected in pieces of at least this size, bytes: few enough for one gathering write, and none is
-# copied again and again while its batch grows, as one buffer for all would be.
+# Leftovers are copied into pieces of at least this size, bytes. There are few enough for one gathering write, and a
+# growing batch does not copy its old pieces again, as one buffer would.
 _PIECE_BYTES: Final = 64 * 1024
 
 
@@ -57,22 +54,21 @@ class ArrowBatcher(abc.ABC):
 
     Parameters
     ----------
-    settings : BatchSettings
     partition_id : int
         For the texts of errors.
     queues_of : callable
-        Returns the writable queues of a topic; asked only for topics of which a row is bound to a queue.
-    unique_ids : UniqueIds
-        Gives row k of the partition the k-th id.
+        Returns the writable queues of a topic; called only for topics of which a row is bound to a queue.
     on_invalid : callable or None, default None
-        Called with the `InvalidRows` of a batch, which are left out; the other rows go on. None: the first error is
-        raised, and nothing of that batch is sent.
+        Called with the `InvalidRows` of a batch; the other rows are sent. None: the first error is raised, and nothing
+        of that batch is sent.
     row_ids : RowIds or None, default None
         Gives each row the property SPARK_ROW_ID.
     custom : CustomSelector or None, default None
         Chooses the queues, instead of the settings' `queue_selector`.
     check_keys : KeyCheck or None, default None
         None: no topic requires keys.
+    max_rows : int, default 32,000
+        Of one batch.
     chunk_bytes : int, default 2 MiB
         Rows are encoded in chunks of about this size.
 
@@ -81,12 +77,12 @@ class ArrowBatcher(abc.ABC):
     pending_bytes, pending_rows : int
         What waits in batches that are not full.
     taken_rows : int
-        Every row ever handed to `add`, those of a batch that was refused included, without those left out.
+        All rows ever handed to `add`, including those of a refused batch, without invalid rows that were left out.
     """
 
     def __init__(
         self,
-        settings: BatchSettings,
+        options: SinkOptions,
         *,
         partition_id: int,
         queues_of: Callable[[str], Sequence[MessageQueue]],
@@ -95,10 +91,11 @@ class ArrowBatcher(abc.ABC):
         row_ids: RowIds | None = None,
         custom: CustomSelector | None = None,
         check_keys: KeyCheck | None = None,
+        max_rows: int = MAX_BATCH_ROWS,
         chunk_bytes: int = _CHUNK_BYTES,
     ) -> None:
-        self._settings = settings
-        self._limit = min(settings.batch_bytes, settings.item_limit)
+        self._options = options
+        self._limit = min(options.batch_bytes, item_limit(options))
         self._partition_id = partition_id
         self._queues_of = queues_of
         self._ids = unique_ids
@@ -106,6 +103,7 @@ class ArrowBatcher(abc.ABC):
         self._row_ids = row_ids
         self._custom = custom
         self._check_keys = check_keys
+        self._max_rows = max_rows
         self._chunk_bytes = chunk_bytes
         self._workspace = Workspace()
         self._first_row = 0
@@ -123,7 +121,7 @@ class ArrowBatcher(abc.ABC):
     def add(self, batch: pa.RecordBatch, now: float) -> Iterator[Ready]:
         """Take the rows of one batch and return the batches that are full.
 
-        Rows are checked, and queues asked for, before this returns; what it returns must be iterated to its end.
+        Rows are checked before this method returns. The caller must exhaust the returned iterator.
 
         Parameters
         ----------
@@ -135,16 +133,15 @@ class ArrowBatcher(abc.ABC):
         Raises
         ------
         InvalidRowError
-            A row that no broker could store as it is; the batch is not taken.
+            A row that no broker can store; the batch is not taken.
         RouteNotFoundException
-            The topic of a bound row, or of a row without a key, has no queue; the batch is not taken and may be added
-            again.
+            The topic of a bound row, or of a row without a key, has no queue. The batch may be added again.
         """
         self.taken_rows += batch.num_rows
-        block = MessageBlock.of(batch, self._settings, self._row_ids, self._first_row)
+        block = MessageBlock.of(batch, self._options, self._row_ids, self._first_row)
         if self._check_keys is not None:
             block = self._check_keys(block)
-        groups = group_rows(block, self._settings.queue_selector, self._queues_of, batch, self._custom)
+        groups = group_rows(block, self._options.queue_selector, self._queues_of, batch, self._custom)
         invalid = InvalidRows.of(batch, block, groups.violations, self._partition_id, self._first_row)
         if invalid is not None:
             if self._on_invalid is None:
@@ -168,54 +165,40 @@ class ArrowBatcher(abc.ABC):
     def _encode(
         self, block: MessageBlock, groups: Groups, bad: Mask | None, first_id: int, now: float
     ) -> Iterator[Ready]:
-        alone = block.item_sizes > self._limit if self._settings.batching else None
-        apart = block.single if self._settings.ordered else None
+        alone = block.item_sizes > self._limit if self._options.batching else None
+        apart = block.single if self._options.ordered else None
         for start, stop in chunks(block.item_sizes, self._chunk_bytes, alone, apart):
             ready: list[Ready] = []
             batched, single = _choose(block, bad, start, stop)
-            packed = compress_bodies(
-                block.body.slice(start, stop), None if bad is None else ~bad[start:stop], self._settings
-            )
-            grouped = groups if packed is None else self._compressed_apart(groups, start, stop, packed)
+            good = None if bad is None else ~bad[start:stop]
+            packed = compress_bodies(block.body.slice(start, stop), good, self._options)
+            grouped, kind = groups, CompressionType.__members__.get(self._options.compress_type)
+            if packed is not None and packed.valid is not None and kind is not None:
+                grouped = groups.apart(slice(start, stop), packed.valid, kind.sys_flag)
             if batched is None or len(batched):
-                ready += self._fill(block, grouped, start, stop, batched, packed, first_id, now)
+                ready += self._fill(Chunk(block, start, stop, batched, packed, first_id), grouped, now)
             if single is not None and len(single):
-                ready += self._singles(block, grouped, start, stop, single, packed, first_id)
+                ready += self._singles(Chunk(block, start, stop, single, packed, first_id), grouped)
             ready += self._trim()
             yield from ready
         for group in self._groups.values():
             group.settle()
 
-    def _compressed_apart(self, groups: Groups, start: int, stop: int, packed: ByteColumn) -> Groups:
-        kind = self._settings.compress_type
-        if kind is None or packed.valid is None:
-            return groups
-        return groups.apart(slice(start, stop), packed.valid, kind.sys_flag)
-
-    def _fill(
-        self,
-        block: MessageBlock,
-        groups: Groups,
-        start: int,
-        stop: int,
-        rows: Ints | None,
-        packed: ByteColumn | None,
-        first_id: int,
-        now: float,
-    ) -> Iterator[Ready]:
-        count = stop - start if rows is None else len(rows)
+    def _fill(self, chunk: Chunk, groups: Groups, now: float) -> Iterator[Ready]:
+        count = chunk.stop - chunk.start if chunk.rows is None else len(chunk.rows)
         runs = [(groups.keys[0], 0, count)]
         if groups.codes is not None:
-            rows = np.arange(count) if rows is None else rows
-            rows, runs = _sorted_runs(groups, start, rows, ordered=self._settings.ordered)
-        data, ends = self._encode_items(block, start, stop, rows, first_id, packed, now)
+            rows = np.arange(count) if chunk.rows is None else chunk.rows
+            rows, runs = _sorted_runs(groups, chunk.start, rows, ordered=self._options.ordered)
+            chunk = replace(chunk, rows=rows)
+        data, ends = self._encode_items(chunk, now)
         for key, begin, end in runs:
-            if self._settings.ordered:
+            if self._options.ordered:
                 yield from self._close_before(key)
             group = self._groups.get(key)
             nbytes, filled = (0, 0) if group is None else (group.nbytes, group.rows)
             for first, last, full in fill_batches(
-                ends, begin, end, limit=self._limit, nbytes=nbytes, rows=filled, max_rows=self._settings.max_rows
+                ends, begin, end, limit=self._limit, nbytes=nbytes, rows=filled, max_rows=self._max_rows
             ):
                 group = self._groups.get(key)
                 if group is None:
@@ -229,27 +212,19 @@ class ArrowBatcher(abc.ABC):
                 if full:
                     yield self._close(key)
 
-    def _singles(
-        self,
-        block: MessageBlock,
-        groups: Groups,
-        start: int,
-        stop: int,
-        rows: Ints,
-        packed: ByteColumn | None,
-        first_id: int,
-    ) -> Iterator[Ready]:
-        """Yield rows as single messages: one Python object a row, as each is a request of its own."""
-        properties = encode_properties(block, start, stop, rows, self._ids, first_id, self._workspace)
-        for row, text in zip((rows + start).tolist(), properties, strict=True):
+    def _singles(self, chunk: Chunk, groups: Groups) -> Iterator[Ready]:
+        """Yield rows as single messages: one Python object a row, because each is a request of its own."""
+        block, packed = chunk.block, chunk.packed
+        properties = encode_properties(chunk, self._ids, self._workspace)
+        for row, text in zip(chunk.numbers.tolist(), properties, strict=True):
             key = groups.keys[0 if groups.codes is None else int(groups.codes[row])]
-            if self._settings.ordered:
+            if self._options.ordered:
                 yield from self._close_before(key, itself=True)
-            elif key.queue is not None and key in self._groups and block.item_sizes[row] > self._settings.item_limit:
-                # Rows of one shardingKey keep their order: the ones before a row too large for a batch go before it.
+            elif key.queue is not None and key in self._groups and block.item_sizes[row] > item_limit(self._options):
+                # Rows of one shardingKey keep their order, so those before a row too large for a batch go first.
                 yield self._close(key)
-            # Copied: a slice would keep the whole block alive while the message is under way.
-            short = None if packed is None else packed.value(row - start)
+            # Copied: a slice would keep the whole block alive until the message is acknowledged.
+            short = None if packed is None else packed.value(row - chunk.start)
             body = short or block.body.value(row) or b""
             flag = 0 if block.flags is None else int(block.flags[row])
             yield (
@@ -262,22 +237,22 @@ class ArrowBatcher(abc.ABC):
                     properties=text,
                     flag=flag,
                     sys_flag=key.sys_flag,
-                    message_group=_message_group(block, row) if self._settings.over_grpc else "",
+                    message_group=_message_group(block, row) if self._options.over_grpc else "",
                 ),
                 key.queue,
             )
 
     def _trim(self) -> Iterator[Ready]:
         """Close the largest batches until the others fit ``max_pending_bytes``."""
-        if self.pending_bytes <= self._settings.max_pending_bytes:
+        if self.pending_bytes <= self._options.max_in_flight_bytes // 2:
             return
         for group in sorted(self._groups.values(), key=lambda group: group.nbytes, reverse=True):
             yield self._close(group.key)
-            if self.pending_bytes <= self._settings.max_pending_bytes:
+            if self.pending_bytes <= self._options.max_in_flight_bytes // 2:
                 return
 
     def _close_before(self, key: GroupKey, *, itself: bool = False) -> Iterator[Ready]:
-        """Close what waits for the queue of `key` in other groups, and in its own too if `itself`."""
+        """Close other groups that wait for the queue of `key`, and with `itself` its own."""
         for other in list(self._groups):
             if (other.topic, other.queue) == (key.topic, key.queue) and (itself or other != key):
                 yield self._close(other)
@@ -289,17 +264,8 @@ class ArrowBatcher(abc.ABC):
         return self._batch(group), key.queue
 
     @abc.abstractmethod
-    def _encode_items(
-        self,
-        block: MessageBlock,
-        start: int,
-        stop: int,
-        rows: Ints | None,
-        first_id: int,
-        packed: ByteColumn | None,
-        now: float,
-    ) -> tuple[memoryview, npt.NDArray[np.int64]]:
-        """Encode rows of a range back to back; parameters and result as of `items.encode_items`."""
+    def _encode_items(self, chunk: Chunk, now: float) -> tuple[memoryview, npt.NDArray[np.int64]]:
+        """Return the chunk's rows encoded back to back, and where each begins and the last one ends."""
 
     @abc.abstractmethod
     def _batch(self, group: Group) -> EncodedBatch:
@@ -325,7 +291,7 @@ class Group:
             self.nbytes += len(piece)
 
     def settle(self) -> None:
-        """Copy what is still a slice, so that the buffer behind it can go; less than one batch per group and block."""
+        """Copy slices of the block's buffer, so that it can be freed; less than one batch per group and block."""
         for piece in self._slices:
             if self._settled and len(self._settled[-1]) < _PIECE_BYTES:
                 self._settled[-1] += piece
@@ -335,13 +301,13 @@ class Group:
 
     @property
     def body(self) -> tuple[Buffer, ...]:
-        """What it holds, in pieces."""
+        """The batch's bytes, in pieces."""
         settled: tuple[Buffer, ...] = tuple(memoryview(piece).toreadonly() for piece in self._settled)
         return settled + tuple(self._slices)
 
 
 def _message_group(block: MessageBlock, row: int) -> str:
-    """Return the group whose order a single message keeps, empty for none."""
+    """Return the group in which a single message keeps its order, empty for none."""
     key = None if block.sharding_key is None else block.sharding_key.value(row)
     return (key or b"").decode("utf-8", "replace")
 
@@ -360,9 +326,9 @@ def _choose(block: MessageBlock, bad: Mask | None, start: int, stop: int) -> tup
 def _sorted_runs(
     groups: Groups, start: int, rows: Ints, *, ordered: bool
 ) -> tuple[Ints, list[tuple[GroupKey, int, int]]]:
-    """Sort rows of a chunk by group, keeping their order within one, and return where each group lies.
+    """Sort rows of a chunk by group, stable, and return where each group lies.
 
-    With `ordered` they are sorted by queue only: a queue's groups take turns as its rows do.
+    With `ordered`, rows are sorted by queue only, because a queue's groups alternate as its rows do.
     """
     codes = groups.codes[start + rows] if groups.codes is not None else np.zeros(len(rows), np.uint16)
     order = np.argsort(_queue_codes(groups)[codes] if ordered else codes, kind="stable")
@@ -374,6 +340,35 @@ def _sorted_runs(
 
 
 def _queue_codes(groups: Groups) -> Ints:
-    """Return, for each group, a number that the groups of its queue share."""
+    """Return, for each group, a number that all groups of its queue share."""
     numbers: dict[tuple[str, MessageQueue | None], int] = {}
     return np.array([numbers.setdefault((key.topic, key.queue), len(numbers)) for key in groups.keys])
+
+
+def compress_bodies(bodies: ByteColumn, good: Mask | None, options: SinkOptions) -> ByteColumn | None:
+    """Return the bodies that are smaller compressed, null in all other rows; None if none is.
+
+    `good` marks the rows that are sent; None means all.
+    """
+    kind = CompressionType.__members__.get(options.compress_type)
+    # The compression bits of an inner batch's record mean its whole body, not the items in it.
+    if (
+        kind is None
+        or options.batch_type == "inner"
+        or bodies.sizes.max(initial=0) < options.compress_msg_body_over_howmuch
+    ):
+        return None
+    long = bodies.sizes >= max(1, options.compress_msg_body_over_howmuch)
+    packed_sizes = np.zeros(len(bodies), np.int64)
+    pieces: list[bytes] = []
+    # Each row's body is compressed by itself.
+    for row in np.flatnonzero(long if good is None else long & good).tolist():
+        body = bodies.data[int(bodies.offsets[row]) : int(bodies.offsets[row + 1])].data
+        piece = compress(body, kind, options.compress_level)
+        if len(piece) < len(body):
+            packed_sizes[row] = len(piece)
+            pieces.append(piece)
+    if not pieces:
+        return None
+    ends = np.concatenate([[0], np.cumsum(packed_sizes)])
+    return ByteColumn(ends, np.frombuffer(b"".join(pieces), np.uint8), packed_sizes > 0)

@@ -1,18 +1,18 @@
-"""RecordBatch -> MessageBlock: which column is what, normalised and checked; no copies of payloads.
+"""RecordBatch -> MessageBlock: the columns of a write, normalised and checked, without copies of payloads.
 
-Rule 1: after this module nobody asks for a column's Arrow type, nor whether a column exists.
-Rule 2: a block knows every rule that its rows break, and raises nothing: what becomes of bad rows is the caller's
-        choice.
-Rule 3: properties of a message come in one order: KEYS, TAGS, WAIT (only ``false``), __SHARDINGKEY, DELAY,
+Rule 1: no later module depends on a column's Arrow type, or on whether a column exists.
+Rule 2: a block lists every rule that its rows break and raises nothing. The caller decides what happens to bad rows.
+Rule 3: the properties of a message have one order: KEYS, TAGS, WAIT (only ``false``), __SHARDINGKEY, DELAY,
         TIMER_DELAY_MS, TIMER_DELIVER_MS, SPARK_ROW_ID, UNIQ_KEY, then the user's own in the order of the map.
+Rule 4: the table `CARRIED` decides which properties are dropped and which rows go as single messages.
 
-An empty string in keys or shardingKey is none, as in ``Message``'s constructor; in tags it is an error, because it
-could mean the default as well as none. Columns follow design.md section 4.
+An empty string in keys or shardingKey counts as null, as in ``Message``'s constructor. An empty string in tags is an
+error, because it could mean the default tag or no tag.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,7 +33,9 @@ from rocketmq_spark.arrow.columns import (
     list_column,
     to_arrow,
 )
+from rocketmq_spark.arrow.ids import MessageIds, RowIds, UniqueIds, content_hashes
 from rocketmq_spark.arrow.properties import (
+    UNIQ_KEY,
     Property,
     join_keys,
     property_fields,
@@ -41,124 +43,98 @@ from rocketmq_spark.arrow.properties import (
     reserved_names,
     user_properties,
 )
-from rocketmq_spark.arrow.row_id import RowIds, content_hashes
-from rocketmq_spark.arrow.schema import DELAY_COLUMNS, READ_COLUMNS, check_columns, check_schema
-from rocketmq_spark.arrow.settings import BatchSettings
+from rocketmq_spark.arrow.schema import COLUMNS, DELAY_COLUMNS, NUMBER_BOUNDS, READ_COLUMNS, check_columns, check_schema
 from rocketmq_spark.arrow.validate import (
     TOPIC_NULL,
     Rule,
     Violation,
     check_body,
+    check_for_grpc,
     check_key_items,
     check_range,
     check_text,
     topic_rule,
     violations,
 )
-from rocketmq_spark.arrow.validate_grpc import check_for_grpc
-from rocketmq_spark.message_const import SHARDING_KEY
-from rocketmq_spark.wire.records import ITEM_OVERHEAD, MAX_PROPERTIES
-from rocketmq_spark.wire.row_hash import HASHED, ROW_ID
+from rocketmq_spark.model.message import Encoding
+from rocketmq_spark.model.names import RETRY_PREFIX
+from rocketmq_spark.model.properties import CARRIED, KEYS, ROW_ID, SHARDING_KEY, TAGS, WAIT, Carried
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.protocol.remoting.records import ITEM_OVERHEAD, MAX_BODY, MAX_PROPERTIES
 
-__all__ = ["BatchSettings", "MessageBlock", "Property", "check_schema"]
-
-UNIQ_KEY: Final = b"UNIQ_KEY"
+__all__ = ["MessageBlock", "Property", "check_schema"]
 
 # The broker adds up to about 150 bytes to a single message's properties, and more to a delayed one's, before it
-# compares them with 32,767 (spec/remoting.md 16: 32,600 passed, 32,700 did not).
+# compares them with 32,767. Measured: 32,600 passed, 32,700 did not.
 MAX_SINGLE_PROPERTIES: Final = 32_000
+
+# How batches of each protocol carry a property. A property without an entry in the table is a KeyError.
+_CARRIED_BY: Final = {
+    Encoding.REMOTING: {name: how.batch for name, how in CARRIED.items()},
+    Encoding.GRPC: {name: how.grpc for name, how in CARRIED.items()},
+}
 
 _INT32_MIN: Final = -(2**31)
 _INT32_MAX: Final = 2**31 - 1
 
-# The properties that the hash in SPARK_ROW_ID covers, beside the user's own.
-_HASHED: Final = frozenset(name.encode() for name in HASHED)
 
-# Java refuses these topics in a batch only, the broker answers 13.
-_RETRY_PREFIX: Final = "%RETRY%"
+# Kept free of a batch that a proxy is to make: it adds properties to each message before the broker's 4 MiB are
+# measured.
+_PROXY_ROOM: Final = 512 * 1024
 
-# The property that each delay column becomes, and its largest value (None: the broker's own limit holds).
-_DELAYS: Final[Mapping[str, tuple[bytes, int | None]]] = {
-    "delayTimeLevel": (b"DELAY", 18),
-    "delayMs": (b"TIMER_DELAY_MS", None),
-    "deliverTime": (b"TIMER_DELIVER_MS", None),
-}
+
+def item_limit(options: SinkOptions) -> int:
+    """Return the bytes of the largest batch, so also of the largest item. A larger row goes as a single message."""
+    return min(MAX_BODY - _PROXY_ROOM if options.over_grpc else MAX_BODY, options.max_message_size)
 
 
 @dataclass(frozen=True, slots=True)
 class MessageBlock:
-    """The messages of one RecordBatch, column by column.
-
-    Parameters
-    ----------
-    rows : int
-    topics : list of str
-    topic_codes : int array or None
-        Which of `topics` each row has, -1 where null; None: every row has the only one.
-    body : ByteColumn
-    keys, sharding_key : ByteColumn or None
-    properties : tuple of Property
-        System properties but UNIQ_KEY, in their order.
-    user : ByteColumn or None
-        The user's properties as property strings.
-    user_fields : ByteColumn or None
-        The user's properties as fields of a gRPC message; None without any, and for other protocols.
-    flags : int64 array or None
-        None: all 0.
-    no_wait : bool array or None
-        Rows with ``waitStoreMsgOK`` false; None: none.
-    queue_ids : tuple of int64 array and (bool array or None), or None
-        Queue ids and which rows have one; only with ``queueSelector=column``.
-    broker_names : tuple of int array and list of str, or None
-        As `topic_codes` and `topics`; only with ``queueSelector=column``.
-    property_sizes : int array
-        Bytes of each row's whole property string.
-    item_sizes : int64 array
-        Bytes of each row as an item of a batch.
-    single : bool array or None
-        Rows that go as single messages; None: none.
-    violations : tuple of Violation
-    """
+    """The messages of one RecordBatch, column by column."""
 
     rows: int
     topics: list[str]
-    topic_codes: Ints | None
+    topic_codes: Ints | None  # Which of `topics` each row has, -1 where null; None: every row has the only one
     body: ByteColumn
     keys: ByteColumn | None
     sharding_key: ByteColumn | None
-    properties: tuple[Property, ...]
-    user: ByteColumn | None
+    properties: tuple[Property, ...]  # System properties except UNIQ_KEY, in their order
+    user: ByteColumn | None  # The user's properties as property strings
+    # The user's properties as fields of a gRPC message; None without any, and for other protocols
     user_fields: ByteColumn | None
-    flags: npt.NDArray[np.int64] | None
-    no_wait: Mask | None
+    flags: npt.NDArray[np.int64] | None  # None: all 0
+    # Queue ids and which rows have one; only with ``queueSelector=column``
     queue_ids: tuple[npt.NDArray[np.int64], Mask | None] | None
-    broker_names: tuple[Ints, list[str]] | None
-    property_sizes: Ints
-    item_sizes: npt.NDArray[np.int64]
-    single: Mask | None
+    broker_names: tuple[Ints, list[str]] | None  # As `topic_codes` and `topics`; only with ``queueSelector=column``
+    property_sizes: Ints  # Bytes of each row's whole property string
+    item_sizes: npt.NDArray[np.int64]  # Bytes of each row as an item of a batch
+    single: Mask | None  # Rows that go as single messages; None: none
     violations: tuple[Violation, ...]
 
     @classmethod
     def of(
-        cls, batch: pa.RecordBatch, settings: BatchSettings, row_ids: RowIds | None = None, first_row: int = 0
+        cls, batch: pa.RecordBatch, options: SinkOptions, row_ids: RowIds | None = None, first_row: int = 0
     ) -> MessageBlock:
         """Normalise and check one batch, whose schema has passed `check_schema`.
 
         Parameters
         ----------
-        batch : pyarrow.RecordBatch
-        settings : BatchSettings
         row_ids : RowIds or None, default None
             Gives each row the property SPARK_ROW_ID.
         first_row : int, default 0
             The number, within the partition, of the batch's first row.
         """
-        return _Reader(batch, settings, row_ids, first_row).block()
+        return _Reader(batch, options, row_ids, first_row).block()
 
     def topic(self, row: int) -> str | None:
         """Return the topic of one row, None where it is null."""
         code = 0 if self.topic_codes is None else int(self.topic_codes[row])
         return None if code < 0 else self.topics[code]
+
+    @property
+    def no_wait(self) -> Mask | None:
+        """Which rows have ``waitStoreMsgOK`` false; None: none, or the protocol does not carry it."""
+        return next((prop.valid for prop in self.properties if prop.name == WAIT), None)
 
     def bad_rows(self) -> Mask | None:
         """Return which rows break a rule; None: none does."""
@@ -171,57 +147,56 @@ class MessageBlock:
 
 
 class _Reader:
-    """Reads the columns of one batch, each by its own method, and gathers what is wrong with them."""
+    """Reads the columns of one batch, each by its own method, and collects violations."""
 
-    def __init__(self, batch: pa.RecordBatch, settings: BatchSettings, row_ids: RowIds | None, first_row: int) -> None:
+    def __init__(self, batch: pa.RecordBatch, options: SinkOptions, row_ids: RowIds | None, first_row: int) -> None:
         check_columns(batch.schema.names)
         self._columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         self._rows = batch.num_rows
-        self._settings = settings
+        self._options = options
+        self._carried = _CARRIED_BY[Encoding.GRPC if options.over_grpc else Encoding.REMOTING]
         self._row_ids = row_ids
         self._first_row = first_row
         self._violations: list[Violation] = []
 
     def block(self) -> MessageBlock:
-        settings, rows = self._settings, self._rows
-        by_column = settings.queue_selector == "column"
+        options, rows = self._options, self._rows
+        by_column = options.queue_selector == "column"
         body = byte_column(self._columns.get("body", self._columns.get("value")))
-        self._violations += check_body(body, rows, settings.max_message_size)
+        self._violations += check_body(body, rows, options.max_message_size)
         if body is None:
             body = ByteColumn(np.zeros(rows + 1, np.int32), np.empty(0, np.uint8), np.zeros(rows, np.bool_))
         topics, topic_codes = self._topics()
         keys = self._keys()
         tags = self._tags()
-        # A proxy has every message stored as safely as its broker stores any.
-        no_wait = None if settings.over_grpc else false_rows(self._columns.get("waitStoreMsgOK"))
+        no_wait = false_rows(self._columns.get("waitStoreMsgOK"))
         sharding_key = self._sharding_key()
-        delays, delayed = self._delays()
+        numbers = list(self._numbers())
         flags = self._flags()
-        properties: list[Property] = [] if keys is None else [Property(b"KEYS", keys, keys.valid)]
+        properties: list[Property] = [] if keys is None else [Property(KEYS, keys, keys.valid)]
         properties += tags
         if no_wait is not None:
-            properties.append(Property(b"WAIT", None, no_wait, b"false"))
+            properties.append(Property(WAIT, None, no_wait, b"false"))
         if sharding_key is not None:
-            properties.append(Property(SHARDING_KEY.encode(), sharding_key, sharding_key.valid))
-        properties += delays
+            properties.append(Property(SHARDING_KEY, sharding_key, sharding_key.valid))
+        properties += numbers
         entries = self._user_properties()
         strings = None if entries is None else property_strings(entries)
         user = None if strings is None else strings.joined()
         if self._row_ids is not None and rows:
             properties.append(self._row_id(self._row_ids, topics, topic_codes, properties, strings, body, flags))
-        property_sizes: npt.NDArray[np.int64] = np.full(rows, len(UNIQ_KEY) + settings.unique_id_length + 2, np.int64)
-        for one in properties:
-            property_sizes += one.sizes(rows)
+        properties = [prop for prop in properties if self._carried[prop.name] is not Carried.DROPPED]
+        property_sizes: npt.NDArray[np.int64] = np.full(
+            rows, len(UNIQ_KEY) + (MessageIds if options.over_grpc else UniqueIds).LENGTH + 2, np.int64
+        )
+        for prop in properties:
+            property_sizes += prop.sizes(rows)
         if user is not None:
             property_sizes += user.sizes
         item_sizes: npt.NDArray[np.int64] = property_sizes + body.sizes + ITEM_OVERHEAD
-        single = self._single(delayed, item_sizes, topics, topic_codes)
-        if settings.over_grpc and sharding_key is not None:
-            # A message group has an order: its messages go one by one.
-            of_groups = np.ones(rows, np.bool_) if sharding_key.valid is None else sharding_key.valid
-            single = of_groups if single is None else single | of_groups
+        single = self._single(properties, item_sizes, topics, topic_codes)
         self._check_property_sizes(property_sizes, single)
-        if settings.over_grpc:
+        if options.over_grpc:
             self._violations += check_for_grpc(rows, properties, entries, flags)
         return MessageBlock(
             rows=rows,
@@ -232,9 +207,8 @@ class _Reader:
             sharding_key=sharding_key,
             properties=tuple(properties),
             user=user,
-            user_fields=property_fields(entries).joined() if settings.over_grpc and entries is not None else None,
+            user_fields=property_fields(entries).joined() if options.over_grpc and entries is not None else None,
             flags=flags,
-            no_wait=no_wait,
             queue_ids=self._queue_ids() if by_column else None,
             broker_names=coded_column(self._columns.get("brokerName")) if by_column else None,
             property_sizes=property_sizes,
@@ -244,8 +218,8 @@ class _Reader:
         )
 
     def _topics(self) -> tuple[list[str], Ints | None]:
-        if self._settings.topic is not None:
-            return [self._settings.topic], None
+        if self._options.topic is not None:
+            return [self._options.topic], None
         coded = coded_column(self._columns.get("topic"))
         if coded is None:
             self._violations += violations(TOPIC_NULL, np.arange(self._rows))
@@ -274,54 +248,53 @@ class _Reader:
 
     def _tags(self) -> list[Property]:
         array = self._columns.get("tags")
-        default = self._settings.tags
+        default = self._options.tags
         tags = byte_column(array)
         if tags is not None:
             self._violations += check_text("tags", tags, blank=True, pipe=True)
         if not default:
             if tags is None:
                 return []
-            # Many a table has one tag: a literal costs its rows nothing, a column a tenth of their encoding.
-            same = None if self._settings.over_grpc else tags.same()
-            return [Property(b"TAGS", tags, tags.valid) if same is None else Property(b"TAGS", None, None, same)]
+            # Many tables have one tag. A literal costs nothing per row, a column a tenth of the encoding.
+            same = None if self._options.over_grpc else tags.same()
+            return [Property(TAGS, tags, tags.valid) if same is None else Property(TAGS, None, None, same)]
         if tags is None:
-            return [Property(b"TAGS", None, None, default.encode())]
+            return [Property(TAGS, None, None, default.encode())]
         if tags.valid is not None:
             tags = byte_column(filled(tags.to_arrow(), default.encode()))
-        return [Property(b"TAGS", tags, None)]
+        return [Property(TAGS, tags, None)]
 
     def _sharding_key(self) -> ByteColumn | None:
         column = byte_column(self._columns.get("shardingKey"))
         if column is not None:
             self._violations += check_text("shardingKey", column)
             column = column.without_empty()
-        if self._settings.ordered:
+        if self._options.ordered:
             there = np.zeros(self._rows, np.bool_) if column is None else column.valid
             rule = Rule("shardingKey is null or empty", "ordered=true needs one in every row", "fill the column")
             self._violations += violations(rule, np.flatnonzero([] if there is None else ~there))
         return column
 
-    def _delays(self) -> tuple[list[Property], Mask | None]:
-        properties: list[Property] = []
+    def _numbers(self) -> Iterator[Property]:
+        """Yield the properties that columns of whole numbers make."""
         delayed = np.zeros(self._rows, np.bool_)
-        for name in DELAY_COLUMNS:
+        for name, (low, high) in NUMBER_BOUNDS.items():
             column = int_column(self._columns.get(name))
             if column is None:
                 continue
             values, valid = column
-            property_name, high = _DELAYS[name]
-            self._violations += check_range(name, values, valid, 1, high, "use null for no delay")
-            there = np.ones(self._rows, np.bool_) if valid is None else valid
-            rule = Rule(
-                f"{name} is set beside another delay",
-                f"one of {', '.join(DELAY_COLUMNS)} is allowed",
-                "null the others",
-            )
-            self._violations += violations(rule, np.flatnonzero(delayed & there))
-            delayed |= there
-            text = byte_column(to_arrow(values, valid).cast(pa.string()))
-            properties.append(Property(property_name, text, valid))
-        return properties, delayed if properties else None
+            rule = COLUMNS[name]
+            prop = Property(rule.makes, byte_column(to_arrow(values, valid).cast(pa.string())), valid)
+            self._violations += check_range(name, values, valid, low, high, rule.advice)
+            if name in DELAY_COLUMNS:
+                twice = Rule(
+                    f"{name} is set beside another delay",
+                    f"one of {', '.join(DELAY_COLUMNS)} is allowed",
+                    "null the others",
+                )
+                self._violations += violations(twice, np.flatnonzero(delayed & prop.there(self._rows)))
+                delayed |= prop.there(self._rows)
+            yield prop
 
     def _row_id(
         self,
@@ -335,7 +308,7 @@ class _Reader:
     ) -> Property:
         if ids.columns is not None:
             return ids.of_columns(self._columns, self._rows)
-        hashed = [one for one in properties if one.name in _HASHED]
+        hashed = [prop for prop in properties if CARRIED[prop.name].hashed]
         # Only those that are set, so that ids are the same with a column of zeros and without one.
         texts = None if flags is None else byte_column(to_arrow(flags, flags != 0).cast(pa.string()))
         hashes = content_hashes(topics, topic_codes, hashed, user, body, texts, ids.workspace)
@@ -345,12 +318,12 @@ class _Reader:
         entries = list_column(self._columns.get("properties"))
         if entries is None:
             return None
-        reserved = reserved_names(sharding_key="shardingKey" in self._columns, row_id=self._row_ids is not None)
+        reserved = reserved_names(self._columns, row_id=self._row_ids is not None)
         dropped = reserved if any(name in self._columns for name in READ_COLUMNS) else frozenset()
-        if self._row_ids is None and not self._settings.keep_row_id:
+        if self._row_ids is None and not self._options.keep_row_id:
             dropped |= {ROW_ID}
-        user, found = user_properties(entries, reserved=reserved, dropped=dropped)
-        self._violations += found
+        user, user_violations = user_properties(entries, reserved=reserved, dropped=dropped)
+        self._violations += user_violations
         return user
 
     def _flags(self) -> npt.NDArray[np.int64] | None:
@@ -366,19 +339,23 @@ class _Reader:
             self._violations += check_range("queueId", *column, 0, _INT32_MAX, "use null for any queue")
         return column
 
-    def _single(self, delayed: Mask | None, item_sizes: Ints, topics: list[str], codes: Ints | None) -> Mask | None:
-        """Return which rows can't share a batch: delayed ones, too large ones, and those for a retry topic."""
-        if not self._settings.batching:
-            return np.ones(self._rows, np.bool_)
-        single = delayed
-        limit = self._settings.item_limit
+    def _single(
+        self, properties: Sequence[Property], item_sizes: Ints, topics: list[str], codes: Ints | None
+    ) -> Mask | None:
+        """Return which rows cannot share a batch: by a property, by their size, or because of a retry topic.
+
+        Java refuses retry topics in a batch only; the broker answers 13.
+        """
+        rows, limit = self._rows, item_limit(self._options)
+        if not self._options.batching:
+            return np.ones(rows, np.bool_)
+        masks = [prop.there(rows) for prop in properties if self._carried[prop.name] is Carried.ALONE]
         if item_sizes.max(initial=0) > limit:
-            single = (item_sizes > limit) | (False if single is None else single)
-        retry = [code for code, topic in enumerate(topics) if topic.startswith(_RETRY_PREFIX)]
+            masks.append(item_sizes > limit)
+        retry = [code for code, topic in enumerate(topics) if topic.startswith(RETRY_PREFIX)]
         if retry:
-            of_retry = np.ones(self._rows, np.bool_) if codes is None else np.isin(codes, retry)
-            single = of_retry | (False if single is None else single)
-        return single
+            masks.append(np.ones(rows, np.bool_) if codes is None else np.isin(codes, retry))
+        return np.logical_or.reduce(masks) if masks else None
 
     def _check_property_sizes(self, sizes: Ints, single: Mask | None) -> None:
         if sizes.max(initial=0) <= MAX_SINGLE_PROPERTIES:
@@ -390,7 +367,5 @@ class _Reader:
             "single message",
             "move what is long into the body",
         )
-        self._violations += (
-            Violation(one.rule, one.rows, lambda row: f"{sizes[row]} bytes")
-            for one in violations(rule, np.flatnonzero(sizes > limits))
-        )
+        too_long = np.flatnonzero(sizes > limits)
+        self._violations += violations(rule, too_long, None, lambda row: f"{sizes[row]} bytes")

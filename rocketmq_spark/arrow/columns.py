@@ -1,12 +1,11 @@
-"""One Arrow column as numpy sees it: offsets into bytes, or whole numbers, with a mask of what is there.
+"""One Arrow column as numpy arrays: offsets into bytes, or whole numbers, with a mask of non-null rows.
 
-Rule 1: whatever the Arrow layout (sliced, large, view, dictionary, with values under its nulls), it ends here, and
-        everything after this module knows one layout only.
-Rule 2: an Arrow buffer is looked at and never copied; dictionaries and views are unpacked, which copies.
-Rule 3: a column in which every row is null is None: nothing after this module asks whether a column exists.
-Rule 4: Arrow becomes numpy and numpy Arrow here, and not by ``pa.array``, ``pa.scalar`` (also inside ``fill_null``),
-        ``Array.to_numpy`` or ``DataType.to_pandas_dtype``: they import pandas, which costs each of Spark's workers half
-        a second and some 40 MB. The last one, before pyarrow 26, even fails where there is none.
+- All Arrow layouts (sliced, large, view, dictionary) are read here; later modules know one layout.
+- Arrow buffers are not copied, except that dictionaries and views are unpacked.
+- A column in which every row is null becomes None.
+- Conversion avoids ``pa.array``, ``pa.scalar`` (also inside ``fill_null``), ``Array.to_numpy`` and
+  ``DataType.to_pandas_dtype``. They import pandas, which costs each Spark worker half a second and 40 MB. The last one
+  even fails without pandas before pyarrow 26.
 """
 
 from __future__ import annotations
@@ -34,26 +33,15 @@ _PER_MS: Final = {"ms": 1, "us": 1_000, "ns": 1_000_000}
 
 @dataclass(frozen=True, slots=True)
 class ByteColumn:
-    """Byte strings, one a row.
+    """Byte strings, one per row."""
 
-    Parameters
-    ----------
-    offsets : integer array, shape (rows + 1,)
-        Row k is ``data[offsets[k]:offsets[k + 1]]``; the first is not 0 where the Arrow array was a slice.
-    data : uint8 array
-    valid : bool array, shape (rows,), or None
-        False where the row is null (its span may still hold bytes); None: no row is.
-
-    Attributes
-    ----------
-    sizes : integer array, shape (rows,)
-        Length of each row, bytes; 0 where it is null.
-    """
-
+    # Shape (rows + 1,): Row k is ``data[offsets[k]:offsets[k + 1]]``. The first is not 0 where the Arrow array was a
+    # slice.
     offsets: Ints
     data: Octets
+    # Shape (rows,): False where the row is null (its span may still hold bytes); None: no row is
     valid: Mask | None = None
-    sizes: Ints = field(init=False)
+    sizes: Ints = field(init=False)  # Shape (rows,): Bytes of each row; 0 where it is null
 
     def __post_init__(self) -> None:
         # Not np.diff: on the few thousand rows of a chunk its argument checks cost as much as the subtraction.
@@ -65,17 +53,17 @@ class ByteColumn:
 
     @property
     def span(self) -> Octets:
-        """The bytes of all rows, and those under null rows with them."""
+        """The bytes of all rows, including those under null rows."""
         return self.data[int(self.offsets[0]) : int(self.offsets[-1])]
 
     def value(self, row: int) -> bytes | None:
-        """Return a copy of one row's bytes, None where it is null: for error texts and single messages."""
+        """Return a copy of one row's bytes, None where it is null."""
         if self.valid is not None and not self.valid[row]:
             return None
         return self.data[int(self.offsets[row]) : int(self.offsets[row + 1])].tobytes()
 
     def text(self, row: int) -> str | None:
-        """Return one row for an error text; bytes that are not UTF-8 are shown escaped."""
+        """Return one row for an error text; bytes that are not UTF-8 are escaped."""
         value = self.value(row)
         return None if value is None else value.decode("utf-8", "backslashreplace")
 
@@ -85,18 +73,18 @@ class ByteColumn:
         return ByteColumn(self.offsets[start : stop + 1], self.data, valid)
 
     def without_empty(self) -> ByteColumn | None:
-        """Return the column with empty strings as nulls; None if nothing is left."""
+        """Return the column with empty strings as nulls; None if all rows are null then."""
         there = self.sizes > 0
         if there.all():
             return self
         return ByteColumn(self.offsets, self.data, there) if there.any() else None
 
     def same(self) -> bytes | None:
-        """Return what all rows are; None if they differ, one is null or empty, or there is no row."""
+        """Return the value that all rows have; None if they differ, one is null or empty, or there is no row."""
         if self.valid is not None or not len(self):
             return None
         width = int(self.sizes[0])
-        # With one size for all, rows are the same if each byte is the one that stands an element further on.
+        # With one size for all, rows are equal if each byte equals the byte one element later.
         if not width or (self.sizes != width).any() or (self.span[width:] != self.span[:-width]).any():
             return None
         return self.span[:width].tobytes()
@@ -110,32 +98,24 @@ class ByteColumn:
 
 @dataclass(frozen=True, slots=True)
 class ListColumn:
-    """A list of byte strings a row, or with `names` a map; a null row is one without entries.
+    """A list of byte strings per row, or with `names` a map; a null row has no entries."""
 
-    Parameters
-    ----------
-    offsets : integer array, shape (rows + 1,)
-        Row k owns the entries ``offsets[k]`` up to ``offsets[k + 1]``. From 0 to the number of entries.
-    values : ByteColumn
-        The entries of all rows.
-    names : ByteColumn or None
-        The keys of a map's entries.
-    """
-
+    # Shape (rows + 1,): Row k owns the entries ``offsets[k]`` up to ``offsets[k + 1]``. From 0 to the number of
+    # entries.
     offsets: Ints
-    values: ByteColumn
-    names: ByteColumn | None = None
+    values: ByteColumn  # The entries of all rows
+    names: ByteColumn | None = None  # The keys of a map's entries
 
     def rows_of(self, entries: Ints) -> Ints:
         """Return the row of each of `entries`."""
         return np.searchsorted(self.offsets, entries, side="right") - 1
 
     def joined(self) -> ByteColumn:
-        """Return each row's entries as one string, without a copy; they lie back to back, and none is null."""
+        """Return each row's entries as one string, without a copy; they must lie back to back, without nulls."""
         return ByteColumn(self.values.offsets[self.offsets], self.values.data)
 
     def filter(self, keep: Mask) -> ListColumn:
-        """Return the column without the entries for which `keep` is False; copies what is left."""
+        """Return a copy with only the entries for which `keep` is True."""
         before = np.concatenate([[0], np.cumsum(keep)])
         mask = to_arrow(keep)
         names = None if self.names is None else _all_entries(self.names.to_arrow().filter(mask))
@@ -143,27 +123,20 @@ class ListColumn:
 
 
 def byte_strings(values: Sequence[bytes]) -> ByteColumn:
-    """Return byte strings, a few, as a column."""
+    """Return a few byte strings as a column."""
     offsets = np.zeros(len(values) + 1, np.int64)
     np.cumsum([len(value) for value in values], out=offsets[1:])
     return ByteColumn(offsets, np.frombuffer(b"".join(values), np.uint8))
 
 
 def to_arrow(values: Ints | Mask, valid: Mask | None = None) -> pa.Array:
-    """Return numbers as an Arrow array that shares their memory, a mask as one that holds a copy.
-
-    Parameters
-    ----------
-    values : integer or bool array, shape (rows,)
-    valid : bool array, shape (rows,), or None
-        Which rows are not null; None: all.
-    """
+    """Return numbers as an Arrow array that shares their memory, or a copy of a mask; `valid` marks non-null rows."""
     data = _packed(values) if values.dtype == np.bool_ else pa.py_buffer(np.ascontiguousarray(values))
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [_packed(valid), data])
 
 
 def to_numpy(array: pa.Array) -> npt.NDArray[Any]:
-    """Return an Arrow array of whole numbers or booleans without nulls as numpy has it; numbers share their memory."""
+    """Return an Arrow array of whole numbers or booleans without nulls as a numpy array; numbers share their memory."""
     start, stop = array.offset, array.offset + len(array)
     data = array.buffers()[1]
     if pa.types.is_boolean(array.type):
@@ -190,7 +163,7 @@ def _packed(mask: Ints | Mask | None) -> pa.Buffer | None:
 
 
 def valid_mask(array: pa.Array) -> Mask | None:
-    """Return which rows of `array` are not null; None: none is."""
+    """Return which rows of `array` are not null; None: all."""
     return to_numpy(array.is_valid()) if array.null_count else None
 
 
@@ -212,13 +185,7 @@ def _unpacked(array: pa.Array) -> pa.Array:
 
 
 def byte_column(array: pa.Array | None) -> ByteColumn | None:
-    """Return a string or binary array as bytes; None if there is no row that is not null.
-
-    Parameters
-    ----------
-    array : pyarrow.Array or None
-        Of type string, binary, their large and view variants, a dictionary of those, or null.
-    """
+    """Return an array of strings or binaries, of any layout, as bytes; None if every row is null."""
     if array is None or array.null_count == len(array):
         return None
     array = _unpacked(array)
@@ -234,7 +201,7 @@ def byte_column(array: pa.Array | None) -> ByteColumn | None:
 def coded_column(array: pa.Array | None) -> tuple[Ints, list[str]] | None:
     """Return a text array as (a number for each row, the text of each number); None if every row is null.
 
-    A null row has the number -1. For columns with few different values: each of them becomes a Python string.
+    A null row has the number -1. Each distinct value becomes a Python string, so a column must have few of them.
     """
     if array is None or array.null_count == len(array):
         return None
@@ -244,13 +211,7 @@ def coded_column(array: pa.Array | None) -> tuple[Ints, list[str]] | None:
 
 
 def list_column(array: pa.Array | None) -> ListColumn | None:
-    """Return a list or map array as entries; None if no row has any.
-
-    Parameters
-    ----------
-    array : pyarrow.Array or None
-        Of type list, large_list or map (of byte strings), or null.
-    """
+    """Return a list, large_list or map array of byte strings as entries; None if no row has any."""
     if array is None or array.null_count == len(array):
         return None
     offsets = _offsets(array, np.int64 if pa.types.is_large_list(array.type) else np.int32)
@@ -281,8 +242,8 @@ def _all_entries(array: pa.Array) -> ByteColumn:
 def int_column(array: pa.Array | None) -> tuple[npt.NDArray[np.int64], Mask | None] | None:
     """Return an integer or timestamp array as (values, which are not null); None if all are null.
 
-    A timestamp becomes whole milliseconds since the epoch, rounded down. Values of an unsigned 64-bit array above the
-    signed range become the largest signed one, which no rule allows either. The value of a null row is 0.
+    A timestamp becomes milliseconds since the epoch, rounded down. Values of an unsigned 64-bit array above the signed
+    range become the largest signed one, which no rule allows. The value of a null row is 0.
     """
     if array is None or array.null_count == len(array):
         return None
@@ -297,8 +258,20 @@ def int_column(array: pa.Array | None) -> tuple[npt.NDArray[np.int64], Mask | No
     return values * 1000 if unit == "s" else values // _PER_MS[unit], valid
 
 
+def rows_with_repeats(numbers: Ints, offsets: Ints) -> Ints:
+    """Return the rows in which a number occurs twice; row k has ``numbers[offsets[k]:offsets[k + 1]]``, 0 to 40."""
+    filled_rows = np.flatnonzero(offsets[1:] > offsets[:-1])
+    if not len(filled_rows):
+        return filled_rows
+    starts = offsets[:-1][filled_rows]
+    bits = np.left_shift(np.int64(1), numbers, dtype=np.int64)
+    # The sum of a row's bits equals their union exactly if none occurs twice.
+    repeats: Mask = np.add.reduceat(bits, starts) != np.bitwise_or.reduceat(bits, starts)
+    return filled_rows[repeats]
+
+
 def false_rows(array: pa.Array | None) -> Mask | None:
-    """Return where a boolean array is False; None if it nowhere is."""
+    """Return which rows of a boolean array are False; None if none is."""
     if array is None or pa.types.is_null(array.type):
         return None
     mask = ~to_numpy(filled(array, True))

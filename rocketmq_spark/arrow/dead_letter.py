@@ -1,14 +1,11 @@
-"""Invalid rows -> rows that any broker stores: what the dead-letter topic gets.
+"""Invalid rows -> rows that any broker stores, for the dead-letter topic.
 
-Rule 1: a dead letter is valid whatever was wrong with its row: a body that is null or empty becomes a placeholder, a
-        longer one than ``maxMessageSize`` its beginning, and no text that is invalid keeps its place.
-Rule 2: what a message can carry stays where it was: body, keys, tags, the user's properties. The rest of the row, and
-        what was invalid, becomes a property ``DEAD_LETTER_<column>``, cleaned and cut; so does a reserved name.
-Rule 3: what is not carried at all (null and blank values, what no longer fits) is counted in ``DEAD_LETTER_leftOut``.
-Rule 4: rows are bad rarely: this is plain code, one row at a time. But every row may be bad, so that no more than a
-        slice of them is held.
-
-Follows design.md section 7; the limits are those of block.py, and of validate_grpc.py.
+- A dead letter is always valid. A null or empty body becomes a placeholder, and a body longer than ``maxMessageSize``
+  is cut. An invalid text is moved.
+- What a message can carry keeps its place: body, keys, tags, the user's properties. The other columns, invalid texts
+  and reserved names become properties ``DEAD_LETTER_<column>``, cleaned and cut.
+- ``DEAD_LETTER_leftOut`` counts what is left out: null and blank values, and what does not fit.
+- Bad rows are rare, so this module works row by row. All rows may be bad, so it holds only a slice of them at a time.
 """
 
 from __future__ import annotations
@@ -22,11 +19,11 @@ import pyarrow as pa
 
 from rocketmq_spark.arrow.batcher import ArrowBatcher, Ready
 from rocketmq_spark.arrow.columns import ListColumn, byte_column, false_rows, int_column, list_column
-from rocketmq_spark.arrow.invalid import InvalidRows
+from rocketmq_spark.arrow.invalid_rows import InvalidRows
 from rocketmq_spark.arrow.properties import is_blank, reserved_names
-from rocketmq_spark.arrow.schema import READ_COLUMNS
-from rocketmq_spark.arrow.validate_grpc import MAX_PROPERTIES, MAX_PROPERTY_BYTES
-from rocketmq_spark.wire.row_hash import ROW_ID
+from rocketmq_spark.arrow.schema import COLUMNS, READ_COLUMNS, is_instant, is_int, is_text
+from rocketmq_spark.arrow.validate import MAX_PROPERTIES, MAX_PROPERTY_BYTES
+from rocketmq_spark.model.hashes import ROW_ID
 
 PREFIX: Final = "DEAD_LETTER_"
 _LEFT_OUT: Final = f"{PREFIX}leftOut"
@@ -45,30 +42,21 @@ _CUT: Final = 200
 _LONGEST_KEYS: Final = 8_000
 _LONGEST_TAGS: Final = 1_000
 
-_TEXTS: Final = ("shardingKey", "brokerName")
-_NUMBERS: Final = ("flag", "queueId", "delayTimeLevel", "delayMs", "deliverTime")
+# The columns whose values are moved to properties of the dead letter.
+_TEXTS: Final = tuple(
+    name for name, column in COLUMNS.items() if column.fits is is_text and name not in ("topic", "tags")
+)
+_NUMBERS: Final = tuple(name for name, column in COLUMNS.items() if column.fits in (is_int, is_instant))
 
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """What a protocol carries of keys, tags and properties.
+    """What a protocol carries of keys, tags and properties."""
 
-    Parameters
-    ----------
-    room : int
-        Bytes of all together.
-    most : int
-        Properties, but for keys and tags.
-    forbidden : mapping of int to str
-        No text holds these characters; here is what takes their place.
-    blank_keys : bool
-        Keys may be blank.
-    """
-
-    room: int
-    most: int
-    forbidden: Mapping[int, str]
-    blank_keys: bool
+    room: int  # Bytes of all together
+    most: int  # Number of properties, without keys and tags
+    forbidden: Mapping[int, str]  # Characters that no text may hold, and their replacements
+    blank_keys: bool  # Whether keys may be blank
 
     def takes(self, text: str) -> bool:
         return text == text.translate(self.forbidden)
@@ -94,17 +82,14 @@ _SCHEMA: Final = pa.schema(
 
 
 class DeadLetterBatcher:
-    """Batches the good rows of one partition, and its invalid ones as dead letters.
-
-    It has the face of `ArrowBatcher`.
+    """Batches the good rows of one partition, and its invalid ones as dead letters; methods as of `ArrowBatcher`.
 
     Parameters
     ----------
     rows : ArrowBatcher
         Its `on_invalid` is the `take` of `letters`.
     dead : ArrowBatcher
-        Of the dead-letter topic; it raises what is invalid, and gets nothing that is.
-    letters : DeadLetters
+        Of the dead-letter topic. All its rows are valid.
     """
 
     def __init__(self, rows: ArrowBatcher, dead: ArrowBatcher, letters: DeadLetters) -> None:
@@ -119,7 +104,7 @@ class DeadLetterBatcher:
 
     @property
     def taken_rows(self) -> int:
-        """Every row ever handed to `add`."""
+        """All rows ever handed to `add`."""
         return self._rows.taken_rows + self._dead.taken_rows + self._letters.waiting_rows
 
     def add(self, batch: pa.RecordBatch, now: float) -> Iterator[Ready]:
@@ -144,24 +129,21 @@ class DeadLetterBatcher:
 
 
 class DeadLetters:
-    """Takes invalid rows, and gives them back as rows that are valid.
+    """Turns invalid rows into valid ones.
 
     Parameters
     ----------
     max_message_size : int
         Longer bodies are cut, bytes.
-    write_id : str
     batch_id : int
         The micro-batch; -1 in a batch write.
-    over_grpc : bool, default False
-        A proxy takes them, which carries less.
     tags : str or None, default None
-        What a letter gets that has no tag of its own (the option ``tags``): it takes room, too.
+        The option ``tags``: the tag of a letter without its own.
 
     Attributes
     ----------
     waiting_rows : int
-        What was taken and not yet given back.
+        Rows that were taken and not yet yielded.
     """
 
     def __init__(
@@ -239,7 +221,7 @@ class _Letter:
 
 
 class _RowReader:
-    """Reads rows of one batch as Python values; what is not UTF-8 in a text becomes U+FFFD."""
+    """Reads rows of one batch as Python values; invalid UTF-8 becomes U+FFFD."""
 
     def __init__(self, invalid: InvalidRows, limits: _Limits) -> None:
         self._limits = limits
@@ -251,15 +233,15 @@ class _RowReader:
         self._numbers = {name: int_column(columns.get(name)) for name in _NUMBERS}
         self._no_wait = false_rows(columns.get("waitStoreMsgOK"))
         self._properties = list_column(columns.get("properties"))
-        self._row_id = next((one.values for one in invalid.block.properties if one.name == ROW_ID.encode()), None)
-        self._reserved = reserved_names(sharding_key="shardingKey" in columns, row_id=self._row_id is not None)
+        self._row_id = next((prop.values for prop in invalid.block.properties if prop.name == ROW_ID), None)
+        self._reserved = reserved_names(columns, row_id=self._row_id is not None)
         self._drop_reserved = any(name in columns for name in READ_COLUMNS)
 
     def body(self, row: int) -> bytes | None:
         return self._block.body.value(row)
 
     def add_columns(self, row: int, properties: dict[str, str]) -> tuple[str | None, str | None]:
-        """Put what a dead letter has no place for into its properties, and return keys and tags if they keep theirs."""
+        """Move columns that a dead letter does not have to its properties; return keys and tags if they stay."""
         block, limits = self._block, self._limits
         keys = None if block.keys is None else _decoded(block.keys.value(row))
         tags = None if self._tags is None else _decoded(self._tags.value(row))
@@ -287,7 +269,7 @@ class _RowReader:
         return keys, tags
 
     def add_user_properties(self, row: int, properties: dict[str, str], used: int) -> None:
-        """Add the row's own properties as far as they are valid and fit."""
+        """Add the row's own properties that are valid and fit."""
         entries, limits = self._properties, self._limits
         if entries is None:
             return

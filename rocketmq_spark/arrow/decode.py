@@ -1,12 +1,9 @@
-"""Stored messages -> record batches of a read's columns, vectorised; the row-by-row way is its oracle and its way out.
+"""Stored messages -> record batches of a read's columns, vectorised.
 
-Rule 1: what comes out is what `decode_rows` makes of the same bytes; whatever this module can't tell apart as columns
-        (an inner batch compressed as a whole, properties with repeats or empty values, an unreadable message)
-        it hands there.
-Rule 2: only the columns asked for are made; what no column needs is neither decompressed nor parsed.
-Rule 3: bytes are copied twice: the answers are joined, because numpy wants one buffer, and Arrow takes each column out.
-
-Follows spec/remoting.md section 8; the columns are those of design.md section 8.
+`decode_rows` reads one message at a time; the vectorised way must give the same result, and falls back to it for
+compressed inner batches, properties with repeated names or empty values, and unreadable messages. Only the requested
+columns are made: bodies and properties that no column needs are neither decompressed nor parsed. Bytes are copied
+twice, when answers are joined for numpy and when Arrow takes each column out.
 """
 
 from __future__ import annotations
@@ -22,28 +19,35 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocketmq_spark.arrow.columns import ByteColumn, Ints, byte_strings, to_arrow, to_numpy
-from rocketmq_spark.arrow.stored_layout import Irregular, Records, Rows, cells, records_of, rows_of
-from rocketmq_spark.arrow.stored_properties import Properties, split_properties
-from rocketmq_spark.compression import COMPRESSED_FLAG, decompress
+from rocketmq_spark.arrow.stored import (
+    Irregular,
+    Properties,
+    Records,
+    Rows,
+    cells,
+    records_of,
+    rows_of,
+    split_properties,
+)
 from rocketmq_spark.errors import CompressionError, RemotingCommandException
-from rocketmq_spark.message import MessageQueue
-from rocketmq_spark.message_const import KEYS, TAGS, UNIQ_KEY
-from rocketmq_spark.message_ext import MessageExt, encode_message_id, format_host
-from rocketmq_spark.pull import Pulled
-from rocketmq_spark.wire.unwrap import CRC_MASK, INNER_BATCH, Unreadable, message_id, messages_of
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.message_ext import MessageExt, Pulled, encode_message_id, format_host
+from rocketmq_spark.model.properties import KEYS, TAGS, UNIQ_KEY
+from rocketmq_spark.protocol.compression import COMPRESSED_FLAG, decompress
+from rocketmq_spark.protocol.remoting.unwrap import CRC_MASK, INNER_BATCH, Unreadable, message_id, messages_of
 
 _FROM_PROPERTIES: Final = {"tags": TAGS, "keys": KEYS, "msgId": UNIQ_KEY}
 _PROPERTY_COLUMNS: Final = ("properties", *_FROM_PROPERTIES)
 _US_PER_MS: Final = 1000
-# A sender may claim any time; what a timestamp can't hold, milliseconds beyond this, is null.
+# A sender may claim any time. Milliseconds beyond this do not fit a timestamp and become null.
 _LAST_TIME: Final = (2**63 - 1) // _US_PER_MS
-# The two digits of each byte.
+# The two hex digits of each byte.
 _HEX: Final = np.array([f"{value:02X}" for value in range(256)], np.bytes_).view(np.uint16)
 
 # What the bodies of one record batch may unpack to together, bytes.
 _MOST_UNPACKED: Final = 64 * 1024 * 1024
 
-# What a message, and a property of it, count for beside its body where each is an object of Python's, bytes.
+# Memory of a message without its body, and of a property, as Python objects, bytes.
 _MESSAGE_COST: Final = 500
 _PROPERTY_COST: Final = 200
 
@@ -56,11 +60,11 @@ OnUnreadable: TypeAlias = Callable[[Unreadable], bool]
 
 
 class TooMuchError(Exception):
-    """Several messages unpack to more than a record batch is to hold."""
+    """Several messages unpack to more than a record batch may hold."""
 
 
 def fail(message: Unreadable) -> bool:
-    """Raise a RemotingCommandException: what a read does unless ``onUnreadable`` says otherwise."""
+    """Raise a RemotingCommandException: the default of the option ``onUnreadable``."""
     raise RemotingCommandException(
         f"reading {message}. To leave such messages out set onUnreadable=skip; to get their stored bytes set "
         "onUnreadable=raw"
@@ -73,10 +77,10 @@ def batches_of(
     tags: frozenset[str] | None = None,
     on_unreadable: OnUnreadable = fail,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of several answers: one record batch, or more where the bodies unpack to very much.
+    """Yield the messages of several answers as one record batch, or as more if the bodies unpack to very much.
 
-    There may be none. Parameters, and what is raised, as of `decode`. Several messages of one offset that unpack to
-    very much become a record batch each: a sender of inner batches can claim the offset of another message.
+    Parameters and errors as of `decode`. Several messages of one offset that unpack to very much become a record batch
+    each, because a sender of inner batches can claim the offset of another message.
     """
     try:
         batch = decode(pulls, schema, tags, _MOST_UNPACKED, on_unreadable)
@@ -126,11 +130,10 @@ def decode(
 
     Parameters
     ----------
-    pulls : sequence of Pulled
     schema : pyarrow.Schema
         Some or all of the columns of a read, with their types.
     tags : frozenset of str or None, default None
-        Only messages with one of these; None: all. (A broker looks at the hash of a tag only.)
+        Only messages with one of these; None: all. (A broker compares only hashes of tags.)
     most : float, default inf
         Bytes that several messages may unpack to together; a single one may have more.
     on_unreadable : callable, default `fail`
@@ -139,7 +142,7 @@ def decode(
     Raises
     ------
     TooMuchError
-        They unpack to more. Each way counts what it has to unpack, so one of them may raise where the other does not.
+        They unpack to more. Each way counts what it has to unpack, so one may raise where the other does not.
     RemotingCommandException
         A message is unreadable, unless `on_unreadable` returns.
     """
@@ -160,24 +163,24 @@ def decode_rows(
     most: float = math.inf,
     on_unreadable: OnUnreadable = fail,
 ) -> pa.RecordBatch:
-    """Return what `decode` does, one message at a time; see there."""
-    found = []
+    """Return the result of `decode`, one message at a time."""
+    messages = []
     room = most
     for pull in pulls:
         for message in _messages_of(pull, schema, tags):
             if tags is None or _has_tag(message, tags):
-                found.append((pull.queue, message))
+                messages.append((pull.queue, message))
                 properties = 0 if isinstance(message, Unreadable) else len(message.properties)
                 room -= len(message.body) + _MESSAGE_COST + _PROPERTY_COST * properties
-                if room < 0 and len(found) > 1:
+                if room < 0 and len(messages) > 1:
                     raise TooMuchError
-    return _batch_of(found, schema, on_unreadable)
+    return _batch_of(messages, schema, on_unreadable)
 
 
 def _batch_of(
     messages: Sequence[tuple[MessageQueue, MessageExt | Unreadable]], schema: pa.Schema, on_unreadable: OnUnreadable
 ) -> pa.RecordBatch:
-    rows = [(queue, one) for queue, one in messages if not isinstance(one, Unreadable) or on_unreadable(one)]
+    rows = [row for row in messages if not isinstance(row[1], Unreadable) or on_unreadable(row[1])]
     columns = [pa.array([_value(name, *row) for row in rows], schema.field(name).type) for name in schema.names]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -190,7 +193,7 @@ def _messages_of(pull: Pulled, schema: pa.Schema, tags: frozenset[str] | None) -
 
 
 def _has_tag(message: MessageExt | Unreadable, tags: frozenset[str]) -> bool:
-    """Return whether a message has one of the tags; one whose tag cannot be known counts as having it."""
+    """Return whether a message has one of the tags, or has tags that cannot be read."""
     record = message.record if isinstance(message, Unreadable) else message
     if record is None:
         return True
@@ -213,32 +216,6 @@ def _value(name: str, queue: MessageQueue, message: MessageExt | Unreadable) -> 
             return None
         message = message.record
     return _VALUES[name](queue, message)
-
-
-def missing_offsets(pull: Pulled) -> list[tuple[int, int]]:
-    """Return the gaps between the start of a pull and its end: the first offset of each gap, and the one after it.
-
-    An unreadable message is not missing.
-    """
-    if not pull.body:
-        return [(pull.start, pull.end)]
-    try:
-        records = records_of(pull.body)
-        starts = rows_of(records, pull.body).queue_offset
-        starts = starts[(starts >= pull.start) & (starts < pull.end)]
-        ends = starts + 1
-    except (Irregular, pa.ArrowInvalid):
-        messages = messages_of(pull.body, pull.queue, pull.start, pull.end, decompressed=False, parsed=False)
-        spans = [
-            (message.start, message.end)
-            if isinstance(message, Unreadable)
-            else (message.queue_offset, message.queue_offset + 1)
-            for message in messages
-        ]
-        starts, ends = np.array(spans, np.int64).reshape(-1, 2).T
-    order = np.argsort(starts, kind="stable")
-    before, after = np.append(pull.start, np.maximum.accumulate(ends[order])), np.append(starts[order], pull.end)
-    return [(int(before[gap]), int(after[gap])) for gap in np.flatnonzero(after > before)]
 
 
 def _instant(time: int) -> int | None:
@@ -275,15 +252,15 @@ def _wanted(pulls: Sequence[Pulled], records: Records, rows: Rows) -> tuple[Rows
     keep = (rows.queue_offset >= starts) & (rows.queue_offset < ends)
     if keep.all():
         return rows, pull_of
-    wanted = np.flatnonzero(keep)
-    return rows.select(wanted), pull_of[wanted]
+    kept = np.flatnonzero(keep)
+    return rows.select(kept), pull_of[kept]
 
 
 def _check_crc(records: Records) -> None:
-    # The one thing that has to look at each body by itself. As Python's bytes they are at hand faster than as slices.
+    # A loop over bodies, because zlib computes one CRC per call. Python bytes are faster here than slices of an array.
     bodies = cells(records.data, records.bodies, records.body_ends).to_pylist()
-    found = np.fromiter(map(zlib.crc32, bodies), np.uint32, len(bodies))
-    if not np.array_equal(found & CRC_MASK, records.heads["crc"]):
+    computed = np.fromiter(map(zlib.crc32, bodies), np.uint32, len(bodies))
+    if not np.array_equal(computed & CRC_MASK, records.heads["crc"]):
         raise Irregular
 
 
@@ -292,7 +269,7 @@ def _strings(texts: Sequence[str]) -> pa.StringArray:
 
 
 class _Columns:
-    """Makes the columns of rows, each when it is asked for."""
+    """Makes the columns of rows on request."""
 
     def __init__(self, pulls: Sequence[Pulled], records: Records, rows: Rows, pull_of: Ints, most: float) -> None:
         self._pulls = pulls
@@ -308,59 +285,61 @@ class _Columns:
             self._split()
             if "body" not in schema.names:
                 self._bodies()
-        columns = [self._column(field) for field in schema]
+        columns = [self._column(field.name, field.type) for field in schema]
         batch = pa.RecordBatch.from_arrays(columns, schema=schema)
         if tags is None:
             return batch
-        return batch.filter(pc.is_in(self._tagged(TAGS), value_set=_strings(sorted(tags))))
+        return batch.filter(pc.is_in(self._split().value_of(TAGS), value_set=_strings(sorted(tags))))
 
-    def _column(self, field: pa.Field) -> pa.Array:
-        name, kind = field.name, field.type
-        records, rows = self._records, self._rows
-        if name in _FROM_PROPERTIES:
-            found = self._tagged(_FROM_PROPERTIES[name])
-            return pc.coalesce(found, self._offset_ids()) if name == "msgId" and found.null_count else found
-        if name == "body":
-            return self._bodies()
-        if name == "properties":
-            return self._split().as_maps(kind)
-        if name == "topic":
-            return self._of_pull([pull.queue.topic for pull in self._pulls])
-        if name == "brokerName":
-            return self._of_pull([pull.queue.broker_name for pull in self._pulls])
-        if name == "offsetMsgId":
-            return self._offset_ids()
-        if name == "bornHost":
-            return self._hosts()
-        if name == "queueOffset":
-            return to_arrow(rows.queue_offset)
-        if name == "flag":
-            return to_arrow(rows.flag)
-        if name == "queueId":
-            ids = np.array([pull.queue.queue_id for pull in self._pulls], np.int32)
-            return to_arrow(ids[self._pull_of])
-        if name == UNREADABLE:
-            return pa.nulls(len(rows.record), kind)
-        if name == "reconsumeTimes":
-            return to_arrow(records.heads["reconsume_times"].astype(np.int32)[rows.record])
-        times = records.heads["born_timestamp" if name == "bornTimestamp" else "store_timestamp"].astype(np.int64)
+    def _column(self, name: str, kind: pa.DataType) -> pa.Array:
+        queues = [pull.queue for pull in self._pulls]
+        match name:
+            case "tags" | "keys" | "msgId":
+                values = self._split().value_of(_FROM_PROPERTIES[name])
+                return pc.coalesce(values, self._offset_ids()) if name == "msgId" and values.null_count else values
+            case "body":
+                return self._bodies()
+            case "properties":
+                return self._split().as_maps(kind)
+            case "topic":
+                return _strings([queue.topic for queue in queues]).take(to_arrow(self._pull_of))
+            case "brokerName":
+                return _strings([queue.broker_name for queue in queues]).take(to_arrow(self._pull_of))
+            case "queueId":
+                return to_arrow(np.array([queue.queue_id for queue in queues], np.int32)[self._pull_of])
+            case "queueOffset":
+                return to_arrow(self._rows.queue_offset)
+            case "flag":
+                return to_arrow(self._rows.flag)
+            case "offsetMsgId":
+                return self._offset_ids()
+            case "bornHost":
+                return self._hosts()
+            case "bornTimestamp":
+                return self._times("born_timestamp", kind)
+            case "storeTimestamp":
+                return self._times("store_timestamp", kind)
+            case "reconsumeTimes":
+                return to_arrow(self._records.heads["reconsume_times"].astype(np.int32)[self._rows.record])
+            case _:
+                return pa.nulls(len(self._rows.record), kind)
+
+    def _times(self, name: str, kind: pa.DataType) -> pa.Array:
+        times = self._records.heads[name].astype(np.int64)
         if np.any((times > _LAST_TIME) | (times < -_LAST_TIME)):
             raise Irregular
-        return to_arrow(times[rows.record] * _US_PER_MS).cast(kind)
+        return to_arrow(times[self._rows.record] * _US_PER_MS).cast(kind)
 
     def _split(self) -> Properties:
         if self._properties is None:
-            self._properties = split_properties(self._cells(self._rows.properties, self._rows.ends))
+            self._properties = split_properties(cells(self._records.data, self._rows.properties, self._rows.ends))
             if self._properties is None:
                 raise Irregular
         return self._properties
 
-    def _tagged(self, name: str) -> pa.StringArray:
-        return self._split().value_of(name)
-
     def _bodies(self) -> pa.BinaryArray:
         rows = self._rows
-        bodies = self._cells(rows.bodies, rows.body_ends)
+        bodies = cells(self._records.data, rows.bodies, rows.body_ends)
         sys_flag = self._records.heads["sys_flag"][rows.record]
         packed = sys_flag & COMPRESSED_FLAG != 0
         if not packed.any():
@@ -376,9 +355,6 @@ class _Columns:
             if room < 0 and len(bodies) > 1:
                 raise TooMuchError
         return pc.replace_with_mask(bodies, to_arrow(packed), byte_strings(unpacked).to_arrow().cast(pa.binary()))
-
-    def _of_pull(self, texts: list[str]) -> pa.StringArray:
-        return _strings(texts).take(to_arrow(self._pull_of))
 
     def _hosts(self) -> pa.StringArray:
         # A queue's messages come from few hosts: each is written out once.
@@ -402,8 +378,5 @@ class _Columns:
         """Return the bytes of a field of the heads."""
         values = np.ascontiguousarray(self._records.heads[name])
         kind = pa.binary(values.dtype.itemsize)
-        found = pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values.view(np.uint8))])
-        return found.cast(pa.binary())
-
-    def _cells(self, starts: Ints, ends: Ints) -> pa.BinaryArray:
-        return cells(self._records.data, starts, ends)
+        fixed_size = pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values.view(np.uint8))])
+        return fixed_size.cast(pa.binary())

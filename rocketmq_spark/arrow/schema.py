@@ -1,8 +1,7 @@
-"""Which columns a write accepts, of which types (design.md section 4).
+"""The columns that a write accepts, their types, and the message properties that they make.
 
-Rule 1: only the schema is looked at, so that the driver can refuse a write before any task starts.
-Rule 2: a column that nothing would read is an error: peers that ignore it lose data without a word.
-Rule 3: names are case-sensitive; where only the case differs the error says so.
+Only the schema is checked, so that the driver can refuse a write before any task starts. A column that no write reads
+is an error, because ignoring it would lose data. Names are case-sensitive.
 """
 
 from __future__ import annotations
@@ -10,12 +9,23 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
 
 from rocketmq_spark.errors import SchemaError
+from rocketmq_spark.model.properties import (
+    CARRIED,
+    DELAY,
+    KEYS,
+    SHARDING_KEY,
+    TAGS,
+    TIMER_DELAY_MS,
+    TIMER_DELIVER_MS,
+    WAIT,
+    Carried,
+)
 
 # What a read returns beside the columns that a write takes: a copy job works, and they say that it is one.
 READ_COLUMNS: Final = (
@@ -30,12 +40,9 @@ READ_COLUMNS: Final = (
 
 DELAY_COLUMNS: Final = ("delayTimeLevel", "delayMs", "deliverTime")
 
-# Over gRPC, the type that a column makes a row's message of.
-_COLUMN_TYPES: Final = {"shardingKey": "FIFO", "delayMs": "DELAY", "deliverTime": "DELAY"}
-
 
 def value_type(arrow_type: pa.DataType) -> pa.DataType:
-    """Return the type of the values themselves: a dictionary's value type, any other type as it is."""
+    """Return a dictionary's value type, any other type as it is."""
     return arrow_type.value_type if pa.types.is_dictionary(arrow_type) else arrow_type
 
 
@@ -64,7 +71,8 @@ def _is_properties(arrow_type: pa.DataType) -> bool:
     return is_text(arrow_type.key_type) and (is_text(item_type) or bool(pa.types.is_null(item_type)))
 
 
-def _is_int(arrow_type: pa.DataType) -> bool:
+def is_int(arrow_type: pa.DataType) -> bool:
+    """Return whether values of `arrow_type` are whole numbers."""
     return bool(pa.types.is_integer(value_type(arrow_type)))
 
 
@@ -72,58 +80,71 @@ def _is_boolean(arrow_type: pa.DataType) -> bool:
     return bool(pa.types.is_boolean(arrow_type))
 
 
-def _is_instant(arrow_type: pa.DataType) -> bool:
+def is_instant(arrow_type: pa.DataType) -> bool:
+    """Return whether values of `arrow_type` are points in time."""
     return bool(pa.types.is_timestamp(arrow_type)) and arrow_type.tz is not None
 
 
 @dataclass(frozen=True, slots=True)
-class _Column:
+class Column:
+    """A column that a write takes."""
+
+    # allowed, cast: For the text of an error: the type, and how to get it
     allowed: str
     fits: Callable[[pa.DataType], bool]
     cast: str
+    makes: str = ""  # The message property that holds its values
+    # The allowed values of a column of whole numbers that makes a property; None: the broker's limit holds
+    bounds: tuple[int, int | None] | None = None
+    advice: str = "use null for no delay"  # What a user does with a number out of bounds
+    message_type: str = "NORMAL"  # The type that a value makes the row's message over gRPC
+    not_over_grpc: str = ""  # What a user does where gRPC refuses the property
 
 
-_TEXT: Final = _Column("string", is_text, "{name}.cast('string')")
-_INT: Final = _Column("int", _is_int, "{name}.cast('int')")
-_LONG: Final = _Column("long", _is_int, "{name}.cast('long')")
-_PAYLOAD: Final = _Column(
-    "string or binary", _is_payload, "{name}.cast('string'), or to_json({name}) if it is a struct"
-)
+_TEXT: Final = Column("string", is_text, "{name}.cast('string')")
+_INT: Final = Column("int", is_int, "{name}.cast('int')")
+_LONG: Final = Column("long", is_int, "{name}.cast('long')")
+_INSTANT: Final = Column("timestamp with a time zone", is_instant, "{name}.cast('timestamp')")
+_PAYLOAD: Final = Column("string or binary", _is_payload, "{name}.cast('string'), or to_json({name}) if it is a struct")
 
-_WRITTEN: Final[Mapping[str, _Column]] = {
+COLUMNS: Final[Mapping[str, Column]] = {
     "body": _PAYLOAD,
     "value": _PAYLOAD,
     "topic": _TEXT,
-    "tags": _TEXT,
-    "keys": _Column("string or array<string>", _is_keys, "{name}.cast('string') or .cast('array<string>')"),
-    "properties": _Column("map<string,string>", _is_properties, "{name}.cast('map<string,string>')"),
+    "tags": replace(_TEXT, makes=TAGS),
+    "keys": Column("string or array<string>", _is_keys, "{name}.cast('string') or .cast('array<string>')", KEYS),
+    "properties": Column("map<string,string>", _is_properties, "{name}.cast('map<string,string>')"),
     "flag": _INT,
-    "shardingKey": _TEXT,
+    "shardingKey": replace(_TEXT, makes=SHARDING_KEY, message_type="FIFO"),
     "queueId": _INT,
     "brokerName": _TEXT,
-    "waitStoreMsgOK": _Column("boolean", _is_boolean, "{name}.cast('boolean')"),
-    "delayTimeLevel": _INT,
-    "delayMs": _LONG,
-    "deliverTime": _Column("timestamp with a time zone", _is_instant, "{name}.cast('timestamp')"),
+    "waitStoreMsgOK": Column("boolean", _is_boolean, "{name}.cast('boolean')", WAIT),
+    "delayTimeLevel": replace(
+        _INT,
+        makes=DELAY,
+        bounds=(1, 18),
+        not_over_grpc="over gRPC a message has a time of delivery, and no delay level; use delayMs or deliverTime",
+    ),
+    "delayMs": replace(_LONG, makes=TIMER_DELAY_MS, bounds=(1, None), message_type="DELAY"),
+    "deliverTime": replace(_INSTANT, makes=TIMER_DELIVER_MS, bounds=(1, None), message_type="DELAY"),
 }
 
-_KNOWN: Final = (*_WRITTEN, *READ_COLUMNS)
+NUMBER_BOUNDS: Final = {name: column.bounds for name, column in COLUMNS.items() if column.bounds is not None}
+"""The columns of whole numbers that make properties, and their allowed values."""
+
+COLUMN_OF: Final[Mapping[str, str]] = {column.makes: name for name, column in COLUMNS.items() if column.makes}
+"""The column that makes a property."""
+
+_KNOWN: Final = (*COLUMNS, *READ_COLUMNS)
 
 # Beside texts and lists of them, what a column that makes an id may hold.
-_ID_TYPES: Final = (_is_int, _is_boolean, pa.types.is_timestamp, pa.types.is_null)
+_ID_TYPES: Final = (is_int, _is_boolean, pa.types.is_timestamp, pa.types.is_null)
 
 
 def check_schema(schema: pa.Schema, *, topic: str | None, queue_selector: str | None) -> None:
     """Refuse a schema that a write could not send in full.
 
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        Of the data to be written. Any column may also be of the ``null`` type: then every row of it is null.
-    topic : str or None
-        The option ``topic``; it wins over a column.
-    queue_selector : str or None
-        The option ``queueSelector``.
+    Any column may also be of the ``null`` type: then every row of it is null. The option `topic` wins over a column.
 
     Raises
     ------
@@ -138,7 +159,7 @@ def check_schema(schema: pa.Schema, *, topic: str | None, queue_selector: str | 
     check_columns(names)
     _check_payload(names)
     for field in schema:
-        column = _WRITTEN.get(field.name)
+        column = COLUMNS.get(field.name)
         if column is not None and not pa.types.is_null(field.type) and not column.fits(field.type):
             cast = column.cast.format(name=f"col('{field.name}')")
             raise SchemaError(f"column {field.name} is {field.type}: it must be {column.allowed}; use {cast}")
@@ -150,26 +171,14 @@ def check_schema(schema: pa.Schema, *, topic: str | None, queue_selector: str | 
 
 
 def check_columns(names: Iterable[str]) -> None:
-    """Refuse a column that no write reads.
-
-    Raises
-    ------
-    SchemaError
-        On the first of them.
-    """
+    """Raise a SchemaError for the first column that no write reads."""
     for name in names:
         if name not in _KNOWN:
             raise SchemaError(_unknown(name))
 
 
 def check_ordered(names: Sequence[str]) -> None:
-    """Refuse the columns of an ordered write that has nothing to tell its rows' order by.
-
-    Raises
-    ------
-    SchemaError
-        There is no column ``shardingKey``.
-    """
+    """Raise a SchemaError for an ordered write without the column ``shardingKey``."""
     if "shardingKey" not in names:
         raise SchemaError(
             "ordered=true keeps the order of rows of one shardingKey, and there is no such column: add it, or set "
@@ -178,46 +187,34 @@ def check_ordered(names: Sequence[str]) -> None:
 
 
 def check_grpc(schema: pa.Schema) -> None:
-    """Refuse a column that means something a proxy can't be told.
-
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        Has passed `check_schema`.
-
-    Raises
-    ------
-    SchemaError
-        There are delay levels.
-    """
-    if "delayTimeLevel" in _filled(schema):
-        raise SchemaError(
-            "column delayTimeLevel: over gRPC a message has a time of delivery, and no delay level; use delayMs or "
-            "deliverTime"
-        )
+    """Raise a SchemaError for a column whose property gRPC refuses."""
+    for name in sorted(_filled(schema) & COLUMNS.keys()):
+        column = COLUMNS[name]
+        if column.makes and CARRIED[column.makes].grpc is Carried.REFUSED:
+            advice = column.not_over_grpc or f"over gRPC no message has {column.makes}; drop it, or write over remoting"
+            raise SchemaError(f"column {name}: {advice}")
 
 
 def check_message_types(schema: pa.Schema, topic: str, message_types: Collection[str]) -> None:
-    """Refuse columns that make messages of a type that their topic does not accept (spec/grpc.md section 5.4).
+    """Refuse columns that make messages of a type that their topic does not accept.
 
     Parameters
     ----------
-    schema : pyarrow.Schema
-        Has passed `check_schema`.
     topic : str
         The one that all rows go to.
     message_types : collection of str
-        What the topic accepts, such as ``NORMAL``, ``FIFO``, ``DELAY``; empty: nobody said.
+        What the topic accepts, such as ``NORMAL``, ``FIFO``, ``DELAY``; empty if unknown.
 
     Raises
     ------
     SchemaError
-        A column of a type that is not accepted; or none of the columns that would make messages of one that is.
+        A column makes messages of another type, or no column makes messages of an accepted type.
     """
     if not message_types:
         return
     filled = _filled(schema)
-    made = {name: message_type for name, message_type in _COLUMN_TYPES.items() if name in filled}
+    types = {name: column.message_type for name, column in COLUMNS.items() if column.message_type != "NORMAL"}
+    made = {name: message_type for name, message_type in types.items() if name in filled}
     accepted = f"topic {topic} accepts messages of the type {' and '.join(sorted(message_types))} only"
     for name, message_type in made.items():
         if message_type not in message_types:
@@ -226,7 +223,7 @@ def check_message_types(schema: pa.Schema, topic: str, message_types: Collection
                 f"made for them ({_creating(message_type)})"
             )
     if not {"NORMAL", *made.values()} & set(message_types):
-        makers = [name for name, message_type in _COLUMN_TYPES.items() if message_type in message_types]
+        makers = [name for name, message_type in types.items() if message_type in message_types]
         add = f"add the column {' or '.join(makers)}, or " if makers else ""
         raise SchemaError(
             f"{accepted}, and rows of these columns are NORMAL messages: {add}write to a topic made for them "
@@ -235,13 +232,7 @@ def check_message_types(schema: pa.Schema, topic: str, message_types: Collection
 
 
 def check_keys(schema: pa.Schema, topic: str) -> None:
-    """Refuse columns without keys for a compaction topic.
-
-    Raises
-    ------
-    SchemaError
-        There is no column ``keys``, or all of it is null.
-    """
+    """Raise a SchemaError if rows for a compaction topic have no column ``keys``, or all of it is null."""
     if "keys" not in _filled(schema):
         raise SchemaError(
             f"there is no column keys, and topic {topic} is a compaction topic (cleanup.policy=COMPACTION): its "
@@ -251,19 +242,7 @@ def check_keys(schema: pa.Schema, topic: str) -> None:
 
 
 def check_row_id(schema: pa.Schema, columns: Sequence[str]) -> None:
-    """Refuse columns that ``rowId=columns:...`` can't make an id of.
-
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        Has passed `check_schema`.
-    columns : sequence of str
-
-    Raises
-    ------
-    SchemaError
-        A column that is not there, or whose values are not one text, number or time each.
-    """
+    """Raise a SchemaError for a column of ``rowId=columns:...`` that is missing, or is no text, number or time."""
     for name in columns:
         if name not in schema.names:
             raise SchemaError(f"rowId=columns:{','.join(columns)}: there is no column {name} among {schema.names}")
@@ -306,7 +285,7 @@ def _unknown(name: str) -> str:
             return f"unknown column {name}: column names are case-sensitive, rename it to {known}; {advice}"
     folded = {known.lower(): known for known in _KNOWN}
     near = difflib.get_close_matches(name.lower(), folded, n=1)
-    hint = f"did you mean {folded[near[0]]}?" if near else f"known are {', '.join(_WRITTEN)} and what a read returns"
+    hint = f"did you mean {folded[near[0]]}?" if near else f"known are {', '.join(COLUMNS)} and what a read returns"
     return f"unknown column {name}: {hint}; {advice}"
 
 

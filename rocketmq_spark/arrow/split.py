@@ -1,34 +1,128 @@
-"""Rows -> groups that may share a batch, and groups -> batches within the limits. Plans only: nothing is encoded here.
+"""Rows -> groups that may share a batch, and groups -> batches within the limits. Nothing is encoded here.
 
-Rule 1: one batch has one topic, one queue (or any queue), one ``waitStoreMsgOK`` (spec/producer.md 3.8), and bodies
-        that are all compressed or all plain.
-Rule 2: a row is bound to a queue by the hash of its shardingKey (selectors ``hash`` and None), by its queueId
-        (``column``), or by a user's class (``module:Class``); by any other selector, and without key or id, it is not
-        bound and the producer picks a queue.
-Rule 3: a batch never has more rows than its most (32,000), and passes the size asked for only where one row alone does.
-Rule 4: the queues of a topic are asked for only when a row of it is to be bound.
+- A batch has one topic, one queue (or any queue), one ``waitStoreMsgOK``, and bodies that are all compressed or plain.
+- A row is bound to a queue by the hash of its shardingKey (selectors ``hash`` and None), by its queueId (``column``),
+  or by a user's class (``module:Class``). Any other row is not bound, and the producer chooses its queue.
+- The queues of a topic are looked up only if one of its rows is to be bound.
 
-Follows ``SelectMessageQueueByHash.java`` as of 5.x (spec/producer.md 11.3).
+Follows ``SelectMessageQueueByHash.java`` as of 5.x and, for a user's class, ``MessageQueueSelector.java``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from rocketmq_spark.arrow.block import MessageBlock
-from rocketmq_spark.arrow.columns import Ints, Mask, to_arrow
-from rocketmq_spark.arrow.custom_selector import CustomSelector
-from rocketmq_spark.arrow.string_hash import string_hashes
+from rocketmq_spark.arrow.columns import ByteColumn, Ints, Mask, to_arrow
+from rocketmq_spark.arrow.ids import string_hashes
 from rocketmq_spark.arrow.validate import Rule, Violation
-from rocketmq_spark.errors import RouteNotFoundException
-from rocketmq_spark.java_hash import queue_index
-from rocketmq_spark.message import MessageQueue
-from rocketmq_spark.wire.records import MAX_BATCH_ROWS
+from rocketmq_spark.errors import MQClientException, RouteNotFoundException
+from rocketmq_spark.model.hashes import queue_index
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.options.kinds import load_class, make
+from rocketmq_spark.protocol.remoting.records import MAX_BATCH_ROWS
+
+_ScalarT = TypeVar("_ScalarT", bound="np.generic[Any]")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows of a block that are encoded together."""
+
+    block: MessageBlock
+    # start, stop: A range of the block's rows
+    start: int
+    stop: int
+    # Rows of the range, counted from `start`, in the order of the result; None: all of them. At least one.
+    rows: Ints | None
+    packed: ByteColumn | None  # Compressed bodies of the range; null where a row keeps the block's
+    first_id: int  # The id of the block's first row; row k has the k-th after it
+
+    @property
+    def numbers(self) -> Ints:
+        """The rows' numbers within the block."""
+        return np.arange(self.start, self.stop) if self.rows is None else self.rows + self.start
+
+    def picked(self, values: npt.NDArray[_ScalarT]) -> npt.NDArray[_ScalarT]:
+        """Return values of the range in the order of the result."""
+        return values if self.rows is None else values[self.rows]
+
+    def bodies(self) -> tuple[list[ByteColumn], Ints]:
+        """Return columns that together hold one body per row, null in the others, and the bodies' sizes."""
+        bodies = self.block.body.slice(self.start, self.stop)
+        if self.packed is None or self.packed.valid is None:
+            return [bodies], bodies.sizes
+        plain = replace(bodies, valid=~self.packed.valid)
+        return [plain, self.packed], plain.sizes + self.packed.sizes
+
+
+class RowSelector(Protocol):
+    """The interface of a class for ``queueSelector``, which is made without arguments."""
+
+    def select(self, queues: Sequence[MessageQueue], rows: pa.RecordBatch) -> Any:
+        """Return an index into `queues` for each of `rows`, -1 or null for any queue, as an array of whole numbers.
+
+        Parameters
+        ----------
+        queues : sequence of MessageQueue
+            The writable queues of one topic, at least one.
+        rows : pyarrow.RecordBatch
+            Valid rows for that topic, at least one, with all columns of the write.
+        """
+        ...
+
+
+def check_selector(name: str) -> None:
+    """Raise an OptionError if the class cannot be imported. The driver calls this before any task starts."""
+    load_class("queueSelector", name, "select")
+
+
+class CustomSelector:
+    """Calls a user's selector and checks what it returns.
+
+    Parameters
+    ----------
+    name : str
+        The option's ``module:Class``; an OptionError if it cannot be imported or made.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._selector: RowSelector = make("queueSelector", name, "select")
+
+    def select(self, queues: Sequence[MessageQueue], rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        """Return an index into `queues` for each of `rows`, -1 for any.
+
+        Raises
+        ------
+        MQClientException
+            The selector failed, or did not return one valid index for each row.
+        """
+        what = f"queueSelector={self._name}, choosing among {len(queues)} queues of {queues[0].topic}"
+        try:
+            answer = self._selector.select(queues, rows)
+            array = answer if isinstance(answer, (pa.Array, pa.ChunkedArray)) else pa.array(answer)
+        except Exception as exc:
+            raise MQClientException(f"{what} for {len(rows)} rows failed: {exc!r}") from exc
+        if len(array) != len(rows) or not (pa.types.is_integer(array.type) or pa.types.is_null(array.type)):
+            raise MQClientException(
+                f"{what}: it returned {len(array)} values of type {array.type}; return {len(rows)} whole numbers, one "
+                "a row"
+            )
+        chosen: npt.NDArray[np.int64] = array.cast(pa.int64()).fill_null(-1).to_numpy()
+        wrong = np.flatnonzero((chosen < -1) | (chosen >= len(queues)))
+        if len(wrong):
+            raise MQClientException(
+                f"{what}: it returned {chosen[wrong[0]]} for row {wrong[0]} of {len(rows)}; allowed is 0 to "
+                f"{len(queues) - 1}, and -1 or null for any queue"
+            )
+        return chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,32 +137,18 @@ class GroupKey:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The group of each row.
-
-    Parameters
-    ----------
-    keys : list of GroupKey
-    codes : int array, shape (rows,), or None
-        Which of `keys` each row has; None: every row has the only one. Without meaning for rows that break a rule.
-    violations : list of Violation
-        Rows that name a queue which does not exist.
-    """
+    """The group of each row."""
 
     keys: list[GroupKey]
+    # Shape (rows,): Which of `keys` each row has; None: every row has the only one. Undefined for rows that break a
+    # rule.
     codes: Ints | None
-    violations: list[Violation]
+    violations: list[Violation]  # Rows that name a queue which does not exist
 
     def apart(self, rows: slice, compressed: Mask, sys_flag: int) -> Groups:
-        """Return the groups with those of the `rows` that are `compressed` in groups of their own.
+        """Return groups in which the `compressed` rows of a range are apart and have `sys_flag`.
 
-        Parameters
-        ----------
-        rows : slice
-            A range of the block's rows; the others' groups have no meaning in what is returned.
-        compressed : bool array
-            For each row of the range.
-        sys_flag : int
-            Of the groups of compressed rows.
+        The groups of rows outside the range are undefined in the result.
         """
         twice = len(self.keys) * 2
         codes = np.zeros(rows.stop, np.uint16 if twice < 0x10000 else np.int64)
@@ -90,10 +170,8 @@ def group_rows(
 
     Parameters
     ----------
-    block : MessageBlock
-    queue_selector : str or None
     queues_of : callable
-        The writable queues of a topic, in the producer's order.
+        Returns the writable queues of a topic, in the producer's order.
     rows : pyarrow.RecordBatch
         What `block` was made of.
     custom : CustomSelector or None, default None
@@ -102,7 +180,7 @@ def group_rows(
     Raises
     ------
     RouteNotFoundException
-        A row is to be bound and its topic has no queue just now. What `queues_of` raises passes through.
+        A row is to be bound and its topic has no queue now.
     """
     bad = block.bad_rows()
     targets = _Targets(block, queues_of)
@@ -113,8 +191,9 @@ def group_rows(
     elif queue_selector == "column" and block.queue_ids is not None:
         targets.bind_by_column(_usable(block.queue_ids[1], bad, block.rows))
     keys, codes = targets.keys, targets.codes
-    if block.no_wait is not None:
-        codes = block.no_wait * 1 if codes is None else codes * 2 + block.no_wait
+    no_wait = block.no_wait
+    if no_wait is not None:
+        codes = no_wait * 1 if codes is None else codes * 2 + no_wait
         keys = [GroupKey(key.topic, key.queue, wait) for key in keys for wait in (True, False)]
     if codes is not None and len(keys) < 0x10000:
         codes = codes.astype(np.uint16)  # numpy sorts numbers of 16 bits by radix: several times faster
@@ -136,15 +215,13 @@ def fill_batches(
     Parameters
     ----------
     ends : int64 array
-        Item k of the run takes ``ends[k + 1] - ends[k]`` bytes.
+        Item k takes ``ends[k + 1] - ends[k]`` bytes.
     start, stop : int
         The run.
     limit : int
         Bytes that a batch may have; an item that is larger gets a batch of its own.
     nbytes, rows : int
         What the batch that is being filled holds already.
-    max_rows : int, default 32,000
-        Rows that a batch may have.
 
     Yields
     ------
@@ -171,7 +248,7 @@ def _usable(valid: Mask | None, bad: Mask | None, rows: int) -> Mask:
 
 
 class _Targets:
-    """Numbers every (topic, queue or None) that rows of a block go to: those of one topic follow each other."""
+    """Numbers every (topic, queue or None) that rows of a block go to; those of one topic are consecutive."""
 
     def __init__(self, block: MessageBlock, queues_of: Callable[[str], Sequence[MessageQueue]]) -> None:
         self._block = block
@@ -181,12 +258,12 @@ class _Targets:
         self.violations: list[Violation] = []
 
     def bind_by_hash(self, bound: Mask) -> None:
-        """Bind rows to the queue that Java's hash of their key means."""
+        """Bind rows to the queue that Java's hash of their key selects."""
         key = self._block.sharding_key
         if key is None or not bound.any():
             return
         queues = self._queues_of_rows(bound)
-        sizes = np.array([max(len(some), 1) for some in queues])
+        sizes = np.array([max(len(topic_queues), 1) for topic_queues in queues])
         codes = self._block.topic_codes
         index = queue_index(string_hashes(key).astype(np.int64), sizes if codes is None else sizes[codes])
         self._bind(queues, (index + 1) * bound)
@@ -200,36 +277,36 @@ class _Targets:
         topic_codes = np.zeros(block.rows, np.int64) if block.topic_codes is None else block.topic_codes
         broker_codes, names = block.broker_names or (np.full(block.rows, -1), [])
         slots = np.zeros(block.rows, np.int64)
-        for code, some in enumerate(queues):
+        for code, topic_queues in enumerate(queues):
             rows = np.flatnonzero(bound & (topic_codes == code))
             if len(rows) == 0:
                 continue
-            brokers = sorted({queue.broker_name for queue in some})
+            brokers = sorted({queue.broker_name for queue in topic_queues})
             # The number of each of the rows' broker names among the topic's brokers; the last one is for null.
             number = {name: position for position, name in enumerate(brokers)}
             of_name = np.array([number.get(name, -1) for name in names] + [0 if len(brokers) == 1 else -1])
-            known = np.array([number[queue.broker_name] << 32 | queue.queue_id for queue in some])
-            wanted = of_name[broker_codes[rows]] << 32 | block.queue_ids[0][rows]
+            known = np.array([number[queue.broker_name] << 32 | queue.queue_id for queue in topic_queues])
+            named = of_name[broker_codes[rows]] << 32 | block.queue_ids[0][rows]
             order = np.argsort(known)
-            found = order[np.minimum(np.searchsorted(known, wanted, sorter=order), len(known) - 1)]
-            missing = rows[known[found] != wanted]
-            slots[rows] = found + 1
+            places = order[np.minimum(np.searchsorted(known, named, sorter=order), len(known) - 1)]
+            missing = rows[known[places] != named]
+            slots[rows] = places + 1
             if len(missing):
-                self.violations.append(self._no_such_queue(missing, some))
+                self.violations.append(self._no_such_queue(missing, topic_queues))
         self._bind(queues, slots)
 
     def bind_by_choice(self, bound: Mask, batch: pa.RecordBatch, custom: CustomSelector) -> None:
-        """Bind rows as a user's selector has it, asked once for each topic."""
+        """Bind rows as a user's selector chooses; it is called once per topic."""
         if not bound.any():
             return
         codes = self._block.topic_codes
         slots = np.zeros(self._block.rows, np.int64)
         queues = self._queues_of_rows(bound)
-        for code, some in enumerate(queues):
-            mine = bound if codes is None else bound & (codes == code)
-            if mine.any():
-                rows = batch if mine.all() else batch.filter(to_arrow(mine))
-                slots[mine] = custom.select(some, rows) + 1
+        for code, topic_queues in enumerate(queues):
+            of_topic = bound if codes is None else bound & (codes == code)
+            if of_topic.any():
+                rows = batch if of_topic.all() else batch.filter(to_arrow(of_topic))
+                slots[of_topic] = custom.select(topic_queues, rows) + 1
         self._bind(queues, slots)
 
     def _no_such_queue(self, rows: Ints, queues: Sequence[MessageQueue]) -> Violation:
@@ -252,11 +329,11 @@ class _Targets:
     def _queues_of_rows(self, bound: Mask) -> list[Sequence[MessageQueue]]:
         """Return the queues of each topic that has a row to bind, and nothing for any other topic."""
         codes = self._block.topic_codes
-        wanted = {0} if codes is None else set(np.unique(codes[bound]).tolist())
+        bound_topics = {0} if codes is None else set(np.unique(codes[bound]).tolist())
         queues: list[Sequence[MessageQueue]] = []
         for code, topic in enumerate(self._block.topics):
-            queues.append(self._queues_of(topic) if code in wanted else ())
-            if code in wanted and not queues[-1]:
+            queues.append(self._queues_of(topic) if code in bound_topics else ())
+            if code in bound_topics and not queues[-1]:
                 raise RouteNotFoundException(
                     f"binding rows to queues of topic {topic}: it has no writable queue just now; "
                     "check the topic's permissions and that its brokers are up"
@@ -264,19 +341,19 @@ class _Targets:
         return queues
 
     def _bind(self, queues: list[Sequence[MessageQueue]], slots: Ints) -> None:
-        """Number the targets anew: of each topic first "any queue" (slot 0), then its queues (slot 1 and on)."""
+        """Renumber the targets: of each topic first "any queue" (slot 0), then its queues (slot 1 and on)."""
         keys: list[GroupKey] = []
         first: list[int] = []
-        for topic, some in zip(self._block.topics, queues, strict=True):
+        for topic, topic_queues in zip(self._block.topics, queues, strict=True):
             first.append(len(keys))
             keys.append(GroupKey(topic))
-            keys += (GroupKey(topic, queue) for queue in some)
+            keys += (GroupKey(topic, queue) for queue in topic_queues)
         self.keys = keys
         codes = self._block.topic_codes
         self.codes = slots if codes is None else np.array(first)[codes] + slots
 
 
 def _ranges(ids: Sequence[int]) -> str:
-    """Return queue ids as text, ``0..3`` where they follow each other from 0."""
+    """Return queue ids as text, ``0..3`` where they are consecutive from 0."""
     whole = sorted(ids)
     return f"0..{whole[-1]}" if len(whole) > 1 and whole == list(range(len(whole))) else ", ".join(map(str, whole))

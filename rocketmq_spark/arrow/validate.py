@@ -1,34 +1,46 @@
-"""The rules that every row keeps, checked on whole columns.
+"""The rules that rows keep, checked on whole columns: those of every broker, and those that proxies add over gRPC.
 
-Rule 1: a check first screens its column with one cheap pass that a good column passes; only a column that fails the
-        screen is searched for rows, so that exactness costs nothing where all is well.
-Rule 2: a check reports all rows that break a rule, not the first: the caller raises, skips or diverts them.
-Rule 3: a rule's text says what is wrong, what is allowed, and what to do.
+A check first screens its column with one cheap pass. Only a column that fails is searched for the rows, so that valid
+data costs almost nothing. A check returns all rows that break a rule; the caller raises, skips or diverts them.
 
-Follows ``Validators.java`` and ``Message.putUserProperty`` (spec/producer.md 3.3 to 3.5), with the additions of
-spec/remoting.md 5 and 16 that keep a row from corrupting its neighbours.
+Follows ``Validators.java`` and ``Message.putUserProperty``. Further rules keep a row from corrupting its neighbours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from rocketmq_spark.arrow.columns import ByteColumn, Ints, ListColumn, Mask
-from rocketmq_spark.names import FORBIDDEN_TOPICS, MAX_TOPIC_LENGTH, is_blank, is_legal, java_length
+from rocketmq_spark.arrow.schema import COLUMN_OF, COLUMNS, DELAY_COLUMNS
+from rocketmq_spark.model.names import FORBIDDEN_TOPICS, MAX_TOPIC_LENGTH, is_blank, is_legal, java_length
+from rocketmq_spark.model.properties import CARRIED, ROW_ID, SHARDING_KEY, TAGS, Carried
+
+if TYPE_CHECKING:
+    from rocketmq_spark.arrow.properties import Property
 
 _SPACE: Final = 0x20
 _PIPE: Final = ord("|")
 _LAST_ASCII: Final = 0x7F
+_DELETE: Final = 0x7F
+# In UTF-8 the control characters U+0080 to U+009F are this byte and one from 0x80 to 0x9F.
+_C1_LEAD: Final = 0xC2
+
+# userPropertiesSizeLimit and userPropertyMaxNum of a proxy's configuration, as they are by default.
+MAX_PROPERTIES: Final = 128
+MAX_PROPERTY_BYTES: Final = 16_384
+_MAX_GROUP: Final = 63
+_DELAYS: Final = frozenset(COLUMNS[name].makes for name in DELAY_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What is wrong with a row (none of its data in it), what is allowed, and what to do about it."""
+    """What is wrong with a row (without its data), what is allowed, and what to do about it."""
 
     broken: str
     allowed: str
@@ -37,78 +49,80 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """Rows of one block that break one rule, ascending; `found` gives what is in such a row, for the error's text."""
+    """Rows of one block that break one rule, ascending; `found` returns a row's wrong value for the error's text."""
 
     rule: Rule
     rows: Ints
     found: Callable[[int], object] | None = None
 
 
-def topic_rule(topic: str) -> Rule | None:
-    """Return the rule that `topic` breaks as the target of a message, None if it keeps them all."""
-    if is_blank(topic):
-        return TOPIC_BLANK
-    if java_length(topic) > MAX_TOPIC_LENGTH:
-        return TOPIC_TOO_LONG
-    if not is_legal(topic):
-        return TOPIC_ILLEGAL
-    return TOPIC_FORBIDDEN if topic in FORBIDDEN_TOPICS else None
-
-
 TOPIC_NULL: Final = Rule("topic is null", "every row needs a topic", "fill the column, or set the option topic")
-TOPIC_BLANK: Final = Rule("topic is blank", "a topic has 1 to 127 characters", "name one, or set the option topic")
-TOPIC_TOO_LONG: Final = Rule(
+_TOPIC_BLANK: Final = Rule("topic is blank", "a topic has 1 to 127 characters", "name one, or set the option topic")
+_TOPIC_TOO_LONG: Final = Rule(
     "topic is too long", f"{MAX_TOPIC_LENGTH} characters are allowed", "use a topic with a shorter name"
 )
-TOPIC_ILLEGAL: Final = Rule(
+_TOPIC_ILLEGAL: Final = Rule(
     "topic has an illegal character", "letters, digits and % | _ - are allowed", "replace the others (a dot, a slash)"
 )
-TOPIC_FORBIDDEN: Final = Rule("topic is the broker's own", "clients may not send to it", "use a topic of yours")
+_TOPIC_FORBIDDEN: Final = Rule("topic is the broker's own", "clients may not send to it", "use a topic of yours")
+
+
+def violations(
+    rule: Rule, elements: Ints, entries: ListColumn | None = None, found: Callable[[int], object] | None = None
+) -> Iterator[Violation]:
+    """Yield a violation of `elements`, which are rows or, with `entries`, list elements. Yield nothing without any."""
+    if len(elements):
+        yield Violation(rule, elements if entries is None else np.unique(entries.rows_of(elements)), found)
+
+
+def topic_rule(topic: str) -> Rule | None:
+    """Return the rule that `topic` breaks as the target of a message; None for a valid topic."""
+    if is_blank(topic):
+        return _TOPIC_BLANK
+    if java_length(topic) > MAX_TOPIC_LENGTH:
+        return _TOPIC_TOO_LONG
+    if not is_legal(topic):
+        return _TOPIC_ILLEGAL
+    return _TOPIC_FORBIDDEN if topic in FORBIDDEN_TOPICS else None
 
 
 def check_body(body: ByteColumn | None, rows: int, max_message_size: int) -> Iterator[Violation]:
-    """Bodies are there, hold at least one byte and at most `max_message_size`."""
+    """Check that bodies are not null and have 1 to `max_message_size` bytes."""
     allowed = f"a body has 1 to {max_message_size} bytes"
     todo = "filter such rows out, or set onError to skip or deadLetter"
     null = Rule("body is null", allowed, todo)
     if body is None:
-        if rows:
-            yield Violation(null, np.arange(rows))
+        yield from violations(null, np.arange(rows))
         return
-    if body.sizes.min(initial=1) < 1:
+    sizes = body.sizes
+    if sizes.min(initial=1) < 1:
         there = np.ones(rows, np.bool_) if body.valid is None else body.valid
-        if not there.all():
-            yield Violation(null, np.flatnonzero(~there))
-        empty = np.flatnonzero(there & (body.sizes == 0))
-        if len(empty):
-            yield Violation(Rule("body is empty", allowed, todo), empty)
-    if body.sizes.max(initial=0) > max_message_size:
+        yield from violations(null, np.flatnonzero(~there))
+        yield from violations(Rule("body is empty", allowed, todo), np.flatnonzero(there & (sizes == 0)))
+    if sizes.max(initial=0) > max_message_size:
         rule = Rule(
             "body is longer than maxMessageSize",
             f"{max_message_size} bytes are allowed",
             "send less per row, or raise maxMessageSize here and on every broker",
         )
-        sizes = body.sizes
         yield Violation(rule, np.flatnonzero(sizes > max_message_size), lambda row: f"{sizes[row]} bytes")
 
 
 def check_text(
     name: str, column: ByteColumn, *, blank: bool = False, pipe: bool = False, entries: ListColumn | None = None
 ) -> Iterator[Violation]:
-    """A text that becomes part of a property string is UTF-8 without separators, and what else is asked of it.
+    """Check that texts of property strings are UTF-8 and hold no separator.
 
     Parameters
     ----------
     name : str
         For the rule's text: ``tags``, ``the value of a property``.
     column : ByteColumn
-        One text a row; with `entries`, one an entry.
+        One text per row; with `entries`, one per entry.
     blank : bool, default False
-        Refuse strings of nothing but characters up to U+0020, as Java's ``trim`` has it, and empty ones.
+        Refuse empty strings, and strings of characters up to U+0020 only, as Java's ``trim`` does.
     pipe : bool, default False
-        Refuse ``|``: a consumer's subscription takes it for "or".
-    entries : ListColumn or None
-        Says to which rows the elements of `column` belong.
+        Refuse ``|``, which means "or" in a consumer's subscription.
     """
     lowest = int(column.span.min(initial=0xFF))
     if lowest <= 2:
@@ -117,18 +131,18 @@ def check_text(
             "any other is allowed: these two separate properties",
             "remove or replace it",
         )
-        yield from violations(rule, elements_with(column, (column.span - 1) < 2), entries)
+        yield from violations(rule, _elements_with(column, (column.span - 1) < 2), entries)
     if blank:
-        yield from check_blank(name, column, entries)
+        yield from _check_blank(name, column, entries)
     if pipe and (hits := column.span == _PIPE).any():
         rule = Rule(f"{name} holds '|'", "one tag a message is allowed", "put the others into keys or properties")
-        yield from violations(rule, elements_with(column, hits), entries)
+        yield from violations(rule, _elements_with(column, hits), entries)
     if int(column.span.max(initial=0)) > _LAST_ASCII:
         yield from _check_utf8(name, column, entries)
 
 
 def _check_utf8(name: str, column: ByteColumn, entries: ListColumn | None) -> Iterator[Violation]:
-    """A text is UTF-8: a string of Spark can hold any bytes (``cast(binary as string)``), which readers refuse."""
+    """Check that texts are UTF-8: in Spark, ``cast(binary as string)`` makes strings of any bytes."""
     texts = column.to_arrow()
     try:
         texts.cast(pa.large_string() if pa.types.is_large_binary(texts.type) else pa.string())
@@ -136,8 +150,8 @@ def _check_utf8(name: str, column: ByteColumn, entries: ListColumn | None) -> It
         pass
     else:
         return
-    # Arrow does not name the element. Only such a block is searched, one non-ASCII text at a time.
-    beyond_ascii = elements_with(column, column.span > _LAST_ASCII).tolist()
+    # Arrow does not name the element. This loop searches only blocks with such a text, and only non-ASCII texts.
+    beyond_ascii = _elements_with(column, column.span > _LAST_ASCII).tolist()
     elements = np.array([element for element in beyond_ascii if not _is_utf8(column, element)], np.int64)
     rows = elements if entries is None else entries.rows_of(elements)
     rule = Rule(
@@ -145,8 +159,9 @@ def _check_utf8(name: str, column: ByteColumn, entries: ListColumn | None) -> It
         "every text is",
         "decode the bytes with their own charset, or move them into the body",
     )
-    if len(rows):
-        yield Violation(rule, np.unique(rows), lambda row: column.text(int(elements[np.searchsorted(rows, row)])))
+    yield from violations(
+        rule, np.unique(rows), None, lambda row: column.text(int(elements[np.searchsorted(rows, row)]))
+    )
 
 
 def _is_utf8(column: ByteColumn, element: int) -> bool:
@@ -157,21 +172,20 @@ def _is_utf8(column: ByteColumn, element: int) -> bool:
     return True
 
 
-def check_blank(name: str, column: ByteColumn, entries: ListColumn | None = None) -> Iterator[Violation]:
-    """A text has something above U+0020 in it; parameters as of `check_text`."""
+def _check_blank(name: str, column: ByteColumn, entries: ListColumn | None = None) -> Iterator[Violation]:
     if int(column.span.min(initial=0xFF)) <= _SPACE or _has_empty(column):
         rule = Rule(f"{name} is blank", "at least one visible character is needed", "use null where there is none")
         yield from violations(rule, _blank_elements(column), entries)
 
 
 def check_key_items(items: ListColumn) -> Iterator[Violation]:
-    """Items of ``keys`` arrays are joined by one space: each is there, is not empty, and holds no space itself."""
+    """Check the items of ``keys`` arrays, which are joined by one space: none is null, empty, or holds a space."""
     values = items.values
     todo = "clean the array, or join it into one string yourself"
     yield from check_text("keys", values, entries=items)
     if (hits := values.span == _SPACE).any():
         rule = Rule("an item of keys holds a space", "the space separates keys", todo)
-        yield from violations(rule, elements_with(values, hits), items)
+        yield from violations(rule, _elements_with(values, hits), items)
     rule = Rule("an item of keys is null or empty", "each item is a key of at least one character", todo)
     yield from violations(rule, np.flatnonzero(values.sizes == 0), items)
 
@@ -179,7 +193,7 @@ def check_key_items(items: ListColumn) -> Iterator[Violation]:
 def check_range(
     name: str, values: Ints, valid: Mask | None, low: int, high: int | None, todo: str
 ) -> Iterator[Violation]:
-    """Whole numbers lie between `low` and `high`, both allowed; `high` None: as large as they like."""
+    """Check that numbers are between `low` and `high`, both included; None: without an upper limit."""
     outside = values < low
     if high is not None:
         outside |= values > high
@@ -191,18 +205,102 @@ def check_range(
         yield Violation(rule, np.flatnonzero(outside), lambda row: values[row])
 
 
-def violations(rule: Rule, elements: Ints, entries: ListColumn | None = None) -> Iterator[Violation]:
-    """Yield the rows that `elements` are, or in whose lists they are, unless there are none."""
-    if len(elements):
-        yield Violation(rule, elements if entries is None else np.unique(entries.rows_of(elements)))
+def check_for_grpc(
+    rows: int, properties: Sequence[Property], entries: ListColumn | None, flags: npt.NDArray[np.int64] | None
+) -> Iterator[Violation]:
+    """Check all that a proxy would reject or could not carry.
+
+    A proxy rejects a whole batch and does not say which message is wrong, so each of its rules is checked here.
+
+    Parameters
+    ----------
+    properties : sequence of Property
+        System properties.
+    entries : ListColumn or None
+        The user's properties.
+    """
+    counts: npt.NDArray[np.int64] = np.zeros(rows, np.int64)
+    sizes: npt.NDArray[np.int64] = np.zeros(rows, np.int64)
+    grouped, delayed = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
+    for prop in properties:
+        name = prop.name
+        if name in _DELAYS:
+            delayed |= prop.there(rows)
+        elif prop.values is None:
+            # The driver has checked the option tags.
+            sizes += prop.there(rows) * len(prop.literal)
+        else:
+            if name == SHARDING_KEY:
+                grouped = prop.there(rows)
+            else:
+                sizes += prop.values.sizes
+            if CARRIED[name].grpc is Carried.PROPERTY:
+                counts += prop.there(rows)
+                sizes += prop.there(rows) * len(name)
+            if name != ROW_ID:
+                yield from _check_for_grpc(name, prop.values)
+    if entries is not None and entries.names is not None:
+        yield from _check_plain("the name of a property", entries.names, entries)
+        yield from _check_plain("the value of a property", entries.values, entries)
+        counts += entries.offsets[1:] - entries.offsets[:-1]
+        ends = np.concatenate([[0], np.cumsum(entries.names.sizes + entries.values.sizes)])[entries.offsets]
+        sizes += ends[1:] - ends[:-1]
+    if flags is not None:
+        rule = Rule("flag is set", "the gRPC protocol carries none: 0 or null is allowed", "put it into properties")
+        yield from violations(rule, np.flatnonzero(flags), None, lambda row: int(flags[row]))
+    rule = Rule(
+        "shardingKey is set beside a delay",
+        "over gRPC a message has an order or a delay",
+        "null one of the two, or write over remoting",
+    )
+    yield from violations(rule, np.flatnonzero(grouped & delayed))
+    rule = Rule("too many properties", f"over gRPC {MAX_PROPERTIES} are allowed", "move some into the body")
+    yield from violations(rule, np.flatnonzero(counts > MAX_PROPERTIES), None, lambda row: f"{counts[row]} properties")
+    rule = Rule(
+        "properties are too long",
+        f"keys, tags and properties have {MAX_PROPERTY_BYTES} bytes together over gRPC",
+        "move what is long into the body",
+    )
+    yield from violations(rule, np.flatnonzero(sizes > MAX_PROPERTY_BYTES), None, lambda row: f"{sizes[row]} bytes")
+
+
+def _check_for_grpc(name: str, values: ByteColumn) -> Iterator[Violation]:
+    """Check one system property."""
+    column = COLUMN_OF.get(name, name)
+    yield from _check_plain(column, values)
+    if name != TAGS:
+        yield from _check_blank(column, values)
+    if name == SHARDING_KEY:
+        rule = Rule(
+            "shardingKey is too long",
+            f"over gRPC it is the message group, of at most {_MAX_GROUP} bytes",
+            "use a shorter key, such as a hash of it",
+        )
+        too_long = np.flatnonzero(values.sizes > _MAX_GROUP)
+        yield from violations(rule, too_long, None, lambda row: f"{values.sizes[row]} bytes")
+
+
+def _check_plain(name: str, column: ByteColumn, entries: ListColumn | None = None) -> Iterator[Violation]:
+    """Check that texts hold no control character (``Character.isISOControl``)."""
+    span = column.span
+    if span.min(initial=0xFF) >= _SPACE and span.max(initial=0) < _DELETE:
+        return
+    hits: Mask = (span < _SPACE) | (span == _DELETE)
+    hits[:-1] |= (span[:-1] == _C1_LEAD) & (span[1:] >= 0x80) & (span[1:] < 0xA0)
+    rule = Rule(
+        f"{name} holds a control character",
+        "over gRPC none is allowed, line feed and tab included",
+        "remove or replace it, or move the text into the body",
+    )
+    yield from violations(rule, _elements_with(column, hits), entries)
 
 
 def _not_null(column: ByteColumn, elements: Ints) -> Ints:
     return elements if column.valid is None else elements[column.valid[elements]]
 
 
-def elements_with(column: ByteColumn, hits: Mask) -> Ints:
-    """Return the elements in which one of the marked bytes of the column's span lies, ascending."""
+def _elements_with(column: ByteColumn, hits: Mask) -> Ints:
+    """Return the elements that hold one of the marked bytes of the column's span, ascending."""
     positions = np.flatnonzero(hits) + int(column.offsets[0])
     return _not_null(column, np.unique(np.searchsorted(column.offsets, positions, side="right") - 1))
 
@@ -213,9 +311,9 @@ def _has_empty(column: ByteColumn) -> bool:
 
 
 def _blank_elements(column: ByteColumn) -> Ints:
-    """Return the elements without a byte above 0x20; a null is not one of them."""
+    """Return the elements without a byte above 0x20, except nulls."""
     empty = column.offsets[1:] == column.offsets[:-1]
-    # An empty element's first byte is its neighbour's, or lies behind the last one: any will do.
+    # The first byte of an empty element is its neighbour's, or lies behind the last one: any will do.
     heads = column.data[np.minimum(column.offsets[:-1], len(column.data) - 1)] if len(column.data) else np.uint8(0)
     suspects: Ints = _not_null(column, np.flatnonzero(empty | (heads <= _SPACE)))
     if len(suspects) == 0:

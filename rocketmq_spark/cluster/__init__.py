@@ -1,7 +1,6 @@
 """A RocketMQ cluster on this machine for tests and first tries: :class:`LocalCluster`.
 
-Rule 1: the servers are the real ones, as JVM processes; nothing is imitated.
-Rule 2: nothing is downloaded, started or written by importing this.
+Importing this downloads, starts and writes nothing.
 """
 
 from rocketmq_spark.cluster.jars import Progress

@@ -1,9 +1,8 @@
-"""Certificates of one cluster: an authority that is made when it starts, and vouches for its servers and their clients.
+"""Certificates and private files of one cluster.
 
-Rule 1: the authority's own key is in no file: what lies in the folder lets nobody make another server of the cluster.
-Rule 2: keys are PKCS#8, the one form that RocketMQ's servers read (``TlsHelper.java``), unencrypted and for their owner
-        only.
-Rule 3: a certificate is for clients and for servers: RocketMQ's servers are clients of each other.
+The authority's own key is in no file, so nobody can make another server of the cluster from its folder. Keys are
+unencrypted PKCS#8, the only form that RocketMQ's servers read (``TlsHelper.java``). A certificate is for clients and
+servers, because RocketMQ's servers are clients of each other.
 """
 
 from __future__ import annotations
@@ -12,12 +11,9 @@ import os
 import stat
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from rocketmq_spark.errors import ClusterError
-
-if TYPE_CHECKING:
-    import trustme
 
 
 class Certificate(NamedTuple):
@@ -28,29 +24,17 @@ class Certificate(NamedTuple):
 
 
 class Authority:
-    """A certificate authority.
+    """A certificate authority that writes into an existing folder; its own certificate is `ca_file`.
 
-    Parameters
-    ----------
-    folder : Path
-        Where certificates and keys are written; it exists.
-    name : str, default "a local cluster of rocketmq-spark"
-        By which its certificates name it.
-
-    Attributes
-    ----------
-    ca_file : Path
-        Its own certificate: the option ``tlsCaFile``.
-
-    Raises
-    ------
-    ClusterError
-        The package trustme is not installed.
+    Raises a ClusterError if the package trustme is not installed.
     """
 
     def __init__(self, folder: Path, name: str = "a local cluster of rocketmq-spark") -> None:
         self._folder = folder
-        self._ca = _authority(name)
+        require_trustme()
+        import trustme
+
+        self._ca = trustme.CA(organization_unit_name=name)
         self.ca_file = folder / "ca.pem"
         self._ca.cert_pem.write_to_path(self.ca_file)
 
@@ -60,16 +44,9 @@ class Authority:
     def issue(
         self, name: str, *identities: str, not_before: datetime | None = None, not_after: datetime | None = None
     ) -> Certificate:
-        """Return a certificate and its key.
+        """Write a certificate for host names and addresses, and its key: ``name.pem`` and ``name.key``.
 
-        Parameters
-        ----------
-        name : str
-            Of its files: ``name.pem`` and ``name.key``.
-        *identities : str
-            Host names and addresses that it is for, at least one.
-        not_before, not_after : datetime, optional
-            From when and until when it counts, UTC. Default: always.
+        It is valid between two UTC times, by default always.
         """
         from cryptography.hazmat.primitives.serialization import (
             Encoding,
@@ -87,7 +64,7 @@ class Authority:
 
 
 def require_trustme() -> None:
-    """Raise a ClusterError that names the command if certificates can't be made here."""
+    """Raise a ClusterError that names the pip command if trustme is missing."""
     try:
         import trustme  # noqa: F401
     except ImportError as exc:
@@ -98,7 +75,7 @@ def require_trustme() -> None:
 
 
 def write_private(file: Path, content: bytes) -> None:
-    """Write a file that only its owner may read, whatever it was before."""
+    """Replace a file by one that only its owner may read."""
     file.unlink(missing_ok=True)
     with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
         opened.write(content)
@@ -107,14 +84,9 @@ def write_private(file: Path, content: bytes) -> None:
 def read_private(file: Path) -> bytes:
     """Return the content of a regular file that only its owner may read and write: this user, or root.
 
-    Raises
-    ------
-    ClusterError
-        It is not a regular file, it belongs to another user, or other users may read or write it.
-    OSError
-        It can't be read, or it is a symbolic link.
+    Raises a ClusterError otherwise, and an OSError if the file can't be read, or is a symbolic link.
     """
-    # Without O_NONBLOCK a FIFO would block; the checks are made on what was opened.
+    # Without O_NONBLOCK a FIFO would block. The checks are made on the open file, which nobody can exchange.
     descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         status = os.fstat(descriptor)
@@ -133,15 +105,10 @@ def read_private(file: Path) -> bytes:
 
 
 def require_own_folder(folder: Path, *, user: int | None = None) -> None:
-    """Raise a ClusterError if another user could have put secrets or brokers' users into a cluster's folder.
+    """Raise a ClusterError if another user could have put keys or users into a cluster's folder.
 
-    Only `user` may write to the folder and to the folders in it, and all that is in it belongs to `user` or to root.
-
-    Parameters
-    ----------
-    folder : Path
-    user : int, optional
-        Default: the effective user of this process.
+    Only `user` (by default the effective user) may write to the folder and the folders in it, and everything in it
+    belongs to `user` or to root.
     """
     user = os.geteuid() if user is None else user
     try:
@@ -177,10 +144,3 @@ def _require_owner(path: Path, status: os.stat_result, user: int) -> None:
             f"{path} belongs to user id {status.st_uid}, not to user id {user} of this process: its content can't be"
             " trusted. Remove it, or set directory= to another folder"
         )
-
-
-def _authority(name: str) -> trustme.CA:
-    require_trustme()
-    import trustme
-
-    return trustme.CA(organization_unit_name=name)

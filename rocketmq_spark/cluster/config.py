@@ -1,8 +1,7 @@
-"""What a local cluster's servers are told: the templates of conf/, their ports, their properties.
+"""The configuration of a local cluster's servers: the templates of conf/, ports and properties.
 
-Rule 1: a template names files relative to the folder its server runs in; only names and ports are filled in.
-Rule 2: a port is one nobody listens on now, and none that the system gives to outgoing connections.
-Rule 3: a property that the cluster itself must know is refused, not silently replaced.
+A port is free now, and not one that the system gives to outgoing connections. A property that the cluster sets itself
+is refused, not replaced.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from typing import Final
 
 from rocketmq_spark.errors import ClusterError
 
-# Below the range of every system's outgoing connections (Linux starts at 32768, macOS at 49152). A client that keeps
-# trying a port of that range while its broker is down would one day get the port as its own, and talk to itself.
+# Below the range of every system's outgoing connections (Linux starts at 32768, macOS at 49152). Otherwise a client
+# that keeps trying the port while its broker is down could get it as its own port, and talk to itself.
 _PORTS: Final = range(20_000, 30_000)
 
-# Not the generator that programs seed: two that seed alike would want the same ports.
+# Two programs with the same seed must not try the same ports.
 _draw: Final = random.SystemRandom().randrange
 
 _BY_AUTH: Final = {"authenticationEnabled": "use auth=", "authorizationEnabled": "use auth="}
@@ -56,26 +55,29 @@ _PROXYS_OWN: Final = {
 
 @dataclass(frozen=True, slots=True)
 class BrokerPorts:
-    """The ports that one broker listens on; `vip` is always ``listen - 2`` (``BrokerController.java``)."""
+    """The ports that one broker listens on."""
 
     listen: int
     ha: int
 
     @property
     def vip(self) -> int:
-        """The "fast" port (spec/remoting.md 2.3)."""
+        """The VIP port, always ``listen - 2`` (``BrokerController.java``)."""
         return self.listen - 2
 
 
 def render(template: str, **values: object) -> str:
-    """Fill in a template of conf/.
-
-    Raises
-    ------
-    ClusterError
-        The package was installed without its templates.
-    """
+    """Return a template of conf/ with its values; a ClusterError if the package was installed without templates."""
     return string.Template(_read(template)).substitute(values)
+
+
+def user_folder(kind: str, default: str, environ: Mapping[str, str]) -> Path:
+    """Return ``$ROCKETMQ_SPARK_kind``, else ``rocketmq-spark`` in ``$XDG_kind_HOME`` or ``~/default``."""
+    chosen = environ.get(f"ROCKETMQ_SPARK_{kind}", "")
+    if chosen:
+        return Path(chosen).absolute()
+    base = environ.get(f"XDG_{kind}_HOME", "")
+    return (Path(base) if base else Path.home() / default).absolute() / "rocketmq-spark"
 
 
 def properties_of(text: str) -> dict[str, str]:
@@ -93,19 +95,9 @@ def properties_text(properties: Mapping[str, str]) -> str:
 def broker_overrides(
     given: Mapping[str, object] | Sequence[Mapping[str, object]] | None, brokers: int
 ) -> list[dict[str, str]]:
-    """Return one mapping per broker out of the `broker_properties` of a cluster.
+    """Return the properties of each broker. `given` is for all brokers, or has one mapping for each.
 
-    Parameters
-    ----------
-    given : mapping, sequence of mappings, or None
-        For all brokers, or one for each. Booleans become ``true`` and ``false``.
-    brokers : int
-
-    Raises
-    ------
-    ClusterError
-        `brokers` is no number of brokers; as many mappings as brokers are needed; or a property that the cluster sets
-        itself.
+    Raises a ClusterError for a wrong number of brokers or mappings, and for a property that the cluster sets itself.
     """
     if not _is_number(brokers, int) or brokers < 1:
         raise ClusterError(f"brokers={brokers!r}: a cluster needs at least one; allowed are integers from 1 on")
@@ -126,17 +118,9 @@ def broker_overrides(
 
 
 def proxy_overrides(given: bool | Mapping[str, object]) -> dict[str, object] | None:
-    """Return the properties that the `proxy` of a cluster gives its proxy, or None if there is to be none.
+    """Return the properties of the proxy, or None without a proxy; a mapping, even an empty one, asks for a proxy.
 
-    Parameters
-    ----------
-    given : bool or mapping
-        A mapping, even an empty one, asks for a proxy.
-
-    Raises
-    ------
-    ClusterError
-        Neither; a property that the cluster sets itself; or a value that JSON does not have.
+    Raises a ClusterError for another type, a property that the cluster sets itself, or a value that JSON does not have.
     """
     if not isinstance(given, bool | Mapping):
         raise ClusterError(f"proxy takes False, True or a mapping of properties, not a {type(given).__name__}")
@@ -153,34 +137,28 @@ def proxy_overrides(given: bool | Mapping[str, object]) -> dict[str, object] | N
 
 
 def checked_jvm_options(given: Sequence[str]) -> tuple[str, ...]:
-    """Return the JVM options of a cluster; a ClusterError says what is allowed."""
+    """Return the JVM options of a cluster, or raise a ClusterError."""
     if not _is_list_of(str, given):
         raise ClusterError("jvm_options takes a list with a text for each option, as in ['-Xmx1g', '-Xss1m']")
     return tuple(given)
 
 
 def checked_timeout(given: float) -> float:
-    """Return the `start_timeout` of a cluster; a ClusterError says what is allowed."""
+    """Return the `start_timeout` of a cluster, or raise a ClusterError."""
     if not _is_number(given, int | float) or not given > 0:
         raise ClusterError(f"start_timeout={given!r}: allowed are seconds above 0")
     return given
 
 
 def named_port(properties: Mapping[str, str], name: str) -> int | None:
-    """Return the port that a user's properties name, or None.
-
-    Raises
-    ------
-    ClusterError
-        It is no port.
-    """
+    """Return the port that a user's properties name, or None; a ClusterError if it is no port."""
     if name not in properties:
         return None
     return checked_port(properties[name], name)
 
 
 def checked_port(value: object, name: str) -> int:
-    """Return a user's port as a number; a ClusterError says what `name` allows."""
+    """Return a user's port as a number, or raise a ClusterError."""
     text = str(value)
     if not re.fullmatch(r"[0-9]{1,5}", text) or not 1024 <= int(text) <= 65_535:
         raise ClusterError(f"{name}={text} is no port a server can have; allowed are 1024 to 65535")
@@ -188,9 +166,8 @@ def checked_port(value: object, name: str) -> int:
 
 
 def is_free(port: int) -> bool:
-    """Tell whether a server could listen on `port` now, on loopback and on every address."""
-    # Java's server sockets set SO_REUSEADDR too: a closed connection's leftovers don't count. Both addresses, because
-    # with it macOS allows the one while someone listens on the other.
+    """Return whether a server could listen on `port` now, on loopback and on every address."""
+    # Java's server sockets set SO_REUSEADDR too. With it macOS allows one address while someone listens on the other.
     for host in ("127.0.0.1", "0.0.0.0"):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -202,14 +179,9 @@ def is_free(port: int) -> bool:
 
 
 def pick_port(taken: Iterable[int], *, below: int = 0, draw: Callable[[int, int], int] = _draw) -> int:
-    """Return a free port that is not in `taken`, with the `below` ports under it free too.
+    """Return a free port that is not in `taken`; the `below` ports before it are free too. `draw` is ``randrange``.
 
-    `draw` is ``randrange``.
-
-    Raises
-    ------
-    ClusterError
-        None of 200 tries was free.
+    Raises a ClusterError if none of 200 ports was free.
     """
     avoid = set(taken)
     for _ in range(200):
@@ -223,12 +195,9 @@ def pick_port(taken: Iterable[int], *, below: int = 0, draw: Callable[[int, int]
 
 
 def pick_broker_ports(taken: Iterable[int], properties: Mapping[str, str]) -> BrokerPorts:
-    """Return the ports of one broker: the ones its properties name, else free ones.
+    """Return the ports of one broker: the ports that its properties name, or free ones.
 
-    Raises
-    ------
-    ClusterError
-        A named port, or the VIP port two below ``listenPort``, is taken.
+    Raises a ClusterError if a named port, or the VIP port two below ``listenPort``, is taken.
     """
     avoid = set(taken)
     listen = named_port(properties, "listenPort")
@@ -247,7 +216,7 @@ def pick_broker_ports(taken: Iterable[int], properties: Mapping[str, str]) -> Br
 
 
 def require_free(port: int, name: str) -> None:
-    """Raise a ClusterError if something listens on a port that the user named, saying `name`."""
+    """Raise a ClusterError with `name` if something listens on the port."""
     if not is_free(port):
         raise ClusterError(f"{name}: something listens on 127.0.0.1:{port} already; stop it or name another port")
 

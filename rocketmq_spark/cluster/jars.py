@@ -1,10 +1,8 @@
-"""The RocketMQ server's jars: fetched once by the Ivy that PySpark ships, and used only if the package lists them.
+"""The RocketMQ server's jars: fetched once by the Ivy that PySpark ships, and compared with the package's list.
 
-Rule 1: a folder of jars appears whole, by one rename, or not at all; Ivy's own cache is thrown away with the rest.
-Rule 2: ``conf/jars.sha256`` lists the jars and their SHA-256. After every fetch and before every use, each jar is
-        hashed and compared with it. A jar that is not in the list counts as a difference too.
-Rule 3: one process fetches at a time; the others wait for it and find its result.
-Rule 4: nothing is printed here; a `progress` callback is told.
+``conf/jars.sha256`` lists the jars and their SHA-256. After every fetch and before every use each jar is hashed, and a
+jar that is not in the list counts as a difference. The folder of jars appears by one rename. One process fetches at a
+time; the others wait and use its result.
 
 The folder is ``$ROCKETMQ_SPARK_CACHE``, else ``$XDG_CACHE_HOME/rocketmq-spark``, else ``~/.cache/rocketmq-spark``.
 """
@@ -29,31 +27,31 @@ from pathlib import Path
 from typing import Final, TypeAlias
 from xml.etree import ElementTree
 
-from rocketmq_spark.cluster.config import render
+from rocketmq_spark.cluster.config import render, user_folder
 from rocketmq_spark.errors import ClusterError
 
 logger = logging.getLogger("rocketmq_spark.cluster")
 
 RELEASE: Final = "5.5.0"
-"""The server's release: what the specification was checked against."""
+"""The server's release."""
 
 Progress: TypeAlias = Callable[[str, float], None]
-"""Told what is being done, and how much of it is done: 0.0 to 1.0."""
+"""Called with the current step and the fraction of the work that is done, 0.0 to 1.0."""
 
 FETCH_BYTES: Final = 400 * 1024 * 1024
-"""Free disk wanted for a fetch: 106 MB of jars, twice (Ivy's cache and ours), and as much again to be safe."""
+"""Free disk needed for a fetch: 106 MB of jars, twice (Ivy's cache and ours), and as much again to be safe."""
 
-# An error names this many of the files that differ.
+# The most files that an error names.
 _NAMED: Final = 5
 
-# Ivy asks for one file after the other, and most of its time it waits for an answer: so several of it share the work.
+# Ivy fetches one file after the other and mostly waits, so this many processes share the work.
 _SHARES: Final = 8
 
-# What Ivy says once per module: having found it, then having its jar. The sum is only for the progress display.
+# Ivy's output has two such lines per module. Their number is needed for the progress display only.
 _STEP: Final = re.compile(r"^\s+(found |\[SUCCESSFUL \])")
 _STEPS: Final = 141 + 148
 
-# The line of Ivy's output that says most about a failure; the first pattern that matches any line wins.
+# The causes of a failure in Ivy's output; the first pattern that matches any line wins.
 _CAUSES: Final = tuple(
     re.compile(pattern)
     for pattern in (
@@ -69,17 +67,13 @@ _CAUSES: Final = tuple(
 )
 
 
-def tell_nobody(what: str, fraction: float) -> None:
-    """Do nothing: the progress of someone who doesn't ask for it."""
+def no_progress(what: str, fraction: float) -> None:
+    """Ignore the progress."""
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the per-user folder under which the jars are kept; it need not exist."""
-    chosen = environ.get("ROCKETMQ_SPARK_CACHE", "")
-    if chosen:
-        return Path(chosen).absolute()
-    base = environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if base else Path.home() / ".cache").absolute() / "rocketmq-spark"
+    return user_folder("CACHE", ".cache", environ)
 
 
 def listed_checksums(text: str) -> dict[str, str]:
@@ -136,22 +130,10 @@ def server_jars(
     *,
     checksums: Mapping[str, str] | None = None,
 ) -> tuple[Path, ...]:
-    """Return the server's jars, fetching them first if this user has never done so.
+    """Return the server's jars; the first call of a user fetches them. `find_java` is called only then.
 
-    Parameters
-    ----------
-    find_java : callable
-        Called only if something must be fetched.
-    progress : callable, optional
-        See :data:`Progress`.
-    checksums : mapping of str to str, optional
-        File name and SHA-256 of every jar. Default: the package's list.
-
-    Raises
-    ------
-    ClusterError
-        No network, no room, no Java, no PySpark with jars, or jars other than the listed ones: one line that says what
-        to do.
+    `checksums` has the SHA-256 of every jar by file name, by default the package's list. Raises a ClusterError without
+    network, room, Java, or PySpark with jars, and for jars other than the listed ones.
     """
     cache, checksums = cache_folder(), checksums or server_checksums()
     jars = installed_jars(cache, checksums)
@@ -171,25 +153,9 @@ def fetch(
 ) -> tuple[Path, ...]:
     """Fetch the server into `cache`, unless another process has done so while this one waited for the lock.
 
-    Parameters
-    ----------
-    cache : Path
-        Created if missing.
-    java, ivy : Path
-        The program, and Ivy's jar.
-    progress : callable, optional
-        See :data:`Progress`.
-    checksums : mapping of str to str, optional
-        See :func:`server_jars`.
-    free_bytes : callable
-        How many bytes may be written under a folder.
-
-    Raises
-    ------
-    ClusterError
-        See :func:`server_jars`.
+    `java` is the program, `ivy` its jar, and `free_bytes` returns the free space of a folder. Raises as `server_jars`.
     """
-    tell, checksums = progress or tell_nobody, checksums or server_checksums()
+    tell, checksums = progress or no_progress, checksums or server_checksums()
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with _locked(cache / ".lock", tell):
@@ -224,10 +190,7 @@ def fetch(
 def find_ivy(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the Ivy jar of the installed PySpark, else of ``SPARK_HOME``.
 
-    Raises
-    ------
-    ClusterError
-        Neither has one (``pyspark-client`` ships no jars).
+    Raises a ClusterError if neither has one (``pyspark-client`` ships no jars).
     """
     homes = []
     spec = importlib.util.find_spec("pyspark")  # finds it without importing it
@@ -265,16 +228,15 @@ def _locked(path: Path, tell: Progress) -> Iterator[None]:
 
 
 def retrieve(work: Path, java: Path, ivy: Path, tell: Progress) -> None:
-    """Let Ivy fill ``work/jars``; nothing is compared with the list yet.
+    """Let Ivy fill ``work/jars``, with the user's own settings for a mirror of Maven Central.
 
-    Ivy's settings may be the user's own: a company's mirror of Maven Central. Ivy compares each jar with the SHA-1 that
-    the same repository serves, which finds damage but no changed repository.
+    Ivy compares each jar with the SHA-1 of the same repository, which finds damage but no changed repository.
     """
     settings = os.environ.get("ROCKETMQ_SPARK_IVY_SETTINGS") or str(work / "ivysettings.xml")
     (work / "ivysettings.xml").write_text(render("ivysettings.xml"), encoding="utf-8")
     what = f"fetching the RocketMQ {RELEASE} server, once"
     tell(what, 0.0)
-    # What the readers have seen: a step, or (False) the end of one's output.
+    # True for each step in the output of a process, False for its end.
     steps: queue.SimpleQueue[bool] = queue.SimpleQueue()
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(_SHARES))
@@ -283,7 +245,7 @@ def retrieve(work: Path, java: Path, ivy: Path, tell: Progress) -> None:
             home = work / str(number)
             home.mkdir()
             (home / "ivy.xml").write_text(share, encoding="utf-8")
-            # Ivy's own idea of a home is moved too: nothing is read from or left in ~/.ivy2.
+            # Ivy's user folder is moved too, so that it does not use ~/.ivy2.
             command = [str(java), f"-Divy.default.ivy.user.dir={home}", "-XX:TieredStopAtLevel=1"]
             command += ["-cp", str(ivy), "org.apache.ivy.Main", "-settings", settings, "-ivy", str(home / "ivy.xml")]
             command += ["-cache", str(home / "cache")]
@@ -315,7 +277,7 @@ def retrieve(work: Path, java: Path, ivy: Path, tell: Progress) -> None:
 
 
 def _shares(ivy_xml: str) -> Iterator[str]:
-    """Deal the dependencies of an Ivy file out to several of them."""
+    """Yield Ivy files that share the dependencies of one."""
     module = ElementTree.fromstring(ivy_xml)
     dependencies = module.find("dependencies")
     assert dependencies is not None
@@ -326,7 +288,7 @@ def _shares(ivy_xml: str) -> Iterator[str]:
 
 
 def _read(process: subprocess.Popen[str], steps: queue.SimpleQueue[bool]) -> list[str]:
-    """Return all that Ivy says, telling each step that it has made, and in the end that it was the last one."""
+    """Return the output of Ivy, and put True into `steps` for each step, then False."""
     output: list[str] = []
     try:
         assert process.stdout is not None

@@ -1,11 +1,8 @@
-"""A RocketMQ cluster on this machine: the real servers as JVM processes, started for a test or a first try.
+"""A RocketMQ cluster on this machine: the real servers as JVM processes, for tests and first tries.
 
-Rule 1: started means that topics can be written: each broker has stored a message before `start` returns.
-Rule 2: everything started is stopped: at the end of the context, on an error, on Ctrl-C, at the interpreter's exit,
-        and (by the watchdog) when this process is killed.
-Rule 3: a store that nobody named is thrown away, so its brokers are killed, not stopped; a named one is flushed first.
-Rule 4: in a forked child the cluster is the parent's: nothing is stopped there.
-Rule 5: secrets and keys go with the cluster, on every way out; in a folder that was named they stay with the store.
+Everything started is stopped: at the end of the context, on an error, on Ctrl-C, at the interpreter's exit, and (by the
+watchdog) when this process is killed. A forked child stops nothing. A temporary store is thrown away, so its brokers
+are killed; a named one is flushed first. Secrets and keys are removed with the cluster, but stay in a named folder.
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-from rocketmq_spark.cluster.access import create_user
 from rocketmq_spark.cluster.config import (
     broker_overrides,
     checked_jvm_options,
@@ -30,22 +26,20 @@ from rocketmq_spark.cluster.config import (
     checked_timeout,
     proxy_overrides,
 )
-from rocketmq_spark.cluster.jars import Progress, server_jars, tell_nobody
-from rocketmq_spark.cluster.java import find_java
+from rocketmq_spark.cluster.jars import Progress, no_progress, server_jars
 from rocketmq_spark.cluster.probe import Probe
-from rocketmq_spark.cluster.process import State, Watchdog
-from rocketmq_spark.cluster.security import Security, Tls, check_security, client_options
-from rocketmq_spark.cluster.server import Server, Site
-from rocketmq_spark.cluster.servers import Broker, NameServer, Proxy
-from rocketmq_spark.credentials import Credentials
+from rocketmq_spark.cluster.process import State, Watchdog, find_java
+from rocketmq_spark.cluster.security import Security, Tls, check_security, client_options, create_user
+from rocketmq_spark.cluster.servers import Broker, NameServer, Proxy, Server, Site
 from rocketmq_spark.errors import ClusterError
+from rocketmq_spark.model.credentials import Credentials
 
 logger = logging.getLogger("rocketmq_spark.cluster")
 
 _T = TypeVar("_T")
 
 STORE_BYTES: Final = 512 * 1024 * 1024
-"""Free disk wanted per broker. A broker whose disk fills up dies: it writes to mapped files, which can't refuse."""
+"""Free disk needed per broker. A broker dies when its disk is full, because it writes to mapped files."""
 
 
 class LocalCluster:
@@ -53,7 +47,7 @@ class LocalCluster:
 
     Name server and brokers listen at 127.0.0.1. RocketMQ 5.5.0 has no setting for the address of a proxy's two ports
     and of a broker's port for slaves: these are open on every address of this machine. The port for slaves gives out
-    no message. A proxy serves everybody who can reach it, unless `auth` is set; :meth:`start` logs a warning.
+    no message. A proxy serves every client that can reach it, unless `auth` is set; :meth:`start` logs a warning.
 
     The RocketMQ 5.5.0 server is fetched on first use (106 MB) and kept; Java 17 or newer is needed.
     A broker takes 300 to 700 MB of memory, the name server 100 MB, the proxy 400 MB.
@@ -78,8 +72,8 @@ class LocalCluster:
     port : int, optional
         The name server's port. Default: a free one.
     auth : bool, default False
-        Brokers and proxy let in who signs with an access key that they know, and let them do what they may. They know
-        an administrator, ``admin``, whose secret key is drawn at random (:attr:`options` say where it is), and whom
+        Brokers and proxy accept only users with an access key, and only what these may do. Their users are an
+        administrator, ``admin``, with a random secret key (:attr:`options` name its file), and those that
         :meth:`create_user` adds.
     tls : bool or "mutual", default False
         Name server, brokers and proxy take encrypted connections (TLS 1.2 or newer) and no others. Their certificate is
@@ -87,7 +81,7 @@ class LocalCluster:
         certificate of their clients. At its gRPC port a proxy of RocketMQ 5.5.0 can't; :attr:`endpoints` is then its
         other port, which can, and speaks gRPC too. Needs ``pip install 'rocketmq-spark[cluster]'``.
     progress : callable, optional
-        Told what :meth:`start` is doing and how much of it is done, 0.0 to 1.0.
+        Called with the current step of :meth:`start` and the fraction of it that is done, 0.0 to 1.0.
 
     Examples
     --------
@@ -97,8 +91,8 @@ class LocalCluster:
     Raises
     ------
     ClusterError
-        A parameter makes no sense; later, from :meth:`start`: no Java, no network for the first fetch, too little
-        disk, a port taken, a server that died (with what it said and the place of its log).
+        A parameter is not allowed; later, from :meth:`start`: no Java, no network for the first fetch, too little
+        disk, a port taken, a server that died (with its last messages and the path of its log).
     """
 
     def __init__(
@@ -130,7 +124,7 @@ class LocalCluster:
         self._wanted_directory = Path(directory).absolute() if directory is not None else None
         self._start_timeout = checked_timeout(start_timeout)
         self._port = None if port is None else checked_port(port, "port")
-        self._tell: Progress = progress or tell_nobody
+        self._tell: Progress = progress or no_progress
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._site: Site | None = None
@@ -167,7 +161,7 @@ class LocalCluster:
 
     @property
     def proxy(self) -> Proxy | None:
-        """The proxy, or None if none was asked for."""
+        """The proxy, or None."""
         return self._proxy
 
     @property
@@ -177,7 +171,7 @@ class LocalCluster:
 
     @property
     def options(self) -> dict[str, str]:
-        """The options by which a DataFrame is written to it and read from it, those of `auth` and `tls` included.
+        """The options of a DataFrame's read or write, with those of `auth` and `tls`.
 
         The secret key is named by its file (``secretKey=file:...``), not shown.
 
@@ -187,12 +181,12 @@ class LocalCluster:
 
     @property
     def grpc_options(self) -> dict[str, str]:
-        """The same for a write through its proxy."""
+        """The options of a write through the proxy."""
         return {"endpoints": self.endpoints, **self._started(self._site).security.options}
 
     @property
     def client_options(self) -> dict[str, Any]:
-        """The same for a `Producer` and an `Admin`.
+        """The arguments of a `Producer` and an `Admin`.
 
         >>> producer = Producer("shop", **cluster.client_options)  # doctest: +SKIP
         """
@@ -210,7 +204,7 @@ class LocalCluster:
 
     @property
     def is_temporary(self) -> bool:
-        """Whether :meth:`stop` removes the directory."""
+        """True if :meth:`stop` removes the directory."""
         return self._wanted_directory is None
 
     @property
@@ -220,7 +214,7 @@ class LocalCluster:
         return tuple(server for server in all_servers if server is not None)
 
     def start(self) -> None:
-        """Start the servers and return when topics can be written; on any error nothing is left running.
+        """Start the servers and return when each broker has stored a message; on any error nothing is left running.
 
         Raises
         ------
@@ -249,26 +243,25 @@ class LocalCluster:
         subscribe: Sequence[str] = (),
         groups: Sequence[str] = (),
     ) -> None:
-        """Have all brokers know a user, who may do what is named here and nothing else.
+        """Create a user on all brokers, who may use only the topics and groups that are named here.
 
         Parameters
         ----------
         name : str
             The option ``accessKey``: letters, digits, ``.``, ``_`` and ``-``.
         secret_key : str
-            The option ``secretKey``: the secret itself, no reference to it.
+            The option ``secretKey``: the secret itself, not a reference to it.
         publish : sequence of str, default none
             Topics to send to. ``orders-*`` stands for all whose name begins with ``orders-``, ``*`` for all.
         subscribe : sequence of str, default none
             Topics to read.
         groups : sequence of str, default none
-            Consumer groups to read as. The source reads as ``spark-rocketmq-source`` unless it is told another one.
+            Consumer groups to read as. The source's default is ``spark-rocketmq-source``.
 
         Raises
         ------
         ClusterError
-            The cluster was made without `auth`, or isn't running; an argument is not allowed; a broker knows the user
-            already.
+            The cluster has no `auth`, or isn't running; an argument is not allowed; or the user exists.
         MQBrokerException, RemotingException
             A broker refuses for another reason, or does not answer.
 
@@ -283,13 +276,13 @@ class LocalCluster:
         create_user(site.probe, addresses, name, secret_key, publish=publish, subscribe=subscribe, groups=groups)
 
     def check(self) -> None:
-        """Raise a ClusterError, saying why, if a server died that nobody stopped or killed."""
+        """Raise a ClusterError with the reason if a server died that was not stopped or killed."""
         for server in self.servers:
             if server.state is State.DIED:
                 raise ClusterError(server.why())
 
     def stop(self) -> None:
-        """Stop all servers and remove the temporary folder; does nothing if the cluster isn't running."""
+        """Stop all servers and remove the temporary folder, if the cluster is running."""
         with self._lock:
             if os.getpid() != self._pid:
                 return
@@ -299,7 +292,7 @@ class LocalCluster:
             self._stop(keep_logs=bool(died))
 
     def detach(self) -> None:
-        """Leave the servers running after us; this object forgets them."""
+        """Leave the servers running after this process; this object forgets them."""
         with self._lock:
             site = self._started(self._site)
             for server in self.servers:
@@ -340,15 +333,15 @@ class LocalCluster:
         deadline = time.monotonic() + self._start_timeout
         self._tell("starting the name server", 0.0)
         self._name_server = NameServer(site, self._port)
-        self._name_server.launch()
-        # Before the brokers: one that finds no name server when it starts tries again only after 10 seconds.
+        self._name_server.start()
+        # A broker that finds no name server when it starts tries again only after 10 seconds.
         self._name_server.await_ready(deadline)
         brokers = []
         for index, overrides in enumerate(self._overrides):
             brokers.append(Broker(site, f"broker-{index}", overrides))
             self._brokers = tuple(brokers)
         for broker in brokers:
-            broker.launch()
+            broker.start()
         steps = len(brokers) + (self._proxy_overrides is not None) + 1
         for done, broker in enumerate(brokers, start=1):
             self._tell(f"starting {broker.name}", done / steps)
@@ -356,7 +349,7 @@ class LocalCluster:
         if self._proxy_overrides is not None:
             self._tell("starting the proxy", (steps - 1) / steps)
             self._proxy = Proxy(site, self._proxy_overrides)
-            self._proxy.launch()
+            self._proxy.start()
             self._proxy.await_ready(deadline)
             logger.warning(
                 "the proxy's ports %d and %d are open on every address of this machine, because RocketMQ has no setting"
@@ -379,7 +372,7 @@ class LocalCluster:
             for server in reversed(self.servers):
                 server.kill()
             site.watchdog.release()
-            if self.is_temporary and keep_logs and any(server.was_launched for server in self.servers):
+            if self.is_temporary and keep_logs and any(server.state is not State.NEW for server in self.servers):
                 for server in self.servers:
                     server.remove_all_but_logs()
                 site.security.remove_files()

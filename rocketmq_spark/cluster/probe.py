@@ -1,10 +1,6 @@
-"""Asking a server of the local cluster whether it is really there: one short connection per question.
+"""Requests to a server of the local cluster, each over a new connection, without retries or state.
 
-Rule 1: blocking, one request at a time, no retries and no state: whoever waits asks again.
-Rule 2: an answer with an error code is an error; it never counts as "ready".
-
-The client proper is transport/remoting.py; this is what a start script needs, and works before any producer does.
-Follows spec/remoting.md sections 3, 4 and 14.
+Unlike transport/remoting this needs no options and no threads, and is enough to see whether a server is ready.
 """
 
 from __future__ import annotations
@@ -16,40 +12,28 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from rocketmq_spark.credentials import Credentials
 from rocketmq_spark.errors import RemotingCommandException, RemotingConnectException, RemotingTimeoutException
-from rocketmq_spark.route_data import TopicRouteData
-from rocketmq_spark.wire.acl import signed
-from rocketmq_spark.wire.codes import STORED, RequestCode, ResponseCode, broker_error
-from rocketmq_spark.wire.command import RemotingCommand, encode_command
-from rocketmq_spark.wire.framing import FrameBuffer
-from rocketmq_spark.wire.headers import GetRouteInfoRequestHeader, SendMessageRequestHeaderV2
-from rocketmq_spark.wire.response_headers import SendMessageResponseHeader
-from rocketmq_spark.wire.route import decode_topic_route, loads_lenient
+from rocketmq_spark.model.credentials import Credentials
+from rocketmq_spark.model.route import TopicRouteData
+from rocketmq_spark.protocol.remoting.codes import STORED, RequestCode, ResponseCode, broker_error
+from rocketmq_spark.protocol.remoting.command import RemotingCommand, encode_command
+from rocketmq_spark.protocol.remoting.framing import FrameBuffer
+from rocketmq_spark.protocol.remoting.headers import GetRouteInfoRequestHeader, SendMessageRequestHeaderV2, signed
+from rocketmq_spark.protocol.remoting.response_headers import SendMessageResponseHeader
+from rocketmq_spark.protocol.remoting.route import decode_topic_route, loads_lenient
 
-_TIMEOUT: Final = 3.0
 _ANSWERED: Final = frozenset((int(ResponseCode.SUCCESS), *STORED))
 
 
 class Probe:
-    """Asks servers of one cluster.
-
-    Parameters
-    ----------
-    credentials : Credentials, optional
-        Who signs what is asked.
-    tls : SSLContext, optional
-        Connect with TLS, and trust whom it trusts.
-    timeout : float, default 3.0
-        Seconds for one question, from connecting to the answer.
-    """
+    """Asks servers of one cluster, and waits `timeout` seconds for each answer."""
 
     def __init__(
         self,
         *,
         credentials: Credentials | None = None,
         tls: ssl.SSLContext | None = None,
-        timeout: float = _TIMEOUT,
+        timeout: float = 3.0,
     ) -> None:
         self._credentials = credentials
         self._tls = tls
@@ -61,22 +45,12 @@ class Probe:
     def ask(
         self, address: str, code: RequestCode, ext_fields: Mapping[str, str], doing: str, body: bytes = b""
     ) -> RemotingCommand:
-        """Send one request and return its answer.
-
-        Parameters
-        ----------
-        address : str
-            ``host:port``.
-        code : RequestCode
-        ext_fields : mapping of str to str
-        doing : str
-            For the error's text: what is asked of whom.
-        body : bytes, default empty
+        """Send one request and return its answer; `doing` describes it in errors.
 
         Raises
         ------
         RemotingConnectException, RemotingTimeoutException, RemotingCommandException
-            No connection, no answer in time, an answer that is none.
+            No connection, no answer in time, or an answer that cannot be decoded.
         MQBrokerException
             An answer with an error code.
         """
@@ -117,7 +91,7 @@ class Probe:
         return decode_topic_route(bytes(answer.body))
 
     def send(self, address: str, broker_name: str, topic: str, body: bytes) -> SendMessageResponseHeader:
-        """Send one message to queue 0 of a topic on one broker; returning means that it is stored."""
+        """Store one message in queue 0 of a topic on one broker."""
         header = SendMessageRequestHeaderV2(
             producer_group="rocketmq-spark-probe",
             topic=topic,
@@ -130,7 +104,7 @@ class Probe:
         return SendMessageResponseHeader.from_ext_fields(answer.ext_fields)
 
     def configure(self, address: str, properties: Mapping[str, object]) -> None:
-        """Change properties of a broker that runs (UPDATE_BROKER_CONFIG); it also writes them into its file."""
+        """Change properties of a running broker and in its file (UPDATE_BROKER_CONFIG)."""
         lines = [f"{name}={value}" for name, value in properties.items()]
         doing = f"setting {', '.join(lines)} on"
         self.ask(address, RequestCode.UPDATE_BROKER_CONFIG, {}, doing, "\n".join(lines).encode())
@@ -142,7 +116,7 @@ class Probe:
             if command is not None and command.is_response:
                 return command
             if command is not None:
-                continue  # a broker may ask something of a client; this one has no answers
+                continue  # a request of the broker
             connection.settimeout(max(deadline - time.monotonic(), 0.001))
             data = connection.recv(65_536)
             if not data:

@@ -1,10 +1,7 @@
-"""One server of a local cluster as a JVM process: start, stop, kill, pause, resume, and why it died.
+"""The JVM processes of a local cluster, the watchdog that ends them, and the search for Java.
 
-Rule 1: only processes started here are ever signalled, by pid, and only until they have been waited for.
-Rule 2: each runs in a session of its own: a terminal's Ctrl-C reaches us first, and we end them in order.
-Rule 3: none outlives this process, however it ends; see :class:`Watchdog`.
-Rule 4: a process that ended without being told to is an error that says why, with the place of its log.
-Rule 5: what it writes is for its owner only: there may be secrets in it.
+Only processes started here are signalled, by pid, and only until they have been waited for. Each runs in its own
+session, so that a terminal's Ctrl-C reaches only us, and we stop them in order.
 """
 
 from __future__ import annotations
@@ -13,6 +10,7 @@ import contextlib
 import enum
 import os
 import re
+import shutil
 import signal
 import subprocess
 import threading
@@ -22,8 +20,8 @@ from typing import Final
 
 from rocketmq_spark.errors import ClusterError
 
-# Lines in: "+ pid", "- pid", and "release" at an orderly end. End of input: our process is gone. The pids are then not
-# ours to wait for any more, but they were alive, or unreaped, a moment ago, so none of them names another process yet.
+# It reads "+ pid", "- pid", and "release" at an orderly end. At the end of input our process is gone. The pids were
+# alive or unreaped a moment ago, so none of them names another process yet.
 _WATCHDOG: Final = r"""
 pids=" "
 while read -r op pid; do
@@ -37,11 +35,15 @@ for pid in $pids; do kill -9 "$pid" 2>/dev/null; done
 if [ -n "$1" ]; then sleep 1; rm -rf -- "$1"; fi
 """
 
+STOP_TIMEOUT: Final = 40.0
+"""Seconds for an orderly end. A broker that waits for its own threads takes 13 to 18."""
+
 _LOG_TAIL: Final = 256 * 1024
 _TELLING: Final = re.compile(
     r"\b(ERROR|FATAL)\b|(Exception|Error)(:|$)|insufficient memory|[Cc]ould not|Unrecognized|SIG(BUS|SEGV)"
 )
-_ROUTINE: Final = re.compile(r" INFO \w+ ")  # a broker logs its whole configuration, "timerSkipUnknownError=false" too
+# A broker logs its whole configuration at INFO, with names such as "timerSkipUnknownError=false".
+_ROUTINE: Final = re.compile(r" INFO \w+ ")
 
 PORT_TAKEN: Final = re.compile(r"Address already in use|Failed to bind")
 
@@ -67,7 +69,7 @@ _KILLED: Final = "killed from outside, by the system if memory ran out: free som
 
 
 class State(enum.Enum):
-    """What a server is doing, as far as we know and wanted."""
+    """The state of a server: STOPPED and KILLED by us, DIED otherwise."""
 
     NEW = "new"
     RUNNING = "running"
@@ -78,16 +80,13 @@ class State(enum.Enum):
 
 
 class Watchdog:
-    """Kills what it was told of when this process is gone without an orderly end, SIGKILL included.
+    """Kills the listed processes when this process ends without `release`, also by SIGKILL.
 
-    A shell of its own session that reads a pipe only this process writes to: when we end, however, the pipe ends.
-    Not ``PR_SET_PDEATHSIG``: it is Linux only, needs a ``preexec_fn`` (unsafe once there are threads), and fires when
-    the *thread* that started the process ends, which may be long before the process does.
+    A shell in its own session reads a pipe that only this process writes to, and acts when the pipe ends.
+    ``PR_SET_PDEATHSIG`` would not do: it is Linux only, needs a ``preexec_fn`` (unsafe with threads), and fires when
+    the *thread* that started the process ends.
 
-    Parameters
-    ----------
-    remove : Path, optional
-        A folder to remove then, too.
+    The folder `remove` is removed then.
     """
 
     def __init__(self, remove: Path | None = None) -> None:
@@ -107,23 +106,23 @@ class Watchdog:
         return self._shell.pid
 
     def add(self, pid: int) -> None:
-        """Kill this process too when we are gone."""
-        self._tell(f"+ {pid}")
+        """Add a process to kill when this process is gone."""
+        self._write(f"+ {pid}")
 
     def forget(self, pid: int) -> None:
-        """Leave a process alone: it was waited for, and its pid may soon be another's."""
-        self._tell(f"- {pid}")
+        """Remove a process that was waited for: its pid may soon name another process."""
+        self._write(f"- {pid}")
 
     def release(self) -> None:
-        """End, and kill nothing."""
-        self._tell("release")
+        """End without killing anything."""
+        self._write("release")
         if self._shell.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._shell.stdin.close()
         self._shell.wait()
 
-    def _tell(self, line: str) -> None:
-        # If someone killed the shell, the orderly ways to end still work: that is all the good it could do.
+    def _write(self, line: str) -> None:
+        # If the shell was killed, the orderly ways to end still work.
         with self._lock, contextlib.suppress(BrokenPipeError, ValueError):
             assert self._shell.stdin is not None
             self._shell.stdin.write(line + "\n")
@@ -131,20 +130,11 @@ class Watchdog:
 
 
 class ServerProcess:
-    """One JVM.
+    """One JVM: start, stop, kill, pause, resume, and the reason of its end.
 
-    Parameters
-    ----------
-    name : str
-        ``broker-0``, ``namesrv``, ``proxy``.
-    command : sequence of str
-    folder : Path
-        Its working directory; ``console.log`` (what it prints) is written there, ``server.log`` by itself.
-    env : mapping of str to str
-        Its whole environment.
-    watchdog : Watchdog
-    hide : callable, optional
-        Returns what it is given without secrets: errors quote the logs.
+    Its working directory `folder` gets ``console.log`` (its output) and ``server.log`` (written by itself). Both are
+    readable only by their owner, because they may contain secrets. `hide` removes secrets from a text: errors quote the
+    logs. `env` is the whole environment.
     """
 
     def __init__(
@@ -157,16 +147,17 @@ class ServerProcess:
         hide: Callable[[str], str] = str,
     ) -> None:
         self.name = name
+        self.folder = folder
         self.console = folder / "console.log"
         self.log = folder / "server.log"
         self._command = list(command)
-        self._folder = folder
         self._env = dict(env)
         self._watchdog = watchdog
         self._hide = hide
         self._process: subprocess.Popen[bytes] | None = None
         self._state = State.NEW
-        self._ending = State.DIED  # what an end means: a death, unless we asked for it
+        # The state after the end of the process: DIED, unless we asked for the end.
+        self._ending = State.DIED
         self._starts_at = {self.console: 0, self.log: 0}
         self._lock = threading.RLock()
 
@@ -191,8 +182,8 @@ class ServerProcess:
 
     @property
     def state(self) -> State:
-        """What it is doing now."""
-        self.is_alive  # noqa: B018  looks, and notes a death
+        """The state of the process."""
+        self.is_alive  # noqa: B018 - notes a death
         return self._state
 
     def start(self) -> None:
@@ -206,7 +197,7 @@ class ServerProcess:
                 with open(self.console, "ab", opener=_for_its_owner) as console:
                     self._process = subprocess.Popen(
                         self._command,
-                        cwd=self._folder,
+                        cwd=self.folder,
                         env=self._env,
                         stdin=subprocess.DEVNULL,
                         stdout=console,
@@ -220,7 +211,7 @@ class ServerProcess:
             self._state, self._ending = State.RUNNING, State.DIED
 
     def terminate(self) -> None:
-        """Ask it to end (SIGTERM), resuming it first if it is paused; returns at once."""
+        """Ask it to end (SIGTERM), also if it is paused; returns at once."""
         with self._lock:
             if self.is_alive and self._process is not None:
                 self._ending = State.STOPPED
@@ -229,8 +220,8 @@ class ServerProcess:
                     self._process.send_signal(signal.SIGCONT)
                     self._state = State.RUNNING
 
-    def wait_stopped(self, timeout: float) -> None:
-        """Wait for the end that :meth:`terminate` asked for; after `timeout` seconds, kill."""
+    def wait_stopped(self, timeout: float = STOP_TIMEOUT) -> None:
+        """Wait for the end after `terminate`; after `timeout` seconds, kill."""
         process = self._process
         if process is None:
             return
@@ -242,7 +233,7 @@ class ServerProcess:
         self._ended()
 
     def kill(self) -> None:
-        """End it now (SIGKILL), paused or not, and wait until it is gone."""
+        """End it at once (SIGKILL) and wait until it is gone."""
         process = self._process
         if process is None:
             return
@@ -253,23 +244,25 @@ class ServerProcess:
         self._ended()
 
     def pause(self) -> None:
-        """Freeze it (SIGSTOP): its connections stay, and answer nothing."""
+        """Freeze it (SIGSTOP): its connections stay open and nothing is answered."""
         self._signal(signal.SIGSTOP, State.PAUSED)
 
     def resume(self) -> None:
-        """Let it go on (SIGCONT)."""
+        """Continue a paused process (SIGCONT)."""
         self._signal(signal.SIGCONT, State.RUNNING)
 
     def release(self) -> None:
-        """Let it live on after us; it can't be stopped through this object any more."""
+        """Leave it running after this process; this object cannot stop it any more."""
         if self._process is not None:
             self._watchdog.forget(self._process.pid)
             self._process.returncode = 0  # or subprocess warns that it is still running
             self._process = None
 
     def why(self) -> str:
-        """Return why it ended: exit code or signal, what its logs say, what to do, and where the log is."""
-        if self.state not in (State.DIED, State.STOPPED, State.KILLED):
+        """Return why it ended: exit code or signal, the telling lines of its logs, what to do, and the log's path."""
+        if self.state is State.NEW:
+            return f"{self.name} was never started"
+        if self._state in (State.RUNNING, State.PAUSED):
             return f"{self.name} is {self._state.value}"
         if self._state is not State.DIED:
             return f"{self.name} was {self._state.value} and not started again"
@@ -286,12 +279,12 @@ class ServerProcess:
         return "; ".join([*parts, f"its logs are {self.log} and {self.console.name} beside it"])
 
     def telling_lines(self, most: int = 3) -> list[str]:
-        """Return the lines of its logs, since its last start, that say most about its end; console first."""
-        said = [line for file in (self.console, self.log) for line in _tail(file, self._starts_at[file])]
-        said = [self._hide(line) for line in said if not _ROUTINE.search(line)]
-        telling = list(dict.fromkeys(line for line in said if _TELLING.search(line)))
-        first_causes = [line for line in telling if any(hint.search(line) for hint, _ in _WHAT_TO_DO)]
-        chosen = (first_causes or telling)[:most] or said[-most:]
+        """Return the log lines since its last start that best explain its end; console first."""
+        lines = [line for file in (self.console, self.log) for line in _tail(file, self._starts_at[file])]
+        lines = [self._hide(line) for line in lines if not _ROUTINE.search(line)]
+        errors = list(dict.fromkeys(line for line in lines if _TELLING.search(line)))
+        first_causes = [line for line in errors if any(hint.search(line) for hint, _ in _WHAT_TO_DO)]
+        chosen = (first_causes or errors)[:most] or lines[-most:]
         return [line if len(line) <= 300 else line[:297] + "..." for line in chosen]
 
     def _signal(self, number: signal.Signals, state: State) -> None:
@@ -328,3 +321,69 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+MINIMUM: Final = 17
+"""The oldest Java that Spark 4 supports."""
+
+_INSTALL_JAVA: Final = f"install Java {MINIMUM} or newer and set JAVA_HOME to its folder"
+
+# 'openjdk version "17.0.15" 2025-04-15', 'java version "1.8.0_392"', 'openjdk version "26-ea"'.
+_VERSION: Final = re.compile(r'^\w+ version "(\d+)(?:\.(\d+))?', re.MULTILINE)
+
+
+def parse_java_version(text: str) -> int | None:
+    """Return the feature release (8, 17, 21 ...) in the output of ``java -version``, or None if there is none."""
+    match = _VERSION.search(text)
+    if match is None:
+        return None
+    major, minor = int(match[1]), int(match[2] or 0)
+    return minor if major == 1 else major
+
+
+def find_java(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return ``$JAVA_HOME/bin/java``, or else the first ``java`` on ``PATH``.
+
+    Raises a ClusterError if there is none, it doesn't run, or it is older than 17: a newer one elsewhere is not used,
+    because the user chose this one.
+    """
+    java = _candidate(environ)
+    version = java_version(java)
+    if version < MINIMUM:
+        raise ClusterError(f"{java} is Java {version}, the RocketMQ server needs {MINIMUM} or newer; {_INSTALL_JAVA}")
+    return java
+
+
+def java_version(java: Path) -> int:
+    """Return the feature release of a Java; a ClusterError if it doesn't run."""
+    try:
+        answer = subprocess.run(
+            [java, "-version"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=30,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise ClusterError(f"asking {java} for its version: {exc}; {_INSTALL_JAVA}") from exc
+    text = answer.stdout.decode(errors="replace")
+    version = parse_java_version(text)
+    # macOS has a /usr/bin/java that only says where to get one.
+    if answer.returncode != 0 or version is None:
+        first = next(iter(text.strip().splitlines()), "no output")
+        raise ClusterError(f"{java} -version failed with exit code {answer.returncode} ({first}); {_INSTALL_JAVA}")
+    return version
+
+
+def _candidate(environ: Mapping[str, str]) -> Path:
+    home = environ.get("JAVA_HOME", "")
+    if home:
+        java = Path(home, "bin", "java")
+        if os.access(java, os.X_OK):
+            return java
+    found = shutil.which("java", path=environ.get("PATH", os.defpath))
+    if found is None:
+        where = f"neither in JAVA_HOME={home} nor on PATH" if home else "JAVA_HOME is not set and PATH has none"
+        raise ClusterError(f"the local cluster needs Java and found none ({where}); {_INSTALL_JAVA}")
+    return Path(found)

@@ -1,16 +1,22 @@
-"""The servers of a local cluster: what each is told, and when it is ready.
+"""The servers of a local cluster: their configuration, and when they are ready.
 
-Rule 1: a broker is ready when it has stored a message and the name server sends producers to it.
-Rule 2: a proxy needs a registered broker when it starts, or it dies; it is started again while it may still succeed.
-
-Follows spec/remoting.md sections 2.5, 3.3 and 15.2, ``BrokerStartup.java``, ``ProxyStartup.java``.
+A server keeps its ports and its folder over stop and restart. Ports that we chose are chosen again if another program
+takes one before the JVM does; ports that the user chose are not.
+Follows ``BrokerStartup.java`` and ``ProxyStartup.java``.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 import socket
-from collections.abc import Mapping
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from rocketmq_spark.cluster.certificates import write_private
@@ -23,24 +29,177 @@ from rocketmq_spark.cluster.config import (
     render,
     require_free,
 )
-from rocketmq_spark.cluster.server import Server, Site
-from rocketmq_spark.errors import ClusterError, MQBrokerException
-from rocketmq_spark.names import AUTO_CREATE_TOPIC
-from rocketmq_spark.wire.codes import ResponseCode
+from rocketmq_spark.cluster.probe import Probe
+from rocketmq_spark.cluster.process import PORT_TAKEN, ServerProcess, Watchdog
+from rocketmq_spark.cluster.security import Security
+from rocketmq_spark.errors import ClusterError, MQBrokerException, RocketMQError
+from rocketmq_spark.model.names import AUTO_CREATE_TOPIC
+from rocketmq_spark.protocol.remoting.codes import ResponseCode
 
 # No collector that treats a 4 MiB request as an exception (G1 does, at this heap size); no -Xms that a user's smaller
 # -Xmx would contradict. A broker takes about 250 MB besides its heap: threads, metaspace, network buffers.
 _BROKER_MEMORY: Final = ("-Xms64m", "-Xmx512m", "-XX:MaxDirectMemorySize=512m", "-XX:+UseParallelGC")
 _PROXY_MEMORY: Final = ("-Xms32m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC")
-# It does little: compiling less is a second sooner there.
+# Compiling less saves a second at its start.
 _NAMESRV_MEMORY: Final = ("-Xms16m", "-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
-# Beyond these a broker deletes files (85 %) and refuses sends (90 %), and larger values are cut to them. Not a number
-# is neither larger nor smaller: no cut, and no disk is ever beyond it (CleanCommitLogService in DefaultMessageStore).
+# Above these ratios a broker deletes files (85 %) and refuses sends (90 %), and it reduces larger values to them. NaN
+# is not reduced, and no disk usage exceeds it (CleanCommitLogService in DefaultMessageStore).
 _NO_DISK_LIMITS: Final = (
     "-Drocketmq.broker.diskSpaceWarningLevelRatio=NaN",
     "-Drocketmq.broker.diskSpaceCleanForciblyRatio=NaN",
 )
+
+
+_PORT_TRIES: Final = 4
+_POLL: Final = 0.1
+
+_EVERY_JVM: Final = (
+    *("-Xss512k", "-XX:+ExitOnOutOfMemoryError", "-XX:+PerfDisableSharedMem", "-XX:ErrorFile=hs_err.log"),
+    "-XX:-CreateCoredumpOnCrash",
+    "-Djava.net.preferIPv4Stack=true",
+    # Making a certificate at each start takes a third of a broker's boot.
+    "-Dtls.server.mode=disabled",
+    "--add-opens=java.base/java.nio=ALL-UNNAMED",
+    "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+)
+
+_COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC")
+
+
+@dataclass
+class Site:
+    """What the servers of one cluster share."""
+
+    java: Path
+    jars: Sequence[Path]
+    directory: Path
+    watchdog: Watchdog
+    probe: Probe
+    jvm_options: Sequence[str]
+    start_timeout: float
+    name_server: str = ""
+    ports: set[int] = field(default_factory=set)
+    security: Security = field(default_factory=Security)
+
+    def secure(self, security: Security) -> None:
+        """Set the security of the servers that are started from now on, and of the requests to them."""
+        self.security = security
+        self.probe = Probe(credentials=security.admin, tls=security.context())
+
+    def command(self, folder: Path, memory: Sequence[str], main: str, arguments: Sequence[str]) -> list[str]:
+        """Return the command line of one JVM; the user's options come last, so they win."""
+        if any(_COLLECTOR.fullmatch(option) for option in self.jvm_options):
+            memory = [option for option in memory if not _COLLECTOR.fullmatch(option)]
+        own = [
+            f"-Duser.home={folder}",
+            f"-Djava.io.tmpdir={folder / 'tmp'}",
+            f"-Drmq.logback.configurationFile={folder / 'logback.xml'}",
+        ]
+        security = self.security.jvm_options
+        return [str(self.java), *memory, *_EVERY_JVM, *own, *security, *self.jvm_options, main, *arguments]
+
+
+class Server(ServerProcess, ABC):
+    """One server of a local cluster. Its folder holds its configuration, logs and store."""
+
+    def __init__(self, site: Site, name: str) -> None:
+        super().__init__(name, (), site.directory / name, {}, site.watchdog, lambda text: site.security.hidden(text))
+        self._site = site
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} {self.state.value} {self.address} pid={self.pid}>"
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """``host:port`` of its remoting protocol."""
+
+    @property
+    @abstractmethod
+    def ports(self) -> tuple[int, ...]:
+        """Every port it listens on."""
+
+    def stop(self) -> None:
+        """End it in order (SIGTERM) and wait until it is gone; a broker unregisters and flushes first, 13 to 18 s."""
+        self.terminate()
+        self.wait_stopped()
+
+    def restart(self) -> None:
+        """Start it again, same ports, same store, stopping it first if it is alive; returns when it is ready.
+
+        Raises
+        ------
+        ClusterError
+            It died, or isn't ready within the cluster's `start_timeout`.
+        """
+        if self.is_alive:
+            self.stop()
+        self.start()
+        self.await_ready(time.monotonic() + self._site.start_timeout, keep_ports=True)
+
+    def start(self) -> None:
+        """Write its configuration and start its JVM; returns at once."""
+        (self.folder / "tmp").mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
+        (self.folder / "logback.xml").write_text(render("logback.xml"), encoding="utf-8")
+        self._env = {
+            name: value for name, value in os.environ.items() if name not in ("NAMESRV_ADDR", "RMQ_PROXY_HOME")
+        }
+        self._env["CLASSPATH"] = os.pathsep.join(map(str, self._site.jars))
+        self._env["ROCKETMQ_HOME"] = str(self.folder)
+        self._command = self._configure()
+        super().start()
+
+    def await_ready(self, deadline: float, *, keep_ports: bool = False) -> None:
+        """Wait until it serves; `deadline` is monotonic seconds. A ClusterError says why it does not."""
+        for tries_left in reversed(range(_PORT_TRIES)):
+            last = self._poll_until(deadline)
+            if last is None:
+                return
+            if self.is_alive:
+                raise ClusterError(
+                    f"{self.name} isn't ready after {self._site.start_timeout:g} s: {last}; its log is {self.log};"
+                    " a slow machine may need a larger start_timeout"
+                )
+            if not tries_left or not self._may_try_again(keep_ports):
+                raise ClusterError(f"starting the cluster: {self.why()}") from last
+            self.start()
+
+    def remove_all_but_logs(self) -> None:
+        """Remove the store, the configuration and the users: they take room, or contain secrets."""
+        for entry in self.folder.iterdir() if self.folder.exists() else ():
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+            elif ".log" not in entry.name:
+                entry.unlink(missing_ok=True)
+
+    @abstractmethod
+    def _configure(self) -> list[str]:
+        """Write its configuration files, and return its command line."""
+
+    @abstractmethod
+    def _ask(self) -> None:
+        """Raise a RocketMQError unless it is ready."""
+
+    @abstractmethod
+    def _choose_ports(self) -> bool:
+        """Choose free ports where the user named none, and return whether any was chosen."""
+
+    def _may_try_again(self, keep_ports: bool) -> bool:
+        taken = any(PORT_TAKEN.search(line) for line in self.telling_lines(most=20))
+        return taken and not keep_ports and self._choose_ports()
+
+    def _poll_until(self, deadline: float) -> RocketMQError | None:
+        while True:
+            try:
+                self._ask()
+                return None
+            except RocketMQError as exc:
+                if not self.is_alive or time.monotonic() >= deadline:
+                    return exc
+            time.sleep(_POLL)
 
 
 class NameServer(Server):
@@ -101,7 +260,7 @@ class Broker(Server):
 
     @property
     def properties(self) -> dict[str, str]:
-        """What its configuration file says, but of access control: ours, and the user's on top."""
+        """Its configuration without access control; the user's properties override ours."""
         text = render(
             "broker.conf",
             name=self.name,
@@ -130,12 +289,12 @@ class Broker(Server):
             self._have_it_register()
             raise ClusterError(f"the name server has {known or 'no address'} for {self.name}, not {self.address}")
         if self.properties.get("autoCreateTopicEnable") != "false":
-            # The first send to a new topic takes its queues from this route (spec/remoting.md 3.3).
+            # The first send to a new topic takes its queues from this route.
             queues = probe.route(name_server, AUTO_CREATE_TOPIC).queue_datas
             if self.name not in {queue.broker_name for queue in queues}:
                 raise ClusterError(f"the route of {AUTO_CREATE_TOPIC} lacks {self.name}")
         try:
-            # The topic that every broker has in its own name: no topic of the user's gets a row it did not send.
+            # Every broker has a topic of its own name, so no topic of the user gets this message.
             probe.send(self.address, self.name, self.name, b"is it ready?")
         except MQBrokerException as exc:
             # A broker made read-only is as ready as it will ever be.
@@ -147,9 +306,9 @@ class Broker(Server):
         return self.properties.get("brokerPermission") in (None, "2", "6")
 
     def _have_it_register(self) -> None:
-        # A broker registers when it starts and every 30 s. The first time comes to nothing if it starts within the
-        # fraction of a second in which its client has yet to find the name server (availableNamesrvAddrMap in
-        # NettyRemotingClient); the next comes 10 s later. To be told its permission makes it register at once.
+        # A broker registers when it starts and every 30 s. The first registration is lost if its client has not found
+        # the name server yet (availableNamesrvAddrMap in NettyRemotingClient), and the next comes 10 s later. A change
+        # of its permission makes it register at once.
         permission = {"brokerPermission": self.properties.get("brokerPermission", "6")}
         try:
             self._site.probe.configure(self.address, permission)
@@ -185,7 +344,7 @@ class Proxy(Server):
 
     @property
     def properties(self) -> dict[str, object]:
-        """What its configuration file says, but of access control: ours, and the user's on top."""
+        """Its configuration without access control; the user's properties override ours."""
         text = render(
             "proxy.json",
             name_server=self._site.name_server,
@@ -208,7 +367,7 @@ class Proxy(Server):
         return self._site.command(self.folder, _PROXY_MEMORY, main, ["-pc", str(config)])
 
     def _may_try_again(self, keep_ports: bool) -> bool:
-        # It also dies at once if no broker was registered when it started; by now one is, or waiting has failed.
+        # It also dies at once if no broker was registered when it started.
         return super()._may_try_again(keep_ports) or bool(self._site.probe.registered_brokers(self._site.name_server))
 
     def _ask(self) -> None:

@@ -1,9 +1,7 @@
-"""What the command line remembers of a cluster that runs on without it: one file per user.
+"""The record of a cluster that the command line left running: one file per user.
 
-Rule 1: a process is known by its pid and the moment it started; a pid that is another's by now is never signalled, and
-        nothing is sent to the address of a server that has died: another program may listen there.
-Rule 2: the file appears whole or not at all, and is removed only when nothing of it runs any more.
-Rule 3: one `up` or `down` at a time.
+A process is identified by its pid and its start time, so a reused pid is never signalled, and no request goes to the
+address of a server that has died. The file is written whole, and removed only when none of its servers runs.
 
 Its folder is ``$ROCKETMQ_SPARK_STATE``, else ``$XDG_STATE_HOME/rocketmq-spark``, else
 ``~/.local/state/rocketmq-spark``.
@@ -20,13 +18,14 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from rocketmq_spark.cluster.config import user_folder
 from rocketmq_spark.cluster.local import LocalCluster
-from rocketmq_spark.cluster.server import STOP_TIMEOUT
+from rocketmq_spark.cluster.process import STOP_TIMEOUT
 from rocketmq_spark.errors import ClusterError
 
 _FILE: Final = "cluster.json"
@@ -35,21 +34,7 @@ _POLL: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ServerRecord:
-    """One server of a cluster that was left running.
-
-    Parameters
-    ----------
-    name : str
-    kind : str
-        ``NameServer``, ``Broker`` or ``Proxy``.
-    address : str
-        ``host:port`` of its remoting protocol.
-    pid : int
-    started : str
-        What :func:`process_start` said of the pid then.
-    log : str
-        Path of its log.
-    """
+    """One server: `kind` is its class's name, `started` is the `process_start` of its pid."""
 
     name: str
     kind: str
@@ -67,20 +52,9 @@ class ServerRecord:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """A cluster that was left running.
+    """A cluster that was left running; a `temporary` directory is removed when it is stopped.
 
-    Parameters
-    ----------
-    name_server : str
-        ``host:port``: the option ``nameServer``.
-    endpoints : str or None
-        ``host:port`` of the proxy's gRPC: the option ``endpoints``.
-    directory : str
-    temporary : bool
-        Remove the directory when the cluster goes down.
-    servers : tuple of ServerRecord
-    options : mapping of str to str, default none
-        What else it takes to connect, by option; a secret is named by its file.
+    `options` has further options of a connection, by name; a secret is named by its file.
     """
 
     name_server: str
@@ -111,11 +85,11 @@ class ClusterState:
         )
 
     def is_alive(self) -> bool:
-        """Tell whether any of its servers still runs."""
+        """Return whether any of its servers still runs."""
         return any(server.state() != "died" for server in self.servers)
 
     def require_running(self, *kinds: str) -> None:
-        """Raise a ClusterError if a server of one of these kinds is no longer the process that was recorded.
+        """Raise a ClusterError if a server of one of these kinds has died.
 
         A pid that another pid namespace shows, or hides, does not match its recorded start and counts as died.
         """
@@ -129,42 +103,26 @@ class ClusterState:
                 )
 
     def stop(self) -> None:
-        """Stop what still runs of it, remove its temporary folder; returns when all is gone."""
-        # A temporary store goes with the cluster: nothing to flush, so nothing to wait for.
+        """Stop its servers and remove its temporary folder; returns when all are gone."""
+        # A temporary store is removed with the cluster, so there is nothing to flush.
         first = signal.SIGKILL if self.temporary else signal.SIGTERM
-        for server in self.servers:
-            # The name server keeps nothing, and must outlive the brokers, which unregister.
-            if server.kind != "NameServer":
-                _send(server, first)
-                _send(server, signal.SIGCONT)
-        deadline = time.monotonic() + STOP_TIMEOUT
+        # The name server stores nothing, and must outlive the brokers, which unregister.
         followers = [server for server in self.servers if server.kind != "NameServer"]
-        while any(server.state() != "died" for server in followers) and time.monotonic() < deadline:
-            time.sleep(_POLL)
+        for server in followers:
+            _send(server, first)
+            _send(server, signal.SIGCONT)
+        _await_end(followers)
         for server in self.servers:
             _send(server, signal.SIGKILL)
-        deadline = time.monotonic() + STOP_TIMEOUT
-        while self.is_alive():
-            if time.monotonic() > deadline:
-                left = ", ".join(
-                    f"{server.name} (pid {server.pid})" for server in self.servers if server.state() != "died"
-                )
-                raise ClusterError(
-                    f"stopping the cluster: {left} can't be killed; the kernel holds it, try again later"
-                )
-            time.sleep(_POLL)
+        left = ", ".join(f"{server.name} (pid {server.pid})" for server in _await_end(self.servers))
+        if left:
+            raise ClusterError(f"stopping the cluster: {left} can't be killed; the kernel holds it, try again later")
         if self.temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
 
 
 class StateFile:
-    """The file of this user.
-
-    Parameters
-    ----------
-    folder : Path
-        Created when something is saved.
-    """
+    """The file of this user, in a folder that is created when something is saved."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / _FILE
@@ -174,7 +132,7 @@ class StateFile:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold off other commands that change the cluster; a ClusterError if one is at it."""
+        """Hold the lock of commands that change the cluster; a ClusterError if another holds it."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             lock = (self.path.parent / ".lock").open("w")
@@ -190,13 +148,7 @@ class StateFile:
             yield
 
     def load(self) -> ClusterState | None:
-        """Return the cluster that was saved, alive or not, or None.
-
-        Raises
-        ------
-        ClusterError
-            The file is damaged: it says which, and what to do.
-        """
+        """Return the cluster that was saved, alive or not, or None; a ClusterError if the file is damaged."""
         try:
             fields: dict[str, Any] = json.loads(self.path.read_bytes())
             servers = tuple(ServerRecord(**server) for server in fields.pop("servers"))
@@ -209,36 +161,32 @@ class StateFile:
             ) from exc
 
     def save(self, state: ClusterState) -> None:
-        """Remember a cluster."""
+        """Save a cluster."""
         partial = self.path.with_suffix(".partial")
         partial.write_text(json.dumps(dataclasses.asdict(state), indent=1), encoding="utf-8")
         partial.replace(self.path)
 
     def remove(self) -> None:
-        """Forget it."""
+        """Remove the saved cluster."""
         self.path.unlink(missing_ok=True)
 
 
 def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Return this user's folder for the state file."""
-    chosen = environ.get("ROCKETMQ_SPARK_STATE", "")
-    if chosen:
-        return Path(chosen).absolute()
-    base = environ.get("XDG_STATE_HOME", "")
-    return (Path(base) if base else Path.home() / ".local" / "state").absolute() / "rocketmq-spark"
+    return user_folder("STATE", ".local/state", environ)
 
 
 def process_start(pid: int) -> str | None:
-    """Return when a process started, in whatever words the system has for it, or None if there is none.
+    """Return the start time of a process in the system's format, or None if it has ended, also if it is a zombie.
 
-    A process that ended and was not waited for counts as none. Without ``/proc`` (macOS) the start is known to the
-    second; that is enough, because a pid is free for another process only after this one has ended.
+    Without ``/proc`` (macOS) the start is known to the second; that is enough, because a pid is free for another
+    process only after this one has ended.
     """
     if Path("/proc/self/stat").exists():
         fields = _proc_stat(pid)
         if not fields or fields[0] in "ZX":
             return None
-        # Clock ticks since boot: unique with the boot's own id, which a restart of the machine changes.
+        # Clock ticks since boot. The boot's id changes with a restart of the machine.
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{fields[19]}"
     return None if _status(pid).startswith("Z") else _ps(pid, "lstart") or None
 
@@ -252,7 +200,7 @@ def _status(pid: int) -> str:
 def _proc_stat(pid: int) -> list[str]:
     """Return the fields of ``/proc/<pid>/stat`` from the third, the status, on."""
     try:
-        # The second is the program's name in parentheses, which may hold blanks and parentheses itself.
+        # The second field is the program's name in parentheses, which may contain blanks and parentheses.
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return []
@@ -260,9 +208,19 @@ def _proc_stat(pid: int) -> list[str]:
 
 def _ps(pid: int, column: str) -> str:
     command = ["ps", "-o", f"{column}=", "-p", str(pid)]
-    # `lstart` is a local time in words: a process must not count as died in another time zone or language.
+    # `lstart` is a local time in words. A process must not count as died in another time zone or language.
     env = {**os.environ, "LC_ALL": "C", "TZ": "UTC0"}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=env).stdout.strip()
+
+
+def _await_end(servers: Sequence[ServerRecord]) -> list[ServerRecord]:
+    """Wait until the servers have ended, and return those that have not after 40 s."""
+    deadline = time.monotonic() + STOP_TIMEOUT
+    while left := [server for server in servers if server.state() != "died"]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_POLL)
+    return left
 
 
 def _send(server: ServerRecord, number: signal.Signals) -> None:

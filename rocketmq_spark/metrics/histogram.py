@@ -1,13 +1,8 @@
-"""HdrHistogram's bucket layout for latencies: index arithmetic and quantiles over sparse counts.
+"""HdrHistogram's bucket layout for latencies in microseconds, from 1 us to 1 hour.
 
-Rule 1: the unit is the microsecond; recorded values lie between 1 us and 1 hour, others are clamped by the caller.
-Rule 2: an index here is an index there: `to_hdr` copies counts, and every quantile agrees with hdrh's.
-
-Two significant digits: a bucket is at most 1/128 of its value wide, below what two runs of one write differ by. Three
-digits would need 23,552 buckets instead of 3,328, and a task's latencies would spread over more of them: larger
-reports, for digits that nobody reads.
-
-Follows HdrHistogram's AbstractHistogram.java (countsArrayIndex, getValueAtPercentile).
+Bucket indices are HdrHistogram's own, so that every quantile agrees with it (``AbstractHistogram.java``,
+``countsArrayIndex`` and ``getValueAtPercentile``). With two significant digits a bucket is at most 1/128 of its value
+wide, which is less than two runs of one write differ by. Three digits would need 23,552 buckets instead of 3,328.
 """
 
 from __future__ import annotations
@@ -26,12 +21,12 @@ LOWEST_US: Final = 1
 HIGHEST_US: Final = 3_600_000_000
 SIGNIFICANT_DIGITS: Final = 2
 
-# 2 * 10^digits rounded up to a power of two: the buckets of one unit's width, from which on the width doubles.
+# 2 * 10^digits rounded up to a power of two: the first buckets are one unit wide, then the width doubles.
 _SUB_BUCKET_BITS: Final = 8
 _HALF_BITS: Final = _SUB_BUCKET_BITS - 1
 
-# Bits that hold any index, for tables keyed by broker and index (the layout has 26 halves of 128 buckets: 3,328).
-INDEX_BITS: Final = 12
+# 26 halves of 128 buckets.
+BUCKETS: Final = 3_328
 
 
 def index_of(latency_us: int) -> int:
@@ -41,41 +36,29 @@ def index_of(latency_us: int) -> int:
 
 
 def lowest_us(index: int) -> int:
-    """Return the smallest latency that falls into a bucket, microseconds."""
+    """Return the smallest latency of a bucket, microseconds."""
     bucket = max((index >> _HALF_BITS) - 1, 0)
     return (index - (bucket << _HALF_BITS)) << bucket
 
 
 def highest_us(index: int) -> int:
-    """Return the largest latency that falls into a bucket, microseconds."""
+    """Return the largest latency of a bucket, microseconds."""
     return lowest_us(index + 1) - 1
 
 
+def coarser(index: int, bits: int) -> int:
+    """Return the middle of the 2^bits neighbouring buckets that contain `index`; 7 bits are an octave, the most."""
+    return (index >> bits << bits) + (1 << bits >> 1)
+
+
 def percentiles_us(indices: IntArray, counts: IntArray, percents: tuple[float, ...]) -> list[int]:
-    """Return the latencies that the given shares of all values don't exceed (``getValueAtPercentile``).
+    """Return the latencies that the given percentages of all values do not exceed.
 
-    Parameters
-    ----------
-    indices : array of int64
-        Bucket indices, ascending; at least one.
-    counts : array of int64
-        How many values each bucket holds.
-    percents : tuple of float
-        Each greater than 0 and at most 100.
-
-    Returns
-    -------
-    list of int
-        Microseconds, one per percentage.
+    `indices` are ascending, and there is at least one; each percentage is above 0 and at most 100.
     """
     reached = np.cumsum(counts)
     targets = [max(int(percent * int(reached[-1]) / 100 + 0.5), 1) for percent in percents]
     return [highest_us(int(indices[at])) for at in np.searchsorted(reached, targets)]
-
-
-def coarser(indices: IntArray, bits: int) -> IntArray:
-    """Return the middle of the 2^bits neighbouring buckets that each index belongs to; at most 7 bits (an octave)."""
-    return indices if not bits else (indices >> bits << bits) + (1 << bits >> 1)
 
 
 def to_hdr(indices: IntArray, counts: IntArray) -> HdrHistogram:

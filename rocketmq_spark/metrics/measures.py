@@ -1,229 +1,218 @@
-"""What was measured, of one task or of any number of them: seven sparse tables and the names their keys refer to.
+"""Measurements of a write: a task fills and packs them once, and the driver merges them in any order.
 
-Rule 1: merging is the same operation for two tasks, two micro-batches, and a micro-batch that is folded away.
-Rule 2: a merge is a few numpy calls whatever the number of brokers; the driver does it for every task, one by one.
-Rule 3: packed bytes are all that travels; what can't be read raises ValueError and changes nothing.
-
-    table      key, bits                                counters                     peaks
-    totals     broker                                   see `Totals`                 largest latency (us)
-    latency    broker | bucket index (12)               requests
-    timeline   second / width | broker (20)             rows, requests, retries      largest latency, isolated (0, 1)
-    queues     topic | broker (20) | queue id (20)      rows                         last offset, -(first offset)
-    reasons    broker | reason or code (20)             retries, failures
-    invalid    rule broken                              rows skipped, rows dead-lettered
-    span       0                                                                     end, -(start) (epoch, ms)
+A report that cannot be read raises `ValueError` before anything is merged.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import zlib
-from typing import Final, NamedTuple
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from rocketmq_spark.metrics.histogram import INDEX_BITS, IntArray, coarser, percentiles_us
-from rocketmq_spark.metrics.table import SparseTable
+from rocketmq_spark.metrics.histogram import BUCKETS, IntArray, coarser, percentiles_us
 
-NAME_BITS: Final = 20
-_NAME_MASK: Final = (1 << NAME_BITS) - 1
-_INDEX_MASK: Final = (1 << INDEX_BITS) - 1
-
-# Buckets of the time line that are kept; more become half as many of twice the width.
+# The timeline keeps at most this many buckets. When there are more, buckets of twice the width replace them.
 MAX_SECONDS: Final = 600
 
-# The first offset is kept as a peak of its negative; this stands for "none known", below any real one.
+# The first offset is stored as its negative, so that a merge keeps the larger number. This value means unknown.
 NO_OFFSET: Final = -(1 << 62)
 
+_COUNTERS: Final = (
+    "rows", "sent_rows", "requests", "nbytes", "retries", "failures", "isolated_times", "isolated_us", "clamped",
+)  # fmt: skip
+# How many leading numbers of a row are sums; a merge keeps the larger of the others.
+_QUEUE_SUMS: Final = 1
+_SECOND_SUMS: Final = 3
 
-class Totals(NamedTuple):
-    """Counters of one broker.
-
-    `nbytes` are those of acknowledged requests; `isolated_us` is the time, within the task's life, during which the
-    task kept away from the broker; `clamped` counts latencies outside 1 us .. 1 hour; `sent_rows` are those that nobody
-    acknowledges (oneway), and not among `rows`. Of `max_us`, the largest latency, the larger one stays in a merge; all
-    others add.
-    """
-
-    rows: int
-    requests: int
-    nbytes: int
-    retries: int
-    failures: int
-    isolated_times: int
-    isolated_us: int
-    clamped: int
-    sent_rows: int
-    max_us: int
+_Key = TypeVar("_Key", bound=Hashable)
 
 
-class InvalidCounts(NamedTuple):
-    """Rows that no broker could store as they are, by the rule they break: left out, and sent as dead letters."""
-
-    skipped: dict[str, int]
-    dead_lettered: dict[str, int]
-
-    def lines(self) -> list[str]:
-        """Return a line for each of the two that has rows: how many, and by which rules."""
-        found = []
-        for what, by_rule in (("skipped", self.skipped), ("sent to the dead-letter topic", self.dead_lettered)):
-            if by_rule:
-                rules = ", ".join(f"{rows} {rule}" for rule, rows in sorted(by_rule.items(), key=lambda item: -item[1]))
-                found.append(f"{sum(by_rule.values())} invalid rows {what}: {rules}.")
-        return found
-
-
-class Measures:
-    """Everything measured, mergeable in any order.
+@dataclass(slots=True)
+class BrokerMeasures:
+    """Measurements of one broker.
 
     Attributes
     ----------
-    names : list of str
-        Brokers, topics, reasons, codes and rules; keys of the tables refer to them by their place.
-    width : int
-        Seconds that one bucket of the time line spans, a power of two.
+    rows : int
+        Acknowledged rows.
+    sent_rows : int
+        Rows of ``sendMode=oneway``, which no broker acknowledges. They are not among `rows`.
+    requests, nbytes : int
+        Requests that the broker acknowledged (with ``sendMode=oneway``: took), and their size.
+    isolated_us : int
+        How long the task avoided the broker, microseconds.
+    clamped : int
+        Latencies outside 1 us .. 1 hour.
+    latency : dict of int to int
+        Successful attempts by latency bucket.
+    queues : dict of (str, int) to list of int
+        By topic and queue id: rows, last offset, negative first offset.
+    reasons : dict of str to list of int
+        By error or status: retries, failures.
     """
 
-    __slots__ = (
-        "_numbers", "invalid", "latency", "names", "queues", "reasons", "span", "timeline", "totals", "width",
-    )  # fmt: skip
+    rows: int = 0
+    sent_rows: int = 0
+    requests: int = 0
+    nbytes: int = 0
+    retries: int = 0
+    failures: int = 0
+    isolated_times: int = 0
+    isolated_us: int = 0
+    clamped: int = 0
+    latency: dict[int, int] = field(default_factory=dict)
+    queues: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    reasons: dict[str, list[int]] = field(default_factory=dict)
+
+    def merge(self, other: BrokerMeasures) -> None:
+        """Add the measurements of another task."""
+        for name in _COUNTERS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for index, count in other.latency.items():
+            self.latency[index] = self.latency.get(index, 0) + count
+        _merge_rows(self.queues, other.queues, _QUEUE_SUMS)
+        _merge_rows(self.reasons, other.reasons)
+
+    def without_details(self, latency_bits: int | None) -> BrokerMeasures:
+        """Return a copy without queues and reasons; `latency_bits` as in `Measures.totals_only`."""
+        latency: dict[int, int] = {}
+        if latency_bits is not None:
+            for index, count in self.latency.items():
+                index = coarser(index, latency_bits)
+                latency[index] = latency.get(index, 0) + count
+        return replace(self, latency=latency, queues={}, reasons={})
+
+
+class Measures:
+    """Measurements of one task, or of many merged ones.
+
+    Attributes
+    ----------
+    brokers : dict of str to BrokerMeasures
+    timeline : dict of int to dict of str to list of int
+        By bucket (epoch seconds divided by `width`) and broker: rows, requests, retries, largest latency (us), and 1 if
+        the broker was isolated.
+    width : int
+        Seconds per bucket of the timeline, a power of two.
+    invalid : dict of str to list of int
+        By the rule that rows break: rows skipped, rows sent to the dead-letter topic.
+    span_ms : tuple of int or None
+        When the first request was written and when the last one was answered, epoch milliseconds.
+    """
+
+    __slots__ = ("brokers", "invalid", "span_ms", "timeline", "width")
 
     def __init__(self) -> None:
-        self.names: list[str] = []
-        self._numbers: dict[str, int] = {}
+        self.brokers: dict[str, BrokerMeasures] = {}
+        self.timeline: dict[int, dict[str, list[int]]] = {}
         self.width = 1
-        self.totals = SparseTable(counters=len(Totals._fields) - 1, peaks=1)
-        self.latency = SparseTable(counters=1)
-        self.timeline = SparseTable(counters=3, peaks=2)
-        self.queues = SparseTable(counters=1, peaks=2)
-        self.reasons = SparseTable(counters=2)
-        self.invalid = SparseTable(counters=2)
-        self.span = SparseTable(counters=0, peaks=2)
-
-    def number(self, name: str) -> int:
-        """Return the number of a name, a new one if need be."""
-        number = self._numbers.get(name)
-        if number is None:
-            if len(self.names) > _NAME_MASK:
-                raise ValueError(f"more than {_NAME_MASK + 1} names of brokers, topics and reasons in one write")
-            number = self._numbers[name] = len(self.names)
-            self.names.append(name)
-        return number
+        self.invalid: dict[str, list[int]] = {}
+        self.span_ms: tuple[int, int] | None = None
 
     def merge(self, other: Measures) -> None:
-        """Add what another one measured; `other` stays as it is."""
-        numbers = np.array([self.number(name) for name in other.names], np.int64)
-        width = max(self.width, other.width)
-        timeline = other._timeline_of(width)
-        others = other.totals, other.latency, timeline, other.queues, other.reasons, other.invalid, other.span
-        # All keys first: numbers that mean nothing raise here, before anything is added.
-        keys = (
-            _renumbered(numbers, other.totals.keys, 0),
-            _renumbered(numbers, other.latency.keys, INDEX_BITS),
-            _renumbered(numbers, timeline.keys, 0),
-            _renumbered(numbers, other.queues.keys, 2 * NAME_BITS, NAME_BITS),
-            _renumbered(numbers, other.reasons.keys, NAME_BITS, 0),
-            _renumbered(numbers, other.invalid.keys, 0),
-            other.span.keys,
-        )
-        self.widen(width)
-        seconds = len(self.timeline)
-        for own, more, more_keys in zip(self._tables(), others, keys, strict=True):
-            own.add(more_keys, more.values)
-        if len(self.timeline) > seconds:
-            self.limit_timeline()
+        """Add the measurements of `other`, which stays unchanged."""
+        for name, theirs in other.brokers.items():
+            own = self.brokers.get(name)
+            if own is None:
+                own = self.brokers[name] = BrokerMeasures()
+            own.merge(theirs)
+        _merge_rows(self.invalid, other.invalid)
+        if other.span_ms is not None:
+            first, last = other.span_ms
+            own_first, own_last = self.span_ms or other.span_ms
+            self.span_ms = min(first, own_first), max(last, own_last)
+        if other.width > self.width:
+            self._widen(other.width)
+        factor = self.width // other.width
+        for bucket, rows in other.timeline.items():
+            _merge_rows(self.timeline.setdefault(bucket // factor, {}), rows, _SECOND_SUMS)
+        self._limit_timeline()
 
-    def widen(self, width: int) -> None:
-        """Make a bucket of the time line span `width` seconds: a power of two, not less than it is."""
-        self.timeline, self.width = self._timeline_of(width), width
+    def second(self, second: int) -> dict[str, list[int]]:
+        """Return the timeline's bucket that holds an epoch second, creating it if it is missing."""
+        brokers = self.timeline.get(second // self.width)
+        if brokers is None:
+            self.timeline[second // self.width] = {}
+            self._limit_timeline()
+            brokers = self.timeline[second // self.width]
+        return brokers
 
-    def _timeline_of(self, width: int) -> SparseTable:
-        if width == self.width:
-            return self.timeline
-        coarse = copy.copy(self.timeline)
-        seconds = (coarse.keys >> NAME_BITS) // (width // self.width)
-        coarse.rekey(seconds << NAME_BITS | (coarse.keys & _NAME_MASK))
-        return coarse
+    def _limit_timeline(self) -> None:
+        # The final width depends only on the seconds that were measured, not on the order of merging.
+        while len(self.timeline) > MAX_SECONDS:
+            self._widen(2 * self.width)
 
-    def limit_timeline(self) -> None:
-        """Merge pairs of buckets of the time line until there are at most `MAX_SECONDS`.
-
-        The buckets that remain depend only on all the seconds that were measured, not on the order of merging.
-        """
-        while np.count_nonzero(np.diff(self.timeline.keys >> NAME_BITS)) >= MAX_SECONDS:
-            self.widen(2 * self.width)
+    def _widen(self, width: int) -> None:
+        factor = width // self.width
+        timeline: dict[int, dict[str, list[int]]] = {}
+        for bucket, rows in self.timeline.items():
+            _merge_rows(timeline.setdefault(bucket // factor, {}), rows, _SECOND_SUMS)
+        self.timeline, self.width = timeline, width
 
     def totals_only(self, latency_bits: int | None = None) -> Measures:
-        """Return a copy without time line, queues, reasons and span, for a commit message.
+        """Return a copy without timeline, queues, reasons and span, for a commit message.
 
         Parameters
         ----------
         latency_bits : int or None, default None
-            None: without latencies. Otherwise with them, 2^bits neighbouring buckets made one.
+            With latencies, where each 2^bits neighbouring buckets become one; None: without latencies.
         """
         result = Measures()
-        numbers = np.zeros(len(self.names), np.int64)
-        for number in (*self.totals.keys.tolist(), *self.invalid.keys.tolist()):
-            numbers[number] = result.number(self.names[number])
-        result.totals.add(numbers[self.totals.keys], self.totals.values)
-        result.invalid.add(numbers[self.invalid.keys], self.invalid.values)
-        if latency_bits is not None:
-            keys = _renumbered(numbers, self.latency.keys, INDEX_BITS)
-            result.latency.add(keys, self.latency.values)
-            keys = result.latency.keys
-            result.latency.rekey((keys & ~_INDEX_MASK) | coarser(keys & _INDEX_MASK, latency_bits))
+        result.brokers = {name: broker.without_details(latency_bits) for name, broker in self.brokers.items()}
+        result.invalid = {rule: row.copy() for rule, row in self.invalid.items()}
         return result
 
-    def broker_totals(self) -> dict[str, Totals]:
-        """Return the counters of every broker, by name in ascending order."""
-        return dict(sorted((self.names[number], Totals(*values)) for number, values in self.totals.columns()))
-
-    def invalid_rows(self) -> InvalidCounts:
-        """Return the counts of invalid rows, rules in the order in which they were first met."""
-        counts = InvalidCounts({}, {})
-        for number, values in self.invalid.columns():
-            for by_rule, count in zip(counts, values, strict=True):
-                if count:
-                    by_rule[self.names[number]] = count
-        return counts
-
-    def first_and_last(self) -> tuple[float, float] | None:
-        """Return when the first request was written and when the last one was answered, epoch seconds; None: never."""
-        if not len(self.span):
-            return None
-        end, start = self.span.values.max(axis=1).tolist()
-        return -start / 1000, end / 1000
+    def invalid_rows(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Return the skipped rows by rule, and the dead-lettered rows by rule."""
+        skipped = {rule: rows[0] for rule, rows in self.invalid.items() if rows[0]}
+        return skipped, {rule: rows[1] for rule, rows in self.invalid.items() if rows[1]}
 
     def latencies(self, broker: str | None) -> tuple[IntArray, IntArray]:
         """Return bucket indices, ascending, and counts of one broker (None: of all); empty for an unknown one."""
-        if broker is None:
-            indices, places = np.unique(self.latency.keys & _INDEX_MASK, return_inverse=True)
-            counts = np.zeros(len(indices), np.int64)
-            np.add.at(counts, places, self.latency.values[0])
-            return indices, counts
-        base = self._numbers.get(broker, _NAME_MASK) << INDEX_BITS
-        start, end = np.searchsorted(self.latency.keys, (base, base + _INDEX_MASK + 1))
-        return self.latency.keys[start:end] & _INDEX_MASK, self.latency.values[0, start:end]
+        counts: dict[int, int] = {}
+        for name, measures in self.brokers.items():
+            if broker in (None, name):
+                for index, count in measures.latency.items():
+                    counts[index] = counts.get(index, 0) + count
+        indices = sorted(counts)
+        return np.array(indices, np.int64), np.array([counts[index] for index in indices], np.int64)
 
-    def quantiles_ms(self, broker: str | None) -> tuple[float, float, float, float]:
-        """Return p50, p90, p99 and the largest latency of a broker (None: of all), as HdrHistogram shows them."""
+    def quantiles_ms(self, broker: str | None) -> tuple[float, float, float, float] | None:
+        """Return p50, p90, p99 and the largest latency of a broker (None: of all); None without latencies."""
         indices, counts = self.latencies(broker)
+        if not len(indices):
+            return None
         p50, p90, p99, longest = percentiles_us(indices, counts, (50, 90, 99, 100))
         return p50 / 1000, p90 / 1000, p99 / 1000, longest / 1000
 
     def pack(self) -> bytes:
-        """Return the whole as bytes, for `unpack`."""
-        tables = [list(table.packed()) for table in self._tables()]
-        head = [self.names, self.width, [[len(table), "".join(code for code, _ in rows)]
-                for table, rows in zip(self._tables(), tables, strict=True)]]  # fmt: skip
-        text = json.dumps(head, separators=(",", ":")).encode()
-        rows = (data for rows in tables for _, data in rows)
-        return zlib.compress(b"".join((len(text).to_bytes(4, "big"), text, *rows)))
+        """Return compressed JSON for `unpack`. Columns and differences make it small."""
+        numbers = {name: number for number, name in enumerate(self.brokers)}
+        brokers = []
+        for name, broker in self.brokers.items():
+            indices = sorted(broker.latency)
+            brokers.append([
+                name,
+                [getattr(broker, counter) for counter in _COUNTERS],
+                [index - before for before, index in pairwise([0, *indices])],
+                [broker.latency[index] for index in indices],
+                [[topic, queue_id, *row] for (topic, queue_id), row in broker.queues.items()],
+                broker.reasons,
+            ])  # fmt: skip
+        timeline = [
+            (bucket, numbers[name], *row) for bucket, rows in self.timeline.items() for name, row in rows.items()
+        ]
+        content = [self.width, self.span_ms, self.invalid, brokers, list(zip(*timeline, strict=True))]
+        return zlib.compress(json.dumps(content, separators=(",", ":")).encode())
 
     @classmethod
     def unpack(cls, packed: bytes) -> Measures:
-        """Return what `pack` made bytes of.
+        """Return the measurements that `pack` made bytes of.
 
         Raises
         ------
@@ -231,38 +220,66 @@ class Measures:
             These are not such bytes.
         """
         try:
-            return cls._unpack(zlib.decompress(packed))
-        except (zlib.error, ValueError, KeyError, TypeError, AttributeError) as exc:
+            return cls._of(*json.loads(zlib.decompress(packed)))
+        except (zlib.error, ValueError, TypeError, AttributeError, LookupError) as exc:
             raise ValueError(f"not the measures of a task: {exc!r}") from exc
 
     @classmethod
-    def _unpack(cls, data: bytes) -> Measures:
-        at = 4 + int.from_bytes(data[:4], "big")
-        names, width, shapes = json.loads(data[4:at])
+    def _of(cls, width: int, span_ms: Any, invalid: Any, brokers: Any, timeline: Any) -> Measures:
         measures = cls()
-        "".join(names)  # names are text, or this raises
-        measures.names = names
-        measures._numbers = {name: number for number, name in enumerate(names)}
+        if width < 1 or width & (width - 1):
+            raise ValueError("the width of the timeline is no power of two")
         measures.width = width
-        if len(measures._numbers) != len(names) or width < 1 or width & (width - 1):
-            raise ValueError("a name stands twice, or the width of the time line is no power of two")
-        for table, (columns, codes) in zip(measures._tables(), shapes, strict=True):
-            at = table.fill(data, at, columns, codes)
-        if at != len(data):
-            raise ValueError(f"{len(data) - at} bytes are left over")
+        if span_ms is not None:
+            first, last = _numbers(span_ms, 2)
+            measures.span_ms = first, last
+        measures.invalid = {rule: _numbers(rows, 2) for rule, rows in invalid.items()}
+        for name, counters, differences, counts, queues, reasons in brokers:
+            broker = BrokerMeasures()
+            for counter, value in zip(_COUNTERS, _numbers(counters, len(_COUNTERS)), strict=True):
+                setattr(broker, counter, value)
+            indices = list(accumulate(_numbers(differences, len(counts))))
+            broker.latency = dict(zip(indices, _numbers(counts, len(counts)), strict=True))
+            if indices and (min(indices) < 0 or max(indices) >= BUCKETS or min(counts) < 1):
+                raise ValueError("a latency lies outside the buckets")
+            broker.queues = {(_text(topic), queue_id): _numbers(row, 3) for topic, queue_id, *row in queues}
+            _numbers([queue_id for _, queue_id in broker.queues], len(broker.queues))
+            broker.reasons = {reason: _numbers(row, 2) for reason, row in reasons.items()}
+            measures.brokers[_text(name)] = broker
+        names = list(measures.brokers)
+        for column in timeline:
+            _numbers(column, len(timeline[0]))
+        for bucket, number, rows, requests, retries, max_us, isolated in zip(*timeline, strict=True):
+            row = [rows, requests, retries, max_us, isolated]
+            measures.timeline.setdefault(bucket, {})[names[number]] = row
         return measures
 
-    def _tables(self) -> tuple[SparseTable, ...]:
-        return self.totals, self.latency, self.timeline, self.queues, self.reasons, self.invalid, self.span
-
     def __repr__(self) -> str:
-        rows, requests = self.totals.values[:2].sum(axis=1).tolist()
-        return f"<Measures brokers={len(self.totals)} rows={rows} requests={requests}>"
+        rows, requests = (sum(getattr(each, name) for each in self.brokers.values()) for name in ("rows", "requests"))
+        return f"<Measures brokers={len(self.brokers)} rows={rows} requests={requests}>"
 
 
-def _renumbered(numbers: IntArray, keys: IntArray, *shifts: int) -> IntArray:
-    """Return the keys with the names' numbers that they hold at these bits replaced."""
-    for shift in shifts:
-        held = (keys >> shift) & _NAME_MASK
-        keys = keys + ((numbers[held] - held) << shift)
-    return keys
+def _merge_rows(own: dict[_Key, list[int]], other: Mapping[_Key, list[int]], sums: int = 2) -> None:
+    """Add the first `sums` numbers of each row to `own` in place, and keep the larger of the others."""
+    for key, row in other.items():
+        known = own.get(key)
+        if known is None:
+            own[key] = row.copy()
+            continue
+        for place, number in enumerate(row):
+            if place < sums:
+                known[place] += number
+            elif number > known[place]:
+                known[place] = number
+
+
+def _numbers(row: Collection[Any], count: int) -> list[int]:
+    if type(row) is not list or len(row) != count or set(map(type, row)) - {int}:
+        raise ValueError(f"{count} numbers were expected, not {row!r}")
+    return row
+
+
+def _text(name: Any) -> str:
+    if type(name) is not str:
+        raise ValueError(f"a name was expected, not {name!r}")
+    return name

@@ -1,21 +1,21 @@
-"""How a summary is drawn: latency distributions, and what happened over time.
+"""Plots of a summary: latency distributions, and a timeline.
 
-Rule 1: matplotlib is imported when a plot is asked for; without it an error says how to get it.
-Rule 2: no background of its own: the page's shows through, be it light or dark, and every colour stands out from both.
-Rule 3: nothing measured gives a plot with labels and without lines.
+matplotlib is imported when a plot is drawn. Figures have no background of their own, so that they fit light and dark
+pages. A summary without data gives a plot with labels and without lines.
 """
 
 from __future__ import annotations
 
+import importlib
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from rocketmq_spark.errors import escaped
 from rocketmq_spark.metrics.histogram import IntArray, highest_us, lowest_us
-from rocketmq_spark.metrics.view import require
-from rocketmq_spark.text import escaped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,19 +42,28 @@ STYLE: Final[Mapping[str, Any]] = {
     "legend.frameon": False,
     "lines.linewidth": 1.8,
 }
-"""For figures of your own in the same manner: ``matplotlib.pyplot.style.use(STYLE)``."""
+"""The same style for your own figures: ``matplotlib.pyplot.style.use(STYLE)``."""
 
-# The unit of the time axis for a span of at least so many seconds.
+# The unit of the time axis, by the shortest span that uses it (seconds).
 _UNITS: Final = ((2 * 86_400, "days", 86_400), (2 * 3_600, "hours", 3_600), (600, "minutes", 60), (0, "seconds", 1))
 
 
+def require(module: str, purpose: str) -> Any:
+    """Return an optional module, or raise an `ImportError` that says what to install."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as exc:
+        name = module.partition(".")[0]
+        raise ImportError(f"{purpose} needs {name}: pip install 'rocketmq-spark[notebook]'", name=name) from exc
+
+
 def plot_latencies(latencies: Mapping[str, tuple[IntArray, IntArray]], ax: Axes | None) -> Axes:
-    """Draw, per broker, the share of successful attempts that took at most so long."""
+    """Draw each broker's cumulative latency distribution."""
     axes = ax or _new_axes(1, "plot()", figsize=(9, 4.5))[0]
     for (broker, (indices, counts)), line in zip(latencies.items(), _lines(), strict=False):
         if not len(indices):
             continue
-        # Within a bucket nothing is known: the share is reached at its end, as every quantile shows it.
+        # The share of a bucket is reached at its end, as every quantile shows it.
         edges = [lowest_us(int(indices[0])) / 1000, *(highest_us(index) / 1000 for index in indices.tolist())]
         share = np.concatenate(([0.0], np.cumsum(counts) / counts.sum()))
         axes.step(np.maximum(edges, 0.001), share * 100, where="post", label=_label(broker), **line)
@@ -74,13 +83,7 @@ def plot_timeline(
 ) -> list[Axes]:
     """Draw rows per second, largest latency and retries of each broker, one below the other.
 
-    Parameters
-    ----------
-    timeline : sequence of mapping
-        As `WriteSummary.timeline` has it.
-    brokers : sequence of str
-        All, in the order of their colours in `plot_latencies`.
-    axes : sequence of three Axes or None
+    `timeline` is that of `WriteSummary.timeline`; `brokers` are in the order of their colours in `plot_latencies`.
     """
     panels = list(_new_axes(3, "plot_timeline()", figsize=(9, 6.5)) if axes is None else axes)
     if len(panels) != 3:
@@ -121,7 +124,7 @@ def plot_timeline(
     latencies.set_yscale("log")
     _label_plainly(latencies.yaxis)
     for panel in (rates, retries):
-        # From 0, and on to what another plot brings into axes that are shared.
+        # From 0; the upper limit grows with another plot into shared axes.
         panel.set_ylim(0, max(1, panel.get_ylim()[1]), auto=True)
         panel.yaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
         panel.yaxis.set_major_formatter("{x:,.0f}")
@@ -147,16 +150,14 @@ def _label(name: str) -> str:
 
 
 def _lines() -> Iterator[dict[str, Any]]:
-    """Yield what sets one broker's line apart from the next one's."""
-    place = 0
-    while True:
-        style = _STYLES[place // len(_COLOURS) % len(_STYLES)]
-        yield {"color": _COLOURS[place % len(_COLOURS)], "linestyle": style, "linewidth": 1.8}
-        place += 1
+    """Yield a different line style for each broker."""
+    for style in itertools.cycle(_STYLES):
+        for colour in _COLOURS:
+            yield {"color": colour, "linestyle": style, "linewidth": 1.8}
 
 
 def _runs(flags: Iterable[float]) -> list[tuple[int, int]]:
-    """Return start and end of each run of flags that are set."""
+    """Return start and end of each run of set flags."""
     changes = np.flatnonzero(np.diff([0, *flags, 0]))
     return list(zip(changes[::2].tolist(), changes[1::2].tolist(), strict=True))
 
@@ -176,7 +177,7 @@ def _dress(axes: Axes) -> None:
 
 
 def _label_plainly(axis: Axis) -> None:
-    """Have a logarithmic axis say 300, not 3 x 10^2."""
+    """Let a logarithmic axis show 300, not 3 x 10^2."""
     from matplotlib.ticker import LogFormatter
 
     axis.set_major_formatter("{x:g}")

@@ -1,52 +1,31 @@
-"""What one task measures while it sends.
+"""Measures what one task sends.
 
-Rule 1: one thread at a time; the producer calls with its lock held, so a call is a few dictionary look-ups.
-Rule 2: `now` always comes in, monotonic seconds; a clock is read once, for the distance to the epoch, unless that comes
-        in, too.
-Rule 3: no measurement is lost, and none raises: a latency out of range is clamped, and counted as such.
+One thread at a time: the sender calls with its lock held. No measurement raises: a latency out of range is clamped, and
+counted as such.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
+from rocketmq_spark.metrics.histogram import HIGHEST_US, LOWEST_US, index_of
+from rocketmq_spark.metrics.measures import NO_OFFSET, BrokerMeasures, Measures
+from rocketmq_spark.model.message import MessageQueue
 
-from rocketmq_spark.message import MessageQueue
-from rocketmq_spark.metrics.histogram import (
-    HIGHEST_US,
-    INDEX_BITS,
-    LOWEST_US,
-    IntArray,
-    index_of,
-)
-from rocketmq_spark.metrics.measures import MAX_SECONDS, NAME_BITS, NO_OFFSET, Measures, Totals
-from rocketmq_spark.metrics.table import SparseTable
-
-# What the keys and values of Measures.queues hold.
-_MAX_QUEUES: Final = 1 << NAME_BITS
+# A broker may answer with any queue id and offset.
+_MAX_QUEUES: Final = 1 << 20
 _MAX_LONG: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport:
-    """What a task hands back: its place, and its measures as bytes.
+    """What a task sends back to the driver; `write_id` and `batch_id` are those of `Recorder`.
 
-    Bytes, so that reading one that is damaged, or of another release, fails where it is merged and can be counted, not
-    where Spark unpickles it.
-
-    Parameters
-    ----------
-    write_id : str
-        One batch write, or one streaming query.
-    batch_id : int
-        The micro-batch; -1 in a batch write.
-    partition_id : int
-    packed : bytes
-        For `Measures.unpack`.
+    The measurements are bytes for `Measures.unpack`. So a damaged report, or one of another release, fails where it is
+    merged and can be counted, and not where Spark unpickles it.
     """
 
     write_id: str
@@ -57,58 +36,13 @@ class PartitionReport:
 
 @dataclass(frozen=True, slots=True)
 class ReadReport:
-    """What a task of a read hands back.
-
-    Parameters
-    ----------
-    skipped : mapping of str to int
-        How many unreadable messages it left out (``onUnreadable=skip``), by topic.
-    """
+    """What a task of a read sends back: how many unreadable messages it skipped (``onUnreadable=skip``), by topic."""
 
     skipped: Mapping[str, int]
 
 
-class BrokerRecorder:
-    """The counters of one broker in one task."""
-
-    __slots__ = (
-        "clamped", "failures", "isolations", "latency", "max_us", "nbytes", "queues", "reasons", "requests", "retries",
-        "rows", "sent_rows",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.rows = self.requests = self.nbytes = self.retries = self.failures = self.clamped = self.max_us = 0
-        self.sent_rows = 0
-        self.latency: dict[int, int] = {}
-        # Rows, last offset, -(first offset): the columns of Measures.queues.
-        self.queues: dict[MessageQueue, list[int]] = {}
-        # Retries and failures.
-        self.reasons: dict[str, list[int]] = {}
-        # Start and end of every isolation, monotonic seconds; none overlaps another.
-        self.isolations: list[tuple[float, float]] = []
-
-    def isolated(self, until: float) -> list[tuple[float, float]]:
-        """Return the isolations as far as they lie before `until`."""
-        return [(start, min(end, until)) for start, end in self.isolations if start <= until]
-
-    def totals(self, isolated: Sequence[tuple[float, float]]) -> Totals:
-        """Return the counters, `isolated` being the isolations that count."""
-        return Totals(
-            rows=self.rows,
-            requests=self.requests,
-            nbytes=self.nbytes,
-            retries=self.retries,
-            failures=self.failures,
-            isolated_times=len(isolated),
-            isolated_us=round(sum(end - start for start, end in isolated) * 1e6),
-            clamped=self.clamped,
-            sent_rows=self.sent_rows,
-            max_us=self.max_us,
-        )
-
-
 class Recorder:
-    """Counts what one task sends, per broker, per second and per queue.
+    """Counts what one task sends, per broker, second and queue. Each `now` is monotonic time in seconds.
 
     Parameters
     ----------
@@ -118,8 +52,8 @@ class Recorder:
         The micro-batch; -1 in a batch write.
     partition_id : int
     epoch_offset : float or None, default None
-        Seconds from `now`'s zero to the epoch, so that the seconds of tasks on several hosts line up; None: that of
-        ``time.monotonic``.
+        Added to `now`, it gives epoch seconds, so that the seconds of tasks on several hosts line up. None: the offset
+        of ``time.monotonic``.
     """
 
     def __init__(self, write_id: str, batch_id: int, partition_id: int, epoch_offset: float | None = None) -> None:
@@ -127,13 +61,9 @@ class Recorder:
         self.batch_id = batch_id
         self.partition_id = partition_id
         self._epoch_offset = time.time() - time.monotonic() if epoch_offset is None else epoch_offset
-        self._brokers: dict[str, BrokerRecorder] = {}
-        # By second, then broker: rows, requests, retries, largest latency, isolated: the columns of Measures.timeline.
-        self._seconds: dict[int, dict[str, list[int]]] = {}
-        # Rows skipped and rows dead-lettered, by rule.
-        self._invalid: dict[str, list[int]] = {}
-        # The seconds that no longer fit above; merged there, they become coarser.
-        self._past = Measures()
+        self._measures = Measures()
+        # Start and end of every isolation by broker, monotonic seconds; no two of a broker overlap.
+        self._isolations: dict[str, list[tuple[float, float]]] = {}
         self._first_now = float("inf")
         self._last_now = -float("inf")
 
@@ -147,23 +77,12 @@ class Recorder:
         queue_offset: int,
         now: float,
     ) -> None:
-        """Count a request that a broker acknowledged.
+        """Count a request that a broker acknowledged, with its rows and bytes.
 
-        Parameters
-        ----------
-        broker : str
-        rows, nbytes : int
-            What the request held.
-        latency_ms : float
-            From its last byte written to its acknowledgement.
-        queue : MessageQueue
-            Where the broker put it; without a receipt if the id is none that a queue can have, as the -1 of gRPC.
-        queue_offset : int
-            Offset of its first row in the queue; negative if unknown.
-        now : float
-            Monotonic, seconds.
+        `latency_ms` counts from its last byte written to its acknowledgement. An impossible queue id, such as the -1 of
+        gRPC, leaves no receipt. `queue_offset` is that of its first row, negative if unknown.
         """
-        entry = self._brokers.get(broker) or self._new_broker(broker)
+        entry = self._measures.brokers.get(broker) or self._new_broker(broker)
         latency = latency_ms * 1000
         # Written so that NaN is clamped, too.
         if not latency >= LOWEST_US:
@@ -176,15 +95,13 @@ class Recorder:
         entry.rows += rows
         entry.requests += 1
         entry.nbytes += nbytes
-        if latency_us > entry.max_us:
-            entry.max_us = latency_us
         index = index_of(latency_us)
         entry.latency[index] = entry.latency.get(index, 0) + 1
-        # Both come from the answer: an odd one costs its receipt, and not a task whose rows are stored.
         if 0 <= queue.queue_id < _MAX_QUEUES:
-            stored = entry.queues.get(queue)
+            key = queue.topic, queue.queue_id
+            stored = entry.queues.get(key)
             if stored is None:
-                stored = entry.queues[queue] = [0, NO_OFFSET, NO_OFFSET]
+                stored = entry.queues[key] = [0, NO_OFFSET, NO_OFFSET]
             stored[0] += rows
             if 0 <= queue_offset <= _MAX_LONG - rows:
                 stored[1] = max(stored[1], queue_offset + rows - 1)
@@ -196,8 +113,8 @@ class Recorder:
             second[3] = latency_us
 
     def record_sent(self, broker: str, rows: int, nbytes: int, now: float) -> None:
-        """Count a request that nobody will acknowledge: no latency, no offset, and no row that counts as stored."""
-        entry = self._brokers.get(broker) or self._new_broker(broker)
+        """Count a request that no broker acknowledges (``sendMode=oneway``)."""
+        entry = self._measures.brokers.get(broker) or self._new_broker(broker)
         entry.sent_rows += rows
         entry.requests += 1
         entry.nbytes += nbytes
@@ -207,140 +124,101 @@ class Recorder:
 
     def record_retry(self, broker: str, reason: str, now: float) -> None:
         """Count a failed attempt whose bytes will be sent again; `reason` names the error or the status."""
-        entry = self._brokers.get(broker) or self._new_broker(broker)
+        entry = self._measures.brokers.get(broker) or self._new_broker(broker)
         entry.retries += 1
         entry.reasons.setdefault(reason, [0, 0])[0] += 1
         self._second(broker, now)[2] += 1
 
     def record_failure(self, broker: str, code: str, now: float) -> None:
-        """Count a failed attempt that is given up; `code` names the error or the status."""
-        entry = self._brokers.get(broker) or self._new_broker(broker)
+        """Count a failed attempt after which its batch is given up; `code` names the error or the status."""
+        entry = self._measures.brokers.get(broker) or self._new_broker(broker)
         entry.failures += 1
         entry.reasons.setdefault(code, [0, 0])[1] += 1
         self._last_now = max(self._last_now, now)
 
     def record_isolation(self, broker: str, duration_ms: float, now: float) -> None:
-        """Count an isolation that begins now, or a running one's extension by `duration_ms`."""
-        entry = self._brokers.get(broker) or self._new_broker(broker)
+        """Count an isolation that begins now, or extend a running one by `duration_ms`."""
+        if broker not in self._measures.brokers:
+            self._new_broker(broker)
         self._last_now = max(self._last_now, now)
-        if entry.isolations and entry.isolations[-1][1] > now:
-            start, end = entry.isolations[-1]
-            entry.isolations[-1] = (start, end + duration_ms / 1000)
+        isolations = self._isolations.setdefault(broker, [])
+        if isolations and isolations[-1][1] > now:
+            start, end = isolations[-1]
+            isolations[-1] = (start, end + duration_ms / 1000)
         else:
-            entry.isolations.append((now, now + duration_ms / 1000))
+            isolations.append((now, now + duration_ms / 1000))
 
     def record_skipped(self, by_rule: Mapping[str, int]) -> None:
-        """Count rows that were left out, by the rule that they break."""
-        self._record_invalid(by_rule, 0)
+        """Count rows that were skipped, by the rule that they break."""
+        for rule, rows in by_rule.items():
+            self._measures.invalid.setdefault(rule, [0, 0])[0] += rows
 
     def record_dead_letters(self, by_rule: Mapping[str, int]) -> None:
         """Count rows that go to the dead-letter topic, by the rule that they break."""
-        self._record_invalid(by_rule, 1)
-
-    def _record_invalid(self, by_rule: Mapping[str, int], place: int) -> None:
         for rule, rows in by_rule.items():
-            self._invalid.setdefault(rule, [0, 0])[place] += rows
+            self._measures.invalid.setdefault(rule, [0, 0])[1] += rows
 
     def snapshot(self) -> PartitionReport:
-        """Return everything measured so far; recording may go on.
-
-        An isolation counts as far as the last `now` that was recorded.
-        """
-        return PartitionReport(self.write_id, self.batch_id, self.partition_id, self.measures().pack())
-
-    def measures(self) -> Measures:
-        """Return everything measured so far, as it can be merged."""
-        measures = Measures()
-        self._move_seconds()
-        measures.merge(self._past)
-        totals: list[tuple[int, ...]] = []
-        latency: list[tuple[int, ...]] = []
-        queues: list[tuple[int, ...]] = []
-        reasons: list[tuple[int, ...]] = []
-        for broker, entry in self._brokers.items():
-            number = measures.number(broker)
-            base = number << NAME_BITS
-            isolated = entry.isolated(self._last_now)
-            totals.append((number, *entry.totals(isolated)))
-            latency += [(number << INDEX_BITS | index, count) for index, count in entry.latency.items()]
-            reasons += [(base | measures.number(name), *row) for name, row in entry.reasons.items()]
-            queues += [
-                (measures.number(queue.topic) << 2 * NAME_BITS | base | queue.queue_id, *row)
-                for queue, row in entry.queues.items()
-            ]
-            for start, end in isolated:
-                self._mark_isolated(measures, number, start, end)
-        _add(measures.totals, totals)
-        _add(measures.latency, latency)
-        _add(measures.queues, queues)
-        _add(measures.reasons, reasons)
-        _add(measures.invalid, [(measures.number(rule), *row) for rule, row in self._invalid.items()])
-        if self._first_now <= self._last_now:
-            start, end = (round((now + self._epoch_offset) * 1000) for now in (self._first_now, self._last_now))
-            _add(measures.span, [(0, end, -start)])
-        measures.limit_timeline()
-        return measures
+        """Return the measurements so far, packed; recording may continue."""
+        return PartitionReport(self.write_id, self.batch_id, self.partition_id, self._so_far().pack())
 
     def lines(self) -> list[str]:
-        """Return, for every broker that took something, one line for a message: rows, requests and latencies."""
-        measures = self.measures()
+        """Return a line of rows, requests and latencies for every broker that took a request."""
+        measures = self._so_far()
         found = []
-        for broker, totals in measures.broker_totals().items():
-            if totals.sent_rows:
-                found.append(f"{broker} {totals.sent_rows} rows in {totals.requests} requests")
-            elif totals.requests:
-                p50, _, p99, longest = measures.quantiles_ms(broker)
+        for name, broker in sorted(measures.brokers.items()):
+            if broker.sent_rows:
+                found.append(f"{name} {broker.sent_rows} rows in {broker.requests} requests")
+            elif quantiles := measures.quantiles_ms(name):
+                p50, _, p99, longest = quantiles
                 found.append(
-                    f"{broker} {totals.rows} rows in {totals.requests} requests "
+                    f"{name} {broker.rows} rows in {broker.requests} requests "
                     f"(p50 {p50:.1f} ms, p99 {p99:.1f} ms, max {longest:.1f} ms)"
                 )
         return found
 
-    def _new_broker(self, broker: str) -> BrokerRecorder:
-        entry = self._brokers[broker] = BrokerRecorder()
-        return entry
+    def _so_far(self) -> Measures:
+        """Return a copy of the measurements, with every isolation until the last `now` that was recorded."""
+        measures = Measures()
+        measures.merge(self._measures)
+        for name, isolations in self._isolations.items():
+            past = [(start, min(end, self._last_now)) for start, end in isolations if start <= self._last_now]
+            broker = measures.brokers[name]
+            broker.isolated_times = len(past)
+            broker.isolated_us = round(sum(end - start for start, end in past) * 1e6)
+            for start, end in past:
+                first, last = int(start + self._epoch_offset), int(end + self._epoch_offset)
+                for second in (*range(first, last, measures.width), last):
+                    measures.second(second).setdefault(name, [0, 0, 0, 0, 0])[4] = 1
+        if self._first_now <= self._last_now:
+            first_ms, last_ms = (round((now + self._epoch_offset) * 1000) for now in (self._first_now, self._last_now))
+            measures.span_ms = first_ms, last_ms
+        return measures
+
+    def _new_broker(self, name: str) -> BrokerMeasures:
+        broker = self._measures.brokers[name] = BrokerMeasures()
+        return broker
 
     def _second(self, broker: str, now: float, latency_us: int = 0) -> list[int]:
+        # Comparisons instead of min and max: with single messages this runs once per row.
         if now - latency_us / 1e6 < self._first_now:
             self._first_now = now - latency_us / 1e6
         if now > self._last_now:
             self._last_now = now
+        measures = self._measures
         second = int(now + self._epoch_offset)
-        brokers = self._seconds.get(second)
+        brokers = measures.timeline.get(second // measures.width)
         if brokers is None:
-            if len(self._seconds) >= MAX_SECONDS:
-                self._move_seconds()
-            brokers = self._seconds[second] = {}
+            brokers = measures.second(second)
         row = brokers.get(broker)
         if row is None:
             row = brokers[broker] = [0, 0, 0, 0, 0]
         return row
 
-    def _move_seconds(self) -> None:
-        moved = Measures()
-        for second, brokers in self._seconds.items():
-            _add(moved.timeline, [(second << NAME_BITS | moved.number(name), *row) for name, row in brokers.items()])
-        self._past.merge(moved)
-        self._seconds = {}
-
-    def _mark_isolated(self, measures: Measures, number: int, start: float, end: float) -> None:
-        first, last = (int(moment + self._epoch_offset) // measures.width for moment in (start, end))
-        seconds: IntArray = np.arange(first, last + 1, dtype=np.int64)
-        values = np.zeros((len(measures.timeline.values), len(seconds)), np.int64)
-        values[-1] = 1
-        measures.timeline.add(seconds << NAME_BITS | number, values)
-
     def __repr__(self) -> str:
-        rows = sum(entry.rows for entry in self._brokers.values())
-        requests = sum(entry.requests for entry in self._brokers.values())
+        brokers = self._measures.brokers.values()
+        rows, requests = sum(each.rows for each in brokers), sum(each.requests for each in brokers)
         return (
             f"<Recorder write={self.write_id} batch={self.batch_id} partition={self.partition_id} "
-            f"brokers={len(self._brokers)} rows={rows} requests={requests}>"
+            f"brokers={len(brokers)} rows={rows} requests={requests}>"
         )
-
-
-def _add(table: SparseTable, rows: list[tuple[int, ...]]) -> None:
-    """Add tuples of key, counters, peaks."""
-    if rows:
-        columns = np.array(rows, np.int64).T
-        table.add(columns[0], columns[1:])

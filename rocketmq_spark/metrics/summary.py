@@ -1,8 +1,6 @@
-"""The driver's side: what the tasks of many writes measured, merged as they end, for the user to read.
+"""The driver's summary: the reports of all tasks, merged as they arrive, for the user to read.
 
-Rule 1: a merge never raises, whatever it is given: it runs where Spark waits for it. What can't be merged is counted.
-Rule 2: writes and micro-batches stay apart; the newest are kept, older ones are folded into one.
-Rule 3: one lock guards merging and reading.
+Writes and micro-batches stay apart. The newest are kept, and older ones are merged into one.
 """
 
 from __future__ import annotations
@@ -10,13 +8,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.metrics.histogram import to_hdr
-from rocketmq_spark.metrics.measures import NAME_BITS, NO_OFFSET, Measures, Totals
+from rocketmq_spark.metrics.measures import NO_OFFSET, BrokerMeasures, Measures
 from rocketmq_spark.metrics.recorder import PartitionReport, ReadReport
+from rocketmq_spark.model import table as table_view
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,23 +24,36 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rocketmq_spark.metrics")
 
-_KEPT = 1_000
-# Of write ids in an error.
-_SHOWN = 5
-_MASK = (1 << NAME_BITS) - 1
+_KEPT: Final = 1_000
+# How many write ids an error names.
+_SHOWN: Final = 5
+
+_COUNTS: Final = {
+    "rows": "rows", "sent_rows": "sent_rows", "requests": "requests", "bytes": "nbytes", "retries": "retries",
+    "failures": "failures",
+}  # fmt: skip
+_QUANTILES: Final = ("p50_ms", "p90_ms", "p99_ms", "max_ms")
+_COLUMNS: Final = (*_COUNTS, *_QUANTILES, "isolated_times", "isolated_ms")
+_HEADINGS: Final = (
+    "broker", "rows", "requests", "MiB", "retries", "failures", "isolated", "p50 ms", "p90 ms", "p99 ms", "max ms",
+)  # fmt: skip
+_LAYOUT: Final = table_view.Layout(
+    right=_HEADINGS[1:], spare=("p90 ms", "isolated", "MiB", "p50 ms", "requests", "failures")
+)
+_EMPTY: Final = "No task has ended yet."
 
 
 class WriteSummary:
-    """What every write of a session measured so far.
+    """The measurements of every write of a session.
 
-    Latencies cover successful attempts only, and everything appears as tasks end: a running task, and an attempt of a
-    task that failed, are not in it. Wherever a method takes a `write_id`, None means all writes; one
-    that is not among `keys` has no data, and can be neither shown nor drawn (`OptionError`).
+    Latencies cover successful attempts only. A running task, and an attempt of a task that failed, are not included. In
+    every method, a `write_id` of None means all writes. An unknown one has no data; showing or drawing it raises
+    `OptionError`.
 
     Parameters
     ----------
     keep : int, default 1000
-        How many writes and micro-batches are kept apart; older ones are folded into one, which has no write id.
+        How many writes and micro-batches are kept apart. Older ones are merged into one without a write id.
 
     Attributes
     ----------
@@ -55,6 +67,7 @@ class WriteSummary:
         self.reports = 0
         self.dropped_reports = 0
         self._keep = keep
+        # Guards merging and reading.
         self._lock = threading.Lock()
         self._writes: dict[tuple[str, int], Measures] = {}
         self._older = Measures()
@@ -66,40 +79,42 @@ class WriteSummary:
             return list(self._writes)
 
     def measures(self, write_id: str | None = None) -> Measures:
-        """Return everything measured, merged, as a copy."""
+        """Return all measurements, merged, as a copy."""
         merged = Measures()
         with self._lock:
             if write_id is None:
                 merged.merge(self._older)
-            for _, measures in self._of(write_id):
-                merged.merge(measures)
+            for key, measures in self._writes.items():
+                if write_id in (None, key[0]):
+                    merged.merge(measures)
         return merged
 
-    def _of(self, write_id: str | None) -> list[tuple[tuple[str, int], Measures]]:
-        return [(key, measures) for key, measures in self._writes.items() if write_id in (None, key[0])]
-
-    def _require(self, write_id: str | None) -> None:
-        """Refuse to show a write that is not there. Who asks for data may be waiting for it, and gets none."""
-        known = list(dict.fromkeys(key for key, _ in self.keys()))
-        if write_id is None or write_id in known:
-            return
-        shown = f"the newest are {', '.join(known[-_SHOWN:])}" if known else "no task of any has ended yet"
-        raise OptionError(f"write_id={write_id!r} is no write that is kept apart: {shown}")
-
     def to_dict(self, write_id: str | None = None) -> dict[str, dict[str, Any]]:
-        """Return the measures of every broker, by name.
+        """Return the measurements of every broker, by name.
 
         Returns
         -------
         dict
-            Per broker: ``rows`` (stored), ``sent_rows`` (``sendMode=oneway``: nobody knows whether they are stored),
-            ``requests``, ``bytes``, ``retries``, ``failures``, ``p50_ms``, ``p90_ms``,
-            ``p99_ms``, ``max_ms`` (None without a successful attempt), ``retries_by_reason``, ``failures_by_code``,
-            ``queues`` (``{topic: {queue id: {"rows", "first_offset", "last_offset"}}}``, ids as text so that it is
-            JSON; an unknown offset is None; empty over gRPC, where a proxy tells neither), ``isolated_times``,
+            Per broker: ``rows`` (stored), ``sent_rows`` (``sendMode=oneway``: it is unknown whether they are stored),
+            ``requests``, ``bytes``, ``retries``, ``failures``, ``p50_ms``, ``p90_ms``, ``p99_ms``, ``max_ms`` (None
+            without a successful attempt), ``retries_by_reason``, ``failures_by_code``, ``queues``
+            (``{topic: {queue id: {"rows", "first_offset", "last_offset"}}}``, ids as text so that it is JSON; an
+            unknown offset is None; empty over gRPC, where a proxy returns neither), ``isolated_times``,
             ``isolated_ms`` (both summed over tasks).
         """
-        return _by_broker(self.measures(write_id))
+        measures = self.measures(write_id)
+        return {
+            name: {
+                **_counts([broker]),
+                **_quantiles(measures, name),
+                "retries_by_reason": {reason: row[0] for reason, row in broker.reasons.items() if row[0]},
+                "failures_by_code": {code: row[1] for code, row in broker.reasons.items() if row[1]},
+                "queues": _receipts(broker),
+                "isolated_times": broker.isolated_times,
+                "isolated_ms": broker.isolated_us / 1000,
+            }
+            for name, broker in sorted(measures.brokers.items())
+        }
 
     def by_write(self, write_id: str | None = None) -> list[dict[str, Any]]:
         """Return the sums over all brokers for each write and micro-batch that is kept apart, oldest first.
@@ -108,11 +123,11 @@ class WriteSummary:
         -------
         list of dict
             ``write_id``, ``batch_id`` (-1 in a batch write), ``start`` (epoch seconds: the first request was written),
-            ``duration_s`` (until the last one was answered), then ``rows`` to ``max_ms`` as in `to_dict`. A write of no
-            request has None for ``start`` and ``duration_s``. ``pandas.DataFrame(...)`` takes it as it is.
+            ``duration_s`` (until the last one was answered), then ``rows`` to ``max_ms`` as in `to_dict`. A write
+            without a request has None for ``start`` and ``duration_s``. ``pandas.DataFrame(...)`` accepts the list.
         """
         with self._lock:
-            return [_of_write(*key, measures) for key, measures in self._of(write_id)]
+            return [_of_write(*key, measures) for key, measures in self._writes.items() if write_id in (None, key[0])]
 
     def invalid_rows(self, write_id: str | None = None) -> dict[str, Any]:
         """Return how many rows no broker could store as they were.
@@ -133,7 +148,7 @@ class WriteSummary:
         }
 
     def skipped_by_reads(self) -> dict[str, int]:
-        """Return how many unreadable messages reads with ``onUnreadable=skip`` have left out, by topic.
+        """Return how many unreadable messages reads with ``onUnreadable=skip`` have skipped, by topic.
 
         Each run of a task counts: two actions on one DataFrame count its messages twice.
         """
@@ -141,7 +156,7 @@ class WriteSummary:
             return dict(sorted(self._skipped_by_reads.items()))
 
     def timeline(self, write_id: str | None = None) -> list[dict[str, Any]]:
-        """Return what happened when: one row per bucket of time and broker, oldest first.
+        """Return one row per bucket of time and broker, oldest first.
 
         Returns
         -------
@@ -150,108 +165,93 @@ class WriteSummary:
             sent), ``requests``, ``retries``, ``max_ms``, ``isolated``.
         """
         measures = self.measures(write_id)
-        width = measures.width
         return [
             {
-                "second": (key >> NAME_BITS) * width,
-                "width_s": width,
-                "broker": measures.names[key & _MASK],
+                "second": bucket * measures.width,
+                "width_s": measures.width,
+                "broker": broker,
                 "rows": rows,
                 "requests": requests,
                 "retries": retries,
                 "max_ms": max_us / 1000,
                 "isolated": bool(isolated),
             }
-            for key, (rows, requests, retries, max_us, isolated) in measures.timeline.columns()
+            for bucket, brokers in sorted(measures.timeline.items())
+            for broker, (rows, requests, retries, max_us, isolated) in brokers.items()
         ]
 
     def latencies(self, broker: str, write_id: str | None = None) -> HdrHistogram:
-        """Return the latencies of a broker's successful attempts, in microseconds; empty for an unknown broker."""
+        """Return a broker's successful latencies in microseconds; empty for an unknown broker."""
         return to_hdr(*self.measures(write_id).latencies(broker))
 
     def to_pandas(self, write_id: str | None = None) -> pd.DataFrame:
-        """Return the numbers of `to_dict`, one row per broker, as a pandas DataFrame indexed by broker.
+        """Return the numbers of `to_dict` as a pandas DataFrame indexed by broker; an `ImportError` without pandas."""
+        from rocketmq_spark.metrics.plots import require
 
-        Raises
-        ------
-        ImportError
-            pandas is not installed: ``pip install 'rocketmq-spark[notebook]'``.
-        """
-        from rocketmq_spark.metrics import view
-
-        return view.data_frame(self.to_dict(write_id))
+        rows = [[name, *(numbers[column] for column in _COLUMNS)] for name, numbers in self.to_dict(write_id).items()]
+        frame = require("pandas", "to_pandas()").DataFrame(rows, columns=["broker", *_COLUMNS]).set_index("broker")
+        types = {name: "float64" if name.endswith("_ms") else "int64" for name in _COLUMNS}
+        typed: pd.DataFrame = frame.astype(types)
+        return typed
 
     def show(self, file: IO[str] | None = None, write_id: str | None = None) -> None:
         """Print a table of all brokers, by default to stdout."""
-        from rocketmq_spark.metrics import view
-
         self._require(write_id)
-        view.print_table(self.to_dict(write_id), self.notes(write_id), file)
+        notes = self.notes(write_id)
+        table_view.print_table(_HEADINGS, self._cells(write_id), _LAYOUT, notes=notes, empty=_EMPTY, file=file)
 
     def plot(self, ax: Axes | None = None, write_id: str | None = None) -> Axes:
-        """Draw each broker's cumulative latency distribution and return the axes.
-
-        Raises
-        ------
-        ImportError
-            matplotlib is not installed: ``pip install 'rocketmq-spark[notebook]'``.
-        """
+        """Draw each broker's cumulative latency distribution; an `ImportError` without matplotlib."""
         from rocketmq_spark.metrics import plots
 
         self._require(write_id)
         measures = self.measures(write_id)
-        return plots.plot_latencies({broker: measures.latencies(broker) for broker in measures.broker_totals()}, ax)
+        return plots.plot_latencies({broker: measures.latencies(broker) for broker in sorted(measures.brokers)}, ax)
 
     def plot_timeline(self, axes: Sequence[Axes] | None = None, write_id: str | None = None) -> list[Axes]:
-        """Draw over time, per broker, rows per second, largest latency and retries; shaded: the broker is isolated.
+        """Draw rows per second, largest latency and retries of each broker over time into three axes.
 
-        Parameters
-        ----------
-        axes : sequence of three Axes, optional
-            Where to draw; by default a new figure.
-        write_id : str, optional
-
-        Returns
-        -------
-        list of Axes
-            The three.
-
-        Raises
-        ------
-        ImportError
-            matplotlib is not installed: ``pip install 'rocketmq-spark[notebook]'``.
+        Isolation is shaded. Without `axes` there is a new figure; without matplotlib it is an `ImportError`.
         """
         from rocketmq_spark.metrics import plots
 
         self._require(write_id)
-        return plots.plot_timeline(self.timeline(write_id), list(self.measures(write_id).broker_totals()), axes)
+        return plots.plot_timeline(self.timeline(write_id), sorted(self.measures(write_id).brokers), axes)
 
     def notes(self, write_id: str | None = None) -> list[str]:
         """Return what a reader of the numbers must know."""
         measures = self.measures(write_id)
-        notes = measures.invalid_rows().lines()
+        notes = invalid_notes(measures)
         skipped = self.skipped_by_reads() if write_id is None else {}
         if skipped:
             topics = ", ".join(f"{topic} {count}" for topic, count in skipped.items())
             notes.append(f"{sum(skipped.values())} unreadable messages skipped by reads: {topics}.")
         notes += ["Latencies cover successful attempts only; numbers appear as tasks end."]
-        notes += sent_notes(measures.broker_totals())
+        notes += sent_notes(measures)
         if self.dropped_reports:
             notes.append(
                 f"{self.dropped_reports} reports of tasks could not be read (see the log): their rows are missing."
             )
-        clamped = sum(totals.clamped for totals in measures.broker_totals().values())
+        clamped = sum(broker.clamped for broker in measures.brokers.values())
         if clamped:
             notes.append(f"{clamped} latencies lay outside 1 us .. 1 hour and count as the nearer end.")
         return notes
 
     def reset(self) -> None:
-        """Forget everything; tasks that are still running will report all of theirs when they end."""
+        """Forget everything. Tasks that are still running will report all their measurements when they end."""
         with self._lock:
             self._writes.clear()
             self._older = Measures()
             self._skipped_by_reads.clear()
             self.reports = self.dropped_reports = 0
+
+    def _require(self, write_id: str | None) -> None:
+        """Raise `OptionError` if a write that is to be shown is unknown."""
+        known = list(dict.fromkeys(key for key, _ in self.keys()))
+        if write_id is None or write_id in known:
+            return
+        shown = f"the newest are {', '.join(known[-_SHOWN:])}" if known else "no task of any has ended yet"
+        raise OptionError(f"write_id={write_id!r} is no write that is kept apart: {shown}")
 
     def _merge(self, report: PartitionReport | ReadReport) -> None:
         if isinstance(report, ReadReport):
@@ -259,19 +259,24 @@ class WriteSummary:
                 self._skipped_by_reads.update(report.skipped)
             return
         measures = Measures.unpack(report.packed)
-        key = (report.write_id, report.batch_id)
         with self._lock:
-            known = self._writes.get(key) or Measures()
-            known.merge(measures)
-            self._writes[key] = known
+            self._writes.setdefault((report.write_id, report.batch_id), Measures()).merge(measures)
             self.reports += 1
             while len(self._writes) > self._keep:
                 self._older.merge(self._writes.pop(next(iter(self._writes))))
 
-    def _repr_html_(self) -> str:
-        from rocketmq_spark.metrics import view
+    def _cells(self, write_id: str | None) -> list[list[str]]:
+        """Return the rows of the table."""
+        cells = []
+        for name, numbers in self.to_dict(write_id).items():
+            row = [f"{numbers[key]:,}" for key in ("rows", "requests", "retries", "failures", "isolated_times")]
+            row.insert(2, f"{numbers['bytes'] / 1024**2:,.1f}")
+            row += ["-" if numbers[key] is None else f"{numbers[key]:,.1f}" for key in _QUANTILES]
+            cells.append([name, *row])
+        return cells
 
-        return view.html_table(self.to_dict(), self.notes())
+    def _repr_html_(self) -> str:
+        return table_view.html_table(_HEADINGS, self._cells(None), notes=self.notes(), empty=_EMPTY)
 
     def __repr__(self) -> str:
         return f"<WriteSummary writes={len(self._writes)} reports={self.reports} {self.measures()!r}>"
@@ -280,7 +285,7 @@ class WriteSummary:
 def merge_into(summary: WriteSummary, report: object) -> None:
     """Add a task's report to `summary`, in place.
 
-    Never raises: what can't be merged is counted in ``dropped_reports`` and logged, and changes nothing else.
+    Never raises: a report that cannot be merged is counted in ``dropped_reports`` and logged, and changes nothing else.
     """
     try:
         if not isinstance(report, PartitionReport | ReadReport):
@@ -293,9 +298,19 @@ def merge_into(summary: WriteSummary, report: object) -> None:
         logger.warning("the metrics of a task are lost, its rows are not: %s: %s", type(exc).__name__, exc)
 
 
-def sent_notes(totals: Mapping[str, Totals]) -> list[str]:
-    """Return what is to be said of rows that nobody acknowledged, if there are any."""
-    sent = {broker: counts.sent_rows for broker, counts in totals.items() if counts.sent_rows}
+def invalid_notes(measures: Measures) -> list[str]:
+    """Return a sentence on the rows that were skipped, and one on those sent to the dead-letter topic, if any."""
+    notes = []
+    for what, by_rule in zip(("skipped", "sent to the dead-letter topic"), measures.invalid_rows(), strict=True):
+        if by_rule:
+            rules = ", ".join(f"{rows} {rule}" for rule, rows in sorted(by_rule.items(), key=lambda item: -item[1]))
+            notes.append(f"{sum(by_rule.values())} invalid rows {what}: {rules}.")
+    return notes
+
+
+def sent_notes(measures: Measures) -> list[str]:
+    """Return a sentence on rows without an acknowledgement (``sendMode=oneway``), if any."""
+    sent = {name: broker.sent_rows for name, broker in sorted(measures.brokers.items()) if broker.sent_rows}
     if not sent:
         return []
     brokers = ", ".join(f"{broker} {rows}" for broker, rows in sent.items())
@@ -303,58 +318,36 @@ def sent_notes(totals: Mapping[str, Totals]) -> list[str]:
     return [f"{text}, whether they are stored is unknown."]
 
 
-def _counts(totals: Totals) -> dict[str, int]:
-    return {
-        "rows": totals.rows,
-        "sent_rows": totals.sent_rows,
-        "requests": totals.requests,
-        "bytes": totals.nbytes,
-        "retries": totals.retries,
-        "failures": totals.failures,
-    }
+def _counts(brokers: Iterable[BrokerMeasures]) -> dict[str, int]:
+    found = list(brokers)
+    return {name: sum(getattr(broker, attribute) for broker in found) for name, attribute in _COUNTS.items()}
 
 
 def _quantiles(measures: Measures, broker: str | None) -> dict[str, float | None]:
-    quantiles = measures.quantiles_ms(broker) if len(measures.latencies(broker)[0]) else (None,) * 4
-    return dict(zip(("p50_ms", "p90_ms", "p99_ms", "max_ms"), quantiles, strict=True))
+    return dict(zip(_QUANTILES, measures.quantiles_ms(broker) or (None,) * 4, strict=True))
 
 
 def _of_write(write_id: str, batch_id: int, measures: Measures) -> dict[str, Any]:
-    start, end = measures.first_and_last() or (None, None)
+    start = duration = None
+    if measures.span_ms is not None:
+        first, last = measures.span_ms
+        start, duration = first / 1000, last / 1000 - first / 1000
     return {
         "write_id": write_id,
         "batch_id": batch_id,
         "start": start,
-        "duration_s": None if start is None or end is None else end - start,
-        **_counts(Totals(*measures.totals.values.sum(axis=1).tolist())),
+        "duration_s": duration,
+        **_counts(measures.brokers.values()),
         **_quantiles(measures, None),
     }
 
 
-def _by_broker(measures: Measures) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    for broker, totals in measures.broker_totals().items():
-        found[broker] = {
-            **_counts(totals),
-            **_quantiles(measures, broker),
-            "retries_by_reason": {},
-            "failures_by_code": {},
-            "queues": {},
-            "isolated_times": totals.isolated_times,
-            "isolated_ms": totals.isolated_us / 1000,
-        }
-    table = measures.reasons
-    for key, (retries, failures) in table.columns():
-        broker, reason = measures.names[key >> NAME_BITS], measures.names[key & _MASK]
-        for name, count in (("retries_by_reason", retries), ("failures_by_code", failures)):
-            if count:
-                found[broker][name][reason] = count
-    table = measures.queues
-    for key, (rows, last, first) in table.columns():
-        topic, broker = measures.names[key >> 2 * NAME_BITS], measures.names[key >> NAME_BITS & _MASK]
-        found[broker]["queues"].setdefault(topic, {})[str(key & _MASK)] = {
+def _receipts(broker: BrokerMeasures) -> dict[str, dict[str, dict[str, int | None]]]:
+    receipts: dict[str, dict[str, dict[str, int | None]]] = {}
+    for (topic, queue_id), (rows, last, first) in sorted(broker.queues.items()):
+        receipts.setdefault(topic, {})[str(queue_id)] = {
             "rows": rows,
             "first_offset": None if first == NO_OFFSET else -first,
             "last_offset": None if last == NO_OFFSET else last,
         }
-    return found
+    return receipts

@@ -1,1 +1,1 @@
-"""Which broker, which queue, when again: decisions only. Clock, randomness and transport are handed in."""
+"""`rocketmq_spark.Producer`: sends messages and Arrow tables from plain Python."""

@@ -1,24 +1,20 @@
-"""One asynchronous send: its attempts, and the one outcome that its caller hears of.
+"""Asynchronous sends: the limits of what is in flight, the attempts of one send, and its future.
 
-Rule 1: a broker's error code ends it; only what the transport reports is tried again, up to
-        ``retryTimesWhenSendAsyncFailed``, while time is left.
-Rule 2: a retry goes to another broker where the queue was our choice, and to the same one where it was the caller's;
-        queue id and born timestamp stay as they were first chosen. (Java keeps the first broker's name in the header,
-        too: a proxy would then forward the retry to the broker that failed.)
-Rule 3: `on_done` is called exactly once, whatever raises: an unexpected exception becomes the cause of an
-        ``MQClientException``.
-Rule 4: this runs on the transport's thread: it never waits.
-
-Follows ``MQClientAPIImpl.sendMessageAsync`` and ``onExceptionImpl`` (spec/producer.md sections 9.3, 9.4, 16.2, 16.3,
-16.12).
+Follows ``MQClientAPIImpl.sendMessageAsync``, ``onExceptionImpl`` and
+``DefaultMQProducerImpl.BackpressureSendCallBack``.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+from functools import partial
+from typing import Final
 
 from rocketmq_spark.errors import (
     MQBrokerException,
@@ -28,73 +24,196 @@ from rocketmq_spark.errors import (
     RemotingTooMuchRequestException,
     RocketMQError,
 )
-from rocketmq_spark.message import MessageQueue, SendOutcome
-from rocketmq_spark.producer.budget import Budget
-from rocketmq_spark.producer.fault_preset import FaultSite
-from rocketmq_spark.producer.hooks import Hooks
-from rocketmq_spark.producer.kernel import Kernel, Prepared, as_client_error
-from rocketmq_spark.send_result import SendResult
-from rocketmq_spark.transport.base import Transport
+from rocketmq_spark.model.message import MessageQueue, SendOutcome
+from rocketmq_spark.model.send_result import SendResult
+from rocketmq_spark.producer.attempt import Deadline, PreparedAttempt, SendAttempt
+from rocketmq_spark.routing.fault_strategy import FaultSite
 
 logger = logging.getLogger("rocketmq_spark.producer")
+
+_LEAST_MESSAGES: Final = 10
+_LEAST_BYTES: Final = 1024 * 1024
 
 OnDone = Callable[["SendResult | None", "Exception | None"], None]
 # Broker that failed last -> another queue, or None to stay.
 Reselect = Callable[[str], "MessageQueue | None"]
 
 
-@dataclass(frozen=True, slots=True)
-class AsyncRules:
-    """What the asynchronous sends of a producer share.
+class FairPermits:
+    """A semaphore that serves in order of arrival and whose limit may change."""
 
-    Parameters
-    ----------
-    kernel : Kernel
-    transport : Transport
-    hooks : Hooks
-    retry_times : int
-        ``retryTimesWhenSendAsyncFailed``.
-    update_fault : callable
-        ``(site, broker name, seconds)``.
-    clock : callable
-        Seconds.
+    def __init__(self) -> None:
+        self._limit = 0
+        self._in_use = 0
+        self._changed = threading.Condition()
+        self._waiting: deque[object] = deque()
+
+    @property
+    def available(self) -> int:
+        """Free permits; negative after the limit was lowered below what is in use."""
+        return self._limit - self._in_use
+
+    def resize(self, limit: int) -> None:
+        """Set the limit; permits in use stay in use."""
+        with self._changed:
+            self._limit = limit
+            self._changed.notify_all()
+
+    def acquire(self, permits: int, timeout: float) -> bool:
+        """Take permits, waiting at most `timeout` seconds; return whether they were taken."""
+        ticket = object()
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            self._waiting.append(ticket)
+            try:
+                while not (self._waiting[0] is ticket and permits <= self.available):
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        return False
+                    self._changed.wait(left)
+                self._in_use += permits
+                return True
+            finally:
+                self._waiting.remove(ticket)
+                self._changed.notify_all()
+
+    def release(self, permits: int) -> None:
+        """Give permits back."""
+        with self._changed:
+            self._in_use -= permits
+            self._changed.notify_all()
+
+    def __repr__(self) -> str:
+        return f"<FairPermits {self._in_use}/{self._limit}>"
+
+
+class BackPressure:
+    """The limits of one producer: messages and bytes in flight."""
+
+    def __init__(self, messages: int, nbytes: int) -> None:
+        self.messages = FairPermits()
+        self.nbytes = FairPermits()
+        self.resize(messages, nbytes)
+
+    def resize(self, messages: int, nbytes: int) -> None:
+        """Set both limits, to 10 messages and 1 MiB at least."""
+        self.messages.resize(max(messages, _LEAST_MESSAGES))
+        self.nbytes.resize(max(nbytes, _LEAST_BYTES))
+
+    def admit(self, nbytes: int, deadline: Deadline) -> Callable[[], None]:
+        """Wait until a message of `nbytes` may be sent; return a function that releases its permits, once.
+
+        Raises
+        ------
+        RemotingTooMuchRequestException
+            The deadline passed first; then no permits are held.
+        """
+        if not self.messages.acquire(1, deadline.left):
+            raise _full("messages", self.messages, deadline)
+        try:
+            if not self.nbytes.acquire(nbytes, deadline.left):
+                raise _full("bytes", self.nbytes, deadline)
+        except BaseException:
+            self.messages.release(1)
+            raise
+        return partial(self._release, nbytes)
+
+    def _release(self, nbytes: int) -> None:
+        self.nbytes.release(nbytes)
+        self.messages.release(1)
+
+
+def _full(what: str, permits: FairPermits, deadline: Deadline) -> RemotingTooMuchRequestException:
+    return RemotingTooMuchRequestException(
+        f"sending asynchronously: the limit of {what} under way ({permits!r}) left no room within "
+        f"{deadline.seconds * 1000:.0f} ms; wait for outcomes, or raise it"
+    )
+
+
+class SendFuture(Future[SendResult]):
+    """The outcome of one asynchronous send.
+
+    Callbacks run on `callback_executor`. If it refuses one, that callback runs on the thread that ends the send.
+    `release` gives back the permits of back pressure before the future is done; `on_end` is called once after it.
     """
 
-    kernel: Kernel
-    transport: Transport
-    hooks: Hooks
-    retry_times: int
-    update_fault: Callable[[FaultSite, str, float], None]
-    clock: Callable[[], float]
+    def __init__(self, callback_executor: Executor, on_end: Callable[[], None]) -> None:
+        super().__init__()
+        self._callback_executor = callback_executor
+        self._on_end = on_end
+        self.release: Callable[[], None] | None = None
+
+    def add_done_callback(self, fn: Callable[[Future[SendResult]], object]) -> None:
+        """Have `fn` called with the finished future; what it raises is logged."""
+        super().add_done_callback(partial(_submit_callback, self._callback_executor, fn))
+
+    def begin(self) -> bool:
+        """Return True if the send may begin, False if the caller has cancelled it."""
+        if self.set_running_or_notify_cancel():
+            return True
+        self._release_permits()
+        self._on_end()
+        return False
+
+    def finish(self, result: SendResult | None, error: Exception | None) -> None:
+        """Set the result or the error; called once, after `begin`."""
+        self._release_permits()
+        if error is not None:
+            self.set_exception(error)
+        else:
+            assert result is not None
+            self.set_result(result)
+        self._on_end()
+
+    def refuse(self, error: Exception) -> None:
+        """Fail a send that has not begun."""
+        if self.begin():
+            self.finish(None, error)
+
+    def _release_permits(self) -> None:
+        if self.release is not None:
+            self.release()
+
+
+def _submit_callback(
+    executor: Executor, callback: Callable[[Future[SendResult]], object], future: Future[SendResult]
+) -> None:
+    try:
+        executor.submit(_call, callback, future)
+    except Exception:
+        logger.debug("the callback executor refused %r", callback, exc_info=True)
+        _call(callback, future)
+
+
+def _call(callback: Callable[[Future[SendResult]], object], future: Future[SendResult]) -> None:
+    try:
+        callback(future)
+    except Exception:
+        logger.exception("the callback %r of an asynchronous send raised", callback)
 
 
 class AsyncSend:
-    """One message under way.
+    """The attempts of one asynchronous send. It runs on the transport's thread and never waits.
 
-    Parameters
-    ----------
-    rules : AsyncRules
-    prepared : Prepared
-        The first attempt.
-    budget : Budget
-        Of all attempts.
-    reselect : callable or None
-        Finds the queue of a retry; None: a retry goes to the same broker.
-    on_done : callable
-        Told the outcome, once.
+    A broker's error code ends the send. Errors of the transport are retried up to ``retryTimesWhenSendAsyncFailed``
+    times before the deadline. Queue id and born timestamp stay those of the first attempt. (Java also keeps the first
+    broker's name in the header: a proxy would then forward the retry to the broker that failed.)
+
+    `reselect` finds the queue of a retry. It is None if the caller chose the queue: then retries go to the same broker.
+    `on_done` is called exactly once.
     """
 
     def __init__(
         self,
-        rules: AsyncRules,
-        prepared: Prepared,
-        budget: Budget,
+        attempt: SendAttempt,
+        prepared: PreparedAttempt,
+        deadline: Deadline,
         reselect: Reselect | None,
         on_done: OnDone,
     ) -> None:
-        self._rules = rules
+        self._attempt = attempt
         self._prepared = prepared
-        self._budget = budget
+        self._deadline = deadline
         self._reselect = reselect
         self._on_done = on_done
         self._queue = prepared.request.queue
@@ -105,11 +224,11 @@ class AsyncSend:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Make an attempt; its failure, too, is reported through `on_done`."""
-        self._guarded(self._attempt)
+        """Make an attempt; errors are reported through `on_done`."""
+        self._guarded(self._send)
 
     def _guarded(self, step: Callable[[], None]) -> None:
-        """Run a step. Retries run on the transport's thread: no caller is there to get an exception."""
+        """Run a step. On the transport's thread there is no caller who could catch an unexpected exception."""
         try:
             step()
         except Exception as exc:
@@ -121,52 +240,55 @@ class AsyncSend:
             error.__cause__ = exc
             self._finish(None, error)
 
-    def _attempt(self) -> None:
-        self._began = self._rules.clock()
+    def _send(self) -> None:
+        self._began = time.monotonic()
         try:
-            left = self._budget.require(f"sending to {self._queue} at {self._address}")
+            left = self._deadline.require(f"sending to {self._queue} at {self._address}")
             request = replace(self._prepared.request, queue=self._queue, address=self._address)
-            self._rules.transport.send(
+            self._attempt.instance.transport.send(
                 request, left, lambda outcome: self._guarded(lambda: self._on_outcome(outcome)), within=left
             )
         except RemotingTooMuchRequestException as exc:
             self._finish(None, exc)
         except RocketMQError as exc:
-            self._rules.update_fault(
-                FaultSite.ASYNC_NOT_SUBMITTED, self._queue.broker_name, self._rules.clock() - self._began
-            )
+            self._update_fault(FaultSite.ASYNC_NOT_SUBMITTED)
             self._retry_or_fail(exc, exc)
 
     def _on_outcome(self, outcome: SendOutcome) -> None:
-        took = self._rules.clock() - self._began
-        if isinstance(outcome.error, MQBrokerException):
-            self._rules.update_fault(FaultSite.ASYNC_REFUSED, self._queue.broker_name, took)
-            self._finish(None, outcome.error)
-        elif outcome.error is not None:
-            if isinstance(outcome.error, RemotingException):
-                self._rules.update_fault(FaultSite.ASYNC_FAILED, self._queue.broker_name, took)
-            self._retry_or_fail(outcome.error, as_client_error(outcome.error))
+        error = outcome.error
+        if error is None:
+            self._update_fault(FaultSite.ASYNC_RETURNED)
+            self._finish(self._prepared.message.result_of(outcome), None)
+        elif isinstance(error, MQBrokerException):
+            self._update_fault(FaultSite.ASYNC_REFUSED)
+            self._finish(None, error)
         else:
-            self._rules.update_fault(FaultSite.ASYNC_RETURNED, self._queue.broker_name, took)
-            self._finish(self._rules.kernel.result_of(self._prepared, outcome), None)
+            if isinstance(error, RemotingException):
+                self._update_fault(FaultSite.ASYNC_FAILED)
+            self._retry_or_fail(error, _as_client_error(error))
 
-    def _retry_or_fail(self, error: RocketMQError, shown: Exception) -> None:
+    def _retry_or_fail(self, error: RocketMQError, final: Exception) -> None:
+        """Retry after `error`, or report `final`."""
         self._retries += 1
         retriable = error.retriable and not isinstance(error, RemotingTooMuchRequestException)
-        if not retriable or self._retries > self._rules.retry_times or self._budget.left <= 0:
-            self._finish(None, shown)
+        retry_times = self._attempt.options.retry_times_when_send_async_failed
+        if not retriable or self._retries > retry_times or self._deadline.left <= 0:
+            self._finish(None, final)
             return
         queue = self._reselect(self._queue.broker_name) if self._reselect is not None else None
         if queue is not None:
-            address = self._rules.kernel.known_address(queue.broker_name)
+            address = self._attempt.instance.routes.masters().get(queue.broker_name)
             if address is None:
-                # An address that nobody knows counts as an attempt that found nobody there (16.2).
-                lost = RemotingConnectException(f"sending to {queue}: no master of {queue.broker_name} is known")
-                self._retry_or_fail(lost, as_client_error(lost))
+                # As in Java, an unknown address counts as an attempt that could not connect.
+                unknown = RemotingConnectException(f"sending to {queue}: no master of {queue.broker_name} is known")
+                self._retry_or_fail(unknown, _as_client_error(unknown))
                 return
             self._address, self._queue = address, replace(self._queue, broker_name=queue.broker_name)
         logger.debug("%s: trying again at %s", error, self._address)
         self.start()
+
+    def _update_fault(self, site: FaultSite) -> None:
+        self._attempt.update_fault(site, self._queue.broker_name, self._began)
 
     def _finish(self, result: SendResult | None, error: Exception | None) -> None:
         with self._lock:
@@ -174,6 +296,15 @@ class AsyncSend:
                 return
             self._done = True
         try:
-            self._rules.hooks.after(self._prepared.context, result, error)
+            self._attempt.hooks.after(self._prepared.context, result, error)
         finally:
             self._on_done(result, error)
+
+
+def _as_client_error(error: RocketMQError) -> RocketMQError:
+    """Return a transport's error as Java reports it: an ``MQClientException`` with the cause."""
+    if not isinstance(error, RemotingException):
+        return error
+    wrapped = MQClientException(f"{type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

@@ -1,72 +1,49 @@
-"""What users may attach to a send: a veto before it, an observer before and after it.
+"""Hooks that users attach to sends, and the trace of sends, which is such a hook.
 
-Rule 1: an observer can't disturb a send: what it raises is logged, and the next one is asked all the same.
-Rule 2: a veto can: what a check-forbidden hook raises ends the attempt, and no observer sees it.
-Rule 3: "after" is called once for each "before", with the result or with the exception (spec/producer.md 16.12; Java's
-        asynchronous sends call it twice).
-Rule 4: hooks run in the order of their registration.
+Hooks run in the order of their registration. What a check-forbidden hook raises ends the attempt, and no other hook
+sees that attempt. What other hooks raise is logged. Every call of ``send_message_before`` is followed by one call of
+``send_message_after``. (Java's asynchronous sends call it twice.)
 
-Follows ``SendMessageHook.java``, ``CheckForbiddenHook.java``, ``EndTransactionHook.java`` (spec/producer.md section
-7, 12).
+Follows ``SendMessageHook.java``, ``CheckForbiddenHook.java``, ``EndTransactionHook.java``,
+``SendMessageTraceHookImpl.java`` and ``AsyncTraceDispatcher.java``.
 """
 
 from __future__ import annotations
 
 import enum
 import logging
+import queue as queues
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
-from rocketmq_spark.message import Message, MessageQueue
-from rocketmq_spark.send_result import LocalTransactionState, SendResult
+from rocketmq_spark.model.message import Message, MessageQueue, SendStatus
+from rocketmq_spark.model.names import unwrap
+from rocketmq_spark.model.send_result import LocalTransactionState, SendResult
+from rocketmq_spark.sink.trace import FLUSH_SECONDS, MessageType, PubTrace, SendTrace, trace_messages
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
 ContextT = TypeVar("ContextT")
 
+_MAX_TRACE_BATCH: Final = 20
+_MAX_TRACE_QUEUE: Final = 2048
+_STARTED: Final = "trace.started_ms"
+
 
 class CommunicationMode(enum.Enum):
-    """How a caller learns of the outcome (``CommunicationMode.java``)."""
+    """How the caller gets the outcome (``CommunicationMode.java``)."""
 
     SYNC = "sync"
     ASYNC = "async"
     ONEWAY = "oneway"
 
 
-class MessageType(enum.IntEnum):
-    """What kind of message a hook sees (``MessageType.java``); the value is what a trace record carries."""
-
-    NORMAL = 0
-    TRANS_HALF = 1
-    TRANS_COMMIT = 2
-    DELAY = 3
-    ORDER = 4
-
-
-def message_type_of(message: Message) -> MessageType:
-    """Return the kind by its properties; a delay wins over a transaction, timer properties do not count (7.9)."""
-    properties = message.properties
-    if "__STARTDELIVERTIME" in properties or "DELAY" in properties:
-        return MessageType.DELAY
-    return MessageType.TRANS_HALF if properties.get("TRAN_MSG") == "true" else MessageType.NORMAL
-
-
 @dataclass(frozen=True, slots=True)
 class CheckForbiddenContext:
-    """What a check-forbidden hook decides by (``CheckForbiddenContext.java``).
-
-    Parameters
-    ----------
-    name_servers : tuple of str
-    producer_group : str
-    communication_mode : CommunicationMode
-    broker_addr : str
-    message : Message
-        As it goes on the wire: its topic carries the namespace, its body is compressed if it will be.
-    message_queue : MessageQueue
-    unit_mode : bool
-    """
+    """The context of a check-forbidden hook (``CheckForbiddenContext.java``), with the encoded message."""
 
     name_servers: tuple[str, ...]
     producer_group: str
@@ -79,27 +56,20 @@ class CheckForbiddenContext:
 
 @dataclass(slots=True)
 class SendMessageContext:
-    """One attempt as an observer sees it (``SendMessageContext.java``); the same object before and after.
+    """One attempt (``SendMessageContext.java``); hooks get the same object before and after it.
 
     Parameters
     ----------
-    producer_group : str
-    communication_mode : CommunicationMode
-    born_host : str
-        ``clientIP``.
-    broker_addr : str
     message : Message
-        As it goes on the wire: its topic carries the namespace, its body is compressed if it will be.
-    message_queue : MessageQueue
-    namespace : str
-        Empty without one.
-    message_type : MessageType
+        As it is sent: its topic has the namespace, its body may be compressed.
     send_result : SendResult or None
-        Set after a send that was answered.
+        Set after an answered send.
     exception : BaseException or None
-        Set after one that was not; a ``KeyboardInterrupt`` after one that was interrupted.
+        Set after a failed send; a ``KeyboardInterrupt`` after an interrupted one.
     props : dict
-        For the hooks themselves: what one notes before, it finds after.
+        For the hooks themselves.
+    observers : tuple of SendMessageHook
+        The hooks that were called before the attempt, and are called after it.
     """
 
     producer_group: str
@@ -113,13 +83,12 @@ class SendMessageContext:
     send_result: SendResult | None = None
     exception: BaseException | None = None
     props: dict[str, Any] = field(default_factory=dict)
-    # Who was told before, and is told after.
     observers: tuple[SendMessageHook, ...] = field(default=(), repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class EndTransactionContext:
-    """The end of a transaction as an observer sees it (``EndTransactionContext.java``)."""
+    """The end of a transaction (``EndTransactionContext.java``)."""
 
     producer_group: str
     broker_addr: str
@@ -131,14 +100,14 @@ class EndTransactionContext:
 
 
 class SendMessageHook(Protocol):
-    """Observes attempts. Called on the thread that sends, or on the one that brings the answer: be quick."""
+    """Observes attempts. It runs on the sending thread or on the transport's thread, and must not block."""
 
     def send_message_before(self, context: SendMessageContext) -> None:
-        """See an attempt that is about to be made."""
+        """Observe an attempt before it is made."""
         ...
 
     def send_message_after(self, context: SendMessageContext) -> None:
-        """See what became of it: `send_result` or `exception` is set, neither after a oneway send."""
+        """Observe its outcome: `send_result` or `exception` is set, neither after a oneway send."""
         ...
 
 
@@ -147,29 +116,29 @@ EndTransactionHook = Callable[[EndTransactionContext], None]
 
 
 class Hooks:
-    """The hooks of one producer."""
+    """The hooks of one producer. The callables that make a context are called only if there is a hook."""
 
     def __init__(self) -> None:
         self.check_forbidden_hooks: list[CheckForbiddenHook] = []
         self.send_message_hooks: list[SendMessageHook] = []
         self.end_transaction_hooks: list[EndTransactionHook] = []
 
-    def check_forbidden(self, context: Callable[[], CheckForbiddenContext]) -> None:
-        """Ask every check-forbidden hook; what one raises goes through. `context` is called only if there is one."""
+    def check_forbidden(self, make_context: Callable[[], CheckForbiddenContext]) -> None:
+        """Call every check-forbidden hook; raise what one raises."""
         if self.check_forbidden_hooks:
-            made = context()
+            context = make_context()
             for hook in self.check_forbidden_hooks:
-                hook(made)
+                hook(context)
 
-    def before(self, context: Callable[[], SendMessageContext]) -> SendMessageContext | None:
-        """Tell every observer of an attempt; None if there is no observer, and `context` is not called then."""
+    def before(self, make_context: Callable[[], SendMessageContext]) -> SendMessageContext | None:
+        """Call every send hook before an attempt; return the context for `after`, None without a hook."""
         if not self.send_message_hooks:
             return None
-        made = context()
-        made.observers = tuple(self.send_message_hooks)
-        for hook in made.observers:
-            _guarded(hook.send_message_before, made)
-        return made
+        context = make_context()
+        context.observers = tuple(self.send_message_hooks)
+        for hook in context.observers:
+            _guarded(hook.send_message_before, context)
+        return context
 
     def after(
         self,
@@ -177,7 +146,7 @@ class Hooks:
         send_result: SendResult | None = None,
         exception: BaseException | None = None,
     ) -> None:
-        """Tell every observer that was told before how it went."""
+        """Call every hook that was called before the attempt."""
         if context is None:
             return
         context.send_result, context.exception = send_result, exception
@@ -185,19 +154,114 @@ class Hooks:
             _guarded(hook.send_message_after, context)
 
     def end_transaction(self, context: EndTransactionContext) -> None:
-        """Tell every observer that a transaction is about to be ended."""
+        """Call every transaction hook before a transaction is ended."""
         for hook in self.end_transaction_hooks:
             _guarded(hook, context)
-
-    def __repr__(self) -> str:
-        return (
-            f"<Hooks forbidden={len(self.check_forbidden_hooks)} send={len(self.send_message_hooks)} "
-            f"end_transaction={len(self.end_transaction_hooks)}>"
-        )
 
 
 def _guarded(hook: Callable[[ContextT], None], context: ContextT) -> None:
     try:
         hook(context)
     except Exception:
-        logger.warning("the hook %r failed; the send goes on", hook, exc_info=True)
+        logger.warning("the hook %r failed; the send continues", hook, exc_info=True)
+
+
+class TraceHook:
+    """Makes a trace record of every answered send except to the trace topic; `append` must not block."""
+
+    def __init__(self, trace_topic: str, append: Callable[[PubTrace], None]) -> None:
+        self._trace_topic = trace_topic
+        self._append = append
+
+    def send_message_before(self, context: SendMessageContext) -> None:
+        """Note when the attempt began."""
+        if not context.message.topic.startswith(self._trace_topic):
+            context.props[_STARTED] = int(time.time() * 1000)
+
+    def send_message_after(self, context: SendMessageContext) -> None:
+        """Make the record of an answered attempt."""
+        result, started = context.send_result, context.props.get(_STARTED)
+        if result is None or started is None or not (result.region_id and result.trace_on):
+            return
+        message = context.message
+        self._append(
+            PubTrace(
+                time_stamp=started,
+                region_id=result.region_id,
+                group_name=unwrap(context.producer_group, context.namespace),
+                topic=unwrap(message.topic, context.namespace),
+                msg_id=result.msg_id,
+                tags=message.tags,
+                keys=message.keys,
+                store_host=context.broker_addr,
+                body_length=len(message.body),
+                cost_time=int(time.time() * 1000) - started,
+                message_type=context.message_type,
+                offset_msg_id=result.offset_msg_id,
+                success=result.status is SendStatus.SEND_OK,
+            )
+        )
+
+
+class TraceDispatcher:
+    """Sends trace records on its own thread, `batch_num` per message (at most 20). It never blocks or fails a send."""
+
+    def __init__(self, trace_topic: str, send: SendTrace, batch_num: int = 10) -> None:
+        self._trace_topic = trace_topic
+        self._send = send
+        self._batch_num = min(batch_num, _MAX_TRACE_BATCH)
+        self._queue: queues.Queue[PubTrace | None] = queues.Queue(_MAX_TRACE_QUEUE)
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+        self.discarded = 0
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread = threading.Thread(target=self._run, name="rocketmq-trace", daemon=True)
+        self._thread.start()
+
+    def append(self, record: PubTrace) -> None:
+        """Take a record, or drop it if the queue is full."""
+        try:
+            self._queue.put_nowait(record)
+        except queues.Full:
+            self.discarded += 1
+            logger.warning("trace record of %s dropped: %d wait already (%d dropped)", record.msg_id, _MAX_TRACE_QUEUE,
+                           self.discarded)  # fmt: skip
+
+    def shutdown(self, timeout: float = FLUSH_SECONDS) -> None:
+        """Send the pending records and end the thread, within `timeout` seconds."""
+        self._closed.set()
+        if self._thread is not None:
+            try:
+                self._queue.put(None, timeout=timeout)
+            except queues.Full:
+                logger.warning("trace records are left behind: the queue stayed full for %g s", timeout)
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while True:
+            records = self._next_batch()
+            for message in trace_messages(self._trace_topic, records):
+                try:
+                    self._send(message)
+                except Exception:
+                    # Whatever it was, later records are sent.
+                    logger.warning("%d trace records could not be sent to %s", len(records), self._trace_topic,
+                                   exc_info=True)  # fmt: skip
+            if self._closed.is_set() and self._queue.empty():
+                return
+
+    def _next_batch(self) -> list[PubTrace]:
+        """Return records once a batch is full, the oldest one has waited for 5 s, or `shutdown` is called."""
+        records: list[PubTrace] = []
+        deadline = time.monotonic() + FLUSH_SECONDS
+        while len(records) < self._batch_num:
+            try:
+                record = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queues.Empty:
+                break
+            if record is None:
+                break
+            records.append(record)
+        return records

@@ -1,18 +1,20 @@
 """``format("rocketmq")``: the data source that Spark finds, and its manual.
 
-Rule 1: options and columns are checked here, on the driver, before any task.
-Rule 2: a constructor opens nothing: Spark makes these objects more often than one would think (twice a micro-batch).
+Options and columns are checked here, on the driver, before any task. Constructors open nothing: Spark makes these
+objects twice per micro-batch.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import logging
 import os
+import sys
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -23,11 +25,11 @@ from pyspark.sql.datasource import (
 )
 
 from rocketmq_spark.errors import OptionError, RocketMQError
-from rocketmq_spark.names import MAX_TOPIC_LENGTH
-from rocketmq_spark.options import SinkOptions, parse_sink_options
-from rocketmq_spark.reader_option_rules import doubts
-from rocketmq_spark.reader_options import ReaderOptions, parse_reader_options
-from rocketmq_spark.spark.schemas import RAW_READ_SCHEMA, READ_SCHEMA, arrow_schema
+from rocketmq_spark.model.names import MAX_TOPIC_LENGTH
+from rocketmq_spark.options.parsing import parse_sink_options, parse_source_options
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.options.source import SourceOptions, option_warnings
+from rocketmq_spark.spark.reader import RAW_READ_SCHEMA, READ_SCHEMA, arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,6 +37,17 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 logger = logging.getLogger("rocketmq_spark.spark")
+
+_NEVER_FILLED: Final = f"{os.sep}streaming_job"
+
+
+def find_job_files() -> None:
+    """Let this process import the modules that the job has added."""
+    for place, entry in enumerate(sys.path):
+        folder, found, archive = entry.rpartition(_NEVER_FILLED)
+        if found and not os.path.exists(entry) and os.path.exists(folder + archive):
+            sys.path[place] = folder + archive
+            importlib.invalidate_caches()
 
 
 class RocketMQDataSource(DataSource):
@@ -51,8 +64,9 @@ class RocketMQDataSource(DataSource):
 
     **Options of a write**: ``nameServer`` (``host:port;host:port``, or the environment variable ``NAMESRV_ADDR``) or
     ``endpoints`` (the same, of RocketMQ 5 proxies, for gRPC): one of the two is required; ``topic`` (wins over the
-    column; also ``.save("topic")``), and those that `rocketmq_spark.options.options_table` lists with their defaults.
-    Names are case-insensitive; an unknown one is an error.
+    column; also ``.save("topic")``), and those that
+    `rocketmq_spark.options.sink.SINK_OPTIONS` lists with their defaults. Names are case-insensitive; an unknown one is
+    an error.
 
     **Over gRPC** a topic must exist and accept the type of message that the columns make: ``FIFO`` with
     ``shardingKey``, ``DELAY`` with ``delayMs`` or ``deliverTime`` (``delayTimeLevel`` is an error), else ``NORMAL``.
@@ -62,8 +76,8 @@ class RocketMQDataSource(DataSource):
     makes no others. **Options of a read**: ``nameServer``; one of ``subscribe`` (``topic``, ``.load("topic")``),
     ``subscribePattern`` and ``assign``; ``startingOffsets`` and ``endingOffsets`` (``earliest``, ``latest``, JSON
     ``{"topic": {"broker": {"queue": offset}}}``, or the receipt of a write), and those that
-    `rocketmq_spark.reader_options.reader_options_table` lists. They mean what they mean in Spark's Kafka source. A
-    batch reads what was there when it was planned; a stream loses and repeats nothing on its way into Spark.
+    `rocketmq_spark.options.source.SOURCE_OPTIONS` lists. They mean what they mean in Spark's Kafka source. A
+    batch reads the messages that existed when it was planned. A stream reads every message exactly once into Spark.
 
     Examples
     --------
@@ -75,8 +89,8 @@ class RocketMQDataSource(DataSource):
 
     # Set on the subclass that `register` makes for a session; it travels to the tasks with the class.
     _accumulator: ClassVar[Accumulator[Any] | None] = None
-    # What only the session knows, and a Python worker does not: whether Spark may run a task twice at once, and how
-    # many tasks its cluster runs at once, as far as it is known.
+    # Python workers cannot ask the session: whether Spark may run a task twice at once, and how many tasks its cluster
+    # runs at once, if known.
     _speculation: ClassVar[bool] = False
     _parallelism: ClassVar[int | None] = None
 
@@ -87,7 +101,7 @@ class RocketMQDataSource(DataSource):
 
     def schema(self) -> str:
         """Return the columns of a read."""
-        # What is malformed is refused when the read is planned.
+        # Malformed options are errors when the read is planned.
         given = {key.lower(): text.strip().lower() for key, text in self.options.items()}
         columns = RAW_READ_SCHEMA if given.get("onunreadable") == "raw" else READ_SCHEMA
         if given.get("includeproperties") == "false":
@@ -95,27 +109,18 @@ class RocketMQDataSource(DataSource):
         return columns
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Check the read and return the reader of a batch query, which then asks the cluster for offsets.
-
-        `schema` may be some of the columns, as given with ``.schema(...)``: no others are made then.
-
-        Raises
-        ------
-        OptionError, SchemaError
-            Before any task has started.
-        """
+        """Check the read, and return the reader of a batch query; `schema` may be some of the columns."""
         from rocketmq_spark.spark.reader import batch_reader
 
         options = self._reader_options(streaming=False)
         return batch_reader(options, schema, self._parallelism, self._accumulator)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Check the read and return the reader of a streaming query; see `reader`.
+        """Check the read, and return the reader of a streaming query; see `reader`.
 
-        What would be raised is raised by the reader's first method: PySpark stops a reader that it has not got then,
-        and that error hides ours.
+        An error is raised by the reader's first method. PySpark would hide an error of this method by its own, because
+        it then stops a reader that does not exist.
         """
-        from rocketmq_spark.spark.job_files import find_job_files
         from rocketmq_spark.spark.stream_reader import RefusedStreamReader, stream_reader
 
         find_job_files()
@@ -125,26 +130,18 @@ class RocketMQDataSource(DataSource):
         except RocketMQError as exc:
             return RefusedStreamReader(exc)
 
-    def _reader_options(self, *, streaming: bool) -> ReaderOptions:
-        from rocketmq_spark.client.connect import check_connection
-        from rocketmq_spark.namespace import wrap
+    def _reader_options(self, *, streaming: bool) -> SourceOptions:
+        from rocketmq_spark.model.names import wrap
+        from rocketmq_spark.routing.connect import check_connection
 
-        options = parse_reader_options(self.options, os.environ, streaming=streaming)
-        check_connection(options)
-        for doubt in doubts(options):
+        options = parse_source_options(self.options, os.environ, streaming=streaming)
+        check_connection(options.connection)
+        for doubt in option_warnings(options):
             _warn_once(doubt)
         return dataclasses.replace(options, consumer_group=wrap(options.wrapped_namespace, options.consumer_group))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """Check the write, look up one route, and return the writer of a batch query.
-
-        Raises
-        ------
-        OptionError, SchemaError
-            Before any task has started.
-        MQClientException
-            No name server (over gRPC, no proxy) answers, or the topic has no route (10005).
-        """
+        """Check the write, look up one route, and return the writer of a batch query."""
         if overwrite:
             raise OptionError(
                 'mode("overwrite"): a RocketMQ topic can only be appended to; use .mode("append"), or delete and '
@@ -154,22 +151,14 @@ class RocketMQDataSource(DataSource):
 
         columns = arrow_schema(schema)
         options = self._checked_options(columns, logger.warning)
-        found = look_up_route(options, columns)
-        return RocketMQBatchWriter(options, self._accumulator, write_id=str(uuid.uuid4()), found=found)
+        lookup = look_up_route(options, columns)
+        return RocketMQBatchWriter(options, self._accumulator, write_id=str(uuid.uuid4()), lookup=lookup)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
         """Check the write, look up the route of the option topic, and return the writer of one micro-batch.
 
-        Complete mode arrives here as `overwrite`; each trigger then appends the whole result, as Spark's Kafka
-        sink does. Spark asks for a writer twice in a micro-batch: what is warned of is logged once, and the route that
-        was looked up stays.
-
-        Raises
-        ------
-        OptionError, SchemaError
-            Before any task has started.
-        MQClientException
-            The topic has no route (10005), or with ``ordered`` no name server answers.
+        Complete mode is `overwrite` here: each trigger appends the whole result, as Spark's Kafka sink does. Spark asks
+        for a writer twice in a micro-batch, so warnings are logged once, and the route is kept.
         """
         from rocketmq_spark.spark.writer import look_up_route_of_stream, stream_writer
 
@@ -177,16 +166,16 @@ class RocketMQDataSource(DataSource):
         options = self._checked_options(columns, _warn_once)
         if overwrite:
             _warn_once("outputMode complete: a topic can't be truncated; every trigger appends the whole result")
-        found = look_up_route_of_stream(options, columns, self.options.get("checkpointLocation"))
-        return stream_writer(options, self._accumulator, schema, found)
+        lookup = look_up_route_of_stream(options, columns, self.options.get("checkpointLocation"))
+        return stream_writer(options, self._accumulator, schema, lookup)
 
     def _checked_options(self, columns: pa.Schema, warn: Callable[[str], None]) -> SinkOptions:
-        from rocketmq_spark.arrow.custom_selector import check_selector
-        from rocketmq_spark.client.connect import check_connection
-        from rocketmq_spark.client.write_rows import check_columns
+        from rocketmq_spark.arrow.split import check_selector
+        from rocketmq_spark.routing.connect import check_connection
+        from rocketmq_spark.sink.task import check_columns
 
         options = parse_sink_options(self.options, os.environ)
-        check_connection(options)
+        check_connection(options.connection)
         check_columns(columns, options)
         if options.custom_selector is not None:
             check_selector(options.custom_selector)
@@ -202,7 +191,7 @@ class RocketMQDataSource(DataSource):
     def _with_rate_tasks(self, options: SinkOptions) -> SinkOptions:
         if options.max_rate_per_second is None or options.max_rate_tasks is not None:
             return options
-        # A task can't ask Spark how many run beside it, nor can the process that makes this writer.
+        # Neither a task nor the process that makes this writer can ask Spark how many tasks run at once.
         if self._parallelism is None:
             raise OptionError(
                 "maxRatePerSecond needs to know how many tasks share it: call rocketmq_spark.register(spark) on "
@@ -217,8 +206,8 @@ def _warn_once(text: str) -> None:
 
 
 def _with_namespace(options: SinkOptions) -> SinkOptions:
-    """Put the group into the namespace; each batch does the same with its topic. Over gRPC names stay as they are."""
-    from rocketmq_spark.namespace import wrap
+    """Put the group into the namespace; each batch does so with its topic. Over gRPC names stay as they are."""
+    from rocketmq_spark.model.names import wrap
 
     namespace = options.wrapped_namespace
     for topic in filter(None, (options.topic, options.dead_letter_topic)):

@@ -1,13 +1,9 @@
-"""`dedupe(df)`: rows that a retry has stored twice, read back once.
+"""`dedupe(df)`: drops the repeats that a retry has stored.
 
-Rule 1: a row without an id is no repeat, nor is one whose content does not fit the hash in its id: ids travel along
-        where rows are read, changed and written. Such rows bypass the removal in a branch of their own, so that no
-        state and no shuffle can take one for another; `df` is evaluated in both branches.
-Rule 2: of rows with one id one stays; which one is Spark's choice, as they say the same.
-Rule 3: a stream forgets an id no sooner than `within` after it came. Rows are timed by their arrival, not by their
-        storing: of two queues one may be read hours behind the other, and Spark drops what its watermark calls late.
-
-The ids are those of `rocketmq_spark.arrow.row_id`.
+A row without an id is no repeat, nor is a row whose content does not fit the hash in its id: ids are copied when rows
+are read, changed and written. These rows bypass the removal in a branch of their own, so that no state and no shuffle
+confuses them. A stream forgets an id no sooner than `within` after its arrival. Rows are timed by arrival, because one
+queue may be read hours behind another, and Spark drops rows that are late by its watermark.
 """
 
 from __future__ import annotations
@@ -15,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from rocketmq_spark.errors import OptionError, SchemaError
+from rocketmq_spark.model.hashes import ROW_ID, is_repeatable
 from rocketmq_spark.spark.register import is_connect
-from rocketmq_spark.wire.row_hash import ROW_ID, is_repeatable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -24,7 +20,7 @@ if TYPE_CHECKING:
 _ID: Final = "__rocketmq_row_id"
 _ARRIVAL: Final = "__rocketmq_arrival"
 
-# What Spark leaves on a column that a watermark is on (EventTimeWatermark.delayKey).
+# Spark's metadata key of a column with a watermark (EventTimeWatermark.delayKey).
 _WATERMARK: Final = "spark.watermarkDelayMs"
 
 
@@ -33,27 +29,26 @@ def dedupe(
 ) -> DataFrame:
     """Drop repeats of rows that were written with ``rowId``: of rows with equal ``SPARK_ROW_ID`` one stays.
 
-    Rows without an id all stay, and so do rows whose topic, body, flag and properties do not fit the hash in their id:
-    they were made of another row. An id is never given to two rows of one write (with ``rowId=columns:...`` rows equal
-    in these columns are one row, and nothing is verified), so nothing but a repeat is dropped; where a repeat has
-    another id, because the input came in another order or with other partitions, it stays.
+    Rows without an id stay, and so do rows whose topic, body, flag and properties do not fit the hash in their id: they
+    were made of another row. Two rows of one write never have the same id (with ``rowId=columns:...`` rows equal in
+    these columns are one row, and nothing is verified). A repeat with another id stays: the input came in another order
+    or with other partitions.
 
-    `df` is evaluated twice, once for rows with an id and once for those without: in batch, ``cache`` what is dear; a
-    stream reads its source twice, and counts it so in its progress.
+    `df` is evaluated twice, for rows with an id and for those without. In batch, ``cache`` what is expensive. A stream
+    reads its source twice, and its progress counts both.
 
     Parameters
     ----------
     df : pyspark.sql.DataFrame
-        Batch or streaming, Classic or Connect, with the columns ``topic``, ``body``, ``flag`` and ``properties`` as a
-        read returns them. A column ``SPARK_ROW_ID`` takes the place of that entry of ``properties``.
+        Batch or streaming, Classic or Connect, with the columns ``topic``, ``body``, ``flag`` and ``properties`` of a
+        read. A column ``SPARK_ROW_ID`` replaces that entry of ``properties``.
     within : str or None, default None
-        Of a stream, and required there: how long an id is remembered at least, as in "1 hour"; a repeat that comes
-        later stays. A batch DataFrame is looked at as a whole, whatever this says.
+        Required for a stream: how long an id is remembered at least, as in "1 hour"; later repeats stay. A batch
+        ignores it.
     event_time : str or None, default None
-        Of a stream: the timestamp column to set the watermark of `within` on, for an aggregation that follows (Spark
-        allows one watermark on the way). **Rows older than the watermark are then dropped**, as in any such query.
-        None: rows are timed by the micro-batch that they come with, so that none is late as long as the driver's clock
-        is not set back by more than `within`.
+        For a stream: the timestamp column for the watermark of `within`, if an aggregation follows (Spark allows one
+        watermark). **Rows older than the watermark are then dropped**, as in any such query. None: rows are timed by
+        their micro-batch, so that none is late unless the driver's clock is set back by more than `within`.
     topic : str or None, default None
         The topic that the rows were first written to, where `df` is of a copy (``keepRowId=true``). None: the column
         ``topic``.
@@ -92,7 +87,7 @@ def dedupe(
 
 
 def _marked(df: DataFrame, topic: str | None) -> DataFrame:
-    """Return the rows with a column of their ids, null where a row is no repeat of any other."""
+    """Return the rows with a column of their ids, null for rows that cannot be repeats."""
     row_id = _row_id(df)
     needed = ("body", "flag", "properties") if topic is not None else ("topic", "body", "flag", "properties")
     missing = [name for name in needed if name not in df.columns]
@@ -114,9 +109,9 @@ def _marked(df: DataFrame, topic: str | None) -> DataFrame:
 
 def _verification(functions: Any) -> Any:
     if not hasattr(functions, "arrow_udf"):
-        # In PySpark 4.0 only functions that need pandas take Arrow arrays.
+        # In PySpark 4.0 functions on Arrow arrays need pandas.
         return functions.udf(is_repeatable, "boolean")
-    from rocketmq_spark.arrow.row_id import repeatable
+    from rocketmq_spark.arrow.ids import repeatable
 
     return functions.arrow_udf(repeatable, "boolean")
 

@@ -1,8 +1,7 @@
-"""Filters that Spark offers to a source, as narrower ranges of offsets and as an expression for tags.
+"""Spark's filters as narrower ranges of offsets, and as an expression for tags.
 
-Rule 1: a filter that is not understood narrows nothing.
-Rule 2: nothing is left out that a filter would let through. A broker's clock may have been set back between two
-        messages, so times are taken with a margin; Spark evaluates every filter again.
+A filter that is not understood narrows nothing, and Spark evaluates every filter again. Times have a margin, because a
+broker's clock may have been set back between two messages.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from rocketmq_spark.consumer.ranges import OffsetRange
-from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.source.ranges import OffsetRange
 
 _MARGIN_MS: Final = 60_000
 _FIELDS: Final = {"topic": "topic", "brokerName": "broker_name", "queueId": "queue_id"}
 _LOWER: Final = (EqualTo, GreaterThan, GreaterThanOrEqual)
 _UPPER: Final = (EqualTo, LessThan, LessThanOrEqual)
-# An expression has no escape for its own signs, and whoever reads it strips each tag of what they take for blanks.
+# An expression cannot escape its own characters, and brokers strip blanks from each tag.
 _PLAIN_TAG: Final = re.compile(r"[^|*\s\x00-\x20]+")
 
 
@@ -39,15 +38,9 @@ def narrowed(
     filters: Iterable[Filter],
     at: Callable[[Mapping[MessageQueue, int]], Mapping[MessageQueue, int | None]],
 ) -> list[OffsetRange]:
-    """Return what of the ranges the filters may let through.
+    """Return the parts of the ranges that all filters may let through.
 
-    Parameters
-    ----------
-    ranges : sequence of OffsetRange
-    filters : iterable of pyspark.sql.datasource.Filter
-        All of which must hold.
-    at : callable
-        The first offset of each queue that was stored at a time (epoch, ms) or later; None: there is none.
+    `at` returns, for each queue, the offset of the first message stored at a time (epoch, ms) or later, or None.
     """
     found = list(ranges)
     for one in filters:
@@ -62,7 +55,7 @@ def narrowed(
 
 
 def tag_expression(filters: Iterable[Filter]) -> str | None:
-    """Return the tags that filters ask for as an expression for brokers; None: any."""
+    """Return the filters' tags as an expression for brokers, None without such a filter."""
     for one in filters:
         values = _one_of(one) if _column(one) == "tags" else None
         if values and all(isinstance(value, str) and _PLAIN_TAG.fullmatch(value) for value in values):
@@ -76,7 +69,7 @@ def _column(one: Filter) -> str | None:
 
 
 def _one_of(one: Filter) -> tuple[Any, ...] | None:
-    """Return what a column must be one of; None for a filter of another kind."""
+    """Return the values that a filter allows; None for a filter of another kind."""
     if isinstance(one, In):
         return tuple(one.value)
     return (one.value,) if isinstance(one, EqualTo) else None
@@ -87,7 +80,7 @@ def _compares_with(one: Any, kind: type) -> bool:
 
 
 def _bounds(one: Any) -> tuple[int | None, int | None]:
-    """Return the first number that a comparison lets through, and the first one behind the last."""
+    """Return the first number that a comparison lets through, and the number after the last one."""
     low = one.value + isinstance(one, GreaterThan) if isinstance(one, _LOWER) else None
     high = one.value + isinstance(one, (EqualTo, LessThanOrEqual)) if isinstance(one, _UPPER) else None
     return low, high

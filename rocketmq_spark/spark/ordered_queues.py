@@ -1,12 +1,12 @@
 """The queues that an ordered stream binds its keys to, kept from one micro-batch to the next.
 
-A name server drops a broker from the route as soon as the broker's connection breaks. If keys were bound to the queues
-that are left, they would move, and consumers would see new rows before old ones. So the driver keeps how many queues
-each broker had, in a file of the query's checkpoint:
+A name server drops a broker from the route as soon as its connection breaks. If keys were bound to the remaining
+queues, they would move, and consumers would see new rows before old ones. So the driver keeps the number of queues of
+each broker in a file of the query's checkpoint:
 
     <checkpointLocation>/rocketmq-queues-<topic>.json   {"broker-a": 4, "broker-b": 4}
 
-Where the checkpoint can't be reached from Python, the numbers are kept in memory and are lost with the process.
+If Python cannot reach the checkpoint, the numbers are kept in memory and are lost with the process.
 """
 
 from __future__ import annotations
@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 logger = logging.getLogger("rocketmq_spark.spark")
+
+# What `pyarrow.fs` raises.
+_FILE_ERRORS: Final = (OSError, ValueError, NotImplementedError)
+
+_IN_MEMORY: Final[dict[tuple[str | None, str], dict[str, int]]] = {}
+# Checkpoints that cannot be used, and why: an object store that does not answer takes 7 s each time.
+_UNUSABLE: Final[dict[str, str]] = {}
 
 
 class QueueMemory:
@@ -53,22 +60,25 @@ class QueueMemory:
         Raises
         ------
         RocketMQError
-            The file can't be read, or does not hold such numbers.
+            The file cannot be read, or does not hold such numbers.
         """
+        from pyarrow import fs
+
         try:
             filesystem, path = self._resolved()
-        except (OSError, ValueError, NotImplementedError) as exc:
+        except _FILE_ERRORS as exc:
             self._warn(exc)
             return dict(_IN_MEMORY.get((self._checkpoint, self._topic), {}))
         try:
-            text = _content_of(filesystem, path)
-        except (OSError, ValueError, NotImplementedError) as exc:
+            if filesystem.get_file_info(path).type == fs.FileType.NotFound:
+                return {}
+            with filesystem.open_input_stream(path, compression=None) as stream:
+                text = bytes(stream.read())
+        except _FILE_ERRORS as exc:
             raise RocketMQError(
                 f"reading the queues of topic {self._topic} from {self.place}: {exc}. Without them keys could move to "
                 "other queues. Make the file readable, or set an order configuration for the topic"
             ) from exc
-        if text is None:
-            return {}
         try:
             numbers = json.loads(text)
         except ValueError:
@@ -84,16 +94,13 @@ class QueueMemory:
         """Keep the number of queues by broker. Does not raise: a warning says if they are kept in memory only."""
         _IN_MEMORY[self._checkpoint, self._topic] = dict(numbers)
         try:
-            self._write(json.dumps(dict(sorted(numbers.items()))).encode())
-        except (OSError, ValueError, NotImplementedError) as exc:
+            filesystem, path = self._resolved()
+            # A driver that dies while it writes leaves the old file.
+            with filesystem.open_output_stream(f"{path}.new", compression=None) as stream:
+                stream.write(json.dumps(dict(sorted(numbers.items()))).encode())
+            filesystem.move(f"{path}.new", path)
+        except _FILE_ERRORS as exc:
             self._warn(exc)
-
-    def _write(self, text: bytes) -> None:
-        filesystem, path = self._resolved()
-        # A driver that dies while it writes leaves the old file.
-        with filesystem.open_output_stream(f"{path}.new", compression=None) as stream:
-            stream.write(text)
-        filesystem.move(f"{path}.new", path)
 
     def _resolved(self) -> tuple[FileSystem, str]:
         """Return the file system and the file's path."""
@@ -110,7 +117,7 @@ class QueueMemory:
             # By default Google's client tries for 15 minutes.
             checkpoint += "?retry_limit_seconds=10"
         filesystem, folder = fs.FileSystem.from_uri(checkpoint)
-        # Spark has made the folder. If it is not there, the path belongs to another file system.
+        # Spark has made the folder. If it does not exist, the path belongs to another file system.
         if filesystem.get_file_info(folder).type != fs.FileType.Directory:
             raise OSError(f"there is no folder {folder} here")
         return filesystem, f"{folder.rstrip('/')}/{self._name}"
@@ -122,21 +129,6 @@ class QueueMemory:
             f"ordered=true: the queues of topic {self._topic} can't be kept in {self.place} ({why}). If a broker is "
             "down when the driver starts again, keys move to other queues. Set an order configuration for the topic"
         )
-
-
-def _content_of(filesystem: FileSystem, path: str) -> bytes | None:
-    """Return the bytes of a file, None if there is none."""
-    from pyarrow import fs
-
-    if filesystem.get_file_info(path).type == fs.FileType.NotFound:
-        return None
-    with filesystem.open_input_stream(path, compression=None) as stream:
-        return bytes(stream.read())
-
-
-_IN_MEMORY: Final[dict[tuple[str | None, str], dict[str, int]]] = {}
-# Checkpoints that can't be used, and why: an object store that does not answer takes 7 s each time.
-_UNUSABLE: Final[dict[str, str]] = {}
 
 
 @functools.cache

@@ -1,28 +1,26 @@
 """What ``spark.read`` needs: ranges of offsets on the driver, record batches in the tasks.
 
-Rule 1: the driver asks the cluster once, when the query is planned; a task reads its ranges and nothing else.
-Rule 2: what a reader holds is options and a schema: it is pickled into every task.
-Rule 3: filters narrow what is pulled and are evaluated by Spark all the same: times and hashes are not exact.
-
-Follows design.md section 8 and ``KafkaBatch.scala`` for the meaning of the options.
+The driver asks the cluster once, when the query is planned. A reader holds options and a schema only, because Spark
+pickles it into every task. Spark evaluates all filters again, because times and hashes are not exact. The options mean
+what they mean in ``KafkaBatch.scala``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from rocketmq_spark.errors import OptionError, SchemaError
-from rocketmq_spark.reader_options import ReaderOptions
-from rocketmq_spark.spark.schemas import RAW_READ_SCHEMA, READ_SCHEMA, arrow_schema
+from rocketmq_spark.options.source import SourceOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,30 +28,43 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
-    from rocketmq_spark.consumer.ranges import OffsetRange
-    from rocketmq_spark.consumer.topic_queues import TopicQueues
-    from rocketmq_spark.route_data import TopicRouteData
+    from rocketmq_spark.model.route import TopicRouteData
+    from rocketmq_spark.source.ranges import OffsetRange
+    from rocketmq_spark.source.topic_queues import TopicQueues
 
 logger = logging.getLogger("rocketmq_spark.spark")
 
-# All others never are.
+# All other columns are never null.
 _MAY_BE_NULL: Final = ("tags", "keys", "unreadable")
-# With onUnreadable=raw: known also of a record that cannot be decoded.
+# With onUnreadable=raw: the columns of a record that cannot be decoded.
 _NEVER_NULL: Final = ("topic", "body", "brokerName", "queueId", "queueOffset")
 _PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
+READ_SCHEMA: Final = (
+    "topic string, body binary, tags string, keys string, properties map<string,string>, flag int, brokerName string, "
+    "queueId int, queueOffset bigint, msgId string, offsetMsgId string, bornTimestamp timestamp, "
+    "storeTimestamp timestamp, bornHost string, reconsumeTimes int"
+)
+"""The columns of a read."""
+
+RAW_READ_SCHEMA: Final = f"{READ_SCHEMA}, unreadable string"
+"""The columns of a read with ``onUnreadable=raw``."""
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the Arrow schema that Spark uses for `schema` between the JVM and Python."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    # Newer releases require a time zone for timestamps; older ones take none, and use UTC.
+    required = "timezone" in inspect.signature(to_arrow_schema).parameters
+    return to_arrow_schema(schema, timezone="UTC") if required else to_arrow_schema(schema)
+
 
 class RangesPartition(InputPartition):
-    """What one task reads, and from whom: a task asks a name server only when a broker does not answer.
+    """The ranges that one task reads, of different queues.
 
-    Parameters
-    ----------
-    ranges : tuple of OffsetRange
-        Of different queues.
-    routes : dict of str to TopicRouteData
-        Of their topics, with their brokers alone.
-    filters_here : bool
-        Whether tags are looked for in the task alone.
+    `routes` are those of their topics, reduced to their brokers: a task asks a name server only when a broker does not
+    answer. `filters_here` means that only the task looks for tags.
     """
 
     def __init__(
@@ -62,20 +73,20 @@ class RangesPartition(InputPartition):
         super().__init__(None)
         self.ranges = ranges
         self.routes = routes
-        # Not the reader's to keep: Spark pickles that before it asks for partitions.
+        # Not an attribute of the reader, which Spark pickles before it asks for partitions.
         self.filters_here = filters_here
 
 
 class PartitionReader:
-    """What batch and stream share: `read` runs in every task.
+    """The base of batch and stream readers; `read` runs in every task.
 
     Parameters
     ----------
-    options : ReaderOptions
+    options : SourceOptions
     schema : pyspark.sql.types.StructType
         The columns of a read, or some of them.
     parallelism : int or None, default None
-        How many tasks run at once, as far as it is known.
+        How many tasks run at once, if known.
     accumulator : pyspark.Accumulator or None, default None
         Takes the numbers of skipped messages to the driver.
 
@@ -87,7 +98,7 @@ class PartitionReader:
 
     def __init__(
         self,
-        options: ReaderOptions,
+        options: SourceOptions,
         schema: StructType,
         parallelism: int | None = None,
         accumulator: Accumulator[Any] | None = None,
@@ -100,13 +111,12 @@ class PartitionReader:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one partition (runs in a task)."""
-        # Spark makes a partition of its own where there is nothing to read.
+        # If there is nothing to read, Spark makes a partition itself.
         if not isinstance(partition, RangesPartition):
             return
         from rocketmq_spark.arrow.decode import fail
-        from rocketmq_spark.client.read_rows import read_rows
-        from rocketmq_spark.consumer.data_loss import SkippedMessages
         from rocketmq_spark.metrics import ReadReport
+        from rocketmq_spark.source.read import SkippedMessages, read_rows
 
         skipped = SkippedMessages()
         policies: dict[str, Callable[[Any], bool]] = {"fail": fail, "skip": skipped.skip, "raw": lambda _: True}
@@ -125,7 +135,7 @@ class PartitionReader:
                 self._accumulator.add(ReadReport(dict(skipped.by_topic)))
 
     def _tasks(self, ranges: list[OffsetRange], known: TopicQueues) -> list[InputPartition]:
-        from rocketmq_spark.consumer.ranges import tasks_of
+        from rocketmq_spark.source.ranges import tasks_of
 
         options = self._options
         tasks = tasks_of(ranges, options.min_partitions, options.max_records_per_partition, self._parallelism)
@@ -134,7 +144,7 @@ class PartitionReader:
         return [RangesPartition(task, _routes_of(task, routes), filters_here=filters_here) for task in tasks]
 
     def _filters_here(self, ranges: list[OffsetRange], known: TopicQueues) -> bool:
-        """Return whether tasks look for tags themselves; have brokers look at an expression that only they can read."""
+        """Return whether tasks filter by tags themselves; let brokers check a SQL92 expression."""
         options, queues = self._options, [one.queue for one in ranges if one.size > 0]
         if options.sub_expression.strip() == "*":
             return False
@@ -154,15 +164,15 @@ class RocketMQBatchReader(PartitionReader, DataSourceReader):
     """The reader of ``spark.read``; parameters as of `PartitionReader`."""
 
     def partitions(self) -> list[InputPartition]:
-        """Ask the cluster what there is, and return what each task reads (runs on the driver)."""
-        from rocketmq_spark.client.read_rows import reading_transport
-        from rocketmq_spark.consumer.bounds import Bounds
-        from rocketmq_spark.consumer.topic_queues import TopicQueues
+        """Ask the cluster for offsets, and return what each task reads (runs on the driver)."""
+        from rocketmq_spark.source.offset_resolver import OffsetResolver
+        from rocketmq_spark.source.read import reading_transport
+        from rocketmq_spark.source.topic_queues import TopicQueues
 
         options = self._options
         with contextlib.closing(reading_transport(options)) as transport:
             known = TopicQueues(options, transport, time.monotonic)
-            bounds = Bounds(options, transport, known, time.monotonic)
+            bounds = OffsetResolver(options, transport, known, time.monotonic)
             ranges = self._narrowed(bounds.ranges(known.find()), bounds)
             return self._tasks(ranges, known)
 
@@ -171,20 +181,12 @@ class RocketMQBatchReader(PartitionReader, DataSourceReader):
 
 
 class FilteringBatchReader(RocketMQBatchReader):
-    """The same where Spark offers its filters (PySpark 4.1, ``spark.sql.python.filterPushdown.enabled``)."""
+    """The reader where Spark offers its filters (PySpark 4.1, ``spark.sql.python.filterPushdown.enabled``)."""
 
-    def __init__(
-        self,
-        options: ReaderOptions,
-        schema: StructType,
-        parallelism: int | None = None,
-        accumulator: Accumulator[Any] | None = None,
-    ) -> None:
-        super().__init__(options, schema, parallelism, accumulator)
-        self._filters: list[Filter] = []
+    _filters: Sequence[Filter] = ()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Keep what narrows the read; Spark evaluates all of them on what comes out."""
+        """Keep the filters, and return all of them, so that Spark evaluates them on the result."""
         from rocketmq_spark.spark.filters import tag_expression
 
         self._filters = list(filters)
@@ -200,15 +202,15 @@ class FilteringBatchReader(RocketMQBatchReader):
 
 
 def batch_reader(
-    options: ReaderOptions,
+    options: SourceOptions,
     schema: StructType,
     parallelism: int | None,
     accumulator: Accumulator[Any] | None = None,
 ) -> RocketMQBatchReader:
     """Return the reader of a batch query; parameters as of `PartitionReader`.
 
-    With the push-down of filters off, Spark refuses a reader that could take them, and tells a source neither way. The
-    worker that plans the query is another one then.
+    With filter push-down off, Spark rejects a reader that accepts filters, and does not tell a source the setting. Only
+    the worker process that plans the query differs.
     """
     main = getattr(sys.modules["__main__"], "__spec__", None)
     offered = _PUSHDOWN_WORKER in sys.modules or (main is not None and main.name == _PUSHDOWN_WORKER)
@@ -216,7 +218,7 @@ def batch_reader(
 
 
 def _routes_of(task: Iterable[OffsetRange], routes: dict[str, TopicRouteData]) -> dict[str, TopicRouteData]:
-    """Return what one task has to know of routes: a topic may have hundreds of brokers."""
+    """Return the routes of one task's brokers: a topic may have hundreds."""
     brokers: dict[str, set[str]] = {}
     for one in task:
         brokers.setdefault(one.queue.topic, set()).add(one.queue.broker_name)

@@ -1,33 +1,35 @@
-"""`register(spark)`: the data source with its way back to the driver, `.save()` without a mode, writes from any thread.
+"""`register(spark)`: registers the data source with an accumulator, and hooks Spark's writers.
 
-Rule 1: the accumulator rides on a subclass made for the session; Spark pickles the class into every task. So does the
-        session's default parallelism, by which tasks share ``maxRatePerSecond``.
-Rule 2: the hooks on ``DataFrameWriter.save`` and ``DataStreamWriter.start`` are put on once, and come off. The first
-        acts only when the source is ``rocketmq``; the second does what is right for every source.
+The accumulator is an attribute of a subclass made for the session; Spark pickles the class into every task. So is the
+default parallelism, by which tasks share ``maxRatePerSecond``. The hooks on ``DataFrameWriter.save`` and
+``DataStreamWriter.start`` are installed once, and can be removed.
 
-Why a mode: Spark refuses the default save mode (error if exists) for every Python data source before our code runs,
-and a topic can only be appended to (anchors/connectors.md section 6; design.md section 3). On classic Spark an
-explicit ``mode("error")`` can't be told from the default, and is taken for it.
+``save`` gets a mode, because Spark rejects its default mode (error if exists) for every Python data source before our
+code runs, and a topic can only be appended to. On classic Spark an explicit ``mode("error")`` looks like the default.
 
-Why a session: classic Spark looks for a write's Python data source in the active session of the JVM's thread
-(``DataSource.lookupDataSource``), which a thread that was just begun does not have; Py4J begins one for each thread of
-Python, and anew after an interrupt.
+Both activate the writer's session. Classic Spark looks for a Python data source in the active session of the JVM's
+thread (``DataSource.lookupDataSource``). Py4J starts a JVM thread for each Python thread, and again after an interrupt,
+and a new thread has no active session.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import os
+import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.spark.datasource import RocketMQDataSource
-from rocketmq_spark.spark.report import Metrics, ReportAccumulatorParam, new_summary
-from rocketmq_spark.spark.workers import fault_of_workers
+from rocketmq_spark.spark.report import Metrics, ReportAccumulatorParam, UnavailableMetrics
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 logger = logging.getLogger("rocketmq_spark.spark")
@@ -35,13 +37,46 @@ logger = logging.getLogger("rocketmq_spark.spark")
 _SOURCE = "rocketmq"
 _DEFAULT_MODES = frozenset({"", "error", "errorifexists", "default"})
 
+_LOCAL: Final = re.compile(r"local(\[.*\])?")
+_OTHER, _MISSING = 3, 4
+# Finds the package without importing it, which would take as long as the interpreter's start. Python 2 runs it, too.
+_ASK: Final = (
+    f"import sys; sys.version_info[:2] == {sys.version_info[:2]} or sys.exit({_OTHER}); "
+    f"import importlib.util; sys.exit({_MISSING} * (importlib.util.find_spec('rocketmq_spark') is None))"
+)
+_TIMEOUT: Final = 10.0
+
+
+def fault_of_workers(context: SparkContext) -> str | None:
+    """Return what is wrong with the interpreter of a context's workers; None if nothing is, or if it is unknown."""
+    if not _LOCAL.fullmatch(context.master or "") or context._python_includes or "PYTHONPATH" in context.environment:
+        return None
+    interpreter = shutil.which(context.pythonExec)
+    if interpreter is None:
+        return f"{context.pythonExec}, which Spark's workers are to run, is not there"
+    # Paths, not programs: two virtual environments may link to the same program.
+    if os.path.abspath(interpreter) == os.path.abspath(sys.executable):
+        return None
+    try:
+        done = subprocess.run(
+            [interpreter, "-c", _ASK], stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    faults = {
+        _OTHER: f"is not Python {sys.version_info[0]}.{sys.version_info[1]}, as the driver is",
+        _MISSING: "does not find rocketmq_spark",
+    }
+    fault = faults.get(done.returncode)
+    return fault and f"{interpreter}, which Spark's workers run, {fault}"
+
 
 def register(spark: SparkSession) -> Metrics:
-    """Make ``format("rocketmq")`` known to a session, and return the metrics of what it will write.
+    """Make ``format("rocketmq")`` known to a session, and return the metrics of its future writes.
 
-    Calling it again begins new metrics from zero; the former ones keep their values. ``spark.newSession()`` needs its
-    own `register`. Where the workers of a local session run an interpreter without this package, of another
-    release, or one that is not there, it logs a warning.
+    Each call returns new metrics from zero; earlier ones keep their values. ``spark.newSession()`` needs its own
+    `register`. A warning is logged if the workers of a local session run an interpreter that lacks this package, has
+    another release, or does not exist.
 
     Parameters
     ----------
@@ -51,27 +86,27 @@ def register(spark: SparkSession) -> Metrics:
     Returns
     -------
     Metrics
-        Fills as tasks end. On Spark Connect there is no way back to the client: its methods raise
-        `MetricsUnavailableError`.
+        Filled as tasks end. On Spark Connect its methods raise `MetricsUnavailableError`.
     """
     _put_hooks_on()
     speculation = (spark.conf.get("spark.speculation", "false") or "").lower() == "true"
     if is_connect(spark):
         spark.dataSource.register(_session_source(None, speculation))
-        return Metrics(None)
+        return UnavailableMetrics()
     fault = fault_of_workers(spark.sparkContext)
     if fault is not None:
         logger.warning(
             "%s: reads and writes will fail; set PYSPARK_PYTHON=%s before the session is made", fault, sys.executable
         )
-    accumulator = spark.sparkContext.accumulator(new_summary(), ReportAccumulatorParam())
+    metrics = Metrics()
+    accumulator = spark.sparkContext.accumulator(metrics, ReportAccumulatorParam())
     source = _session_source(accumulator, speculation, spark.sparkContext.defaultParallelism)
     spark.dataSource.register(source)
-    return Metrics(accumulator)
+    return metrics
 
 
 def _session_source(accumulator: Any, speculation: bool, parallelism: int | None = None) -> type[RocketMQDataSource]:
-    # A class made here is pickled by value, so that its accumulator goes along; its base goes by reference.
+    # A class made here is pickled by value, with its accumulator; its base is pickled by reference.
     class SessionRocketMQDataSource(RocketMQDataSource):
         _accumulator = accumulator
         _speculation = speculation
@@ -86,10 +121,10 @@ def is_connect(spark: SparkSession) -> bool:
 
 
 def unregister() -> None:
-    """Take the hooks off Spark's writers again.
+    """Remove the hooks from Spark's writers.
 
-    ``.save()`` without ``.mode("append")`` is then Spark's error, and so is a write in a thread without a session. The
-    data source stays known to its sessions; Spark has no way to take one out.
+    Then Spark rejects ``.save()`` without ``.mode("append")``, and a write in a thread without a session. The data
+    source stays registered, because Spark cannot remove one.
     """
     for writer_class, method, _ in _hooks():
         hooked = getattr(writer_class, method)
@@ -106,7 +141,7 @@ def _put_hooks_on() -> None:
 
 
 def _hooks() -> list[tuple[Any, str, Callable[[Any], Any]]]:
-    """Return the classes of Spark, their methods, and what is put around each."""
+    """Return Spark's classes, their methods, and the wrapper of each."""
     from pyspark.sql.readwriter import DataFrameWriter
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -117,7 +152,7 @@ def _hooks() -> list[tuple[Any, str, Callable[[Any], Any]]]:
     try:
         from pyspark.sql.connect.readwriter import DataFrameWriter as ConnectDataFrameWriter
     except ImportError:
-        # Spark Connect's own dependencies are not installed: no session of that kind can exist here.
+        # Without Spark Connect's dependencies there are no such sessions.
         return hooks
     return [*hooks, (ConnectDataFrameWriter, "save", _appending)]
 

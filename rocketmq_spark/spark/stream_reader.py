@@ -1,14 +1,12 @@
 """What ``spark.readStream`` needs: offsets that Spark keeps in its checkpoint, and the ranges of each micro-batch.
 
-Rule 1: an offset names every queue that was ever seen, so that none is read twice; a queue that is new is read from its
-        earliest message on.
-Rule 2: a queue that nobody answers for stays where it is, and the others go on; after ``readTimeoutMs`` it is an error.
-Rule 3: what is gone (a queue, expired messages) is reported by ``failOnDataLoss``; what was read is never read again.
-Rule 4: an offset, once given to Spark, says the same for ever: a micro-batch that is run again reads the same messages.
-        It has the beginnings of queues that are new in its micro-batch. Spark stores the end of a micro-batch only, and
-        asks for the start of a query's first micro-batch each time it plans it.
+An offset names every queue that was ever seen, so that none is read twice. A new queue is read from its earliest
+message. A queue without an answer stays where it is, and the others continue; after ``readTimeoutMs`` it is an error.
+Lost data is reported by ``failOnDataLoss``.
 
-Follows ``KafkaMicroBatchStream.scala``.
+An offset never changes its meaning: a repeated micro-batch reads the same messages. So an offset has the beginnings of
+queues that are new in its micro-batch. Spark stores only the end of a micro-batch. It asks for the start of a query's
+first micro-batch each time it plans it. Follows ``KafkaMicroBatchStream.scala``.
 """
 
 from __future__ import annotations
@@ -21,9 +19,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from rocketmq_spark.errors import OptionError, RocketMQError
-from rocketmq_spark.message import MessageQueue
-from rocketmq_spark.offset_json import beginnings_in, flat, nested
-from rocketmq_spark.reader_options import ReaderOptions
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.options.offsets import beginnings_in, flat, nested
+from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.spark.reader import PartitionReader
 
 try:
@@ -35,7 +33,7 @@ try:
         SupportsTriggerAvailableNow,
     )
 except ImportError:
-    # PySpark before 4.2: no limits, and Spark itself takes care of Trigger.AvailableNow.
+    # PySpark before 4.2 has no limits, and handles Trigger.AvailableNow itself.
     _LIMITS = False
 else:
     _LIMITS = True
@@ -44,7 +42,7 @@ if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
     from pyspark.sql.types import StructType
 
-    from rocketmq_spark.consumer.cluster import SourceCluster
+    from rocketmq_spark.source.stream_offsets import StreamOffsets
 
 logger = logging.getLogger("rocketmq_spark.spark")
 
@@ -54,54 +52,51 @@ Offsets: TypeAlias = "dict[MessageQueue, int]"
 class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
     """The reader of one streaming query, on the driver while the query runs; parameters as of `PartitionReader`."""
 
-    def __init__(
-        self,
-        options: ReaderOptions,
-        schema: StructType,
-        parallelism: int | None = None,
-        accumulator: Accumulator[Any] | None = None,
-    ) -> None:
-        super().__init__(options, schema, parallelism, accumulator)
-        self._cluster: SourceCluster | None = None
-        # The offset where a new query begins.
-        self._initial: dict[str, Any] | None = None
-        # The last offset that Spark has mentioned.
-        self._last: dict[str, Any] = {}
-        self._available: Offsets | None = None
-        self._target: Offsets | None = None
-        self._batch_at: float | None = None
+    _cluster: StreamOffsets | None = None
+    # The offset where a new query begins, and whether Spark has asked for it.
+    _initial: dict[str, Any] | None = None
+    _initial_asked = False
+    # The last offset that Spark has passed; None before the first.
+    _last: dict[str, Any] | None = None
+    _available: Offsets | None = None
+    _target: Offsets | None = None
+    _batch_at: float | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return where a new query begins."""
-        if self._initial is None:
-            self._initial = self._last = nested(self._asked().starts())
-        return self._initial
+        self._initial_asked = True
+        if self._last is None:
+            self._last = self._beginning()
+        return self._beginning()
 
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
-        """Return how far the next micro-batch goes. (Releases before 4.2 tell neither where it begins nor a limit.)"""
-        last = self._last if start is None else start
+        """Return the end of the next micro-batch. (Releases before 4.2 pass neither its start nor a limit.)"""
+        passed = self._last if start is None else start
+        # Before 4.2 a new query asks for this end before it asks for its start. A restarted query first passes its
+        # offset to `partitions`, as an empty range. It does not where Spark wraps a source for Trigger.AvailableNow,
+        # which is off by default: then the beginnings in this end are those of a new query, and `partitions` knows.
+        last = self._beginning() if passed is None else passed
         known = flat(last)
-        cluster = self._asked()
-        # All before that is done with; Spark itself says so no sooner than with the next micro-batch.
-        self._tell(known)
-        # Before 4.2 a query that goes on is told where it was by `partitions` of an empty range; not though where Spark
-        # wraps a source for Trigger.AvailableNow, which is off by default: then every queue has to answer.
+        cluster = self._offsets()
+        if passed is not None:
+            # Everything before is finished; Spark itself commits it only with the next micro-batch.
+            self._commit(known)
         unknown = not known and self._target is None
         if self._target is not None:
             self._target = cluster.completed(self._target, known)
         self._available = available = cluster.latest() if unknown else cluster.available(known, self._target)
         starts = cluster.begun(known, available)
         ends = self._limited(starts, available, limit)
-        # Spark compares texts: the same offset in another form would be an empty micro-batch.
+        # Spark compares texts: the same offset as another text would be an empty micro-batch.
         if ends == known:
             return last
         new = starts if last == self._initial else starts.keys() - known.keys()
         return nested(ends, {queue: starts[queue] for queue in new})
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        """Return what there was when the last micro-batch was planned, for the query's progress."""
+        """Return the offsets available when the last micro-batch was planned, for the query's progress."""
         return None if self._available is None else nested(self._available)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -109,27 +104,35 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         starts = flat(start)
         # Spark passes an empty range when a query restarts; its beginnings belong to an earlier micro-batch.
         if start != end:
-            starts |= beginnings_in(end)
-        ranges = self._asked().ranges(starts, flat(end))
+            # Only the start of a query's first micro-batch is computed again, so only that one gives way to `end`.
+            first = self._initial_asked and start == self._initial
+            begun = beginnings_in(end)
+            starts |= {queue: offset for queue, offset in begun.items() if first or queue not in starts}
+        ranges = self._offsets().ranges(starts, flat(end))
         self._last = end
-        return self._tasks(ranges, self._asked().queues)
+        return self._tasks(ranges, self._offsets().queues)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Tell the brokers how far the group has read, with ``commitOffsets``."""
-        self._tell(flat(end))
+        """Commit the group's offsets to the brokers, with ``commitOffsets``."""
+        self._commit(flat(end))
 
     def stop(self) -> None:
-        """Close the connections of the driver."""
+        """Close the driver's connections."""
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None
 
-    def _tell(self, offsets: Offsets) -> None:
+    def _beginning(self) -> dict[str, Any]:
+        if self._initial is None:
+            self._initial = nested(self._offsets().starts())
+        return self._initial
+
+    def _commit(self, offsets: Offsets) -> None:
         if self._options.commit_offsets:
-            self._asked().commit(offsets)
+            self._offsets().commit(offsets)
 
     def _limited(self, starts: Offsets, available: Offsets, limit: Any) -> Offsets:
-        from rocketmq_spark.consumer.ranges import limited
+        from rocketmq_spark.source.ranges import limited
 
         if not _LIMITS or limit is None or isinstance(limit, ReadAllAvailable):
             return available
@@ -138,61 +141,56 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         fewest, delay = self._options.min_offsets_per_trigger, self._options.max_trigger_delay / 1000
         if self._batch_at is None:
             self._batch_at = now
-        # With Trigger.AvailableNow what is there is all there will be.
+        # With Trigger.AvailableNow no more messages will be read.
         if fewest is not None and self._target is None and waiting < fewest and now - self._batch_at < delay:
             return starts
         if waiting:
             self._batch_at = now
         return limited(starts, available, limit.max_rows) if isinstance(limit, ReadMaxRows) else available
 
-    def _asked(self) -> SourceCluster:
-        # Not before Spark asks: a reader is made in processes that only pickle it.
+    def _offsets(self) -> StreamOffsets:
+        # Only when Spark asks: a reader is also made in processes that only pickle it.
         if self._cluster is None:
-            from rocketmq_spark.client.connect import client_id_of
-            from rocketmq_spark.client.read_rows import reading_transport
-            from rocketmq_spark.consumer.cluster import SourceCluster
+            from rocketmq_spark.routing.connect import client_id_of
+            from rocketmq_spark.source.read import reading_transport
+            from rocketmq_spark.source.stream_offsets import StreamOffsets
 
             options = self._options
-            client_id = client_id_of(options, f"{options.instance_name or 'spark'}#{os.getpid()}")
-            self._cluster = SourceCluster(options, reading_transport(options), time.monotonic, client_id)
+            client_id = client_id_of(options.connection, f"{options.instance_name or 'spark'}#{os.getpid()}")
+            self._cluster = StreamOffsets(options, reading_transport(options), time.monotonic, client_id)
         return self._cluster
 
 
 class RefusedStreamReader(DataSourceStreamReader):
-    """Stands for a reader that there can't be; whatever Spark asks of it raises why.
-
-    Parameters
-    ----------
-    error : RocketMQError
-    """
+    """Raises an error from every method, for a reader that cannot be made."""
 
     def __init__(self, error: RocketMQError) -> None:
         self._error = error
 
     def initialOffset(self) -> NoReturn:  # noqa: N802 - Spark's name
-        """Refuse a new query."""
+        """Raise the error to a new query."""
         raise self._error
 
     def latestOffset(self, start: Any = None, limit: Any = None) -> NoReturn:  # noqa: ARG002, N802 - Spark's name
-        """Refuse a query that goes on."""
+        """Raise the error to a restarted query."""
         raise self._error
 
     def partitions(self, start: Any, end: Any) -> NoReturn:  # noqa: ARG002 - Spark's names
-        """Refuse a query that goes on with a micro-batch that was cut short."""
+        """Raise the error to a query that repeats an unfinished micro-batch."""
         raise self._error
 
     def read(self, partition: InputPartition) -> NoReturn:  # noqa: ARG002 - Spark's name
-        """Refuse a task, which there can't be."""
+        """Raise the error."""
         raise self._error
 
 
 if _LIMITS:
 
     class LimitedStreamReader(RocketMQStreamReader, SupportsTriggerAvailableNow):
-        """The same on PySpark 4.2 and newer, which know limits and Trigger.AvailableNow."""
+        """The reader on PySpark 4.2 and newer, with limits and Trigger.AvailableNow."""
 
         def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-            """Return what the options say of a micro-batch's size."""
+            """Return the options' limit of a micro-batch."""
             options = self._options
             if options.max_offsets_per_trigger is not None:
                 return ReadMaxRows(options.max_offsets_per_trigger)
@@ -200,12 +198,12 @@ if _LIMITS:
             return ReadAllAvailable() if fewest is None else ReadMinRows(fewest)
 
         def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-            """Take note of what there is now: the query ends when it has read that."""
-            self._target = self._asked().target()
+            """Keep the present ends of the queues: the query ends when it has read them."""
+            self._target = self._offsets().target()
 
 
 def stream_reader(
-    options: ReaderOptions,
+    options: SourceOptions,
     schema: StructType,
     parallelism: int | None,
     accumulator: Accumulator[Any] | None = None,
@@ -215,7 +213,7 @@ def stream_reader(
     Raises
     ------
     OptionError
-        This release of PySpark can't limit a micro-batch.
+        This release of PySpark cannot limit a micro-batch.
     """
     if _LIMITS:
         return LimitedStreamReader(options, schema, parallelism, accumulator)

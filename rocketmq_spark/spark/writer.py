@@ -1,13 +1,9 @@
-"""What a partition task runs, for batch and for streams.
+"""What a partition task of a write runs, for batch and for streams, and what the driver looks up before.
 
     Arrow record batches -> RemotingBatcher -> BatchSender -> PartitionReport -> accumulator, commit message
 
-Rule 1: what Spark pickles holds options and ids only; connections are made inside `write`, after the fork.
-Rule 2: a task that returns has every row acknowledged; anything else is an exception. (``sendMode=oneway`` has no
-        acknowledgements, and says so wherever it counts rows.)
-Rule 3: nothing is opened for a partition without rows.
-
-Follows design.md sections 2 and 6; Spark's side of it is in anchors/connectors.md section 6.
+Spark pickles options and ids only; connections are made inside `write`, after the fork. A task that returns has every
+row acknowledged (except with ``sendMode=oneway``). Nothing is opened for a partition without rows.
 """
 
 from __future__ import annotations
@@ -18,8 +14,10 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,18 +25,17 @@ import pyspark.sql.datasource as spark_datasource
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
-from rocketmq_spark.client.connect import client_id_of, new_transport
-from rocketmq_spark.client.credentials import with_variables
 from rocketmq_spark.errors import MQBrokerException, RocketMQError, RouteNotFoundException, TopicRouteStaleException
-from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.metrics import Recorder
-from rocketmq_spark.namespace import wrap
-from rocketmq_spark.options import SinkOptions
-from rocketmq_spark.producer.client_instance import ClientInstance, acquire_instance
-from rocketmq_spark.spark.metrics_file import record_commit
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.names import wrap
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.protocol.grpc.codes import Code
+from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.routing.connect import SharedConnection, client_id_of, new_transport
+from rocketmq_spark.routing.registry import registry
 from rocketmq_spark.spark.ordered_queues import QueueMemory
-from rocketmq_spark.spark.report import CommitMessage, log_summary, micro_batch_of, summarise
-from rocketmq_spark.wire.grpc_codes import Code
+from rocketmq_spark.spark.report import CommitMessage, log_summary, micro_batch_of, record_commit, summarise
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,15 +43,17 @@ if TYPE_CHECKING:
     from pyspark.sql import Row
     from pyspark.sql.types import StructType
 
+    from rocketmq_spark.sink.trace import SendTrace
+
 
 logger = logging.getLogger("rocketmq_spark.spark")
 
-# Rows that PySpark 4.0 hands over one by one become record batches of at most this many rows, Spark's own default for
-# spark.sql.execution.arrow.maxRecordsPerBatch, or bytes: 10,000 rows of 4 MiB would be 40 GiB.
+# PySpark 4.0 passes single rows, which become record batches of at most this many rows or bytes. 10,000 is Spark's
+# default of spark.sql.execution.arrow.maxRecordsPerBatch; 10,000 rows of 4 MiB would be 40 GiB.
 _ROWS_PER_BATCH = 10_000
 _BYTES_PER_BATCH = 4 * 1024 * 1024
 
-# What a proxy may say that is asked about the template topic: it is one of its own, or the user has no right to it.
+# A proxy's answers about the template topic: it is a system topic, or the user has no permission.
 _REFUSALS = frozenset({Code.ILLEGAL_TOPIC, Code.UNAUTHORIZED, Code.FORBIDDEN})
 
 _BATCH_ID = "streaming.sql.batchId"
@@ -66,17 +65,17 @@ _STREAM_ARROW_WRITER: type[DataSourceStreamWriter] | None = getattr(
 )
 
 
-class Found(NamedTuple):
-    """What the driver's look-up of a write has found.
+class RouteLookup(NamedTuple):
+    """The result of the driver's look-up for a write.
 
     Parameters
     ----------
     queues : sequence of MessageQueue or None
-        With ``ordered``, those that every task binds its rows to; None for any other write, whose tasks find their own.
+        With ``ordered``, the queues that every task binds its rows to.
     servers_reached : bool
-        A name server or proxy has answered: where a task reaches none, that is an outage and no wrong address.
+        A name server or proxy has answered. A task that reaches none then knows that they are down.
     unreached : str
-        Why none has, where a look-up was left to the tasks.
+        The error, if no server was reached and the look-up is left to the tasks.
     """
 
     queues: Sequence[MessageQueue] | None = None
@@ -84,21 +83,14 @@ class Found(NamedTuple):
     unreached: str = ""
 
 
-_NOTHING_FOUND = Found()
+_NO_LOOKUP = RouteLookup()
 
 
 class _PartitionWriter:
-    """One write of one session; `write_batches` runs in every task.
+    """One write of one session; `write` runs in every task.
 
-    Parameters
-    ----------
-    options : SinkOptions
-    accumulator : pyspark.Accumulator or None
-        The way back to the driver; None where there is none, then the commit message carries the histograms.
-    write_id : str
-        The key of the write's reports; in a stream the query id takes its place.
-    found : Found
-        By the driver.
+    Without an accumulator the commit message carries the histograms. `write_id` is the key of the write's reports; in a
+    stream the query id replaces it. Only `RocketMQRowStreamWriter` needs the schema.
     """
 
     def __init__(
@@ -106,14 +98,16 @@ class _PartitionWriter:
         options: SinkOptions,
         accumulator: Accumulator[Any] | None,
         write_id: str = "",
-        found: Found = _NOTHING_FOUND,
+        lookup: RouteLookup = _NO_LOOKUP,
+        schema: StructType | None = None,
     ) -> None:
         self._options = options
         self._accumulator = accumulator
         self._write_id = write_id
-        self._found = found
+        self._lookup = lookup
+        self._schema = schema
 
-    def write_batches(self, batches: Iterator[pa.RecordBatch]) -> CommitMessage:
+    def write(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send every row of one partition; return when each is acknowledged."""
         context = TaskContext.get()
         partition_id = context.partitionId() if context else 0
@@ -127,7 +121,7 @@ class _PartitionWriter:
                 self._send(first, rows, recorder)
             except RocketMQError as exc:
                 if batch_id >= 0:
-                    # Spark does not say it: its own message names stage and task, which count on from batch to batch.
+                    # Spark's own message names stage and task only, whose numbers continue from batch to batch.
                     exc.args = (f"micro-batch {batch_id} of query {write_id}: {exc}", *exc.args[1:])
                 raise
         report = recorder.snapshot()
@@ -136,8 +130,9 @@ class _PartitionWriter:
         latencies = self._options.metrics_path is not None
         return CommitMessage.of(report, histograms=self._accumulator is None, latencies=latencies)
 
-    def _reached(self, batch_id: int) -> bool:  # noqa: ARG002 - a stream looks at it
-        return self._found.servers_reached
+    def _reached(self, batch_id: int) -> bool:
+        # After a first micro-batch the addresses are right, even if the driver reached no server now.
+        return self._lookup.servers_reached or batch_id > 0
 
     def _committed(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None) -> None:
         log_summary(logger, messages, batch_id=batch_id)
@@ -145,7 +140,7 @@ class _PartitionWriter:
             record_commit(self._options.metrics_path, messages, self._write_id, batch_id, now=time.time())
 
     def _send(self, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch], recorder: Recorder) -> None:
-        from rocketmq_spark.client.write_rows import write_rows
+        from rocketmq_spark.sink.task import write_rows
 
         options = self._options
         instance = _acquire(options)
@@ -155,10 +150,11 @@ class _PartitionWriter:
                 instance,
                 recorder,
                 chain([first], rest),
-                # Within foreachBatch the recorder has the query's id, which several writes of a micro-batch share.
+                # Within foreachBatch the recorder has the query's id, which all writes of a micro-batch share.
                 write_id=self._write_id or recorder.write_id,
-                queues=self._found.queues,
+                queues=self._lookup.queues,
                 servers_reached=self._reached(recorder.batch_id),
+                open_trace_sender=_trace_sender(options) if options.enable_trace else None,
             )
         finally:
             instance.unregister(options.producer_group)
@@ -167,63 +163,45 @@ class _PartitionWriter:
 class RocketMQBatchWriter(_PartitionWriter, DataSourceArrowWriter):
     """The writer of ``df.write``."""
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Send one partition (runs in a task)."""
-        return self.write_batches(iterator)
-
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Log what the write did, and leave it at ``metricsPath`` (on the driver, once every task has succeeded)."""
+        """Log the write's figures, and append them to ``metricsPath`` (on the driver, after all tasks succeeded)."""
         self._committed(messages, micro_batch_of(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Log what a failed write has stored, as far as it is known (runs on the driver)."""
+        """Log what a failed write has stored, as far as known (runs on the driver)."""
         log_summary(logger, messages, micro_batch_of(messages), aborted=True)
 
 
 class _StreamWriter(_PartitionWriter):
-    def _reached(self, batch_id: int) -> bool:
-        # Where the driver's look-up has reached nobody, a micro-batch that follows another one still tells an outage
-        # from a wrong address.
-        return super()._reached(batch_id) or batch_id > 0
-
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Log what a micro-batch did, and leave it at ``metricsPath`` (runs on the driver).
+        """Log a micro-batch's figures, and append them to ``metricsPath`` (runs on the driver).
 
         Raises
         ------
         RouteNotFoundException
-            A query's first micro-batch has stored nothing, and nobody was reached: a wrong address, most likely, which
-            later micro-batches would take for an outage.
+            A query's first micro-batch has stored nothing, and no server was reached. The address is probably wrong,
+            and later micro-batches would take that for an outage.
         """
-        if batchId == 0 and self._found.unreached and not summarise(messages).to_dict():
-            raise RouteNotFoundException(self._found.unreached, unreachable=True)
+        if batchId == 0 and self._lookup.unreached and not summarise(messages).to_dict():
+            raise RouteNotFoundException(self._lookup.unreached, unreachable=True)
         self._committed(messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Log what an unfinished micro-batch has stored; it is also what a stopped query does in mid-batch."""
+        """Log what an unfinished micro-batch has stored. Spark also calls this when a query is stopped in mid-batch."""
         log_summary(logger, messages, batch_id=batchId, aborted=True)
 
 
 class RocketMQRowStreamWriter(_StreamWriter, DataSourceStreamWriter):
-    """The writer of ``df.writeStream`` where PySpark hands over rows (4.0): they become record batches here."""
-
-    def __init__(
-        self,
-        options: SinkOptions,
-        accumulator: Accumulator[Any] | None,
-        schema: StructType,
-        found: Found = _NOTHING_FOUND,
-    ) -> None:
-        super().__init__(options, accumulator, found=found)
-        self._schema = schema
+    """The writer of ``df.writeStream`` on PySpark 4.0, which passes rows: they become record batches here."""
 
     def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
         """Send one partition (runs in a task)."""
-        return self.write_batches(self._record_batches(iterator))
+        return super().write(self._record_batches(iterator))
 
     def _record_batches(self, rows: Iterator[Row]) -> Iterator[pa.RecordBatch]:
         from pyspark.sql.conversion import LocalDataToArrowConversion
 
+        assert self._schema is not None
         for chunk in chunks_of(rows):
             table = LocalDataToArrowConversion.convert(chunk, self._schema, use_large_var_types=False)
             yield from table.to_batches()
@@ -232,7 +210,7 @@ class RocketMQRowStreamWriter(_StreamWriter, DataSourceStreamWriter):
 def chunks_of(
     rows: Iterable[Row], most_rows: int = _ROWS_PER_BATCH, most_bytes: int = _BYTES_PER_BATCH
 ) -> Iterator[list[Row]]:
-    """Yield the rows in lists of at most `most_rows`; a list also ends with the row that reaches `most_bytes`."""
+    """Yield the rows in lists of at most `most_rows`; a list also ends at the row that reaches `most_bytes`."""
     chunk: list[Row] = []
     nbytes = 0
     for row in rows:
@@ -246,7 +224,7 @@ def chunks_of(
 
 
 def _nbytes(value: object) -> int:
-    """Return the memory that a value of a row takes, with all that it contains."""
+    """Return the memory of a row's value, with everything that it contains."""
     if isinstance(value, dict):
         return sys.getsizeof(value) + sum(_nbytes(key) + _nbytes(item) for key, item in value.items())
     if isinstance(value, list | tuple):
@@ -259,79 +237,63 @@ if _STREAM_ARROW_WRITER is not None:
     class RocketMQStreamWriter(_StreamWriter, _STREAM_ARROW_WRITER):  # type: ignore[misc, valid-type]
         """The writer of ``df.writeStream`` (PySpark 4.1 and newer)."""
 
-        def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-            """Send one partition (runs in a task)."""
-            return self.write_batches(iterator)
-
 
 def stream_writer(
     options: SinkOptions,
     accumulator: Accumulator[Any] | None,
     schema: StructType,
-    found: Found = _NOTHING_FOUND,
+    lookup: RouteLookup = _NO_LOOKUP,
 ) -> DataSourceStreamWriter:
-    """Return the streaming writer that this PySpark release can drive."""
+    """Return the streaming writer for this PySpark release."""
     if _STREAM_ARROW_WRITER is None:
-        return RocketMQRowStreamWriter(options, accumulator, schema, found)
-    return RocketMQStreamWriter(options, accumulator, found=found)
+        return RocketMQRowStreamWriter(options, accumulator, lookup=lookup, schema=schema)
+    return RocketMQStreamWriter(options, accumulator, lookup=lookup)
 
 
-def look_up_route(options: SinkOptions, columns: pa.Schema) -> Found:
-    """Look up the routes of the topics that options name, so that a wrong address or topic fails before any task.
+def look_up_route(options: SinkOptions, columns: pa.Schema) -> RouteLookup:
+    """Look up the topics that options name, so that a wrong address or topic fails before any task.
 
-    Parameters
-    ----------
-    options : SinkOptions
-    columns : pyarrow.Schema
-        Of the data to be written.
+    `columns` are those of the data.
 
     Raises
     ------
     MQClientException
-        10005: no name server or proxy answers, or none knows the topic, nor a template to create it from; with
-        ``ordered`` and over gRPC the topic itself must exist.
+        10005: no name server or proxy answers, or the topic does not exist and there is no template to create it from.
+        With ``ordered`` and over gRPC the topic itself must exist.
     SchemaError
-        Over gRPC: the topic does not accept messages of the type that the columns make.
+        Over gRPC: the topic does not accept messages of the columns' type.
     """
     instance = _new_instance(options)
     try:
         queues = _look_up(options, columns, instance)
         if options.topic is None and options.dead_letter_topic is None:
             _await_any_answer(options, instance)
-        return Found(queues, servers_reached=True)
+        return RouteLookup(queues, servers_reached=True)
     finally:
         instance.close()
 
 
-def look_up_route_of_stream(options: SinkOptions, columns: pa.Schema, checkpoint: str | None = None) -> Found:
-    """Look up what `look_up_route` does, for one micro-batch.
+def look_up_route_of_stream(options: SinkOptions, columns: pa.Schema, checkpoint: str | None = None) -> RouteLookup:
+    """Look up what `look_up_route` does, for one micro-batch, with its errors.
 
-    Connection and routes stay for the next look-up, of which a micro-batch has two: name servers that are gone for a
-    while then fail none, neither at its start nor, with its rows stored, in its commit. After a minute without a
-    look-up the driver begins anew. If it reaches nobody then, it leaves that to the tasks, which have more patience;
-    not so with ``ordered``, where all tasks need the same queues. Where topics come with the rows nothing is looked up.
-
-    With ``ordered`` the queues of a broker that is gone stay among those that keys are bound to: `QueueMemory` keeps
-    them in the query's `checkpoint`.
-
-    Raises
-    ------
-    MQClientException, SchemaError
-        See `look_up_route`.
+    Connection and routes are kept for a minute, so that an outage of the name servers fails neither the start of a
+    micro-batch nor, with its rows stored, its commit. If no server is reached after that, the look-up is left to the
+    tasks, which wait longer. With ``ordered`` it is an error, because all tasks need the same queues. `QueueMemory`
+    keeps the queues of a broker that is down in the query's `checkpoint`. Without an option topic nothing is looked up.
     """
     if options.topic is None and options.dead_letter_topic is None:
-        return Found()
+        return RouteLookup()
     instance = _acquire(options)
     try:
         if not options.ordered or options.over_grpc:
-            return Found(_look_up(options, columns, instance), servers_reached=True)
+            return RouteLookup(_look_up(options, columns, instance), servers_reached=True)
         memory = QueueMemory(checkpoint, wrap(options.wrapped_namespace, str(options.topic)))
-        return Found(_look_up_ordered(options, columns, instance, memory), servers_reached=True)
+        return RouteLookup(_look_up_ordered(options, columns, instance, memory), servers_reached=True)
     except RouteNotFoundException as exc:
         if options.ordered or not exc.unreachable:
             raise
         logger.warning("the driver could not check a micro-batch, its tasks will try for themselves: %s", exc)
-        return Found(unreached=str(exc))
+        return RouteLookup(unreached=str(exc))
     finally:
         instance.unregister(options.producer_group)
 
@@ -339,7 +301,7 @@ def look_up_route_of_stream(options: SinkOptions, columns: pa.Schema, checkpoint
 def _look_up_ordered(
     options: SinkOptions, columns: pa.Schema, instance: ClientInstance, memory: QueueMemory
 ) -> Sequence[MessageQueue]:
-    from rocketmq_spark.client.write_rows import ordered_queues
+    from rocketmq_spark.sink.task import ordered_queues
 
     known = memory.load()
     queues = ordered_queues(options, instance, known) or ()
@@ -362,18 +324,25 @@ def _look_up_ordered(
 
 
 def _look_up(options: SinkOptions, columns: pa.Schema, instance: ClientInstance) -> Sequence[MessageQueue] | None:
-    from rocketmq_spark.client.write_rows import ordered_queues
+    from rocketmq_spark.sink.task import ordered_queues
 
     queues = ordered_queues(options, instance)
     _check_topics(options, columns, instance)
     return queues
 
 
+def _trace_sender(options: SinkOptions) -> Callable[[], AbstractContextManager[SendTrace]]:
+    # Imported here, so that only tasks with message trace load the producer's modules.
+    from rocketmq_spark.producer.service import batch_trace_sender
+
+    return partial(batch_trace_sender, options)
+
+
 def _check_topics(options: SinkOptions, columns: pa.Schema, instance: ClientInstance, *, waits: bool = False) -> None:
-    """Check the columns against the topics that options name; with `waits` the topic may have no route now."""
+    """Check the columns against the topics that options name; with `waits` the topic may lack a route now."""
     import pyarrow as pa
 
-    from rocketmq_spark.client.write_rows import check_topic
+    from rocketmq_spark.sink.task import check_topic
 
     try:
         check_topic(options, instance, columns)
@@ -381,30 +350,34 @@ def _check_topics(options: SinkOptions, columns: pa.Schema, instance: ClientInst
         if exc.unreachable or not waits:
             raise
     if options.dead_letter_topic is not None:
-        # Dead letters have neither keys of order nor delays, and any type of topic takes them.
+        # Dead letters have neither sharding keys nor delays, and topics of all types accept them.
         dead_letters = replace(options, topic=options.dead_letter_topic, batch_type="plain")
         check_topic(dead_letters, instance, pa.schema([]))
 
 
 def _await_any_answer(options: SinkOptions, instance: ClientInstance) -> None:
-    """Return once a name server or proxy has answered: where topics come with the rows, no more can be known now."""
+    """Return once a name server or proxy has answered. When topics come with the rows, no more can be checked."""
     try:
         instance.transport.query_route(
-            options.create_topic_key, options.send_msg_timeout * len(options.route_servers) / 1000
+            options.connection.create_topic_key, options.send_msg_timeout * len(options.connection.route_servers) / 1000
         )
     except MQBrokerException as exc:
         if not (isinstance(exc, TopicRouteStaleException) or (options.over_grpc and exc.response_code in _REFUSALS)):
             raise
-        logger.debug("an answer, if not a route: %s", exc)
+        logger.debug("the server answers, without a route: %s", exc)
 
 
 def _acquire(options: SinkOptions) -> ClientInstance:
-    key = (options, with_variables(options))
-    return acquire_instance(key, options.producer_group, lambda: _new_instance(options))
+    key = (_client_id(options), SharedConnection.of(options.connection))
+    return registry.acquire(key, options.producer_group, lambda: _new_instance(options))
+
+
+def _client_id(options: SinkOptions) -> str:
+    # The repr has no secrets: a client id is sent and logged, and must not be a means to guess them.
+    digest = hashlib.sha1(repr(options.connection).encode()).hexdigest()[:8]
+    return client_id_of(options.connection, options.instance_name or f"{os.getpid()}#{digest}")
 
 
 def _new_instance(options: SinkOptions) -> ClientInstance:
-    # The repr has no secrets: a client id is sent and logged, and must not be a means to guess them.
-    name = options.instance_name or f"{os.getpid()}#{hashlib.sha1(repr(options).encode()).hexdigest()[:8]}"
-    client_id = client_id_of(options, name)
-    return ClientInstance(client_id, new_transport(options, client_id), options)
+    client_id = _client_id(options)
+    return ClientInstance(client_id, new_transport(options.connection, client_id), options.connection)

@@ -1,1 +1,1 @@
-"""Moves requests and answers; knows no rows, no fault rules and no retry."""
+"""Sockets and channels: sends requests and returns answers. Knows no rows, no fault rules and no retry."""

@@ -1,24 +1,27 @@
-"""The seam between what decides (producer) and what moves bytes (a transport).
+"""The interfaces of transports: what moves bytes, apart from what decides on rows, faults and retries.
 
-Rule 1: a transport knows no rows, no fault rules and no retry of a send; it reports what happened to one attempt.
-Rule 2: it translates every foreign error (OSError, grpc.RpcError) into ours, keeping the cause.
-Rule 3: nothing is opened before the first request, and nothing live is ever pickled.
+A transport reports what happened to one attempt; it never retries a send. It translates foreign errors (OSError,
+grpc.RpcError) into the package's own and keeps their cause. It opens nothing before the first request, and cannot be
+pickled.
+
+All timeouts are seconds, all methods are safe to call from any thread. Blocking calls raise a
+:class:`~rocketmq_spark.errors.RocketMQError`: a child of ``RemotingException`` if the connection failed, an
+``MQBrokerException`` if a server answered with an error code.
 """
 
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import Callable, Collection
 from typing import Protocol, TypeAlias
 
 from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.message import MessageQueue, SendOutcome, SendRequest
-from rocketmq_spark.message_ext import MessageExt
-from rocketmq_spark.pull import PullOutcome, PullRequest
-from rocketmq_spark.recall import RecallMessage
-from rocketmq_spark.route_data import TopicRouteData
-from rocketmq_spark.transaction import EndTransaction, TransactionCheck
-from rocketmq_spark.wire.topic_config import TopicConfig
+from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendRequest
+from rocketmq_spark.model.message_ext import MessageExt, PullOutcome, PullRequest
+from rocketmq_spark.model.route import TopicRouteData
+from rocketmq_spark.model.send_result import EndTransaction, RecallMessage, TransactionCheck
+from rocketmq_spark.protocol.remoting.topic_config import TopicConfig
 
 OnOutcome: TypeAlias = Callable[[SendOutcome], None]
 OnCheckTransaction: TypeAlias = Callable[[TransactionCheck], None]
@@ -26,29 +29,24 @@ OnEnd: TypeAlias = Callable[[RocketMQError | None], None]
 OnPulled: TypeAlias = Callable[[PullOutcome], None]
 
 
-class Transport(Protocol):
-    """What the producer needs of a transport. Every method is safe to call from any thread.
-
-    All timeouts are seconds. Blocking calls raise a :class:`~rocketmq_spark.errors.RocketMQError`:
-    ``RemotingConnectException``, ``RemotingSendRequestException``, ``RemotingTimeoutException`` for what happened
-    on the way, an ``MQBrokerException`` (or a child of it) for an error code that a server answered.
-
-    Attributes
-    ----------
-    on_check_transaction : callable or None
-        Called with every check of a transaction that a broker sends, on the transport's own thread: it must not block,
-        and hand over to a thread of its own what takes time. None: checks are dropped, and the broker asks again later.
-    """
-
-    on_check_transaction: OnCheckTransaction | None
+class Closes(Protocol):
+    """A transport's end of life."""
 
     @property
     def closed(self) -> bool:
-        """True once it takes no more requests: closed by its owner, or broken down. It never opens again."""
+        """True if it takes no more requests: its owner closed it, or it failed. It never opens again."""
         ...
 
+    def close(self) -> None:
+        """Close every connection and end the transport's thread; what is in flight fails. Idempotent."""
+        ...
+
+
+class Routes(Protocol):
+    """Finds the brokers of a topic."""
+
     def query_route(self, topic: str, timeout: float) -> TopicRouteData:
-        """Ask the name servers (one after the other, at most `timeout` seconds in all) for a topic's route.
+        """Ask the name servers, one after the other, for a topic's route; `timeout` bounds all of them together.
 
         Raises
         ------
@@ -57,82 +55,96 @@ class Transport(Protocol):
         """
         ...
 
+
+class Sends(Protocol):
+    """Sends messages and waits for their acknowledgement."""
+
     def send(self, request: SendRequest, timeout: float, on_outcome: OnOutcome, *, within: float = math.inf) -> None:
         """Start one attempt and return at once.
 
-        `on_outcome` is called exactly once, on the transport's own thread (never inside this call), and must neither
-        block nor raise. `timeout` counts from the moment the request's last byte was handed to the socket; a
-        connection that accepts no byte for as long fails everything that is waiting on it. (gRPC does not tell that
-        moment: there it counts from this call on.) `within` bounds the whole attempt, from this call on: connecting,
-        waiting behind others, writing, and the answer. Where too many sends are
-        under way already, the outcome is a ``RemotingTooMuchRequestException``.
-        """
-        ...
+        `on_outcome` is called exactly once, on the transport's own thread (never inside this call). It must neither
+        block nor raise.
 
-    def send_oneway(self, request: SendRequest, timeout: float) -> None:
-        """Send without an acknowledgement, and return when the socket has taken the last byte.
-
-        Nothing is known of what becomes of it then: a broker does not answer, not even with an error. A connection that
-        breaks while the request is being written is logged and not raised (Java; spec/producer.md section 10.5). What
-        certainly was not sent raises: no connection (as 4.x does), too many oneway requests under way, no time left.
+        Parameters
+        ----------
+        timeout : float
+            Counts from the request's last byte written to the socket (over gRPC: from this call). A connection that
+            accepts no byte for as long fails everything that waits on it.
+        within : float
+            Bounds the whole attempt from this call: connecting, queueing, writing and the answer.
         """
         ...
 
     def heart_beat(self, address: str, client_id: str, producer_groups: Collection[str], timeout: float) -> None:
-        """Tell a broker that these producer groups live (HEART_BEAT)."""
+        """Register producer groups at a broker, or keep them registered."""
         ...
 
     def unregister_client(self, address: str, client_id: str, producer_group: str, timeout: float) -> None:
-        """Tell a broker that this producer group is gone (UNREGISTER_CLIENT)."""
+        """Remove a producer group from a broker."""
         ...
 
     def probe(self, queue: MessageQueue, address: str, timeout: float) -> None:
-        """Ask a broker something cheap about a queue of its own, to see whether it can be reached; raise if not."""
+        """Send a cheap request about a queue to see whether the broker can be reached; raise if not."""
         ...
 
-    def max_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
-        """Return the offset that the queue's next message will get (GET_MAX_OFFSET)."""
-        ...
 
-    def min_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
-        """Return the offset of the oldest message still in the queue (GET_MIN_OFFSET)."""
-        ...
+class Transactions(Protocol):
+    """Ends half messages, and takes the broker's checks of them.
 
-    def search_offset(self, queue: MessageQueue, timestamp_ms: int, address: str, timeout: float) -> int:
-        """Return the first offset that was stored at `timestamp_ms` (epoch) or later; past the end, the max offset.
+    Attributes
+    ----------
+    on_check_transaction : callable or None
+        Called with every check that a broker sends, on the transport's own thread, so it must not block. None: checks
+        are dropped, and the broker asks again later.
+    """
 
-        SEARCH_OFFSET_BY_TIMESTAMP.
-        """
-        ...
+    on_check_transaction: OnCheckTransaction | None
 
-    def earliest_msg_store_time(self, queue: MessageQueue, address: str, timeout: float) -> int:
-        """Return when the queue's oldest message was stored, epoch milliseconds; -1 if there is none.
+    def end_transaction(self, address: str, request: EndTransaction, timeout: float, on_end: OnEnd) -> None:
+        """Start to commit or roll back a half message, and return at once.
 
-        GET_EARLIEST_MSG_STORETIME.
-        """
-        ...
-
-    def view_message(self, address: str, physical_offset: int, timeout: float, *, topic: str = "") -> MessageExt:
-        """Return what a broker stored at a commit-log offset (VIEW_MESSAGE_BY_ID); its body as it was stored.
-
-        Parameters
-        ----------
-        address : str
-        physical_offset : int
-            From :func:`~rocketmq_spark.message_ext.decode_message_id`.
-        timeout : float
-        topic : str, default ""
-            A broker with access control wants to know it.
+        `on_end` is called as `on_outcome` of :meth:`Sends.send`: with None when the server has executed the request,
+        else with the error. `timeout` bounds the whole attempt. The transport never repeats the request, because a
+        broker delivers the message of a second commit again. After an error with `maybe_stored` the outcome is unknown;
+        after any other error the request was not executed. In both cases the broker checks the transaction later.
 
         Raises
         ------
-        MQClientException
-            No message begins there.
+        ValueError
+            The end is undecided (`TRANSACTION_NOT_TYPE`). Brokers do not answer that: use `end_transaction_oneway`.
         """
         ...
 
+    def end_transaction_oneway(self, address: str, request: EndTransaction, timeout: float) -> None:
+        """Send the same without waiting for an answer. Brokers under load drop such requests, and check later."""
+        ...
+
+    def recall_message(self, address: str, request: RecallMessage, timeout: float) -> str:
+        """Take a delayed message back before its delivery, and return its id (``recallMessageEnable=true``)."""
+        ...
+
+
+class Offsets(Protocol):
+    """Answers questions about a queue's offsets."""
+
+    def max_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
+        """Return the offset that the queue's next message will get."""
+        ...
+
+    def min_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
+        """Return the offset of the oldest message still in the queue."""
+        ...
+
+    def search_offset(self, queue: MessageQueue, timestamp_ms: int, address: str, timeout: float) -> int:
+        """Return the first offset stored at `timestamp_ms` (epoch) or later; past the end, the max offset."""
+        ...
+
+
+class Admin(Protocol):
+    """Reads and changes topics, and reads single messages."""
+
     def topic_config(self, address: str, topic: str, timeout: float) -> TopicConfig:
-        """Return a topic's configuration on one broker (GET_TOPIC_CONFIG).
+        """Return a topic's configuration on one broker.
 
         Raises
         ------
@@ -158,127 +170,111 @@ class Transport(Protocol):
         order: bool = False,
         attributes: str = "",
     ) -> None:
-        """Create or overwrite a topic on one broker (UPDATE_AND_CREATE_TOPIC).
+        """Create or overwrite a topic on one broker.
 
         Parameters
         ----------
-        address, topic : str
         queue_nums : int
-            To write to; to read from as many, unless `read_queue_nums` says otherwise.
+            Queues to write to, and to read from unless `read_queue_nums` is set.
         perm : int
             4 read, 2 write, 1 inherit.
-        timeout : float
-        read_queue_nums : int, optional
-        topic_sys_flag : int, default 0
-        order : bool, default False
         attributes : str, default ""
             Such as ``+message.type=FIFO``.
         """
         ...
 
-    def end_transaction(self, address: str, request: EndTransaction, timeout: float, on_end: OnEnd) -> None:
-        """Start to commit or roll back a half message (END_TRANSACTION), and return at once.
+    def earliest_msg_store_time(self, queue: MessageQueue, address: str, timeout: float) -> int:
+        """Return when the queue's oldest message was stored, epoch milliseconds; -1 if there is none."""
+        ...
 
-        Any number of ends may be in flight. `on_end` is called as `on_outcome` is by :meth:`send`: with None when the
-        server has executed the end, else with the error. `timeout` bounds the whole attempt. A broker delivers the
-        message of a second commit again, so an end is never sent again by itself. After an error with `maybe_stored`
-        the outcome is unknown. After any other error the end was not executed. In both cases the broker asks back.
+    def view_message(self, address: str, physical_offset: int, timeout: float, *, topic: str = "") -> MessageExt:
+        """Return the message at a commit-log offset, its body as stored; access control may need `topic`.
 
         Raises
         ------
-        ValueError
-            The end is undecided (`TRANSACTION_NOT_TYPE`): brokers do not answer that; send it one-way.
+        MQClientException
+            No message begins there.
         """
         ...
 
-    def end_transaction_oneway(self, address: str, request: EndTransaction, timeout: float) -> None:
-        """Send END_TRANSACTION without waiting for an answer: return when it is written.
 
-        Under load, brokers drop such requests without a trace, and ask back later.
-        """
-        ...
-
-    def recall_message(self, address: str, request: RecallMessage, timeout: float) -> str:
-        """Take a delayed message back before it is delivered, and return its id (RECALL_MESSAGE).
-
-        Brokers allow it with ``recallMessageEnable=true``.
-        """
-        ...
-
-    def close(self) -> None:
-        """Close every connection and end the transport's thread; what is in flight fails. Idempotent."""
-        ...
-
-
-class ReadTransport(Protocol):
-    """What a reader needs of a transport: the remoting protocol alone can go back in a queue.
-
-    Threads, timeouts and errors are as in `Transport`, and so is what both have.
-    """
-
-    def query_route(self, topic: str, timeout: float) -> TopicRouteData:
-        """Ask the name servers for a topic's route."""
-        ...
+class Pulls(Protocol):
+    """Reads messages, and commits a group's offsets."""
 
     def topics(self, timeout: float) -> frozenset[str]:
-        """Ask a name server for the names of all topics, its own and the brokers' among them."""
-        ...
-
-    def max_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
-        """Return the offset that the queue's next message will get."""
-        ...
-
-    def min_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
-        """Return the offset of the oldest message still in the queue."""
-        ...
-
-    def search_offset(self, queue: MessageQueue, timestamp_ms: int, address: str, timeout: float) -> int:
-        """Return the first offset that was stored at a time or later; past the end, the max offset."""
-        ...
-
-    def topic_config(self, address: str, topic: str, timeout: float) -> TopicConfig:
-        """Return a topic's configuration on one broker; raises as `Transport.topic_config`."""
+        """Return the names of all topics that a name server knows, including internal ones."""
         ...
 
     def check_filter(
         self, address: str, topic: str, group: str, expression: str, expression_type: str, timeout: float
     ) -> None:
-        """Have a broker look at an expression; raises if it can't read it."""
+        """Have a broker parse a filter expression; raises if the broker rejects it."""
         ...
 
     def pull(self, request: PullRequest, timeout: float, on_pulled: OnPulled) -> None:
-        """Start one request for messages and return at once.
+        """Start one pull and return at once.
 
-        `on_pulled` is called exactly once, never inside this call, and must neither block nor raise: by `poll`, or on
-        the transport's own thread if it has one.
+        `on_pulled` is called exactly once, never inside this call, and must neither block nor raise. `poll` calls it,
+        or the transport's own thread if it has one.
         """
         ...
 
     def pull_now(self, request: PullRequest, timeout: float) -> PullOutcome:
-        """Request messages and wait for the answer; the outcome has the error of a broker, other errors are raised."""
+        """Pull and wait for the answer. A broker's error is in the outcome; other errors are raised."""
         ...
 
     def poll(self, timeout: float) -> None:
-        """Send, receive and call back in the calling thread, for so many seconds at most, of a transport without one.
+        """Send, receive and call back in the calling thread for at most `timeout` seconds, without a thread.
 
-        Many small answers cost less this way than if two threads hand them over.
+        This costs less for many small answers than handing each over between two threads.
         """
         ...
 
     def update_consumer_offset(
         self, queue: MessageQueue, group: str, offset: int, address: str, timeout: float
     ) -> None:
-        """Tell a broker how far a group has read (UPDATE_CONSUMER_OFFSET), if it knows the group."""
+        """Commit a group's offset at a broker; a broker that does not know the group ignores it."""
         ...
 
     def register_consumer(self, client_id: str, group: str, address: str, timeout: float) -> None:
-        """Tell a broker that a client reads for this group (HEART_BEAT), for which it keeps offsets from then on."""
+        """Register a client as a reader of a group. The broker creates the group and keeps its offsets."""
         ...
 
     def consumers(self, group: str, address: str, timeout: float) -> Collection[str]:
-        """Return the client ids that a broker knows in a group, if any (GET_CONSUMER_LIST_BY_GROUP)."""
+        """Return the client ids that a broker knows in a group; empty for an unknown group."""
         ...
 
-    def close(self) -> None:
-        """Close every connection and end the transport's thread; what is in flight fails. Idempotent."""
+
+class ProxyTransport(Closes, Routes, Sends, Transactions, Protocol):
+    """What brokers and proxies both support."""
+
+
+class Transport(ProxyTransport, Offsets, Admin, Protocol):
+    """What a producer uses. Over gRPC it must use `ProxyTransport` only: anything else raises MQClientException."""
+
+    def send_oneway(self, request: SendRequest, timeout: float) -> None:
+        """Send without an acknowledgement, and return when the socket has taken the last byte.
+
+        The broker reports no error. A connection that breaks during the write is logged and not raised, as in Java.
+        What was certainly not sent raises: no connection, too many one-way requests in flight, or no time left.
+        """
         ...
+
+
+class ReadTransport(Closes, Routes, Offsets, Pulls, Protocol):
+    """What a reader uses. Only the remoting protocol supports it."""
+
+    def topic_config(self, address: str, topic: str, timeout: float) -> TopicConfig:
+        """Return a topic's configuration on one broker; raises as `Admin.topic_config`."""
+        ...
+
+
+def local_ip() -> str:
+    """Return this host's IPv4 address as others see it, or loopback; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # TEST-NET-1: connecting a datagram socket only asks the routing table for the interface.
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"

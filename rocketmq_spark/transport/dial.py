@@ -1,12 +1,8 @@
-"""From ``host:port`` to a connected socket, encrypted if wanted, without ever blocking.
+"""From ``host:port`` to a connected socket, encrypted if configured, without ever blocking.
 
-Rule 1: every address that the host resolves to gets its try, IPv6 and IPv4, in the resolver's order; each gets an
-        equal share of the time left, so that a silent one can't use up the time of the others.
-Rule 2: a numeric host is resolved on the spot. A name is looked up by a thread of its own, because the system's
-        resolver blocks and the loop serves every other connection meanwhile.
-Rule 3: with TLS an address is connected when the handshake is done: its share of the time holds for both.
-Rule 4: this file opens sockets and never closes one: it lays the failed ones aside in `abandoned`, for the loop to
-        close once it has stopped watching them.
+Every address of the host is tried in the resolver's order. Each gets an equal share of the time left, for the connect
+and the TLS handshake together. A name is looked up by a thread of its own, because the system's resolver blocks. This
+module never closes a socket: the loop closes those in `abandoned` once it has stopped watching them.
 """
 
 from __future__ import annotations
@@ -22,43 +18,28 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
+from rocketmq_spark.model.route import parse_address
 from rocketmq_spark.transport.tls import Secure
 from rocketmq_spark.transport.tls_stream import TlsStream
 
 Candidate: TypeAlias = "tuple[socket.AddressFamily, Any]"
 
-# Bytes that the kernel takes from us without having sent them. A send's timeout counts from its last byte written: with
-# the 4 MiB that Linux would take, a request on a slow link could be "written" seconds before it left, and time out in
-# the queue. Half a MiB is 0.4 s at 10 Mbit/s, and still several milliseconds of work for a broker at full speed.
+# Bytes that the kernel buffers unsent. A send's timeout counts from its last byte written: with Linux's 4 MiB
+# a request on a slow link could be "written" seconds before it leaves, and time out. Half a MiB is 0.4 s at 10 Mbit/s,
+# and still several milliseconds of work for a broker at full speed.
 _MOST_NOT_SENT: Final = 512 * 1024
 _NOTSENT_LOWAT: Final[int | None] = getattr(
     socket, "TCP_NOTSENT_LOWAT", {"linux": 25, "darwin": 0x201}.get(sys.platform)
 )
 
-# Look-ups under way in one process; one that the resolver does not answer keeps its thread beyond the connect's time.
+# Lookups at once in one process; one without an answer keeps its thread beyond the connect's timeout.
 _MOST_LOOK_UPS: Final = 64
 _LOOK_UP: Final = "rocketmq-spark-lookup-"
 
-# How many addresses an error tells of: a name may have thousands.
+# Addresses in an error; a name may have thousands.
 _MOST_TOLD: Final = 8
 
 _IN_PROGRESS: Final = frozenset({0, errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY})
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """Split ``host:port`` at its last colon (an IPv6 host may stand in brackets or bare).
-
-    Raises
-    ------
-    ValueError
-        There is no port, or no host.
-    """
-    host, _, port = address.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
-        raise ValueError(f"{address!r} is not an address: host:port is, as in 127.0.0.1:9876 or [::1]:9876")
-    return host, int(port)
 
 
 def resolve(host: str, port: int, flags: int = 0) -> list[Candidate]:
@@ -72,26 +53,19 @@ class Dial:
 
     Parameters
     ----------
-    address : str
     deadline : float
-        When the whole attempt is over, on the loop's clock.
+        The end of the whole attempt, on the loop's clock.
     wake : callable
-        Called by the look-up's thread when it knows the addresses.
+        Called by the lookup's thread when it has the addresses.
     look_up : callable, default resolve
-        Finds the addresses of a host that is not numeric; may block.
-    secure : callable, optional
-        Encrypts the connection; given the host that was dialled.
+        Finds the addresses of a host name; may block.
 
     Attributes
     ----------
-    sock : socket or None
-        The socket being connected, or connected; the loop watches it.
-    connected, failed : bool
-        At most one of them is true.
     failures : list of (str, Exception)
-        Which addresses were tried, and why they failed.
+        The addresses that failed, and why.
     abandoned : list of socket
-        Failed sockets that wait for being closed.
+        Failed sockets to be closed.
     """
 
     def __init__(
@@ -121,7 +95,7 @@ class Dial:
 
     @property
     def stream(self) -> socket.socket | TlsStream | None:
-        """What to send and receive by once it is connected."""
+        """The object to send and receive with when connected."""
         return self._secured or self.sock
 
     @property
@@ -131,12 +105,12 @@ class Dial:
 
     @property
     def wants_write(self) -> bool:
-        """Writability matters: the end of the TCP connect, or bytes of the handshake."""
+        """Whether to watch for writability: the end of the TCP connect, or bytes of the handshake."""
         return self._secured is None or self._secured.unsent
 
     @property
     def wants_read(self) -> bool:
-        """Readability matters: a handshake is going on."""
+        """Whether to watch for readability: during a handshake."""
         return self._secured is not None
 
     @property
@@ -146,7 +120,7 @@ class Dial:
 
     @property
     def reasons(self) -> str:
-        """What was tried and why it failed, for an error's text."""
+        """The addresses and why they failed, for an error."""
         told = [f"{tried}: {reason}" for tried, reason in self.failures[:_MOST_TOLD]]
         more = len(self.failures) - len(told)
         return "; ".join([*told, f"and {more} more addresses"] if more else told)
@@ -177,7 +151,7 @@ class Dial:
         self._wake()
 
     def step(self, now: float) -> None:
-        """Do what is due: take the look-up's result, give up a silent address, start with the next one."""
+        """Do what is due: take the lookup's result, give up a silent address, try the next one."""
         if self.connected or self.failed:
             return
         if self._candidates is None:
@@ -198,7 +172,7 @@ class Dial:
             self._try_next(now)
 
     def on_writable(self, now: float) -> None:
-        """Learn how the connect ended; after a failure go on with the next address."""
+        """Handle the end of the connect; after a failure try the next address."""
         sock = self.sock
         if sock is None or self.connected:
             return
@@ -207,7 +181,7 @@ class Dial:
             return
         error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         try:
-            # A connect to a free port of this host may by chance meet itself (simultaneous open): nobody is there.
+            # A connect to a free local port may by chance meet itself (simultaneous open).
             if not error and sock.getsockname() == sock.getpeername():
                 error = errno.ECONNREFUSED
         except OSError as exc:

@@ -1,11 +1,7 @@
-"""Whom to trust, and who this client is: certificates and their files.
+"""TLS settings: the authorities to trust, this client's certificate, and their files.
 
-Rule 1: a server's certificate must be signed by a trusted authority and name the host of the address that was dialled,
-        or the name that was given for all servers; Java's client checks neither.
-Rule 2: files that were replaced count for the next connection: certificates are renewed more often than long streams
-        end.
-
-A server listens for TLS and for plain connections on one port (spec/remoting.md section 2.4).
+A server's certificate must be signed by a trusted authority, and must name the dialled host or `tlsServerName`. Java's
+client checks neither. A replaced file counts for the next connection: streams outlive certificates.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.transport.tls_errors import NO_REASON, OURS_REFUSED
+from rocketmq_spark.protocol.tls import NO_REASON, REFUSAL_ALERTS
 from rocketmq_spark.transport.tls_stream import TlsStream
 
 # (connected socket, host that was dialled) -> what to send and receive by
@@ -28,7 +24,7 @@ Secure: TypeAlias = Callable[[socket.socket, str], TlsStream]
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """How servers are to prove who they are, and how this client does.
+    """How servers and this client prove their identity.
 
     Parameters
     ----------
@@ -37,11 +33,11 @@ class TlsSettings:
     server_name : str, optional
         What every server's certificate must name. Default: the host that was dialled.
     cert_file : str, optional
-        PEM file with this client's certificate, and those between it and an authority. Default: it has none.
+        PEM file with this client's certificate chain. Default: it has none.
     key_file : str, optional
         PEM file with its private key, not encrypted. Default: it is in `cert_file`.
     insecure_skip_verify : bool, default False
-        Take every certificate.
+        Accept every certificate.
     """
 
     ca_file: str | None = None
@@ -51,13 +47,7 @@ class TlsSettings:
     insecure_skip_verify: bool = False
 
     def context(self) -> ssl.SSLContext:
-        """Return the context of all connections, of TLS 1.2 or newer.
-
-        Raises
-        ------
-        OptionError
-            A file can't be read, or does not hold what it should.
-        """
+        """Return the context of all connections, for TLS 1.2 or newer; raises OptionError for an unusable file."""
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
         except OSError as exc:
@@ -66,9 +56,9 @@ class TlsSettings:
                 f"option tlsCaFile: reading {self.ca_file!r}: {exc}; give a PEM file with the certificates of the "
                 "authorities that signed the servers' certificates, at the same path on the driver and every executor"
             ) from exc
-        # A renegotiation would have writes wait for reads.
+        # In a renegotiation writes would wait for reads.
         context.options |= ssl.OP_NO_RENEGOTIATION
-        # Python's own default, unless the system's OpenSSL was told otherwise.
+        # Python's own default, unless the system's OpenSSL is configured otherwise.
         context.minimum_version = max(context.minimum_version, ssl.TLSVersion.TLSv1_2)
         if self.insecure_skip_verify:
             context.check_hostname = False
@@ -108,30 +98,18 @@ class TlsSettings:
 
     @property
     def refusals(self) -> frozenset[str]:
-        """Which alerts are about this client's certificate, by OpenSSL's names."""
-        return OURS_REFUSED if self.cert_file is None else OURS_REFUSED | {NO_REASON}
+        """The alerts about this client's certificate, by OpenSSL's names."""
+        return REFUSAL_ALERTS if self.cert_file is None else REFUSAL_ALERTS | {NO_REASON}
 
     def own_certificate(self) -> tuple[bytes | None, bytes | None]:
-        """Return this client's private key and its certificate (PEM), for who has a TLS of its own.
-
-        Raises
-        ------
-        OptionError
-            See `context`, which checks them.
-        """
+        """Return this client's private key and certificate (PEM), for gRPC's own TLS."""
         if self.cert_file is None:
             return None, None
         self.context()
         return Path(self.key_file or self.cert_file).read_bytes(), Path(self.cert_file).read_bytes()
 
     def secure(self) -> Secure:
-        """Return what encrypts the connections of one transport.
-
-        Raises
-        ------
-        OptionError
-            See `context`.
-        """
+        """Return the function that encrypts the connections of one transport; see `context` for errors."""
         context, seen = self.context(), self._stamps()
 
         def encrypt(sock: socket.socket, host: str) -> TlsStream:
@@ -148,11 +126,11 @@ class TlsSettings:
 
 
 class _EncryptedKeyError(Exception):
-    """A password is asked for, which nobody has."""
+    """The key needs a password."""
 
 
 def _no_password() -> str:
-    # Else OpenSSL would ask for one at the terminal.
+    # Otherwise OpenSSL would prompt at the terminal.
     raise _EncryptedKeyError
 
 

@@ -1,9 +1,8 @@
 """TLS over a socket that never blocks.
 
-Rule 1: bytes are encrypted in helpings of 64 KiB, the next one when the socket has taken the last: no more than that
-        can have been "written" and be here still.
-Rule 2: what OpenSSL holds is not safe for two threads: one lock per stream.
-Rule 3: reading leaves nothing decrypted behind, for no selector would tell of it.
+Bytes are encrypted in pieces of 64 KiB, the next one when the socket has accepted the last: no more than that can be
+"written" and not sent. One lock per stream guards OpenSSL's objects. Reading leaves nothing decrypted behind, because a
+selector would not report it.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Final, cast
 
-from rocketmq_spark.message import Buffer
-from rocketmq_spark.transport.tls_errors import OURS_REFUSED, CertificateError, advice, handshake_error, refusal
+from rocketmq_spark.model.message import Buffer
+from rocketmq_spark.protocol.tls import REFUSAL_ALERTS, CertificateError, advice, handshake_error, refusal
 
 _HELPING: Final = 64 * 1024
 
-# What may wait for a socket that takes nothing, bytes: a helping, and OpenSSL's own answers to what the server sends.
+# Bytes that may wait for a full socket: one piece, and OpenSSL's own answers to the server.
 _MOST_UNSENT: Final = 1024 * 1024
 
-# Reads of one turn of a handshake: who sends without end (OpenSSL passes over any number of HelloRequests) must not
-# keep the loop from all others, and from the deadline.
+# Reads per turn of a handshake: a server that sends without end (OpenSSL skips any number of HelloRequests) must not
+# keep the loop from other connections and from the deadline.
 _READS: Final = 8
 
 # More than the longest record (RFC 5246 section 6.2.3): of one that has begun to arrive, so much may be here already.
@@ -37,19 +36,18 @@ class TlsStream:
     Parameters
     ----------
     sock : socket
-        Connected, non-blocking. It stays the caller's, to watch and to close.
-    context : SSLContext
+        Connected, non-blocking. The caller watches and closes it.
     host : str
         Name or address that was dialled.
     server_name : str, optional
-        What the certificate must be for, if not for the host.
-    refusals : frozenset of str, default OURS_REFUSED
+        What the certificate must name instead of the host.
+    refusals : frozenset of str, default REFUSAL_ALERTS
         See `TlsSettings.refusals`.
 
     Raises
     ------
     ValueError
-        That is no name that a certificate could have.
+        No certificate could have this name.
     """
 
     __slots__ = (
@@ -71,13 +69,13 @@ class TlsStream:
         context: ssl.SSLContext,
         host: str,
         server_name: str | None = None,
-        refusals: frozenset[str] = OURS_REFUSED,
+        refusals: frozenset[str] = REFUSAL_ALERTS,
     ) -> None:
         self._sock = sock
         self._host = host
         self._server_name = server_name
         self._refusals = refusals
-        # Something was decrypted: the server has let this client in.
+        # True once data was decrypted: the server has accepted this client.
         self._heard = False
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
@@ -94,13 +92,7 @@ class TlsStream:
         return len(self._unsent) > 0
 
     def handshake(self) -> bool:
-        """Go on with the handshake; True when it is done, False when the socket must get readable (or writable) first.
-
-        Raises
-        ------
-        HandshakeError
-            It can't succeed any more.
-        """
+        """Continue the handshake; True when it is done, False while it waits for the socket. Raises HandshakeError."""
         try:
             with self._lock:
                 return self._handshake()
@@ -176,7 +168,7 @@ class TlsStream:
         return filled
 
     def last_words(self) -> CertificateError | None:
-        """Return why the server ended a connection that can't be written to any more, if it has said so."""
+        """Return the alert with which the server ended the connection, if it is about this client's certificate."""
         try:
             self.recv_into(memoryview(bytearray(2 * _RECORD)))
         except CertificateError as exc:

@@ -16,17 +16,18 @@ from functools import partial
 
 import pyarrow as pa
 
-from rocketmq_spark.arrow.encode_remoting import BatchSettings, RemotingBatcher
-from rocketmq_spark.arrow.row_id import RowIds
-from rocketmq_spark.arrow.unique_id import UniqueIds
-from rocketmq_spark.compression import CompressionType
-from rocketmq_spark.message import Message, MessageQueue
-from rocketmq_spark.wire.records import encode_batch, unique_id
+from rocketmq_spark.arrow.encoders import RemotingBatcher
+from rocketmq_spark.arrow.ids import RowIds, UniqueIds
+from rocketmq_spark.model.message import Message, MessageQueue
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.protocol.compression import CompressionType
+from rocketmq_spark.protocol.remoting.records import encode_batch, unique_id
 from tests.benchmarks.contest import Figure
+from tests.support.encoding import batch_options
 
 RUNS = 9
 BATCHES = 30
-PLAIN = BatchSettings(topic="orders")
+PLAIN = batch_options(topic="orders")
 QUEUES = [MessageQueue("orders", broker, number) for broker in ("broker-a", "broker-b") for number in range(8)]
 
 
@@ -54,7 +55,7 @@ def documents(rows: int) -> list[bytes]:
     return [("{" + ", ".join(map(field, range(80))) + "}").encode() for _ in range(rows)]
 
 
-def with_arrow(batch: pa.RecordBatch, settings: BatchSettings = PLAIN, row_ids: RowIds | None = None) -> int:
+def with_arrow(batch: pa.RecordBatch, settings: SinkOptions = PLAIN, row_ids: RowIds | None = None) -> int:
     batcher = RemotingBatcher(
         settings, partition_id=0, queues_of=lambda _: QUEUES, unique_ids=new_ids(), row_ids=row_ids
     )
@@ -117,7 +118,7 @@ def main() -> None:
         report(name, [measure(partial(with_arrow, row_ids=row_ids), batches["body, keys, tags"]) for _ in range(RUNS)])
     long = pa.RecordBatch.from_pydict({"body": pa.array(documents(500))})
     for kind in (None, *CompressionType):
-        settings = replace(PLAIN, compress_type=kind)
+        settings = replace(PLAIN, compress_type=kind.name if kind else "NONE")
         name = f"6 KB bodies, {kind.name if kind else 'not compressed'}"
         report(name, [measure(partial(with_arrow, settings=settings), long) for _ in range(3)])
     for name, batch in batches.items():

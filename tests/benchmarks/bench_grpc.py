@@ -91,14 +91,15 @@ def ready_made() -> list[tuple[bytes, int]]:
     """Return requests as a write makes them, and how many rows each has."""
     import random
 
-    from rocketmq_spark.arrow.encode_grpc import GrpcBatcher
-    from rocketmq_spark.arrow.unique_id import MessageIds
-    from rocketmq_spark.client.write_rows import batch_settings
-    from rocketmq_spark.options import parse_sink_options
+    from rocketmq_spark.arrow.encoders import GrpcBatcher
+    from rocketmq_spark.arrow.ids import MessageIds
+    from rocketmq_spark.options.parsing import parse_sink_options
+    from rocketmq_spark.sink.task import rows_of_batch
 
     options = parse_sink_options({"endpoints": "127.0.0.1:1", "topic": TOPIC}, {})
     batcher = GrpcBatcher(
-        batch_settings(options, None),
+        options,
+        max_rows=rows_of_batch(options, None),
         partition_id=0,
         queues_of=lambda _topic: (),
         unique_ids=MessageIds(pid=1, wall_clock=time.time, rng=random.Random(1)),

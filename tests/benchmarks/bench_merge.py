@@ -11,9 +11,9 @@ import statistics
 import sys
 import time
 
-from rocketmq_spark.message import MessageQueue
 from rocketmq_spark.metrics import PartitionReport, Recorder
-from rocketmq_spark.spark.report import CommitMessage, ReportAccumulatorParam, new_summary
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.spark.report import CommitMessage, Metrics, ReportAccumulatorParam
 
 
 def record(partition_id: int, brokers: int, requests: int, seconds: float) -> tuple[Recorder, float]:
@@ -45,7 +45,7 @@ def run(tasks: int, brokers: int, requests: int, seconds: float) -> None:
         updates.append(pickle.dumps([report]))
         if partition_id % 100 == 0:
             messages.append(len(pickle.dumps(CommitMessage.of(report, histograms=True))))
-    summary, merges = new_summary(), []
+    summary, merges = Metrics(), []
     for update in updates:
         started = time.perf_counter()
         param.addInPlace(summary, pickle.loads(update))

@@ -102,16 +102,17 @@ def write(sock: socket.socket, given: list[memoryview]) -> None:
 
 def ready_made(nbytes: int) -> list[tuple[list[memoryview], int]]:
     """Return requests as a write makes them, in pieces, and how many rows each has."""
-    from rocketmq_spark.arrow.encode_remoting import RemotingBatcher
-    from rocketmq_spark.arrow.unique_id import UniqueIds
-    from rocketmq_spark.client.write_rows import batch_settings
-    from rocketmq_spark.options import parse_sink_options
-    from rocketmq_spark.wire.command import RemotingCommand, encode_head
-    from rocketmq_spark.wire.headers import SendMessageRequestHeaderV2
+    from rocketmq_spark.arrow.encoders import RemotingBatcher
+    from rocketmq_spark.arrow.ids import UniqueIds
+    from rocketmq_spark.options.parsing import parse_sink_options
+    from rocketmq_spark.protocol.remoting.command import RemotingCommand, encode_head
+    from rocketmq_spark.protocol.remoting.headers import SendMessageRequestHeaderV2
+    from rocketmq_spark.sink.task import rows_of_batch
 
     options = parse_sink_options({"nameServer": "127.0.0.1:1", "topic": TOPIC}, {})
     batcher = RemotingBatcher(
-        batch_settings(options, None),
+        options,
+        max_rows=rows_of_batch(options, None),
         partition_id=0,
         queues_of=lambda _topic: (),
         unique_ids=UniqueIds(ip=bytes(4), pid=1, wall_clock=time.time, rng=random.Random(1)),

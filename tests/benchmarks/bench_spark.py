@@ -24,7 +24,7 @@ from typing import Any
 
 from rocketmq_spark import LocalCluster
 from rocketmq_spark.cluster.jars import cache_folder
-from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.benchmarks.contest import FORGETFUL, ROOT, Figure, await_rest, in_turns, machine, ratios
 from tests.benchmarks.kafka import Kafka, jars_of
 

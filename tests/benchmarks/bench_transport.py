@@ -17,10 +17,10 @@ import struct
 import sys
 import time
 
-from rocketmq_spark.message import EncodedBatch, MessageQueue, SendOutcome, SendRequest
-from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.wire.command import RemotingCommand, encode_command, encode_head
-from rocketmq_spark.wire.headers import SendMessageRequestHeaderV2
+from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendOutcome, SendRequest
+from rocketmq_spark.protocol.remoting.command import RemotingCommand, encode_command, encode_head
+from rocketmq_spark.protocol.remoting.headers import SendMessageRequestHeaderV2
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
 
 # (name, body bytes, window)
 CASES = (

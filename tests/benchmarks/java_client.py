@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from rocketmq_spark.cluster.jars import server_jars
-from rocketmq_spark.cluster.java import find_java
+from rocketmq_spark.cluster.process import find_java
 
 SOURCES = Path(__file__).with_name("java")
 

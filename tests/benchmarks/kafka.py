@@ -17,9 +17,8 @@ from pathlib import Path
 from types import TracebackType
 
 from rocketmq_spark.cluster.jars import find_ivy
-from rocketmq_spark.cluster.java import find_java
-from rocketmq_spark.cluster.process import ServerProcess, Watchdog
-from tests.jar_lists import Fetch, listed_jars
+from rocketmq_spark.cluster.process import ServerProcess, Watchdog, find_java
+from tests.tools.jar_lists import Fetch, listed_jars
 
 KAFKA = ("org.apache.kafka", "kafka_2.13", "3.9.1")
 STARTS_WITHIN = 120.0

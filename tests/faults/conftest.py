@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rocketmq_spark.cluster import LocalCluster
-from tests.conftest import QUICK_READS, started
-from tests.java import Java
-from tests.ledger import Account, Ledger
-from tests.waiting import PATIENCE
-from tests.writes import Trial, heal
+from tests.support.cluster import QUICK_READS, heal, started
+from tests.support.java import Java
+from tests.support.processes import PATIENCE
+from tests.support.writes import Account, Ledger, Trial
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,11 +10,11 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.cluster import Broker, LocalCluster
 from rocketmq_spark.errors import DeliveryError
-from tests.reading import read_topic
-from tests.writes import (
+from rocketmq_spark.producer.producer import Producer
+from tests.support.reading import read_topic
+from tests.support.writes import (
     PIECE,
     SMALL,
     Trial,

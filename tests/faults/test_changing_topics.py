@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from tests.waiting import wait_for
-from tests.writes import Trial, make_topic
+from tests.support.processes import wait_for
+from tests.support.writes import Trial, make_topic
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.cluster import LocalCluster
-from tests.conftest import QUICK_READS
-from tests.writes import Trial
+from tests.support.cluster import QUICK_READS
+from tests.support.writes import Trial
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 

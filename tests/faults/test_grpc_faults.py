@@ -16,18 +16,29 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.errors import DeliveryError
-from rocketmq_spark.message import Message
-from rocketmq_spark.message_ext import MessageExt
+from rocketmq_spark.model.message import Message
+from rocketmq_spark.model.message_ext import MessageExt
+from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.spark.report import Metrics
-from tests.ledger import Ledger
-from tests.links import TcpProxy
-from tests.peer import refused_address
-from tests.reading import read_topic
-from tests.waiting import wait_for
-from tests.writes import PIECE, SMALL, body_of, broken, counted, in_mid_write, keys_of, numbered, retries_of, rows
+from tests.support.links import TcpProxy
+from tests.support.peer import refused_address
+from tests.support.processes import wait_for
+from tests.support.reading import read_topic
+from tests.support.writes import (
+    PIECE,
+    SMALL,
+    Ledger,
+    body_of,
+    broken,
+    counted,
+    in_mid_write,
+    keys_of,
+    numbered,
+    retries_of,
+    rows,
+)
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 

@@ -13,10 +13,16 @@ from contextlib import ExitStack
 import pytest
 
 from rocketmq_spark.errors import RemotingCommandException, RocketMQError
-from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand, SerializeType, encode_command
-from tests.peer import Peer, Session
-from tests.waiting import PATIENCE, wait_for
+from rocketmq_spark.protocol.remoting.command import (
+    FLAG_ONEWAY,
+    FLAG_RESPONSE,
+    RemotingCommand,
+    SerializeType,
+    encode_command,
+)
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.peer import Peer, Session
+from tests.support.processes import PATIENCE, wait_for
 
 _MIB = 1024 * 1024
 
@@ -33,7 +39,7 @@ def test_frames_that_never_end_hold_256_mib_at_most_over_all_servers() -> None:
 
     def ask(transport: RemotingTransport, address: str) -> None:
         with pytest.raises(RocketMQError) as failed:
-            transport.route_at(address, "orders", PATIENCE)
+            transport.name_servers.route_at(address, "orders", PATIENCE)
         told.append(str(failed.value))
 
     with ExitStack() as stack, RemotingTransport([]) as transport:
@@ -66,7 +72,7 @@ def test_frames_that_answer_nothing_are_not_read_for_ever() -> None:
 
     refused = pytest.raises(RemotingCommandException, match="100000 frames in a row that answer nothing")
     with Peer(flood) as peer, RemotingTransport([]) as transport, refused:
-        transport.route_at(peer.address, "orders", PATIENCE)
+        transport.name_servers.route_at(peer.address, "orders", PATIENCE)
 
 
 def test_small_bodies_that_unpack_to_gigabytes_are_read_in_a_bounded_memory() -> None:
@@ -77,10 +83,10 @@ def test_small_bodies_that_unpack_to_gigabytes_are_read_in_a_bounded_memory() ->
         from dataclasses import replace
         import pyarrow as pa
         from rocketmq_spark.arrow.decode import batches_of
-        from rocketmq_spark.compression import CompressionType, compress
-        from rocketmq_spark.message import MessageQueue
-        from rocketmq_spark.pull import Pulled
-        from tests.strategies import HALF, encode_stored_record
+        from rocketmq_spark.protocol.compression import CompressionType, compress
+        from rocketmq_spark.model.message import MessageQueue
+        from rocketmq_spark.model.message_ext import Pulled
+        from tests.support.strategies import HALF, encode_stored_record
         import zlib
 
         def held():

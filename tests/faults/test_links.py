@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator
 import pytest
 from pyspark.sql import SparkSession
 
+from rocketmq_spark.model.hashes import ROW_ID, row_hash
 from rocketmq_spark.spark.report import Metrics
-from rocketmq_spark.wire.row_hash import ROW_ID, row_hash
-from tests.ledger import Account, Ledger
-from tests.links import Fault, Passing, cut, delayed, flip, freeze, linked_cluster, unchanged
-from tests.reading import read_topic
-from tests.sharing import SharedCluster
-from tests.writes import keys_of, numbered, retries_of, write
+from tests.support.cluster import SharedCluster
+from tests.support.links import Fault, Passing, cut, delayed, flip, freeze, linked_cluster, unchanged
+from tests.support.reading import read_topic
+from tests.support.writes import Account, Ledger, keys_of, numbered, retries_of, write
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 

@@ -15,20 +15,20 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.errors import DataLossError
-from rocketmq_spark.message import EncodedBatch, Message, MessageQueue, SendOutcome, SendRequest
-from rocketmq_spark.reader_options import ReaderOptions, parse_reader_options
+from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendOutcome, SendRequest
+from rocketmq_spark.options.parsing import parse_source_options
+from rocketmq_spark.options.source import SourceOptions
+from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.protocol.remoting.records import encode_batch
 from rocketmq_spark.spark.reader import batch_reader
 from rocketmq_spark.spark.stream_reader import stream_reader
-from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.wire.records import encode_batch
-from tests.conftest import QUICK_READS, started
-from tests.feeding import Feed
-from tests.slaves import Slave
-from tests.waiting import PATIENCE, wait_for
-from tests.writes import make_topic, set_config
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.cluster import QUICK_READS, Slave, set_config, started
+from tests.support.processes import PATIENCE, wait_for
+from tests.support.streams import Feed
+from tests.support.writes import make_topic
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 
@@ -62,10 +62,10 @@ def feed(small_files: LocalCluster, topic: str) -> Iterator[Feed]:
         yield Feed(producer, small_files.name_server, topic)
 
 
-def options_of(cluster: LocalCluster, topic: str, *, streaming: bool = False, **options: object) -> ReaderOptions:
+def options_of(cluster: LocalCluster, topic: str, *, streaming: bool = False, **options: object) -> SourceOptions:
     texts = {name: str(value) for name, value in options.items()}
     given = {"nameServer": cluster.name_server, "subscribe": topic, **texts}
-    return parse_reader_options(given, {}, streaming=streaming)
+    return parse_source_options(given, {}, streaming=streaming)
 
 
 def offsets_of(batches: Iterator[pa.RecordBatch]) -> Iterator[int]:

@@ -11,10 +11,10 @@ import pytest
 
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.message import SendOutcome
-from rocketmq_spark.transport.remoting import RemotingTransport
-from tests.transactional import Transactional, topic_of
-from tests.waiting import PATIENCE, wait_for
+from rocketmq_spark.model.message import SendOutcome
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.processes import PATIENCE, wait_for
+from tests.support.transactions import Transactional, topic_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 

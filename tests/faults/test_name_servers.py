@@ -13,9 +13,10 @@ from pyspark.sql import SparkSession
 
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.spark.report import Metrics
-from tests.links import TcpProxy
-from tests.peer import address_of, refused_address
-from tests.writes import Trial, heal, make_topic, numbered, write
+from tests.support.cluster import heal
+from tests.support.links import TcpProxy
+from tests.support.peer import address_of, refused_address
+from tests.support.writes import Trial, make_topic, numbered, write
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 

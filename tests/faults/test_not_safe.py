@@ -14,11 +14,12 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.cluster import Broker, LocalCluster
 from rocketmq_spark.errors import DeliveryError
-from tests.reading import read_topic
-from tests.writes import SMALL, Trial, keys_of, make_topic, set_config
+from rocketmq_spark.producer.producer import Producer
+from tests.support.cluster import set_config
+from tests.support.reading import read_topic
+from tests.support.writes import SMALL, Trial, keys_of, make_topic
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 

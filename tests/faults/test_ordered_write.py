@@ -14,11 +14,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.spark.report import Metrics
-from rocketmq_spark.transport.remoting import RemotingTransport
-from tests.reading import read_topic
-from tests.streams import numbers, run_until
-from tests.waiting import wait_for
-from tests.writes import in_mid_write, make_topic
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.processes import wait_for
+from tests.support.reading import read_topic
+from tests.support.streams import numbers, run_until
+from tests.support.writes import in_mid_write, make_topic
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 

@@ -10,12 +10,10 @@ from pyspark.sql import SparkSession
 
 from rocketmq_spark.cluster import Broker
 from rocketmq_spark.spark.report import Metrics
-from tests.ledger import Ledger
-from tests.links import slow_cluster
-from tests.sharing import SharedCluster
-from tests.topics import create_topic
-from tests.waiting import wait_for
-from tests.writes import Trial, body_of, keys_of, numbered, retries_of, set_config, write
+from tests.support.cluster import SharedCluster, create_topic, set_config
+from tests.support.links import slow_cluster
+from tests.support.processes import wait_for
+from tests.support.writes import Ledger, Trial, body_of, keys_of, numbered, retries_of, write
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 

@@ -18,17 +18,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from rocketmq_spark.admin import queue_offsets
-from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.cluster import LocalCluster
-from rocketmq_spark.offset_json import nested
+from rocketmq_spark.options.offsets import nested
+from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.spark.report import Metrics
-from rocketmq_spark.transport.remoting import RemotingTransport
-from tests.feeding import Feed, Kept, once
-from tests.links import Fault, cut, linked_cluster
-from tests.releases import NEEDS_LIMITS
-from tests.slaves import Slave
-from tests.waiting import wait_for
-from tests.writes import heal, make_topic, set_config
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.cluster import Slave, heal, set_config
+from tests.support.links import Fault, cut, linked_cluster
+from tests.support.processes import NEEDS_LIMITS, wait_for
+from tests.support.streams import Feed, Kept, once
+from tests.support.writes import make_topic
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 

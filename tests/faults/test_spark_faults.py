@@ -16,14 +16,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from rocketmq_spark.spark.report import Metrics
-from tests.ledger import Ledger
-from tests.packages import Built
-from tests.processes import descendants, processes
-from tests.reading import read_topic
-from tests.sharing import SharedCluster
-from tests.standalone import StandaloneCluster
-from tests.waiting import wait_for
-from tests.writes import failing_late, keys_of, messages_in, numbered, retries_of
+from tests.support.cluster import SharedCluster
+from tests.support.processes import StandaloneCluster, descendants, processes, wait_for
+from tests.support.reading import read_topic
+from tests.support.writes import Ledger, failing_late, keys_of, messages_in, numbered, retries_of
+from tests.tools.packages import Built
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from rocketmq_spark.cluster import LocalCluster
-from tests.conftest import started
-from tests.waiting import PATIENCE
+from tests.support.cluster import started
+from tests.support.processes import PATIENCE
 
 ASKS_BACK_SOON = {
     "transactionCheckInterval": 500,

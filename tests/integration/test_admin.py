@@ -12,15 +12,14 @@ import pytest
 
 from rocketmq_spark import Admin, Producer
 from rocketmq_spark.admin import queue_offsets
-from rocketmq_spark.cli import main
-from rocketmq_spark.doctor import examine
-from rocketmq_spark.doctor.check import FAILED, OK, WARNING
+from rocketmq_spark.cli.app import main
+from rocketmq_spark.cli.doctor import examine
+from rocketmq_spark.cli.doctor.machine import FAILED, OK, WARNING
 from rocketmq_spark.errors import MQClientException, OptionError, TopicRouteStaleException
-from rocketmq_spark.message import Message, MessageQueue
-from tests.admin_tool import mqadmin
-from tests.sharing import SharedCluster
-from tests.unreadable import fill, send_items
-from tests.waiting import wait_for
+from rocketmq_spark.model.message import Message, MessageQueue
+from tests.support.cluster import SharedCluster, mqadmin
+from tests.support.processes import wait_for
+from tests.support.reading import fill, send_items
 
 pytestmark = pytest.mark.integration
 

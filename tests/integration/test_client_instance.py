@@ -5,17 +5,16 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
-from rocketmq_spark.options import SinkOptions
-from rocketmq_spark.producer.client_instance import ClientInstance
-from rocketmq_spark.producer.fault_preset import FaultSite
-from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.wire.route import loads_lenient
-from tests.sharing import SharedCluster
-from tests.waiting import PATIENCE, wait_for
+from rocketmq_spark.options.connection import ConnectionOptions
+from rocketmq_spark.protocol.remoting.route import loads_lenient
+from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.routing.fault_strategy import FaultSite
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.cluster import SharedCluster
+from tests.support.processes import PATIENCE, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -34,10 +33,15 @@ def admin(cluster: SharedCluster) -> Iterator[RemotingTransport]:
         yield made
 
 
-def options_of(cluster: SharedCluster) -> SinkOptions:
+def options_of(cluster: SharedCluster) -> ConnectionOptions:
     # Nothing is due of itself within the test.
-    options = SinkOptions((cluster.name_server,), heartbeat_broker_interval=600_000, send_latency_fault_enable=True)
-    return replace(options, start_detector_enable=True, detect_timeout=3000)
+    return ConnectionOptions(
+        name_server=(cluster.name_server,),
+        heartbeat_broker_interval=600_000,
+        send_latency_fault_enable=True,
+        start_detector_enable=True,
+        detect_timeout=3000,
+    )
 
 
 @pytest.fixture
@@ -52,7 +56,7 @@ def instance(cluster: SharedCluster) -> Iterator[ClientInstance]:
 def clients(admin: RemotingTransport, address: str, group: str) -> set[str]:
     """Return the client ids that a broker knows of a producer group."""
     fields = {"producerGroup": group}
-    answer = admin.invoke(address, GET_PRODUCER_CONNECTION_LIST, fields, (), PATIENCE)
+    answer = admin.client.invoke(address, GET_PRODUCER_CONNECTION_LIST, fields, (), PATIENCE)
     if answer.code != 0:
         # A broker that knows no such group answers with an error.
         assert "not exist" in (answer.remark or "")

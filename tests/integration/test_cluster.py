@@ -21,20 +21,19 @@ from rocketmq_spark import Message, Producer, SendStatus
 from rocketmq_spark.cluster import Broker, LocalCluster, NameServer, State
 from rocketmq_spark.cluster.config import is_free, properties_of
 from rocketmq_spark.cluster.jars import server_jars
-from rocketmq_spark.cluster.java import find_java
 from rocketmq_spark.cluster.probe import Probe
-from rocketmq_spark.cluster.process import Watchdog
+from rocketmq_spark.cluster.process import Watchdog, find_java
 from rocketmq_spark.cluster.security import client_options
-from rocketmq_spark.cluster.server import Site
+from rocketmq_spark.cluster.servers import Site
 from rocketmq_spark.cluster.state import process_start
 from rocketmq_spark.errors import ClusterError, RemotingConnectException, RemotingTimeoutException, RocketMQError
-from rocketmq_spark.wire.codes import RequestCode
-from rocketmq_spark.wire.headers import GetMaxOffsetRequestHeader
-from rocketmq_spark.wire.response_headers import OffsetResponseHeader
+from rocketmq_spark.protocol.remoting.codes import RequestCode
+from rocketmq_spark.protocol.remoting.headers import GetMaxOffsetRequestHeader
+from rocketmq_spark.protocol.remoting.response_headers import OffsetResponseHeader
 
 # The shared cluster comes first: where no server can run, its fixture says so for all of these.
-from tests.sharing import SharedCluster, SharedServer
-from tests.waiting import PATIENCE, wait_for
+from tests.support.cluster import SharedCluster, SharedServer
+from tests.support.processes import PATIENCE, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cluster")]
 
@@ -265,7 +264,7 @@ def test_port_taken_at_the_last_moment_is_replaced(site: Site) -> None:
         with socket.socket() as thief:
             thief.bind(("127.0.0.1", lost))
             thief.listen()
-            name_server.launch()
+            name_server.start()
             name_server.await_ready(time.monotonic() + site.start_timeout)
         assert name_server.is_alive
         assert name_server.ports[0] != lost
@@ -279,7 +278,7 @@ def test_port_that_the_user_named_is_not_replaced(site: Site) -> None:
     with socket.socket() as thief:
         thief.bind(("127.0.0.1", name_server.ports[0]))
         thief.listen()
-        name_server.launch()
+        name_server.start()
         with pytest.raises(ClusterError, match=r"a port is taken: .*it said: .*(Failed to bind|already in use)"):
             name_server.await_ready(time.monotonic() + site.start_timeout)
 

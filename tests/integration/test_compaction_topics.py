@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 
 from rocketmq_spark.admin import Admin
-from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.errors import (
     DeliveryError,
     InvalidRowError,
@@ -17,12 +16,12 @@ from rocketmq_spark.errors import (
     OptionError,
     RocketMQError,
 )
-from rocketmq_spark.message import Message
-from rocketmq_spark.route_data import masters_of
-from tests.reading import read_topic
-from tests.secured import USER
-from tests.sharing import SharedCluster
-from tests.waiting import PATIENCE, wait_for
+from rocketmq_spark.model.message import Message
+from rocketmq_spark.model.route import masters_of
+from rocketmq_spark.producer.producer import Producer
+from tests.support.cluster import USER, SharedCluster
+from tests.support.processes import PATIENCE, wait_for
+from tests.support.reading import read_topic
 
 pytestmark = pytest.mark.integration
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rocketmq_spark.consumer.cluster import SourceCluster
-from rocketmq_spark.message import MessageQueue
-from rocketmq_spark.reader_options import ReaderOptions
-from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.wire.codes import RequestCode, ResponseCode
-from tests.sharing import SharedCluster
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.options.source import SourceOptions
+from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
+from rocketmq_spark.source.stream_offsets import StreamOffsets
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.cluster import SharedCluster
 
 pytestmark = pytest.mark.integration
 
@@ -37,25 +37,27 @@ def subscribe(application: RemotingTransport, address: str, group: str, topic: s
         "subscriptionDataSet": [subscription],
     }
     beat = {"clientID": APPLICATION, "producerDataSet": [], "consumerDataSet": [consumer]}
-    assert application.invoke(address, RequestCode.HEART_BEAT, {}, json.dumps(beat).encode(), 5.0).code == 0
+    assert application.client.invoke(address, RequestCode.HEART_BEAT, {}, json.dumps(beat).encode(), 5.0).code == 0
 
 
 def pull(application: RemotingTransport, address: str, group: str, topic: str) -> int:
     """Pull as it does, without a subscription in the request; return the code of the answer."""
     fields = {"consumerGroup": group, "topic": topic, "queueId": "0", "queueOffset": "0", "maxMsgNums": "32"}
     fields |= {"sysFlag": "0", "commitOffset": "0", "suspendTimeoutMillis": "0", "subVersion": "0"}
-    return application.invoke(address, RequestCode.PULL_MESSAGE, fields, b"", 5.0).code
+    return application.client.invoke(address, RequestCode.PULL_MESSAGE, fields, b"", 5.0).code
 
 
 def offset_of(application: RemotingTransport, address: str, group: str, topic: str) -> int | None:
     fields = {"consumerGroup": group, "topic": topic, "queueId": "0", "setZeroIfNotFound": "false"}
-    answer = application.invoke(address, RequestCode.QUERY_CONSUMER_OFFSET, fields, b"", 5.0)
+    answer = application.client.invoke(address, RequestCode.QUERY_CONSUMER_OFFSET, fields, b"", 5.0)
     return int(answer.ext_fields["offset"]) if answer.code == ResponseCode.SUCCESS else None
 
 
-def source_of(name_server: str, group: str, topic: str) -> SourceCluster:
-    options = ReaderOptions(name_server=(name_server,), subscribe=(topic,), consumer_group=group, commit_offsets=True)
-    return SourceCluster(options, RemotingTransport([name_server]), time.monotonic, "10.0.0.2@spark#17")
+def source_of(name_server: str, group: str, topic: str) -> StreamOffsets:
+    options = SourceOptions.of(
+        name_server=(name_server,), subscribe=(topic,), consumer_group=group, commit_offsets=True
+    )
+    return StreamOffsets(options, RemotingTransport([name_server]), time.monotonic, "10.0.0.2@spark#17")
 
 
 def test_the_group_of_a_running_application_stays_as_it_is(

@@ -12,21 +12,20 @@ import pytest
 from rocketmq_spark import Message, Producer
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.errors import MQBrokerException
-from rocketmq_spark.message import SendStatus
-from rocketmq_spark.send_result import LocalTransactionState
-from rocketmq_spark.transaction import (
+from rocketmq_spark.model.message import SendStatus
+from rocketmq_spark.model.send_result import (
     TRANSACTION_COMMIT_TYPE,
     TRANSACTION_NOT_TYPE,
     TRANSACTION_ROLLBACK_TYPE,
     EndTransaction,
+    LocalTransactionState,
 )
-from rocketmq_spark.transport.grpc import GrpcTransport
-from tests.contract import next_id, single
-from tests.grpc_sends import send, stored
-from tests.official import CLIENTS, ReadWith, Seen
-from tests.outcomes import Outcomes
-from tests.topics import create_topic
-from tests.waiting import PATIENCE
+from rocketmq_spark.transport.grpc.transport import GrpcTransport
+from tests.support.cluster import create_topic
+from tests.support.contract import Outcomes, next_id, single
+from tests.support.java import CLIENTS, ReadWith, Seen
+from tests.support.processes import PATIENCE
+from tests.support.transactions import send, stored
 
 pytestmark = pytest.mark.integration
 

@@ -21,20 +21,19 @@ from rocketmq_spark.errors import (
     RocketMQError,
     TopicRouteStaleException,
 )
-from rocketmq_spark.message import EncodedBatch, Encoding, MessageQueue, SendStatus
-from rocketmq_spark.transport._pb import definition_pb2 as pb
-from rocketmq_spark.transport._pb import service_pb2 as service
-from rocketmq_spark.transport.grpc import GrpcTransport
-from rocketmq_spark.transport.grpc_values import route_request
+from rocketmq_spark.model.message import EncodedBatch, Encoding, MessageQueue, SendStatus
+from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
+from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
+from rocketmq_spark.protocol.grpc.values import route_request
+from rocketmq_spark.transport.grpc.transport import GrpcTransport
 from rocketmq_spark.transport.tls import TlsSettings
-from tests.certificates import Authority
-from tests.contract import batch, next_id, single
-from tests.grpc_sends import request, send, stored
-from tests.links import TcpProxy
-from tests.outcomes import Outcomes
-from tests.reading import read_topic
-from tests.sharing import SharedCluster
-from tests.waiting import PATIENCE
+from tests.support.cluster import SharedCluster
+from tests.support.contract import Outcomes, batch, next_id, single
+from tests.support.links import TcpProxy
+from tests.support.processes import PATIENCE
+from tests.support.reading import read_topic
+from tests.support.transactions import request, send, stored
+from tests.support.transports import Authority
 
 pytestmark = pytest.mark.integration
 

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StringType, StructType
 
-from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.errors import (
     MQBrokerException,
     MQClientException,
@@ -18,13 +17,14 @@ from rocketmq_spark.errors import (
     RouteNotFoundException,
     SchemaError,
 )
-from rocketmq_spark.message import Message
-from rocketmq_spark.message_ext import MessageExt
-from rocketmq_spark.producer.client_instance import close_instances
+from rocketmq_spark.model.message import Message
+from rocketmq_spark.model.message_ext import MessageExt
+from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.routing.registry import registry
 from rocketmq_spark.spark.datasource import RocketMQDataSource
-from tests.reading import read_topic
-from tests.sharing import SharedCluster
-from tests.waiting import PATIENCE
+from tests.support.cluster import SharedCluster
+from tests.support.processes import PATIENCE
+from tests.support.reading import read_topic
 
 pytestmark = pytest.mark.integration
 
@@ -35,7 +35,7 @@ COLUMNS = {"delayMs": LongType()}
 @pytest.fixture(scope="module", autouse=True)
 def _close_instances(cluster: SharedCluster) -> Iterator[None]:
     yield
-    close_instances()
+    registry.close_all()
 
 
 def write(cluster: SharedCluster, columns: Mapping[str, list[Any]], **options: str) -> None:

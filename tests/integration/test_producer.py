@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 
 import rocketmq_spark
-from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.errors import InvalidRowError, MQBrokerException, MQClientException, OptionError, SchemaError
-from rocketmq_spark.message import Message, MessageQueue, SendStatus
-from rocketmq_spark.producer.queue_selectors import SelectMessageQueueByHash
-from tests.reading import read_topic
-from tests.sharing import SharedCluster
-from tests.waiting import PATIENCE, wait_for
+from rocketmq_spark.model.message import Message, MessageQueue, SendStatus
+from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.routing.selectors import SelectMessageQueueByHash
+from tests.support.cluster import SharedCluster
+from tests.support.processes import PATIENCE, wait_for
+from tests.support.reading import read_topic
 
 pytestmark = pytest.mark.integration
 

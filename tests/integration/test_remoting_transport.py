@@ -15,17 +15,17 @@ from rocketmq_spark.errors import (
     RemotingConnectException,
     TopicRouteStaleException,
 )
-from rocketmq_spark.message import EncodedBatch, Message, MessageQueue, SendRequest, SendStatus
-from rocketmq_spark.message_ext import decode_message_id
-from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.wire.codes import RequestCode, ResponseCode
-from rocketmq_spark.wire.headers import PullMessageRequestHeader
-from rocketmq_spark.wire.records import encode_batch, unique_id, unique_id_prefix
-from tests.outcomes import Outcomes
-from tests.peer import refused_address
-from tests.reading import read_topic
-from tests.sharing import SharedCluster
-from tests.waiting import PATIENCE
+from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendRequest, SendStatus
+from rocketmq_spark.model.message_ext import decode_message_id
+from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
+from rocketmq_spark.protocol.remoting.headers import PullMessageRequestHeader
+from rocketmq_spark.protocol.remoting.records import encode_batch, unique_id, unique_id_prefix
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.cluster import SharedCluster
+from tests.support.contract import Outcomes
+from tests.support.peer import refused_address
+from tests.support.processes import PATIENCE
+from tests.support.reading import read_topic
 
 pytestmark = pytest.mark.integration
 
@@ -235,7 +235,7 @@ def test_a_pull_that_the_broker_holds_back_delays_no_other_answer(transport: Rem
         suspend_timeout_millis=15_000,
         broker_name=queue.broker_name,
     )
-    transport.invoke_async(address, RequestCode.PULL_MESSAGE, pull.to_ext_fields(), b"", PATIENCE, held)
+    transport.client.invoke_async(address, RequestCode.PULL_MESSAGE, pull.to_ext_fields(), b"", PATIENCE, held)
     assert transport.max_offset(queue, address, PATIENCE) == 0
     assert held == []
     transport.send(request(queue, address, batch_of(topic, b"awaited")), PATIENCE, outcomes)

@@ -17,11 +17,9 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
-from rocketmq_spark.client.producer import Producer
-from rocketmq_spark.cluster.access import create_user
+from rocketmq_spark.cli.doctor import examine
 from rocketmq_spark.cluster.probe import Probe
-from rocketmq_spark.credentials import Credentials
-from rocketmq_spark.doctor import examine
+from rocketmq_spark.cluster.security import create_user
 from rocketmq_spark.errors import (
     ClusterError,
     DeliveryError,
@@ -32,19 +30,20 @@ from rocketmq_spark.errors import (
     RemotingTlsException,
     RocketMQError,
 )
-from rocketmq_spark.message import Message, SendStatus
-from rocketmq_spark.producer.client_instance import close_instances
-from rocketmq_spark.route_data import MASTER_ID, TopicRouteData
+from rocketmq_spark.model.credentials import Credentials
+from rocketmq_spark.model.message import Message, SendStatus
+from rocketmq_spark.model.route import MASTER_ID, TopicRouteData
+from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
+from rocketmq_spark.protocol.remoting.command import RemotingCommand
+from rocketmq_spark.routing.registry import registry
 from rocketmq_spark.spark.datasource import RocketMQDataSource
-from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.wire.codes import RequestCode, ResponseCode
-from rocketmq_spark.wire.command import RemotingCommand
-from tests.links import Fault, TcpProxy, flip
-from tests.reading import read_topic
-from tests.secured import USER as KNOWN
-from tests.sharing import SharedCluster
-from tests.topics import create_topic
-from tests.waiting import PATIENCE, wait_for
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.cluster import USER as KNOWN
+from tests.support.cluster import SharedCluster, create_topic
+from tests.support.links import Fault, TcpProxy, flip
+from tests.support.processes import PATIENCE, wait_for
+from tests.support.reading import read_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,7 +88,7 @@ def grpc(secured: SharedCluster) -> Iterator[dict[str, Any]]:
     # A proxy asks a broker for a user that it has not seen, and is slow at everything that it does for the first time.
     patience = {"send_msg_timeout": 60_000, "mq_client_api_timeout": 60_000}
     yield {"endpoints": secured.endpoints, **tls, **user, **patience}
-    close_instances()
+    registry.close_all()
 
 
 @pytest.fixture
@@ -97,7 +96,7 @@ def options(secured: SharedCluster, allowed: str) -> Iterator[dict[str, str]]:
     """What a write to the cluster takes."""
     tls = {"useTls": "true", "tlsCaFile": secured.options["tlsCaFile"]}
     yield {"nameServer": secured.name_server, "topic": allowed, **tls, **USER}
-    close_instances()
+    registry.close_all()
 
 
 def write_here(options: dict[str, str]) -> None:
@@ -297,7 +296,7 @@ def read_from(secured: SharedCluster) -> dict[str, str]:
     with Producer("pg-read", name_server=secured.name_server, **secured.admin_settings) as producer:
         producer.send_arrow(ROWS, topic)
     read_topic(secured.name_server, topic, 3, **secured.transport_settings)
-    close_instances()
+    registry.close_all()
     return {"nameServer": secured.name_server, "subscribe": topic, **connection, **USER}
 
 

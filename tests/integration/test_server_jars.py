@@ -10,7 +10,7 @@ import pytest
 
 from rocketmq_spark.cluster.config import render
 from rocketmq_spark.cluster.jars import RELEASE, fetch, find_ivy
-from rocketmq_spark.cluster.java import find_java
+from rocketmq_spark.cluster.process import find_java
 from rocketmq_spark.errors import ClusterError
 
 pytestmark = pytest.mark.integration

@@ -7,18 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from rocketmq_spark.client.producer import Producer
-from rocketmq_spark.credentials import Credentials
 from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.message import Message, SendStatus
-from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.wire.acl import signed
-from rocketmq_spark.wire.codes import RequestCode, ResponseCode
-from rocketmq_spark.wire.command import RemotingCommand
-from tests.secured import USER
-from tests.sharing import SharedCluster
-from tests.topics import create_topic
-from tests.waiting import PATIENCE
+from rocketmq_spark.model.credentials import Credentials
+from rocketmq_spark.model.message import Message, SendStatus
+from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
+from rocketmq_spark.protocol.remoting.command import RemotingCommand
+from rocketmq_spark.protocol.remoting.headers import signed
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.cluster import USER, SharedCluster, create_topic
+from tests.support.processes import PATIENCE
 
 pytestmark = pytest.mark.integration
 
@@ -33,7 +31,7 @@ def stranger(secured: SharedCluster) -> Iterator[RemotingTransport]:
 def replay(
     stranger: RemotingTransport, secured: SharedCluster, code: int, fields: dict[str, str], body: bytes = b""
 ) -> RemotingCommand:
-    return stranger.invoke(secured.brokers[0].address, code, fields, body, PATIENCE)
+    return stranger.client.invoke(secured.brokers[0].address, code, fields, body, PATIENCE)
 
 
 def test_signature_is_valid_for_other_requests_with_the_same_fields(

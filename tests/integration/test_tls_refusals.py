@@ -12,19 +12,17 @@ import pytest
 from pyspark.sql.types import StructType
 
 from rocketmq_spark.cluster.jars import server_jars
-from rocketmq_spark.cluster.java import find_java
 from rocketmq_spark.cluster.probe import Probe
-from rocketmq_spark.cluster.process import Watchdog
+from rocketmq_spark.cluster.process import Watchdog, find_java
 from rocketmq_spark.cluster.security import Security, TlsFiles, write_tls_properties
-from rocketmq_spark.cluster.server import Site
-from rocketmq_spark.cluster.servers import NameServer
+from rocketmq_spark.cluster.servers import NameServer, Site
 from rocketmq_spark.errors import RemotingCertificateException, RouteNotFoundException
-from rocketmq_spark.producer.client_instance import close_instances
+from rocketmq_spark.routing.registry import registry
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.transport.tls import TlsSettings
-from tests.certificates import TOMORROW, YESTERDAY, Authority
-from tests.links import TcpProxy
-from tests.waiting import PATIENCE
+from tests.support.links import TcpProxy
+from tests.support.processes import PATIENCE
+from tests.support.transports import TOMORROW, YESTERDAY, Authority
 
 pytestmark = pytest.mark.integration
 
@@ -74,7 +72,7 @@ def serve(authority: Authority, tmp_path: Path) -> Iterator[Serve]:
         site.probe = Probe(tls=anybody.context())
         server = NameServer(site, None)
         servers.append(server)
-        server.launch()
+        server.start()
         server.await_ready(time.monotonic() + PATIENCE)
         return server
 
@@ -82,7 +80,7 @@ def serve(authority: Authority, tmp_path: Path) -> Iterator[Serve]:
     for server in servers:
         server.kill()
     watchdog.release()
-    close_instances()
+    registry.close_all()
 
 
 def write(name_server: str, **options: str) -> None:

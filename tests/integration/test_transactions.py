@@ -6,22 +6,22 @@ import queue as queues
 
 import pytest
 
-from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.cluster import LocalCluster
-from rocketmq_spark.message import Message
-from rocketmq_spark.message_ext import MessageExt
-from rocketmq_spark.send_result import LocalTransactionState
-from rocketmq_spark.transaction import (
+from rocketmq_spark.model.message import Message
+from rocketmq_spark.model.message_ext import MessageExt
+from rocketmq_spark.model.send_result import (
     TRANSACTION_COMMIT_TYPE,
     TRANSACTION_NOT_TYPE,
     TRANSACTION_ROLLBACK_TYPE,
+    LocalTransactionState,
     TransactionCheck,
 )
-from rocketmq_spark.transport.remoting import RemotingTransport
-from tests.java import Java, line_of
-from tests.reading import read_topic
-from tests.transactional import Transactional, topic_of
-from tests.waiting import PATIENCE
+from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.java import Java, line_of
+from tests.support.processes import PATIENCE
+from tests.support.reading import read_topic
+from tests.support.transactions import Transactional, topic_of
 
 pytestmark = pytest.mark.integration
 

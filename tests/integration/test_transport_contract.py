@@ -10,15 +10,13 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.message import Message, MessageQueue
+from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.transport.base import Transport
-from rocketmq_spark.transport.grpc import GrpcTransport
-from rocketmq_spark.transport.remoting import RemotingTransport
-from tests.contract import Promises, ReadPromises, Seam
-from tests.reading import read_topic
-from tests.secured import ANYBODY
-from tests.sharing import SharedCluster
-from tests.topics import create_topic
+from rocketmq_spark.transport.grpc.transport import GrpcTransport
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.cluster import ANYBODY, SharedCluster, create_topic
+from tests.support.contract import Promises, ReadPromises, Seam
+from tests.support.reading import read_topic
 
 pytestmark = pytest.mark.integration
 

@@ -12,21 +12,19 @@ import pyarrow as pa
 import pytest
 
 from rocketmq_spark.arrow.columns import byte_column
-from rocketmq_spark.arrow.string_hash import string_hashes
-from rocketmq_spark.compression import CompressionType, compress, decompress
+from rocketmq_spark.arrow.ids import string_hashes
 from rocketmq_spark.errors import MQClientException, RouteNotFoundException
-from rocketmq_spark.java_hash import java_hash, queue_index, string_hash
-from rocketmq_spark.message import Message
-from rocketmq_spark.message_const import RESERVED_PROPERTIES
-from rocketmq_spark.names import FORBIDDEN_TOPICS, is_blank
-from rocketmq_spark.namespace import namespace_of, unwrap, wrap
-from rocketmq_spark.producer.message_batch import encode_message_batch
-from rocketmq_spark.producer.route_cache import publish_info_of
-from rocketmq_spark.producer.validators import check_group, check_message
-from rocketmq_spark.unique_id import UniqueIdGenerator
-from rocketmq_spark.wire.records import decode_batch, decode_properties, encode_batch, encode_properties
-from rocketmq_spark.wire.route import decode_topic_route
-from tests.java import Java, b64, line_of, un64
+from rocketmq_spark.model.hashes import java_hash, queue_index, string_hash
+from rocketmq_spark.model.message import Message
+from rocketmq_spark.model.names import FORBIDDEN_TOPICS, check_group, is_blank, namespace_of, unwrap, wrap
+from rocketmq_spark.model.properties import RESERVED_PROPERTIES
+from rocketmq_spark.producer.encode import check_message, encode_message_batch
+from rocketmq_spark.protocol.compression import CompressionType, compress, decompress
+from rocketmq_spark.protocol.remoting.records import decode_batch, decode_properties, encode_batch, encode_properties
+from rocketmq_spark.protocol.remoting.route import decode_topic_route
+from rocketmq_spark.protocol.unique_id import UniqueIdGenerator
+from rocketmq_spark.routing.route_cache import publish_info_of
+from tests.support.java import Java, b64, line_of, un64
 
 pytestmark = pytest.mark.integration
 
@@ -213,7 +211,7 @@ def test_36_java_reads_our_batches_and_we_read_java_s(java: Java) -> None:
     batch = encode_message_batch(members, max_message_size=LIMIT, next_id=ids.next_id)
     with_ids = [
         member.with_properties({"UNIQ_KEY": unique_id})
-        for member, unique_id in zip(members, batch.member_ids, strict=True)
+        for member, unique_id in zip(members, batch.msg_id.split(","), strict=True)
     ]
     lines = [line_of(member.topic, member.body, member.properties, member.flag) for member in with_ids]
     read, written = java.run(

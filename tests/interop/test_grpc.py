@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from rocketmq_spark import Message, Producer
-from tests.official import CLIENTS, ReadWith, Seen
-from tests.reading import read_topic
-from tests.sharing import SharedCluster
+from tests.support.cluster import SharedCluster
+from tests.support.java import CLIENTS, ReadWith, Seen
+from tests.support.reading import read_topic
 
 pytestmark = pytest.mark.integration
 

@@ -10,23 +10,22 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rocketmq_spark.arrow.encode_remoting import BatchSettings, RemotingBatcher
-from rocketmq_spark.arrow.row_id import RowIds
-from rocketmq_spark.arrow.unique_id import UniqueIds
-from rocketmq_spark.compression import CompressionType, compress, decompress
-from rocketmq_spark.java_hash import queue_index, string_hash
-from rocketmq_spark.message import EncodedBatch, Message, MessageQueue, SendOutcome, SendRequest, SendStatus
-from rocketmq_spark.namespace import wrap
-from rocketmq_spark.producer.message_batch import encode_message_batch
-from rocketmq_spark.producer.route_cache import publish_info_of
-from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.unique_id import UniqueIdGenerator
-from rocketmq_spark.wire.records import encode_properties
-from rocketmq_spark.wire.row_hash import row_hash
-from tests.java import Java, line_of
-from tests.reading import read_topic
-from tests.sharing import SharedCluster
-from tests.waiting import PATIENCE
+from rocketmq_spark.arrow.encoders import RemotingBatcher
+from rocketmq_spark.arrow.ids import RowIds, UniqueIds
+from rocketmq_spark.model.hashes import queue_index, row_hash, string_hash
+from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendOutcome, SendRequest, SendStatus
+from rocketmq_spark.model.names import wrap
+from rocketmq_spark.producer.encode import encode_message_batch
+from rocketmq_spark.protocol.compression import CompressionType, compress, decompress
+from rocketmq_spark.protocol.remoting.records import encode_properties
+from rocketmq_spark.protocol.unique_id import UniqueIdGenerator
+from rocketmq_spark.routing.route_cache import publish_info_of
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.cluster import SharedCluster
+from tests.support.encoding import batch_options
+from tests.support.java import Java, line_of
+from tests.support.processes import PATIENCE
+from tests.support.reading import read_topic
 
 pytestmark = pytest.mark.integration
 
@@ -102,7 +101,7 @@ def test_a_java_consumer_reads_our_batch_and_filters_by_its_tags(
     assert [member.body for member in odd] == [one["body"] for one in found]
     assert [member.flag for member in odd] == [one["flag"] for one in found]
     assert [member.keys for member in odd] == [one["properties"]["KEYS"] for one in found]
-    assert list(batch.member_ids[1::2]) == [one["msgId"] for one in found]
+    assert batch.msg_id.split(",")[1::2] == [one["msgId"] for one in found]
     assert [outcome.queue_offset + number for number in range(1, 100, 2)] == [one["queueOffset"] for one in found]
 
 
@@ -153,7 +152,7 @@ def test_we_unpack_what_a_java_producer_compressed(java: Java, cluster: SharedCl
 def encoded_rows(topic: str, bodies: list[bytes], **settings: Any) -> list[EncodedBatch]:
     """Encode bodies as the sink does, with an id for each row."""
     batcher = RemotingBatcher(
-        BatchSettings(topic=topic, **settings),
+        batch_options(topic=topic, **settings),
         partition_id=0,
         queues_of=lambda _: (),
         unique_ids=UniqueIds(ip=bytes([127, 0, 0, 1]), pid=1, wall_clock=time.time, rng=random.Random()),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.compression import CompressionType
-from tests.java import Java, Line
-from tests.kinds import create_topics, send_every_kind
-from tests.sharing import SharedCluster
+from rocketmq_spark.protocol.compression import CompressionType
+from tests.support.cluster import SharedCluster
+from tests.support.java import Java, Line, create_topics, send_every_kind
 
 pytestmark = pytest.mark.integration
 

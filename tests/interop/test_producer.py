@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from rocketmq_spark.client.producer import Producer
-from rocketmq_spark.message import Message
-from rocketmq_spark.producer.queue_selectors import SelectMessageQueueByHash
+from rocketmq_spark.model.message import Message
+from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.routing.selectors import SelectMessageQueueByHash
 from tests.interop.test_java_client import make_topic
-from tests.java import Java, line_of
-from tests.reading import read_topic
-from tests.sharing import SharedCluster
+from tests.support.cluster import SharedCluster
+from tests.support.java import Java, line_of
+from tests.support.reading import read_topic
 
 pytestmark = pytest.mark.integration
 

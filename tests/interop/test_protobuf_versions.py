@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import PATIENCE
+from tests.support.processes import PATIENCE
 
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 SPEAK = """
 import google.protobuf
-from rocketmq_spark.transport._pb import service_pb2
+from rocketmq_spark.protocol.grpc._pb import service_pb2
 request = service_pb2.SendMessageRequest()
 message = request.messages.add()
 message.user_properties["colour"] = "green"

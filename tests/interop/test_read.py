@@ -15,14 +15,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from rocketmq_spark.client.producer import Producer
+from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.spark.report import Metrics
-from tests.java import Java, Line
-from tests.kinds import create_topics, send_every_kind
-from tests.sharing import SharedCluster
-from tests.topics import create_topic
-from tests.waiting import wait_for
-from tests.writes import messages_in
+from tests.support.cluster import SharedCluster, create_topic
+from tests.support.java import Java, Line, create_topics, send_every_kind
+from tests.support.processes import wait_for
+from tests.support.writes import messages_in
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 

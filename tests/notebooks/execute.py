@@ -20,7 +20,7 @@ from typing import Any
 import nbformat
 from nbclient import NotebookClient
 
-from tests.waiting import PATIENCE
+from tests.support.processes import PATIENCE
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 

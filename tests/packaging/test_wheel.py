@@ -18,9 +18,9 @@ import pytest
 from packaging.metadata import Metadata
 
 import rocketmq_spark
-from tests.packages import ROOT, Built
-from tests.sharing import SharedCluster
-from tests.waiting import PATIENCE
+from tests.support.cluster import SharedCluster
+from tests.support.processes import PATIENCE
+from tests.tools.packages import ROOT, Built
 
 pytestmark = pytest.mark.integration
 
@@ -156,7 +156,9 @@ def test_a_new_environment_writes_to_a_broker_and_reads_it_back(
 
 
 @pytest.mark.parametrize(
-    "use", ["import rocketmq_spark", "from rocketmq_spark.cli import main; main(['--help'])"], ids=["package", "help"]
+    "use",
+    ["import rocketmq_spark", "from rocketmq_spark.cli.app import main; main(['--help'])"],
+    ids=["package", "help"],
 )
 def test_nothing_heavy_is_imported_before_it_is_used(environment: Environment, use: str) -> None:
     modules = environment.run("python", "-c", f"{use}\nimport sys; print(*sys.modules)").splitlines()[-1].split()
@@ -183,7 +185,7 @@ def test_a_type_checker_sees_the_types_of_what_is_installed(environment: Environ
         check=False,
     )
     revealed, refused = checked.stdout.splitlines()
-    assert '"def (producer: rocketmq_spark.client.producer.Producer)' in revealed
+    assert '"def (producer: rocketmq_spark.producer.producer.Producer)' in revealed
     assert 'incompatible type "str"; expected "Producer"' in refused
 
 

@@ -16,15 +16,14 @@ from pathlib import Path
 
 import rocketmq_spark
 from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.message import EncodedBatch, Message, MessageQueue, SendOutcome, SendRequest
-from rocketmq_spark.recall import RecallMessage
-from rocketmq_spark.transaction import TRANSACTION_COMMIT_TYPE, EndTransaction
-from rocketmq_spark.transport.grpc import GrpcTransport
-from rocketmq_spark.wire.records import encode_batch, encode_single
+from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendOutcome, SendRequest
+from rocketmq_spark.model.send_result import TRANSACTION_COMMIT_TYPE, EndTransaction, RecallMessage
+from rocketmq_spark.protocol.remoting.records import encode_batch, encode_single
+from rocketmq_spark.transport.grpc.transport import GrpcTransport
 
 arguments = json.loads(sys.argv[1])
 endpoint, rows = arguments["endpoint"], arguments.get("rows", 1)
-# As tests.waiting.PATIENCE: no call fails because the machine is slow.
+# As tests.support.processes.PATIENCE: no call fails because the machine is slow.
 PATIENCE = 600.0
 
 

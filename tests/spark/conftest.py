@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from rocketmq_spark.spark.report import Metrics
-    from tests.sharing import SharedCluster
+    from tests.support.cluster import SharedCluster
 
 
 @pytest.fixture

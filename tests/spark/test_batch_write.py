@@ -18,14 +18,13 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from rocketmq_spark.admin import queue_offsets
 from rocketmq_spark.cluster.jars import server_jars
-from rocketmq_spark.cluster.java import find_java
+from rocketmq_spark.cluster.process import find_java
 from rocketmq_spark.spark.register import register, unregister
 from rocketmq_spark.spark.report import Metrics
-from rocketmq_spark.transport.remoting import RemotingTransport
-from tests.conftest import SERIAL_GC
-from tests.reading import read_topic
-from tests.sharing import SharedCluster
-from tests.waiting import PATIENCE, wait_for
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.cluster import SERIAL_GC, SharedCluster
+from tests.support.processes import PATIENCE, wait_for
+from tests.support.reading import read_topic
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 

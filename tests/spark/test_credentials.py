@@ -14,14 +14,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from rocketmq_spark import Admin
-from rocketmq_spark.cluster.access import user_requests
-from rocketmq_spark.credentials import Credentials
-from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.wire.codes import RequestCode, ResponseCode
-from tests.reading import read_topic
-from tests.sharing import SharedCluster
-from tests.streams import start
-from tests.waiting import wait_for
+from rocketmq_spark.cluster.security import user_requests
+from rocketmq_spark.model.credentials import Credentials
+from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.cluster import SharedCluster
+from tests.support.processes import wait_for
+from tests.support.reading import read_topic
+from tests.support.streams import start
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.usefixtures("metrics")]
 
@@ -59,7 +59,7 @@ class Bodies(list[str]):
 def tell(cluster: SharedCluster, code: RequestCode, fields: dict[str, str], body: bytes = b"") -> None:
     with RemotingTransport([cluster.name_server], **cluster.transport_settings) as admin:
         for broker in cluster.brokers:
-            answer = admin.invoke(broker.address, code, fields, body, 20.0)
+            answer = admin.client.invoke(broker.address, code, fields, body, 20.0)
             assert answer.code == ResponseCode.SUCCESS, answer
 
 

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from rocketmq_spark import dedupe
 from rocketmq_spark.errors import OptionError, SchemaError
-from rocketmq_spark.wire.row_hash import row_hash
+from rocketmq_spark.model.hashes import row_hash
 
 pytestmark = pytest.mark.spark
 

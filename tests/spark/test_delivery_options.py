@@ -16,9 +16,9 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.spark.report import Metrics
-from rocketmq_spark.transport.remoting import RemotingTransport
-from tests.reading import read_topic
-from tests.sharing import SharedCluster
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.cluster import SharedCluster
+from tests.support.reading import read_topic
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 

@@ -9,8 +9,7 @@ import sys
 
 import pytest
 
-from tests.processes import descendants, processes
-from tests.waiting import PATIENCE, wait_for
+from tests.support.processes import PATIENCE, descendants, processes, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 

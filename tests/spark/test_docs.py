@@ -14,8 +14,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from rocketmq_spark.spark.report import Metrics
-from tests.markdown import ROOT, Block, blocks
-from tests.sharing import SharedCluster
+from tests.support.cluster import SharedCluster
+from tests.support.markdown import ROOT, Block, blocks
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 

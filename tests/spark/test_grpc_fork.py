@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.reading import read_topic
-from tests.sharing import SharedCluster
-from tests.waiting import PATIENCE
+from tests.support.cluster import SharedCluster
+from tests.support.processes import PATIENCE
+from tests.support.reading import read_topic
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 

@@ -14,12 +14,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from rocketmq_spark.message_ext import MessageExt
+from rocketmq_spark.model.hashes import row_hash
+from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.spark.report import Metrics
-from rocketmq_spark.wire.row_hash import row_hash
-from tests.reading import read_topic
-from tests.sharing import SharedCluster
-from tests.streams import run_until, start
+from tests.support.cluster import SharedCluster
+from tests.support.reading import read_topic
+from tests.support.streams import run_until, start
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 

@@ -14,11 +14,10 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.spark.live import LiveDisplay, live
-from rocketmq_spark.spark.live_screens import LiveView, NotebookScreen, TerminalScreen
-from rocketmq_spark.transport.remoting import RemotingTransport
-from tests.sharing import SharedCluster
-from tests.waiting import wait_for
+from rocketmq_spark.spark.live import LiveDisplay, LiveView, live, notebook_screen, terminal_screen
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.cluster import SharedCluster
+from tests.support.processes import wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -77,7 +76,7 @@ def test_a_terminal_keeps_the_last_state_of_a_block_that_failed(
     terminal = io.StringIO()
     console = Console(file=terminal, force_terminal=True, width=100, _environ={})
     transport = RemotingTransport([cluster.name_server])
-    display = LiveDisplay(spark, topic, transport, screen=TerminalScreen(console))
+    display = LiveDisplay(spark, topic, transport, screen=terminal_screen(console))
 
     def job() -> None:
         with display:
@@ -112,7 +111,7 @@ def test_a_notebook_sees_the_micro_batches_of_a_query(
     writer = rows.selectExpr("cast(value as string) as body").writeStream.format("rocketmq")
     writer = writer.options(nameServer=cluster.name_server, topic=topic, checkpointLocation=str(tmp_path))
     transport = RemotingTransport([cluster.name_server])
-    with LiveDisplay(spark, topic, transport, screen=NotebookScreen(display)):
+    with LiveDisplay(spark, topic, transport, screen=notebook_screen(display)):
         query = writer.trigger(processingTime="1 second").start()
         # A query is heard of while it runs.
         wait_for(lambda: views[-1].tasks is not None and views[-1].tasks.ended >= 4)
@@ -126,15 +125,11 @@ def test_a_notebook_sees_the_micro_batches_of_a_query(
 def test_a_display_that_fails_and_servers_that_are_away_do_not_fail_the_job(
     spark: SparkSession, cluster: SharedCluster, topic: str, save: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Broken:
-        def show(self, view: LiveView) -> None:
-            raise OSError("the front end is gone")
-
-        def close(self) -> None:
-            raise OSError("the front end is gone")
+    def broken(view: LiveView) -> None:
+        raise OSError("the front end is gone")
 
     nobody = RemotingTransport(["127.0.0.1:1"])
-    with caplog.at_level(logging.WARNING), LiveDisplay(spark, topic, nobody, screen=Broken()) as display:
+    with caplog.at_level(logging.WARNING), LiveDisplay(spark, topic, nobody, screen=broken) as display:
         save(numbers(spark, 20))
     assert display.view.tasks == (3, 0, 0, 3)
     said = [record.getMessage() for record in caplog.records if "live display" in record.getMessage()]

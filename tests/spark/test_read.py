@@ -13,15 +13,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from rocketmq_spark import dedupe
-from rocketmq_spark.message_const import RESERVED_PROPERTIES
-from rocketmq_spark.message_ext import MessageExt
+from rocketmq_spark.model.message_ext import MessageExt
+from rocketmq_spark.model.properties import RESERVED_PROPERTIES
+from rocketmq_spark.spark.reader import READ_SCHEMA
 from rocketmq_spark.spark.report import Metrics
-from rocketmq_spark.spark.schemas import READ_SCHEMA
-from tests.reading import read_topic
-from tests.sharing import SharedCluster
-from tests.topics import create_topic
-from tests.waiting import wait_for
-from tests.writes import failing_late, messages_in, numbered
+from tests.support.cluster import SharedCluster, create_topic
+from tests.support.processes import wait_for
+from tests.support.reading import read_topic
+from tests.support.writes import failing_late, messages_in, numbered
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 

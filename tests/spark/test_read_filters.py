@@ -10,13 +10,11 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from rocketmq_spark.client.producer import Producer
-from rocketmq_spark.message import Message
-from tests.releases import PYSPARK
-from tests.sharing import SharedCluster
-from tests.topics import create_topic
-from tests.waiting import wait_for
-from tests.writes import messages_in
+from rocketmq_spark.model.message import Message
+from rocketmq_spark.producer.producer import Producer
+from tests.support.cluster import SharedCluster, create_topic
+from tests.support.processes import PYSPARK, wait_for
+from tests.support.writes import messages_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 

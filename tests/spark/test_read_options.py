@@ -13,13 +13,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StringType, StructType
 
-from rocketmq_spark.client.producer import Producer
-from rocketmq_spark.message import Message
+from rocketmq_spark.model.message import Message
+from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.spark.report import Metrics
-from tests.sharing import SharedCluster
-from tests.topics import create_topic
-from tests.waiting import wait_for
-from tests.writes import messages_in
+from tests.support.cluster import SharedCluster, create_topic
+from tests.support.processes import wait_for
+from tests.support.writes import messages_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -33,7 +32,8 @@ PER_QUEUE = 10
 
 def fill(cluster: SharedCluster, topic: str, queues: int = 2, rows: int = PER_QUEUE) -> None:
     """Put so many messages into each queue, whose bodies say where they are."""
-    with Producer("read-options", name_server=cluster.name_server) as producer:
+    # A message that is sent again after a timeout would be stored twice.
+    with Producer("read-options", name_server=cluster.name_server, send_msg_timeout=60_000) as producer:
         places = [(broker.name, queue) for broker in cluster.brokers for queue in range(queues)]
         columns = {
             "body": [f"{broker} {queue} {offset}" for broker, queue in places for offset in range(rows)],

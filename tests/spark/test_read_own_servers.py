@@ -13,14 +13,13 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from rocketmq_spark.admin import QueueOffsets, queue_offsets
-from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.cluster import Broker, LocalCluster
+from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.spark.report import Metrics
-from tests.conftest import QUICK_READS, started
-from tests.feeding import Feed, Kept
-from tests.releases import at_most
-from tests.waiting import PATIENCE, wait_for
-from tests.writes import make_topic, messages_in
+from tests.support.cluster import QUICK_READS, started
+from tests.support.processes import PATIENCE, at_most, wait_for
+from tests.support.streams import Feed, Kept
+from tests.support.writes import make_topic, messages_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 

@@ -18,8 +18,8 @@ from pyspark.sql.streaming import DataStreamWriter
 
 from rocketmq_spark.spark.register import register, unregister
 from rocketmq_spark.spark.report import Metrics
-from tests.reading import read_topic
-from tests.sharing import SharedCluster
+from tests.support.cluster import SharedCluster
+from tests.support.reading import read_topic
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 

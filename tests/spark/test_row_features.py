@@ -12,13 +12,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from rocketmq_spark.admin import queue_offsets
-from rocketmq_spark.compression import decompress
+from rocketmq_spark.model.hashes import row_hash
+from rocketmq_spark.protocol.compression import decompress
+from rocketmq_spark.protocol.remoting.records import decode_batch
 from rocketmq_spark.spark.report import Metrics
-from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.wire.records import decode_batch
-from rocketmq_spark.wire.row_hash import row_hash
-from tests.reading import read_topic
-from tests.writes import failing_late, numbered
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.reading import read_topic
+from tests.support.writes import failing_late, numbered
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark import Admin, Message, Producer
-from tests.secured import MARKED
-from tests.sharing import SharedCluster
-from tests.waiting import PATIENCE
+from tests.support.cluster import MARKED, SharedCluster
+from tests.support.processes import PATIENCE
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 

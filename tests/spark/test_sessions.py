@@ -8,10 +8,9 @@ import sys
 
 import pytest
 
-from tests.reading import read_topic
-from tests.releases import PYSPARK
-from tests.sharing import SharedCluster
-from tests.waiting import PATIENCE
+from tests.support.cluster import SharedCluster
+from tests.support.processes import PATIENCE, PYSPARK
+from tests.support.reading import read_topic
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 

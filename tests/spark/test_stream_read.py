@@ -21,20 +21,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from rocketmq_spark import dedupe
-from rocketmq_spark.client.producer import Producer
-from rocketmq_spark.message import MessageQueue
-from rocketmq_spark.offset_json import flat
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.options.offsets import flat
+from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.spark.report import Metrics
-from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.wire.codes import RequestCode, ResponseCode
-from tests.admin_tool import mqadmin
-from tests.feeding import Feed, Kept, once
-from tests.processes import descendants
-from tests.reading import read_topic
-from tests.releases import NEEDS_LIMITS, PYSPARK, at_most
-from tests.sharing import SharedCluster
-from tests.waiting import wait_for
-from tests.writes import failing_late, make_topic, messages_in, numbered
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.cluster import SharedCluster, mqadmin
+from tests.support.processes import NEEDS_LIMITS, PYSPARK, at_most, descendants, wait_for
+from tests.support.reading import read_topic
+from tests.support.streams import Feed, Kept, once
+from tests.support.writes import failing_late, make_topic, messages_in, numbered
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -310,7 +307,7 @@ def committed(cluster: SharedCluster, group: str, topic: str) -> dict[tuple[str,
         for broker in cluster.brokers:
             for queue in range(2):
                 fields = {"consumerGroup": group, "topic": topic, "queueId": str(queue), "setZeroIfNotFound": "false"}
-                answer = transport.invoke(broker.address, RequestCode.QUERY_CONSUMER_OFFSET, fields, (), 5.0)
+                answer = transport.client.invoke(broker.address, RequestCode.QUERY_CONSUMER_OFFSET, fields, (), 5.0)
                 if answer.code == ResponseCode.SUCCESS:
                     found[broker.name, queue] = int(answer.ext_fields["offset"])
     return found

@@ -15,16 +15,15 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from rocketmq_spark import dedupe
-from rocketmq_spark.message_ext import MessageExt
+from rocketmq_spark.model.hashes import ROW_ID
+from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.spark.report import Metrics
-from rocketmq_spark.wire.row_hash import ROW_ID
-from tests.links import TcpProxy, linked_cluster
-from tests.reading import read_topic
-from tests.sharing import SharedCluster
-from tests.streams import numbers, run_until, start
-from tests.topics import create_topic
-from tests.waiting import wait_for
-from tests.writes import messages_in
+from tests.support.cluster import SharedCluster, create_topic
+from tests.support.links import TcpProxy, linked_cluster
+from tests.support.processes import wait_for
+from tests.support.reading import read_topic
+from tests.support.streams import numbers, run_until, start
+from tests.support.writes import messages_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 

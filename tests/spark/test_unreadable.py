@@ -10,12 +10,12 @@ import pytest
 from pyspark.errors import PythonException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from rocketmq_spark.message import MessageQueue
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.spark.reader import READ_SCHEMA
 from rocketmq_spark.spark.report import Metrics
-from rocketmq_spark.spark.schemas import READ_SCHEMA
-from tests.feeding import Kept
-from tests.sharing import SharedCluster
-from tests.unreadable import fill, send
+from tests.support.cluster import SharedCluster
+from tests.support.reading import fill, send
+from tests.support.streams import Kept
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 

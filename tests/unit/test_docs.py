@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.option_table import SINK_OPTIONS
-from rocketmq_spark.reader_option_table import READER_OPTIONS
-from tests import option_docs
-from tests.markdown import ROOT, Block, anchors, blocks, documents, links
+from rocketmq_spark.options.sink import SINK_OPTIONS
+from rocketmq_spark.options.source import SOURCE_OPTIONS
+from tests.support.markdown import ROOT, Block, anchors, blocks, documents, links
+from tests.tools import option_docs
 
 PAGES = documents()
 BLOCKS = [
@@ -36,10 +36,10 @@ def test_the_options_are_those_of_the_code() -> None:
 
 def test_an_option_that_the_page_leaves_out_or_has_twice_is_noticed() -> None:
     page = option_docs.PATH.read_text("utf-8")
-    with pytest.raises(ValueError, match=r"in no table: write: rowId$"):
-        option_docs.filled(page.replace(" rowId -->", " -->"))
-    with pytest.raises(ValueError, match="'topic' is no such option, or in another table"):
-        option_docs.filled(page.replace(" rowId -->", " rowId topic -->"))
+    with pytest.raises(ValueError, match=r"in no table: write: maxRatePerSecond, write: maxRateTasks$"):
+        option_docs.filled(page.replace(" rate -->", " -->"))
+    with pytest.raises(ValueError, match="'topic' is no such section, or in another table"):
+        option_docs.filled(page.replace(" rate -->", " rate topic -->"))
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page_name)
@@ -79,7 +79,7 @@ def option_names(tree: ast.AST) -> Iterator[str]:
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_code_can_be_read_and_its_options_exist(block: Block) -> None:
-    known = {name for spec in (*SINK_OPTIONS, *READER_OPTIONS) for name in spec.names} | SPARKS
+    known = {name for spec in (*SINK_OPTIONS, *SOURCE_OPTIONS) for name in spec.names} | SPARKS
     # One that is misspelt on purpose says so in the same block, or in the error below it.
     assert set(option_names(ast.parse(block.text))) - {"nameSever"} <= known
 

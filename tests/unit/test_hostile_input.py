@@ -11,28 +11,27 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.compression import CompressionType, compress, decompress
 from rocketmq_spark.errors import RemotingCommandException, RocketMQError
-from rocketmq_spark.message import EncodedBatch, Message, MessageQueue, SendRequest
-from rocketmq_spark.message_ext import decode_message_id, format_host, pack_host
-from rocketmq_spark.producer.route_cache import publish_info_of
-from rocketmq_spark.route_data import BrokerData, QueueData, TopicRouteData
-from rocketmq_spark.transport._pb import definition_pb2 as pb
-from rocketmq_spark.transport._pb import service_pb2 as service
-from rocketmq_spark.transport.frames import outcome_of, transaction_check_of
-from rocketmq_spark.transport.grpc import _outcome_of as proxy_outcome_of
-from rocketmq_spark.transport.grpc_client import GrpcAnswer, parsed
-from rocketmq_spark.transport.grpc_messages import transaction_check
-from rocketmq_spark.transport.grpc_values import route_of
-from rocketmq_spark.transport.request import Answer
-from rocketmq_spark.wire import response_headers
-from rocketmq_spark.wire.command import RemotingCommand, SerializeType, decode_command, encode_command
-from rocketmq_spark.wire.framing import FrameBuffer
-from rocketmq_spark.wire.records import decode_batch, decode_properties, decode_records, encode_batch
-from rocketmq_spark.wire.route import decode_topic_route
-from tests.hostile import damaged
-from tests.proxy import route_reply, status
-from tests.strategies import HALF, encode_route, encode_stored_record
+from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendRequest
+from rocketmq_spark.model.message_ext import decode_message_id, format_host, pack_host
+from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData
+from rocketmq_spark.protocol.compression import CompressionType, compress, decompress
+from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
+from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
+from rocketmq_spark.protocol.grpc.messages import transaction_check
+from rocketmq_spark.protocol.grpc.values import route_of
+from rocketmq_spark.protocol.remoting import response_headers
+from rocketmq_spark.protocol.remoting.command import RemotingCommand, SerializeType, decode_command, encode_command
+from rocketmq_spark.protocol.remoting.framing import FrameBuffer
+from rocketmq_spark.protocol.remoting.records import decode_batch, decode_properties, decode_records, encode_batch
+from rocketmq_spark.protocol.remoting.route import decode_topic_route
+from rocketmq_spark.routing.route_cache import publish_info_of
+from rocketmq_spark.transport.grpc.client import GrpcAnswer, parsed
+from rocketmq_spark.transport.grpc.transport import _outcome_of as proxy_outcome_of
+from rocketmq_spark.transport.remoting.frames import outcome_of, transaction_check_of
+from rocketmq_spark.transport.remoting.requests import Answer
+from tests.support.proxy import route_reply, status
+from tests.support.strategies import HALF, damaged, encode_route, encode_stored_record
 from tests.vectors import load
 
 QUEUE = MessageQueue("orders", "broker-a", 0)

@@ -14,18 +14,17 @@ import pytest
 from pyspark.sql.types import StructType
 
 import rocketmq_spark
-from rocketmq_spark.cli import main
-from rocketmq_spark.errors import DeliveryError, InvalidRowError, MQBrokerException, RocketMQError
-from rocketmq_spark.producer.client_instance import close_instances
-from rocketmq_spark.route_data import MASTER_ID, BrokerData, TopicRouteData
+from rocketmq_spark.cli.app import main
+from rocketmq_spark.errors import DeliveryError, InvalidRowError, MQBrokerException, RocketMQError, escaped
+from rocketmq_spark.model.route import MASTER_ID, BrokerData, TopicRouteData
+from rocketmq_spark.protocol.remoting.codes import ResponseCode
+from rocketmq_spark.routing.registry import registry
 from rocketmq_spark.spark.datasource import RocketMQDataSource
+from rocketmq_spark.spark.live import LiveView
 from rocketmq_spark.spark.live_arrivals import BrokerArrivals
-from rocketmq_spark.spark.live_screens import LiveView
-from rocketmq_spark.text import escaped
-from rocketmq_spark.transport.script import Reply, route
-from rocketmq_spark.wire.codes import ResponseCode
-from tests.peer import BrokerPeer
-from tests.proxy import FakeProxy, refusal
+from rocketmq_spark.testing.scripted import Reply, route
+from tests.support.peer import BrokerPeer
+from tests.support.proxy import FakeProxy, refusal
 
 FORGED = "26/11/23 12:00:00 ERROR Executor: all rows are lost"
 HOSTILE = f"no\r\n{FORGED}\x1b[2J\x9b31m\u2028\u202edne\x07"
@@ -37,7 +36,7 @@ ROWS = pa.RecordBatch.from_pydict({"body": ["one", "two"]})
 @pytest.fixture(autouse=True)
 def _close_instances() -> Iterator[None]:
     yield
-    close_instances()
+    registry.close_all()
 
 
 def assert_safe(text: str, *, shown: str = SHOWN) -> None:
@@ -53,7 +52,7 @@ def write_error(options: dict[str, str], rows: pa.RecordBatch = ROWS) -> RocketM
     writer = source.writer(SCHEMA, overwrite=False)
     with pytest.raises(RocketMQError) as raised:
         writer.write(iter([rows]))
-    close_instances()
+    registry.close_all()
     return raised.value
 
 

@@ -1,4 +1,4 @@
-"""The house's import rule: only downwards, read from the source with `ast`."""
+"""Import rules of the package: modules import only from lower layers."""
 
 from __future__ import annotations
 
@@ -12,85 +12,44 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "rocketmq_spark"
 
-# As style has them; a half is a module that was split off to stand beneath its other half.
-# A module imports only from a smaller number, or from its own folder. The longest prefix that fits counts.
-NUMBERS = {
-    "rocketmq_spark": 9,
-    "rocketmq_spark.text": -1,
-    "rocketmq_spark.errors": 0,
-    "rocketmq_spark.table_view": 0,
-    "rocketmq_spark.message_const": 0.2,
-    "rocketmq_spark.names": 0,
-    "rocketmq_spark.namespace": 0.5,
-    "rocketmq_spark.route_data": 0.2,
-    "rocketmq_spark.recall": 0.2,
-    "rocketmq_spark.message": 0.4,
-    "rocketmq_spark.message_ext": 0.6,
-    "rocketmq_spark.pull": 0.6,
-    "rocketmq_spark.send_result": 0.6,
-    "rocketmq_spark.transaction": 0.8,
-    "rocketmq_spark.credentials": 0,
-    "rocketmq_spark.parallel": 0,
-    "rocketmq_spark.user_class": 0.2,
-    "rocketmq_spark.java_hash": 0,
-    "rocketmq_spark.foreign_options": 0,
-    "rocketmq_spark.option_rules": 0.6,
-    "rocketmq_spark.option_transport": 0.5,
-    "rocketmq_spark.option_values": 0.5,
-    "rocketmq_spark.offset_json": 0.5,
-    "rocketmq_spark.option_table": 0.7,
-    "rocketmq_spark.option_parsing": 0.8,
-    "rocketmq_spark.reader_option_rules": 0.8,
-    "rocketmq_spark.reader_option_table": 0.8,
-    "rocketmq_spark.options": 1,
-    "rocketmq_spark.reader_options": 1.5,
-    "rocketmq_spark.producer_options": 1.5,
-    "rocketmq_spark.compression": 0.9,
-    "rocketmq_spark.unique_id": 1.5,
-    "rocketmq_spark.metrics": 1,
-    "rocketmq_spark.wire": 1,
-    "rocketmq_spark.transport.base": 1.1,
-    "rocketmq_spark.transport.topic_configs": 1.2,
-    "rocketmq_spark.arrow": 2,
-    "rocketmq_spark.consumer": 2,
-    "rocketmq_spark.producer": 2,
-    "rocketmq_spark.transport": 2,
-    "rocketmq_spark.client": 2.5,
-    "rocketmq_spark.admin": 2.7,
-    "rocketmq_spark.spark": 3,
-    "rocketmq_spark.cluster": 4,
-    "rocketmq_spark.doctor": 4.3,
-    # Commands know the cluster that the command line has left running.
-    "rocketmq_spark.admin.connection": 4.5,
-    "rocketmq_spark.admin.commands": 4.6,
-    "rocketmq_spark.demo": 5,
-    "rocketmq_spark.cli": 6,
-    "rocketmq_spark.__main__": 7,
+# A folder imports from folders with a smaller number, and from itself.
+LAYERS = {
+    "errors": 0,
+    "model": 1,
+    "options": 2,
+    "protocol": 2,
+    "metrics": 2,
+    "transport": 3,
+    "arrow": 3,
+    "routing": 4,
+    "sink": 5,
+    "source": 5,
+    "producer": 6,
+    "admin": 6,
+    "cluster": 6,
+    "testing": 6,
+    "spark": 7,
+    "cli": 8,
 }
+# These two stand above all layers: they make the public names and the command.
+ENTRY_POINTS = {"rocketmq_spark", "rocketmq_spark.__main__"}
+# The version imports nothing and is imported from everywhere.
+LEAVES = {"rocketmq_spark._version"}
+
 # What a folder may not import from outside the standard library.
 FOREIGN = {
-    "rocketmq_spark.wire": {
-        "pyarrow",
-        "numpy",
-        "pyspark",
-        "grpc",
-        "google",
-        "socket",
-        "threading",
-        "time",
-        "selectors",
-    },
-    "rocketmq_spark.arrow": {"pyspark", "socket", "threading", "grpc", "google"},
-    "rocketmq_spark.consumer": {"pyspark", "pyarrow", "numpy", "socket", "grpc", "google"},
-    "rocketmq_spark.producer": {"pyspark", "pyarrow", "numpy", "socket", "grpc", "google"},
-    "rocketmq_spark.transport": {"pyspark", "pyarrow", "numpy"},
-    "rocketmq_spark.metrics": {"pyspark", "pyarrow", "socket"},
-    "rocketmq_spark.options": {"pyspark", "pyarrow", "socket"},
-    "rocketmq_spark.reader_options": {"pyspark", "pyarrow", "socket"},
-    "rocketmq_spark.reader_option_table": {"pyspark", "pyarrow", "socket"},
-    "rocketmq_spark.offset_json": {"pyspark", "pyarrow", "socket"},
-    "rocketmq_spark.cluster": {"pyarrow", "numpy"},
-    "rocketmq_spark.doctor": {"pyarrow", "numpy"},
+    "model": {"pyspark", "pyarrow", "numpy", "socket", "grpc", "google"},
+    "options": {"pyspark", "pyarrow", "socket", "grpc", "google"},
+    "protocol": {"pyspark", "numpy", "grpc", "socket", "selectors"},
+    "protocol.remoting": {"pyspark", "pyarrow", "numpy", "grpc", "google", "socket", "threading", "time", "selectors"},
+    "metrics": {"pyspark", "pyarrow", "socket"},
+    "transport": {"pyspark", "pyarrow", "numpy"},
+    "arrow": {"pyspark", "socket", "threading", "grpc", "google"},
+    "routing": {"pyspark", "pyarrow", "numpy", "socket", "grpc", "google"},
+    "sink": {"pyspark", "socket", "grpc", "google"},
+    "source": {"pyspark", "socket", "grpc", "google"},
+    "producer": {"pyspark", "numpy", "socket", "grpc", "google"},
+    "cluster": {"pyarrow", "numpy"},
 }
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "_pb" not in path.parts)
@@ -140,27 +99,68 @@ def known(name: str) -> str:
     return name if name in MODULE_NAMES else name.rpartition(".")[0]
 
 
+def layer(name: str) -> str:
+    """Return the folder, or the module of the root, that a module counts to."""
+    return name.split(".")[1]
+
+
+@cache
+def graph() -> dict[str, set[str]]:
+    """Return what each module imports of this package when it is imported or called."""
+    return {
+        module_name(path): {known(name) for name in imports_of(path) if name.split(".")[0] == "rocketmq_spark"}
+        for path in MODULES
+    }
+
+
+def circle(imports: Mapping[str, set[str]]) -> list[str]:
+    """Return the modules of one import circle, or nothing."""
+    done: set[str] = set()
+    path: list[str] = []
+
+    def visit(name: str) -> list[str]:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in done:
+            return []
+        path.append(name)
+        found = next(filter(None, map(visit, sorted(imports.get(name, ())))), [])
+        path.pop()
+        done.add(name)
+        return found
+
+    return next(filter(None, map(visit, sorted(imports))), [])
+
+
 @pytest.mark.parametrize("path", MODULES, ids=module_name)
-def test_a_module_imports_only_from_below_or_from_its_own_folder(path: Path) -> None:
+def test_module_imports_only_from_lower_layers_and_its_own_folder(path: Path) -> None:
     name = module_name(path)
-    own = covering(name, NUMBERS)
-    assert own is not None, f"{name} has no number"
-    if name == "rocketmq_spark":
+    if name in ENTRY_POINTS | LEAVES:
         return
-    for imported in imports_of(path):
-        if not imported.startswith("rocketmq_spark"):
-            continue
-        target = known(imported)
-        if target == "rocketmq_spark" or (folder(target) == folder(name) and folder(name) in NUMBERS and "." in name):
-            continue
-        below = covering(target, NUMBERS)
-        assert below is not None
-        assert NUMBERS[below] < NUMBERS[own], f"{name} ({NUMBERS[own]}) imports {target} ({NUMBERS[below]})"
+    for imported in graph()[name] - LEAVES:
+        assert imported not in ENTRY_POINTS, f"{name} imports {imported}"
+        if layer(imported) != layer(name):
+            assert LAYERS[layer(imported)] < LAYERS[layer(name)], f"{name} imports {imported}"
+
+
+def test_no_import_circle() -> None:
+    assert circle({name: targets - ENTRY_POINTS for name, targets in graph().items()}) == []
+
+
+def test_circle_finds_a_circle() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_at_most_nine_layers_with_whole_numbers() -> None:
+    assert all(type(number) is int for number in LAYERS.values())
+    assert len(set(LAYERS.values())) <= 9
 
 
 @pytest.mark.parametrize("path", MODULES, ids=module_name)
-def test_a_folder_keeps_out_what_it_must_not_know(path: Path) -> None:
-    refused = FOREIGN.get(covering(module_name(path), FOREIGN) or "", set())
+def test_folder_imports_none_of_its_refused_packages(path: Path) -> None:
+    table = {f"rocketmq_spark.{folder}": refused for folder, refused in FOREIGN.items()}
+    refused = table.get(covering(module_name(path), table) or "", set())
     assert not {imported.split(".")[0] for imported in imports_of(path)} & refused
 
 
@@ -168,22 +168,18 @@ def test_only_the_spark_folder_imports_pyspark() -> None:
     importers = {
         module_name(path) for path in MODULES if any(name.split(".")[0] == "pyspark" for name in imports_of(path))
     }
-    allowed = {"rocketmq_spark.spark", "rocketmq_spark.demo", "rocketmq_spark.cluster"}
+    # The demo starts a session, and the cluster finds the Ivy that PySpark ships.
+    allowed = {"rocketmq_spark.spark", "rocketmq_spark.cli", "rocketmq_spark.cluster"}
     assert {folder(name) for name in importers} <= allowed
 
 
-def test_producer_and_arrow_see_no_concrete_transport_and_not_each_other() -> None:
+def test_decisions_see_no_concrete_transport() -> None:
+    allowed = {"base", "credentials", "parallel"}
     for path in MODULES:
         name = module_name(path)
-        if folder(name) not in ("rocketmq_spark.producer", "rocketmq_spark.consumer", "rocketmq_spark.arrow"):
-            continue
-        targets = {known(imported) for imported in imports_of(path)}
-        if folder(name) == "rocketmq_spark.producer":
-            assert not {target for target in targets if folder(target) == "rocketmq_spark.arrow"}, name
-        if folder(name) == "rocketmq_spark.arrow":
-            assert not {target for target in targets if folder(target) == "rocketmq_spark.producer"}, name
-        concrete = {target for target in targets if target.startswith("rocketmq_spark.transport")}
-        assert concrete <= {"rocketmq_spark.transport.base", "rocketmq_spark.transport.topic_configs"}, name
+        if folder(name) in ("rocketmq_spark.arrow", "rocketmq_spark.sink"):
+            concrete = {target for target in graph()[name] if target.startswith("rocketmq_spark.transport.")}
+            assert {target.split(".")[2] for target in concrete} <= allowed, name
 
 
 def test_the_layer_test_sees_what_it_should() -> None:

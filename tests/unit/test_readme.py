@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tests.benchmarks import contest
-from tests.markdown import ROOT
+from tests.support.markdown import ROOT
 
 
 def test_the_figures_are_those_of_the_last_benchmark() -> None:

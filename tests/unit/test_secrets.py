@@ -13,14 +13,14 @@ from pyspark import cloudpickle
 from pyspark.sql.types import StructType
 
 from rocketmq_spark.errors import DeliveryError
-from rocketmq_spark.options import parse_sink_options
-from rocketmq_spark.producer.client_instance import close_instances
-from rocketmq_spark.route_data import MASTER_ID, BrokerData, TopicRouteData
+from rocketmq_spark.model.route import MASTER_ID, BrokerData, TopicRouteData
+from rocketmq_spark.options.parsing import parse_sink_options
+from rocketmq_spark.protocol.remoting.codes import NAME_SERVER_REQUESTS
+from rocketmq_spark.routing.registry import registry
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.spark.writer import RocketMQBatchWriter, _new_instance, stream_writer
-from rocketmq_spark.transport.script import Reply, route
-from rocketmq_spark.wire.codes import NAME_SERVER_REQUESTS
-from tests.peer import BrokerPeer
+from rocketmq_spark.testing.scripted import Reply, route
+from tests.support.peer import BrokerPeer
 
 SECRETS = ("hush-hush", "token-token")
 KEYS = {"accessKey": "the-user", "secretKey": SECRETS[0], "securityToken": SECRETS[1]}
@@ -31,7 +31,7 @@ ROWS = pa.RecordBatch.from_pydict({"body": ["one", "two"]})
 @pytest.fixture(autouse=True)
 def _close_instances() -> Iterator[None]:
     yield
-    close_instances()
+    registry.close_all()
 
 
 def leaked(text: str) -> list[str]:
@@ -66,7 +66,7 @@ def test_a_refused_write_shows_no_secret(caplog: pytest.LogCaptureFixture, remar
         writer = source.writer(SCHEMA, overwrite=False)
         with pytest.raises(DeliveryError, match=f"16 NO_PERMISSION: {remark} .*accessKey, secretKey") as raised:
             writer.write(iter([ROWS]))
-        close_instances()
+        registry.close_all()
     to_broker = [request for request in peer.requests if request.code not in NAME_SERVER_REQUESTS]
     assert len([request for request in peer.requests if "Signature" in request.ext_fields]) == len(to_broker) > 1
     assert len(replies) - len(peer.replies) == 1, "a refusal for good is not tried again"

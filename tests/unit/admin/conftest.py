@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from rocketmq_spark.message import Message, MessageQueue
-from rocketmq_spark.route_data import BrokerData, QueueData, TopicRouteData
-from tests.peer import BrokerPeer, refused_address
+from rocketmq_spark.model.message import Message, MessageQueue
+from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData
+from tests.support.peer import BrokerPeer, refused_address
 
 FIGURES = {
     "brokerVersionDesc": "V5_5_0",

@@ -23,12 +23,12 @@ from rocketmq_spark.errors import (
     RemotingConnectException,
     TopicRouteStaleException,
 )
-from rocketmq_spark.message import Message, MessageQueue
-from rocketmq_spark.route_data import BrokerData, QueueData, TopicRouteData
-from rocketmq_spark.wire.codes import RequestCode
-from rocketmq_spark.wire.command import RemotingCommand
-from tests.certificates import Authority
-from tests.peer import BrokerPeer, Peer, Session, refused_address, route_body
+from rocketmq_spark.model.message import Message, MessageQueue
+from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData
+from rocketmq_spark.protocol.remoting.codes import RequestCode
+from rocketmq_spark.protocol.remoting.command import RemotingCommand
+from tests.support.peer import BrokerPeer, Peer, Session, refused_address, route_body
+from tests.support.transports import Authority
 
 SECRETS = {"access_key": "someone", "secret_key": "hush-hush", "security_token": "token-token"}
 
@@ -337,7 +337,7 @@ def test_the_environment_stands_in_for_the_name_server(monkeypatch: pytest.Monke
         Admin()
     monkeypatch.setenv("NAMESRV_ADDR", "a:9876;b:9876")
     with Admin() as admin:
-        assert admin.options.name_server == ("a:9876", "b:9876")
+        assert admin.options.connection.name_server == ("a:9876", "b:9876")
 
 
 def test_secrets_are_in_no_repr() -> None:

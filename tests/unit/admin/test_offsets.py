@@ -10,9 +10,9 @@ import pytest
 from rocketmq_spark import Admin
 from rocketmq_spark.admin import queue_offsets
 from rocketmq_spark.errors import OptionError, ReadError
-from rocketmq_spark.message import Message, MessageQueue
-from rocketmq_spark.route_data import BrokerData, QueueData, TopicRouteData
-from tests.peer import BrokerPeer, Peer, Session
+from rocketmq_spark.model.message import Message, MessageQueue
+from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData
+from tests.support.peer import BrokerPeer, Peer, Session
 
 
 @pytest.fixture

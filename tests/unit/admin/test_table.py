@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.admin import QueueOffsets, Table
-from rocketmq_spark.admin.rows import BrokerInfo, PeekedMessage, TopicInfo
-from rocketmq_spark.message import MessageQueue
-from rocketmq_spark.route_data import BrokerRoute
+from rocketmq_spark.admin.answers import BrokerInfo, PeekedMessage, TopicInfo
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.route import BrokerRoute
 
 
 @dataclass(frozen=True)

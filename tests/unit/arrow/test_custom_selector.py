@@ -9,12 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rocketmq_spark.arrow.custom_selector import CustomSelector, check_selector
-from rocketmq_spark.arrow.encode_remoting import BatchSettings
+from rocketmq_spark.arrow.split import CustomSelector, check_selector
 from rocketmq_spark.errors import MQClientException, OptionError
-from rocketmq_spark.message import MessageQueue
-from rocketmq_spark.wire.records import decode_batch
-from tests.encoding import encode, joined, queues_of
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.protocol.remoting.records import decode_batch
+from tests.support.encoding import batch_options, encode, joined, queues_of
 
 
 class ByFlag:
@@ -67,7 +66,7 @@ def test_rows_go_where_the_class_says_and_it_is_asked_once_per_topic() -> None:
         flag=pa.array([1, None, 2, 0, -1, 0]),
     )
     made, custom = ByFlag.made, CustomSelector(f"{HERE}:ByFlag")
-    done = encode([batch, batch], BatchSettings(), custom=custom, on_invalid=lambda _: None)
+    done = encode([batch, batch], batch_options(), custom=custom, on_invalid=lambda _: None)
     places = {item.body: queue for one, queue in done for item in decode_batch(joined(one))}
     orders, refunds = queues_of("orders"), queues_of("refunds")
     assert places == {b"a": orders[1], b"b": None, b"c": refunds[2], b"e": None, b"f": orders[0]}

@@ -11,28 +11,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher, DeadLetters
-from rocketmq_spark.arrow.encode_grpc import GrpcBatcher
-from rocketmq_spark.arrow.settings import BatchSettings
-from rocketmq_spark.arrow.unique_id import MessageIds
-from rocketmq_spark.message import EncodedBatch, Encoding, Message
-from rocketmq_spark.message_const import RESERVED_PROPERTIES
-from rocketmq_spark.transport._pb import definition_pb2 as pb
-from rocketmq_spark.transport._pb.service_pb2 import SendMessageRequest
-from rocketmq_spark.wire.records import MAX_PROPERTIES, decode_batch, decode_properties
-from tests.encoding import joined, new_batcher, queues_of
+from rocketmq_spark.arrow.encoders import GrpcBatcher
+from rocketmq_spark.arrow.ids import MessageIds
+from rocketmq_spark.model.message import EncodedBatch, Encoding, Message
+from rocketmq_spark.model.properties import RESERVED_PROPERTIES
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
+from rocketmq_spark.protocol.grpc._pb.service_pb2 import SendMessageRequest
+from rocketmq_spark.protocol.remoting.records import MAX_PROPERTIES, decode_batch, decode_properties
+from tests.support.encoding import batch_options, joined, new_batcher, queues_of
 
 PROPERTIES = pa.map_(pa.string(), pa.string())
 
 
-def grpc_batcher(settings_: BatchSettings, **more: Any) -> GrpcBatcher:
+def grpc_batcher(settings_: SinkOptions, **more: Any) -> GrpcBatcher:
     ids = MessageIds(pid=1, wall_clock=lambda: 1_700_000_000.0, rng=random.Random(0))
     common = {"queues_of": queues_of, "unique_ids": ids, "born_host": "worker", "epoch_offset": 0.0}
     return GrpcBatcher(settings_, partition_id=3, **common, **more)
 
 
-def dead_letter_batcher(settings_: BatchSettings, *, over_grpc: bool = False) -> DeadLetterBatcher:
+def dead_letter_batcher(settings_: SinkOptions, *, over_grpc: bool = False) -> DeadLetterBatcher:
     letters = DeadLetters(settings_.max_message_size, "write-1", 7, over_grpc=over_grpc, tags=settings_.tags)
-    dead = BatchSettings(topic="dead", tags=settings_.tags, max_message_size=settings_.max_message_size)
+    dead = batch_options(topic="dead", tags=settings_.tags, max_message_size=settings_.max_message_size)
     make = grpc_batcher if over_grpc else new_batcher
     return DeadLetterBatcher(make(settings_, on_invalid=letters.take), make(dead), letters)
 
@@ -53,10 +53,10 @@ def messages_of(one: EncodedBatch) -> list[Message]:
 
 
 def written(
-    batch: pa.RecordBatch, settings_: BatchSettings | None = None, *, over_grpc: bool = False
+    batch: pa.RecordBatch, settings_: SinkOptions | None = None, *, over_grpc: bool = False
 ) -> tuple[list[Message], list[Message]]:
     """Return the messages of the rows and the dead letters."""
-    batcher = dead_letter_batcher(settings_ or BatchSettings(topic="orders"), over_grpc=over_grpc)
+    batcher = dead_letter_batcher(settings_ or batch_options(topic="orders"), over_grpc=over_grpc)
     done = [one for one, _ in batcher.add(batch, 0.0)] + [one for one, _ in batcher.flush()]
     assert batcher.taken_rows == batch.num_rows
     assert batcher.pending_bytes == 0
@@ -109,7 +109,7 @@ def test_a_null_body_has_no_size_and_an_empty_one_has_size_0() -> None:
 @pytest.mark.parametrize("limit", [1, 5, 200])
 def test_a_body_that_is_too_long_is_cut_and_its_size_is_told(limit: int) -> None:
     batch = pa.RecordBatch.from_pydict({"body": [b"x" * (limit + 1), None]})
-    _, (long, null) = written(batch, BatchSettings(topic="orders", max_message_size=limit))
+    _, (long, null) = written(batch, batch_options(topic="orders", max_message_size=limit))
     assert (long.body, long.properties["DEAD_LETTER_bodySize"]) == (b"x" * limit, str(limit + 1))
     assert null.body == b"(null)"[:limit]
 
@@ -175,7 +175,7 @@ def test_the_option_tags_takes_room_in_a_dead_letter(tags: str | None, over_grpc
                 "properties": pa.array(properties, PROPERTIES),
             }
         )
-        _, dead = written(batch, BatchSettings(topic="orders", tags="t" * 990), over_grpc=over_grpc)
+        _, dead = written(batch, batch_options(topic="orders", tags="t" * 990), over_grpc=over_grpc)
         assert len(dead) == len(texts)
         wanted = "own" if tags == "own" else tags if tags and not over_grpc else "t" * 990
         assert {message.properties["TAGS"] for message in dead} == {wanted, *others}
@@ -215,7 +215,7 @@ def test_a_dead_letter_can_die_again() -> None:
 
 
 def test_no_more_than_a_slice_of_many_bad_rows_is_held() -> None:
-    batcher = dead_letter_batcher(BatchSettings(topic="orders", max_message_size=100))
+    batcher = dead_letter_batcher(batch_options(topic="orders", max_message_size=100))
     rows = pa.array([b"y" * 101] * 10_000)
     ready = batcher.add(pa.RecordBatch.from_pydict({"body": rows}), 0.0)
     assert (batcher.taken_rows, batcher.pending_bytes) == (10_000, 0)
@@ -279,7 +279,7 @@ def test_whatever_is_wrong_with_a_row_its_dead_letter_is_valid(
     batch = pa.RecordBatch.from_pydict(
         {name: column_of(name, [row[name] for row in rows], bad) for name in ["body", "topic", *columns]}
     )
-    good, dead = written(batch, BatchSettings(max_message_size=limit, batching=batching), over_grpc=over_grpc)
+    good, dead = written(batch, batch_options(max_message_size=limit, batching=batching), over_grpc=over_grpc)
     assert len(good) + len(dead) == len(rows)
     for letter in dead:
         assert 1 <= len(letter.body) <= limit
@@ -296,7 +296,7 @@ def test_whatever_is_wrong_with_a_row_its_dead_letter_is_valid(
 def test_a_dead_letter_does_not_carry_the_id_of_another_row(over_grpc: bool, keep: bool) -> None:
     own = [[("SPARK_ROW_ID", "older"), ("a", "1")]] * 2
     batch = pa.RecordBatch.from_pydict({"body": [b"x", b""], "properties": pa.array(own, PROPERTIES)})
-    (row,), (letter,) = written(batch, BatchSettings(topic="orders", keep_row_id=keep), over_grpc=over_grpc)
+    (row,), (letter,) = written(batch, batch_options(topic="orders", keep_row_id=keep), over_grpc=over_grpc)
     assert row.properties.get("SPARK_ROW_ID") == ("older" if keep else None)
     assert "SPARK_ROW_ID" not in letter.properties
     assert letter.properties["a"] == "1"

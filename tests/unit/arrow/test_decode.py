@@ -15,15 +15,13 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.arrow import decode as decoder
 from rocketmq_spark.arrow.decode import batches_of, decode, decode_rows
-from rocketmq_spark.arrow.stored_layout import Irregular, records_of, rows_of
-from rocketmq_spark.arrow.stored_properties import split_properties
-from rocketmq_spark.compression import CompressionType, compress
+from rocketmq_spark.arrow.stored import Irregular, records_of, rows_of, split_properties
 from rocketmq_spark.errors import RemotingCommandException
-from rocketmq_spark.message import Message, MessageQueue
-from rocketmq_spark.message_ext import MessageExt
-from rocketmq_spark.pull import Pulled
-from rocketmq_spark.wire.records import decode_properties, encode_batch, encode_properties
-from tests.strategies import batches, encode_stored_record, stored_messages
+from rocketmq_spark.model.message import Message, MessageQueue
+from rocketmq_spark.model.message_ext import MessageExt, Pulled
+from rocketmq_spark.protocol.compression import CompressionType, compress
+from rocketmq_spark.protocol.remoting.records import decode_properties, encode_batch, encode_properties
+from tests.support.strategies import batches, encode_stored_record, stored_messages
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
 STRINGS = pa.map_(pa.string(), pa.string())

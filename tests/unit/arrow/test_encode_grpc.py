@@ -12,19 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketmq_spark.arrow.encode_grpc import GrpcBatcher
-from rocketmq_spark.arrow.invalid import InvalidRows
-from rocketmq_spark.arrow.row_id import RowIds
-from rocketmq_spark.arrow.settings import BatchSettings
-from rocketmq_spark.arrow.unique_id import MessageIds
-from rocketmq_spark.compression import CompressionType, compress
+from rocketmq_spark.arrow.encoders import GrpcBatcher
+from rocketmq_spark.arrow.ids import MessageIds, RowIds
+from rocketmq_spark.arrow.invalid_rows import InvalidRows
 from rocketmq_spark.errors import InvalidRowError
-from rocketmq_spark.message import EncodedBatch, Encoding, MessageQueue
-from rocketmq_spark.transport._pb import definition_pb2 as pb
-from rocketmq_spark.transport._pb import service_pb2
-from rocketmq_spark.wire.batch_split import split_batch
-from rocketmq_spark.wire.lone_message import lone_message
-from rocketmq_spark.wire.records import decode_properties
+from rocketmq_spark.model.message import EncodedBatch, Encoding, MessageQueue
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.protocol.batches import lone_message, split_batch
+from rocketmq_spark.protocol.compression import CompressionType, compress
+from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
+from rocketmq_spark.protocol.grpc._pb import service_pb2
+from rocketmq_spark.protocol.remoting.records import decode_properties
+from tests.support.encoding import batch_options
 
 EPOCH_OFFSET = 1_700_000_000.25
 NOW = 50.5
@@ -56,7 +55,7 @@ def new_ids(wall_clock: Any = lambda: 1_700_000_000.0) -> MessageIds:
     return MessageIds(pid=0x12345, wall_clock=wall_clock, rng=random.Random(4))
 
 
-def new_batcher(batch_settings: BatchSettings, **more: Any) -> GrpcBatcher:
+def new_batcher(batch_settings: SinkOptions, **more: Any) -> GrpcBatcher:
     arguments: dict[str, Any] = {
         "partition_id": 3,
         "queues_of": lambda topic: [MessageQueue(topic, "proxy:8081", 0)],
@@ -88,7 +87,7 @@ def table_of(some: Sequence[dict[str, Any]], *without: str) -> pa.RecordBatch:
     )
 
 
-def encode(batch: pa.RecordBatch, batch_settings: BatchSettings, **more: Any) -> list[EncodedBatch]:
+def encode(batch: pa.RecordBatch, batch_settings: SinkOptions, **more: Any) -> list[EncodedBatch]:
     batcher = new_batcher(batch_settings, **more)
     return [one for one, _ in [*batcher.add(batch, NOW), *batcher.flush()]]
 
@@ -131,7 +130,7 @@ def ids_of(count: int) -> list[str]:
 def test_grpc_03_requests_of_columns_are_those_of_objects(
     some: list[dict[str, Any]], by_column: bool, namespace: str, batch_bytes: int
 ) -> None:
-    batch_settings = BatchSettings(topic=None if by_column else "orders", batch_bytes=batch_bytes)
+    batch_settings = batch_options(topic=None if by_column else "orders", batch_bytes=batch_bytes)
     done = encode(table_of(some), batch_settings, namespace=namespace)
     found = {message.system_properties.message_id: message for one in done for message in parsed(one)}
     wanted = [
@@ -158,7 +157,7 @@ def test_rows_keep_their_order_and_columns_may_be_missing(without: tuple[str, ..
         {"body": b"%d" % number, "tags": "t" * (number % 3) or None, "keys": f"k{number}", "properties": {"a": "1"}}
         for number in range(5000)
     ]
-    done = encode(table_of(some, *without), BatchSettings(topic="orders", batch_bytes=50_000))
+    done = encode(table_of(some, *without), batch_options(topic="orders", batch_bytes=50_000))
     messages = [message for one in done for message in parsed(one)]
     kept = [{name: value for name, value in row.items() if name not in without} for row in some]
     assert messages == [plain(row, "orders", i) for row, i in zip(kept, ids_of(len(some)), strict=True)]
@@ -168,16 +167,16 @@ def test_rows_keep_their_order_and_columns_may_be_missing(without: tuple[str, ..
 def test_the_option_tags_stands_in_for_null() -> None:
     done = encode(
         table_of([{"body": b"1", "tags": None}, {"body": b"2", "tags": "own"}]),
-        BatchSettings(topic="o", tags="default"),
+        batch_options(topic="o", tags="default"),
     )
     assert [m.system_properties.tag for one in done for m in parsed(one)] == ["default", "own"]
-    done = encode(table_of([{"body": b"1"}]), BatchSettings(topic="o", tags="default"))
+    done = encode(table_of([{"body": b"1"}]), batch_options(topic="o", tags="default"))
     assert [m.system_properties.tag for one in done for m in parsed(one)] == ["default"]
 
 
 def test_compressed_bodies_go_apart_from_plain_ones_and_say_gzip() -> None:
     some = [{"body": b"z" * 5000}, {"body": b"short"}, {"body": b"y" * 9000}]
-    done = encode(table_of(some), BatchSettings(topic="o", compress_type=CompressionType.ZLIB))
+    done = encode(table_of(some), batch_options(topic="o", compress_type=CompressionType.ZLIB))
     by_flag = {one.sys_flag: parsed(one) for one in done}
     zlib_flag = CompressionType.ZLIB.sys_flag
     assert {flag: [m.system_properties.body_encoding for m in messages] for flag, messages in by_flag.items()} == {
@@ -192,13 +191,13 @@ def test_compressed_bodies_go_apart_from_plain_ones_and_say_gzip() -> None:
 def test_row_ids_are_user_properties_and_equal_those_of_remoting() -> None:
     row = {"body": b"1", "keys": "k", "properties": {"a": "1"}}
     ids = RowIds("write", 7, 3, None)
-    [one] = encode(table_of([row]), BatchSettings(topic="o"), row_ids=ids)
+    [one] = encode(table_of([row]), batch_options(topic="o"), row_ids=ids)
     [message] = parsed(one)
-    from rocketmq_spark.wire.records import decode_batch
-    from tests.encoding import encode as encode_for_brokers
-    from tests.encoding import joined
+    from rocketmq_spark.protocol.remoting.records import decode_batch
+    from tests.support.encoding import encode as encode_for_brokers
+    from tests.support.encoding import joined
 
-    [(batch, _)] = encode_for_brokers([table_of([row])], BatchSettings(topic="o"), row_ids=RowIds("write", 7, 3, None))
+    [(batch, _)] = encode_for_brokers([table_of([row])], batch_options(topic="o"), row_ids=RowIds("write", 7, 3, None))
     [stored] = decode_batch(joined(batch), "o")
     assert dict(message.user_properties) == {"a": "1", "SPARK_ROW_ID": stored.properties["SPARK_ROW_ID"]}
 
@@ -206,7 +205,7 @@ def test_row_ids_are_user_properties_and_equal_those_of_remoting() -> None:
 @pytest.mark.parametrize("keep", [False, True])
 def test_an_id_among_the_properties_is_dropped_unless_rows_are_copied(keep: bool) -> None:
     row = {"body": b"1", "properties": {"a": "1", "SPARK_ROW_ID": "older"}}
-    [one] = encode(table_of([row]), BatchSettings(topic="o", keep_row_id=keep))
+    [one] = encode(table_of([row]), batch_options(topic="o", keep_row_id=keep))
     [message] = parsed(one)
     assert dict(message.user_properties) == {"a": "1"} | ({"SPARK_ROW_ID": "older"} if keep else {})
 
@@ -218,7 +217,7 @@ def test_rows_of_a_message_group_and_delayed_rows_go_alone() -> None:
         {"body": b"3", "shardingKey": ""},
         {"body": b"4", "shardingKey": "grün"},
     ]
-    done = encode(table_of(some), BatchSettings(topic="o"))
+    done = encode(table_of(some), batch_options(topic="o"))
     singles = [one for one in done if not one.batch]
     assert [(one.body[0], one.message_group) for one in singles] == [(b"1", "red"), (b"4", "grün")]
     assert {one.encoding for one in singles} == {Encoding.REMOTING}
@@ -227,13 +226,13 @@ def test_rows_of_a_message_group_and_delayed_rows_go_alone() -> None:
     ]
     assert [m.body for one in done if one.batch for m in parsed(one)] == [b"2", b"3"]
     delayed = pa.record_batch({"body": pa.array([b"1", b"2"]), "delayMs": pa.array([None, 5000], pa.int64())})
-    done = encode(delayed, BatchSettings(topic="o"))
+    done = encode(delayed, batch_options(topic="o"))
     assert [(one.batch, one.rows) for one in done] == [(False, 1), (True, 1)]
 
 
 def test_wait_store_msg_ok_parts_no_batches() -> None:
     table = pa.record_batch({"body": pa.array([b"1", b"2"]), "waitStoreMsgOK": pa.array([True, False])})
-    [one] = encode(table, BatchSettings(topic="o"))
+    [one] = encode(table, batch_options(topic="o"))
     assert [m.body for m in parsed(one)] == [b"1", b"2"]
 
 
@@ -255,7 +254,7 @@ def test_wait_store_msg_ok_parts_no_batches() -> None:
 )
 def test_what_a_proxy_would_refuse_is_named_before_anything_is_sent(row: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidRowError, match=said) as caught:
-        encode(table_of([{"body": b"fine"}, {"body": b"1", **row}]), BatchSettings(topic="o"))
+        encode(table_of([{"body": b"fine"}, {"body": b"1", **row}]), batch_options(topic="o"))
     assert caught.value.row == 1
 
 
@@ -271,7 +270,7 @@ def test_what_a_proxy_would_refuse_is_named_before_anything_is_sent(row: dict[st
     ],
 )
 def test_what_a_proxy_takes_goes(row: dict[str, Any]) -> None:
-    assert sum(one.rows for one in encode(table_of([{"body": b"1", **row}]), BatchSettings(topic="o"))) == 1
+    assert sum(one.rows for one in encode(table_of([{"body": b"1", **row}]), batch_options(topic="o"))) == 1
 
 
 # Bytes as Arrow's string columns may hold them: whole characters, and what is none anywhere in UTF-8.
@@ -350,7 +349,7 @@ def test_a_row_with_a_text_that_is_not_utf_8_is_invalid_and_the_others_go(
     def on_invalid(invalid: InvalidRows) -> None:
         found.update((error.row, error.rule) for error in invalid.errors())
 
-    done = encode(table, BatchSettings(topic="o"), on_invalid=on_invalid)
+    done = encode(table, batch_options(topic="o"), on_invalid=on_invalid)
     assert found == {number: f"{name} is not valid UTF-8" for number, name in wanted.items()}
     sent = [message.body for one in done if one.batch for message in parsed(one)]
     sent += [b"".join(one.body) for one in done if not one.batch]
@@ -363,14 +362,14 @@ def test_what_is_not_utf_8_is_shown_and_lies_under_a_null_unseen() -> None:
 
     table = pa.record_batch({"body": [b"1", b"2"], "keys": texts("gr\u00fcn".encode(), b"caf\xe9")})
     with pytest.raises(InvalidRowError, match=r"row 1 .*keys is not valid UTF-8 \(caf\\xe9\)") as caught:
-        encode(table, BatchSettings(topic="o"))
+        encode(table, batch_options(topic="o"))
     assert caught.value.row == 1
     entries = pa.MapArray.from_arrays([0, 1, 3], texts(b"a", b"b", b"c"), texts(b"fine", b"fine", b"caf\xe9"))
     with pytest.raises(InvalidRowError, match=r"row 1 .*value of a property is not valid UTF-8 \(caf\\xe9\)"):
-        encode(pa.record_batch({"body": [b"1", b"2"], "properties": entries}), BatchSettings(topic="o"))
+        encode(pa.record_batch({"body": [b"1", b"2"], "properties": entries}), batch_options(topic="o"))
     valid = pa.py_buffer(b"\x01")
     hidden = pa.Array.from_buffers(pa.string(), 2, [valid, *texts(b"gr\xc3\xbcn", b"\xe9").buffers()[1:]])
-    [one] = encode(pa.record_batch({"body": [b"1", b"2"], "keys": hidden}), BatchSettings(topic="o"))
+    [one] = encode(pa.record_batch({"body": [b"1", b"2"], "keys": hidden}), batch_options(topic="o"))
     assert [list(message.system_properties.keys) for message in parsed(one)] == [["gr\u00fcn"], []]
 
 
@@ -381,7 +380,7 @@ def test_a_row_with_an_order_and_a_delay_is_invalid_and_its_neighbours_go(name: 
     found: list[tuple[int, str]] = []
     done = encode(
         table,
-        BatchSettings(topic="o"),
+        batch_options(topic="o"),
         on_invalid=lambda invalid: found.extend((error.row, error.rule) for error in invalid.errors()),
     )
     assert found == [(2, "shardingKey is set beside a delay")]
@@ -392,7 +391,7 @@ def test_the_option_tags_counts_among_the_properties() -> None:
     some = [{"body": b"1", "keys": "k" * 16_380}, {"body": b"2", "keys": "k" * 16_381}]
     for table in (table_of(some), table_of([{**row, "tags": None} for row in some])):
         with pytest.raises(InvalidRowError, match=r"properties are too long \(16385 bytes\)") as caught:
-            encode(table, BatchSettings(topic="o", tags="tags"))
+            encode(table, batch_options(topic="o", tags="tags"))
         assert caught.value.row == 1
 
 
@@ -406,7 +405,7 @@ def test_grpc_02_ids_have_34_digits_and_carry_over_into_the_seconds() -> None:
     some = [{"body": b"1"}] * 5
     found = [
         m.system_properties.message_id
-        for one in encode(table_of(some), BatchSettings(topic="o"), unique_ids=ids)
+        for one in encode(table_of(some), batch_options(topic="o"), unique_ids=ids)
         for m in parsed(one)
     ]
     assert found == [f"{ids.prefix.hex().upper()}{(7 << 32) + 0xFFFF_FFFE + row:016X}" for row in range(5)]
@@ -416,7 +415,7 @@ def test_grpc_02_ids_have_34_digits_and_carry_over_into_the_seconds() -> None:
 
 def test_halves_of_a_request_are_requests() -> None:
     some = [{"body": b"x" * (1 + 40 * number), "properties": {"n": str(number)}} for number in range(101)]
-    [one] = encode(table_of(some), BatchSettings(topic="o"))
+    [one] = encode(table_of(some), batch_options(topic="o"))
     halves = split_batch(one)
     assert halves is not None
     assert [m.user_properties["n"] for half in halves for m in parsed(half)] == [str(number) for number in range(101)]
@@ -424,5 +423,5 @@ def test_halves_of_a_request_are_requests() -> None:
 
 def test_a_body_that_no_batch_holds_goes_alone() -> None:
     some = [{"body": b"1"}, {"body": b"L" * (4 * 1024 * 1024)}, {"body": b"3"}]
-    done = encode(table_of(some), BatchSettings(topic="o"))
+    done = encode(table_of(some), batch_options(topic="o"))
     assert [(one.batch, one.rows) for one in sorted(done, key=lambda one: one.batch)] == [(False, 1), (True, 2)]

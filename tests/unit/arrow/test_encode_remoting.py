@@ -14,13 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.arrow.batcher import LINGER_S
-from rocketmq_spark.arrow.encode_remoting import BatchSettings
-from rocketmq_spark.compression import CompressionType, decompress
 from rocketmq_spark.errors import InvalidRowError, RouteNotFoundException, SchemaError
-from rocketmq_spark.message import MessageQueue
-from rocketmq_spark.wire.records import MAX_BATCH_ROWS, MAX_BODY, decode_batch, decode_properties
-from tests.encoding import check, encode, joined, new_batcher, queues_of
-from tests.strategies import row_tables
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.protocol.compression import CompressionType, decompress
+from rocketmq_spark.protocol.remoting.records import MAX_BATCH_ROWS, MAX_BODY, decode_batch, decode_properties
+from tests.support.encoding import batch_options, check, encode, joined, new_batcher, queues_of
+from tests.support.strategies import row_tables
 
 # An item's bytes beside body and properties, and UNIQ_KEY's property.
 ITEM = 22 + 42
@@ -30,11 +29,11 @@ ITEM = 22 + 42
 ENCODER = """
 import sys
 import pyarrow as pa
-from rocketmq_spark.arrow.row_id import RowIds
-from rocketmq_spark.wire.records import decode_properties
-from tests.encoding import BatchSettings, encode
+from rocketmq_spark.arrow.ids import RowIds
+from rocketmq_spark.protocol.remoting.records import decode_properties
+from tests.support.encoding import batch_options, encode
 batches = list(pa.ipc.open_stream(sys.stdin.buffer))
-done = encode(batches, BatchSettings(topic=None, tags="t"), row_ids=RowIds("w-1", 0, 0, None))
+done = encode(batches, batch_options(topic=None, tags="t"), row_ids=RowIds("w-1", 0, 0, None))
 singles = [decode_properties(batch.properties.encode()) for batch, _ in done if not batch.batch]
 delays = sorted((name, value) for properties in singles for name, value in properties.items() if "DEL" in name)
 print(sum(batch.rows for batch, _ in done), *map("=".join, delays), "pandas" in sys.modules)
@@ -76,7 +75,7 @@ def plain_rows(batch: pa.RecordBatch) -> list[dict[str, object]]:
 @given(
     row_tables(),
     st.builds(
-        BatchSettings,
+        batch_options,
         topic=st.none() | st.just("orders"),
         tags=st.none() | st.just("standard"),
         max_message_size=st.sampled_from([150, 400, MAX_BODY]),
@@ -105,7 +104,7 @@ def test_a_row_with_a_delay_goes_as_a_single_message():
     )
     rows = plain_rows(batch)
     rows[3]["deliverTime"] = 1_700_000_000_123
-    settings_ = BatchSettings(topic="orders")
+    settings_ = batch_options(topic="orders")
     done = encode([batch], settings_)
     check(done, rows, settings_)
     assert [one.properties.split("\x02")[-3] for one, _ in done if not one.batch] == [
@@ -129,7 +128,7 @@ def test_null_lists_and_maps_may_have_entries_under_them():
         {"body": b"b"},
         {"body": b"c", "keys": ["k2"], "properties": [("k2", "v2")]},
     ]
-    settings_ = BatchSettings(topic="orders")
+    settings_ = batch_options(topic="orders")
     check(encode([bodies(b"a", b"b", b"c", keys=keys, properties=hidden)], settings_), rows, settings_)
 
 
@@ -142,11 +141,11 @@ def test_rows_may_lie_beyond_two_gib_of_their_buffer():
     array = pa.Array.from_buffers(pa.large_string(), 3, buffers).slice(1)
     batch = pa.RecordBatch.from_pydict({"body": array, "keys": array, "shardingKey": array})
     rows = [{"body": text.encode(), "keys": text, "shardingKey": text} for text in ("one", "-two")]
-    check(encode([batch]), rows, BatchSettings(topic="orders"))
+    check(encode([batch]), rows, batch_options(topic="orders"))
 
 
 def test_a_batch_never_has_more_rows_than_a_broker_can_count():
-    done = encode([bodies(*[b"x"] * 70_000)], BatchSettings(topic="orders", batch_bytes=MAX_BODY))
+    done = encode([bodies(*[b"x"] * 70_000)], batch_options(topic="orders", batch_bytes=MAX_BODY))
     assert [batch.rows for batch, _ in done] == [MAX_BATCH_ROWS, MAX_BATCH_ROWS, 6_000]
 
 
@@ -161,13 +160,13 @@ def test_an_item_of_exactly_the_limit_is_a_batch_and_one_byte_more_is_a_single_m
 
 
 def test_a_row_larger_than_batch_bytes_is_a_batch_of_its_own():
-    done = encode([bodies(b"a", bytes(5000), b"b", b"c")], BatchSettings(topic="orders", batch_bytes=1000))
+    done = encode([bodies(b"a", bytes(5000), b"b", b"c")], batch_options(topic="orders", batch_bytes=1000))
     assert [(batch.batch, batch.rows) for batch, _ in done] == [(True, 1), (True, 1), (True, 2)]
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 2 * MAX_BODY])
 def test_rows_of_one_key_keep_their_order_around_one_that_is_too_large_for_a_batch(chunk_bytes):
-    settings_ = BatchSettings(topic="orders", max_message_size=300)
+    settings_ = batch_options(topic="orders", max_message_size=300)
     batch = bodies(b"first", bytes(290), b"last", bytes(291), shardingKey=pa.array(["k"] * 4))
     done = encode([batch], settings_, chunk_bytes=chunk_bytes)
     assert [decode_batch(joined(one))[0].body if one.batch else joined(one) for one, _ in done] == [
@@ -179,7 +178,7 @@ def test_rows_of_one_key_keep_their_order_around_one_that_is_too_large_for_a_bat
 
 
 def test_rows_fill_a_batch_across_record_batches():
-    batcher = new_batcher(BatchSettings(topic="orders", batch_bytes=10 * (ITEM + 1)))
+    batcher = new_batcher(batch_options(topic="orders", batch_bytes=10 * (ITEM + 1)))
     assert list(batcher.add(bodies(*[b"x"] * 7), 0.0)) == []
     assert (batcher.pending_rows, batcher.pending_bytes) == (7, 7 * (ITEM + 1))
     ((full, queue),) = batcher.add(bodies(*[b"y"] * 7), 0.0)
@@ -199,7 +198,7 @@ def test_many_small_record_batches_make_few_pieces():
 
 
 def test_full_batches_are_slices_of_one_buffer():
-    batcher = new_batcher(BatchSettings(topic="orders", batch_bytes=10 * (ITEM + 1)))
+    batcher = new_batcher(batch_options(topic="orders", batch_bytes=10 * (ITEM + 1)))
     first, second = batcher.add(bodies(*[b"x"] * 25), 0.0)
     assert first[0].body[0].obj is second[0].body[0].obj
 
@@ -207,7 +206,7 @@ def test_full_batches_are_slices_of_one_buffer():
 def test_groups_that_share_a_chunk_keep_no_more_memory_alive_than_they_hold():
     rows, per_key = 4000, 100
     keys = pa.array([str(row % (rows // per_key)) for row in range(rows)])
-    batcher = new_batcher(BatchSettings(topic="orders", batch_bytes=20_000))
+    batcher = new_batcher(batch_options(topic="orders", batch_bytes=20_000))
     full = [batch for batch, _ in batcher.add(bodies(*[bytes(200)] * rows, shardingKey=keys), 0.0)]
     buffers = {id(piece.obj): len(piece.obj) for batch in full for piece in batch.body}
     assert full
@@ -240,7 +239,7 @@ def test_search_for_expired_batches_ends_at_the_first_young_one():
             Clock.compared += 1
             return float(self) - since
 
-    batcher = new_batcher(BatchSettings(topic=None))
+    batcher = new_batcher(batch_options(topic=None))
     list(batcher.add(bodies(b"old", topic=pa.array(["old"])), 0.0))
     list(batcher.add(bodies(*[b"young"] * 500, topic=pa.array([f"T{number}" for number in range(500)])), 10.0))
     assert [batch.topic for batch, _ in batcher.expired(Clock(10.0), lambda _topic: True)] == ["old"]
@@ -248,7 +247,7 @@ def test_search_for_expired_batches_ends_at_the_first_young_one():
 
 
 def test_a_group_whose_topic_nobody_has_looked_up_stays():
-    batcher = new_batcher(BatchSettings(topic=None))
+    batcher = new_batcher(batch_options(topic=None))
     list(batcher.add(bodies(b"x", b"y", topic=pa.array(["known", "unknown"])), 0.0))
     assert [batch.topic for batch, _ in batcher.expired(10.0, "known".__eq__)] == ["known"]
     assert [batch.topic for batch, _ in batcher.flush()] == ["unknown"]
@@ -258,7 +257,7 @@ def test_the_largest_group_goes_when_all_together_wait_for_too_much():
     small, large = bodies(bytes(100), bytes(100), shardingKey=pa.array(["a", "a"])), bodies(*[bytes(100)] * 3)
     one = 100 + ITEM
     limit = 2 * (one + len("__SHARDINGKEY") + 3) + 2 * one
-    batcher = new_batcher(BatchSettings(topic="orders", max_pending_bytes=limit))
+    batcher = new_batcher(batch_options(topic="orders", max_pending_bytes=limit))
     assert list(batcher.add(small, 0.0)) == []
     assert [(batch.rows, queue) for batch, queue in batcher.add(large, 0.0)] == [(3, None)]
     assert batcher.pending_rows == 2
@@ -296,15 +295,15 @@ def test_rows_that_do_not_wait_for_the_disk_are_batches_of_their_own():
 
 
 def test_a_retry_topic_gets_no_batches():
-    done = encode([bodies(b"a", b"b", topic=pa.array(["%RETRY%group", "orders"]))], BatchSettings())
+    done = encode([bodies(b"a", b"b", topic=pa.array(["%RETRY%group", "orders"]))], batch_options())
     assert {one.topic: one.batch for one, _ in done} == {"%RETRY%group": False, "orders": True}
 
 
 @pytest.mark.parametrize("batching", [True, False])
 def test_text_that_is_not_utf8_is_an_invalid_row(batching):
     tags = pa.array([b"caf\xe9"]).view(pa.string())
-    with pytest.raises(InvalidRowError, match="row 0 .*tags is not valid UTF-8"):
-        encode([bodies(b"a", tags=tags)], BatchSettings(topic="orders", batching=batching))
+    with pytest.raises(InvalidRowError, match=r"row 0 .*tags is not valid UTF-8"):
+        encode([bodies(b"a", tags=tags)], batch_options(topic="orders", batching=batching))
 
 
 def test_queues_are_asked_for_only_when_a_row_is_bound():
@@ -316,9 +315,9 @@ def test_queues_are_asked_for_only_when_a_row_is_bound():
 
     batch = bodies(b"a", b"b", b"c", topic=pa.array(["x", "y", "z"]), shardingKey=pa.array([None, "k", ""]))
     encode([bodies(b"a")], queues_of=ask)
-    encode([batch], BatchSettings(queue_selector="roundRobin"), queues_of=ask)
+    encode([batch], batch_options(queue_selector="roundRobin"), queues_of=ask)
     assert asked == []
-    encode([batch], BatchSettings(), queues_of=ask)
+    encode([batch], batch_options(), queues_of=ask)
     assert asked == ["y"]
 
 
@@ -342,7 +341,7 @@ def test_a_row_is_bound_to_the_queue_that_it_names():
         queueId=pa.array([1, None, 0], pa.int64()),
         brokerName=pa.array(["broker-a", "broker-a", "broker-b"]),
     )
-    done = encode([batch], BatchSettings(queue_selector="column"))
+    done = encode([batch], batch_options(queue_selector="column"))
     assert {joined(one)[20:21]: queue for one, queue in done} == {
         b"a": MessageQueue("orders", "broker-a", 1),
         b"b": None,
@@ -353,7 +352,7 @@ def test_a_row_is_bound_to_the_queue_that_it_names():
 def test_a_queue_id_needs_no_broker_name_where_the_topic_has_one_broker():
     queues = [MessageQueue("orders", "only", number) for number in (0, 1)]
     batch = bodies(b"a", queueId=pa.array([1]))
-    ((_, queue),) = encode([batch], BatchSettings(topic="orders", queue_selector="column"), queues_of=lambda _: queues)
+    ((_, queue),) = encode([batch], batch_options(topic="orders", queue_selector="column"), queues_of=lambda _: queues)
     assert queue == queues[1]
 
 
@@ -397,7 +396,7 @@ LONG = b"the same again and again " * 200
 @pytest.mark.parametrize("kind", CompressionType)
 def test_90_long_bodies_are_compressed_one_by_one_in_batches_of_their_own(kind):
     values = [LONG[:4095], LONG[:4096], b"x", LONG, np.random.default_rng(1).bytes(5_000)]
-    done = encode([bodies(*values)], BatchSettings(topic="orders", compress_type=kind))
+    done = encode([bodies(*values)], batch_options(topic="orders", compress_type=kind))
     found = {}
     for one, _ in done:
         for item in decode_batch(joined(one)):
@@ -409,7 +408,7 @@ def test_90_long_bodies_are_compressed_one_by_one_in_batches_of_their_own(kind):
 
 def test_91_a_single_message_is_compressed_too_and_says_how():
     batch = bodies(LONG, b"short", delayTimeLevel=pa.array([1, 1]))
-    done = encode([batch], BatchSettings(topic="orders", compress_type=CompressionType.ZLIB))
+    done = encode([batch], batch_options(topic="orders", compress_type=CompressionType.ZLIB))
     assert [(one.batch, one.sys_flag, decompress(joined(one), one.sys_flag)) for one, _ in done] == [
         (False, 0x301, LONG),
         (False, 0, b"short"),
@@ -417,7 +416,7 @@ def test_91_a_single_message_is_compressed_too_and_says_how():
 
 
 def test_max_message_size_counts_a_body_before_it_is_compressed():
-    settings_ = BatchSettings(topic="orders", max_message_size=4_500, compress_type=CompressionType.ZLIB)
+    settings_ = batch_options(topic="orders", max_message_size=4_500, compress_type=CompressionType.ZLIB)
     with pytest.raises(InvalidRowError, match="body is longer than maxMessageSize"):
         encode([bodies(LONG)], settings_)
 
@@ -425,7 +424,7 @@ def test_max_message_size_counts_a_body_before_it_is_compressed():
 def test_invalid_rows_are_not_compressed():
     handed = []
     batch = bodies(LONG, LONG, tags=pa.array(["a|b", "c"]))
-    settings_ = BatchSettings(topic="orders", compress_type=CompressionType.LZ4)
+    settings_ = batch_options(topic="orders", compress_type=CompressionType.LZ4)
     ((one, _),) = encode([batch], settings_, on_invalid=handed.append)
     assert (one.rows, one.sys_flag, len(handed[0])) == (1, 0x101, 1)
 
@@ -433,7 +432,7 @@ def test_invalid_rows_are_not_compressed():
 def test_an_inner_batch_has_an_id_of_its_own_in_the_header_and_plain_bodies():
     batch = bodies(LONG, LONG, waitStoreMsgOK=pa.array([True, False]))
     done = encode(
-        [batch], BatchSettings(topic="orders", inner_batches=True, compress_type=CompressionType.ZLIB, compress_over=1)
+        [batch], batch_options(topic="orders", inner_batches=True, compress_type=CompressionType.ZLIB, compress_over=1)
     )
     headers = [decode_properties(one.properties.encode()) for one, _ in done]
     items = [item.properties["UNIQ_KEY"] for one, _ in done for item in decode_batch(joined(one))]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from rocketmq_spark.arrow.encode_remoting import BatchSettings
 from rocketmq_spark.errors import InvalidRowError
-from rocketmq_spark.message import MessageQueue
-from rocketmq_spark.message_const import RESERVED_PROPERTIES
-from rocketmq_spark.wire.records import decode_batch
-from tests.encoding import encode, joined, new_batcher
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.properties import RESERVED_PROPERTIES
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.protocol.remoting.records import decode_batch
+from tests.support.encoding import batch_options, encode, joined, new_batcher
 
-TOPIC = BatchSettings(topic="orders")
+TOPIC = batch_options(topic="orders")
 PROPERTIES = pa.map_(pa.string(), pa.string())
 
 
@@ -22,7 +22,7 @@ def batch_of(name: str, *values: object, arrow_type: pa.DataType | None = None, 
     return pa.RecordBatch.from_pydict({"body": pa.array([b"x"] * len(values)), **arrays})
 
 
-def error_of(batch: pa.RecordBatch, settings: BatchSettings = TOPIC, **more: object) -> InvalidRowError:
+def error_of(batch: pa.RecordBatch, settings: SinkOptions = TOPIC, **more: object) -> InvalidRowError:
     with pytest.raises(InvalidRowError) as raised:
         encode([batch], settings, **more)
     return raised.value
@@ -152,7 +152,7 @@ TOPICS = {
 def test_a_topic_is_checked_where_it_comes_from_a_column(name):
     topic, rule, advice = TOPICS[name]
     batch = batch_of("topic", "t" * 127, topic)
-    error = error_of(batch, BatchSettings())
+    error = error_of(batch, batch_options())
     assert (error.row, error.rule) == (1, rule)
     assert advice in str(error)
     assert [one.topic for one, _ in encode([batch], TOPIC)] == ["orders"]
@@ -175,13 +175,13 @@ def test_nothing_under_a_null_is_looked_at():
     hidden = pa.Array.from_buffers(pa.string(), 2, [pa.py_buffer(b"\x02"), *pa.array([" |\x01", "ok"]).buffers()[1:]])
     ((one, _),) = encode(
         [batch_of("body", "a", "b", tags=hidden, keys=hidden, shardingKey=hidden)],
-        BatchSettings(topic="orders", queue_selector="random"),
+        batch_options(topic="orders", queue_selector="random"),
     )
     assert [message.properties.get("TAGS") for message in decode_batch(joined(one))] == [None, "ok"]
 
 
 def test_body_size_is_bounded_by_max_message_size():
-    settings = BatchSettings(topic="orders", max_message_size=200)
+    settings = batch_options(topic="orders", max_message_size=200)
     error = error_of(batch_of("body", bytes(200), bytes(201)), settings)
     assert (error.row, error.rule) == (1, "body is longer than maxMessageSize")
     assert "(201 bytes); 200 bytes are allowed" in str(error)
@@ -200,7 +200,7 @@ def test_a_batch_item_has_room_for_32767_bytes_of_properties():
 
 
 def test_a_single_message_leaves_room_for_what_the_broker_adds():
-    single = BatchSettings(topic="orders", batching=False)
+    single = batch_options(topic="orders", batching=False)
     ((one, _),) = encode([properties_of(32_000)], single)
     assert len(one.properties) == 32_000
     assert error_of(properties_of(32_001), single).rule == "properties are too long"
@@ -239,7 +239,7 @@ def test_many_different_names_in_a_block_are_still_checked_for_repeats():
 
 @pytest.mark.parametrize("missing", [None, ""])
 def test_an_ordered_write_needs_a_sharding_key_in_every_row(missing):
-    settings = BatchSettings(topic="orders", ordered=True)
+    settings = batch_options(topic="orders", ordered=True)
     error = error_of(batch_of("shardingKey", "k", missing), settings)
     assert (error.row, error.rule) == (1, "shardingKey is null or empty")
     assert error_of(batch_of("tags", "a"), settings).row == 0
@@ -248,7 +248,7 @@ def test_an_ordered_write_needs_a_sharding_key_in_every_row(missing):
 @pytest.mark.parametrize(("queue_id", "broker"), [(2, "broker-a"), (0, "broker-c"), (0, None)])
 def test_a_row_names_a_queue_that_exists(queue_id, broker):
     batch = batch_of("queueId", 1, queue_id, None, brokerName=pa.array(["broker-a", broker, "broker-c"]))
-    error = error_of(batch, BatchSettings(topic="orders", queue_selector="column"))
+    error = error_of(batch, batch_options(topic="orders", queue_selector="column"))
     assert error.row == 1
     assert f"(brokerName {broker or 'null'}, queueId {queue_id})" in str(error)
     assert "the topic's writable queues are broker-a: 0..1, broker-b: 0" in str(error)
@@ -257,7 +257,7 @@ def test_a_row_names_a_queue_that_exists(queue_id, broker):
 def test_a_queue_id_is_not_negative():
     error = error_of(
         batch_of("queueId", 0, -1),
-        BatchSettings(topic="orders", queue_selector="column"),
+        batch_options(topic="orders", queue_selector="column"),
         queues_of=lambda topic: [MessageQueue(topic, "only", 0)],
     )
     assert (error.row, error.rule) == (1, "queueId is out of range")

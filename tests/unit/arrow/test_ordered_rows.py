@@ -9,13 +9,13 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.arrow.encode_remoting import BatchSettings, RemotingBatcher
-from rocketmq_spark.compression import CompressionType, decompress
-from rocketmq_spark.message import EncodedBatch, MessageQueue
-from rocketmq_spark.wire.records import decode_batch
-from tests.encoding import Ready, joined, new_batcher
+from rocketmq_spark.arrow.encoders import RemotingBatcher
+from rocketmq_spark.model.message import EncodedBatch, MessageQueue
+from rocketmq_spark.protocol.compression import CompressionType, decompress
+from rocketmq_spark.protocol.remoting.records import decode_batch
+from tests.support.encoding import Ready, batch_options, joined, new_batcher
 
-ORDERED = BatchSettings(
+ORDERED = batch_options(
     topic="orders",
     ordered=True,
     batch_bytes=1200,
@@ -82,7 +82,7 @@ def test_rows_of_a_queue_keep_their_order_and_none_is_missing(
 
 
 def test_a_batch_has_at_most_so_many_rows_as_asked() -> None:
-    batcher = new_batcher(BatchSettings(topic="orders", max_rows=7))
+    batcher = new_batcher(batch_options(topic="orders"), max_rows=7)
     rows = pa.RecordBatch.from_pydict({"body": ["x"] * 40})
     ready = [*batcher.add(rows, 0.0), *batcher.flush()]
     assert [batch.rows for batch, _ in ready] == [7] * 5 + [5]

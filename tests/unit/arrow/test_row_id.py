@@ -10,27 +10,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.arrow.byte_hash import byte_hashes
 from rocketmq_spark.arrow.columns import ByteColumn, byte_column
-from rocketmq_spark.arrow.encode_remoting import BatchSettings
-from rocketmq_spark.arrow.row_id import RowIds, repeatable
+from rocketmq_spark.arrow.ids import RowIds, byte_hashes, repeatable
 from rocketmq_spark.arrow.schema import check_row_id
 from rocketmq_spark.errors import InvalidRowError, SchemaError
-from rocketmq_spark.wire.records import decode_batch, decode_properties
-from rocketmq_spark.wire.row_hash import STEP, entry_hash, is_repeatable, row_hash
-from tests.encoding import encode, joined
-from tests.strategies import row_tables
+from rocketmq_spark.model.hashes import STEP, entry_hash, is_repeatable, row_hash
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.protocol.remoting.records import decode_batch, decode_properties
+from tests.support.encoding import batch_options, encode, joined
+from tests.support.strategies import row_tables
 
 PROPERTIES = pa.map_(pa.string(), pa.string())
 
 
 def ids_of(
-    batches: list[pa.RecordBatch], settings_: BatchSettings | None = None, columns: tuple[str, ...] | None = None
+    batches: list[pa.RecordBatch], settings_: SinkOptions | None = None, columns: tuple[str, ...] | None = None
 ) -> list[str]:
     """Return the ids in the order of the rows, after checking that each is what a reader works out."""
     found: dict[str, str] = {}
     row_ids = RowIds("w-1", 4, 9, columns)
-    for one, _ in encode(batches, settings_ or BatchSettings(topic="orders"), row_ids=row_ids):
+    for one, _ in encode(batches, settings_ or batch_options(topic="orders"), row_ids=row_ids):
         messages = decode_batch(joined(one)) if one.batch else None
         for message in messages or ():
             found[message.properties["UNIQ_KEY"]] = message.properties["SPARK_ROW_ID"]
@@ -94,14 +93,14 @@ def test_a_million_similar_strings_have_a_million_hashes() -> None:
 @given(
     row_tables(delays=True),
     st.builds(
-        BatchSettings,
+        batch_options,
         topic=st.none() | st.just("orders"),
         tags=st.none() | st.just("standard"),
         batching=st.booleans(),
         queue_selector=st.sampled_from([None, "random"]),
     ),
 )
-def test_a_reader_can_work_the_hash_out_and_every_row_has_its_place(table: Any, batch_settings: BatchSettings) -> None:
+def test_a_reader_can_work_the_hash_out_and_every_row_has_its_place(table: Any, batch_settings: SinkOptions) -> None:
     rows, record_batches = table
     ids = ids_of(record_batches, batch_settings)
     assert [one.rsplit("/", 1)[0] for one in ids] == [f"w-1/4/9/{number}" for number in range(len(rows))]
@@ -112,7 +111,7 @@ def test_ids_do_not_depend_on_how_rows_are_cut_into_record_batches(table: Any, s
     _, record_batches = table
     whole = pa.Table.from_batches(record_batches)
     again = whole.to_batches(max_chunksize=size)
-    assert ids_of(again, BatchSettings()) == ids_of(record_batches, BatchSettings())
+    assert ids_of(again, batch_options()) == ids_of(record_batches, batch_options())
 
 
 @pytest.mark.parametrize(
@@ -137,8 +136,8 @@ def test_ids_do_not_depend_on_how_rows_are_cut_into_record_batches(table: Any, s
     ],
 )
 def test_rows_that_say_something_else_have_other_ids(one: pa.RecordBatch, other: pa.RecordBatch) -> None:
-    assert ids_of([one], BatchSettings(topic=None if "topic" in one.schema.names else "t")) != ids_of(
-        [other], BatchSettings(topic=None if "topic" in other.schema.names else "t")
+    assert ids_of([one], batch_options(topic=None if "topic" in one.schema.names else "t")) != ids_of(
+        [other], batch_options(topic=None if "topic" in other.schema.names else "t")
     )
 
 
@@ -154,7 +153,7 @@ def test_rows_that_say_something_else_have_other_ids(one: pa.RecordBatch, other:
     ],
 )
 def test_what_is_not_set_and_where_and_how_a_row_goes_are_no_part_of_its_id(column: dict[str, pa.Array]) -> None:
-    settings_ = BatchSettings(topic="orders", queue_selector="column")
+    settings_ = batch_options(topic="orders", queue_selector="column")
     assert ids_of([bodies(b"a", **column)], settings_) == ids_of([bodies(b"a")], settings_)
 
 
@@ -214,7 +213,7 @@ def test_an_id_among_the_properties_is_dropped_unless_rows_are_copied(copied: bo
     if copied:
         batch = batch.append_column("queueOffset", pa.array([1]))
     for keep, expected in ((False, {"a": "1"}), (True, {"a": "1", "SPARK_ROW_ID": "older"})):
-        ((one, _),) = encode([batch], BatchSettings(topic="T", keep_row_id=keep))
+        ((one, _),) = encode([batch], batch_options(topic="T", keep_row_id=keep))
         properties = dict(decode_batch(joined(one))[0].properties)
         assert properties.pop("UNIQ_KEY")
         assert properties == expected
@@ -237,7 +236,7 @@ def test_the_hash_of_nothing_but_zeros_knows_how_many() -> None:
 @given(row_tables(), st.data())
 def test_an_id_is_verified_against_the_row_as_the_plain_way_does(table: Any, data: st.DataObject) -> None:
     rows = []
-    for one, _ in encode(table[1], BatchSettings(), row_ids=RowIds("w-1", -1, 9)):
+    for one, _ in encode(table[1], batch_options(), row_ids=RowIds("w-1", -1, 9)):
         messages = decode_batch(joined(one), one.topic) if one.batch else ()
         rows += [
             [message.properties["SPARK_ROW_ID"], message.topic, message.body, message.flag, dict(message.properties)]

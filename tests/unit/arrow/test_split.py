@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.arrow.gather import chunks
 from rocketmq_spark.arrow.split import fill_batches
-from rocketmq_spark.wire.records import MAX_BATCH_ROWS
+from rocketmq_spark.protocol.remoting.records import MAX_BATCH_ROWS
 
 item_sizes = st.lists(st.integers(1, 50), max_size=40)
 

@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.arrow.columns import byte_column
-from rocketmq_spark.arrow.encode_remoting import BatchSettings
-from rocketmq_spark.arrow.string_hash import string_hashes
-from rocketmq_spark.java_hash import string_hash
-from rocketmq_spark.message import MessageQueue
-from tests.encoding import encode
+from rocketmq_spark.arrow.ids import string_hashes
+from rocketmq_spark.model.hashes import string_hash
+from rocketmq_spark.model.message import MessageQueue
+from tests.support.encoding import batch_options, encode
 
 
 def hashes(array: pa.Array) -> list[int]:
@@ -72,6 +71,6 @@ def test_a_key_meets_the_queue_that_java_s_remainder_gives(count):
     for array in (pa.array(keys), pa.array(keys).dictionary_encode()):
         batch = pa.RecordBatch.from_pydict({"body": pa.array(keys), "shardingKey": array})
         done = encode(
-            [batch], BatchSettings(topic="orders", batching=False, queue_selector="hash"), queues_of=lambda _: queues
+            [batch], batch_options(topic="orders", batching=False, queue_selector="hash"), queues_of=lambda _: queues
         )
         assert [queue for _, queue in done] == [queues[abs(int(math.fmod(string_hash(key), count)))] for key in keys]

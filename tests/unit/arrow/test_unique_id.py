@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rocketmq_spark.arrow.unique_id import UniqueIds
-from rocketmq_spark.wire.records import decode_batch, unique_id, unique_id_prefix
-from tests.encoding import encode, joined, new_ids
+from rocketmq_spark.arrow.ids import UniqueIds
+from rocketmq_spark.protocol.remoting.records import decode_batch, unique_id, unique_id_prefix
+from tests.support.encoding import encode, joined, new_ids
 
 
 def text_of(ids: UniqueIds, first: int, rows: np.ndarray) -> list[str]:

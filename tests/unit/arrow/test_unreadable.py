@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.arrow.decode import UNREADABLE, batches_of, decode, decode_rows, missing_offsets
-from rocketmq_spark.compression import MAX_DECOMPRESSED, CompressionType
-from rocketmq_spark.consumer.data_loss import SkippedMessages
+from rocketmq_spark.arrow.decode import UNREADABLE, batches_of, decode, decode_rows
+from rocketmq_spark.arrow.stored import missing_offsets
 from rocketmq_spark.errors import RemotingCommandException
-from rocketmq_spark.message import Message
-from rocketmq_spark.message_ext import MessageExt
-from rocketmq_spark.pull import Pulled
-from rocketmq_spark.wire.records import decode_properties, encode_batch
-from rocketmq_spark.wire.unwrap import Unreadable
-from tests.strategies import encode_stored_record
+from rocketmq_spark.model.message import Message
+from rocketmq_spark.model.message_ext import MessageExt, Pulled
+from rocketmq_spark.protocol.compression import MAX_DECOMPRESSED, CompressionType
+from rocketmq_spark.protocol.remoting.records import decode_properties, encode_batch
+from rocketmq_spark.protocol.remoting.unwrap import Unreadable
+from rocketmq_spark.source.read import SkippedMessages
+from tests.support.strategies import encode_stored_record
 from tests.unit.arrow.test_decode import PLAIN, QUEUE, SCHEMA, regular, sound
 
 RAW = SCHEMA.append(pa.field(UNREADABLE, pa.string()))

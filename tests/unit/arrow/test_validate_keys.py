@@ -9,12 +9,10 @@ import pyarrow as pa
 import pytest
 
 from rocketmq_spark.arrow.columns import byte_column
-from rocketmq_spark.arrow.invalid import InvalidRows
-from rocketmq_spark.arrow.settings import BatchSettings
-from rocketmq_spark.arrow.validate_keys import KeyCheck, rows_without_key
+from rocketmq_spark.arrow.invalid_rows import InvalidRows, KeyCheck, rows_without_key
 from rocketmq_spark.errors import InvalidRowError
-from rocketmq_spark.wire.records import decode_batch
-from tests.encoding import encode, joined, new_batcher
+from rocketmq_spark.protocol.remoting.records import decode_batch
+from tests.support.encoding import batch_options, encode, joined, new_batcher
 
 # What a broker of 5.5.0 kept of a batch sent to a compaction topic, and what it dropped.
 KEPT = ("k", " k", "k ", "\u3000k", "\u00a0", "\u2007", "\u202f", "\u200b", "\x00", "\x1b", "\x85", "\u3042", "\u4e2d")
@@ -85,7 +83,7 @@ def test_keys_are_required_topic_by_topic(check: Any, asked: list[str]) -> None:
     invalid: list[InvalidRows] = []
     sent = encode(
         [rows],
-        BatchSettings(),
+        batch_options(),
         check_keys=check({"plain": False, "compact": True}),
         on_invalid=invalid.append,
     )
@@ -97,7 +95,7 @@ def test_keys_are_required_topic_by_topic(check: Any, asked: list[str]) -> None:
 def test_rows_that_are_invalid_already_are_not_checked_for_a_key(check: Any, asked: list[str]) -> None:
     rows = batch(body=[b"", b"x", b"y", b"z"], topic=["a", "b/illegal", None, "a"], keys=[None, None, None, "k"])
     invalid: list[InvalidRows] = []
-    sent = encode([rows], BatchSettings(), check_keys=check({}), on_invalid=invalid.append)
+    sent = encode([rows], batch_options(), check_keys=check({}), on_invalid=invalid.append)
     assert asked == []
     assert [one.rows.tolist() for one in invalid] == [[0, 1, 2]]
     assert [ready.batch for ready, _ in sent] == [True]
@@ -105,7 +103,7 @@ def test_rows_that_are_invalid_already_are_not_checked_for_a_key(check: Any, ask
 
 @pytest.mark.parametrize("ordered", [False, True])
 def test_first_row_without_a_key_goes_alone_if_configuration_is_unknown(check: Any, *, ordered: bool) -> None:
-    settings = BatchSettings(ordered=ordered)
+    settings = batch_options(ordered=ordered)
     columns = {"topic": ["a", "b", "a", "b", "a"], "keys": ["k", None, None, None, "k"], "shardingKey": ["s"] * 5}
     batcher = new_batcher(settings, check_keys=check({}))
     sent = [*batcher.add(batch(**columns), 0.0), *batcher.add(batch(**columns), 0.0), *batcher.flush()]

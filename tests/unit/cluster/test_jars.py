@@ -27,7 +27,7 @@ from rocketmq_spark.cluster.jars import (
 )
 from rocketmq_spark.cluster.state import process_start
 from rocketmq_spark.errors import ClusterError
-from tests.jar_lists import listed_jars
+from tests.tools.jar_lists import listed_jars
 
 MakeJava = Callable[[Path, str], Path]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.cluster.java import find_java, parse_java_version
+from rocketmq_spark.cluster.process import find_java, parse_java_version
 from rocketmq_spark.errors import ClusterError
 
 MakeJava = Callable[[Path, str], Path]

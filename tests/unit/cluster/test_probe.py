@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.cluster.probe import Probe
-from rocketmq_spark.credentials import Credentials
 from rocketmq_spark.errors import RemotingConnectException
+from rocketmq_spark.model.credentials import Credentials
+from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
+from rocketmq_spark.protocol.remoting.headers import signed
 from rocketmq_spark.transport.tls import TlsSettings
-from rocketmq_spark.wire.acl import signed
-from rocketmq_spark.wire.codes import RequestCode, ResponseCode
-from tests.certificates import Authority
-from tests.peer import BrokerPeer
+from tests.support.peer import BrokerPeer
+from tests.support.transports import Authority
 
 
 def test_a_server_that_its_authority_vouches_for_is_asked_and_the_connection_closed(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from rocketmq_spark.cluster.process import ServerProcess, State, Watchdog
 from rocketmq_spark.cluster.state import process_start
 from rocketmq_spark.errors import ClusterError
-from tests.waiting import wait_for
+from tests.support.processes import wait_for
 
 Start = Callable[[str], ServerProcess]
 

@@ -17,16 +17,15 @@ import pytest
 from cryptography.x509 import load_pem_x509_certificate
 
 from rocketmq_spark.cluster import LocalCluster
-from rocketmq_spark.cluster.access import check_user, create_user, user_requests
 from rocketmq_spark.cluster.certificates import require_own_folder
 from rocketmq_spark.cluster.config import properties_of
 from rocketmq_spark.cluster.probe import Probe
 from rocketmq_spark.cluster.process import ServerProcess, Watchdog
-from rocketmq_spark.cluster.security import Security, client_options
+from rocketmq_spark.cluster.security import Security, check_user, client_options, create_user, user_requests
 from rocketmq_spark.errors import ClusterError, MQBrokerException, RemotingTimeoutException
-from rocketmq_spark.wire.codes import RequestCode
-from rocketmq_spark.wire.command import RemotingCommand
-from tests.certificates import TOMORROW, YESTERDAY, Authority
+from rocketmq_spark.protocol.remoting.codes import RequestCode
+from rocketmq_spark.protocol.remoting.command import RemotingCommand
+from tests.support.transports import TOMORROW, YESTERDAY, Authority
 
 
 def mode(path: Path) -> int:

@@ -14,14 +14,13 @@ import pytest
 
 from rocketmq_spark.cluster.probe import Probe
 from rocketmq_spark.cluster.process import Watchdog
-from rocketmq_spark.cluster.server import Site
-from rocketmq_spark.cluster.servers import Proxy
+from rocketmq_spark.cluster.servers import Proxy, Site
 from rocketmq_spark.errors import ClusterError
-from rocketmq_spark.transport.script import route
-from rocketmq_spark.wire.codes import RequestCode
-from rocketmq_spark.wire.command import RemotingCommand, encode_command
-from tests.peer import Peer, Session, route_body
-from tests.waiting import PATIENCE
+from rocketmq_spark.protocol.remoting.codes import RequestCode
+from rocketmq_spark.protocol.remoting.command import RemotingCommand, encode_command
+from rocketmq_spark.testing.scripted import route
+from tests.support.peer import Peer, Session, route_body
+from tests.support.processes import PATIENCE
 
 MakeProxy = Callable[..., Proxy]
 
@@ -93,7 +92,7 @@ def test_a_proxy_that_dies_before_a_broker_has_registered_is_started_again_and_s
     with Peer(Brokers(none_until=1).serve) as name_server:
         proxy = make_proxy(name_server.address, deaths=1)
         ports = proxy.ports
-        proxy.launch()
+        proxy.start()
         proxy.await_ready(time.monotonic() + PATIENCE, keep_ports=keep_ports)
         assert proxy.is_alive
         assert (starts_of(proxy), proxy.ports) == (2, ports)
@@ -105,7 +104,7 @@ def test_a_proxy_that_cannot_live_is_given_up_and_says_why(
 ) -> None:
     with Peer(Brokers(none_until).serve) as name_server:
         proxy = make_proxy(name_server.address, deaths=9)
-        proxy.launch()
+        proxy.start()
         with pytest.raises(ClusterError, match=r"proxy ended with exit code 1; .*create system broadcast topic"):
             proxy.await_ready(time.monotonic() + PATIENCE)
         assert starts_of(proxy) == starts

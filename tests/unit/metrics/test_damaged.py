@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocketmq_spark.metrics import PartitionReport, WriteSummary, merge_into
-from tests.recordings import recorder, success, summary_of
+from tests.support.pipelines import recorder, success, summary_of
 
 
 def good_report() -> PartitionReport:

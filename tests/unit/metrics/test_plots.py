@@ -12,7 +12,7 @@ import pytest
 
 from rocketmq_spark.metrics import WriteSummary
 from rocketmq_spark.metrics.plots import STYLE
-from tests.recordings import recorder, success, summary_of
+from tests.support.pipelines import recorder, success, summary_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

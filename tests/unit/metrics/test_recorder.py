@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rocketmq_spark.metrics.measures import MAX_SECONDS
-from tests.recordings import recorder, success, summary_of
+from tests.support.pipelines import recorder, success, summary_of
 
 
 def test_to_dict_of_one_task() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.metrics import Measures, PartitionReport, WriteSummary, merge_into
-from tests.recordings import recorder, reports, success, summary_of
+from tests.support.pipelines import recorder, reports, success, summary_of
 
 
 def everything(summary: WriteSummary) -> tuple[Any, ...]:
@@ -51,9 +51,9 @@ def test_merging_merged_measures_gives_the_same(found: list[PartitionReport]) ->
     nested = merged([parts[0], merged(parts[1:])])
     through_bytes = Measures.unpack(nested.pack())
     direct = merged(parts)
-    assert through_bytes.broker_totals() == nested.broker_totals() == direct.broker_totals()
+    assert through_bytes.brokers == nested.brokers == direct.brokers
     assert through_bytes.width == direct.width
-    for broker in direct.broker_totals():
+    for broker in direct.brokers:
         assert through_bytes.latencies(broker)[0].tolist() == direct.latencies(broker)[0].tolist()
         assert through_bytes.latencies(broker)[1].tolist() == direct.latencies(broker)[1].tolist()
 

@@ -7,8 +7,8 @@ import io
 import pytest
 
 from rocketmq_spark.metrics import WriteSummary
-from rocketmq_spark.metrics.view import require
-from tests.recordings import recorder, success, summary_of
+from rocketmq_spark.metrics.plots import require
+from tests.support.pipelines import recorder, success, summary_of
 
 NOTE = "Latencies cover successful attempts only; numbers appear as tasks end."
 

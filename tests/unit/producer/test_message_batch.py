@@ -1,16 +1,17 @@
-"""Batches of the public producer (spec/producer.md section 17, lines 30 and 35 to 39)."""
+"""Batches of the public producer."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from rocketmq_spark.errors import MQClientException
-from rocketmq_spark.message import Message
-from rocketmq_spark.producer.message_batch import MessageBatch, encode_message_batch
-from rocketmq_spark.wire.records import MAX_BATCH_ROWS, decode_batch, decode_properties, encode_properties
+from rocketmq_spark.model.message import Message, MessageQueue, SendOutcome, SendStatus
+from rocketmq_spark.producer.encode import EncodedMessage, encode_message_batch
+from rocketmq_spark.protocol.remoting.records import MAX_BATCH_ROWS, decode_batch, decode_properties, encode_properties
 
 LIMIT = 4 * 1024 * 1024
 
@@ -20,7 +21,7 @@ def ids() -> Callable[[], str]:
     return lambda: f"ID{next(numbers)}"
 
 
-def encode(*messages: Message, limit: int = LIMIT, namespace: str | None = None) -> MessageBatch:
+def encode(*messages: Message, limit: int = LIMIT, namespace: str | None = None) -> EncodedMessage:
     return encode_message_batch(messages, max_message_size=limit, next_id=ids(), namespace=namespace)
 
 
@@ -50,32 +51,32 @@ GOOD = Message.of("orders", b"body")
         (Message("orders", b"body", 0, {"a": "x\x02"}), "0x01 or 0x02"),
     ],
 )
-def test_35_what_a_batch_can_not_have_is_refused_with_its_cause(bad: Message, reason: str) -> None:
+def test_what_a_batch_can_not_have_is_refused_with_its_cause(bad: Message, reason: str) -> None:
     error = refusal(GOOD, bad)
     assert reason in str(error)
     assert isinstance(error.__cause__, MQClientException)
     assert error.__cause__.response_code == 13
 
 
-def test_35_an_empty_batch_is_refused() -> None:
+def test_an_empty_batch_is_refused() -> None:
     assert "there is none" in str(refusal())
 
 
-def test_35_a_malformed_delay_is_refused_with_its_cause() -> None:
+def test_a_malformed_delay_is_refused_with_its_cause() -> None:
     assert isinstance(refusal(Message("orders", b"body", 0, {"DELAY": "soon"})).__cause__, ValueError)
 
 
-def test_35_the_checks_of_the_batch_come_before_those_of_a_message() -> None:
+def test_the_checks_of_the_batch_come_before_those_of_a_message() -> None:
     assert "has a delay" in str(refusal(Message("a.b", b""), Message.of("orders", b"body", delay_ms=1)))
 
 
-def test_35_a_forbidden_topic_keeps_its_code_in_the_cause() -> None:
+def test_a_forbidden_topic_keeps_its_code_in_the_cause() -> None:
     cause = refusal(Message.of("SELF_TEST_TOPIC", b"body")).__cause__
     assert isinstance(cause, MQClientException)
     assert cause.response_code == -1
 
 
-def test_36_members_are_laid_out_one_after_the_other() -> None:
+def test_members_are_laid_out_one_after_the_other() -> None:
     batch = encode(Message("orders", b"one", 5, {"UNIQ_KEY": "U"}), Message("orders", b"three", -1, {"UNIQ_KEY": "V"}))
     body = (
         "00000024 00000000 00000000 00000005 00000003 6f6e65     000b 554e49515f4b4559 01 55 02"
@@ -86,23 +87,23 @@ def test_36_members_are_laid_out_one_after_the_other() -> None:
     assert batch.encoded.rows == 2
 
 
-def test_36_every_member_gets_an_id_unless_it_has_one() -> None:
+def test_every_member_gets_an_id_unless_it_has_one() -> None:
     own = GOOD.with_properties({"UNIQ_KEY": "own"})
     batch = encode(GOOD, own, GOOD)
-    assert batch.member_ids == ("ID1", "own", "ID2")
+    assert batch.msg_id == "ID1,own,ID2"
     members = decode_batch(batch.encoded.body[0], "orders")
     assert [member.unique_id for member in members] == ["ID1", "own", "ID2"]
     assert GOOD.unique_id is None
 
 
 @pytest.mark.parametrize(("waits", "text"), [(True, "true"), (False, "false")])
-def test_36_the_batch_itself_carries_wait_and_an_id(waits: bool, text: str) -> None:
+def test_the_batch_itself_carries_wait_and_an_id(waits: bool, text: str) -> None:
     batch = encode(Message.of("orders", b"body", wait_store_msg_ok=waits))
     assert f"WAIT\x01{text}\x02UNIQ_KEY\x01ID2\x02" == batch.encoded.properties
-    assert batch.unique_id == "ID2"
+    assert batch.message.unique_id == "ID2"
 
 
-def test_37_a_body_larger_than_the_limit_is_code_13() -> None:
+def test_a_body_larger_than_the_limit_is_code_13() -> None:
     members = [Message("orders", bytes(50), 0, {"UNIQ_KEY": "U"})] * 3
     size = 3 * (22 + 50 + 11)
     assert size == encode(*members, limit=size).encoded.nbytes
@@ -111,16 +112,17 @@ def test_37_a_body_larger_than_the_limit_is_code_13() -> None:
     assert caught.value.response_code == 13
 
 
-def test_38_a_batch_is_never_compressed() -> None:
+def test_a_batch_is_never_compressed() -> None:
     batch = encode(*[Message.of("orders", bytes(100_000))] * 3)
     assert (batch.encoded.batch, batch.encoded.sys_flag) == (True, 0)
     assert batch.encoded.nbytes > 300_000
 
 
-def test_39_the_result_s_id_is_that_of_the_members_or_of_the_batch() -> None:
+def test_the_result_s_id_is_that_of_the_members_or_of_the_batch() -> None:
     batch = encode(GOOD, GOOD)
-    assert batch.msg_id("") == "ID1,ID2"
-    assert batch.msg_id("ID3") == "ID3"
+    stored = SendOutcome(MessageQueue("orders", "a", 0), SendStatus.SEND_OK, None, 1.0)
+    assert batch.result_of(stored).msg_id == "ID1,ID2"
+    assert batch.result_of(replace(stored, batch_uniq_id="ID3")).msg_id == "ID3"
 
 
 def test_a_namespace_wraps_the_topic_and_is_named() -> None:
@@ -141,7 +143,7 @@ def test_more_messages_than_a_broker_survives_are_refused() -> None:
     assert f"1 to {MAX_BATCH_ROWS} are allowed" in str(refusal(*[GOOD] * (MAX_BATCH_ROWS + 1)))
 
 
-def test_30_properties_over_32767_bytes_are_refused() -> None:
+def test_properties_over_32767_bytes_are_refused() -> None:
     # Java sends them, and the broker answers with an error that names no cause.
     message = Message("orders", b"body", 0, {"n": "v" * 32_764})
     assert len(encode_properties(message.properties)) == 32_767

@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.errors import RemotingConnectException, RouteNotFoundException
-from rocketmq_spark.message import EncodedBatch, Message, MessageQueue, SendRequest
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
-from rocketmq_spark.options import SinkOptions
-from rocketmq_spark.producer.batch_sender import BatchSender
-from rocketmq_spark.producer.client_instance import ClientInstance
-from rocketmq_spark.producer.delivery import broker_vip_channel
-from rocketmq_spark.route_data import TopicRouteData
-from rocketmq_spark.transport.script import route
-from rocketmq_spark.transport.scripted import ScriptedTransport
-from rocketmq_spark.wire.records import encode_batch
+from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendRequest
+from rocketmq_spark.model.route import TopicRouteData, broker_vip_channel
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.protocol.remoting.records import encode_batch
+from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.sink.sender import BatchSender
+from rocketmq_spark.testing.scripted import ScriptedTransport, route
 
 Pair = tuple[EncodedBatch, MessageQueue | None]
 
@@ -53,9 +51,9 @@ def write(
     routes: dict[str, TopicRouteData], *, linger: bool = False, **options: Any
 ) -> tuple[list[SendRequest], dict[str, Any]]:
     """Write three rows; return the requests made, and the figures."""
-    sink = SinkOptions(name_server=("ns:1",), **options)
+    sink = SinkOptions.of(name_server=("ns:1",), **options)
     transport, recorder = ScriptedTransport(routes, threaded=True), Recorder("w", -1, 0)
-    instance = ClientInstance("test@1", transport, sink)
+    instance = ClientInstance("test@1", transport, sink.connection)
     # Its schedules look up the topic of rows that the producer's own thread takes.
     instance.start()
 
@@ -67,7 +65,7 @@ def write(
                 break
             threading.Event().wait(0.005)
 
-    producer: BatchSender[list[str]] = BatchSender(sink, instance, recorder)
+    producer = BatchSender(sink, instance, recorder)
     try:
         producer.write(upstream(), Rows(linger=linger))
     finally:
@@ -95,24 +93,24 @@ def test_unit_mode_marks_every_request() -> None:
     assert requests[0].unit_mode
 
 
-def test_89_the_vip_channel_is_the_port_two_below_and_off_by_default() -> None:
+def test_the_vip_channel_is_the_port_two_below_and_off_by_default() -> None:
     assert broker_vip_channel("[::1]:10911") == "[::1]:10909"
     assert write({"T": route({"a": 1})}, vip_channel_enabled=True)[0][0].address == "a:10909"
     assert write({"T": route({"a": 1})})[0][0].address == "a:10911"
 
 
-def fixed(routes: dict[str, TopicRouteData], **options: Any) -> tuple[BatchSender[list[str]], ScriptedTransport]:
-    sink = SinkOptions(name_server=("ns:1",), ordered=True, topic="T", **options)
+def fixed(routes: dict[str, TopicRouteData], **options: Any) -> tuple[BatchSender, ScriptedTransport]:
+    sink = SinkOptions.of(name_server=("ns:1",), ordered=True, topic="T", **options)
     transport = ScriptedTransport(routes)
     queues = [MessageQueue("T", "a", 0), MessageQueue("T", "b", 0)]
     return BatchSender(
-        sink, ClientInstance("test@1", transport, sink), Recorder("w", -1, 0), fixed_queues=queues
+        sink, ClientInstance("test@1", transport, sink.connection), Recorder("w", -1, 0), fixed_queues=queues
     ), transport
 
 
 def test_the_queues_of_an_ordered_write_are_the_drivers_whatever_the_route_says() -> None:
     producer, transport = fixed({"T": route({"b": 1})})
-    assert producer.publish_queues("T") == [MessageQueue("T", "a", 0), MessageQueue("T", "b", 0)]
+    assert producer.routes.queues_of("T") == [MessageQueue("T", "a", 0), MessageQueue("T", "b", 0)]
     assert transport.calls == []
 
 

@@ -1,217 +1,339 @@
-"""The attempts of one send (spec/producer.md section 17, lines 76 to 87), on a handed-in clock."""
+"""Synchronous, oneway and batch sends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from rocketmq_spark.errors import (
     MQBrokerException,
     MQClientException,
-    RemotingCertificateException,
     RemotingConnectException,
-    RemotingException,
-    RemotingSendRequestException,
     RemotingTimeoutException,
-    RemotingTlsException,
     RemotingTooMuchRequestException,
-    UserRefusedException,
 )
-from rocketmq_spark.message import MessageQueue, SendStatus
-from rocketmq_spark.producer.budget import Budget
-from rocketmq_spark.producer.send import SendLoop
-from rocketmq_spark.producer_options import RETRY_RESPONSE_CODES
-from rocketmq_spark.send_result import SendResult
-from rocketmq_spark.transport.script import ManualClock
-from rocketmq_spark.wire.codes import broker_error
+from rocketmq_spark.model.message import Message, MessageQueue, SendStatus
+from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.testing.scripted import Reply, ScriptedTransport, route
 
-DEFAULT = SendLoop(2, RETRY_RESPONSE_CODES, False, -1)
+Make = Callable[..., Producer]
+MESSAGE = Message.of("T", b"x", tags="t", keys=["k1", "k2"])
 
 
-def refusal(code: int) -> MQBrokerException:
-    return broker_error(code, "no", "b:1", "sending")
+def stored(transport: ScriptedTransport) -> list[Message]:
+    return [message for messages in transport.stored.values() for message in messages]
 
 
-def answer(status: SendStatus = SendStatus.SEND_OK) -> SendResult:
-    return SendResult(status, "ID", MessageQueue("T", "a", 0), 0)
+def both(transport: ScriptedTransport, *replies: Reply) -> None:
+    for broker in ("a", "b"):
+        transport.play(broker, *replies)
 
 
-@dataclass
-class Broker:
-    """Answers attempts from a script; each takes `takes` seconds."""
-
-    script: Sequence[SendResult | BaseException]
-    takes: float = 0.0
-    clock: ManualClock = field(default_factory=ManualClock)
-    given: list[float] = field(default_factory=list)
-    brokers: list[str] = field(default_factory=list)
-    selections: list[tuple[str | None, bool]] = field(default_factory=list)
-
-    def select(self, last: str | None, retry: bool) -> MessageQueue | None:
-        self.selections.append((last, retry))
-        return MessageQueue("T", "b" if last == "a" else "a", 0)
-
-    def attempt(self, queue: MessageQueue, left: float) -> SendResult:
-        self.brokers.append(queue.broker_name)
-        self.given.append(left)
-        self.clock.advance(self.takes)
-        outcome = self.script[len(self.given) - 1]
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
-
-    def run(self, loop: SendLoop = DEFAULT, seconds: float = 3.0) -> SendResult | None:
-        return loop.run("T", Budget(seconds, self.clock), self.select, self.attempt)
+def test_a_message_arrives_and_the_result_says_where(producer: Producer, transport: ScriptedTransport) -> None:
+    result = producer.send(MESSAGE)
+    [message] = stored(transport)
+    assert (message.body, message.tags, message.keys) == (b"x", "t", "k1 k2")
+    assert (result.status, result.msg_id) == (SendStatus.SEND_OK, message.unique_id)
+    assert result.message_queue in transport.stored
+    assert (result.queue_offset, result.region_id, result.trace_on) == (0, "DefaultRegion", True)
 
 
-def failed(broker: Broker, loop: SendLoop = DEFAULT, seconds: float = 3.0) -> MQClientException:
-    with pytest.raises(MQClientException) as caught:
-        broker.run(loop, seconds)
-    return caught.value
+def test_the_unique_id_is_drawn_once_and_the_same_on_every_attempt(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    both(transport, Reply(error=RemotingConnectException("down")))
+    result = producer.send(MESSAGE)
+    properties = {request.batch.properties for request in transport.requests}
+    assert (len(transport.requests), len(properties)) == (3, 1)
+    assert f"UNIQ_KEY\x01{result.msg_id}\x02" in properties.pop()
+    assert len(result.msg_id) == 32
 
 
-@pytest.mark.parametrize(("retry_times", "attempts"), [(2, 3), (0, 1)])
-def test_76_at_most_one_attempt_more_than_the_retries(retry_times: int, attempts: int) -> None:
-    broker = Broker([RemotingConnectException("down")] * 5)
-    failed(broker, replace(DEFAULT, retry_times=retry_times))
-    assert len(broker.given) == attempts
+@pytest.mark.parametrize("namespace", [None, "space"])
+@pytest.mark.parametrize("succeeds", [True, False])
+def test_the_callers_message_is_as_it_was_after_success_and_failure(
+    make_producer: Make, transport: ScriptedTransport, namespace: str | None, succeeds: bool
+) -> None:
+    transport.routes["space%T"] = transport.routes["T"]
+    producer = make_producer(namespace=namespace)
+    producer.start()
+    message = Message.of("T", b"y" * 5000, tags="t")
+    before = (message.topic, message.body, dict(message.properties))
+    if succeeds:
+        result = producer.send(message)
+        assert result.message_queue.topic == "T"
+    else:
+        both(transport, *[Reply.code(13, "illegal")] * 3)
+        with pytest.raises(MQBrokerException):
+            producer.send(message)
+    assert (message.topic, message.body, dict(message.properties)) == before
+    sent = transport.requests[0]
+    assert sent.batch.topic == ("space%T" if namespace else "T")
+    assert zlib.decompress(sent.batch.body[0]) == message.body
+    assert ("INSTANCE_ID\x01space\x02" in sent.batch.properties) is bool(namespace)
 
 
-@pytest.mark.parametrize("error", [RemotingTimeoutException("slow"), MQClientException("no such broker")])
-def test_77_remoting_and_client_errors_are_tried_on_another_broker(error: Exception) -> None:
-    broker = Broker([error, answer()])
-    assert broker.run() == answer()
-    assert broker.brokers == ["a", "b"]
-    assert broker.selections == [(None, False), ("a", True)]
+def test_a_namespace_is_part_of_group_queue_and_selectors_see_none(
+    make_producer: Make, transport: ScriptedTransport
+) -> None:
+    transport.routes["space%T"] = transport.routes["T"]
+    producer = make_producer(namespace="space")
+    producer.start()
+    seen: list[Any] = []
+
+    def last(queues: Any, message: Message, arg: object) -> MessageQueue:
+        seen.append((queues[-1].topic, message.topic, arg))
+        return queues[-1]
+
+    assert producer.send(MESSAGE, selector=last, arg=7).message_queue == MessageQueue("T", "b", 1)
+    assert producer.send(MESSAGE, MessageQueue("T", "a", 1)).message_queue == MessageQueue("T", "a", 1)
+    assert seen == [("T", "T", 7)]
+    assert {request.producer_group for request in transport.requests} == {"space%pg"}
+    assert {queue.topic for queue in transport.stored} == {"space%T"}
+    assert [queue.topic for queue in producer.fetch_publish_message_queues("T")] == ["T"] * 4
 
 
-def test_with_two_brokers_the_attempts_alternate() -> None:
-    broker = Broker([RemotingConnectException("down")] * 3)
-    failed(broker)
-    assert broker.brokers == ["a", "b", "a"]
+def test_a_batch_results_in_the_ids_of_its_members(producer: Producer, transport: ScriptedTransport) -> None:
+    result = producer.send_batch([Message.of("T", f"{number}".encode()) for number in range(3)])
+    messages = stored(transport)
+    assert [message.body for message in messages] == [b"0", b"1", b"2"]
+    assert result.msg_id == ",".join(str(message.unique_id) for message in messages)
+    assert transport.requests[0].batch.batch
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        refusal(16),
-        # As brokers before 5.3 refuse a user.
-        UserRefusedException("refused", 1, "AclException: No acl config for u", "a:1"),
-        RemotingCertificateException("not trusted"),
-        RemotingTlsException("no TLS"),
-    ],
-)
-def test_a_broker_that_refuses_for_good_is_not_tried_twice(error: Exception) -> None:
-    broker = Broker([error] * 3)
-    assert failed(broker).__cause__ is error
-    assert broker.brokers == ["a", "b"]
+def test_members_that_do_not_go_together_are_refused_with_the_cause(producer: Producer) -> None:
+    with pytest.raises(MQClientException, match="message 1 is for topic 'U'") as caught:
+        producer.send_batch([MESSAGE, Message.of("U", b"y")])
+    assert (caught.value.response_code, type(caught.value.__cause__)) == (-1, MQClientException)
 
 
-@pytest.mark.parametrize("code", sorted(RETRY_RESPONSE_CODES))
-def test_78_a_code_of_the_list_is_retried(code: int) -> None:
-    assert Broker([refusal(code), answer()]).run() == answer()
+def test_no_name_server_is_10004_and_no_route_10005(make_producer: Make, transport: ScriptedTransport) -> None:
+    nowhere = make_producer(name_server=None)
+    nowhere.start()
+    with pytest.raises(MQClientException, match="list of name servers is empty") as caught:
+        nowhere.send(MESSAGE)
+    assert caught.value.response_code == 10004
+    assert transport.calls == []
+    producer = make_producer()
+    producer.start()
+    with pytest.raises(MQClientException, match="topic U") as caught:
+        producer.send(Message.of("U", b"x"))
+    assert caught.value.response_code == 10005
 
 
-def test_78_a_code_that_is_not_of_the_list_is_raised_at_once() -> None:
-    broker = Broker([refusal(13), answer()])
+def test_a_name_server_that_can_not_be_asked_is_10005_with_the_cause(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    lost = RemotingConnectException("name server down")
+    transport.fail("query_route", lost)
+    with pytest.raises(MQClientException, match="name server down") as caught:
+        producer.send(MESSAGE)
+    assert (caught.value.response_code, caught.value.__cause__) == (10005, lost)
+
+
+def test_what_an_attempt_says_of_a_broker_reaches_the_fault_table(
+    make_producer: Make, transport: ScriptedTransport
+) -> None:
+    producer = make_producer(send_latency_fault_enable=True)
+    producer.start()
+    transport.always["a"] = Reply(error=RemotingConnectException("down"))
+    for _ in range(4):
+        producer.send(MESSAGE)
+    faults = producer._running().faults
+    assert [faults.is_available(broker, time.monotonic()) for broker in ("a", "b")] == [False, True]
+    assert sum(request.queue.broker_name == "a" for request in transport.requests) == 1
+
+
+def test_a_queue_of_the_callers_tells_the_fault_table_nothing(
+    make_producer: Make, transport: ScriptedTransport
+) -> None:
+    producer = make_producer(send_latency_fault_enable=True)
+    producer.start()
+    transport.play("a", Reply(error=RemotingConnectException("down")))
+    with pytest.raises(RemotingConnectException):
+        producer.send(MESSAGE, MessageQueue("T", "a", 0))
+    assert producer._running().faults.is_available("a", time.monotonic())
+
+
+def test_a_broker_that_nobody_knows_is_looked_up_once_and_then_an_error(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    with pytest.raises(MQClientException, match="no master of gone is known; known are a, b") as caught:
+        producer.send(MESSAGE, MessageQueue("T", "gone", 0))
+    assert caught.value.response_code == -1
+    assert [call[0] for call in transport.calls] == ["query_route"]
+
+
+@pytest.mark.parametrize(("enabled", "port"), [(True, "10909"), (False, "10911")])
+def test_the_vip_channel_is_two_ports_below_and_off_by_default(
+    make_producer: Make, transport: ScriptedTransport, enabled: bool, port: str
+) -> None:
+    producer = make_producer(**({"vip_channel_enabled": True} if enabled else {}))
+    producer.start()
+    producer.send(MESSAGE)
+    assert transport.requests[0].address.endswith(f":{port}")
+
+
+def test_a_body_of_the_threshold_is_compressed_and_one_byte_less_is_not(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    for size in (4095, 4096):
+        producer.send(Message.of("T", b"z" * size))
+    plain, packed = transport.requests
+    assert (plain.batch.sys_flag, plain.batch.body[0]) == (0, b"z" * 4095)
+    assert (packed.batch.sys_flag, zlib.decompress(packed.batch.body[0])) == (0x301, b"z" * 4096)
+
+
+@pytest.mark.parametrize(("name", "flag"), [("ZLIB", 0x301), ("lz4", 0x101), ("Zstd", 0x201), ("NONE", 0)])
+def test_the_sys_flag_says_how_a_body_is_compressed(
+    make_producer: Make, transport: ScriptedTransport, name: str, flag: int
+) -> None:
+    producer = make_producer(compress_type=name)
+    producer.start()
+    producer.send(Message.of("T", b"z" * 9000))
+    producer.send(Message.of("T", b"z").with_properties({"TRAN_MSG": "true"}))
+    assert [request.batch.sys_flag for request in transport.requests] == [flag, 4]
+
+
+def test_a_retry_topics_counters_go_into_the_header_on_every_attempt(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    transport.routes["%RETRY%G"] = transport.routes["T"]
+    both(transport, Reply(error=RemotingConnectException("down")))
+    counters = {"RECONSUME_TIME": "3", "MAX_RECONSUME_TIMES": "16"}
+    producer.send(Message.of("%RETRY%G", b"x").with_properties(counters))
+    # Java's second attempt finds neither; ours reads them once per send.
+    assert [(request.reconsume_times, request.max_reconsume_times) for request in transport.requests] == [(3, 16)] * 3
+    producer.send(MESSAGE.with_properties(counters))
+    assert (transport.requests[-1].reconsume_times, transport.requests[-1].max_reconsume_times) == (0, None)
+
+
+def test_a_time_that_is_over_before_sending_is_too_much(producer: Producer, transport: ScriptedTransport) -> None:
+    producer.send(MESSAGE)
+    with pytest.raises(RemotingTooMuchRequestException, match="are over"):
+        producer.send(MESSAGE, timeout_ms=-1)
+    with pytest.raises(RemotingTooMuchRequestException, match="are over before it was sent"):
+        producer.send(MESSAGE, MessageQueue("T", "a", 0), timeout_ms=-1)
+    assert len(transport.requests) == 1
+
+
+def test_a_broker_error_has_code_remark_and_address(producer: Producer, transport: ScriptedTransport) -> None:
+    both(transport, Reply.code(13, "the message is illegal"))
     with pytest.raises(MQBrokerException) as caught:
-        broker.run()
-    assert (caught.value.response_code, len(broker.given)) == (13, 1)
+        producer.send(MESSAGE)
+    error = caught.value
+    assert (error.response_code, error.remark) == (13, "the message is illegal")
+    assert error.broker_addr == "scripted"
 
 
-def test_79_a_code_added_to_the_list_is_retried() -> None:
-    codes = set(RETRY_RESPONSE_CODES)
-    loop = replace(DEFAULT, retry_response_codes=codes)
-    codes.add(13)
-    assert Broker([refusal(13), answer()]).run(loop) == answer()
+def test_the_queue_of_a_result_is_the_one_that_the_broker_answered(
+    make_producer: Make, transport: ScriptedTransport
+) -> None:
+    result = make_started(make_producer).send(MESSAGE, MessageQueue("T", "b", 1))
+    assert result.message_queue == MessageQueue("T", "b", 1)
 
 
-def test_80_an_interruption_is_raised_at_once() -> None:
-    broker = Broker([KeyboardInterrupt(), answer()])
-    with pytest.raises(KeyboardInterrupt):
-        broker.run()
-    assert len(broker.given) == 1
+def make_started(make_producer: Make, **properties: Any) -> Producer:
+    producer = make_producer(**properties)
+    producer.start()
+    return producer
 
 
-def test_81_a_status_that_is_not_ok_is_returned_as_it_is() -> None:
-    late = answer(SendStatus.FLUSH_DISK_TIMEOUT)
-    broker = Broker([late, answer()])
-    assert broker.run() is late
+def test_a_timeout_with_the_whole_budget_is_not_retried(make_producer: Make, transport: ScriptedTransport) -> None:
+    transport.always = {"a": Reply(silent=True), "b": Reply(silent=True)}
+    with pytest.raises(RemotingTooMuchRequestException):
+        make_started(make_producer, send_msg_timeout=50).send(MESSAGE)
+    assert len(transport.requests) == 1
+    with pytest.raises(MQClientException) as caught:
+        make_started(make_producer, send_msg_timeout=50, retry_times_when_send_failed=0).send(MESSAGE)
+    assert (caught.value.response_code, type(caught.value.__cause__)) == (10002, RemotingTimeoutException)
 
 
-STRICT = replace(DEFAULT, retry_another_broker_when_not_store_ok=True)
+def test_a_oneway_message_goes_once_and_a_lost_connection_is_10001(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    producer.send_oneway(MESSAGE)
+    assert [message.body for message in stored(transport)] == [b"x"]
+    assert (len(transport.oneways), transport.requests) == (1, [])
+    both(transport, Reply(error=RemotingConnectException("down")))
+    with pytest.raises(MQClientException, match="failed 1 times") as caught:
+        producer.send_oneway(MESSAGE)
+    assert caught.value.response_code == 10001
 
 
-def test_82_such_a_status_is_retried_if_asked_for_and_the_last_one_returned() -> None:
-    statuses = [SendStatus.FLUSH_DISK_TIMEOUT, SendStatus.SLAVE_NOT_AVAILABLE, SendStatus.FLUSH_SLAVE_TIMEOUT]
-    broker = Broker([answer(status) for status in statuses])
-    result = broker.run(STRICT)
-    assert result is not None
-    assert (result.status, broker.brokers) == (SendStatus.FLUSH_SLAVE_TIMEOUT, ["a", "b", "a"])
-    assert Broker([answer(statuses[0]), answer()]).run(STRICT) == answer()
+def test_an_explicit_queue_gets_one_attempt_and_what_happens_is_raised_as_it_is(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    transport.play("a", Reply(error=RemotingConnectException("down")))
+    with pytest.raises(RemotingConnectException, match="down"):
+        producer.send(MESSAGE, MessageQueue("T", "a", 1))
+    assert [request.queue for request in transport.requests] == [MessageQueue("T", "a", 1)]
 
 
-@pytest.mark.parametrize("later", [RemotingTimeoutException("slow"), refusal(13), refusal(2)])
-def test_83_an_earlier_result_wins_over_a_later_failure(later: Exception) -> None:
-    late = answer(SendStatus.FLUSH_DISK_TIMEOUT)
-    assert Broker([late, later, later]).run(STRICT) is late
+def test_a_queue_of_another_topic_is_refused(producer: Producer, transport: ScriptedTransport) -> None:
+    with pytest.raises(MQClientException, match="the message's topic is T, the queue must be one of it"):
+        producer.send(MESSAGE, MessageQueue("U", "a", 0))
+    assert transport.requests == []
 
 
-def test_83_an_earlier_result_wins_over_the_end_of_the_budget() -> None:
-    late = answer(SendStatus.FLUSH_DISK_TIMEOUT)
-    assert Broker([late, answer()], takes=4.0).run(STRICT) is late
+def test_a_selector_that_finds_none_makes_the_send_fail(producer: Producer, transport: ScriptedTransport) -> None:
+    # Java's SelectMessageQueueByMachineRoom does so always; ours is a real one.
+    with pytest.raises(MQClientException, match="returned None; it must return one of the 4 queues"):
+        producer.send(MESSAGE, selector=lambda _queues, _message, _arg: None)
+    assert transport.requests == []
 
 
-def test_84_a_budget_that_is_over_is_too_much_and_no_client_error() -> None:
-    broker = Broker([RemotingTimeoutException("slow")] * 3, takes=3.1)
-    with pytest.raises(RemotingTooMuchRequestException, match="3000 ms were given, 3100 ms are over; tried a"):
-        broker.run()
-    assert broker.given == [3.0]
+def test_a_selectors_exception_is_the_cause(producer: Producer) -> None:
+    def broken(_queues: object, _message: object, arg: object) -> MessageQueue:
+        raise KeyError(arg)
+
+    with pytest.raises(MQClientException, match="raised KeyError: 'arg'") as caught:
+        producer.send(MESSAGE, selector=broken, arg="arg")
+    assert isinstance(caught.value.__cause__, KeyError)
 
 
-def test_84_with_exactly_nothing_left_an_attempt_is_still_made() -> None:
-    broker = Broker([RemotingTimeoutException("slow"), answer()], takes=3.0)
-    assert broker.run() == answer()
-    assert broker.given == [3.0, 0.0]
-
-
-def test_85_a_cap_per_request_leaves_time_for_retries_and_spares_the_last_attempt() -> None:
-    broker = Broker([RemotingTimeoutException("slow")] * 3, takes=1.0)
-    failed(broker, replace(DEFAULT, max_timeout_per_request=1.0), seconds=10.0)
-    assert broker.given == [1.0, 1.0, 8.0]
-
-
-@pytest.mark.parametrize(
-    ("last", "code"),
-    [
-        (RemotingConnectException("down"), 10001),
-        (RemotingTimeoutException("slow"), 10002),
-        (MQClientException("no such broker"), 10003),
-        (refusal(2), 2),
-        (RemotingSendRequestException("reset"), -1),
-        (RemotingTooMuchRequestException("full"), -1),
-        (RemotingException("?"), -1),
-    ],
-)
-def test_86_the_final_code_says_how_the_last_attempt_ended(last: Exception, code: int) -> None:
-    assert failed(Broker([last] * 3)).response_code == code
-
-
-def test_86_nothing_selected_is_minus_one() -> None:
-    broker = Broker([])
-    nothing: Callable[[str | None, bool], None] = lambda _last, _retry: None  # noqa: E731
-    with pytest.raises(MQClientException, match="no queue could be selected") as caught:
-        DEFAULT.run("T", Budget(3.0, broker.clock), nothing, broker.attempt)
+def test_without_a_route_a_selectors_send_is_minus_one(producer: Producer) -> None:
+    with pytest.raises(MQClientException) as caught:
+        producer.send(Message.of("U", b"x"), selector=lambda queues, _message, _arg: queues[0])
     assert caught.value.response_code == -1
 
 
-def test_87_the_final_error_tells_attempts_cost_topic_and_brokers_with_the_last_as_cause() -> None:
-    last = RemotingSendRequestException("reset by peer")
-    error = failed(Broker([RemotingConnectException("down"), refusal(2), last], takes=0.5))
-    assert str(error) == (
-        "sending to topic T failed 3 times in 1500 ms, brokers [a, b, a]; "
-        "last: RemotingSendRequestException: reset by peer"
-    )
-    assert error.__cause__ is last
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [(Message("T", b""), 13), (Message("no spaces", b"x"), -1), (None, 13), (Message("", b"x"), -1)],
+)
+def test_an_invalid_message_is_refused_before_anybody_is_asked(
+    producer: Producer, transport: ScriptedTransport, message: Any, code: int
+) -> None:
+    with pytest.raises(MQClientException) as caught:
+        producer.send(message)
+    assert (caught.value.response_code, transport.calls, transport.requests) == (code, [], [])
+
+
+def test_many_threads_may_send_through_one_producer(producer: Producer, transport: ScriptedTransport) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda number: producer.send(Message.of("T", f"{number}".encode())), range(200)))
+    assert sorted(int(message.body) for message in stored(transport)) == list(range(200))
+    assert len({result.msg_id for result in results}) == 200
+    assert [call[0] for call in transport.calls].count("query_route") <= 8
+
+
+def test_a_static_topic_list_of_queues_is_fetched_anew(producer: Producer, transport: ScriptedTransport) -> None:
+    assert len(producer.fetch_publish_message_queues("T")) == 4
+    transport.routes["T"] = route({"a": 1})
+    assert producer.fetch_publish_message_queues("T") == [MessageQueue("T", "a", 0)]
+
+
+def test_namespace_of_the_name_server_is_part_of_topic_and_group() -> None:
+    with ScriptedTransport({"MQ_INST_1_a%T": route({"a": 1})}, threaded=True) as transport:
+        with Producer("pg", transport=transport, name_server="http://MQ_INST_1_a.mq.example:80") as producer:
+            result = producer.send(Message.of("T", b"x"))
+        [request] = transport.requests
+    assert (request.batch.topic, request.producer_group) == ("MQ_INST_1_a%T", "MQ_INST_1_a%pg")
+    assert result.message_queue.topic == "T"

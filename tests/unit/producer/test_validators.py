@@ -1,13 +1,13 @@
-"""What may be sent (spec/producer.md section 17, lines 5 and 24 to 28)."""
+"""What may be sent."""
 
 from __future__ import annotations
 
 import pytest
 
 from rocketmq_spark.errors import MQClientException
-from rocketmq_spark.message import Message
-from rocketmq_spark.names import FORBIDDEN_TOPICS
-from rocketmq_spark.producer.validators import check_group, check_message, check_topic
+from rocketmq_spark.model.message import Message
+from rocketmq_spark.model.names import FORBIDDEN_TOPICS, check_group, check_topic
+from rocketmq_spark.producer.encode import check_message
 
 LIMIT = 100
 
@@ -20,7 +20,7 @@ def refusal(message: Message | None) -> MQClientException:
 
 
 @pytest.mark.parametrize("group", ["", " ", "\u3000", None, "a.b", "a b", "ä", "x" * 121, "DEFAULT_PRODUCER"])
-def test_5_a_group_that_brokers_should_not_know_is_refused(group: str | None) -> None:
+def test_a_group_that_brokers_should_not_know_is_refused(group: str | None) -> None:
     with pytest.raises(MQClientException, match="producer group") as caught:
         check_group(group)
     assert caught.value.response_code == -1
@@ -28,7 +28,7 @@ def test_5_a_group_that_brokers_should_not_know_is_refused(group: str | None) ->
 
 
 @pytest.mark.parametrize("group", ["g", "x" * 120, "%RETRY%g|A-z_9", "CID_RMQ_SYS_x"])
-def test_5_other_groups_are_accepted(group: str) -> None:
+def test_other_groups_are_accepted(group: str) -> None:
     check_group(group)
 
 
@@ -42,38 +42,38 @@ def test_5_other_groups_are_accepted(group: str) -> None:
         (Message("orders", bytes(LIMIT + 1)), "has 101 bytes, maxMessageSize allows 100"),
     ],
 )
-def test_24_no_message_no_body_and_a_body_over_the_limit_are_code_13(message: Message | None, reason: str) -> None:
+def test_no_message_no_body_and_a_body_over_the_limit_are_code_13(message: Message | None, reason: str) -> None:
     error = refusal(message)
     assert error.response_code == 13
     assert reason in str(error)
 
 
-def test_24_a_body_of_exactly_the_limit_is_accepted() -> None:
+def test_a_body_of_exactly_the_limit_is_accepted() -> None:
     check_message(Message("orders", bytes(LIMIT)), LIMIT)
 
 
 @pytest.mark.parametrize("topic", ["", " \t", "\u3000", None, "a.b", "a b", "\u00a0", "ä", "a/b", "orders\n"])
-def test_25_a_blank_topic_and_illegal_characters_are_code_minus_1(topic: str) -> None:
+def test_a_blank_topic_and_illegal_characters_are_code_minus_1(topic: str) -> None:
     error = refusal(Message(topic, b"body"))
     assert error.response_code == -1
     assert repr(topic) in str(error)
 
 
-def test_26_a_topic_of_127_characters_is_accepted_and_of_128_refused() -> None:
+def test_a_topic_of_127_characters_is_accepted_and_of_128_refused() -> None:
     check_topic("t" * 127)
     error = refusal(Message("t" * 128, b"body"))
     assert error.response_code == -1
     assert "has 128 characters, at most 127 are allowed" in str(error)
 
 
-def test_26_length_counts_utf_16_units() -> None:
+def test_length_counts_utf_16_units() -> None:
     # Both are refused in any case: which reason comes first is Java's order.
     assert "has 128 characters" in str(refusal(Message("\U0001f600" * 64, b"body")))
     assert "illegal character" in str(refusal(Message("\U0001f600" * 63, b"body")))
 
 
 @pytest.mark.parametrize("topic", sorted(FORBIDDEN_TOPICS))
-def test_27_each_of_the_eight_forbidden_topics_is_refused(topic: str) -> None:
+def test_each_of_the_eight_forbidden_topics_is_refused(topic: str) -> None:
     assert len(FORBIDDEN_TOPICS) == 8
     error = refusal(Message(topic, b"body"))
     assert error.response_code == -1
@@ -81,11 +81,11 @@ def test_27_each_of_the_eight_forbidden_topics_is_refused(topic: str) -> None:
 
 
 @pytest.mark.parametrize("topic", ["TBW102", "RMQ_SYS_TRACE_TOPIC", "BenchmarkTest", "self_test_topic"])
-def test_27_other_system_topics_may_be_sent_to(topic: str) -> None:
+def test_other_system_topics_may_be_sent_to(topic: str) -> None:
     check_message(Message(topic, b"body"), LIMIT)
 
 
-def test_28_a_path_separator_in_inner_multi_dispatch_is_code_13() -> None:
+def test_a_path_separator_in_inner_multi_dispatch_is_code_13() -> None:
     error = refusal(Message("orders", b"body", 0, {"INNER_MULTI_DISPATCH": "%LMQ%a,b/c"}))
     assert error.response_code == 13
     assert "'%LMQ%a,b/c'" in str(error)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.message import Buffer, EncodedBatch, Message, MessageQueue, SendOutcome, SendRequest
-from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.wire.records import encode_batch
-from tests.certificates import Authority
-from tests.outcomes import Outcomes
-from tests.waiting import PATIENCE
+from rocketmq_spark.model.message import Buffer, EncodedBatch, Message, MessageQueue, SendOutcome, SendRequest
+from rocketmq_spark.protocol.remoting.records import encode_batch
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.contract import Outcomes
+from tests.support.processes import PATIENCE
+from tests.support.transports import Authority
 
 
 @pytest.fixture(scope="session")

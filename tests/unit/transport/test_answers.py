@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.message import SendRequest, SendStatus
-from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.transport.request import next_opaque
-from rocketmq_spark.wire.codes import RequestCode, ResponseCode
-from rocketmq_spark.wire.command import RemotingCommand, SerializeType, encode_command
-from tests.peer import Peer, Session, stored_fields
-from tests.waiting import PATIENCE
+from rocketmq_spark.model.message import SendRequest, SendStatus
+from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
+from rocketmq_spark.protocol.remoting.command import RemotingCommand, SerializeType, encode_command
+from rocketmq_spark.transport.remoting.requests import next_opaque
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.peer import Peer, Session, stored_fields
+from tests.support.processes import PATIENCE
 
 RequestTo = Callable[..., SendRequest]
 
@@ -75,7 +75,7 @@ def test_an_answer_larger_than_the_receive_buffer_arrives_whole(transport: Remot
         session.wait_for_hangup()
 
     with Peer(large) as peer:
-        answer = transport.invoke(peer.address, RequestCode.PULL_MESSAGE, {"topic": "orders"}, b"", PATIENCE)
+        answer = transport.client.invoke(peer.address, RequestCode.PULL_MESSAGE, {"topic": "orders"}, b"", PATIENCE)
         assert bytes(answer.body) == body
 
 
@@ -85,7 +85,9 @@ def test_both_header_types_are_understood_on_one_connection(transport: RemotingT
             session.answer(session.read(), ext_fields={"offset": "7"}, serialize_type=serialize_type)
 
     with Peer(either) as peer:
-        answers = [transport.invoke(peer.address, RequestCode.GET_MAX_OFFSET, {}, b"", PATIENCE) for _ in range(3)]
+        answers = [
+            transport.client.invoke(peer.address, RequestCode.GET_MAX_OFFSET, {}, b"", PATIENCE) for _ in range(3)
+        ]
     assert [answer.ext_fields["offset"] for answer in answers] == ["7", "7", "7"]
 
 
@@ -98,8 +100,8 @@ def test_110_an_answer_that_nobody_waits_for_is_dropped(transport: RemotingTrans
         session.answer(session.read(), remark="second")
 
     with Peer(confused) as peer:
-        transport.invoke(peer.address, RequestCode.HEART_BEAT, {}, b"", PATIENCE)
-        second = transport.invoke(peer.address, RequestCode.HEART_BEAT, {}, b"", PATIENCE)
+        transport.client.invoke(peer.address, RequestCode.HEART_BEAT, {}, b"", PATIENCE)
+        second = transport.client.invoke(peer.address, RequestCode.HEART_BEAT, {}, b"", PATIENCE)
     assert second.remark == "second"
 
 
@@ -116,7 +118,7 @@ def test_a_request_of_the_broker_is_refused_and_its_oneway_dropped(transport: Re
         session.answer(request, remark="ours")
 
     with Peer(asking) as peer:
-        answer = transport.invoke(peer.address, RequestCode.HEART_BEAT, {}, b"", PATIENCE)
+        answer = transport.client.invoke(peer.address, RequestCode.HEART_BEAT, {}, b"", PATIENCE)
     assert answer.remark == "ours"
     assert [(reply.code, reply.flag, reply.opaque) for reply in replies] == [
         (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, 1, answer.opaque)
@@ -136,7 +138,7 @@ def test_a_oneway_request_returns_when_written(transport: RemotingTransport) -> 
 
     with Peer(silent) as peer:
         for body in (b"first", b"second"):
-            transport.invoke_oneway(peer.address, RequestCode.SEND_MESSAGE_V2, {"b": "orders"}, body, PATIENCE)
+            transport.client.invoke_oneway(peer.address, RequestCode.SEND_MESSAGE_V2, {"b": "orders"}, body, PATIENCE)
         assert arrived.wait(PATIENCE)
         assert "0 in flight" in repr(transport)
     assert [(command.flag, bytes(command.body)) for command in received] == [(2, b"first"), (2, b"second")]
@@ -185,7 +187,7 @@ def test_113_many_threads_share_one_connection(
         def work(collector: Any) -> None:
             for _ in range(100):
                 transport.send(request_to(peer.address), PATIENCE, collector)
-                transport.invoke(peer.address, RequestCode.HEART_BEAT, {}, b"", PATIENCE)
+                transport.client.invoke(peer.address, RequestCode.HEART_BEAT, {}, b"", PATIENCE)
 
         threads = [threading.Thread(target=work, args=(collector,)) for collector in collectors]
         for thread in threads:

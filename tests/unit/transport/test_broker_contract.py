@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.errors import MQClientException
-from rocketmq_spark.message import Message, MessageQueue, SendRequest, SendStatus
-from rocketmq_spark.message_ext import decode_message_id
-from rocketmq_spark.transaction import EndTransaction
-from rocketmq_spark.transport.script import Reply
-from tests.contract import ReadPromises
-from tests.seams import BROKERS, QUEUE, Brokers, made
-from tests.waiting import PATIENCE
+from rocketmq_spark.model.message import Message, MessageQueue, SendRequest, SendStatus
+from rocketmq_spark.model.message_ext import decode_message_id
+from rocketmq_spark.model.send_result import EndTransaction
+from rocketmq_spark.testing.scripted import Reply
+from tests.support.contract import ReadPromises
+from tests.support.processes import PATIENCE
+from tests.support.transports import BROKERS, QUEUE, Brokers, made
 
 
 @pytest.fixture(params=BROKERS)

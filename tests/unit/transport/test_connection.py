@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from rocketmq_spark.transport.connection import Connection
-from rocketmq_spark.transport.request import Request
-from rocketmq_spark.transport.state import State
-from rocketmq_spark.wire.command import RemotingCommand
-from rocketmq_spark.wire.framing import FrameBuffer
+from rocketmq_spark.protocol.remoting.command import RemotingCommand
+from rocketmq_spark.protocol.remoting.framing import FrameBuffer
+from rocketmq_spark.transport.remoting.connection import Connection, State
+from rocketmq_spark.transport.remoting.requests import Request
 
 
 class Stream:

@@ -13,12 +13,11 @@ from rocketmq_spark.errors import (
     RemotingSendRequestException,
     RemotingTimeoutException,
 )
-from rocketmq_spark.message import SendStatus
-from rocketmq_spark.transport.script import Reply
-from tests.contract import SOON, Promises, Seam, batch
-from tests.outcomes import Outcomes
-from tests.seams import TRANSPORTS, Played, made
-from tests.waiting import PATIENCE
+from rocketmq_spark.model.message import SendStatus
+from rocketmq_spark.testing.scripted import Reply
+from tests.support.contract import SOON, Outcomes, Promises, Seam, batch
+from tests.support.processes import PATIENCE
+from tests.support.transports import TRANSPORTS, Played, made
 
 
 @pytest.fixture(params=TRANSPORTS)

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from rocketmq_spark.transport.dial import Candidate, Dial, parse_address
-from tests.peer import address_of, full_listener
-from tests.waiting import PATIENCE
+from rocketmq_spark.model.route import parse_address
+from rocketmq_spark.transport.dial import Candidate, Dial
+from tests.support.peer import address_of, full_listener
+from tests.support.processes import PATIENCE
 
 
 @pytest.fixture

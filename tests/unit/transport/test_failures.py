@@ -18,13 +18,13 @@ from rocketmq_spark.errors import (
     RemotingTimeoutException,
     RemotingTooMuchRequestException,
 )
-from rocketmq_spark.message import SendRequest, SendStatus
-from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.transport.script import ManualClock
-from rocketmq_spark.wire.codes import RequestCode
-from rocketmq_spark.wire.command import RemotingCommand, encode_command
-from tests.peer import Peer, Session, address_of, full_listener, refused_address, stored_fields
-from tests.waiting import PATIENCE, wait_for
+from rocketmq_spark.model.message import SendRequest, SendStatus
+from rocketmq_spark.protocol.remoting.codes import RequestCode
+from rocketmq_spark.protocol.remoting.command import RemotingCommand, encode_command
+from rocketmq_spark.testing.scripted import ManualClock
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.peer import Peer, Session, address_of, full_listener, refused_address, stored_fields
+from tests.support.processes import PATIENCE, wait_for
 
 RequestTo = Callable[..., SendRequest]
 
@@ -85,7 +85,7 @@ def test_a_blocking_call_waits_for_a_connect_no_longer_than_it_was_told(transpor
     with full_listener() as listener:
         address = address_of(listener)
         with pytest.raises(RemotingConnectException, match=r"not connected within 0\.2 s; it was not sent"):
-            transport.invoke(address, RequestCode.HEART_BEAT, {}, b"", SOON)
+            transport.client.invoke(address, RequestCode.HEART_BEAT, {}, b"", SOON)
 
 
 @pytest.mark.parametrize("address", ["broker-without-port", "127.0.0.1:99999", "..:9876", "host\0name:9876"])
@@ -229,7 +229,7 @@ def test_111_a_blocking_call_that_is_not_answered_times_out_and_leaves_nothing_b
 
     with Peer(evasive) as peer:
         with pytest.raises(RemotingTimeoutException, match=r"no answer within 0\.2 s"):
-            transport.invoke(peer.address, RequestCode.HEART_BEAT, {}, b"", SOON)
+            transport.client.invoke(peer.address, RequestCode.HEART_BEAT, {}, b"", SOON)
         assert f"<Connection {peer.address} OPEN, 0 in flight, 0 unsent>" in repr(transport)
         over.set()
 
@@ -245,7 +245,7 @@ def test_111_a_blocking_call_whose_connection_breaks_is_a_send_request_error_and
 
     with Peer(break_off) as peer:
         with pytest.raises(RemotingSendRequestException, match=r"may have been executed"):
-            transport.invoke(peer.address, RequestCode.HEART_BEAT, {}, b"", PATIENCE)
+            transport.client.invoke(peer.address, RequestCode.HEART_BEAT, {}, b"", PATIENCE)
         wait_for(lambda: peer.address not in repr(transport))
 
 
@@ -319,7 +319,7 @@ def test_a_frame_that_does_not_end_closes_a_connection_on_which_bytes_still_arri
         session.wait_for_hangup()
 
     def arrivals() -> int:
-        return sum(connection._arrivals for connection in transport._loop._by_address.values())
+        return sum(connection._arrivals for connection in transport.client.loop._by_address.values())
 
     with Peer(damaged, Session.serve) as peer:
         transport.send(request_to(peer.address), 3.0, outcomes)
@@ -372,7 +372,7 @@ def test_a_blocking_call_behind_a_stuck_request_knows_that_it_was_not_sent(
     with Peer(deaf) as peer:
         transport.send(request_to(peer.address, bytes(16_000_000)), PATIENCE, outcomes)
         with pytest.raises(RemotingTooMuchRequestException, match="it was not sent"):
-            transport.invoke(peer.address, RequestCode.HEART_BEAT, {}, b"", SOON)
+            transport.client.invoke(peer.address, RequestCode.HEART_BEAT, {}, b"", SOON)
         over.set()
         outcomes.wait(1)
 

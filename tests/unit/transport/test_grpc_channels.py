@@ -17,16 +17,14 @@ from rocketmq_spark.errors import (
     RemotingTimeoutException,
     RemotingTlsException,
 )
-from rocketmq_spark.transport.grpc import GrpcTransport
-from rocketmq_spark.transport.grpc_channels import root_certificates, target_of
+from rocketmq_spark.transport.grpc.channels import root_certificates, target_of
+from rocketmq_spark.transport.grpc.transport import GrpcTransport
 from rocketmq_spark.transport.tls import TlsSettings
-from tests.certificates import Authority
-from tests.contract import SOON, single
-from tests.outcomes import Outcomes
-from tests.peer import Peer, Session, refused_address
-from tests.proxy import FakeProxy
-from tests.seams import Grpc
-from tests.waiting import PATIENCE
+from tests.support.contract import SOON, Outcomes, single
+from tests.support.peer import Peer, Session, refused_address
+from tests.support.processes import PATIENCE
+from tests.support.proxy import FakeProxy
+from tests.support.transports import Authority, Grpc
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.errors import RemotingException
-from rocketmq_spark.transport.grpc import GrpcTransport
+from rocketmq_spark.transport.grpc.transport import GrpcTransport
 from rocketmq_spark.transport.tls import TlsSettings
-from tests.certificates import Authority
-from tests.peer import address_of
-from tests.waiting import PATIENCE, wait_for
+from tests.support.peer import address_of
+from tests.support.processes import PATIENCE, wait_for
+from tests.support.transports import Authority
 
 
 def demanding(server: Authority, clients: Authority, version: ssl.TLSVersion) -> ssl.SSLContext:

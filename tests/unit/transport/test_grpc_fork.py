@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from tests.proxy import FakeProxy
-from tests.waiting import PATIENCE, wait_for
+from tests.support.processes import PATIENCE, wait_for
+from tests.support.proxy import FakeProxy
 
 # Only what a task would import: a dozen of these are started.
 PRELUDE = """
 import gc, glob, os, queue, sys, time, traceback
-from rocketmq_spark.message import EncodedBatch, MessageQueue, SendRequest
-from rocketmq_spark.transport.grpc import GrpcTransport
+from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendRequest
+from rocketmq_spark.transport.grpc.transport import GrpcTransport
 
 PROXY = sys.argv[1]
 

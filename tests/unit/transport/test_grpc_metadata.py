@@ -12,18 +12,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from rocketmq_spark.credentials import Credentials
 from rocketmq_spark.errors import CredentialsError, MQBrokerException, OptionError, UserRefusedException
-from rocketmq_spark.transaction import TRANSACTION_COMMIT_TYPE, EndTransaction
-from rocketmq_spark.transport._pb import service_pb2 as service
-from rocketmq_spark.transport.grpc import GrpcTransport
-from rocketmq_spark.transport.grpc_metadata import MetadataSource
-from rocketmq_spark.transport.script import ManualClock
-from tests.contract import single
-from tests.outcomes import Outcomes
-from tests.proxy import Call, FakeProxy, refusal, status, status_reply
-from tests.seams import Grpc
-from tests.waiting import PATIENCE
+from rocketmq_spark.model.credentials import Credentials
+from rocketmq_spark.model.send_result import TRANSACTION_COMMIT_TYPE, EndTransaction
+from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
+from rocketmq_spark.testing.scripted import ManualClock
+from rocketmq_spark.transport.grpc.metadata import MetadataSource
+from rocketmq_spark.transport.grpc.transport import GrpcTransport
+from tests.support.contract import Outcomes, single
+from tests.support.processes import PATIENCE
+from tests.support.proxy import Call, FakeProxy, refusal, status, status_reply
+from tests.support.transports import Grpc
 
 SECRETS = ("hush-hush", "token-token")
 USER = Credentials("the-user", *SECRETS)

@@ -10,28 +10,27 @@ from dataclasses import replace
 
 import pytest
 
-from rocketmq_spark.client.producer import Producer
 from rocketmq_spark.errors import MQBrokerException, RocketMQError
-from rocketmq_spark.message import Message, SendStatus
-from rocketmq_spark.message_ext import MessageExt
-from rocketmq_spark.send_result import LocalTransactionState
-from rocketmq_spark.transaction import (
+from rocketmq_spark.model.message import Message, SendStatus
+from rocketmq_spark.model.message_ext import MessageExt
+from rocketmq_spark.model.send_result import (
     TRANSACTION_COMMIT_TYPE,
     TRANSACTION_NOT_TYPE,
     TRANSACTION_ROLLBACK_TYPE,
     EndTransaction,
+    LocalTransactionState,
     TransactionCheck,
 )
-from rocketmq_spark.transport._pb import definition_pb2 as pb
-from rocketmq_spark.transport._pb import service_pb2 as service
-from rocketmq_spark.transport.grpc import GrpcTransport
-from rocketmq_spark.transport.grpc_telemetry import Pauses
-from tests.contract import batch, single
-from tests.outcomes import Outcomes
-from tests.peer import refused_address
-from tests.proxy import FakeProxy, refusal, route_reply, status, status_reply
-from tests.seams import Grpc
-from tests.waiting import PATIENCE
+from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
+from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
+from rocketmq_spark.transport.grpc.telemetry import Pauses
+from rocketmq_spark.transport.grpc.transport import GrpcTransport
+from tests.support.contract import Outcomes, batch, single
+from tests.support.peer import refused_address
+from tests.support.processes import PATIENCE
+from tests.support.proxy import FakeProxy, refusal, route_reply, status, status_reply
+from tests.support.transports import Grpc
 
 AT_ONCE = Pauses(reopen=0.01)
 

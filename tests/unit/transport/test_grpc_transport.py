@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.arrow.varint import varint
+from rocketmq_spark.arrow.gather import varint
 from rocketmq_spark.errors import (
     BrokerBusyException,
     BrokerOutcomeUnknownException,
@@ -34,18 +34,17 @@ from rocketmq_spark.errors import (
     TopicRouteStaleException,
     UserRefusedException,
 )
-from rocketmq_spark.message import EncodedBatch, Encoding, MessageQueue, SendStatus
-from rocketmq_spark.route_data import MASTER_ID, BrokerData, QueueData
-from rocketmq_spark.transport._pb import definition_pb2 as pb
-from rocketmq_spark.transport._pb import service_pb2 as service
-from rocketmq_spark.transport.grpc import GrpcTransport
-from rocketmq_spark.transport.script import Reply
-from tests.contract import SOON, batch, single
-from tests.outcomes import Outcomes
-from tests.peer import refused_address
-from tests.proxy import FakeProxy, refusal, route_reply, status_reply
-from tests.seams import Grpc
-from tests.waiting import PATIENCE
+from rocketmq_spark.model.message import EncodedBatch, Encoding, MessageQueue, SendStatus
+from rocketmq_spark.model.route import MASTER_ID, BrokerData, QueueData
+from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
+from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
+from rocketmq_spark.testing.scripted import Reply
+from rocketmq_spark.transport.grpc.transport import GrpcTransport
+from tests.support.contract import SOON, Outcomes, batch, single
+from tests.support.peer import refused_address
+from tests.support.processes import PATIENCE
+from tests.support.proxy import FakeProxy, refusal, route_reply, status_reply
+from tests.support.transports import Grpc
 
 
 @pytest.fixture
@@ -458,7 +457,7 @@ def test_nothing_live_is_made_before_the_first_call_nor_by_closing() -> None:
 
 def test_grpc_10_importing_it_imports_no_grpc_and_so_does_making_one() -> None:
     code = (
-        "import sys, rocketmq_spark, rocketmq_spark.transport.grpc as module\n"
+        "import sys, rocketmq_spark, rocketmq_spark.transport.grpc.transport as module\n"
         "transport = module.GrpcTransport(['proxy:8081'], client_id='test')\n"
         "assert 'grpc' not in sys.modules, 'imported'\n"
         "transport.close()\n"

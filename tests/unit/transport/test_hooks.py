@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.credentials import Credentials
 from rocketmq_spark.errors import CredentialsError, MQBrokerException, MQClientException, UserRefusedException
-from rocketmq_spark.message import SendRequest, SendStatus
-from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.transport.script import Reply, route
-from rocketmq_spark.wire.acl import signed
-from rocketmq_spark.wire.codes import ResponseCode
-from rocketmq_spark.wire.command import RemotingCommand
-from tests.peer import BrokerPeer, Peer, Session, refused_address
-from tests.waiting import PATIENCE
+from rocketmq_spark.model.credentials import Credentials
+from rocketmq_spark.model.message import SendRequest, SendStatus
+from rocketmq_spark.protocol.remoting.codes import ResponseCode
+from rocketmq_spark.protocol.remoting.command import RemotingCommand
+from rocketmq_spark.protocol.remoting.headers import signed
+from rocketmq_spark.testing.scripted import Reply, route
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.peer import BrokerPeer, Peer, Session, refused_address
+from tests.support.processes import PATIENCE
 
 CREDENTIALS = Credentials("the-user", "hush-hush", "token-token")
 

@@ -13,23 +13,21 @@ import grpc
 import pytest
 
 from rocketmq_spark.errors import RemotingCommandException, RemotingConnectException, RocketMQError
-from rocketmq_spark.message import SendRequest, SendStatus
-from rocketmq_spark.transaction import TransactionCheck
-from rocketmq_spark.transport._pb import service_pb2 as service
-from rocketmq_spark.transport.grpc import GrpcTransport
-from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.model.message import SendRequest, SendStatus
+from rocketmq_spark.model.send_result import TransactionCheck
+from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
+from rocketmq_spark.protocol.remoting.codes import RequestCode
+from rocketmq_spark.protocol.remoting.command import FLAG_ONEWAY, RemotingCommand, SerializeType, encode_command
+from rocketmq_spark.transport.grpc.transport import GrpcTransport
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from rocketmq_spark.transport.tls import TlsSettings
 from rocketmq_spark.transport.tls_stream import TlsStream
-from rocketmq_spark.wire.codes import RequestCode
-from rocketmq_spark.wire.command import FLAG_ONEWAY, RemotingCommand, SerializeType, encode_command
-from tests.contract import single
-from tests.hostile import damaged
-from tests.outcomes import Outcomes
-from tests.peer import Peer, Session
-from tests.proxy import FakeProxy, status
-from tests.seams import Grpc
-from tests.strategies import HALF, encode_stored_record
-from tests.waiting import PATIENCE
+from tests.support.contract import Outcomes, single
+from tests.support.peer import Peer, Session
+from tests.support.processes import PATIENCE
+from tests.support.proxy import FakeProxy, status
+from tests.support.strategies import HALF, damaged, encode_stored_record
+from tests.support.transports import Grpc
 
 RequestTo = Callable[..., SendRequest]
 

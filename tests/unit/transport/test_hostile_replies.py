@@ -13,15 +13,15 @@ import grpc
 import pytest
 
 from rocketmq_spark.errors import RemotingCommandException
-from rocketmq_spark.route_data import MAX_ADDRESSES, MAX_BROKERS, MAX_QUEUES, TopicRouteData
-from rocketmq_spark.transport._pb import definition_pb2 as pb
-from rocketmq_spark.transport._pb import service_pb2 as service
-from rocketmq_spark.transport.grpc import _ROUTE_PARTS
-from rocketmq_spark.transport.grpc_client import parsed
-from rocketmq_spark.transport.grpc_values import route_of
-from rocketmq_spark.wire.grpc_codes import Code
-from tests.proxy import FakeProxy, route_reply, status
-from tests.waiting import PATIENCE
+from rocketmq_spark.model.route import MAX_ADDRESSES, MAX_BROKERS, MAX_QUEUES, TopicRouteData
+from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
+from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
+from rocketmq_spark.protocol.grpc.codes import Code
+from rocketmq_spark.protocol.grpc.values import route_of
+from rocketmq_spark.transport.grpc.client import parsed
+from rocketmq_spark.transport.grpc.transport import _ROUTE_PARTS
+from tests.support.processes import PATIENCE
+from tests.support.proxy import FakeProxy, route_reply, status
 
 PROGRAM = Path(__file__).parents[2] / "programs" / "hostile_replies.py"
 MIB = 1 << 20

@@ -20,11 +20,11 @@ from rocketmq_spark.errors import (
     RemotingTimeoutException,
     RocketMQError,
 )
-from rocketmq_spark.message import SendOutcome, SendRequest, SendStatus
-from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.wire.codes import RequestCode
-from tests.peer import Peer, Session
-from tests.waiting import PATIENCE
+from rocketmq_spark.model.message import SendOutcome, SendRequest, SendStatus
+from rocketmq_spark.protocol.remoting.codes import RequestCode
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.peer import Peer, Session
+from tests.support.processes import PATIENCE
 
 RequestTo = Callable[..., SendRequest]
 
@@ -53,7 +53,7 @@ def test_repr_shows_servers_connections_and_counts(
     transport = make_transport("ns1:9876", "ns2:9876")
     with Peer(Session.wait_for_hangup) as peer:
         transport.send(request_to(peer.address), PATIENCE, outcomes)
-        transport.invoke_oneway(peer.address, RequestCode.HEART_BEAT, {}, b"", PATIENCE)
+        transport.client.invoke_oneway(peer.address, RequestCode.HEART_BEAT, {}, b"", PATIENCE)
         assert repr(transport) == (
             "<RemotingTransport name_servers=ns1:9876;ns2:9876 "
             f"<IoLoop running, [<Connection {peer.address} OPEN, 1 in flight, 0 unsent>]>>"
@@ -66,7 +66,7 @@ def test_close_fails_what_is_in_flight_and_may_be_called_again(
     with Peer(Session.wait_for_hangup) as peer:
         for _ in range(3):
             transport.send(request_to(peer.address), PATIENCE, outcomes)
-        transport.invoke_oneway(peer.address, RequestCode.HEART_BEAT, {}, b"", PATIENCE)
+        transport.client.invoke_oneway(peer.address, RequestCode.HEART_BEAT, {}, b"", PATIENCE)
         transport.close()
         transport.close()
     assert [type(outcome.error) for outcome in outcomes] == [RemotingSendRequestException] * 3
@@ -162,7 +162,7 @@ def test_no_body_is_held_after_its_outcome(transport: RemotingTransport, request
         outcomes.wait(2)
         # A turn of the loop later its local names are gone too; the outcomes, and the error in one, are kept.
         with pytest.raises(RemotingConnectException) as raised:
-            transport.invoke("127.0.0.1:1", RequestCode.HEART_BEAT, {}, lost, PATIENCE)
+            transport.client.invoke("127.0.0.1:1", RequestCode.HEART_BEAT, {}, lost, PATIENCE)
         del raised
         after = sys.getrefcount(answered), sys.getrefcount(lost)
     assert outcomes[1].error is not None
@@ -183,7 +183,7 @@ def test_a_transport_whose_thread_fails_tells_everybody_why_and_is_closed(
     transport = make_transport(clock=clock)
     with Peer(Session.wait_for_hangup) as peer:
         transport.send(request_to(peer.address), PATIENCE, outcomes)
-        transport.invoke_oneway(peer.address, RequestCode.HEART_BEAT, {}, b"", PATIENCE)
+        transport.client.invoke_oneway(peer.address, RequestCode.HEART_BEAT, {}, b"", PATIENCE)
         assert not transport.closed
         broken.set()
         # A new address: the thread must get up for it.
@@ -199,7 +199,7 @@ def test_a_transport_whose_thread_fails_tells_everybody_why_and_is_closed(
 def test_a_blocking_call_ends_even_if_the_clock_stands_still(make_transport: Callable[..., RemotingTransport]) -> None:
     transport = make_transport(clock=lambda: 0.0)
     with Peer(Session.wait_for_hangup) as peer, pytest.raises(RemotingTimeoutException, match="did not end it within"):
-        transport.invoke(peer.address, RequestCode.HEART_BEAT, {}, b"", 0.01)
+        transport.client.invoke(peer.address, RequestCode.HEART_BEAT, {}, b"", 0.01)
 
 
 def test_a_forked_child_is_refused_and_leaves_the_parents_connection_alone() -> None:
@@ -207,8 +207,8 @@ def test_a_forked_child_is_refused_and_leaves_the_parents_connection_alone() -> 
     script = """
         import os, sys
         from rocketmq_spark.errors import RocketMQError
-        from rocketmq_spark.transport.remoting import RemotingTransport
-        from tests.peer import Peer, Session
+        from rocketmq_spark.transport.remoting.transport import RemotingTransport
+        from tests.support.peer import Peer, Session
 
         with Peer(Session.serve) as peer:
             transport = RemotingTransport([])

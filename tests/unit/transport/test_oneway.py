@@ -19,15 +19,15 @@ from rocketmq_spark.errors import (
     RemotingTooMuchRequestException,
     RocketMQError,
 )
-from rocketmq_spark.message import SendRequest, SendStatus
-from rocketmq_spark.transaction import TRANSACTION_ROLLBACK_TYPE, EndTransaction
-from rocketmq_spark.transport.permits import Permits
-from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.wire.codes import RequestCode
-from rocketmq_spark.wire.command import RemotingCommand
-from tests.outcomes import Outcomes
-from tests.peer import BrokerPeer, Peer, Session, refused_address
-from tests.waiting import PATIENCE
+from rocketmq_spark.model.message import SendRequest, SendStatus
+from rocketmq_spark.model.send_result import TRANSACTION_ROLLBACK_TYPE, EndTransaction
+from rocketmq_spark.protocol.remoting.codes import RequestCode
+from rocketmq_spark.protocol.remoting.command import RemotingCommand
+from rocketmq_spark.transport.parallel import Permits
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.contract import Outcomes
+from tests.support.peer import BrokerPeer, Peer, Session, refused_address
+from tests.support.processes import PATIENCE
 
 RequestTo = Callable[..., SendRequest]
 MakeTransport = Callable[..., RemotingTransport]

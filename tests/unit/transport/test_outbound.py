@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.errors import MQClientException
-from rocketmq_spark.message import Buffer
-from rocketmq_spark.transport.request import IOV_MAX, MAX_FRAME_LENGTH, WRITE_LIMIT, Outbound, Request
-from rocketmq_spark.wire.framing import FrameBuffer
+from rocketmq_spark.model.message import Buffer
+from rocketmq_spark.protocol.remoting.framing import FrameBuffer
+from rocketmq_spark.transport.remoting.requests import IOV_MAX, MAX_FRAME_LENGTH, WRITE_LIMIT, Outbound, Request
 
 
 def encoded(body: tuple[Buffer, ...], opaque: int = 0) -> Request:

@@ -14,11 +14,11 @@ from rocketmq_spark.errors import (
     RemotingTimeoutException,
     RocketMQError,
 )
-from rocketmq_spark.message import MessageQueue
-from rocketmq_spark.pull import PullOutcome, PullRequest, PullStatus, PullTarget
-from rocketmq_spark.transport.remoting import RemotingTransport
-from tests.peer import Peer, Session, refused_address
-from tests.waiting import PATIENCE
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.message_ext import PullOutcome, PullRequest, PullStatus, PullTarget
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.peer import Peer, Session, refused_address
+from tests.support.processes import PATIENCE
 
 QUEUE = MessageQueue("orders", "a", 0)
 TARGET = PullTarget(QUEUE, "group", 32, "*", "TAG")

@@ -17,15 +17,15 @@ from rocketmq_spark.errors import (
     RemotingTimeoutException,
     TopicRouteStaleException,
 )
-from rocketmq_spark.message import MessageQueue
-from rocketmq_spark.pull import PullOutcome, PullRequest, PullStatus, PullTarget
-from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.wire.codes import RequestCode
-from rocketmq_spark.wire.command import RemotingCommand
-from tests.outcomes import Outcomes
-from tests.peer import Peer, Session, refused_address
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.message_ext import PullOutcome, PullRequest, PullStatus, PullTarget
+from rocketmq_spark.protocol.remoting.codes import RequestCode
+from rocketmq_spark.protocol.remoting.command import RemotingCommand
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.contract import Outcomes
+from tests.support.peer import Peer, Session, refused_address
+from tests.support.processes import PATIENCE
 from tests.vectors import load
-from tests.waiting import PATIENCE
 
 [G6] = [frame for frame in load("remoting_frames.json")["frames"] if frame["name"].startswith("G6")]
 QUEUE = MessageQueue("spec_rm_t1", "broker-a", 0)

@@ -21,17 +21,17 @@ from rocketmq_spark.errors import (
     RouteNotFoundException,
     TopicRouteStaleException,
 )
-from rocketmq_spark.message import MessageQueue, SendOutcome, SendRequest, SendStatus
-from rocketmq_spark.producer.route_cache import RouteCache
-from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.transport.script import Reply, route
+from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendRequest, SendStatus
+from rocketmq_spark.protocol.remoting.codes import RequestCode
+from rocketmq_spark.protocol.remoting.command import RemotingCommand
+from rocketmq_spark.routing.route_cache import RouteCache
+from rocketmq_spark.testing.scripted import Reply, route
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from rocketmq_spark.transport.tls import TlsSettings
-from rocketmq_spark.wire.codes import RequestCode
-from rocketmq_spark.wire.command import RemotingCommand
-from tests.certificates import Authority
-from tests.peer import BrokerPeer, Peer, Session, address_of, full_listener, refused_address
-from tests.strategies import encode_stored_record
-from tests.waiting import PATIENCE
+from tests.support.peer import BrokerPeer, Peer, Session, address_of, full_listener, refused_address
+from tests.support.processes import PATIENCE
+from tests.support.strategies import encode_stored_record
+from tests.support.transports import Authority
 
 MakeTransport = Callable[..., RemotingTransport]
 ROUTE = route({"broker-a": 4})
@@ -452,8 +452,8 @@ def test_the_lower_face_gives_the_answer_whatever_its_code(transport: RemotingTr
             session.answer(session.read(), code, remark="so be it")
 
     with Peer(answer) as peer:
-        command = transport.invoke(peer.address, 9999, {"x": "y"}, b"", PATIENCE)
-        transport.invoke_async(peer.address, RequestCode.QUERY_CONSUMER_OFFSET, {}, b"", PATIENCE, outcomes)
+        command = transport.client.invoke(peer.address, 9999, {"x": "y"}, b"", PATIENCE)
+        transport.client.invoke_async(peer.address, RequestCode.QUERY_CONSUMER_OFFSET, {}, b"", PATIENCE, outcomes)
         [later] = outcomes.wait(1)
     assert (command.code, command.remark) == (3, "so be it")
     assert isinstance(later.command, RemotingCommand)

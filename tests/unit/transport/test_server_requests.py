@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.transaction import TransactionCheck
-from rocketmq_spark.transport.remoting import RemotingTransport
-from rocketmq_spark.wire.codes import RequestCode, ResponseCode
-from rocketmq_spark.wire.command import RemotingCommand, encode_command
-from tests.peer import Peer, Session, check_request
-from tests.strategies import HALF, encode_stored_record
-from tests.waiting import PATIENCE
+from rocketmq_spark.model.send_result import TransactionCheck
+from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
+from rocketmq_spark.protocol.remoting.command import RemotingCommand, encode_command
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.peer import Peer, Session, check_request
+from tests.support.processes import PATIENCE
+from tests.support.strategies import HALF, encode_stored_record
 
 CHECK = TransactionCheck(
     address="",

@@ -22,14 +22,14 @@ from rocketmq_spark.errors import (
     RemotingTimeoutException,
     RemotingTlsException,
 )
-from rocketmq_spark.message import SendRequest, SendStatus
-from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.model.message import SendRequest, SendStatus
+from rocketmq_spark.protocol.remoting.codes import RequestCode
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from rocketmq_spark.transport.tls import TlsSettings
 from rocketmq_spark.transport.tls_stream import TlsStream
-from rocketmq_spark.wire.codes import RequestCode
-from tests.certificates import Authority
-from tests.peer import Peer, Session, full_listener
-from tests.waiting import PATIENCE
+from tests.support.peer import Peer, Session, full_listener
+from tests.support.processes import PATIENCE
+from tests.support.transports import Authority
 
 RequestTo = Callable[..., SendRequest]
 MakeTransport = Callable[..., RemotingTransport]
@@ -78,7 +78,7 @@ def test_large_bodies_arrive_and_come_back_whole(
     pieces = (body[:1], body[1:70_000], memoryview(body)[70_000:])
     with Peer(echo, tls=server) as peer:
         for _ in range(6):
-            trusting.invoke_async(peer.address, 9999, {}, pieces, PATIENCE, outcomes)
+            trusting.client.invoke_async(peer.address, 9999, {}, pieces, PATIENCE, outcomes)
         assert all(answer.command.body == body for answer in outcomes.wait(6))
 
 
@@ -93,7 +93,7 @@ def test_many_threads_share_one_encrypted_connection(trusting: RemotingTransport
     def ask(number: int) -> None:
         for turn in range(30):
             body = f"{number}-{turn}-".encode() * 700
-            if trusting.invoke(peer.address, 9999, {}, body, PATIENCE).body != body:
+            if trusting.client.invoke(peer.address, 9999, {}, body, PATIENCE).body != body:
                 wrong.append(body)
 
     with Peer(echo, tls=server) as peer:
@@ -278,7 +278,7 @@ def test_a_oneway_request_is_sent_though_nothing_follows_it(
 ) -> None:
     body = bytes(4 << 20)
     with Peer(lambda session: outcomes(session.read()), tls=server) as peer:
-        trusting.invoke_oneway(peer.address, RequestCode.SEND_MESSAGE_V2, {}, body, PATIENCE)
+        trusting.client.invoke_oneway(peer.address, RequestCode.SEND_MESSAGE_V2, {}, body, PATIENCE)
         [request] = outcomes.wait(1)
     assert len(request.body) == len(body)
 

@@ -25,13 +25,13 @@ from rocketmq_spark.errors import (
     RemotingException,
     RemotingTlsException,
 )
-from rocketmq_spark.message import SendRequest, SendStatus
-from rocketmq_spark.transport.disagreement import REMOTING_HELLO, disagreement
-from rocketmq_spark.transport.remoting import RemotingTransport
+from rocketmq_spark.model.message import SendRequest, SendStatus
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from rocketmq_spark.transport.tls import TlsSettings
-from tests.certificates import Authority
-from tests.peer import Peer, Session, refused_address
-from tests.waiting import PATIENCE
+from rocketmq_spark.transport.tls_probe import REMOTING_HELLO, disagreement
+from tests.support.peer import Peer, Session, refused_address
+from tests.support.processes import PATIENCE
+from tests.support.transports import Authority
 
 RequestTo = Callable[..., SendRequest]
 MakeTransport = Callable[..., RemotingTransport]

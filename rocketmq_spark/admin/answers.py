@@ -1,0 +1,292 @@
+"""The answers of an `Admin`: tables, and a frozen dataclass for each kind of row."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, overload
+
+from rocketmq_spark.model import table as table_view
+from rocketmq_spark.model.message import MessageQueue
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """A topic.
+
+    Parameters
+    ----------
+    message_type : str or None
+        The messages that a 5.x proxy accepts: ``NORMAL``, ``FIFO``, ``DELAY``, ``TRANSACTION``; None for 4.x brokers.
+    queue_type : str or None
+        ``SimpleCQ``, or ``BatchCQ``: a batch may be stored there as one record.
+    brokers : tuple of str
+        The names of the brokers that have it.
+    queues : int
+        On all brokers together.
+    permission : str
+        ``rw``, ``r``, ``w`` or ``-``; several with a slash between them if brokers differ.
+    """
+
+    SPARE: ClassVar[tuple[str, ...]] = ("queue_type", "permission", "message_type")
+
+    topic: str
+    message_type: str | None
+    queue_type: str | None
+    brokers: tuple[str, ...]
+    queues: int
+    permission: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueueOffsets:
+    """The offsets of one queue: `min_offset` of its oldest message, `max_offset` of the next message to come."""
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("broker_name", "queue_id", "min_offset", "max_offset", "messages")
+    SPARE: ClassVar[tuple[str, ...]] = ("min_offset", "max_offset")
+
+    queue: MessageQueue
+    min_offset: int
+    max_offset: int
+
+    @property
+    def broker_name(self) -> str:
+        """The queue's broker."""
+        return self.queue.broker_name
+
+    @property
+    def queue_id(self) -> int:
+        """The queue's number on that broker."""
+        return self.queue.queue_id
+
+    @property
+    def messages(self) -> int:
+        """The number of messages in the queue."""
+        return self.max_offset - self.min_offset
+
+
+@dataclass(frozen=True, slots=True)
+class PeekedMessage:
+    """A stored message.
+
+    Parameters
+    ----------
+    store_time : datetime or None
+        When its broker stored it, UTC; None if the record cannot be decoded.
+    properties : mapping of str to str
+        The user's own.
+    body : bytes
+        Decompressed; of an unreadable message the bytes as stored.
+    unreadable : str or None, default None
+        Why the message cannot be read.
+    """
+
+    SPARE: ClassVar[tuple[str, ...]] = ("properties", "queue_offset", "queue_id", "broker_name")
+    # A column only if such a message is in the table.
+    RARE: ClassVar[tuple[str, ...]] = ("unreadable",)
+
+    store_time: datetime | None
+    broker_name: str
+    queue_id: int
+    queue_offset: int
+    tags: str | None
+    keys: str | None
+    properties: Mapping[str, str]
+    body: bytes
+    unreadable: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerInfo:
+    """A broker. Values that its release does not report are None.
+
+    Parameters
+    ----------
+    broker_id : int
+        0 is the master.
+    address : str
+        ``host:port``, as it has registered itself (``brokerIP1``).
+    permission : str or None
+        ``rw``, or less by its settings; None also if the user may not see its settings.
+    disk_used_percent : float or None
+        Of the disk with its commit log.
+    messages_in_today, messages_out_today : int or None
+        Since midnight, by its clock.
+    """
+
+    SPARE: ClassVar[tuple[str, ...]] = (
+        "running_since", "cluster", "permission", "broker_id", "messages_out_today", "messages_in_today", "version",
+    )  # fmt: skip
+
+    broker_name: str
+    broker_id: int
+    cluster: str
+    address: str
+    version: str | None
+    permission: str | None
+    disk_used_percent: float | None
+    messages_in_today: int | None
+    messages_out_today: int | None
+    running_since: datetime | None
+
+
+T = TypeVar("T")
+
+# The most characters of a body, or of a message's properties, in a view.
+_LONGEST_SHOWN: Final = 60
+
+
+class Table(Sequence[T], Generic[T]):
+    """A sequence of rows that prints as a table.
+
+    Parameters
+    ----------
+    kind : type
+        The dataclass of the rows.
+    missing : sequence of str, default none
+        One sentence for each server, queue or topic without an answer.
+    notes : sequence of str, default none
+        Remarks about the rows, such as a total.
+    """
+
+    def __init__(
+        self, kind: type[T], rows: Iterable[T], *, missing: Sequence[str] = (), notes: Sequence[str] = ()
+    ) -> None:
+        self._kind = kind
+        self._rows = tuple(rows)
+        self.missing = tuple(missing)
+        self.notes = tuple(notes)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[T, ...]: ...
+    def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
+        return self._rows[index]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return table_view.text_table(self.headings, self.cells(), self.layout, notes=self.remarks)
+
+    def _repr_html_(self) -> str:
+        return table_view.html_table(self.headings, self.cells(), notes=self.remarks)
+
+    def print(self, file: IO[str] | None = None) -> None:
+        """Print the rows and the notes in the terminal's width, to `file` or by default to stdout."""
+        table_view.print_table(self.headings, self.cells(), self.layout, notes=self.notes, file=file)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        named: tuple[str, ...] | None = getattr(self._kind, "COLUMNS", None)
+        names = named or tuple(field.name for field in dataclasses.fields(self._kind))  # type: ignore[arg-type]
+        rare = getattr(self._kind, "RARE", ())
+        return tuple(name for name in names if name not in rare or any(getattr(row, name) for row in self._rows))
+
+    @property
+    def headings(self) -> tuple[str, ...]:
+        """The headings of the columns in a view."""
+        return tuple(map(table_view.heading, self.columns))
+
+    @property
+    def layout(self) -> table_view.Layout:
+        """How the columns fit into a narrow terminal, by the kinds of their values."""
+        kinds = {
+            heading: {_kind_of(getattr(row, name)) for row in self._rows}
+            for name, heading in zip(self.columns, self.headings, strict=True)
+        }
+
+        def of(kind: str) -> list[str]:
+            return [heading for heading, found in kinds.items() if kind in found]
+
+        spare = [*map(table_view.heading, getattr(self._kind, "SPARE", ()))]
+        return table_view.Layout(right=of("right"), listed=of("listed"), free=of("free"), spare=spare)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """The notes, and the missing answers."""
+        return (*self.notes, *(f"missing: {text}" for text in self.missing))
+
+    def cells(self) -> list[list[str]]:
+        """Return the texts of a view: times are local, long texts are shortened."""
+        return [[_cell(value) for value in self._values(row).values()] for row in self._rows]
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Return one dict per row, of plain JSON values.
+
+        A time is ISO 8601 in UTC; bytes are their text if they are UTF-8, else ``{"base64": "..."}``.
+        """
+        return [{name: _plain(value) for name, value in self._values(row).items()} for row in self._rows]
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a DataFrame of the rows' values; an ImportError says how to install pandas."""
+        from rocketmq_spark.metrics.plots import require
+
+        pandas = require("pandas", "to_pandas()")
+        frame: pd.DataFrame = pandas.DataFrame([self._values(row) for row in self._rows], columns=list(self.columns))
+        return frame
+
+    def _values(self, row: T) -> dict[str, Any]:
+        return {name: getattr(row, name) for name in self.columns}
+
+
+def _kind_of(value: object) -> str:
+    """Return which columns of a `Layout` have such values; "" for none."""
+    if isinstance(value, Mapping):
+        # Properties have names; the addresses of a broker have numbers.
+        return "free" if any(isinstance(name, str) for name in value) else "listed"
+    if isinstance(value, bytes):
+        return "free"
+    if isinstance(value, tuple):
+        return "listed"
+    return "right" if isinstance(value, int | float) and not isinstance(value, bool) else ""
+
+
+def _cell(value: object) -> str:
+    if value is None or value == {}:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, datetime):
+        return value.astimezone().isoformat(" ", "milliseconds")[:23]
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, bytes):
+        text = _decoded(value)
+        return _shortened(f"{len(value):,} bytes: {value[:_LONGEST_SHOWN].hex(' ')}" if text is None else text)
+    if isinstance(value, Mapping):
+        text = ", ".join(f"{name}={one}" for name, one in value.items())
+        return _shortened(text) if _kind_of(value) == "free" else text
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _decoded(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    if isinstance(value, bytes):
+        text = _decoded(value)
+        return {"base64": base64.b64encode(value).decode()} if text is None else text
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value

@@ -1,0 +1,379 @@
+"""Ids and hashes of rows by the thousand: ``SPARK_ROW_ID``, unique message ids, and Java's string hashes.
+
+`rocketmq_spark.model.hashes` computes the same hashes one row at a time. The forms of ``SPARK_ROW_ID`` are:
+
+- ``rowId=true``: ``write id/batch id/partition/row number/hash``, with the hash of all that the row says. A retried
+  task gives its rows the same ids if its input has the same order. In another order the hashes differ, so two different
+  rows never get one id.
+- ``rowId=columns:a,b``: ``write id/batch id/hash``, with the 128-bit hash of these columns. Rows that are equal in
+  these columns count as one row when repeats are removed.
+
+The 64-bit hash pads strings with zeros to whole words and lays them out back to back, so that a few numpy operations
+over all words replace a loop over strings. pyarrow has no such hash, and Python's own is neither stable nor vectorised.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocketmq_spark.arrow.columns import (
+    ByteColumn,
+    Ints,
+    ListColumn,
+    byte_column,
+    byte_strings,
+    coded_column,
+    int_column,
+    list_column,
+    to_arrow,
+    to_numpy,
+)
+from rocketmq_spark.arrow.gather import Choice, Frame, Part, Workspace, assemble, chunks
+from rocketmq_spark.arrow.properties import Property, join_keys, property_strings
+from rocketmq_spark.model.hashes import BY_COLUMNS, BY_PLACE, NOT_HASHED, ROW_ID, STEP
+from rocketmq_spark.protocol.remoting.records import unique_id_prefix
+from rocketmq_spark.protocol.unique_id import message_id_prefix, message_id_sequence, milliseconds_of_month
+
+Hashes = npt.NDArray[np.uint64]
+
+_STEP: Final = np.uint64(STEP)
+_ROUNDS: Final = (
+    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
+    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
+)
+_PADS: Final = tuple(bytes(count) for count in range(8))
+
+# Words are worked on in pieces of about this size, bytes: they stay in a processor's cache, and memory is bounded.
+_PIECE: Final = 256 * 1024
+
+
+def byte_hashes(
+    column: ByteColumn, head: bytes, tail: bytes, seed: int = 0, workspace: Workspace | None = None
+) -> Hashes:
+    """Return the hash of ``head + string + tail`` for each string of a column, 0 where it is null.
+
+    `head` and `tail` are not both empty. Another `seed` gives another hash.
+    """
+    hashes = np.zeros(len(column), np.uint64)
+    workspace = workspace or Workspace()
+    for start, stop in chunks(column.sizes.astype(np.int64) + len(head) + len(tail), _PIECE, None):
+        hashes[start:stop] = _hashes(column.slice(start, stop), head, tail, seed, workspace)
+    return hashes if column.valid is None else hashes * column.valid
+
+
+def _hashes(column: ByteColumn, head: bytes, tail: bytes, seed: int, workspace: Workspace) -> Hashes:
+    sizes = column.sizes.astype(np.int64) + (len(head) + len(tail))
+    pads = -sizes & 7
+    counts = (sizes + pads) >> 3
+    ends = np.cumsum(counts)
+    total = int(ends[-1])
+    starts = ends - counts
+    parts: list[Part] = [Frame(head), column, Frame(tail), Choice(_PADS, pads)]
+    data = assemble(parts, len(sizes), total * 8, None, workspace)
+    # STEP, 2 * STEP, ... in each string: a running sum that falls back where a string begins.
+    words = workspace.array("words", total, np.uint64)
+    words[:] = _STEP
+    words[starts[1:]] -= counts[:-1].astype(np.uint64) * _STEP
+    np.cumsum(words, out=words)
+    words += np.frombuffer(data, "<u8")
+    words ^= np.uint64(seed)
+    _mix(words, workspace.array("shifted", total, np.uint64))
+    sums: Hashes = np.add.reduceat(words, starts)
+    sums += sizes.astype(np.uint64)
+    _mix(sums, np.empty_like(sums))
+    return sums
+
+
+def _mix(words: Hashes, shifted: Hashes) -> None:
+    """Mix each word in place (the finaliser of SplitMix64); `shifted` is memory of the same size."""
+    for shift, factor in _ROUNDS:
+        np.right_shift(words, shift, out=shifted)
+        words ^= shifted
+        words *= factor
+    np.right_shift(words, np.uint64(31), out=shifted)
+    words ^= shifted
+
+
+_BASE: Final = 31
+_INVERSE: Final = pow(_BASE, -1, 2**32)
+
+# UTF-16 units that start at a byte of UTF-8: none at a continuation byte, two (a surrogate pair) at a 4-byte lead.
+_UNITS: Final = np.array([1] * 0x80 + [0] * 0x40 + [1] * 0x30 + [2] * 0x10, np.uint8)
+
+# Where Python replaces each byte of an encoded surrogate, Java replaces all of them by one character.
+_SURROGATE: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
+_REPLACEMENT: Final = "\ufffd".encode()
+
+
+def string_hashes(column: ByteColumn) -> npt.NDArray[np.int32]:
+    """Return ``String.hashCode()`` of each row; of a null row, any number.
+
+    Bytes that are not UTF-8 count as the replacement characters that Java reads.
+    """
+    span = column.span
+    ends = column.offsets - column.offsets[0]
+    if span.max(initial=0) < 0x80:
+        return _java_hashes(span, ends)
+    if column.valid is not None:
+        # What lies under a null may not even be text: it goes before anything is decoded.
+        return _scattered(column)
+    try:
+        text = span.tobytes().decode()
+    except UnicodeDecodeError:
+        return string_hashes(_with_replacements(column))
+    units = np.frombuffer(text.encode("utf-16-le"), "<u2")
+    starts = np.concatenate([[0], np.cumsum(_UNITS[span], dtype=np.int64)])
+    return _java_hashes(units, starts[ends])
+
+
+def _java_hashes(units: npt.NDArray[np.uint8] | npt.NDArray[np.uint16], ends: Ints) -> npt.NDArray[np.int32]:
+    size = len(units)
+    # The next power of two, so that blocks of about the same size share one table.
+    powers, inverses = _powers(1 << max(size, 1).bit_length())
+    prefix = np.zeros(size + 1, np.uint32)
+    np.cumsum(inverses[:size] * units, dtype=np.uint32, out=prefix[1:])
+    # powers[k] is 31^(k-1); what an empty string multiplies is 0.
+    hashes: npt.NDArray[np.uint32] = (prefix[ends[1:]] - prefix[ends[:-1]]) * powers[ends[1:]]
+    return hashes.view(np.int32)
+
+
+@functools.lru_cache(maxsize=2)
+def _powers(size: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+    """Return 31^(k-1) and 31^-k modulo 2^32, for k from 0 to `size`."""
+    powers = np.full(size + 1, _BASE, np.uint32)
+    powers[0] = _INVERSE
+    inverses = np.full(size + 1, _INVERSE, np.uint32)
+    inverses[0] = 1
+    return np.cumprod(powers, dtype=np.uint32), np.cumprod(inverses, dtype=np.uint32)
+
+
+def _scattered(column: ByteColumn) -> npt.NDArray[np.int32]:
+    hashes = np.zeros(len(column), np.int32)
+    there = byte_column(column.to_arrow().drop_null())
+    if there is not None:
+        hashes[column.valid] = string_hashes(there)
+    return hashes
+
+
+def _with_replacements(column: ByteColumn) -> ByteColumn:
+    # A loop over rows, for blocks that hold ill-formed text only.
+    texts = [_SURROGATE.sub(_REPLACEMENT, column.value(row) or b"") for row in range(len(column))]
+    return byte_strings([text.decode("utf-8", "replace").encode() for text in texts])
+
+
+_LOW: Final = np.uint64(0xFFFF)
+# "0000" to "ffff", each read as one 32-bit number.
+_LOWER_HEX4: Final = np.frombuffer("".join(f"{number:04x}" for number in range(0x10000)).encode("ascii"), np.uint32)
+
+
+@dataclass(frozen=True, slots=True)
+class RowIds:
+    """Makes the ``SPARK_ROW_ID`` of the rows of one partition."""
+
+    write_id: str  # The same for every attempt of the write
+    batch_id: int  # The micro-batch; -1 in a batch write
+    partition_id: int
+    # The columns that are hashed. None: the whole row is hashed, and the id holds its place.
+    columns: tuple[str, ...] | None = None
+    # Memory for the hashes, kept from one batch to the next
+    workspace: Workspace = field(default_factory=Workspace, repr=False, compare=False)
+
+    def of_columns(self, columns: Mapping[str, pa.Array], rows: int) -> Property:
+        """Return the ids of the rows of one batch by the columns asked for."""
+        halves = [np.zeros(rows, np.uint64), np.zeros(rows, np.uint64)]
+        for name in self.columns or ():
+            texts = _texts(columns[name])
+            if texts is not None:
+                for half, seed in zip(halves, (0, STEP), strict=True):
+                    half += byte_hashes(texts, f"{name}\x01".encode(), b"\x02", seed, self.workspace)
+        return _property([Frame(f"{self.write_id}/{self.batch_id}/".encode())], halves)
+
+    def of_rows(self, hashes: Hashes, first_row: int) -> Property:
+        """Return the ids of the rows from number `first_row` on, whose content has `hashes`."""
+        numbers = byte_column(to_arrow(np.arange(first_row, first_row + len(hashes))).cast(pa.string()))
+        if numbers is None:
+            return _property([], [hashes])
+        place = f"{self.write_id}/{self.batch_id}/{self.partition_id}/".encode()
+        return _property([Frame(place), numbers, Frame(b"/")], [hashes])
+
+
+def content_hashes(
+    topics: Iterable[str],
+    topic_codes: Ints | None,
+    properties: Iterable[Property],
+    user: ListColumn | None,
+    body: ByteColumn,
+    flags: ByteColumn | None,
+    workspace: Workspace,
+) -> Hashes:
+    """Return the hashes of rows, as `rocketmq_spark.model.hashes.row_hash` computes them.
+
+    Parameters
+    ----------
+    topic_codes : int array or None
+        Which of `topics` each row has, -1 where null; None: all have the only one.
+    user : ListColumn or None
+        The user's properties as property strings, entry by entry.
+    flags : ByteColumn or None
+        Decimal, null where a flag is 0; None: all are.
+    """
+    hashes = byte_hashes(body, b"\x02", b"", 0, workspace)
+    texts = byte_strings([topic.encode() for topic in topics])
+    if len(texts):
+        of_topics = byte_hashes(texts, b"\x01", b"\x02")
+        hashes += (
+            of_topics[0] if topic_codes is None else np.where(topic_codes < 0, np.uint64(0), of_topics[topic_codes])
+        )
+    if flags is not None:
+        hashes += byte_hashes(flags, b"\x01\x01", b"\x02", 0, workspace)
+    for prop in properties:
+        head = prop.name.encode() + b"\x01" + prop.literal
+        if prop.values is not None:
+            hashes += byte_hashes(prop.values, head, b"\x02", 0, workspace)
+        else:
+            literal = byte_hashes(ByteColumn(np.zeros(2, np.int32), np.empty(0, np.uint8)), head, b"\x02")
+            hashes += literal if prop.valid is None else literal * prop.valid
+    if user is not None:
+        sums = np.zeros(len(user.values) + 1, np.uint64)
+        np.cumsum(byte_hashes(user.values, b"", b"", 0, workspace), out=sums[1:])
+        # Entries that are left out of no row: sums wrap, and so do their differences.
+        hashes += sums[user.offsets[1:]] - sums[user.offsets[:-1]]
+    return hashes
+
+
+def repeatable(ids: pa.Array, topics: pa.Array, bodies: pa.Array, flags: pa.Array, properties: pa.Array) -> pa.Array:
+    """Return which rows count as repeats of others with their id, as `rocketmq_spark.model.hashes.is_repeatable` does.
+
+    Spark reads the annotations, which say that this is a function of Arrow arrays.
+    """
+    by_columns = pc.fill_null(pc.match_substring_regex(ids, BY_COLUMNS), False)
+    by_place = pc.fill_null(pc.match_substring_regex(ids, BY_PLACE), False)
+    places = to_numpy(by_place).nonzero()[0]
+    digits = pc.utf8_slice_codeunits(ids.take(to_arrow(places)), -16).to_pylist()
+    claimed = np.frombuffer(bytes.fromhex("".join(digits)), ">u8")
+    fits = to_numpy(by_columns).copy()
+    fits[places] = claimed == _stored_hashes(topics, bodies, flags, properties)[places]
+    for needed in (topics, bodies):
+        fits &= to_numpy(needed.is_valid())
+    return to_arrow(fits)
+
+
+def _stored_hashes(topics: pa.Array, bodies: pa.Array, flags: pa.Array, properties: pa.Array) -> Hashes:
+    """Return the hashes of rows as a read returns them, whose properties are all in one map."""
+    rows = len(topics)
+    codes, texts = coded_column(topics) or (np.full(rows, -1), [])
+    entries = list_column(properties)
+    if entries is not None and entries.names is not None:
+        names = entries.names.to_arrow()
+        counts = pc.invert(
+            pc.is_in(names, byte_strings([name.encode() for name in NOT_HASHED]).to_arrow().cast(names.type))
+        )
+        entries = property_strings(entries.filter(to_numpy(counts)))
+    numbers = int_column(flags)
+    decimals = None if numbers is None else byte_column(to_arrow(numbers[0], numbers[0] != 0).cast(pa.string()))
+    body = byte_column(bodies) or ByteColumn(np.zeros(rows + 1, np.int32), np.empty(0, np.uint8))
+    return content_hashes(texts, codes, (), entries, body, decimals, Workspace())
+
+
+def _property(parts: list[Part], hashes: Iterable[Hashes]) -> Property:
+    """Return the property whose value is `parts` and the digits of `hashes`."""
+    fields, digits = [], 0
+    for numbers in hashes:
+        for shift in (48, 32, 16, 0):
+            fields.append((digits, "=u4", _LOWER_HEX4[numbers >> np.uint64(shift) & _LOW]))
+            digits += 4
+    rows = len(fields[0][2])
+    sizes = np.full(rows, digits, np.int64)
+    for part in parts:
+        sizes += part.sizes if isinstance(part, ByteColumn) else len(part.template) if isinstance(part, Frame) else 0
+    ends = np.concatenate([[0], np.cumsum(sizes)])
+    data = assemble([*parts, Frame(bytes(digits), tuple(fields))], rows, int(ends[-1])) if rows else b""
+    return Property(ROW_ID, ByteColumn(ends, np.frombuffer(data, np.uint8)), None)
+
+
+def _texts(array: pa.Array) -> ByteColumn | None:
+    """Return the values of a column that `check_row_id` accepts as text; None if all are null."""
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        items = list_column(array)
+        # No items are none, whatever the other rows of the batch have: a retry may cut its batches elsewhere.
+        return None if items is None else join_keys(items).without_empty()
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_timestamp(array.type):
+        array = array.cast(pa.int64())
+    if pa.types.is_integer(array.type) or pa.types.is_boolean(array.type):
+        array = array.cast(pa.string())
+    return byte_column(array)
+
+
+# "0000" to "FFFF", each read as one 32-bit number: a group of four hex digits is one look-up and one store.
+_HEX4: Final = np.frombuffer("".join(f"{number:04X}" for number in range(0x10000)).encode("ascii"), np.uint32)
+
+
+class UniqueIds:
+    """Hands out ranges of unique message ids to one task.
+
+    Parameters
+    ----------
+    ip : bytes
+        The client's IPv4 address; where it has none, any 4 bytes.
+    wall_clock : callable
+        Returns epoch seconds; called once, here.
+    rng : random.Random
+        Used once, here.
+    """
+
+    LENGTH: ClassVar[int] = 32
+    # Where the groups of digits before the last begin in a number without its low 16 bits.
+    _SHIFTS: ClassVar[tuple[int, ...]] = (16, 0)
+
+    def __init__(self, *, ip: bytes, pid: int, wall_clock: Callable[[], float], rng: random.Random) -> None:
+        if len(ip) != 4:
+            raise ValueError(f"ip must be the 4 bytes of an IPv4 address, got {len(ip)}")
+        self.prefix = unique_id_prefix(ip, pid, rng.getrandbits(32))
+        self._next = milliseconds_of_month(wall_clock()) << 16
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.prefix.hex().upper()} next={self._next:012X}>"
+
+    def take(self, count: int) -> int:
+        """Reserve `count` ids and return the sequence number of the first."""
+        first = self._next
+        self._next += count
+        return first
+
+    @classmethod
+    def digits(cls, first: int, rows: Ints) -> tuple[bytes | npt.NDArray[np.uint32], ...]:
+        """Return the last hex digits of some ids, in groups of four.
+
+        `first` comes from `take`; `rows` selects ids of that range. A group is bytes if it is the same for all rows,
+        else numbers whose four bytes are four ASCII digits.
+        """
+        low = rows + (first & 0xFFFF)
+        carry = low >> 16
+        high = first >> 16
+        if not carry.any():
+            return *(_HEX4[high >> shift & 0xFFFF].tobytes() for shift in cls._SHIFTS), _HEX4[low]
+        numbers = carry + high
+        return *(_HEX4[numbers >> shift & 0xFFFF] for shift in cls._SHIFTS), _HEX4[low & 0xFFFF]
+
+
+class MessageIds(UniqueIds):
+    """Unique ids for gRPC: version 1, with random bytes in the place of the network card's address."""
+
+    LENGTH = 34
+    _SHIFTS = (32, 16, 0)
+
+    def __init__(self, *, pid: int, wall_clock: Callable[[], float], rng: random.Random) -> None:
+        self.prefix = message_id_prefix(pid, rng)
+        self._next = message_id_sequence(wall_clock())

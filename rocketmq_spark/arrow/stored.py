@@ -1,0 +1,375 @@
+"""Positions of everything in the stored records of one or many pulls, as numpy arrays over one buffer.
+
+`rocketmq_spark.arrow.decode` reads what is there. Every length is compared with the end of its record before it is
+used. Malformed or rare bytes raise `Irregular`; the caller then reads row by row and reports what is wrong.
+
+One loop over records reads their sizes, because a record's position depends on all sizes before it. The rest is array
+arithmetic. A row is a record, or an item of an inner batch.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocketmq_spark.arrow.columns import (
+    ByteColumn,
+    Ints,
+    ListColumn,
+    Octets,
+    byte_column,
+    byte_strings,
+    rows_with_repeats,
+    to_arrow,
+    to_numpy,
+)
+from rocketmq_spark.model.message import Buffer
+from rocketmq_spark.model.message_ext import Pulled
+from rocketmq_spark.protocol.compression import COMPRESSED_FLAG
+from rocketmq_spark.protocol.remoting.records import (
+    MAX_STORED_ROWS,
+    MESSAGE_MAGIC_V1,
+    MESSAGE_MAGIC_V2,
+    SYS_FLAG_BORN_HOST_V6,
+    SYS_FLAG_STORE_HOST_V6,
+)
+from rocketmq_spark.protocol.remoting.unwrap import INNER_BATCH, Unreadable, messages_of
+
+_SIZE: Final = struct.Struct(">i")
+# How many offsets a broker gave an inner batch.
+_INNER_NUM: Final = re.compile(rb"INNER_NUM\x01([0-9]{1,5})")
+_HEAD: Final = (
+    ("size", ">i4"),
+    ("magic", ">u4"),
+    ("crc", ">u4"),
+    ("queue_id", ">i4"),
+    ("flag", ">i4"),
+    ("queue_offset", ">i8"),
+    ("physical_offset", ">i8"),
+    ("sys_flag", ">i4"),
+    ("born_timestamp", ">i8"),
+    ("born_host", "V8"),
+    ("store_timestamp", ">i8"),
+    ("store_host", "V8"),
+    ("reconsume_times", ">i4"),
+    ("prepared_transaction_offset", ">i8"),
+    ("body_length", ">i4"),
+)
+_ITEM_HEAD: Final = np.dtype(
+    [("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("flag", ">i4"), ("body_length", ">i4")]
+)
+_SYS_FLAG_AT: Final = 36
+# An empty topic and no properties: the lengths alone.
+_AFTER_BODY: Final = 3
+
+
+class Irregular(Exception):
+    """Bytes that only the row-by-row reader can read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """The records of a buffer, n of them."""
+
+    data: Octets
+    heads: npt.NDArray[Any]  # Shape (n,): What comes before the body
+    # starts, bodies, body_ends, properties, ends: shape (n,); Positions; the properties end where the record does
+    starts: Ints
+    bodies: Ints
+    body_ends: Ints
+    properties: Ints
+    ends: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The messages of records, one element per message; `record` is the number of the record."""
+
+    record: Ints
+    queue_offset: Ints
+    flag: Ints
+    bodies: Ints
+    body_ends: Ints
+    properties: Ints
+    ends: Ints
+
+    def select(self, rows: Ints) -> Rows:
+        """Return some of them, by their numbers."""
+        return Rows(*(getattr(self, name)[rows] for name in Rows.__slots__))
+
+
+def cells(data: Octets, starts: Ints, ends: Ints) -> pa.BinaryArray:
+    """Return copies of spans of a buffer; the spans are in ascending order."""
+    # The spans and the gaps between them make the buffer a column. A take copies every second element, the spans.
+    borders = np.empty(2 * len(starts) + 1, np.int32)
+    borders[:-1:2], borders[1::2], borders[-1] = starts, ends, len(data)
+    spans = np.arange(0, 2 * len(starts), 2, dtype=np.int32)
+    return ByteColumn(borders, data).to_arrow().take(to_arrow(spans))
+
+
+def records_of(body: Buffer) -> Records:
+    """Return the positions of everything in the records of `body`.
+
+    Raises
+    ------
+    Irregular
+        A record is truncated, longer than its fields, or has an unknown magic; a topic is not UTF-8; IPv4 and IPv6
+        hosts are mixed.
+    """
+    data = np.frombuffer(body, np.uint8)
+    kind = _head_of(data)
+    starts, ends = _spans(body, 0, len(data), kind.itemsize + _AFTER_BODY)
+    heads = _heads(data, starts, kind)
+    magic, sys_flag = heads["magic"], heads["sys_flag"]
+    _fit(np.isin(magic, (MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2)))
+    _fit((sys_flag ^ sys_flag[:1]) & (SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6) == 0)
+    wide = magic == MESSAGE_MAGIC_V2
+    lengths = heads["body_length"].astype(np.int64)
+    bodies = starts + kind.itemsize
+    body_ends = bodies + lengths
+    # A wrong length could point beyond the record or the buffer, so it is checked before it is used.
+    _fit((lengths >= 0) & (body_ends + _AFTER_BODY + wide <= ends))
+    topic_lengths = data[body_ends].astype(np.int64)
+    if wide.any():
+        topic_lengths = np.where(wide, topic_lengths << 8 | data[body_ends + wide], topic_lengths)
+    topics = body_ends + 1 + wide
+    properties = _properties(data, topics + topic_lengths, ends)
+    try:
+        cells(data, topics, topics + topic_lengths).cast(pa.string())
+    except pa.ArrowInvalid as exc:
+        raise Irregular from exc
+    return Records(data, heads, starts, bodies, body_ends, properties, ends)
+
+
+def rows_of(records: Records, body: Buffer) -> Rows:
+    """Return the messages of the records, in their order.
+
+    Raises
+    ------
+    Irregular
+        An inner batch is compressed as a whole, has fewer messages than offsets, or contains an item that does not fit.
+    """
+    heads = records.heads
+    numbers = np.arange(len(heads))
+    sys_flag = heads["sys_flag"]
+    whole = Rows(
+        numbers,
+        heads["queue_offset"].astype(np.int64),
+        heads["flag"].astype(np.int32),
+        records.bodies,
+        records.body_ends,
+        records.properties,
+        records.ends,
+    )
+    inner = np.flatnonzero(sys_flag & INNER_BATCH == INNER_BATCH)
+    if not len(inner):
+        return whole
+    _fit(sys_flag[inner] & COMPRESSED_FLAG == 0)
+    taken_apart = [_items(records, body, int(number)) for number in inner]
+    plain = whole.select(np.flatnonzero(sys_flag & INNER_BATCH != INNER_BATCH))
+    together = _joined([plain, *taken_apart])
+    return together.select(np.argsort(together.record, kind="stable"))
+
+
+def _items(records: Records, body: Buffer, number: int) -> Rows:
+    data = records.data
+    start, end = int(records.bodies[number]), int(records.body_ends[number])
+    starts, ends = _spans(body, start, end, _ITEM_HEAD.itemsize + 2)
+    if not 1 <= len(starts) <= MAX_STORED_ROWS:
+        raise Irregular
+    offsets = _INNER_NUM.search(body, int(records.properties[number]), int(records.ends[number]))
+    if offsets is not None and int(offsets[1]) > len(starts):
+        raise Irregular
+    heads = _heads(data, starts, _ITEM_HEAD)
+    lengths = heads["body_length"].astype(np.int64)
+    bodies = starts + _ITEM_HEAD.itemsize
+    body_ends = bodies + lengths
+    _fit((lengths >= 0) & (body_ends + 2 <= ends))
+    first = int(records.heads["queue_offset"][number])
+    return Rows(
+        np.full(len(starts), number),
+        first + np.arange(len(starts)),
+        heads["flag"].astype(np.int32),
+        bodies,
+        body_ends,
+        _properties(data, body_ends, ends),
+        ends,
+    )
+
+
+def _head_of(data: Octets) -> np.dtype[Any]:
+    """Return the layout of all records' heads, which is that of the first one."""
+    if len(data) < _SYS_FLAG_AT + 4:
+        return np.dtype(list(_HEAD))
+    flags = int(data[_SYS_FLAG_AT + 3])
+    v6 = {"born_host": flags & SYS_FLAG_BORN_HOST_V6, "store_host": flags & SYS_FLAG_STORE_HOST_V6}
+    return np.dtype([(name, "V20" if v6.get(name) else kind) for name, kind in _HEAD])
+
+
+def _heads(data: Octets, starts: Ints, kind: np.dtype[Any]) -> npt.NDArray[Any]:
+    copied = byte_column(cells(data, starts, starts + kind.itemsize))
+    octets = np.empty(0, np.uint8) if copied is None else copied.span
+    heads: npt.NDArray[Any] = octets.view(kind)
+    return heads
+
+
+def _properties(data: Octets, at: Ints, ends: Ints) -> Ints:
+    """Return where properties begin, whose lengths are at `at`; they must end where their record does."""
+    _fit(at + 2 <= ends)
+    lengths = data[at].astype(np.int64) << 8 | data[at + 1]
+    _fit(at + 2 + lengths == ends)
+    return at + 2
+
+
+def _joined(parts: Sequence[Rows]) -> Rows:
+    return Rows(*(np.concatenate([getattr(part, name) for part in parts]) for name in Rows.__slots__))
+
+
+def _spans(body: Buffer, at: int, end: int, smallest: int) -> tuple[Ints, Ints]:
+    """Return where each size-prefixed element of a range begins and ends."""
+    starts: list[int] = []
+    add, unpack = starts.append, _SIZE.unpack_from
+    while at + smallest <= end:
+        add(at)
+        (size,) = unpack(body, at)
+        if size < smallest:
+            raise Irregular
+        at += size
+    if at != end:
+        raise Irregular
+    borders = np.array([*starts, end], np.int64)
+    return borders[:-1], borders[1:]
+
+
+def _fit(fits: npt.NDArray[np.bool_]) -> None:
+    if not fits.all():
+        raise Irregular
+
+
+def missing_offsets(pull: Pulled) -> list[tuple[int, int]]:
+    """Return the gaps between the start of a pull and its end: the first offset of each gap, and the one after it.
+
+    An unreadable message is not missing.
+    """
+    if not pull.body:
+        return [(pull.start, pull.end)]
+    try:
+        records = records_of(pull.body)
+        starts = rows_of(records, pull.body).queue_offset
+        starts = starts[(starts >= pull.start) & (starts < pull.end)]
+        ends = starts + 1
+    except (Irregular, pa.ArrowInvalid):
+        messages = messages_of(pull.body, pull.queue, pull.start, pull.end, decompressed=False, parsed=False)
+        spans = [
+            (message.start, message.end)
+            if isinstance(message, Unreadable)
+            else (message.queue_offset, message.queue_offset + 1)
+            for message in messages
+        ]
+        starts, ends = np.array(spans, np.int64).reshape(-1, 2).T
+    order = np.argsort(starts, kind="stable")
+    before, after = np.append(pull.start, np.maximum.accumulate(ends[order])), np.append(starts[order], pull.end)
+    return [(int(before[gap]), int(after[gap])) for gap in np.flatnonzero(after > before)]
+
+
+_NAME_END: Final = 1
+_VALUE_END: Final = 2
+# Up to this many different names in a batch, a name is one bit of a number.
+_MOST_NAMES: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Properties:
+    """The entries of all rows, in their order; row k owns the entries ``offsets[k]`` up to ``offsets[k + 1]``."""
+
+    offsets: Ints
+    names: pa.DictionaryArray
+    values: pa.StringArray
+
+    def value_of(self, name: str) -> pa.StringArray:
+        """Return the value of one name in every row, null where it is missing."""
+        places = np.full(len(self.offsets) - 1, -1, np.int64)
+        known = self.names.dictionary.to_pylist()
+        if name in known:
+            entries = np.flatnonzero(to_numpy(self.names.indices) == known.index(name))
+            places[np.searchsorted(self.offsets, entries, side="right") - 1] = entries
+        return self.values.take(to_arrow(places, places >= 0))
+
+    def as_maps(self, kind: pa.MapType) -> pa.MapArray:
+        """Return all entries of every row."""
+        names = self.names.dictionary_decode()
+        entries = pa.StructArray.from_arrays([names, self.values], fields=[kind.key_field, kind.item_field])
+        offsets = pa.py_buffer(self.offsets.astype(np.int32))
+        return pa.Array.from_buffers(kind, len(self.offsets) - 1, [None, offsets], children=[entries])
+
+
+def split_properties(texts: pa.BinaryArray) -> Properties | None:
+    """Return the entries of n rows' property strings, none of which is null; None if they are not regular."""
+    column = byte_column(_closed(texts)) or ByteColumn(np.zeros(1, np.int32), np.empty(0, np.uint8))
+    data = column.span
+    borders = column.offsets - column.offsets[0]
+    marks = np.flatnonzero(data <= _VALUE_END)
+    name_ends, value_ends = marks[::2], marks[1::2]
+    if len(marks) % 2 or (data[name_ends] != _NAME_END).any() or (data[value_ends] != _VALUE_END).any():
+        return None
+    name_starts = np.concatenate([[0], value_ends + 1])[:-1]
+    if not ((name_starts < name_ends) & (name_ends + 1 < value_ends)).all():
+        return None
+    starts = borders[:-1][column.sizes > 0]
+    # A row's text must not go on with the bytes of the one before: both would be read as one character.
+    if (data[starts] & 0xC0 == 0x80).any():
+        return None
+    # Cells of the text: a name and its end, its value, and the value's end.
+    cells = np.stack([name_starts, name_ends + 1, value_ends], axis=1).ravel()
+    text = ByteColumn(np.append(cells, len(data)).astype(column.offsets.dtype), data).to_arrow()
+    first = np.arange(0, len(cells), 3, dtype=np.int64)
+    offsets = np.searchsorted(value_ends, borders)
+    try:
+        names = _coded(text.take(to_arrow(first)), offsets)
+        values = text.take(to_arrow(first + 1)).cast(pa.string())
+    except pa.ArrowInvalid:
+        return None
+    return None if names is None else Properties(offsets, names, values)
+
+
+def _coded(names: pa.BinaryArray, offsets: Ints) -> pa.DictionaryArray | None:
+    """Return names as numbers; None if one occurs twice in a row, or there are too many to tell.
+
+    Each name includes its end mark, so the joined names of two different rows differ.
+    """
+    column = byte_column(names)
+    if column is not None and ListColumn(offsets, column).joined().same() is not None:
+        # As most topics are: every row has the names of the first one.
+        known = names[: int(offsets[1])].dictionary_encode()
+        indices = np.tile(to_numpy(known.indices), len(offsets) - 1)
+        repeats = len(known.dictionary) < len(known)
+    else:
+        known = names.dictionary_encode()
+        indices = to_numpy(known.indices)
+        repeats = len(known.dictionary) > _MOST_NAMES or len(rows_with_repeats(indices, offsets)) > 0
+    if repeats:
+        return None
+    texts = byte_strings([name[:-1] for name in known.dictionary.to_pylist()]).to_arrow().cast(pa.string())
+    return pa.DictionaryArray.from_arrays(to_arrow(indices), texts)
+
+
+def _closed(texts: pa.BinaryArray) -> pa.Array:
+    """Return the texts with a separator at the end of each that is not empty."""
+    column = byte_column(texts)
+    if column is None:
+        return texts
+    filled = column.sizes > 0
+    closed = ~filled
+    closed[filled] = column.data[column.offsets[1:][filled] - 1] == _VALUE_END
+    if closed.all():
+        return texts
+    choice = byte_strings([b"", bytes([_VALUE_END])]).to_arrow().cast(pa.binary())
+    return pc.binary_join_element_wise(texts, choice.take(to_arrow((~closed).astype(np.int8))), choice[0])

@@ -1,0 +1,1 @@
+"""The ``rocketmq-spark`` command."""

@@ -1,0 +1,206 @@
+"""``rocketmq-spark cluster up | status | down | logs``.
+
+`up` leaves the servers running and saves their state in a file; only the servers of that file are ever stopped.
+Results go to stdout, progress to stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from rocketmq_spark.errors import ClusterError, escaped
+
+if TYPE_CHECKING:
+    from rocketmq_spark.cluster.jars import Progress
+    from rocketmq_spark.cluster.security import Tls
+    from rocketmq_spark.cluster.state import ClusterState, StateFile
+
+app = typer.Typer(help="A RocketMQ cluster on this machine, for tests and first tries.", no_args_is_help=True)
+
+_USUAL_PORT: Final = 9876
+_NONE: Final = "no cluster is running; start one with: rocketmq-spark cluster up"
+
+
+@app.command()
+def up(
+    brokers: Annotated[int, typer.Option(help="Number of brokers.", min=1)] = 1,
+    proxy: Annotated[bool, typer.Option("--proxy", help="Start a proxy for gRPC, too.")] = False,
+    directory: Annotated[
+        Path | None, typer.Option(help="Keep configuration, logs and messages here. Default: a temporary folder.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port of the name server. Default: 9876, or any other if that is taken.")
+    ] = None,
+    auth: Annotated[
+        bool, typer.Option("--auth", help="Let in only who signs with a key; an administrator is made.")
+    ] = False,
+    tls: Annotated[bool, typer.Option("--tls", help="Take encrypted connections only; certificates are made.")] = False,
+    mutual: Annotated[bool, typer.Option("--mutual", help="--tls, and demand a certificate of clients too.")] = False,
+) -> None:
+    """Start a cluster and leave it running. The first time, the RocketMQ server is fetched (106 MB)."""
+    from rocketmq_spark.cluster.config import is_free
+    from rocketmq_spark.cluster.local import LocalCluster
+    from rocketmq_spark.cluster.state import ClusterState
+
+    file = _state_file()
+    with file.locked():
+        running = file.load()
+        if running is not None and running.is_alive():
+            raise ClusterError(
+                f"a cluster runs already, its name server is {running.name_server};"
+                " stop it first: rocketmq-spark cluster down"
+            )
+        if running is not None:
+            # It died, but its folder may be left.
+            running.stop()
+            file.remove()
+        if port is None and is_free(_USUAL_PORT):
+            port = _USUAL_PORT
+        with progress_on_stderr() as tell:
+            demanded: Tls = "mutual" if mutual else tls
+            cluster = LocalCluster(
+                brokers, proxy, directory=directory, port=port, auth=auth, tls=demanded, progress=tell
+            )
+            with cluster:
+                state = ClusterState.of(cluster)
+                file.save(state)
+                cluster.detach()
+    typer.echo(_how_to_use(state))
+
+
+@app.command()
+def status(as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False) -> None:
+    """Show the servers of the cluster."""
+    state = _state_file().load()
+    if as_json:
+        from rocketmq_spark.cluster.state import ClusterState
+
+        servers = [dataclasses.asdict(server) | {"state": server.state()} for server in state.servers] if state else []
+        nothing = dict.fromkeys(field.name for field in dataclasses.fields(ClusterState))
+        known = dataclasses.asdict(state) if state else nothing
+        typer.echo(json.dumps({**known, "running": bool(state and state.is_alive()), "servers": servers}, indent=2))
+        return
+    if state is None:
+        typer.echo(_NONE)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("server", "state", "address", "pid", box=None)
+    for server in state.servers:
+        table.add_row(server.name, server.state(), server.address, str(server.pid))
+    Console().print(table)
+    if state.endpoints:
+        typer.echo(f"gRPC endpoints {state.endpoints}")
+    for name, value in state.options.items():
+        typer.echo(f"option {name} {value}")
+    typer.echo(f"folder {state.directory}")
+
+
+@app.command()
+def down() -> None:
+    """Stop the cluster; messages kept in a --directory are flushed first, which takes about 20 seconds."""
+    file = _state_file()
+    with file.locked():
+        state = file.load()
+        if state is None:
+            typer.echo(_NONE)
+            return
+        state.stop()
+        file.remove()
+    typer.echo("the cluster is stopped" + ("" if state.temporary else f"; its messages are kept in {state.directory}"))
+
+
+@app.command()
+def logs(
+    name: Annotated[str | None, typer.Argument(help="namesrv, broker-0, proxy ... Default: all.")] = None,
+    lines: Annotated[int, typer.Option("-n", "--lines", help="How many of each server's last lines.", min=1)] = 20,
+) -> None:
+    """Show the last lines of the servers' logs."""
+    state = _state_file().load()
+    if state is None:
+        raise ClusterError(_NONE)
+    chosen = [server for server in state.servers if name in (None, server.name)]
+    if not chosen:
+        names = ", ".join(server.name for server in state.servers)
+        raise ClusterError(f"the cluster has no server {name}; it has {names}")
+    for server in chosen:
+        if len(chosen) > 1:
+            typer.echo(f"==> {escaped(server.name)} <==")
+        for line in _last_lines(Path(server.log), lines):
+            typer.echo(escaped(line.expandtabs(4)))
+
+
+def _state_file() -> StateFile:
+    from rocketmq_spark.cluster.state import StateFile, state_folder
+
+    return StateFile(state_folder())
+
+
+def _how_to_use(state: ClusterState) -> str:
+    security = ".options(**security)" if state.options else ""
+    write = (
+        f'df.write.format("rocketmq").option("{{}}", "{{}}"){security}.option("topic", "orders").mode("append").save()'
+    )
+    lines = [
+        f"name server  {state.name_server}",
+        *([f"gRPC proxy   {state.endpoints}  (open on every address of this machine)"] if state.endpoints else []),
+        f"folder       {state.directory}" + ("  (removed by down)" if state.temporary else ""),
+        "",
+        *([f"security = {json.dumps(state.options, indent=4)}", ""] if state.options else []),
+        "write to it:",
+        f"  {write.format('nameServer', state.name_server)}",
+        *([f"  {write.format('endpoints', state.endpoints)}  # to a topic that exists"] if state.endpoints else []),
+        "",
+        "read it:",
+        f'  spark.read.format("rocketmq").option("nameServer", "{state.name_server}"){security}.load("orders")',
+        "",
+        "stop it: rocketmq-spark cluster down",
+    ]
+    return "\n".join(lines)
+
+
+def _last_lines(log: Path, count: int) -> list[str]:
+    # Rolled at 20 MB, so reading it all is bounded.
+    try:
+        with log.open(encoding="utf-8", errors="replace", newline="\n") as file:
+            return [line.rstrip("\n") for line in deque(file, maxlen=count)]
+    except OSError as exc:
+        raise ClusterError(f"reading the log {log}: {exc}") from exc
+
+
+@contextlib.contextmanager
+def progress_on_stderr() -> Iterator[Progress]:
+    """Show progress on stderr: a bar on a terminal, otherwise a line for each step."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        last_step = ""
+
+        def print_step(step: str, fraction: float) -> None:  # noqa: ARG001
+            nonlocal last_step
+            if step != last_step:
+                last_step = step
+                typer.echo(step, err=True)
+
+        yield print_step
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:3.0f}%"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bars:
+        task = bars.add_task("", total=1.0)
+        yield lambda what, fraction: bars.update(task, description=what, completed=fraction)

@@ -1,0 +1,180 @@
+"""The options that all commands about a cluster share, and the name server's fault if the cluster can't be reached.
+
+The name server is that of the command line, else ``NAMESRV_ADDR``, else that of the cluster which ``rocketmq-spark
+cluster up`` left running. Only the servers of that cluster get its keys and certificates. If a server that would get a
+signed request has died, the command fails: another program may listen at its address.
+Results go to stdout. Missing parts of a result go to stderr, and make the exit code 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from rocketmq_spark.errors import (
+    MQClientException,
+    OptionError,
+    RemotingException,
+    RequestNotSupportedException,
+    RocketMQError,
+    RouteNotFoundException,
+)
+from rocketmq_spark.model.table import one_line
+from rocketmq_spark.options.connection import ConnectionOptions
+from rocketmq_spark.options.kinds import SECRET, WRITE, OptionSpec, specs_of
+
+if TYPE_CHECKING:
+    from rocketmq_spark.admin.admin import Admin
+    from rocketmq_spark.admin.answers import Table
+
+_VISIBLE = "Others on this machine can see a command line: better set the variable, or give file:/path."
+_SPECS: Final = [spec for spec in specs_of(ConnectionOptions, WRITE) if spec.cli]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Connection:
+    """How the cluster is reached, and how the answer is shown."""
+
+    # By field of `ConnectionOptions`; None or False if the command line does not have it.
+    options: Mapping[str, Any]
+    timeout: float
+    as_json: bool
+
+    @property
+    def name_server(self) -> str | None:
+        """The name servers of the command line."""
+        name_server: str | None = self.options["name_server"]
+        return name_server
+
+    def given(self, endpoints: str | None = None) -> dict[str, Any]:
+        """Return what `Admin`, a producer and the doctor take; `endpoints`: to ask these proxies."""
+        given = dict(self.options)
+        running = {} if self.name_server else _left_running(endpoints)
+        if any(given[name] for name in ("access_key", "secret_key", "credentials_provider")):
+            # Somebody in particular asks, not the administrator.
+            running = {name: value for name, value in running.items() if name not in ("access_key", "secret_key")}
+        if given["tls_insecure_skip_verify"]:
+            running.pop("tls_ca_file", None)
+        return given | {name: value for name, value in running.items() if not given[name]}
+
+    @contextlib.contextmanager
+    def admin(self) -> Iterator[Admin]:
+        """Yield an `Admin`. If a name server causes an error, the doctor's finding is raised instead."""
+        from rocketmq_spark.admin import Admin
+
+        # A failure is one line, without log messages.
+        logging.getLogger("rocketmq_spark").addHandler(logging.NullHandler())
+        given = self.given()
+        if given["name_server"] is None:
+            raise OptionError(
+                "no name server is given: name one with -n host:9876 or in the environment variable NAMESRV_ADDR, or "
+                "start a cluster on this machine: rocketmq-spark cluster up"
+            )
+        with Admin(**given, timeout=self.timeout) as admin:
+            try:
+                yield admin
+            except RocketMQError as exc:
+                _blame_name_server(admin, exc, self.timeout)
+                raise
+
+    def show(self, table: Table[Any]) -> None:
+        """Print an answer; the exit code is 1 if a part of it is missing."""
+        if self.as_json:
+            self.show_json(table.to_dicts())
+        else:
+            table.print()
+        for text in table.missing:
+            typer.echo(f"rocketmq-spark: missing: {one_line(text)}", err=True)
+        if table.missing:
+            raise typer.Exit(1)
+
+    def show_json(self, value: Any) -> None:
+        """Print a value as JSON."""
+        typer.echo(json.dumps(value, indent=2))
+
+
+def _answer(
+    timeout: Annotated[float, typer.Option(help="Seconds that one question may take.")] = 5.0,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+) -> None:
+    """Declare the options of every command that do not belong to the connection."""
+
+
+def _flag(spec: OptionSpec) -> inspect.Parameter:
+    """Return the parameter of a command for an option of the connection."""
+    names = [f"--{spec.field.removeprefix('use_').replace('_', '-')}"]
+    if spec.field == "name_server":
+        names.insert(0, "-n")
+    option = typer.Option(
+        *names,
+        envvar=spec.env or (f"ROCKETMQ_{spec.field.upper()}" if spec.kind is SECRET else None),
+        show_default=False,
+        help=f"{spec.cli} {_VISIBLE}" if spec.secret else spec.cli,
+    )
+    default, kind = (False, bool) if spec.default is False else (None, str | None)
+    return inspect.Parameter(
+        spec.field, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
+    )
+
+
+def connected(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command with the options of `Connection` and its own; its first argument is the `Connection`."""
+    own = [*inspect.signature(command, eval_str=True).parameters.values()][1:]
+    shared = [*map(_flag, _SPECS), *inspect.signature(_answer, eval_str=True).parameters.values()]
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        options = {spec.field: values.pop(spec.field) for spec in _SPECS}
+        connection = Connection(options=options, timeout=values.pop("timeout"), as_json=values.pop("as_json"))
+        if options["tls_insecure_skip_verify"]:
+            typer.echo("rocketmq-spark: no server's certificate is checked (--tls-insecure-skip-verify)", err=True)
+        command(connection, **values)
+
+    keywords = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*own, *shared)]
+    # typer reads both.
+    run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in keywords}
+    return run
+
+
+def _left_running(endpoints: str | None) -> dict[str, Any]:
+    from rocketmq_spark.cluster.security import client_options
+    from rocketmq_spark.cluster.state import StateFile, state_folder
+
+    state = StateFile(state_folder(os.environ)).load()
+    if state is None or not state.is_alive() or (endpoints and endpoints != state.endpoints):
+        return {}
+    if endpoints:
+        state.require_running("Proxy")
+    elif "accessKey" in state.options:
+        # The name server sends clients to the brokers, which get signed requests too.
+        state.require_running("NameServer", "Broker")
+    else:
+        state.require_running("NameServer")
+    return client_options({"nameServer": state.name_server, **state.options})
+
+
+def _blame_name_server(admin: Admin, exc: RocketMQError, timeout: float) -> None:
+    """Raise the doctor's finding if all name servers cause an error."""
+    about_servers = isinstance(exc, RemotingException | RequestNotSupportedException | RouteNotFoundException)
+    if not about_servers and not isinstance(exc.__cause__, RequestNotSupportedException):
+        return
+    from rocketmq_spark.cli.doctor.examine import check_name_servers
+    from rocketmq_spark.cli.doctor.machine import FAILED, OK
+
+    checks = check_name_servers(admin, timeout)
+    # One name server that answers is enough. A proxy in its place does not support all requests.
+    blamed = [
+        one for one in checks if one.state == FAILED or (one.state != OK and not isinstance(exc, RemotingException))
+    ]
+    if blamed and len(blamed) == len(checks):
+        raise MQClientException(f"{blamed[0].check}: {blamed[0].found}; {blamed[0].mend}") from exc

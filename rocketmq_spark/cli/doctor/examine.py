@@ -1,0 +1,177 @@
+"""The doctor's checks: this machine, name servers, brokers, a topic, proxies."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from rocketmq_spark.admin.admin import Admin
+from rocketmq_spark.admin.answers import Table
+from rocketmq_spark.admin.queues import check_timeout
+from rocketmq_spark.cli.doctor.machine import (
+    FAILED,
+    OK,
+    WARNING,
+    Check,
+    check_java,
+    check_packages,
+    check_python,
+    check_workers,
+)
+from rocketmq_spark.cli.doctor.servers import (
+    access_refused,
+    check_brokers,
+    check_name_server,
+    check_proxies,
+    key_refused,
+    remark_of,
+)
+from rocketmq_spark.errors import (
+    OptionError,
+    RemotingException,
+    RequestNotSupportedException,
+    RocketMQError,
+    TopicRouteStaleException,
+)
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.names import AUTO_CREATE_TOPIC, wrap
+from rocketmq_spark.model.route import TopicRouteData, masters_of
+from rocketmq_spark.source.topic_routes import refuse_static
+from rocketmq_spark.transport.parallel import query_all
+
+
+def examine(
+    name_server: str | None = None,
+    *,
+    topic: str | None = None,
+    endpoints: str | None = None,
+    timeout: float = 5.0,
+    environ: Mapping[str, str] = os.environ,
+    **given: Any,
+) -> Table[Check]:
+    """Return the findings about this machine and the cluster, and if named about a topic and proxies.
+
+    A missing name server (``NAMESRV_ADDR`` is the default) is a finding, unless `endpoints` are given. `timeout` is
+    the seconds for one request, `environ` is where Java and Spark's workers are looked for, and `given` is as of
+    `Admin`: access_key, use_tls, ... Raises an OptionError if `timeout` is not allowed.
+    """
+    check_timeout(timeout)
+    checks = [check_python(), *check_packages(), check_java(environ), check_workers(environ)]
+    named = name_server or os.environ.get("NAMESRV_ADDR", "").strip()
+    if named or not endpoints:
+        checks += _check_cluster(name_server, topic, timeout, given)
+    if endpoints:
+        checks += check_proxies(endpoints, topic, given, timeout)
+    return Table(Check, checks)
+
+
+def check_name_servers(admin: Admin, timeout: float) -> list[Check]:
+    """Check each name server of an `Admin` by itself: a good one would hide the faults of others."""
+    over_tls = admin.options.connection.use_tls
+    answers = query_all(
+        admin.options.connection.name_server,
+        lambda address: check_name_server(admin.transport, address, timeout, over_tls=over_tls),
+    )
+    return [answer for answer in answers.values() if not isinstance(answer, RocketMQError)]
+
+
+def _check_cluster(name_server: str | None, topic: str | None, timeout: float, given: Mapping[str, Any]) -> list[Check]:
+    try:
+        admin = Admin(name_server, timeout=timeout, **given)
+    except OptionError as exc:
+        mend = "name them with -n, or start a cluster on this machine: rocketmq-spark cluster up"
+        return [Check("name server", FAILED, str(exc), mend if "no name server" in str(exc) else "correct the option")]
+    with admin:
+        checks = check_name_servers(admin, timeout)
+        if all(check.state == FAILED for check in checks):
+            return checks
+        checks += check_brokers(admin.transport, timeout)
+        return checks + (check_topic(admin, topic, timeout) if topic else [])
+
+
+def check_topic(admin: Admin, topic: str, timeout: float) -> list[Check]:
+    """Check that a topic exists, and may be written and read.
+
+    Brokers are asked for its configuration and for the end of a queue. Nothing is sent, so a missing right to publish
+    is not found.
+    """
+    name = f"topic {topic}"
+    try:
+        route = admin.route(topic)
+    except TopicRouteStaleException as exc:
+        return [_unknown(admin, name, topic, exc, timeout)]
+    except RocketMQError as exc:
+        return [Check(name, FAILED, str(exc), "check the topic's name, and the access key")]
+    try:
+        refuse_static(topic, route)
+    except OptionError as exc:
+        found, _, mend = str(exc).partition("; ")
+        return [Check(name, FAILED, found, mend)]
+    return [*_check_permissions(name, route), *_check_on_brokers(admin, name, topic, route, timeout)]
+
+
+def _unknown(admin: Admin, name: str, topic: str, exc: TopicRouteStaleException, timeout: float) -> Check:
+    create = f"create it: rocketmq-spark create-topic {topic}"
+    try:
+        template = admin.transport.query_route(AUTO_CREATE_TOPIC, timeout)
+    except RocketMQError:
+        return Check(name, FAILED, str(exc), create)
+    makers = [data.broker_name for data in template.queue_datas if data.writable]
+    if not makers:
+        return Check(name, FAILED, str(exc), create)
+    found = (
+        f"it does not exist; the first write creates it on {', '.join(makers)} (autoCreateTopicEnable), a read fails"
+    )
+    near = str(exc).partition("did you mean ")[2]
+    return Check(name, WARNING, found + (f"; did you mean {near}" if near else ""), create)
+
+
+def _check_permissions(name: str, route: TopicRouteData) -> list[Check]:
+    closed = []
+    for doing, of in (("write to", "writable"), ("read from", "readable")):
+        barred = [data.broker_name for data in route.queue_datas if not getattr(data, of)]
+        if barred:
+            everywhere = len(barred) == len(route.queue_datas)
+            found = f"not allowed to {doing} on {', '.join(barred)}" + (", which is everywhere" if everywhere else "")
+            mend = f"rocketmq-spark create-topic {name.removeprefix('topic ')} --update sets its permission to rw"
+            closed.append(Check(name, FAILED if everywhere else WARNING, found, mend))
+    if not route.queue_datas:
+        closed.append(Check(name, FAILED, "no broker has it now", "bring its brokers back"))
+    return closed
+
+
+def _check_on_brokers(admin: Admin, name: str, topic: str, route: TopicRouteData, timeout: float) -> list[Check]:
+    wired = wrap(admin.options.wrapped_namespace, topic)
+    masters = masters_of(route.broker_datas)
+
+    def ask(broker: str) -> tuple[str, str]:
+        # Asking for the end of a queue needs the right to see the topic, as the first request of a read does.
+        admin.transport.max_offset(MessageQueue(wired, broker, 0), masters[broker], timeout)
+        config = admin.transport.topic_config(masters[broker], wired, timeout)
+        return config.message_type, config.queue_type
+
+    types = set()
+    checks = []
+    for broker, answer in query_all(masters, ask).items():
+        if not isinstance(answer, RocketMQError):
+            types.add(answer)
+        elif access_refused(answer):
+            checks.append(key_refused(f"{name} on {broker}", answer))
+        elif access_refused(answer) is False:
+            mend = "have the user allowed to publish (PUB), to subscribe (SUB) and to look at it (GET), as it needs"
+            found = f"the user may not look at it: {remark_of(answer)}"
+            checks.append(Check(f"{name} on {broker}", WARNING, found, mend))
+        elif not isinstance(answer, RemotingException | RequestNotSupportedException):
+            # A broker that can't be reached has its own finding; a proxy in its place knows no types.
+            checks.append(Check(f"{name} on {broker}", WARNING, str(answer), "look into the broker's log (broker.log)"))
+    queues = sum(data.write_queue_nums for data in route.queue_datas)
+    on = ", ".join(data.broker_name for data in route.queue_datas)
+    kinds = " and ".join(f"{message} messages, queues {queue}" for message, queue in sorted(types))
+    if len(types) > 1:
+        mend = "make it anew under another name: types of queues can't be changed"
+        checks.append(Check(name, WARNING, f"its brokers differ: {kinds}", mend))
+    if route.queue_datas and (types or not checks):
+        found = f"{queues} queues on {on}" + (f"; {kinds}" if len(types) == 1 else "")
+        checks.insert(0, Check(name, OK, found))
+    return checks

@@ -1,0 +1,161 @@
+"""The doctor's checks of this machine: Python, its packages, Java, and the interpreter of Spark's workers.
+
+The environment is read as Spark reads it. Packages are looked up, and imported only by a worker's interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from rocketmq_spark.cluster.process import find_java, java_version
+from rocketmq_spark.errors import ClusterError
+
+OK: Final = "ok"
+WARNING: Final = "warning"
+FAILED: Final = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A finding: its `state` is ``ok``, ``warning`` or ``failed``, `mend` the advice, or "".
+
+    `found` and `mend` are one line each.
+    """
+
+    check: str
+    state: str
+    found: str
+    mend: str = ""
+
+
+OLDEST_PYTHON: Final = (3, 10)
+# The oldest release, and the first that is not supported; a test compares them with setup.cfg.
+PACKAGES: Final[Mapping[str, tuple[str, str]]] = {
+    "pyspark": ("4.0", "4.4"),
+    "pyarrow": ("18", ""),
+    "numpy": ("1.26", ""),
+}
+GRPC_PACKAGES: Final[Mapping[str, tuple[str, str]]] = {"grpcio": ("1.76.0", ""), "protobuf": ("6.31.1", "8")}
+
+_NEEDED_BY_WORKERS: Final = ("rocketmq_spark", "pyarrow", "numpy")
+# Only ``-c`` has the current folder on its path, so that a worker elsewhere would not find its modules.
+_ASK_WORKER: Final = """
+import importlib, json, sys
+sys.path[:] = [folder for folder in sys.path if folder]
+failed = {}
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except Exception as exc:
+        failed[name] = f"{type(exc).__name__}: {exc}"
+print(json.dumps({"python": sys.version_info[:3], "failed": failed}))
+"""
+_WORKER_TIMEOUT: Final = 60.0
+
+
+def installed_version(package: str) -> str | None:
+    """Return the version of an installed package, or None."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def check_python() -> Check:
+    """Check the version of this interpreter."""
+    found = f"{_dotted(sys.version_info[:3])}, {sys.executable}"
+    if sys.version_info[:2] >= OLDEST_PYTHON:
+        return Check("Python", OK, found)
+    return Check("Python", FAILED, found, f"use Python {_dotted(OLDEST_PYTHON)} or newer")
+
+
+def check_packages(
+    packages: Mapping[str, tuple[str, str]] = PACKAGES,
+    version_of: Callable[[str], str | None] = installed_version,
+    extra: str = "",
+) -> list[Check]:
+    """Check the required packages; `extra` is the extra of rocketmq-spark that installs them."""
+    checks = []
+    for name, (oldest, before) in packages.items():
+        wanted = f"{name}>={oldest}" + (f",<{before}" if before else "")
+        mend = f"pip install '{f'rocketmq-spark[{extra}]' if extra else wanted}'"
+        version = version_of(name)
+        if version is None:
+            checks.append(Check(name, FAILED, "not installed here", mend))
+        elif _numbers(version) < _numbers(oldest) or (before and _numbers(version) >= _numbers(before)):
+            checks.append(Check(name, FAILED, f"{version}, and {wanted} is needed", mend))
+        else:
+            checks.append(Check(name, OK, version))
+    return checks
+
+
+def check_java(environ: Mapping[str, str] = os.environ) -> Check:
+    """Check the Java that Spark and a local cluster would run."""
+    home = environ.get("JAVA_HOME", "")
+    if home and not os.access(Path(home, "bin", "java"), os.X_OK):
+        found = f"JAVA_HOME is {home}, which has no bin/java: Spark would not start"
+        return Check("Java", FAILED, found, "set JAVA_HOME to the folder of Java 17 or newer, or unset it")
+    try:
+        java = find_java(environ)
+        return Check("Java", OK, f"{java_version(java)}, {java}")
+    except ClusterError as exc:
+        found, _, mend = " ".join(str(exc).split()).rpartition("; ")
+        return Check("Java", FAILED, found.replace("the local cluster needs", "Spark and the local cluster need"), mend)
+
+
+def check_workers(environ: Mapping[str, str] = os.environ) -> Check:
+    """Run the interpreter of Spark's workers, and check that it can import our packages."""
+    chosen = environ.get("PYSPARK_PYTHON", "")
+    name, origin = chosen or "python3", "PYSPARK_PYTHON" if chosen else "python3 on PATH, as PYSPARK_PYTHON is not set"
+    use_this = f"export PYSPARK_PYTHON={sys.executable} on the driver, and its like on every node"
+    interpreter = shutil.which(name, path=environ.get("PATH", os.defpath))
+    if interpreter is None:
+        return Check("Spark's workers", FAILED, f"there is no {name} ({origin})", use_this)
+    shown = f"{interpreter} ({origin})"
+    try:
+        done = subprocess.run(
+            [interpreter, "-c", _ASK_WORKER, *_NEEDED_BY_WORKERS],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_WORKER_TIMEOUT,
+            check=False,
+        )
+        answer = json.loads(done.stdout.strip().splitlines()[-1])
+        python, failed = tuple(answer["python"]), answer["failed"]
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        return Check("Spark's workers", FAILED, f"{shown} does not run: {exc}", use_this)
+    except (ValueError, IndexError, KeyError, TypeError):
+        first = next(iter(done.stderr.strip().splitlines()[-1:]), f"exit code {done.returncode}")
+        return Check("Spark's workers", FAILED, f"{shown} is no Python that runs: {first}", use_this)
+    if python[:2] != sys.version_info[:2]:
+        own = _dotted(sys.version_info[:2])
+        found = (
+            f"{shown} is Python {_dotted(python)}, this one is {own}: Spark refuses a driver and workers that differ"
+        )
+        return Check("Spark's workers", FAILED, found, use_this)
+    if failed:
+        reasons = "; ".join(f"{module} ({why})" for module, why in failed.items())
+        mend = f"{use_this}; or install the package there, too: {interpreter} -m pip install . (in a clone)"
+        return Check("Spark's workers", FAILED, f"{shown} can't import {reasons}", mend)
+    return Check("Spark's workers", OK, f"Python {_dotted(python)}, {shown}")
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(digits) for digits in re.findall("[0-9]+", version)[:3]]
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

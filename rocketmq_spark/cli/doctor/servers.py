@@ -1,0 +1,301 @@
+"""The doctor's checks of brokers, name servers and proxies."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from rocketmq_spark.admin.brokers import BrokerStatus, ask_brokers, clock_of, disk_used_percent, version_of
+from rocketmq_spark.cli.doctor.machine import FAILED, GRPC_PACKAGES, OK, WARNING, Check, check_packages
+from rocketmq_spark.errors import (
+    MQBrokerException,
+    OptionError,
+    RemotingCertificateException,
+    RemotingException,
+    RemotingTlsException,
+    RequestNotSupportedException,
+    RocketMQError,
+    TopicRouteStaleException,
+    UserRefusedException,
+)
+from rocketmq_spark.model.names import AUTO_CREATE_TOPIC
+from rocketmq_spark.model.route import PERM_WRITE, permission_text
+from rocketmq_spark.options.producer import producer_options
+from rocketmq_spark.protocol.grpc.codes import Code
+from rocketmq_spark.protocol.remoting.codes import RequestCode, missing_right
+from rocketmq_spark.protocol.tls import (
+    DEMANDS_TLS,
+    LEAVE_TLS_OUT,
+    MUST_NAME,
+    NOT_TRUSTED,
+    OURS_REFUSED,
+    OUT_OF_DATE,
+    SPEAKS_NO_TLS,
+    TOO_OLD,
+)
+from rocketmq_spark.routing.connect import client_id_of, new_transport
+from rocketmq_spark.transport.parallel import query_all
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from rocketmq_spark.transport.tls_probe import Listener, who_listens
+
+OLDEST: Final = (4, 9)
+
+# Percent of the disk (MessageStoreConfig): a broker deletes files early from diskSpaceCleanForciblyRatio on, and
+# rejects messages from diskSpaceWarningLevelRatio on.
+_DELETES_FROM: Final = 85.0
+_REFUSES_FROM: Final = 90.0
+_CLOCK_WITHIN: Final = 5.0
+
+
+def check_brokers(transport: RemotingTransport, timeout: float) -> list[Check]:
+    """Check every broker that the name servers know. Through a proxy there are none."""
+    try:
+        brokers = transport.cluster_info(timeout).brokers
+    except RocketMQError:
+        return []
+    checks = [
+        Check(
+            f"broker {broker.broker_name}",
+            WARNING,
+            "it has no master now, only slaves: it takes no messages",
+            "bring its master back",
+        )
+        for broker in brokers
+        if broker.master is None
+    ]
+    answers = list(ask_brokers(transport, brokers, timeout))
+    unreached = {
+        broker.broker_addrs[number] for broker, number, status in answers if isinstance(status, RemotingException)
+    }
+    listeners = query_all(unreached, lambda address: who_listens(address, timeout))
+    for broker, number, status in answers:
+        address = broker.broker_addrs[number]
+        name = f"broker {broker.broker_name}" + (f", slave {number}" if number else "")
+        if isinstance(status, RemotingException):
+            checks.append(_unreached(name, address, listeners[address]))
+        elif isinstance(status, RocketMQError):
+            checks.append(_refused(name, address, status))
+        else:
+            checks += _examined(name, address, status, is_master=number == 0)
+    return checks
+
+
+def access_refused(exc: RocketMQError) -> bool | None:
+    """Return True if the user's key is refused, False if the user lacks a right, None for another error."""
+    if isinstance(exc, UserRefusedException):
+        return True
+    return False if isinstance(exc, MQBrokerException) and missing_right(exc.remark) else None
+
+
+def remark_of(exc: RocketMQError) -> str:
+    """Return the broker's own text, or the error's if it is not from a broker."""
+    return exc.remark if isinstance(exc, MQBrokerException) else str(exc)
+
+
+def key_refused(name: str, exc: RocketMQError) -> Check:
+    """Return the finding for a refused key."""
+    mend = "give the right access key and secret key (accessKey, secretKey; ROCKETMQ_ACCESS_KEY, ROCKETMQ_SECRET_KEY)"
+    return Check(name, FAILED, f"the access key is refused: {remark_of(exc).partition(chr(10))[0]}", mend)
+
+
+def _unreached(name: str, address: str, listener: Listener | RocketMQError) -> Check:
+    answer = listener.value if isinstance(listener, Listener) else f"it can't be told who listens: {listener}"
+    found = f"it has registered itself as {address}, and from here {answer}"
+    mend = "if it runs, set brokerIP1 in its configuration to an address that this machine and Spark's executors reach"
+    return Check(name, FAILED, found, f"{mend}, and open that port")
+
+
+def _refused(name: str, address: str, exc: RocketMQError) -> Check:
+    refused = access_refused(exc)
+    if refused:
+        return key_refused(name, exc)
+    if refused is False:
+        return Check(name, OK, f"reachable at {address}; this user may not see its release, disk and clock")
+    return Check(name, WARNING, str(exc), "look into the broker's log (broker.log)")
+
+
+def _examined(name: str, address: str, status: BrokerStatus, *, is_master: bool) -> list[Check]:
+    runtime, now, perm = status
+    problems = list(_problems(name, status, is_master=is_master))
+    disk, clock = disk_used_percent(runtime), clock_of(runtime)
+    facts = [f"reachable at {address}", version_of(runtime) or "release unknown"]
+    facts += [] if perm is None else [f"permission {permission_text(perm)}"]
+    facts += [] if disk is None else [f"disk {disk:.0f} % full"]
+    facts += ["clock not told"] if clock is None else [] if _clock_is_off(clock, now) else ["clock as ours"]
+    return [Check(name, OK, ", ".join(facts)), *problems]
+
+
+def _problems(name: str, status: BrokerStatus, *, is_master: bool) -> Iterator[Check]:
+    runtime, now, perm = status
+    version, disk, clock = version_of(runtime), disk_used_percent(runtime), clock_of(runtime)
+    numbers = tuple(int(part) for part in (version or "").split(".")[:2] if part.isdecimal())
+    if numbers and numbers < OLDEST:
+        yield Check(f"{name}: version", FAILED, f"{version}, and 4.9 is the oldest that is supported", "update it")
+    if perm is not None and is_master and not perm & PERM_WRITE:
+        mend = "set brokerPermission=6 if it should (it may be on its way out of service)"
+        yield Check(f"{name}: permission", WARNING, f"it takes no messages (brokerPermission={perm})", mend)
+    if disk is not None and disk >= _DELETES_FROM:
+        full = disk >= _REFUSES_FROM
+        found = f"{disk:.0f} % full: " + (
+            "from 90 % on a broker refuses messages" if full else "from 85 % on a broker deletes messages early"
+        )
+        mend = "free some space, give it a larger disk, or keep messages for less long (fileReservedTime)"
+        yield Check(f"{name}: disk", FAILED if full else WARNING, found, mend)
+    if clock is not None and _clock_is_off(clock, now):
+        ahead = clock - now
+        found = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} this machine's"
+        mend = "set both by NTP: delays, times of messages and reads by time are off by as much"
+        yield Check(f"{name}: clock", WARNING, found, mend)
+
+
+def _clock_is_off(clock: float, now: float) -> bool:
+    # The broker's clock is cut to seconds.
+    return not -_CLOCK_WITHIN - 1 <= clock - now <= _CLOCK_WITHIN
+
+
+# The advice for an error that contains a text.
+_MENDS: Final = (
+    (OURS_REFUSED, "give a certificate (tlsCertFile, --tls-cert-file) and its key (tlsKeyFile, --tls-key-file)"),
+    (MUST_NAME, "give the name that the certificate has (tlsServerName, --tls-server-name), or dial that name"),
+    (OUT_OF_DATE, "give the server a new certificate, or set the clocks"),
+    (NOT_TRUSTED, "give the authority's file (tlsCaFile, --tls-ca-file)"),
+    (TOO_OLD, "have the server speak TLS 1.2 or newer"),
+    (DEMANDS_TLS, "switch TLS on (useTls=true, --tls)"),
+    (SPEAKS_NO_TLS, LEAVE_TLS_OUT),
+)
+_OTHERWISE: Final = "look at the server's certificate, and at the options of TLS"
+
+
+def handshake_failed(name: str, exc: RemotingTlsException) -> Check:
+    """Return the finding for a failed handshake, with the options that help."""
+    mend = next((mend for words, mend in _MENDS if words in str(exc)), _OTHERWISE)
+    # The cause is the handshake's own text, without the request.
+    return Check(name, FAILED, str(exc.__cause__ or exc), mend)
+
+
+_GIVE_ANOTHER: Final = "give the name server's address (port 9876, unless it was given another one)"
+_MEND: Final = {
+    Listener.UNKNOWN_HOST: "check the spelling, or give the host's IP address",
+    Listener.NOBODY: "start a name server (on this machine: rocketmq-spark cluster up), or check the address",
+    Listener.SILENT: "check the address, and that the port is open from here",
+    Listener.GRPC: f"{_GIVE_ANOTHER}; to write over gRPC, give this address as endpoints",
+    Listener.HTTP: _GIVE_ANOTHER,
+    Listener.TLS: "switch TLS on (useTls=true, --tls); otherwise " + _GIVE_ANOTHER,
+    Listener.OTHER: _GIVE_ANOTHER,
+}
+
+
+def check_name_server(transport: RemotingTransport, address: str, timeout: float, *, over_tls: bool) -> Check:
+    """Ask one name server for its brokers; `over_tls` says whether `transport` encrypts."""
+    name = f"name server {address}"
+    try:
+        brokers = transport.name_servers.cluster_info_at(address, timeout).brokers
+    except RequestNotSupportedException:
+        return _not_a_name_server(transport, name, address, timeout)
+    except RemotingCertificateException as exc:
+        return handshake_failed(name, exc)
+    except RemotingException as exc:
+        return _unreachable(name, address, timeout, exc, over_tls=over_tls)
+    except RocketMQError as exc:
+        return Check(name, FAILED, str(exc), "check the access key and the secret key")
+    if not brokers:
+        mend = f"start a broker with namesrvAddr={address}; one that has just started takes a moment to register"
+        return Check(name, FAILED, "answers, and knows no broker", mend)
+    return Check(name, OK, f"knows {', '.join(broker.broker_name for broker in brokers)}")
+
+
+def _not_a_name_server(transport: RemotingTransport, name: str, address: str, timeout: float) -> Check:
+    try:
+        transport.name_servers.route_at(address, AUTO_CREATE_TOPIC, timeout)
+    except RequestNotSupportedException:
+        return Check(name, FAILED, "a broker listens there", _GIVE_ANOTHER)
+    except RocketMQError:
+        # It supports the request, but has no such route.
+        pass
+    found = "a RocketMQ 5 proxy listens there: reads and writes go through it, brokers can't be asked"
+    return Check(name, WARNING, found, f"{_GIVE_ANOTHER}, if brokers can be reached from here")
+
+
+def _unreachable(name: str, address: str, timeout: float, exc: RemotingException, *, over_tls: bool) -> Check:
+    if over_tls:
+        with RemotingTransport([address]) as plain, contextlib.suppress(RocketMQError):
+            plain.name_servers.cluster_info_at(address, timeout)
+            return Check(name, FAILED, "it speaks no TLS", LEAVE_TLS_OUT)
+    listener = who_listens(address, timeout)
+    if isinstance(exc, RemotingTlsException) and over_tls and listener is Listener.TLS:
+        return handshake_failed(name, exc)
+    if over_tls and listener is Listener.TLS:
+        return Check(name, FAILED, f"TLS, and no name server behind it: {exc}", _GIVE_ANOTHER)
+    return Check(name, FAILED, listener.value, _MEND[listener])
+
+
+_LOG: Final = "look into the proxy's log (proxy.log)"
+_GIVE_PROXY: Final = "give the address of a proxy's gRPC server (port 8081, unless it was given another one)"
+
+
+def check_proxies(endpoints: str, topic: str | None, given: Mapping[str, Any], timeout: float) -> list[Check]:
+    """Check the packages for gRPC, and each proxy of `endpoints` (``host:8081;host:8081``).
+
+    `given` has credentials, TLS and namespace, as `Admin` takes them.
+    """
+    checks = check_packages(GRPC_PACKAGES, extra="grpc")
+    if any(check.state == FAILED for check in checks):
+        return checks
+    connection = {name: value for name, value in given.items() if name != "name_server"}
+    try:
+        options = producer_options({**connection, "endpoints": endpoints}, {})
+    except OptionError as exc:
+        return [*checks, Check("endpoints", FAILED, str(exc), "correct the option")]
+    for endpoint in options.connection.endpoints:
+        alone = replace(options.connection, endpoints=(endpoint,))
+        try:
+            transport = new_transport(alone, client_id_of(alone, "doctor"))
+        except RocketMQError as exc:
+            return [*checks, Check("endpoints", FAILED, str(exc), "correct the option")]
+        try:
+            checks.append(_check_proxy(f"proxy {endpoint}", endpoint, transport.query_route, topic, timeout))
+        finally:
+            transport.close()
+    return checks
+
+
+def _check_proxy(name: str, endpoint: str, query_route: Any, topic: str | None, timeout: float) -> Check:
+    try:
+        route = query_route(topic or AUTO_CREATE_TOPIC, timeout)
+    except TopicRouteStaleException:
+        if topic is None:
+            return Check(name, OK, "answers gRPC")
+        mend = f"create it: rocketmq-spark create-topic {topic}; a proxy creates none"
+        return Check(name, FAILED, f"answers gRPC, and knows no topic {topic}", mend)
+    except MQBrokerException as exc:
+        if topic is None and exc.response_code == Code.ILLEGAL_TOPIC:
+            return Check(name, OK, "answers gRPC")
+        if exc.response_code != Code.UNAUTHORIZED:
+            return Check(name, FAILED, str(exc), _LOG)
+        if missing_right(exc.remark):
+            said = exc.remark.partition("\n")[0]
+            return Check(name, FAILED, said, "let the user's policies allow it (mqadmin updateAcl)")
+        return key_refused(name, exc)
+    except RocketMQError as exc:
+        return _unreachable_proxy(name, endpoint, exc, timeout)
+    types = ", ".join(sorted(route.message_types))
+    return Check(name, OK, f"answers gRPC; topic {topic} takes {types} messages" if topic and types else "answers gRPC")
+
+
+def _unreachable_proxy(name: str, endpoint: str, exc: RocketMQError, timeout: float) -> Check:
+    with RemotingTransport([]) as transport:
+        try:
+            transport.client.invoke(endpoint, RequestCode.GET_BROKER_CLUSTER_INFO, {}, b"", timeout)
+        except RemotingException:
+            pass
+        else:
+            return Check(name, FAILED, "a server of the remoting protocol listens there, not gRPC", _GIVE_PROXY)
+    if isinstance(exc, RemotingTlsException):
+        return handshake_failed(name, exc)
+    listener = who_listens(endpoint, timeout)
+    if listener is Listener.GRPC:
+        mend = "switch TLS on or off as the proxy has it (useTls, --tls), and look at its certificate"
+        return Check(name, FAILED, f"a gRPC server listens, and no answer came: {exc}", mend)
+    return Check(name, FAILED, listener.value, _GIVE_PROXY)

@@ -1,1 +1,0 @@
-"""The producer for plain Python: what a Java program gets from ``DefaultMQProducer``."""

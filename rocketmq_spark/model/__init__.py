@@ -1,0 +1,1 @@
+"""Values that travel between the layers: messages, queues, routes, results, names and hashes."""

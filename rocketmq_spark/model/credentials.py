@@ -1,0 +1,77 @@
+"""The user that signs requests, and the interface of classes that provide one.
+
+The secret key and the token never appear in a repr. Follows ``SessionCredentials.java`` of 4.x and
+``SessionCredentialsProvider.java`` of 5.x.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """A user of the cluster. As a provider, it never changes.
+
+    Parameters
+    ----------
+    access_key : str
+        The user's name.
+    secret_key : str
+        The user's password; it is never sent.
+    security_token : str, default ""
+        Of a temporary user; sent unchanged.
+    expires_at : float, optional
+        When they expire, epoch seconds. Default: unknown.
+    """
+
+    access_key: str
+    secret_key: str = field(repr=False)
+    security_token: str = field(default="", repr=False)
+    expires_at: float | None = None
+
+    def credentials(self) -> Credentials:
+        """Return these credentials."""
+        return self
+
+
+class CredentialsProvider(Protocol):
+    """The interface of a class for ``credentialsProvider``; it is made without arguments, once for each client.
+
+    A thread of its own calls `credentials`: when the first request is signed, before the last result expires (once a
+    minute if it has no expiry), and as soon as a server rejects it.
+    """
+
+    def credentials(self) -> Credentials:
+        """Return the credentials to sign with from now on. The text of an error that it raises is shown to the user."""
+        ...
+
+
+@runtime_checkable
+class HeldCredentials(CredentialsProvider, Protocol):
+    """A provider that returns the same credentials for a while, and wants to know when a server rejects them."""
+
+    def refused(self, credentials: Credentials) -> None:
+        """Take note that a server rejected these credentials; must not block or raise."""
+        ...
+
+
+def tell_refused(provider: CredentialsProvider | None, credentials: Credentials | None) -> None:
+    """Notify a provider, if it has `refused`, that a server rejected its credentials."""
+    if credentials is not None and isinstance(provider, HeldCredentials):
+        provider.refused(credentials)
+
+
+def gives_another(provider: CredentialsProvider | None, refused: Credentials) -> bool:
+    """Return whether a provider returns new credentials after a rejection; waits for the provider.
+
+    Raises
+    ------
+    CredentialsError
+        The provider returns none.
+    """
+    if not isinstance(provider, HeldCredentials):
+        return False
+    # Until when they are good is no difference.
+    return replace(provider.credentials(), expires_at=refused.expires_at) != refused

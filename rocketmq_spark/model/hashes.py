@@ -1,0 +1,151 @@
+"""Java's hash codes, the queue that one selects, and the hash in ``SPARK_ROW_ID``.
+
+Python's own `hash` is salted per process and would break the order of keys across Spark tasks. A value whose hash Java
+would compute differently is refused: ``byte[]`` hashes by identity, floats and other objects are no keys.
+
+Follows ``String.hashCode``, ``Integer.hashCode``, ``Long.hashCode``, ``Boolean.hashCode`` and
+``SelectMessageQueueByHash.java`` as of 5.x.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import rocketmq_spark.model.properties as const
+from rocketmq_spark.model.properties import CARRIED, INNER_PROPERTIES, RESERVED_PROPERTIES
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    NumberT = TypeVar("NumberT", int, npt.NDArray[np.int64])
+
+_TRUE: Final = 1231
+_FALSE: Final = 1237
+
+
+def java_hash(arg: object) -> int:
+    """Return what ``arg.hashCode()`` is in Java, signed 32 bit.
+
+    Parameters
+    ----------
+    arg : str, int or bool
+        An int that fits 32 bits counts as ``Integer``, a longer one as ``Long``. The two differ only for a negative
+        number that fits 32 bits: the hash of ``Long`` n is then that of ``~n``.
+
+    Raises
+    ------
+    TypeError
+        Anything else.
+    ValueError
+        An int of more than 64 bits.
+    """
+    if isinstance(arg, str):
+        return string_hash(arg)
+    if isinstance(arg, bool):
+        return _TRUE if arg else _FALSE
+    if isinstance(arg, int):
+        if -(2**31) <= arg < 2**31:
+            return arg
+        if -(2**63) <= arg < 2**63:
+            return _int32(arg ^ arg >> 32)
+        raise ValueError(f"hashing {arg}: Java's largest integer has 64 bits; use its text as the key")
+    raise TypeError(
+        f"hashing a key of type {type(arg).__name__}: Java would hash it differently, or not by its value; "
+        "allowed are str, int and bool: decode bytes, and write anything else as text"
+    )
+
+
+def string_hash(text: str) -> int:
+    """Return Java's ``String.hashCode()``: over UTF-16 code units, signed 32 bit."""
+    value = 0
+    units = text.encode("utf-16-be", "surrogatepass")
+    for high, low in zip(units[::2], units[1::2], strict=True):
+        value = (31 * value + (high << 8 | low)) & 0xFFFFFFFF
+    return _int32(value)
+
+
+def queue_index(hash_code: NumberT, queues: NumberT) -> NumberT:
+    """Return the queue that a hash code selects: ``Math.abs(hash % queues)``, of one hash or of an array.
+
+    Java's remainder has the sign of the hash, so its absolute value is the remainder of the absolute value.
+    """
+    return abs(hash_code) % queues
+
+
+def _int32(bits: int) -> int:
+    low = bits & 0xFFFFFFFF
+    return low - 0x100000000 if low & 0x80000000 else low
+
+
+ROW_ID: Final = const.ROW_ID
+
+# 2^64 divided by the golden ratio, odd: SplitMix64's own step.
+STEP: Final = 0x9E3779B97F4A7C15
+_MASK: Final = 2**64 - 1
+
+# Ids by place (``rowId=true``) and by columns. Spark and Arrow use these patterns, too: no syntax that only Python has.
+BY_PLACE: Final = r"^[^/]+/-?[0-9]+/[0-9]+/[0-9]+/[0-9a-f]{16}$"
+BY_COLUMNS: Final = r"^[^/]+/-?[0-9]+/[0-9a-f]{32}$"
+
+HASHED: Final = frozenset(name for name, how in CARRIED.items() if how.hashed)
+"""The properties beside the user's own that the hash covers."""
+
+NOT_HASHED: Final = (RESERVED_PROPERTIES | INNER_PROPERTIES | {ROW_ID}) - HASHED
+"""The properties that the hash leaves out."""
+
+
+def row_hash(topic: str, body: bytes, properties: Mapping[str, str], flag: int = 0) -> str:
+    """Return the last part of a message's ``SPARK_ROW_ID`` (``rowId=true``), 16 hex digits.
+
+    Parameters
+    ----------
+    body : bytes
+        Decompressed.
+    properties : mapping of str to str
+        All of the message, as a reader gets them (of a delayed one, as its sender gave them).
+    """
+    entries = [b"\x01" + topic.encode() + b"\x02", b"\x02" + body]
+    if flag:
+        entries.append(b"\x01\x01%d\x02" % flag)
+    entries += [f"{name}\x01{value}\x02".encode() for name, value in properties.items() if name not in NOT_HASHED]
+    return f"{sum(map(entry_hash, entries)) & _MASK:016x}"
+
+
+def is_repeatable(
+    row_id: str | None, topic: str | None, body: bytes | None, flag: int | None, properties: Mapping[str, str] | None
+) -> bool:
+    """Return whether a row counts as a repeat of others with its id: the hash in the id fits the row.
+
+    An id by columns is not verified, because a message does not say which columns were hashed.
+
+    Parameters
+    ----------
+    topic : str or None
+        The topic that the row was first written to.
+    body, flag, properties
+        As a read returns them.
+    """
+    if row_id is None or topic is None or body is None:
+        return False
+    if re.match(BY_COLUMNS, row_id):
+        return True
+    if not re.match(BY_PLACE, row_id):
+        return False
+    return row_id[-16:] == row_hash(topic, bytes(body), properties or {}, flag or 0)
+
+
+def entry_hash(entry: bytes, seed: int = 0) -> int:
+    """Return the 64-bit hash of one entry; a seed is xor-ed to the words before they are mixed."""
+    padded = entry + bytes(-len(entry) % 8)
+    words = (int.from_bytes(padded[at : at + 8], "little") for at in range(0, len(padded), 8))
+    return _mix(len(entry) + sum(_mix(word + place * STEP, seed) for place, word in enumerate(words, 1)))
+
+
+def _mix(number: int, seed: int = 0) -> int:
+    number = (number & _MASK) ^ seed
+    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    number = (number ^ number >> 27) * 0x94D049BB133111EB & _MASK
+    return number ^ number >> 31

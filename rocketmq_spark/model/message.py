@@ -1,0 +1,305 @@
+"""The values that travel between the layers, independent of wire formats, sockets, Arrow and Spark.
+
+Field names are RocketMQ's (``Message.java``, ``MessageQueue.java``, ``SendResult.java``).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from operator import index
+from typing import TYPE_CHECKING, TypeAlias
+
+import rocketmq_spark.model.properties as const
+
+if TYPE_CHECKING:
+    from rocketmq_spark.errors import RocketMQError
+
+Buffer: TypeAlias = "bytes | memoryview"
+
+
+class SendStatus(enum.Enum):
+    """How safely a broker stored an acknowledged message (``SendStatus.java``); the value is the response code."""
+
+    SEND_OK = 0
+    FLUSH_DISK_TIMEOUT = 10
+    SLAVE_NOT_AVAILABLE = 11
+    FLUSH_SLAVE_TIMEOUT = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message as its sender sees it. `Message.of` makes one and checks its arguments.
+
+    Parameters
+    ----------
+    flag : int, default 0
+        The user's own 32-bit flag.
+    properties : mapping of str to str
+        System and user properties, in the order in which they are encoded.
+    """
+
+    topic: str
+    body: bytes
+    flag: int = 0
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        topic: str,
+        body: bytes,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] | None = None,
+        flag: int = 0,
+        wait_store_msg_ok: bool = True,
+        sharding_key: str | None = None,
+        delay_time_level: int = 0,
+        delay_ms: int = 0,
+        delay_sec: int = 0,
+        deliver_ms: int = 0,
+        properties: Mapping[str, str] | None = None,
+    ) -> Message:
+        """Return a message with the system properties that the arguments set.
+
+        Parameters
+        ----------
+        body : bytes
+            The caller encodes text.
+        tags : str, optional
+            The one tag that consumers filter by.
+        keys : str or iterable of str, optional
+            What `query message by key` finds the message by: several as an iterable, or joined by one space.
+        flag : int, default 0
+            The user's own, 32 bits with a sign.
+        wait_store_msg_ok : bool, default True
+            False: the broker acknowledges before it has flushed or replicated.
+        sharding_key : str, optional
+            Stored with the message; the selector chooses the queue.
+        delay_time_level : int, default 0
+            The broker's delay levels, from 1; 0 is no delay.
+        delay_ms, delay_sec : int, default 0
+            Delay of the delivery, milliseconds or seconds.
+        deliver_ms : int, default 0
+            Time of the delivery, epoch milliseconds.
+        properties : mapping of str to str, optional
+            The user's own, with the rules of `put_user_property`.
+
+        Raises
+        ------
+        ValueError
+            More than one kind of delay, or a negative one; a key or tag that could not be read back unchanged.
+        ReservedPropertyError
+            A user property has a name that RocketMQ uses itself.
+        TypeError
+            An argument of another type.
+        """
+        if not isinstance(body, bytes | bytearray | memoryview):
+            raise TypeError(f"the body of a message for {topic!r} must be bytes, got {type(body).__name__}; encode it")
+        delays = {
+            const.DELAY: index(delay_time_level),
+            const.TIMER_DELAY_MS: index(delay_ms),
+            const.TIMER_DELAY_SEC: index(delay_sec),
+            const.TIMER_DELIVER_MS: index(deliver_ms),
+        }
+        # A broker silently uses one of several delays, so only one is allowed here.
+        if min(delays.values()) < 0 or sum(map(bool, delays.values())) > 1:
+            raise ValueError(
+                f"message for {topic!r}: delay_time_level={delay_time_level}, delay_ms={delay_ms}, "
+                f"delay_sec={delay_sec}, deliver_ms={deliver_ms}: give at most one of them, and none below 0"
+            )
+        values = {
+            const.KEYS: _joined_keys(keys),
+            const.TAGS: tags,
+            const.WAIT: "true" if wait_store_msg_ok else "false",
+            const.SHARDING_KEY: sharding_key,
+            **{name: str(delay) for name, delay in delays.items() if delay},
+        }
+        system = {name: text for name, text in values.items() if text}
+        for name, text in system.items():
+            const.check_property_text(f"message for {topic!r}: {name}", text)
+        for name, value in (properties or {}).items():
+            const.check_user_property(name, value)
+        return cls(topic, bytes(body), flag, {**system, **(properties or {})})
+
+    @property
+    def tags(self) -> str | None:
+        """The tag, None without one."""
+        return self.properties.get(const.TAGS)
+
+    @property
+    def keys(self) -> str | None:
+        """The keys as stored, joined by one space; None without one."""
+        return self.properties.get(const.KEYS)
+
+    @property
+    def wait_store_msg_ok(self) -> bool:
+        """Whether the broker acknowledges only after it has flushed or replicated."""
+        return self.properties.get(const.WAIT, "true").lower() == "true"
+
+    @property
+    def delay_time_level(self) -> int:
+        """The broker's delay level, 0 without one."""
+        return self._number(const.DELAY)
+
+    @property
+    def delay_sec(self) -> int:
+        """The delay of the delivery in seconds, 0 if not set."""
+        return self._number(const.TIMER_DELAY_SEC)
+
+    @property
+    def delay_ms(self) -> int:
+        """The delay of the delivery in milliseconds, 0 if not set."""
+        return self._number(const.TIMER_DELAY_MS)
+
+    @property
+    def deliver_ms(self) -> int:
+        """The time of the delivery, epoch milliseconds; 0 if not set."""
+        return self._number(const.TIMER_DELIVER_MS)
+
+    @property
+    def unique_id(self) -> str | None:
+        """The id that the producer set and that all retries keep; None before the message is sent."""
+        return self.properties.get(const.UNIQ_KEY)
+
+    @property
+    def sharding_key(self) -> str | None:
+        """The key whose messages keep one order, None without one."""
+        return self.properties.get(const.SHARDING_KEY)
+
+    @property
+    def transaction_id(self) -> str | None:
+        """The id of the transaction of a half message, None without one."""
+        return self.properties.get(const.TRANSACTION_ID)
+
+    @property
+    def is_half_message(self) -> bool:
+        """Whether it is invisible until its producer commits it."""
+        return self.properties.get(const.TRAN_MSG, "").lower() == "true"
+
+    @property
+    def is_reply(self) -> bool:
+        """Whether it answers a request of another client."""
+        return self.properties.get(const.MSG_TYPE) == "reply"
+
+    @property
+    def user_properties(self) -> dict[str, str]:
+        """The properties whose names RocketMQ does not use itself, in their order."""
+        return {name: text for name, text in self.properties.items() if name not in const.RESERVED_PROPERTIES}
+
+    def put_user_property(self, name: str, value: str) -> Message:
+        """Return the message with one more user property, which replaces one of the same name.
+
+        Raises
+        ------
+        ReservedPropertyError
+            RocketMQ itself uses the name.
+        ValueError
+            Name or value is None or blank (``String.trim``), or holds 0x01 or 0x02.
+        """
+        const.check_user_property(name, value)
+        return self.with_properties({name: value})
+
+    def with_properties(self, properties: Mapping[str, str]) -> Message:
+        """Return the message with these properties added, unchecked."""
+        return replace(self, properties={**self.properties, **properties})
+
+    def without_properties(self, *names: str) -> Message:
+        """Return the message without the properties of these names."""
+        return replace(self, properties={name: text for name, text in self.properties.items() if name not in names})
+
+    def _number(self, name: str) -> int:
+        text = self.properties.get(name, "0")
+        try:
+            return int(text)
+        except ValueError:
+            raise ValueError(f"property {name} of a message for {self.topic!r} is {text!r}, not a number") from None
+
+
+def _joined_keys(keys: str | Iterable[str] | None) -> str | None:
+    if keys is None or isinstance(keys, str):
+        return keys
+    items = list(keys)
+    for item in items:
+        const.check_property_text("an item of keys", item)
+        # The broker indexes what stands between two spaces.
+        if not item or " " in item:
+            raise ValueError(f"an item of keys is {item!r}: each is one key of at least one character, without a space")
+    return " ".join(items)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MessageQueue:
+    """One queue of a topic on one broker (``MessageQueue.java``)."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.broker_name}/{self.queue_id}"
+
+
+class Encoding(enum.Enum):
+    """The protocol whose layout the body of an `EncodedBatch` has."""
+
+    # Batch items, or one message's plain body with its property string beside it.
+    REMOTING = "remoting"
+    # Fields ``messages`` of a SendMessageRequest, back to back: each is a tag, a length and a Message.
+    GRPC = "grpc"
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedBatch:
+    """The body of one send request, encoded once and resent unchanged."""
+
+    topic: str
+    body: tuple[Buffer, ...]  # The pieces of the request's body: slices of larger buffers, never joined
+    rows: int  # Number of messages in the body
+    nbytes: int  # The length of all pieces together
+    batch: bool = True  # The body is batch items; False: it is one message's plain body
+    properties: str = ""  # Property string of the request header: a single message's own, or ``WAIT=false`` of a batch
+    flag: int = 0  # The user's flag of a single message; a batch carries it per item
+    sys_flag: int = 0  # Compression and transaction bits (``MessageSysFlag.java``)
+    # A single message is always `REMOTING`; a transport of another protocol translates it
+    encoding: Encoding = Encoding.REMOTING
+    born_timestamp: int = 0  # The born timestamp in a `GRPC` body, epoch milliseconds. Otherwise the request holds it.
+    # Messages of one group keep their order (FIFO topics of gRPC): each is sent when the one before it is stored
+    message_group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SendRequest:
+    """One attempt to send a batch: the fields of the request's header beside the batch's own."""
+
+    batch: EncodedBatch
+    queue: MessageQueue
+    address: str  # ``host:port`` of the broker (the endpoint, over gRPC)
+    producer_group: str
+    default_topic: str  # ``createTopicKey``: the template that a broker creates an unknown topic from
+    default_topic_queue_nums: int
+    born_timestamp: int  # Epoch milliseconds
+    unit_mode: bool = False
+    reconsume_times: int = 0  # Of a message to a retry topic
+    max_reconsume_times: int | None = None  # Of a message to a retry topic; None: not in the header
+    reply: bool = False  # The message answers another one (SEND_REPLY_MESSAGE_V2); remoting only
+
+
+@dataclass(frozen=True, slots=True)
+class SendOutcome:
+    """The result of one attempt. Exactly one of `status` and `error` is set."""
+
+    # The queue of the request; with a status, its id is the one that the broker answered, -1 over gRPC
+    queue: MessageQueue
+    status: SendStatus | None
+    error: RocketMQError | None
+    latency_ms: float  # From the request's last byte written to its response or failure; 0 if never written
+    queue_offset: int = -1  # Offset of the batch's first message in its queue
+    offset_msg_id: str = ""  # The broker's own message ids, comma-separated for a batch
+    transaction_id: str = ""
+    region_id: str = ""
+    trace_on: bool = True
+    batch_uniq_id: str = ""  # The one id of an inner batch
+    recall_handle: str = ""  # The handle that recalls a timer message

@@ -1,0 +1,185 @@
+"""Rules for the names of topics, producer groups and namespaces, and how namespaces prefix names.
+
+Lengths count UTF-16 units, as in Java. "Blank" is Java's ``Character.isWhitespace``: U+3000 is blank, U+00A0 and U+0085
+are not. Follows ``TopicValidator.java``, ``Validators.java`` and ``MixAll.isSysConsumerGroup`` of 5.5.0.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from typing import Final
+
+from rocketmq_spark.errors import MQClientException
+
+MAX_TOPIC_LENGTH: Final = 127
+# 120 keeps the names %RETRY%group and %DLQ%group valid.
+MAX_GROUP_LENGTH: Final = 120
+DEFAULT_PRODUCER_GROUP: Final = "DEFAULT_PRODUCER"
+DEFAULT_CONSUMER_GROUP: Final = "DEFAULT_CONSUMER"
+
+RETRY_PREFIX: Final = "%RETRY%"
+DLQ_PREFIX: Final = "%DLQ%"
+
+AUTO_CREATE_TOPIC: Final = "TBW102"
+"""On every broker that creates topics itself, by this one's example (``TopicValidator``)."""
+
+# Validators.isNotAllowedSendTopic; the last two are 5.5.0's.
+FORBIDDEN_TOPICS: Final = frozenset(
+    {
+        "SCHEDULE_TOPIC_XXXX",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+        "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC",
+        "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC",
+    }
+)
+_SYSTEM_TOPICS: Final = FORBIDDEN_TOPICS | {
+    AUTO_CREATE_TOPIC,
+    "BenchmarkTest",
+    "RMQ_SYS_TRACE_TOPIC",
+    "CHECKPOINT_TOPIC",
+}
+_SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
+_SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
+
+_LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+_JAVA_BLANK_CONTROLS: Final = frozenset("\t\n\x0b\f\r\x1c\x1d\x1e\x1f")
+_NO_BREAK: Final = frozenset("\u00a0\u2007\u202f")
+
+
+def is_legal(name: str) -> bool:
+    """Return whether every character of `name` is an ASCII letter or digit, or one of ``% | _ -``; "" is not legal."""
+    return _LEGAL.fullmatch(name) is not None
+
+
+def is_blank(text: str) -> bool:
+    """Return whether `text` is empty or all of it is white space to Java (``UtilAll.isBlank``)."""
+    return all(
+        character in _JAVA_BLANK_CONTROLS
+        or (unicodedata.category(character) in ("Zs", "Zl", "Zp") and character not in _NO_BREAK)
+        for character in text
+    )
+
+
+def java_length(text: str) -> int:
+    """Return the length of `text` in UTF-16 units, as Java counts it."""
+    return len(text) + sum(character > "\uffff" for character in text)
+
+
+def java_order(text: str) -> bytes:
+    """Return a sort key that orders texts as Java does, by UTF-16 units: U+FFFD comes after U+1F600 there."""
+    return text.encode("utf-16-be", "surrogatepass")
+
+
+def is_system_topic(topic: str) -> bool:
+    """Return whether the broker made `topic` for itself (``TopicValidator.isSystemTopic``)."""
+    return topic in _SYSTEM_TOPICS or topic.startswith(_SYSTEM_TOPIC_PREFIX)
+
+
+def is_internal_topic(topic: str) -> bool:
+    """Return whether the broker made `topic` for itself, or for a consumer group's retries and dead letters."""
+    return is_system_topic(topic) or topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+
+
+def is_system_group(group: str) -> bool:
+    """Return whether `group` belongs to RocketMQ's own clients (``MixAll.isSysConsumerGroup``)."""
+    return group.startswith(_SYSTEM_GROUP_PREFIX)
+
+
+_SEPARATOR: Final = "%"
+_INSTANCE_ADDRESS: Final = re.compile(r"(?:\w+://)?(MQ_INST_\w+_\w+)\..*", re.ASCII)
+
+
+def wrap(namespace: str | None, resource: str) -> str:
+    """Return the broker's name for a topic or group; raise an MQClientException if the namespace holds ``%``."""
+    if is_none(namespace) or not resource or is_system_topic(resource) or is_system_group(resource):
+        return resource
+    check_namespace(namespace)
+    prefix, bare = _split(resource)
+    own = f"{namespace}{_SEPARATOR}"
+    return resource if bare.startswith(own) else prefix + own + bare
+
+
+def unwrap(resource: str, namespace: str | None) -> str:
+    """Return the name that `wrap` was given; a name of another namespace, or of none, is returned unchanged."""
+    if is_none(namespace):
+        return resource
+    check_namespace(namespace)
+    prefix, bare = _split(resource)
+    return prefix + bare.removeprefix(f"{namespace}{_SEPARATOR}")
+
+
+def bare_name(resource: str, namespace: str | None) -> str | None:
+    """Return the name that `wrap` was given; None for a name of another namespace, or of none."""
+    name = unwrap(resource, namespace)
+    # A name of another namespace, or of none, is not changed by taking this one's off.
+    own = is_none(namespace) or (name != resource and wrap(namespace, name) == resource)
+    return name if own else None
+
+
+def namespace_of(name_server_address: str) -> str | None:
+    """Return the namespace in an address of the form ``[scheme://]MQ_INST_<w>_<w>.<rest>``, else None."""
+    match = _INSTANCE_ADDRESS.fullmatch(name_server_address)
+    return match[1] if match else None
+
+
+def effective_namespace(namespace: str | None, name_server: Sequence[str]) -> str | None:
+    """Return the namespace of a client, None for none (``ClientConfig.getNamespace``).
+
+    Parameters
+    ----------
+    namespace : str or None
+        The option, which wins over the address.
+    name_server : sequence of str
+        Addresses without a scheme. Only the first one counts, as in Java. Empty over gRPC.
+    """
+    return namespace or (namespace_of(name_server[0]) if name_server else None)
+
+
+def is_none(namespace: str | None) -> bool:
+    """Return whether `namespace` means none."""
+    return namespace is None or is_blank(namespace)
+
+
+def check_namespace(namespace: str | None) -> None:
+    """Raise an MQClientException for a namespace that holds ``%``."""
+    if namespace is not None and _SEPARATOR in namespace:
+        raise MQClientException(f"namespace {namespace!r} holds '%', which ends a namespace: name one without it")
+
+
+def _split(resource: str) -> tuple[str, str]:
+    for prefix in (RETRY_PREFIX, DLQ_PREFIX):
+        if resource.startswith(prefix):
+            return prefix, resource.removeprefix(prefix)
+    return "", resource
+
+
+_ALPHABET = "letters, digits and % | _ - are allowed"
+
+
+def check_group(group: str | None) -> None:
+    """Raise an MQClientException for a blank, too long or illegal producer group, or ``DEFAULT_PRODUCER``."""
+    _check_name("producer group", group, MAX_GROUP_LENGTH)
+    if group == DEFAULT_PRODUCER_GROUP:
+        raise MQClientException(f"producer group {group!r} is every producer's default: name one of your own")
+
+
+def check_topic(topic: str | None) -> None:
+    """Raise an MQClientException for a blank, too long or illegal topic, or one of the broker's own."""
+    _check_name("topic", topic, MAX_TOPIC_LENGTH)
+    if topic in FORBIDDEN_TOPICS:
+        raise MQClientException(f"topic {topic!r} is the broker's own and clients may not send to it: use one of yours")
+
+
+def _check_name(what: str, name: str | None, longest: int) -> None:
+    if name is None or is_blank(name):
+        raise MQClientException(f"{what} {name!r} is blank: name one, of 1 to {longest} characters")
+    if java_length(name) > longest:
+        raise MQClientException(f"{what} {name!r} has {java_length(name)} characters, at most {longest} are allowed")
+    if not is_legal(name):
+        raise MQClientException(f"{what} {name!r} has an illegal character: {_ALPHABET}")

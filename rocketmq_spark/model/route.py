@@ -1,0 +1,174 @@
+"""A topic's route: its brokers and their queues.
+
+Field names are RocketMQ's (``BrokerData.java``, ``QueueData.java``, ``TopicRouteData.java``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final
+
+from rocketmq_spark.model import table as table_view
+
+MASTER_ID: Final = 0
+
+MAX_QUEUES: Final = 100_000
+"""Queues of one topic. Each becomes an object: these are 20 MB, and more than 1,000 brokers with 64 of them each."""
+
+# The largest clusters have some hundreds of brokers; a broker has a handful of slaves.
+MAX_BROKERS: Final = 10_000
+MAX_ADDRESSES: Final = 100
+
+PERM_WRITE: Final = 2
+PERM_READ: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerData:
+    """The addresses of one broker, by broker id; id 0 is the master (``BrokerData.java``)."""
+
+    broker_name: str
+    broker_addrs: Mapping[int, str]
+    cluster: str = ""
+
+    @property
+    def master(self) -> str | None:
+        """``host:port`` of the master, or None while there is none."""
+        return self.broker_addrs.get(MASTER_ID)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueData:
+    """The number of a topic's queues on one broker, and their permission (``QueueData.java``)."""
+
+    broker_name: str
+    read_queue_nums: int
+    write_queue_nums: int
+    perm: int
+    topic_sys_flag: int = 0
+
+    @property
+    def writable(self) -> bool:
+        """True if producers may send there."""
+        return bool(self.perm & PERM_WRITE)
+
+    @property
+    def readable(self) -> bool:
+        """True if consumers may pull there."""
+        return bool(self.perm & PERM_READ)
+
+    @property
+    def queue_nums(self) -> int:
+        """Number of queues, readable or not: messages stay in a queue when it is closed."""
+        return max(self.read_queue_nums, self.write_queue_nums)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerRoute:
+    """A broker's addresses and queues in a route.
+
+    Parameters
+    ----------
+    addresses : mapping of int to str
+        ``host:port`` by broker id; 0 is the master, which may be missing.
+    permission : str
+        ``rw``, ``r``, ``w`` or ``-``.
+    """
+
+    SPARE: ClassVar[tuple[str, ...]] = ("cluster", "permission")
+
+    broker_name: str
+    cluster: str
+    addresses: Mapping[int, str]
+    read_queues: int
+    write_queues: int
+    permission: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRouteData:
+    """The brokers and queues of one topic (``TopicRouteData.java``).
+
+    Both tuples are sorted by broker name, so that two equal routes compare equal. `order_topic_conf` is None if the
+    response has no order configuration; an empty one makes a static topic an ordinary one (5.5.0).
+
+    Over gRPC a proxy takes a broker's place: its ``host:port`` is the broker's name and its address, with one queue.
+    `message_types` are the types of message that the topic accepts then (``NORMAL``, ``FIFO``, ``DELAY``,
+    ``TRANSACTION``); name servers do not report them.
+    """
+
+    queue_datas: tuple[QueueData, ...]
+    broker_datas: tuple[BrokerData, ...]
+    order_topic_conf: str | None = None
+    static_topic: bool = False
+    message_types: frozenset[str] = frozenset()
+
+    def only(self, broker_names: Collection[str]) -> TopicRouteData:
+        """Return the route with only these brokers."""
+        return replace(
+            self,
+            queue_datas=tuple(data for data in self.queue_datas if data.broker_name in broker_names),
+            broker_datas=tuple(broker for broker in self.broker_datas if broker.broker_name in broker_names),
+        )
+
+    def by_broker(self) -> tuple[BrokerRoute, ...]:
+        """Return each broker's part, by name; a broker may have only addresses or only queues."""
+        brokers = {broker.broker_name: broker for broker in self.broker_datas}
+        queues = {data.broker_name: data for data in self.queue_datas}
+        routes = []
+        for name in sorted(brokers.keys() | queues.keys()):
+            broker, data = brokers.get(name, BrokerData(name, {})), queues.get(name, QueueData(name, 0, 0, 0))
+            routes.append(
+                BrokerRoute(
+                    name,
+                    broker.cluster,
+                    dict(sorted(broker.broker_addrs.items())),
+                    data.read_queue_nums,
+                    data.write_queue_nums,
+                    permission_text(data.perm),
+                )
+            )
+        return tuple(routes)
+
+    def _repr_html_(self) -> str:
+        headings = ("broker", "cluster", "addresses", "read queues", "write queues", "permission")
+        rows = [
+            (
+                broker.broker_name,
+                broker.cluster,
+                ", ".join(f"{number}={address}" for number, address in broker.addresses.items()),
+                str(broker.read_queues),
+                str(broker.write_queues),
+                broker.permission,
+            )
+            for broker in self.by_broker()
+        ]
+        notes = [f"messages: {', '.join(sorted(self.message_types))}"] if self.message_types else []
+        return table_view.html_table(headings, rows, notes=notes, empty="No broker has the topic.")
+
+
+def masters_of(brokers: Iterable[BrokerData]) -> dict[str, str]:
+    """Return the addresses of the existing masters, by broker name."""
+    return {broker.broker_name: broker.master for broker in brokers if broker.master}
+
+
+def permission_text(perm: int) -> str:
+    """Return ``rw``, ``r``, ``w`` or ``-`` for the bits of a permission (``PermName.java``)."""
+    return f"{'r' if perm & PERM_READ else ''}{'w' if perm & PERM_WRITE else ''}" or "-"
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Split ``host:port`` at its last colon (an IPv6 host may have brackets); a ValueError if one is missing."""
+    host, _, port = address.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
+        raise ValueError(f"{address!r} is not an address: host:port is, as in 127.0.0.1:9876 or [::1]:9876")
+    return host, int(port)
+
+
+def broker_vip_channel(address: str) -> str:
+    """Return a broker's second address: the port two below (``MixAll.brokerVIPChannel``)."""
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) - 2}"

@@ -1,0 +1,205 @@
+"""Results of sends, and requests that end transactions or recall messages.
+
+Follows ``SendResult.java``, ``TransactionSendResult.java`` and ``LocalTransactionState.java``.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+import rocketmq_spark.model.properties as const
+from rocketmq_spark.errors import MQClientException, RocketMQError
+from rocketmq_spark.model import table as table_view
+from rocketmq_spark.model.message import MessageQueue, SendStatus
+from rocketmq_spark.model.message_ext import MessageExt
+
+
+class LocalTransactionState(enum.Enum):
+    """A producer's answer about a half message: deliver it, drop it, or ask again later."""
+
+    COMMIT_MESSAGE = "COMMIT_MESSAGE"
+    ROLLBACK_MESSAGE = "ROLLBACK_MESSAGE"
+    UNKNOW = "UNKNOW"
+
+
+@dataclass(frozen=True, slots=True)
+class SendResult:
+    """Where a message, or a batch of them, was stored.
+
+    Parameters
+    ----------
+    status : SendStatus
+        With any other status than SEND_OK the message is stored too, but not flushed or replicated yet.
+    msg_id : str
+        The client's own id (``UNIQ_KEY``). Of a batch, its members' ids joined by commas, or the batch's id where the
+        broker stored it as one.
+    message_queue : MessageQueue
+        Its topic has no namespace.
+    queue_offset : int
+        Of a batch, the offset of its first message.
+    offset_msg_id : str, default ""
+        The broker's own id, which `view_message` takes; comma-separated for a batch.
+    trace_on : bool, default True
+        Whether the broker lets this message be traced.
+    recall_handle : str, default ""
+        The handle that recalls a delayed message.
+    """
+
+    status: SendStatus
+    msg_id: str
+    message_queue: MessageQueue
+    queue_offset: int
+    offset_msg_id: str = ""
+    transaction_id: str = ""
+    region_id: str = "DefaultRegion"
+    trace_on: bool = True
+    recall_handle: str = ""
+
+    def facts(self) -> dict[str, str | int | None]:
+        """Return the main facts by name; None where the broker sent none."""
+        queue = self.message_queue
+        return {
+            "status": self.status.name,
+            "topic": queue.topic,
+            "broker_name": queue.broker_name,
+            "queue_id": queue.queue_id,
+            "queue_offset": self.queue_offset,
+            "msg_id": self.msg_id,
+            "offset_msg_id": self.offset_msg_id or None,
+            "recall_handle": self.recall_handle or None,
+        }
+
+    def _repr_html_(self) -> str:
+        return table_view.html_table(*table_view.present(self.facts()))
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionSendResult(SendResult):
+    """Where a half message was stored, and how its local transaction ended.
+
+    Parameters
+    ----------
+    end_error : RocketMQError or None, default None
+        Why the broker did not acknowledge the commit or rollback; it asks the listener later. If the error has
+        `maybe_stored`, the commit or rollback may have been executed.
+    """
+
+    local_transaction_state: LocalTransactionState = LocalTransactionState.UNKNOW
+    end_error: RocketMQError | None = None
+
+    @property
+    def ended(self) -> bool:
+        """True if the broker has acknowledged the commit or rollback."""
+        return self.local_transaction_state is not LocalTransactionState.UNKNOW and self.end_error is None
+
+    def facts(self) -> dict[str, str | int | None]:
+        """Return the main facts, and how the local transaction ended."""
+        # `super()` fails here: a dataclass with slots is a new class, which the method does not refer to.
+        return {
+            **SendResult.facts(self),
+            "local_transaction_state": self.local_transaction_state.value,
+            "end_error": None if self.end_error is None else str(self.end_error),
+        }
+
+
+# MessageSysFlag.java: two bits, of a half message or of commitOrRollback. A broker ignores an end of
+# TRANSACTION_NOT_TYPE, and checks the transaction later.
+TRANSACTION_NOT_TYPE: Final = 0
+TRANSACTION_PREPARED_TYPE: Final = 4
+TRANSACTION_COMMIT_TYPE: Final = 8
+TRANSACTION_ROLLBACK_TYPE: Final = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndTransaction:
+    """How a transaction ended (END_TRANSACTION)."""
+
+    topic: str
+    producer_group: str  # Must equal the half message's property ``PGROUP``
+    tran_state_table_offset: int  # The queue offset that acknowledged the half message, or the check's
+    commit_log_offset: int  # From the offset message id, or the check's
+    commit_or_rollback: int  # {0, 8, 12}
+    msg_id: str  # The half message's ``UNIQ_KEY``
+    transaction_id: str = ""
+    broker_name: str  # Proxies require it
+    from_transaction_check: bool = False  # Whether this answers a check
+    remark: str = ""  # The reason, for the broker's log
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionCheck:
+    """A broker's question how a transaction ended (CHECK_TRANSACTION_STATE)."""
+
+    address: str  # ``host:port`` of the broker, which gets the answer
+    message: MessageExt  # The half message, under its own topic
+    tran_state_table_offset: int
+    commit_log_offset: int
+    msg_id: str = ""
+    transaction_id: str = ""
+    offset_msg_id: str = ""
+    broker_name: str = ""
+
+    @property
+    def producer_group(self) -> str:
+        """The group that sent the message (``PGROUP``); empty if unknown."""
+        return self.message.properties.get(const.PGROUP, "")
+
+    @property
+    def unique_id(self) -> str:
+        """The message's ``UNIQ_KEY``, or the broker's own id of a message without one."""
+        return self.message.unique_id or self.message.offset_msg_id
+
+    def answer(self, commit_or_rollback: int, remark: str = "") -> EndTransaction:
+        """Return the request that answers the broker at `address`."""
+        return EndTransaction(
+            topic=self.message.topic,
+            producer_group=self.producer_group,
+            tran_state_table_offset=self.tran_state_table_offset,
+            commit_log_offset=self.commit_log_offset,
+            commit_or_rollback=commit_or_rollback,
+            msg_id=self.unique_id,
+            transaction_id=self.transaction_id,
+            broker_name=self.broker_name,
+            from_transaction_check=True,
+            remark=remark,
+        )
+
+
+def ending(request: EndTransaction) -> str:
+    """Return what a request does, for an error's text; a ValueError for an undecided end, which brokers ignore."""
+    if request.commit_or_rollback == TRANSACTION_NOT_TYPE:
+        raise ValueError("brokers do not answer an undecided end of a transaction: use end_transaction_oneway")
+    return f"ending transaction {request.msg_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class RecallMessage:
+    """A request to recall a delayed message (RECALL_MESSAGE, RecallMessage)."""
+
+    topic: str  # As servers know it
+    recall_handle: str  # From the acknowledgement of the message
+    producer_group: str
+    broker_name: str  # The broker in the handle; proxies ignore it
+
+
+def broker_name_of(recall_handle: str) -> str:
+    """Return the broker in a recall handle (URL-safe base64 of ``v1 topic broker deliverMs id``).
+
+    Raises
+    ------
+    MQClientException
+        It is no recall handle.
+    """
+    try:
+        words = base64.urlsafe_b64decode(recall_handle.encode("ascii")).decode().split(" ")
+    except (binascii.Error, UnicodeError):
+        words = []
+    if len(words) != 5 or words[0] != "v1":
+        raise MQClientException(
+            f"{recall_handle[:80]!r} is no recall handle: give SendResult.recall_handle of the message as it is"
+        )
+    return words[2]

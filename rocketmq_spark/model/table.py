@@ -1,0 +1,214 @@
+"""Tables of texts: printed, as one text, or as HTML.
+
+- HTML has no colours of its own, so that light and dark pages both work.
+- Control characters are shown as codes, because a text may come from a foreign message.
+- A number, name, address, id or time is never broken, so that it can be copied whole. On a narrow terminal, texts are
+  folded first; then expendable columns are left out, which a note says; then each row becomes a list of its own, as in
+  psql's expanded display.
+- In a file nothing is folded or left out.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Final
+
+from rocketmq_spark.errors import escaped
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+# More than any line has; rich would assume 80 columns of a file.
+_FILE_WIDTH: Final = 1_000_000
+# Blanks between two columns, and at both ends of a line.
+_BETWEEN: Final = 3
+_ENDS: Final = 2
+# A free text is folded to no fewer columns.
+_TEXT_WIDTH: Final = 20
+
+_HEADINGS: Final = {"broker_name": "broker", "broker_id": "id", "queue_id": "queue", "queue_offset": "offset"}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How columns, named by their headings, are laid out."""
+
+    right: Collection[str] = ()  # Numbers, aligned at the right
+    listed: Collection[str] = ()  # Names separated by blanks, folded only at the blanks
+    free: Collection[str] = ()  # Free texts, folded anywhere
+    spare: Sequence[str] = ()  # Columns to leave out on a narrow terminal, the most expendable first
+
+
+def print_table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    layout: Layout = Layout(),
+    *,
+    notes: Sequence[str] = (),
+    empty: str = "",
+    file: IO[str] | None = None,
+) -> None:
+    """Print a table, then its notes, to `file` or stdout. Without rows print `empty`, or the headings if that is ""."""
+    from rich.console import Console
+
+    console = Console(file=file, highlight=False)
+    if not (console.is_terminal or console.is_jupyter):
+        console = Console(file=file, highlight=False, width=_FILE_WIDTH)
+    _print(console, headings, list(rows), layout, notes, empty)
+
+
+def text_table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    layout: Layout = Layout(),
+    *,
+    notes: Sequence[str] = (),
+    empty: str = "",
+) -> str:
+    """Return what `print_table` prints into a file."""
+    from rich.console import Console
+
+    file = io.StringIO()
+    # Plain text without colours, in a notebook too.
+    console = Console(
+        file=file, highlight=False, width=_FILE_WIDTH, color_system=None, force_terminal=False, force_jupyter=False
+    )
+    _print(console, headings, list(rows), layout, notes, empty)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).strip("\n")
+
+
+def html_table(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], *, notes: Sequence[str] = (), empty: str = ""
+) -> str:
+    """Return the table as HTML; parameters as of `print_table`."""
+    cells = list(rows)
+    lines = [f"<p>{html.escape(escaped(empty))}</p>"]
+    if cells or not empty:
+        lines = ["<table>", _html_row("th", headings), *(_html_row("td", row) for row in cells), "</table>"]
+    return "\n".join([*lines, *(f"<p>{html.escape(escaped(note))}</p>" for note in notes)])
+
+
+def heading(name: str) -> str:
+    """Return the heading of a column by its name."""
+    return _HEADINGS.get(name) or name.replace("_percent", " %").replace("_", " ")
+
+
+def one_line(text: str) -> str:
+    """Return a text as one line without control characters; each run of blanks and line ends becomes one blank."""
+    return escaped(" ".join(text.split()))
+
+
+def present(facts: Mapping[str, object]) -> tuple[list[str], list[list[str]]]:
+    """Return the headings and the one row of a table of facts, without those that are None."""
+    there = {name: value for name, value in facts.items() if value is not None}
+    return [*map(heading, there)], [[*map(str, there.values())]]
+
+
+def _print(
+    console: Console,
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    layout: Layout,
+    notes: Sequence[str],
+    empty: str,
+) -> None:
+    from rich.text import Text
+
+    shown = fitted(headings, rows, layout, console.width) if rows or not empty else empty
+    # A row that is a list: what is too long for the terminal all the same is the terminal's to wrap.
+    console.print(shown, soft_wrap=isinstance(shown, Text))
+    for note in notes:
+        console.print(escaped(note), markup=False)
+
+
+def fitted(headings: Sequence[str], rows: Iterable[Sequence[str]], layout: Layout, width: int) -> RenderableType:
+    """Return the table in the form that fits a rich console of `width` columns."""
+    from rich.cells import cell_len
+    from rich.console import Group
+    from rich.text import Text
+
+    cells = [[escaped(cell) for cell in row] for row in rows]
+    columns = [*zip(headings, *cells, strict=True)]
+    natural = [max(map(cell_len, column)) for column in columns]
+    least = [_least(heading, texts, layout) for heading, *texts in columns]
+    shown = _shown(headings, least, layout.spare, width)
+    if shown is None:
+        return _stacked(headings, cells)
+    room = width - _width(least[place] for place in shown)
+    widths = {}
+    # The last column is the first to get room: in what has several free texts, it is the body.
+    for place in reversed(shown):
+        widths[place] = least[place] + min(natural[place] - least[place], room)
+        room -= widths[place] - least[place]
+    table = _table(headings, cells, shown, widths, layout.right)
+    left_out = [heading for place, heading in enumerate(headings) if place not in shown]
+    if not left_out:
+        return table
+    text = f"left out, as they do not fit: {', '.join(left_out)} (a wider terminal has them)"
+    return Group(table, Text(text, style="dim"))
+
+
+def _least(heading: str, texts: Sequence[str], layout: Layout) -> int:
+    """Return the smallest width at which nothing is broken that must stay whole."""
+    from rich.cells import cell_len
+
+    whole = " ".join(texts).split() if heading in layout.listed else texts
+    longest = max(map(cell_len, whole), default=0)
+    return max(cell_len(heading), min(longest, _TEXT_WIDTH) if heading in layout.free else longest)
+
+
+def _width(widths: Iterable[int]) -> int:
+    return sum(width + _BETWEEN for width in widths) - _BETWEEN + _ENDS
+
+
+def _shown(headings: Sequence[str], least: Sequence[int], spare: Sequence[str], width: int) -> list[int] | None:
+    """Return which columns are shown; None if even the required ones do not fit."""
+    shown = list(range(len(headings)))
+    leaving = [headings.index(heading) for heading in spare]
+    while _width(least[place] for place in shown) > width:
+        if not leaving:
+            return None
+        shown.remove(leaving.pop(0))
+    return shown
+
+
+def _table(
+    headings: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    shown: Sequence[int],
+    widths: dict[int, int],
+    right: Collection[str],
+) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for place in shown:
+        justify = "right" if headings[place] in right else "left"
+        table.add_column(headings[place], justify=justify, width=widths[place], overflow="fold")  # type: ignore[arg-type]
+    for row in cells:
+        # Texts, not markup: a body may hold what rich would take for a style.
+        table.add_row(*(Text(row[place]) for place in shown))
+    return table
+
+
+def _stacked(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> Text:
+    from rich.text import Text
+
+    longest = max(map(len, headings))
+    text = Text(no_wrap=True, overflow="ignore")
+    for number, row in enumerate(cells):
+        text.append("\n" if number else "")
+        for heading, cell in zip(headings, row, strict=True):
+            text.append(f"{heading:<{longest}}", style="bold").append(f"  {cell}\n")
+    return text
+
+
+def _html_row(tag: str, cells: Iterable[str]) -> str:
+    return "<tr>" + "".join(f"<{tag}>{html.escape(escaped(cell))}</{tag}>" for cell in cells) + "</tr>"

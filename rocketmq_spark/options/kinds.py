@@ -1,0 +1,399 @@
+"""How an option is declared, and the kinds of values that an option's text may hold.
+
+An option is one dataclass field, made by `option`. Parsing, error texts, docs/options.md and redaction derive from it.
+The parser of a kind raises a ValueError that does not show the value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import itertools
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.model.names import FORBIDDEN_TOPICS, MAX_TOPIC_LENGTH, is_legal
+
+INT_MAX: Final = 2_147_483_647
+MIB: Final = 1024 * 1024
+
+# Binary multiples as in Spark's own sizes (JavaUtils.byteStringAs).
+_SIZE_SUFFIXES: Final = {"": 1, "b": 1, "k": 1024, "kb": 1024, "m": MIB, "mb": MIB, "g": 1024 * MIB, "gb": 1024 * MIB}
+# Those of JavaUtils.timeStringAs that are at least a millisecond.
+_TIME_SUFFIXES: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+@dataclass(frozen=True, slots=True)
+class ValueKind:
+    """What an option's value may be."""
+
+    # Completes "allowed is ..." in error texts.
+    allowed: str
+    # Raises a ValueError for a text that is not allowed.
+    parse: Callable[[str], Any]
+    # The text of that ValueError says what is wrong.
+    explains: bool = False
+
+
+def _parse_boolean(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered not in ("true", "false"):
+        raise ValueError
+    return lowered == "true"
+
+
+def _bounded(number: int, lowest: int, highest: int) -> int:
+    if not lowest <= number <= highest:
+        raise ValueError
+    return number
+
+
+def _plain_int(text: str) -> int:
+    # int() alone would also take "1_000" and digits of other scripts.
+    if not re.fullmatch(r"[+-]?[0-9]{1,19}", text.strip()):
+        raise ValueError
+    return int(text)
+
+
+def integer(lowest: int, highest: int = INT_MAX, unit: str = "") -> ValueKind:
+    """Return the kind of an integer within bounds, both included."""
+    span = f"an integer from {lowest} to {highest}"
+    allowed = f"{span} ({unit})" if unit else span
+    return ValueKind(allowed, lambda text: _bounded(_plain_int(text), lowest, highest))
+
+
+def size(lowest: int, highest: int) -> ValueKind:
+    """Return the kind of a number of bytes within bounds, both included, with Spark's binary suffixes."""
+    allowed = f"a size from {_shown_size(lowest)} to {_shown_size(highest)}: bytes, or with a suffix as in 512k or 1m"
+    return ValueKind(allowed, lambda text: _bounded(_with_suffix(text, _SIZE_SUFFIXES), lowest, highest))
+
+
+def duration(lowest: int, highest: int = INT_MAX) -> ValueKind:
+    """Return the kind of a number of milliseconds within bounds, both included, with Spark's suffixes."""
+    allowed = f"a time from {lowest} to {highest} ms: milliseconds, or with a suffix as in 90s, 15m or 1h"
+    return ValueKind(allowed, lambda text: _bounded(_with_suffix(text, _TIME_SUFFIXES), lowest, highest))
+
+
+def pattern() -> ValueKind:
+    """Return the kind of a regular expression, as text."""
+
+    def parse(text: str) -> str:
+        if not text.strip():
+            raise ValueError("it is blank")
+        try:
+            re.compile(text)
+        except (re.error, OverflowError, RecursionError) as exc:
+            raise ValueError(" ".join(f"it is no regular expression: {exc}".split())) from None
+        return text
+
+    return ValueKind("a regular expression of Python, as in orders-.*", parse, explains=True)
+
+
+def _with_suffix(text: str, suffixes: Mapping[str, int]) -> int:
+    found = re.fullmatch(r"([0-9]{1,19})\s*([a-z]*)", text.strip().lower())
+    if found is None or found[2] not in suffixes:
+        raise ValueError
+    return int(found[1]) * suffixes[found[2]]
+
+
+def _shown_size(nbytes: int) -> str:
+    for unit, factor in (("GiB", 1024 * MIB), ("MiB", MIB), ("KiB", 1024)):
+        if nbytes >= factor and nbytes % factor == 0:
+            return f"{nbytes // factor} {unit}"
+    return "1 byte" if nbytes == 1 else f"{nbytes} bytes"
+
+
+def choice(*values: str) -> ValueKind:
+    """Return the kind of a word out of several, in any case; the value has the spelling given here."""
+    by_lower = {value.lower(): value for value in values}
+
+    def parse(text: str) -> str:
+        lowered = text.strip().lower()
+        if lowered not in by_lower:
+            raise ValueError
+        return by_lower[lowered]
+
+    allowed = f"one of {', '.join(values)}"
+    return ValueKind(allowed, parse)
+
+
+def choice_or_class(*values: str) -> ValueKind:
+    """Return the kind of a word out of several, in any case, or of a class by its name."""
+    word = choice(*values)
+    allowed = f"{word.allowed}, or {CLASS.allowed}"
+    return ValueKind(allowed, lambda text: (CLASS if ":" in text else word).parse(text))
+
+
+def name(longest: int, refused: Iterable[str]) -> ValueKind:
+    """Return the kind of a topic's or group's name (``Validators.java``); no blank fits the alphabet."""
+    taken = frozenset(refused)
+
+    def parse(text: str) -> str:
+        if len(text) > longest or not is_legal(text) or text in taken:
+            raise ValueError
+        return text
+
+    allowed = f"1 to {longest} characters of a-z A-Z 0-9 _ - % |, and none of {', '.join(sorted(taken))}"
+    return ValueKind(allowed, parse)
+
+
+def text(allowed: str, refused: str) -> ValueKind:
+    """Return the kind of a text that is not blank and in which the pattern `refused` is not found."""
+
+    def parse(text: str) -> str:
+        if not text.strip() or re.search(refused, text):
+            raise ValueError
+        return text
+
+    return ValueKind(allowed, parse)
+
+
+ENV: Final = "env:"
+FILE: Final = "file:"
+
+
+def is_printable(text: str) -> bool:
+    """Return whether a text is not blank and has no control characters."""
+    return bool(text.strip()) and not re.search("[\x00-\x1f\x7f]", text)
+
+
+def is_padded(text: str) -> bool:
+    """Return whether a text has blanks or a byte-order mark around it: unlikely in a secret, and hard to see."""
+    return text != text.strip().strip("\ufeff").strip()
+
+
+def is_reference(text: str) -> bool:
+    """Return whether a text says where a secret is; the scheme may be in capital letters."""
+    return text.strip().lower().startswith((ENV, FILE))
+
+
+def _parse_secret(text: str) -> str:
+    if not is_printable(text):
+        raise ValueError
+    if is_reference(text):
+        kind, _, place = text.strip().partition(":")
+        text = f"{kind.lower()}:{place}"
+    if is_padded(text):
+        raise ValueError
+    if text.startswith(ENV) and not re.fullmatch(r"env:[A-Za-z_][A-Za-z0-9_]*", text):
+        raise ValueError
+    if text.startswith(FILE) and not text.startswith(f"{FILE}/"):
+        raise ValueError
+    return text.replace(f"{FILE}///", f"{FILE}/", 1) if text.startswith(f"{FILE}///") else text
+
+
+def _parse_class(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text.strip()):
+        raise ValueError
+    return text.strip()
+
+
+def words(allowed: str, pattern: str) -> ValueKind:
+    """Return the kind of a list of words, separated by commas; each matches the whole pattern."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        found = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+        if not all(re.fullmatch(pattern, word) for word in found):
+            raise ValueError
+        return found
+
+    return ValueKind(allowed, parse)
+
+
+def location() -> ValueKind:
+    """Return the kind of an absolute local path or a URI."""
+
+    def parse(text: str) -> str:
+        # A password in a URI would end up in logs: file systems have better places for it.
+        if not re.match(r"/|[A-Za-z][A-Za-z0-9+.-]*://(?![^/]*:[^/]*@)", text) or re.search("[\x00-\x1f]", text):
+            raise ValueError
+        return text
+
+    allowed = "an absolute path, or a URI without a password, as in /var/log/sink.jsonl or s3://bucket/folder"
+    return ValueKind(allowed, parse)
+
+
+def ladder(*, strictly: bool) -> ValueKind:
+    """Return the kind of a list of ascending milliseconds, as the latency ladder is written."""
+
+    def parse(text: str) -> tuple[int, ...]:
+        steps = tuple(_bounded(_plain_int(step), 0, INT_MAX) for step in text.split(","))
+        for lower, higher in itertools.pairwise(steps):
+            if higher < lower or (strictly and higher == lower):
+                raise ValueError
+        return steps
+
+    order = "each greater than the one before" if strictly else "none smaller than the one before"
+    return ValueKind(f"integers of at least 0 separated by commas, {order}", parse)
+
+
+def _parse_row_id(text: str) -> bool | tuple[str, ...]:
+    head, colon, names = text.partition(":")
+    if not colon:
+        return _parse_boolean(text)
+    columns = tuple(name.strip() for name in names.split(","))
+    if head.strip().lower() != "columns" or not all(columns) or len(set(columns)) < len(columns):
+        raise ValueError
+    return columns
+
+
+def _parse_addresses(text: str) -> tuple[str, ...]:
+    # "http://host/path/a:9876" means a:9876, as in NameServerAddressUtils.java, which looks at the first address only.
+    found = []
+    for part in re.split("[;,]", text):
+        address = part.strip()
+        if address.lower().startswith("http://"):
+            address = address.rpartition("/")[2]
+        if address:
+            found.append(_parse_address(address))
+        elif part.strip():
+            raise ValueError
+    if not found:
+        raise ValueError
+    return tuple(dict.fromkeys(found))
+
+
+def _parse_endpoints(text: str) -> tuple[str, ...]:
+    # A scheme is not part of the address. `against_schemes` compares it with the option useTls.
+    parts = filter(None, map(str.strip, re.split("[;,]", text)))
+    found = tuple(dict.fromkeys(_parse_address(re.sub("^https?://", "", part, flags=re.IGNORECASE)) for part in parts))
+    if not found:
+        raise ValueError
+    return found
+
+
+def _parse_address(text: str) -> str:
+    # The last colon splits, so that an IPv6 host needs no brackets.
+    host, _, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if not re.fullmatch(r"[^\s/\[\]@?#]+", host):
+        raise ValueError
+    number = _bounded(_plain_int(port), 1, 65535)
+    return f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
+
+
+SECRET: Final = ValueKind(
+    "a text that is not blank, without control characters and blanks around it; or where to read it: env:NAME or "
+    "file:/absolute/path",
+    _parse_secret,
+)
+CLASS: Final = ValueKind("a class of yours as module:Class", _parse_class)
+BOOLEAN: Final = ValueKind("true or false", _parse_boolean)
+ROW_ID: Final = ValueKind("false, true, or columns:a,b with the names of columns, each once", _parse_row_id)
+ADDRESSES: Final = ValueKind("host:port;host:port, as in 10.0.0.1:9876;10.0.0.2:9876 or [::1]:9876", _parse_addresses)
+ENDPOINTS: Final = ValueKind("host:port;host:port, as in 10.0.0.1:8081;10.0.0.2:8081 or [::1]:8081", _parse_endpoints)
+# A topic that a client may send to.
+TOPIC: Final = name(MAX_TOPIC_LENGTH, FORBIDDEN_TOPICS)
+INSTANCE_NAME: Final = text("a text that is not blank", "[\x00-\x1f]")
+
+# The uses of an option: in a write, a read, a producer in plain Python.
+WRITE: Final = "write"
+READ: Final = "read"
+PRODUCER: Final = "producer"
+SENDING: Final = (WRITE, PRODUCER)
+
+
+@dataclass(frozen=True, slots=True)
+class OptionSpec:
+    """The declaration of one option."""
+
+    # As users of Spark write it, in camelCase.
+    name: str
+    kind: ValueKind
+    # For docs/options.md.
+    doc: str
+    default: Any = None
+    aliases: tuple[str, ...] = ()
+    # The environment variable that is read if the option is not given.
+    env: str = ""
+    # No error and no repr shows the value.
+    secret: bool = False
+    # The section of docs/options.md that lists it. Empty: that of the option before it.
+    section: str = ""
+    uses: tuple[str, ...] = (WRITE, READ, PRODUCER)
+    # In place of `doc` for a producer, or for a read.
+    producer_doc: str = ""
+    read_doc: str = ""
+    # The help of the flag that the commands have for it. Empty: they have none.
+    cli: str = ""
+
+    @property
+    def field(self) -> str:
+        """The name of the dataclass field: the option's name in snake_case."""
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", self.name).lower()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every accepted name, the canonical one first."""
+        return (self.name, *self.aliases)
+
+    @property
+    def shown_default(self) -> str:
+        """The default as a user would write it."""
+        if self.default is None:
+            return "none"
+        if isinstance(self.default, bool):
+            return str(self.default).lower()
+        many = isinstance(self.default, tuple | frozenset)
+        return ",".join(map(str, self.default)) or "none" if many else str(self.default)
+
+
+def option(name: str, default: Any, kind: ValueKind, doc: str, **more: Any) -> Any:
+    """Return the dataclass field that declares an option; `more` are parameters of `OptionSpec`."""
+    spec = OptionSpec(name, kind, doc, default, **more)
+    return dataclasses.field(default=default, repr=not spec.secret, metadata={"option": spec})
+
+
+def specs_of(options: type[Any], use: str) -> tuple[OptionSpec, ...]:
+    """Return the options that a dataclass declares for a use, each with its section and the documentation of that use.
+
+    The options of a dataclass that it contains are among them.
+    """
+    found: list[OptionSpec] = []
+    section = ""
+    for field in dataclasses.fields(options):
+        spec = field.metadata.get("option")
+        if spec is None:
+            found += specs_of(type(field.default), use)
+            continue
+        section = spec.section or section
+        if use in spec.uses:
+            own_doc = {PRODUCER: spec.producer_doc, READ: spec.read_doc}.get(use)
+            found.append(dataclasses.replace(spec, section=section, doc=own_doc or spec.doc))
+    return tuple(found)
+
+
+def load_class(option: str, name: str, method: str) -> type[Any]:
+    """Return the class that ``module:Class`` names; errors call it by the name of the option.
+
+    Raises
+    ------
+    OptionError
+        The module or the class does not exist, or the class has no such method.
+    """
+    module_name, _, class_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as exc:
+        raise OptionError(
+            f"{option}={name}: importing module {module_name} failed: {exc!r}; Spark's Python workers must find it, on "
+            "the driver and on every executor: install it there, or hand it over with --py-files or addPyFile "
+            "(an archive before rocketmq_spark.register(spark))"
+        ) from exc
+    found = getattr(module, class_name, None)
+    if not (isinstance(found, type) and callable(getattr(found, method, None))):
+        raise OptionError(f"{option}={name}: module {module_name} has no class {class_name} with a method {method}")
+    return found
+
+
+def make(option: str, name: str, method: str) -> Any:
+    """Return an instance of the class that `load_class` returns, made without arguments; raises as that does."""
+    made = load_class(option, name, method)
+    try:
+        return made()
+    except Exception as exc:
+        raise OptionError(f"{option}={name}: making it without arguments failed: {exc!r}") from exc

@@ -1,0 +1,272 @@
+"""Offsets of queues as users, receipts and checkpoints write them, and as values.
+
+    offsets    {"topic": {"broker": {"0": 23, "1": -2}}}       -2 is the earliest offset, -1 the latest
+    a stream   {"topic": {"broker": {"0": 23, "1": [0, 7]}}}   queue 1 is new in this micro-batch, which reads 0 to 6
+    queues     {"topic": {"broker": [0, 1]}}
+    a receipt  {"broker": {"rows": 5, "queues": {"topic": {"0": {"first_offset": 3, "last_offset": 7}}}}}
+
+People write this by hand, so a text of any other shape is an error that names the topic, broker and queue. A repeated
+name in an object is an error too, because Python's parser silently takes the last one. A receipt is
+`WriteSummary.to_dict` as JSON; its other entries are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Final, TypeVar
+
+from rocketmq_spark.model.message import MessageQueue
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+
+_MAX_LONG: Final = 2**63 - 1
+_MAX_QUEUE_ID: Final = 2**31 - 1
+_MOST_DIGITS: Final = 40
+_SHOWN: Final = 60
+
+_Leaf = TypeVar("_Leaf")
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetSpec:
+    """Where a read begins or ends: one word for all queues, or an offset for each queue."""
+
+    # "earliest", "latest", or None: see `offsets`.
+    word: str | None = None
+    # Sorted. An end is exclusive. `EARLIEST` and `LATEST` are allowed.
+    offsets: tuple[tuple[MessageQueue, int], ...] = ()
+    # The offsets are those of a write's receipt: no other queue is read.
+    receipt: bool = False
+
+    def offset_of(self, queue: MessageQueue) -> int | None:
+        """Return the offset of a queue, None if it has none."""
+        place = bisect_left(self.offsets, queue, key=itemgetter(0))
+        found = self.offsets[place : place + 1]
+        return found[0][1] if found and found[0][0] == queue else None
+
+    def __str__(self) -> str:
+        return self.word or json.dumps(nested(dict(self.offsets)))
+
+
+def parse_start(text: str) -> OffsetSpec:
+    """Return where a read begins: ``earliest``, ``latest``, offsets, or the first offsets of a receipt.
+
+    Like all functions of this module that parse a text, it raises a ValueError that says what is wrong and where.
+    """
+    return _spec(text, lambda span: span[0])
+
+
+def parse_end(text: str) -> OffsetSpec:
+    """Return where a read ends: as `parse_start`, but a receipt ends after its last offsets."""
+    return _spec(text, lambda span: span[1] + 1)
+
+
+def parse_offsets(text: str) -> dict[MessageQueue, int]:
+    """Return the offset of each queue; `EARLIEST` and `LATEST` are allowed."""
+    return _offsets(_load(text), EARLIEST)
+
+
+def parse_timestamps(text: str) -> dict[MessageQueue, int]:
+    """Return the time of each queue, epoch milliseconds, from a text of the shape of offsets."""
+    return _offsets(_load(text), 0)
+
+
+def parse_receipt(text: str) -> dict[MessageQueue, tuple[int, int]]:
+    """Return the first and the last offset of each queue of a write's receipt, which must have all of them."""
+    return _receipt(_load(text))
+
+
+def parse_queues(text: str) -> frozenset[MessageQueue]:
+    """Return the queues that a text names."""
+    found = []
+    for topic, broker, ids, where in _brokers(_load(text)):
+        if not isinstance(ids, list) or not ids:
+            raise ValueError(f"{where}: {_shown(ids)} is no list of queue ids, as in [0, 1]")
+        for queue_id in ids:
+            found.append(MessageQueue(topic, broker, _integer(queue_id, where, 0, _MAX_QUEUE_ID)))
+        if len(set(ids)) < len(ids):
+            raise ValueError(f"{where}: a queue id is there twice in {_shown(ids)}")
+    return frozenset(found)
+
+
+def nested(
+    offsets: Mapping[MessageQueue, int], beginnings: Mapping[MessageQueue, int] | None = None
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return offsets as JSON: by topic, broker and the queue id's text, each sorted.
+
+    `beginnings` are the offsets at which the stream's first micro-batch of a queue begins. Such an offset is written if
+    it is below the queue's offset.
+    """
+    tree: dict[str, dict[str, dict[str, Any]]] = {}
+    for queue in sorted(offsets):
+        by_queue = tree.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})
+        end = offsets[queue]
+        begin = end if beginnings is None else beginnings.get(queue, end)
+        by_queue[str(queue.queue_id)] = [begin, end] if begin < end else end
+    return tree
+
+
+def flat(offsets: Mapping[str, Any]) -> dict[MessageQueue, int]:
+    """Return the `offsets` that `nested` has written: none may be below 0, and no queues are allowed, too."""
+    return {} if offsets == {} else _leaves(offsets, _end)
+
+
+def beginnings_in(offsets: Mapping[str, Any]) -> dict[MessageQueue, int]:
+    """Return the `beginnings` that `nested` has written."""
+    begins = {} if offsets == {} else _leaves(offsets, _begin)
+    return {queue: begin for queue, begin in begins.items() if begin is not None}
+
+
+def _spec(text: str, chosen: Callable[[tuple[int, int]], int]) -> OffsetSpec:
+    word = text.strip().lower()
+    if word in ("earliest", "latest"):
+        return OffsetSpec(word)
+    if not word.startswith("{"):
+        raise ValueError("it is neither earliest nor latest, and no JSON object")
+    tree = _load(text)
+    if _is_receipt(tree):
+        ends = {queue: chosen(span) for queue, span in _receipt(tree).items()}
+        return OffsetSpec(None, tuple(sorted(ends.items())), receipt=True)
+    # The offset of a stream, copied from its progress or checkpoint, is allowed too.
+    return OffsetSpec(None, tuple(sorted(_leaves(tree, lambda value, where: _end(value, where, EARLIEST)).items())))
+
+
+def _is_receipt(tree: Mapping[str, Any]) -> bool:
+    # A broker may be called "queues": then it has numbers where a receipt has objects.
+    queues = [broker.get("queues") for broker in tree.values() if isinstance(broker, dict)]
+    return any(isinstance(held, dict) and all(isinstance(topic, dict) for topic in held.values()) for held in queues)
+
+
+def _receipt(tree: Mapping[str, Any]) -> dict[MessageQueue, tuple[int, int]]:
+    found = {}
+    for broker, held in tree.items():
+        queues = held.get("queues") if isinstance(held, dict) else None
+        if not broker or not isinstance(queues, dict):
+            raise ValueError(f'broker {broker!r} has no object "queues", as the receipt of a write has')
+        if not queues and held.get("rows"):
+            raise ValueError(
+                f"broker {broker!r} has rows and no queues: receipts of writes over gRPC have no offsets, as a proxy "
+                "does not tell them; give startingTimestamp in place of a receipt"
+            )
+        # A receipt has brokers first, then topics; offsets have topics first.
+        for topic, by_queue in queues.items():
+            found.update(_leaves({topic: {broker: by_queue}}, _span))
+    if not found:
+        raise ValueError("the receipt has no queues: nothing in it was acknowledged with an offset")
+    return found
+
+
+def _span(value: Any, where: str) -> tuple[int, int]:
+    if not isinstance(value, dict):
+        raise ValueError(f'{where}: {_shown(value)} is no object with "first_offset" and "last_offset"')
+    for name in ("first_offset", "last_offset"):
+        if name not in value:
+            raise ValueError(f"{where}: {name} is missing")
+        if value[name] is None:
+            raise ValueError(
+                f"{where}: {name} is unknown (null); receipts of writes over gRPC have no offsets, as a proxy does not "
+                "tell them: give startingTimestamp in place of a receipt"
+            )
+    # The read ends one after the last offset, so that one is below the maximum.
+    first, last = (_integer(value[name], where, 0, _MAX_LONG - 1) for name in ("first_offset", "last_offset"))
+    if first > last:
+        raise ValueError(f"{where}: first_offset {first} is above last_offset {last}")
+    return first, last
+
+
+def _offsets(tree: Any, lowest: int) -> dict[MessageQueue, int]:
+    return _leaves(tree, lambda value, where: _integer(value, where, lowest, _MAX_LONG))
+
+
+def _leaves(tree: Any, leaf: Callable[[Any, str], _Leaf]) -> dict[MessageQueue, _Leaf]:
+    found = {}
+    for topic, broker, by_queue, where in _brokers(tree):
+        for text, value in _object(by_queue, where, "queue id"):
+            # No leading zeros: a queue has one text only.
+            if not re.fullmatch("0|[1-9][0-9]{0,9}", text) or int(text) > _MAX_QUEUE_ID:
+                raise ValueError(f"{where}: {text!r} is no queue id, which is a number from 0 in quotes")
+            found[MessageQueue(topic, broker, int(text))] = leaf(value, f"{where}, queue {text}")
+    return found
+
+
+def _end(value: Any, where: str, lowest: int = 0) -> int:
+    _begin(value, where)
+    return _integer(value[1] if isinstance(value, list) else value, where, lowest, _MAX_LONG)
+
+
+def _begin(value: Any, where: str) -> int | None:
+    """Return the beginning of a queue that is new in a stream's offset, None for any other queue."""
+    if not isinstance(value, list):
+        return None
+    if len(value) != 2:
+        raise ValueError(f"{where}: {_shown(value)} is not [begin, end]")
+    begin, end = (_integer(offset, where, 0, _MAX_LONG) for offset in value)
+    if begin >= end:
+        raise ValueError(f"{where}: {_shown(value)} begins at its end or behind it")
+    return begin
+
+
+def _brokers(tree: Any) -> Iterator[tuple[str, str, Any, str]]:
+    """Yield topic, broker, what is below them, and the name of that place for errors."""
+    for topic, brokers in _object(tree, "the JSON", "topic"):
+        for broker, below in _object(brokers, f"topic {topic!r}", "broker"):
+            yield topic, broker, below, f"topic {topic!r}, broker {broker!r}"
+
+
+def _object(value: Any, where: str, holds: str) -> list[tuple[str, Any]]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where}: {_shown(value)} is no object by {holds}, as in {{{json.dumps(holds)}: ...}}")
+    if not value:
+        raise ValueError(f"{where}: the object is empty: no {holds} is in it")
+    for name in value:
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"{where}: {name!r} is no name of a {holds}")
+    return list(value.items())
+
+
+def _integer(value: Any, where: str, lowest: int, highest: int) -> int:
+    # bool is an int to Python.
+    if type(value) is not int:
+        raise ValueError(f"{where}: {_shown(value)} is no integer")
+    if not lowest <= value <= highest:
+        raise ValueError(f"{where}: {_shown(value)} is not from {lowest} to {highest}")
+    return value
+
+
+def _load(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text, object_pairs_hook=_without_repeats, parse_int=_number)
+    except json.JSONDecodeError as exc:
+        raise ValueError(f"it is no JSON: {exc}") from None
+    except RecursionError:
+        raise ValueError("it is no such JSON: it is nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{_shown(found)} is no JSON object")
+    return found
+
+
+def _number(digits: str) -> int:
+    # int() has its own limit, and its error is about Python.
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"the number {digits[:_MOST_DIGITS]}... is too long")
+    return int(digits)
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"the name {name!r} is there twice in one object")
+        found[name] = value
+    return found
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -1,0 +1,309 @@
+"""Parses the option texts of a write and of a read.
+
+No error shows the value of a secret option, or of an unknown one: it may be a misspelt secret. Spark passes keys in
+lower case; errors show the declared spelling. Keys that Spark adds by itself are ignored.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.model.names import effective_namespace
+from rocketmq_spark.options.connection import (
+    GRPC,
+    GRPC_DEFAULTS,
+    GRPC_MAX_IN_FLIGHT,
+    against_schemes,
+    refused_over_grpc,
+    transport_of,
+)
+from rocketmq_spark.options.kinds import READ, WRITE, OptionSpec
+from rocketmq_spark.options.offsets import OffsetSpec
+from rocketmq_spark.options.sink import SINK_OPTIONS, SinkOptions, sink_contradictions
+from rocketmq_spark.options.source import (
+    PULL_TIMEOUT_MS,
+    SOURCE_OPTIONS,
+    SourceOptions,
+    against_given,
+    source_contradictions,
+)
+
+_KAFKAS: Final = "kafka."
+
+_OF_BOTH: Final[Mapping[str, str]] = {
+    "kafka.bootstrap.servers": "nameServer",
+    "kafka.client.id": "instanceName",
+    "kafka.security.protocol": "accessKey and secretKey, or useTls",
+    "kafka.ssl.truststore.location": "useTls and tlsCaFile",
+    "nameserver.addr": "nameServer",
+}
+_OF_A_READ: Final[Mapping[str, str]] = {
+    "group": "consumerGroup",
+    "consumer.group": "consumerGroup",
+    "kafka.group.id": "consumerGroup",
+    "consumer.topic": "subscribe",
+    "consumer.tag": "subExpression",
+    "consumer.offset.reset.to": "startingOffsets",
+    "kafka.auto.offset.reset": "startingOffsets",
+    "includeheaders": "includeProperties",
+    "pull.max.speed.per.partition": "maxOffsetsPerTrigger",
+    "pull.max.batch.size": "pullBatchSize",
+    "kafka.max.poll.records": "pullBatchSize",
+    "pull.timeout.ms": "pullTimeoutMs",
+    "kafkaconsumer.polltimeoutms": "pullTimeoutMs",
+    "commitasync": "commitOffsets",
+}
+_OF_A_WRITE: Final[Mapping[str, str]] = {
+    "group": "producerGroup",
+    "kafka.acks": "sendMode",
+    "kafka.delivery.timeout.ms": "deliveryTimeoutMs",
+    "kafka.request.timeout.ms": "sendMsgTimeout",
+    "kafka.retries": "deliveryTimeoutMs",
+    "kafka.retry.backoff.ms": "retryBackoffMs",
+    "kafka.retry.backoff.max.ms": "retryBackoffMaxMs",
+    "kafka.batch.size": "batchBytes",
+    "kafka.buffer.memory": "maxInFlightBytes",
+    "kafka.max.in.flight.requests.per.connection": "maxInFlight",
+    "kafka.max.request.size": "maxMessageSize",
+    "kafka.compression.type": "compressType",
+    "kafka.enable.idempotence": "rowId",
+    "kafka.partitioner.class": "queueSelector",
+}
+
+NAMES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
+    {"read": {**_OF_BOTH, **_OF_A_READ}, "write": {**_OF_BOTH, **_OF_A_WRITE}}
+)
+"""By use, then by the other connector's name in lower case: what it is called here."""
+
+_TRIED: Final[Mapping[str, str]] = {
+    "bootstrap.servers": "nameServer",
+    "brokers": "nameServer",
+    "user": "accessKey",
+    "username": "accessKey",
+    "password": "secretKey",
+}
+
+
+def name_here(key: str, use: str) -> str:
+    """Return a hint for an option of another connector, or a common guess; "" for any other key."""
+    known = NAMES[use].get(key.lower()) or _TRIED.get(key.lower())
+    if known is not None:
+        return f"here: {known}"
+    # By the prefix alone: Kafka's clients have hundreds of options.
+    is_kafkas = key.lower().startswith(_KAFKAS)
+    return "an option of Kafka's clients; docs/migrating.md has the names here" if is_kafkas else ""
+
+
+# Keys that Spark adds to the options: tried on 4.3 (path, checkpointLocation, queryName); the reserved table properties
+# are the constants of TableCatalog.java.
+_SPARK_KEYS: Final = frozenset(
+    {"path", "checkpointlocation", "queryname", "owner", "provider", "location", "external", "comment", "collation",
+     "is_managed_location", "table_type"}
+)  # fmt: skip
+_SPARK_PREFIX: Final = "option."
+# Characters of a value in an error: the receipt of a large write, given as offsets, has many thousands.
+_LONGEST_SHOWN: Final = 400
+
+
+_OPTIONS: Final[Mapping[str, Sequence[OptionSpec]]] = {WRITE: SINK_OPTIONS, READ: SOURCE_OPTIONS}
+
+
+def parse_values(table: Sequence[OptionSpec], options: Mapping[str, str], use: str = WRITE) -> dict[str, Any]:
+    """Return the parsed value of every given option, by field.
+
+    Raises
+    ------
+    OptionError
+        An option is unknown or malformed, or two names of one option disagree.
+    """
+    spec_of = {name.lower(): spec for spec in table for name in spec.names}
+    own = {key: text for key, text in options.items() if not _is_sparks(key)}
+    unknown = [key for key in own if key.lower() not in spec_of]
+    if unknown:
+        raise OptionError(_unknown_text(unknown, table, use))
+    values: dict[str, Any] = {}
+    given_as: dict[str, str] = {}
+    for key, text in own.items():
+        spec = spec_of[key.lower()]
+        name = next(name for name in spec.names if name.lower() == key.lower())
+        value = parse_one(spec, text, name)
+        if values.setdefault(spec.field, value) != value:
+            raise OptionError(
+                f"options {given_as[spec.field]} and {name} are one option with two values: give one of them"
+            )
+        given_as.setdefault(spec.field, name)
+    return values
+
+
+def parse_environment(
+    table: Sequence[OptionSpec], values: Mapping[str, Any], environ: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the parsed value, by field, of every option that is not in `values` and whose variable is set.
+
+    Raises
+    ------
+    OptionError
+        The variable's text is malformed.
+    """
+    return {
+        spec.field: parse_one(spec, environ[spec.env], f"{spec.name} (environment variable {spec.env})")
+        for spec in table
+        if spec.env and spec.field not in values and environ.get(spec.env, "").strip()
+    }
+
+
+def _is_sparks(key: str) -> bool:
+    return key.lower() in _SPARK_KEYS or key.lower().startswith(_SPARK_PREFIX)
+
+
+def _unknown_text(keys: Sequence[str], table: Sequence[OptionSpec], use: str) -> str:
+    canonical = {name.lower(): spec.name for spec in table for name in spec.names}
+    elsewhere = {
+        name.lower(): f"{name} is an option of a {other}"
+        for other, specs in _OPTIONS.items()
+        for spec in specs
+        for name in spec.names
+        if other != use
+    }
+    hints = {}
+    for key in keys:
+        near = difflib.get_close_matches(key.lower(), canonical, n=1)
+        meant = f"did you mean {canonical[near[0]]}?" if near else ""
+        hints[key] = elsewhere.get(key.lower()) or name_here(key, use) or meant
+    texts = [f"unknown option {key!r}" + (f": {hint}" if hint else "") for key, hint in hints.items()]
+    if not all(hints.values()):
+        texts.append(f"the options of a {use} are {', '.join(spec.name for spec in table)}")
+    return "; ".join(texts)
+
+
+def parse_one(spec: OptionSpec, text: str, name: str) -> Any:
+    """Return the value of one option's text; errors use `name`.
+
+    Raises
+    ------
+    OptionError
+        The text is not allowed.
+    """
+    why = ""
+    try:
+        return spec.kind.parse(text)
+    except ValueError as exc:
+        if spec.kind.explains and not spec.secret:
+            why = f"{exc}; "
+    # Outside the except block: the parser's own error, which may quote the value, does not become the context.
+    value = repr(text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}...")
+    shown = "has a value (not shown: it is secret) that" if spec.secret else f"is {value}, which"
+    raise OptionError(f"option {name} {shown} is not allowed: {why}allowed is {spec.kind.allowed}")
+
+
+def _spec(table: Sequence[OptionSpec], name: str) -> OptionSpec:
+    return next(spec for spec in table if spec.name == name)
+
+
+_TOPIC: Final = _spec(SINK_OPTIONS, "topic")
+_SUBSCRIBE: Final = _spec(SOURCE_OPTIONS, "subscribe")
+_ENDING_OFFSETS: Final = _spec(SOURCE_OPTIONS, "endingOffsets")
+_SINK_SPELLING: Final = {spec.field: spec.name for spec in SINK_OPTIONS}.__getitem__
+_SOURCE_SPELLING: Final = {spec.field: spec.name for spec in SOURCE_OPTIONS}.__getitem__
+
+
+def parse_sink_options(
+    options: Mapping[str, str], environ: Mapping[str, str], settled: Mapping[str, Any] = MappingProxyType({})
+) -> SinkOptions:
+    """Return the options of a write.
+
+    Parameters
+    ----------
+    options : mapping of str to str
+        Keys in any case.
+    environ : mapping of str to str
+        Of the driver: ``NAMESRV_ADDR`` is read if ``nameServer`` is not given.
+    settled : mapping of str to value, default none
+        Values by field that win over `options`, such as those of the producer that writes.
+
+    Raises
+    ------
+    OptionError
+        An option is unknown, malformed or missing, or two contradict each other.
+    """
+    values = parse_values(SINK_OPTIONS, options)
+    if transport_of(values, _SINK_SPELLING) == GRPC:
+        values = {**GRPC_DEFAULTS, "max_in_flight": GRPC_MAX_IN_FLIGHT, **values}
+    else:
+        values |= parse_environment(SINK_OPTIONS, values, environ)
+    path = next((text for key, text in options.items() if key.lower() == "path"), None)
+    if path is not None:
+        named = parse_one(_TOPIC, path, 'path (.save("topic"), .start("topic"))')
+        if values.setdefault("topic", named) != named:
+            raise OptionError(f"topic={values['topic']!r} and .save({named!r}) name two topics: give one of them")
+    values = {**values, **settled}
+    values["namespace"] = effective_namespace(values.get("namespace"), values.get("name_server", ()))
+    parsed = SinkOptions.of(**values)
+    if not parsed.connection.route_servers:
+        raise OptionError(
+            'option nameServer is missing: give .option("nameServer", "host:9876;host:9876"), or set the environment '
+            "variable NAMESRV_ADDR on the driver; to write over gRPC, give the proxies: "
+            '.option("endpoints", "host:8081"). INSERT INTO a table hands its writer no options: say '
+            "INSERT INTO t WITH ('nameServer'='host:9876') SELECT ..."
+        )
+    for contradiction in sink_contradictions(parsed, _SINK_SPELLING):
+        raise OptionError(contradiction)
+    if parsed.over_grpc:
+        endpoints = ";".join(text for key, text in options.items() if key.lower() == "endpoints")
+        for refused in (
+            *refused_over_grpc(parsed, _SINK_SPELLING),
+            *against_schemes(endpoints, parsed.connection.use_tls, _SINK_SPELLING),
+        ):
+            raise OptionError(refused)
+    return parsed
+
+
+def parse_source_options(options: Mapping[str, str], environ: Mapping[str, str], *, streaming: bool) -> SourceOptions:
+    """Return the options of a read, from keys in any case; a stream has other options and defaults than a batch.
+
+    Raises
+    ------
+    OptionError
+        An option is unknown, malformed or missing, or two contradict each other.
+    """
+    by_key = {key.lower(): text for key, text in options.items()}
+    for name in ("transport", "endpoints"):
+        if name in by_key:
+            raise OptionError(
+                f"{name} is an option of a write: reads go over the remoting protocol only, as a proxy can't replay "
+                "what is stored (gRPC). Leave it out, and give nameServer"
+            )
+    values = parse_values(SOURCE_OPTIONS, options, READ)
+    if "path" in by_key:
+        for field, name in (("subscribe_pattern", "subscribePattern"), ("assign", "assign")):
+            if field in values:
+                raise OptionError(f"{name} and .load({by_key['path']!r}) both say what is read: give one of them")
+        named = parse_one(_SUBSCRIBE, by_key["path"], 'path (.load("topic"))')
+        if values.setdefault("subscribe", named) != named:
+            raise OptionError(
+                f"subscribe={','.join(values['subscribe'])!r} and .load({by_key['path']!r}) name different topics: "
+                "give one of them"
+            )
+    for refused in against_given(values, streaming=streaming):
+        raise OptionError(refused)
+    starting = values.setdefault("starting_offsets", OffsetSpec("latest" if streaming else "earliest"))
+    if starting.receipt and not streaming and "ending_offsets" not in values:
+        values["ending_offsets"] = parse_one(_ENDING_OFFSETS, by_key["startingoffsets"], "startingOffsets")
+    values |= parse_environment(SOURCE_OPTIONS, values, environ)
+    if "read_timeout_ms" in values:
+        # A request waits no longer than the read waits for its queue.
+        values.setdefault("pull_timeout_ms", min(PULL_TIMEOUT_MS, values["read_timeout_ms"]))
+    values["namespace"] = effective_namespace(values.get("namespace"), values.get("name_server", ()))
+    parsed = SourceOptions.of(**values)
+    if not parsed.connection.name_server:
+        raise OptionError(
+            'option nameServer is missing: give .option("nameServer", "host:9876;host:9876"), or set the environment '
+            "variable NAMESRV_ADDR on the driver"
+        )
+    for contradiction in source_contradictions(parsed, _SOURCE_SPELLING, streaming=streaming):
+        raise OptionError(contradiction)
+    return parsed

@@ -1,0 +1,96 @@
+"""Sends Arrow tables without Spark, like a partition task, on the producer's client instance."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
+from rocketmq_spark.options.parsing import parse_sink_options
+from rocketmq_spark.options.producer import ProducerOptions, option_text
+from rocketmq_spark.options.sink import SINK_OPTIONS, SinkOptions
+from rocketmq_spark.producer.service import batch_trace_sender
+from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.sink.task import check_columns, check_topic, ordered_queues, write_rows
+
+ArrowData: TypeAlias = "pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch]"
+
+
+def sink_options(
+    producer: ProducerOptions, group: str, topic: str | None, options: Mapping[str, str | int | bool]
+) -> SinkOptions:
+    """Return the options of a write: the producer's properties and those given for this write.
+
+    Raises
+    ------
+    OptionError
+        An option is unknown or malformed, belongs to the producer, or contradicts the producer's properties.
+    """
+    settled = {**producer.values(), "producer_group": group}
+    own = {name.lower() for spec in SINK_OPTIONS if spec.field in settled for name in spec.names}
+    taken = sorted(name for name in options if name.lower() in own)
+    if taken:
+        raise OptionError(f"options {', '.join(taken)} belong to the producer: give them to Producer(...) instead")
+    servers = "endpoints" if producer.over_grpc else "nameServer"
+    given = {name: option_text(value) for name, value in options.items()}
+    given[servers] = ";".join(producer.connection.route_servers)
+    if topic is not None:
+        given["topic"] = topic
+    shared = {spec.field: settled[spec.field] for spec in SINK_OPTIONS if spec.field in settled}
+    del shared["instance_name"]
+    return parse_sink_options(given, {}, shared)
+
+
+def send_arrow(
+    data: ArrowData,
+    topic: str | None,
+    options: Mapping[str, str | int | bool],
+    producer: ProducerOptions,
+    group: str,
+    instance: ClientInstance,
+) -> WriteSummary:
+    """Send every row; see :meth:`rocketmq_spark.Producer.send_arrow`."""
+    parsed = sink_options(producer, group, topic, options)
+    recorder = Recorder(uuid.uuid4().hex, -1, 0)
+    queues = ordered_queues(parsed, instance)
+    rows = _checked(_batches(data), parsed, instance)
+    write_rows(
+        parsed,
+        instance,
+        recorder,
+        rows,
+        write_id=recorder.write_id,
+        queues=queues,
+        open_trace_sender=partial(batch_trace_sender, parsed),
+    )
+    summary = WriteSummary()
+    merge_into(summary, recorder.snapshot())
+    return summary
+
+
+def _batches(data: ArrowData) -> Iterator[pa.RecordBatch]:
+    if isinstance(data, pa.RecordBatch):
+        return iter((data,))
+    if isinstance(data, pa.Table):
+        return iter(data.to_batches())
+    return iter(data)
+
+
+def _checked(
+    batches: Iterator[pa.RecordBatch], options: SinkOptions, instance: ClientInstance
+) -> Iterator[pa.RecordBatch]:
+    schema: pa.Schema | None = None
+    for batch in batches:
+        if schema is None or batch.schema != schema:
+            schema = batch.schema
+            check_columns(schema, options)
+            # Other writes need no more of the topic than the send itself checks.
+            if options.over_grpc or options.batch_type == "inner":
+                check_topic(options, instance, schema)
+        if batch.num_rows:
+            yield batch

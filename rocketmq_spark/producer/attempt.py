@@ -1,0 +1,319 @@
+"""The attempts of one send: the time it may take, the retries, and one request.
+
+`SendLoop` decides on retries and knows no transport. `SendAttempt` makes one attempt at one queue and never retries.
+
+Follows ``DefaultMQProducerImpl.sendDefaultImpl`` and ``sendKernelImpl``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final
+
+from rocketmq_spark.errors import (
+    MQBrokerException,
+    MQClientException,
+    RemotingConnectException,
+    RemotingException,
+    RemotingTimeoutException,
+    RemotingTooMuchRequestException,
+)
+from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendRequest, SendStatus
+from rocketmq_spark.model.route import broker_vip_channel
+from rocketmq_spark.model.send_result import SendResult
+from rocketmq_spark.options.producer import ProducerOptions
+from rocketmq_spark.producer.encode import EncodedMessage
+from rocketmq_spark.producer.hooks import CheckForbiddenContext, CommunicationMode, Hooks, SendMessageContext
+from rocketmq_spark.protocol.remoting.codes import ResponseCode
+from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.routing.fault_strategy import FaultSite
+from rocketmq_spark.routing.heart_beat import API_TIMEOUT
+from rocketmq_spark.routing.route_cache import RouteCache
+from rocketmq_spark.sink.trace import message_type_of
+from rocketmq_spark.transport.base import local_ip
+
+# ClientErrorCode.java
+_CONNECT_BROKER: Final = 10001
+_ACCESS_BROKER_TIMEOUT: Final = 10002
+_BROKER_NOT_EXIST: Final = 10003
+
+# A transport ends every request in time. This much later, the attempt fails without an outcome (seconds).
+_GRACE: Final = 10.0
+
+# (queue, seconds left) -> result; None for oneway and asynchronous sends.
+Attempt = Callable[[MessageQueue, float], "SendResult | None"]
+# (broker that failed last, is a retry) -> queue
+Select = Callable[["str | None", bool], "MessageQueue | None"]
+
+
+class Deadline:
+    """The time of one call, in seconds."""
+
+    __slots__ = ("_began", "_clock", "seconds")
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds = seconds
+        self._clock = clock
+        self._began = clock()
+
+    @property
+    def spent(self) -> float:
+        """Seconds since the start."""
+        return self._clock() - self._began
+
+    @property
+    def left(self) -> float:
+        """Seconds left; negative after the deadline."""
+        return self.seconds - self.spent
+
+    def require(self, doing: str) -> float:
+        """Return the seconds left, or raise ``RemotingTooMuchRequestException`` after the deadline."""
+        left = self.left
+        if left < 0:
+            raise RemotingTooMuchRequestException(
+                f"{doing}: {self.seconds * 1000:.0f} ms were given, and are over before it was sent; raise the timeout"
+            )
+        return left
+
+
+@dataclass(frozen=True, slots=True)
+class SendLoop:
+    """Makes attempts until one has a result. There is no pause between attempts.
+
+    Parameters
+    ----------
+    retry_times : int
+        Attempts after the first; 0 for asynchronous and oneway sends.
+    retry_response_codes : collection of int
+        Broker codes after which another broker is tried.
+    retry_another_broker_when_not_store_ok : bool
+        Try another broker after a status other than ``SEND_OK``. The last such status wins over a later failure.
+    max_timeout_per_request : float
+        Limit of every attempt but the last, seconds; negative for none.
+    """
+
+    retry_times: int
+    retry_response_codes: Collection[int]
+    retry_another_broker_when_not_store_ok: bool
+    max_timeout_per_request: float
+
+    def run(self, topic: str, deadline: Deadline, select: Select, attempt: Attempt) -> SendResult | None:
+        """Return the result of the first successful attempt.
+
+        Raises
+        ------
+        MQBrokerException
+            A broker answered with a code that is not retried.
+        RemotingTooMuchRequestException
+            The deadline passed before any attempt had a result.
+        MQClientException
+            All attempts failed: the code and the cause are those of the last one.
+        """
+        result: SendResult | None = None
+        last: RemotingException | MQClientException | MQBrokerException | None = None
+        brokers: list[str] = []
+        # Brokers that reject the user, or with which TLS fails, are not tried twice: that may lock the user out. Java
+        # does try them again.
+        rejecting: set[str] = set()
+        for times in range(1 + self.retry_times):
+            queue = select(brokers[-1] if brokers else None, times > 0)
+            if queue is None or queue.broker_name in rejecting:
+                break
+            left = deadline.left
+            if left < 0:
+                if result is None:
+                    raise _out_of_time(topic, deadline, brokers) from last
+                break
+            brokers.append(queue.broker_name)
+            if 0 <= self.max_timeout_per_request < left and times < self.retry_times:
+                left = self.max_timeout_per_request
+            try:
+                result = attempt(queue, left)
+            except (RemotingException, MQClientException) as exc:
+                last = exc
+                if isinstance(exc, RemotingException) and not exc.retriable:
+                    rejecting.add(queue.broker_name)
+            except MQBrokerException as exc:
+                if exc.response_code not in self.retry_response_codes:
+                    if result is not None:
+                        return result
+                    raise
+                last = exc
+                if not exc.retriable or exc.response_code == ResponseCode.NO_PERMISSION:
+                    rejecting.add(queue.broker_name)
+            else:
+                if result is None or result.status is SendStatus.SEND_OK:
+                    return result
+                if not self.retry_another_broker_when_not_store_ok:
+                    return result
+        if result is not None:
+            return result
+        raise _all_failed(topic, deadline, brokers, last) from last
+
+
+def _out_of_time(topic: str, deadline: Deadline, brokers: list[str]) -> RemotingTooMuchRequestException:
+    tried = f"; tried {', '.join(brokers)}" if brokers else ""
+    return RemotingTooMuchRequestException(
+        f"sending to topic {topic}: {deadline.seconds * 1000:.0f} ms were given, {deadline.spent * 1000:.0f} ms are "
+        f"over{tried}; raise sendMsgTimeout, or set sendMsgMaxTimeoutPerRequest so that a retry fits into it"
+    )
+
+
+def _all_failed(topic: str, deadline: Deadline, brokers: list[str], last: Exception | None) -> MQClientException:
+    code = -1
+    if isinstance(last, MQBrokerException):
+        code = last.response_code
+    elif isinstance(last, RemotingConnectException):
+        code = _CONNECT_BROKER
+    elif isinstance(last, RemotingTimeoutException):
+        code = _ACCESS_BROKER_TIMEOUT
+    elif isinstance(last, MQClientException):
+        code = _BROKER_NOT_EXIST
+    reason = f"; last: {type(last).__name__}: {last}" if last else "; no queue could be selected"
+    return MQClientException(
+        f"sending to topic {topic} failed {len(brokers)} times in {deadline.spent * 1000:.0f} ms, "
+        f"brokers [{', '.join(brokers)}]{reason}",
+        code,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedAttempt:
+    """An attempt whose check-forbidden hooks have passed: it only has to be sent."""
+
+    message: EncodedMessage
+    request: SendRequest
+    context: SendMessageContext | None
+
+    def __str__(self) -> str:
+        return f"sending to {self.request.queue} at {self.request.address}"
+
+
+class SendAttempt:
+    """Makes the attempts of one producer, whose group has the namespace; safe for many threads."""
+
+    def __init__(self, producer_group: str, options: ProducerOptions, instance: ClientInstance, hooks: Hooks) -> None:
+        self._producer_group = producer_group
+        self._client_ip = options.connection.client_ip or local_ip()
+        self.options = options
+        self.instance = instance
+        self.hooks = hooks
+
+    def send(self, message: EncodedMessage, queue: MessageQueue, seconds: float) -> SendResult:
+        """Send and wait for the answer.
+
+        Raises
+        ------
+        MQClientException
+            The broker has no known address, or a check-forbidden hook raised.
+        MQBrokerException
+            The broker answered with an error code.
+        RemotingException
+            There was no answer, or no time left to send.
+        """
+        deadline = Deadline(seconds)
+        attempt = self.prepare(message, queue, CommunicationMode.SYNC)
+        try:
+            result = message.result_of(self._exchange(attempt, deadline))
+        except (RemotingException, MQBrokerException, KeyboardInterrupt) as exc:
+            self.hooks.after(attempt.context, exception=exc)
+            raise
+        self.hooks.after(attempt.context, result)
+        return result
+
+    def send_oneway(self, message: EncodedMessage, queue: MessageQueue, seconds: float) -> None:
+        """Send, and return once the socket has taken the last byte; raises as `send`, but waits for no answer."""
+        deadline = Deadline(seconds)
+        attempt = self.prepare(message, queue, CommunicationMode.ONEWAY)
+        try:
+            self.instance.transport.send_oneway(attempt.request, deadline.require(str(attempt)))
+        except (RemotingException, KeyboardInterrupt) as exc:
+            self.hooks.after(attempt.context, exception=exc)
+            raise
+        self.hooks.after(attempt.context)
+
+    def prepare(self, encoded: EncodedMessage, queue: MessageQueue, mode: CommunicationMode) -> PreparedAttempt:
+        """Find the broker, call the hooks, and make the request; raises ``MQClientException`` as `send`."""
+        options, message = self.options, encoded.message
+        address = broker_address(self.instance.routes, queue)
+        if options.vip_channel_enabled:
+            address = broker_vip_channel(address)
+        self.hooks.check_forbidden(
+            lambda: CheckForbiddenContext(
+                name_servers=options.connection.name_server,
+                producer_group=self._producer_group,
+                communication_mode=mode,
+                broker_addr=address,
+                message=message,
+                message_queue=queue,
+                unit_mode=options.unit_mode,
+            )
+        )
+        context = self.hooks.before(
+            lambda: SendMessageContext(
+                producer_group=self._producer_group,
+                communication_mode=mode,
+                born_host=self._client_ip,
+                broker_addr=address,
+                message=message,
+                message_queue=queue,
+                namespace=options.wrapped_namespace,
+                message_type=message_type_of(message),
+            )
+        )
+        request = SendRequest(
+            encoded.encoded,
+            queue,
+            address,
+            self._producer_group,
+            options.connection.create_topic_key,
+            options.connection.default_topic_queue_nums,
+            int(time.time() * 1000),
+            unit_mode=options.unit_mode,
+            reconsume_times=encoded.reconsume_times,
+            max_reconsume_times=encoded.max_reconsume_times,
+            reply=message.is_reply,
+        )
+        return PreparedAttempt(encoded, request, context)
+
+    def update_fault(self, site: FaultSite, broker_name: str, began: float) -> None:
+        """Report an attempt to the fault strategy; it began at `began` of the monotonic clock and ends now."""
+        now = time.monotonic()
+        self.instance.faults.update(site, broker_name, (now - began) * 1000, now)
+
+    def _exchange(self, attempt: PreparedAttempt, deadline: Deadline) -> SendOutcome:
+        left = deadline.require(str(attempt))
+        done = threading.Event()
+        outcomes: list[SendOutcome] = []
+
+        def on_outcome(outcome: SendOutcome) -> None:
+            outcomes.append(outcome)
+            done.set()
+
+        self.instance.transport.send(attempt.request, left, on_outcome, within=left)
+        if not done.wait(left + _GRACE):
+            raise RemotingTimeoutException(f"{attempt}: the transport gave no outcome within {round(left, 3):g} s")
+        return outcomes.pop()
+
+
+def broker_address(routes: RouteCache, queue: MessageQueue) -> str:
+    """Return ``host:port`` of the master of a queue's broker. A route that is not cached is looked up.
+
+    Raises
+    ------
+    MQClientException
+        The broker is unknown, or has no master now.
+    """
+    address = routes.masters().get(queue.broker_name)
+    if address is None:
+        routes.find(queue.topic, API_TIMEOUT)
+        address = routes.masters().get(queue.broker_name)
+    if address is None:
+        raise MQClientException(
+            f"looking for the broker of queue {queue}: no master of {queue.broker_name} is known; known are "
+            f"{', '.join(sorted(routes.masters())) or 'none'}"
+        )
+    return address

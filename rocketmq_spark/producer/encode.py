@@ -1,0 +1,227 @@
+"""Messages as they go on the wire: checked, completed with their properties, compressed and encoded.
+
+A message is encoded once, and all attempts send the same bytes. The caller's message is never changed. Everything that
+is wrong with a message raises here, before any request.
+
+Follows ``DefaultMQProducerImpl.sendKernelImpl``, ``Validators.java`` and ``MessageBatch.java``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rocketmq_spark.errors import CompressionError, MQClientException
+from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendOutcome
+from rocketmq_spark.model.names import RETRY_PREFIX, check_topic, is_none, unwrap, wrap
+from rocketmq_spark.model.properties import (
+    INNER_MULTI_DISPATCH,
+    INSTANCE_ID,
+    MAX_RECONSUME_TIMES,
+    RECONSUME_TIME,
+    UNIQ_KEY,
+    WAIT,
+)
+from rocketmq_spark.model.send_result import TRANSACTION_PREPARED_TYPE, SendResult
+from rocketmq_spark.options.producer import ProducerOptions
+from rocketmq_spark.protocol.compression import CompressionType, compress
+from rocketmq_spark.protocol.remoting.codes import ResponseCode
+from rocketmq_spark.protocol.remoting.records import encode_batch, encode_properties, encode_single
+
+logger = logging.getLogger("rocketmq_spark.producer")
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedMessage:
+    """A message, or a batch of messages, as every attempt sends it.
+
+    `message` is the copy that is sent; its topic has the namespace, `topic` has not. `msg_id` is the ``UNIQ_KEY``; of a
+    batch, those of its messages, joined by commas.
+    """
+
+    message: Message
+    topic: str
+    encoded: EncodedBatch
+    msg_id: str
+    reconsume_times: int = 0
+    max_reconsume_times: int | None = None
+
+    def result_of(self, outcome: SendOutcome) -> SendResult:
+        """Return the result of an attempt, or raise its error (``MQClientAPIImpl.processSendResponse``)."""
+        if outcome.error is not None:
+            raise outcome.error
+        assert outcome.status is not None
+        return SendResult(
+            status=outcome.status,
+            msg_id=outcome.batch_uniq_id or self.msg_id,
+            message_queue=MessageQueue(self.topic, outcome.queue.broker_name, outcome.queue.queue_id),
+            queue_offset=outcome.queue_offset,
+            offset_msg_id=outcome.offset_msg_id,
+            transaction_id=outcome.transaction_id,
+            region_id=outcome.region_id or "DefaultRegion",
+            trace_on=outcome.trace_on,
+            recall_handle=outcome.recall_handle,
+        )
+
+
+class MessageEncoder:
+    """Encodes the messages of one producer; `next_id` returns a new ``UNIQ_KEY``."""
+
+    def __init__(self, options: ProducerOptions, next_id: Callable[[], str]) -> None:
+        self._namespace = options.wrapped_namespace
+        self._max_message_size = options.max_message_size
+        self._compress_over = options.compress_msg_body_over_howmuch
+        self._compression = None if options.compress_type == "NONE" else CompressionType.parse(options.compress_type)
+        self._compress_level = options.compress_level
+        self._next_id = next_id
+
+    def encode(self, message: Message) -> EncodedMessage:
+        """Encode a single message.
+
+        Raises
+        ------
+        MQClientException
+            The broker would not store the message; see `check_message`.
+        """
+        if self._namespace and message is not None:
+            message = replace(message, topic=wrap(self._namespace, message.topic))
+        check_message(message, self._max_message_size)
+        properties = dict(message.properties)
+        unique_id = properties.get(UNIQ_KEY) or self._next_id()
+        properties[UNIQ_KEY] = unique_id
+        if self._namespace:
+            properties[INSTANCE_ID] = self._namespace
+        body, sys_flag = self._compressed(message)
+        if message.is_half_message:
+            sys_flag |= TRANSACTION_PREPARED_TYPE
+        sent = replace(message, body=body, properties=properties)
+        encoded = encode_single(sent, sys_flag)
+        topic = unwrap(sent.topic, self._namespace)
+        if not sent.topic.startswith(RETRY_PREFIX):
+            return EncodedMessage(sent, topic, encoded, unique_id)
+        # The properties stay in the message. Java removes them, so that its second attempt finds neither.
+        reconsume_times = _number(properties, RECONSUME_TIME) or 0
+        max_reconsume_times = _number(properties, MAX_RECONSUME_TIMES)
+        return EncodedMessage(sent, topic, encoded, unique_id, reconsume_times, max_reconsume_times)
+
+    def encode_batch(self, messages: Sequence[Message]) -> EncodedMessage:
+        """Return several messages of one topic as one request; raises as `encode_message_batch`."""
+        return encode_message_batch(
+            messages, max_message_size=self._max_message_size, next_id=self._next_id, namespace=self._namespace
+        )
+
+    def _compressed(self, message: Message) -> tuple[bytes, int]:
+        """Return the body to send, and the flag of its compression."""
+        if self._compression is None or len(message.body) < self._compress_over:
+            return message.body, 0
+        try:
+            return compress(message.body, self._compression, self._compress_level), self._compression.sys_flag
+        except CompressionError:
+            logger.warning(
+                "a message of topic %s goes uncompressed, %d bytes", message.topic, len(message.body), exc_info=True
+            )
+            return message.body, 0
+
+
+def encode_message_batch(
+    messages: Iterable[Message], *, max_message_size: int, next_id: Callable[[], str], namespace: str | None = None
+) -> EncodedMessage:
+    """Return messages as one request: the broker stores all or none. A batch is never compressed.
+
+    The topic of the messages has no namespace. `max_message_size` limits the whole body. `next_id` returns an id for
+    each message that has none, and one for the batch.
+
+    Raises
+    ------
+    MQClientException
+        Code -1, with the cause: no message or too many, several topics or waitStoreMsgOK, a delay, a retry topic, or an
+        invalid message. Code 13: the whole body is larger than `max_message_size`.
+    """
+    try:
+        members = list(messages)
+        _check_members(members)
+        for member in members:
+            check_message(member, max_message_size)
+        members = [member if member.unique_id else member.with_properties({UNIQ_KEY: next_id()}) for member in members]
+        body = encode_batch(members)
+    except (MQClientException, ValueError, TypeError) as exc:
+        raise MQClientException(f"making a batch of messages: {exc}") from exc
+    topic = wrap(namespace, members[0].topic)
+    properties = {WAIT: str(members[0].wait_store_msg_ok).lower(), UNIQ_KEY: next_id()}
+    if not is_none(namespace):
+        properties[INSTANCE_ID] = str(namespace)
+    # As in Java, the limits of one message hold for the name with its namespace and for the whole body.
+    message = Message(topic, body, properties=properties)
+    check_message(message, max_message_size)
+    encoded = EncodedBatch(topic, (body,), len(members), len(body), properties=encode_properties(properties).decode())
+    return EncodedMessage(
+        message, unwrap(topic, namespace), encoded, ",".join(str(member.unique_id) for member in members)
+    )
+
+
+def check_message(message: Message | None, max_message_size: int) -> None:
+    """Raise if brokers would not store the message (``Validators.checkMessage``).
+
+    The topic has the namespace. The size of the body is limited before compression.
+
+    Raises
+    ------
+    MQClientException
+        Code -1 for the topic, 13 for anything else.
+    """
+    if message is None:
+        raise _illegal("sending a message: it is None; give a Message")
+    check_topic(message.topic)
+    sending = f"sending a message to topic {message.topic!r}"
+    body = message.body
+    if not isinstance(body, bytes):
+        raise _illegal(f"{sending}: its body must be bytes, got {type(body).__name__}")
+    if not body:
+        raise _illegal(f"{sending}: its body is empty; it needs at least one byte")
+    if len(body) > max_message_size:
+        raise _illegal(
+            f"{sending}: its body has {len(body)} bytes, maxMessageSize allows {max_message_size}; send less, or raise "
+            "it here and on every broker"
+        )
+    dispatch = message.properties.get(INNER_MULTI_DISPATCH, "")
+    if "/" in dispatch:
+        raise _illegal(f"{sending}: its property {INNER_MULTI_DISPATCH} is {dispatch!r}; queue names must not hold '/'")
+
+
+def _check_members(members: list[Message]) -> None:
+    """Raise for messages that cannot share a batch (``MessageBatch.generateFromList``)."""
+    if not members:
+        raise _illegal("there is none; give at least one message")
+    for number, member in enumerate(members):
+        if member is None:
+            raise _illegal(f"message {number} is None")
+        if max(member.delay_time_level, member.delay_ms, member.delay_sec, member.deliver_ms) > 0:
+            raise _illegal(f"message {number} has a delay, which a batch can't have; send it by itself")
+        if member.is_half_message:
+            raise _illegal(
+                f"message {number} is a half message, which brokers deliver at once in a batch; send it alone"
+            )
+        if member.topic is not None and member.topic.startswith(RETRY_PREFIX):
+            raise _illegal(f"message {number} is for retry topic {member.topic!r}, which takes no batches")
+        if member.topic != members[0].topic:
+            raise _illegal(
+                f"message {number} is for topic {member.topic!r}, message 0 for {members[0].topic!r}; make one batch "
+                "for each topic"
+            )
+        if member.wait_store_msg_ok != members[0].wait_store_msg_ok:
+            raise _illegal(f"messages 0 and {number} differ in waitStoreMsgOK; make one batch for each")
+
+
+def _number(properties: Mapping[str, str], name: str) -> int | None:
+    text = properties.get(name)
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise _illegal(f"sending to a retry topic: property {name} is {text!r}, a number is needed") from None
+
+
+def _illegal(reason: str) -> MQClientException:
+    return MQClientException(reason, ResponseCode.MESSAGE_ILLEGAL)

@@ -1,0 +1,301 @@
+"""The sends of one running producer: each chooses queues, makes attempts, and reports their outcome.
+
+A queue that the caller or its selector chooses gets one attempt. Otherwise the send loop tries the queues of the
+topic, and each attempt is reported to the fault strategy. An asynchronous caller gets every error through its future.
+
+Follows ``DefaultMQProducerImpl.java``.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from rocketmq_spark.errors import MQClientException, RocketMQError, RouteNotFoundException
+from rocketmq_spark.model.message import Message, MessageQueue
+from rocketmq_spark.model.names import is_blank, wrap
+from rocketmq_spark.model.send_result import SendResult
+from rocketmq_spark.producer.async_send import AsyncSend, BackPressure, SendFuture
+from rocketmq_spark.producer.attempt import Attempt, Deadline, SendAttempt, SendLoop
+from rocketmq_spark.producer.encode import EncodedMessage, MessageEncoder
+from rocketmq_spark.producer.hooks import CommunicationMode
+from rocketmq_spark.protocol.remoting.codes import NO_NAME_SERVER, ResponseCode
+from rocketmq_spark.routing.fault_strategy import FaultSite, site_of
+from rocketmq_spark.routing.route_cache import TopicPublishInfo
+from rocketmq_spark.routing.selectors import MessageQueueSelector, ThreadLocalSelector, select_queue
+
+logger = logging.getLogger("rocketmq_spark.producer")
+
+
+class MessageSender:
+    """Sends messages for one producer; safe for many threads. Timeouts are seconds.
+
+    Asynchronous sends are prepared on `async_executor`. The producer may add retry response codes later.
+    """
+
+    def __init__(
+        self,
+        attempt: SendAttempt,
+        encoder: MessageEncoder,
+        *,
+        async_executor: Executor,
+        callback_executor: Executor,
+        retry_response_codes: set[int],
+    ) -> None:
+        options = attempt.options
+        self._options = options
+        self._namespace = options.wrapped_namespace
+        self._attempt = attempt
+        self._instance = attempt.instance
+        self._encoder = encoder
+        self._async_executor = async_executor
+        self._callback_executor = callback_executor
+        self._selector = ThreadLocalSelector(self._instance.faults, random.Random())
+        self._api_timeout = options.connection.mq_client_api_timeout / 1000
+        self._loop = SendLoop(
+            options.retry_times_when_send_failed,
+            retry_response_codes,
+            options.retry_another_broker_when_not_store_ok,
+            options.send_msg_max_timeout_per_request / 1000,
+        )
+        self._loop_once = replace(self._loop, retry_times=0)
+        # Topics of unknown configuration that were warned of.
+        self._warned_topics: set[str] = set()
+        self._async_sends = 0
+        self._async_send_ended = threading.Condition()
+        self.back_pressure = (
+            BackPressure(options.back_pressure_for_async_send_num, options.back_pressure_for_async_send_size)
+            if options.enable_backpressure_for_async_mode
+            else None
+        )
+
+    def send(
+        self,
+        message: Message,
+        timeout: float,
+        queue: MessageQueue | None = None,
+        selector: MessageQueueSelector | None = None,
+        arg: Any = None,
+    ) -> SendResult:
+        """Send a message and wait for the outcome."""
+        deadline = Deadline(timeout)
+        encoded = self._encoder.encode(message)
+        chosen = self._chosen_queue(encoded, queue, selector, arg, deadline)
+        return self._send(encoded, chosen, deadline)
+
+    def send_batch(self, messages: Sequence[Message], timeout: float, queue: MessageQueue | None = None) -> SendResult:
+        """Send messages as one request and wait for the outcome.
+
+        Raises
+        ------
+        MQClientException
+            Code 13: a message without keys to a compaction topic. Brokers reject such a message on its own, but store
+            the batch and drop the message.
+        """
+        deadline = Deadline(timeout)
+        encoded = self._encoder.encode_batch(messages)
+        self._check_keys(encoded, messages)
+        chosen = self._chosen_queue(encoded, queue, None, None, deadline)
+        return self._send(encoded, chosen, deadline)
+
+    def send_oneway(
+        self,
+        message: Message,
+        timeout: float,
+        queue: MessageQueue | None = None,
+        selector: MessageQueueSelector | None = None,
+        arg: Any = None,
+    ) -> None:
+        """Send a message, and return when it is written."""
+        if self._options.over_grpc:
+            raise _not_over_grpc(
+                "sending oneway: a proxy answers every request, and none is sent without waiting for it; use send or "
+                "send_async"
+            )
+        deadline = Deadline(timeout)
+        encoded = self._encoder.encode(message)
+        chosen = self._chosen_queue(encoded, queue, selector, arg, deadline)
+        self._run(self._loop_once, encoded, chosen, deadline, partial(self._attempt.send_oneway, encoded))
+
+    def send_async(
+        self,
+        message: Message,
+        timeout: float,
+        queue: MessageQueue | None = None,
+        selector: MessageQueueSelector | None = None,
+        arg: Any = None,
+    ) -> Future[SendResult]:
+        """Send a message and return a future at once; with back pressure, once the message is admitted."""
+        nbytes = len(message.body) if isinstance(message, Message) and message.body else 1
+        deadline = Deadline(timeout)
+        with self._async_send_ended:
+            self._async_sends += 1
+        future = SendFuture(self._callback_executor, self._end_async)
+        try:
+            if self.back_pressure is not None:
+                future.release = self.back_pressure.admit(nbytes, deadline)
+        except RocketMQError as exc:
+            future.refuse(exc)
+            return future
+        except BaseException:
+            self._end_async()
+            raise
+
+        def begin() -> None:
+            if not future.begin():
+                return
+            try:
+                deadline.require("sending asynchronously, after waiting for a thread")
+                encoded = self._encoder.encode(message)
+                chosen = self._chosen_queue(encoded, queue, selector, arg, deadline)
+                reselect = partial(self._reselect, encoded.message.topic) if chosen is None else None
+
+                def attempt(queue: MessageQueue, _left: float) -> None:
+                    prepared = self._attempt.prepare(encoded, queue, CommunicationMode.ASYNC)
+                    AsyncSend(self._attempt, prepared, deadline, reselect, future.finish).start()
+
+                self._run(self._loop_once, encoded, chosen, deadline, attempt)
+            except Exception as exc:
+                future.finish(None, exc)
+
+        def end_if_dropped(task: Future[None]) -> None:
+            if task.cancelled():
+                future.refuse(MQClientException("sending asynchronously: the executor dropped it"))
+
+        try:
+            task = self._async_executor.submit(begin)
+        except Exception as exc:
+            if self.back_pressure is not None:
+                # The permits limit how many sends the caller's own thread has to make.
+                begin()
+            else:
+                refused = MQClientException(f"sending asynchronously: the executor refused it ({exc})")
+                refused.__cause__ = exc
+                future.refuse(refused)
+        else:
+            task.add_done_callback(end_if_dropped)
+        return future
+
+    def drain(self, seconds: float) -> bool:
+        """Wait for the asynchronous sends in flight; return False if some are left after `seconds`."""
+        with self._async_send_ended:
+            return self._async_send_ended.wait_for(lambda: not self._async_sends, seconds)
+
+    def _end_async(self) -> None:
+        with self._async_send_ended:
+            self._async_sends -= 1
+            self._async_send_ended.notify_all()
+
+    def _send(self, encoded: EncodedMessage, chosen: MessageQueue | None, deadline: Deadline) -> SendResult:
+        result = self._run(self._loop, encoded, chosen, deadline, partial(self._attempt.send, encoded))
+        assert result is not None
+        return result
+
+    def _run(
+        self, loop: SendLoop, encoded: EncodedMessage, chosen: MessageQueue | None, deadline: Deadline, attempt: Attempt
+    ) -> SendResult | None:
+        """Make one attempt at the chosen queue, or let the loop try the queues of the topic."""
+        if chosen is not None:
+            return attempt(chosen, deadline.require(f"sending to {chosen}"))
+        info = self._route(encoded.message.topic, deadline)
+
+        def select(last_broker_name: str | None, retry: bool) -> MessageQueue | None:
+            return self._selector.select(info, last_broker_name, time.monotonic(), reset_index=retry)
+
+        def reported_attempt(queue: MessageQueue, left: float) -> SendResult | None:
+            began = time.monotonic()
+            try:
+                result = attempt(queue, left)
+            except RocketMQError as exc:
+                self._attempt.update_fault(site_of(exc), queue.broker_name, began)
+                raise
+            except KeyboardInterrupt:
+                self._attempt.update_fault(FaultSite.INTERRUPTED, queue.broker_name, began)
+                raise
+            self._attempt.update_fault(FaultSite.RETURNED, queue.broker_name, began)
+            return result
+
+        return loop.run(encoded.topic, deadline, select, reported_attempt)
+
+    def _chosen_queue(
+        self,
+        encoded: EncodedMessage,
+        queue: MessageQueue | None,
+        selector: MessageQueueSelector | None,
+        arg: Any,
+        deadline: Deadline,
+    ) -> MessageQueue | None:
+        """Return the queue that the caller or its selector has chosen; None if neither is given."""
+        if queue is None and selector is None:
+            return None
+        topic = encoded.topic
+        if self._options.over_grpc:
+            raise _not_over_grpc(
+                f"sending to a queue of topic {topic}: a proxy chooses the queues itself; leave queue and "
+                "selector out, messages of one sharding_key keep their order in a topic of the type FIFO"
+            )
+        if queue is not None:
+            wrapped = replace(queue, topic=wrap(self._namespace, queue.topic))
+            if wrapped.topic != encoded.message.topic:
+                raise MQClientException(
+                    f"sending to {queue}: the message's topic is {topic}, the queue must be one of it"
+                )
+            return wrapped
+        assert selector is not None
+        try:
+            info = self._route(encoded.message.topic, deadline)
+        except RouteNotFoundException as exc:
+            code = exc.response_code if exc.response_code == NO_NAME_SERVER else -1
+            raise MQClientException(str(exc), code) from exc
+        queues = [replace(queue, topic=topic) for queue in info.queues]
+        selected = select_queue(selector, queues, replace(encoded.message, topic=topic), arg)
+        return replace(selected, topic=wrap(self._namespace, selected.topic))
+
+    def _route(self, topic: str, deadline: Deadline) -> TopicPublishInfo:
+        info = self._instance.routes.cached(topic)
+        if info is not None and info.ok:
+            return info
+        if not self._options.connection.route_servers:
+            raise RouteNotFoundException(
+                f"sending to topic {topic}: the list of name servers is empty; give name_server, or endpoints for gRPC",
+                NO_NAME_SERVER,
+            )
+        return self._instance.routes.find(topic, min(self._api_timeout, max(deadline.left, 0.0)))
+
+    def _reselect(self, topic: str, last_broker_name: str) -> MessageQueue | None:
+        info = self._instance.routes.cached(topic)
+        return None if info is None else self._selector.select(info, last_broker_name, time.monotonic())
+
+    def _check_keys(self, encoded: EncodedMessage, messages: Sequence[Message]) -> None:
+        """Raise if a message has no keys and the topic is a compaction topic."""
+        keyless = next((number for number, message in enumerate(messages) if is_blank(message.keys or "")), None)
+        if keyless is None or self._options.over_grpc:
+            return
+        topic = encoded.message.topic
+        info = self._route(topic, Deadline(self._api_timeout))
+        configs = self._instance.topic_configs.get({topic: info.route})[topic]
+        if configs.compacted:
+            raise MQClientException(
+                f"sending a batch to topic {encoded.topic}: message {keyless} has no keys, and brokers of a "
+                "compaction topic (cleanup.policy=COMPACTION) drop such messages; set the keys of every message",
+                ResponseCode.MESSAGE_ILLEGAL,
+            )
+        if configs.unknown and topic not in self._warned_topics:
+            self._warned_topics.add(topic)
+            logger.warning(
+                "sending batches without keys to topic %s: whether it is a compaction topic, which drops such "
+                "messages, is unknown: %s",
+                encoded.topic,
+                next(iter(configs.unknown.values())),
+            )
+
+
+def _not_over_grpc(reason: str) -> MQClientException:
+    return MQClientException(f"{reason}; or use a producer with transport=remoting (name_server)")

@@ -1,0 +1,309 @@
+"""The life of a producer: its states, and what it opens at the start and closes at the shutdown.
+
+No connection is made before the first send, unless ``topics`` names topics to look up. The shutdown waits for
+asynchronous sends, unregisters from the brokers, and closes. Every step is made even if an earlier one is interrupted.
+
+Follows ``DefaultMQProducerImpl.start`` and ``shutdown``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import functools
+import itertools
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from ipaddress import IPv4Address
+from typing import Any, Final
+
+from rocketmq_spark.errors import MQClientException, RocketMQError
+from rocketmq_spark.model.message import Message
+from rocketmq_spark.model.names import MAX_GROUP_LENGTH, check_group, unwrap, wrap
+from rocketmq_spark.model.send_result import SendResult, TransactionCheck
+from rocketmq_spark.options.connection import ConnectionOptions
+from rocketmq_spark.options.producer import ProducerOptions, producer_options
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.producer.attempt import SendAttempt
+from rocketmq_spark.producer.encode import MessageEncoder
+from rocketmq_spark.producer.hooks import Hooks, TraceDispatcher, TraceHook
+from rocketmq_spark.producer.message_sender import MessageSender
+from rocketmq_spark.producer.transaction import TransactionListener, Transactions
+from rocketmq_spark.protocol.unique_id import MessageIdGenerator, UniqueIdGenerator
+from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.routing.connect import SharedConnection, client_id_of, new_transport
+from rocketmq_spark.routing.registry import registry
+from rocketmq_spark.sink.trace import MAX_MESSAGE_BYTES, SendTrace
+from rocketmq_spark.transport.base import Transport, local_ip
+
+logger = logging.getLogger("rocketmq_spark.producer")
+
+_TRACE_TIMEOUT_MS: Final = 5000
+# Traces are sent over remoting only, to topics outside the namespace.
+_NOT_OF_TRACER: Final = ("transport", "endpoints", "namespace")
+_trace_numbers: Final = itertools.count()
+
+
+class ServiceState(enum.Enum):
+    """The state of a producer (``ServiceState.java``)."""
+
+    CREATE_JUST = "CREATE_JUST"
+    RUNNING = "RUNNING"
+    SHUTDOWN_ALREADY = "SHUTDOWN_ALREADY"
+    START_FAILED = "START_FAILED"
+
+
+class Event(enum.Enum):
+    """What changes the state of a producer."""
+
+    START = "start"
+    STARTED = "started"
+    GROUP_TAKEN = "group taken"
+    SHUTDOWN = "shutdown"
+
+
+TRANSITIONS: Final[dict[ServiceState, dict[Event, ServiceState]]] = {
+    ServiceState.CREATE_JUST: {Event.START: ServiceState.START_FAILED},
+    ServiceState.START_FAILED: {
+        Event.STARTED: ServiceState.RUNNING,
+        Event.GROUP_TAKEN: ServiceState.CREATE_JUST,
+    },
+    ServiceState.RUNNING: {Event.SHUTDOWN: ServiceState.SHUTDOWN_ALREADY},
+    ServiceState.SHUTDOWN_ALREADY: {},
+}
+
+_ADVICE: Final = {
+    ServiceState.CREATE_JUST: "call start() first, or use it in a with statement",
+    ServiceState.RUNNING: "it is running already",
+    ServiceState.SHUTDOWN_ALREADY: "make a new producer, one that was shut down can't be started again",
+    ServiceState.START_FAILED: "its start failed: fix what its error names, and make a new producer",
+}
+
+
+class Lifecycle:
+    """The state of one producer, and the process of its last change; safe for many threads."""
+
+    def __init__(self) -> None:
+        self.state = ServiceState.CREATE_JUST
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+
+    def fire(self, event: Event, who: str) -> None:
+        """Change the state, or raise ``MQClientException`` if the present one does not allow it."""
+        if not self.try_fire(event):
+            raise MQClientException(f"{who} can't {event.value} in state {self.state.value}: {_ADVICE[self.state]}")
+
+    def try_fire(self, event: Event) -> bool:
+        """Change the state if the present one allows it; return whether it did."""
+        with self._lock:
+            following = TRANSITIONS[self.state].get(event)
+            if following is None:
+                return False
+            self.state = following
+            # A forked child may start a producer that its parent has not started.
+            self._pid = os.getpid()
+            return True
+
+    def require_running(self, who: str) -> None:
+        """Raise ``MQClientException`` before the start, after the shutdown, and in a forked child."""
+        if self.state is not ServiceState.RUNNING:
+            raise MQClientException(f"{who} is in state {self.state.value}: {_ADVICE[self.state]}")
+        if os.getpid() != self._pid:
+            raise MQClientException(
+                f"{who} was started in process {self._pid}, this is its fork {os.getpid()}: make another one here"
+            )
+
+    @property
+    def foreign(self) -> bool:
+        """True in a forked child: connections and threads are the parent's."""
+        return os.getpid() != self._pid
+
+
+@functools.cache
+def _unique_ids() -> UniqueIdGenerator:
+    """Return the message ids of this process, and of its forks."""
+    return UniqueIdGenerator(IPv4Address(local_ip()).packed)
+
+
+@functools.cache
+def _message_ids() -> MessageIdGenerator:
+    """Return the message ids of this process for gRPC."""
+    return MessageIdGenerator()
+
+
+class OwnPool(ThreadPoolExecutor):
+    """A thread pool that a callback, a listener or a hook on its threads may shut down."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        self._inside = threading.local()
+        super().__init__(threads, thread_name_prefix=name, initializer=self._enter)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more work, and wait for running work unless the caller is part of it."""
+        super().shutdown(wait and not hasattr(self._inside, "entered"), cancel_futures=cancel_futures)
+
+    def _enter(self) -> None:
+        self._inside.entered = True
+
+
+class ProducerService:
+    """A running producer: its client instance, its thread pools, and what sends its messages.
+
+    The group has no namespace. The caller may add retry response codes later.
+
+    Raises
+    ------
+    MQClientException
+        The group is not allowed.
+    OptionError
+        The client instance has other connection options.
+    GroupTakenError
+        The client instance has a producer of that group.
+    """
+
+    def __init__(
+        self,
+        producer_group: str,
+        options: ProducerOptions,
+        hooks: Hooks,
+        *,
+        transport: Transport | None = None,
+        listener: TransactionListener | None = None,
+        async_sender_executor: Executor | None = None,
+        callback_executor: Executor | None = None,
+        retry_response_codes: set[int] | None = None,
+    ) -> None:
+        group = wrap(options.wrapped_namespace, producer_group)
+        check_group(group)
+        self.producer_group = group
+        self._options = options
+        self._hooks = hooks
+        self._transport = transport
+        self._trace: TraceDispatcher | None = None
+        self._tracer: ProducerService | None = None
+        self.transactions: Transactions | None = None
+        # As in Java from 4.9 on, producers without an instance name share nothing.
+        own_name = f"{os.getpid()}#{time.monotonic_ns()}"
+        self.instance_name = own_name if options.instance_name == "DEFAULT" else options.instance_name
+        self.client_id = client_id_of(options.connection, self.instance_name)
+        encoder = MessageEncoder(options, _message_ids().next_id if options.over_grpc else _unique_ids().next_id)
+        connection = SharedConnection.of(options.connection, transport)
+        # Joined after everything that may raise: no one else would take the group out of the instance again.
+        self.instance = registry.join(self.client_id, connection, group, self._on_check, self._new_instance)
+        processors = os.cpu_count() or 4
+        async_pool = OwnPool("AsyncSenderExecutor", processors)
+        callback_pool = OwnPool("ClientCallbackExecutor", options.client_callback_executor_threads or processors)
+        self._check_pool = OwnPool("rocketmq-transaction-check", 1)
+        # Threads start with the first task, so unused pools cost nothing.
+        self._pools = (async_pool, callback_pool)
+        self.sender = MessageSender(
+            SendAttempt(group, options, self.instance, hooks),
+            encoder,
+            async_executor=async_sender_executor or async_pool,
+            callback_executor=callback_executor or callback_pool,
+            retry_response_codes=(
+                set(options.retry_response_codes) if retry_response_codes is None else retry_response_codes
+            ),
+        )
+        self.transactions = Transactions(
+            group,
+            options,
+            self.instance,
+            hooks,
+            send=self.send,
+            listener=listener,
+            check_executor=self._check_pool,
+        )
+
+    def look_up_topics(self) -> None:
+        """Look up the topics that the options name; a failure is logged."""
+        for topic in self._options.topics:
+            wrapped = wrap(self._options.wrapped_namespace, topic)
+            try:
+                self.instance.routes.find(wrapped, self._options.connection.mq_client_api_timeout / 1000)
+            except RocketMQError as exc:
+                logger.warning("looking up topic %s at the start: %s", topic, exc)
+
+    def start_trace(self) -> None:
+        """Trace every message from now on, through a tracer on the same client instance; a failure is logged.
+
+        With another instance, the tracer would close the caller's transport and receive the brokers' checks.
+        """
+        options = self._options
+        group = unwrap(self.producer_group, options.wrapped_namespace)
+        try:
+            tracer = _new_tracer(group, self._transport, options.connection, instance_name=self.instance_name)
+        except Exception:
+            logger.warning("producer %s sends without a message trace", group, exc_info=True)
+            return
+        self._tracer = tracer
+        self._trace = TraceDispatcher(options.trace_topic, tracer.send, options.trace_msg_batch_num)
+        self._trace.start()
+        self._hooks.send_message_hooks.append(TraceHook(options.trace_topic, self._trace.append))
+
+    def send(self, message: Message) -> SendResult:
+        """Send a message within ``sendMsgTimeout``."""
+        return self.sender.send(message, self._options.send_msg_timeout / 1000)
+
+    def close(self) -> None:
+        """Wait for asynchronous sends, at most as long as one may take; then leave the client instance."""
+        with contextlib.ExitStack() as last_first:
+            if self._tracer is not None:
+                last_first.callback(self._tracer.close)
+            for pool in reversed(self._pools):
+                last_first.callback(pool.shutdown)
+            last_first.callback(registry.leave, self.instance, self.producer_group)
+            last_first.callback(self._check_pool.shutdown, cancel_futures=True)
+            if self._trace is not None:
+                last_first.callback(self._trace.shutdown)
+            if not self.sender.drain(self._options.send_msg_timeout / 1000):
+                logger.warning(
+                    "producer %s is shut down with asynchronous sends under way: they fail", self.producer_group
+                )
+
+    def _on_check(self, check: TransactionCheck) -> None:
+        # A check that arrives during the start is dropped: the broker repeats it.
+        if self.transactions is not None:
+            self.transactions.submit_check(check)
+
+    def _new_instance(self) -> ClientInstance:
+        options = self._options.connection
+        transport = self._transport or new_transport(options, self.client_id)
+        api_timeout = options.mq_client_api_timeout / 1000
+        return ClientInstance(self.client_id, transport, options, idle_seconds=math.inf, api_timeout=api_timeout)
+
+    def __repr__(self) -> str:
+        return f"<ProducerService {self.producer_group} {self.instance!r}>"
+
+
+def _new_tracer(
+    producer_group: str, transport: Transport | None, connection: ConnectionOptions, **properties: Any
+) -> ProducerService:
+    """Return a service that sends the trace of a producer group; its own group name is cut if it is too long."""
+    end = f"-PRODUCE-{next(_trace_numbers)}"
+    trace_group = f"_INNER_TRACE_PRODUCER-{producer_group}"[: MAX_GROUP_LENGTH - len(end)] + end
+    own = {"send_msg_timeout": _TRACE_TIMEOUT_MS, "max_message_size": MAX_MESSAGE_BYTES}
+    values = {field.name: getattr(connection, field.name) for field in dataclasses.fields(connection)}
+    shared = {name: value for name, value in values.items() if name not in _NOT_OF_TRACER}
+    options = producer_options({**shared, **properties, **own}, os.environ)
+    return ProducerService(trace_group, options, Hooks(), transport=transport)
+
+
+@contextlib.contextmanager
+def batch_trace_sender(options: SinkOptions, transport: Transport | None = None) -> Iterator[SendTrace]:
+    """Yield a function that sends the trace messages of a write, through a producer with its own connections.
+
+    A given transport is used instead of new connections.
+    """
+    group = unwrap(options.producer_group, options.wrapped_namespace)
+    tracer = _new_tracer(group, transport, options.connection)
+    try:
+        yield tracer.send
+    finally:
+        tracer.close()

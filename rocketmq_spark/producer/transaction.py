@@ -1,0 +1,255 @@
+"""Transactions: half messages, the local transactions that decide on them, and the broker's checks.
+
+The local transaction runs only after the broker has stored the half message safely (`SEND_OK`); with any other status
+the message is rolled back. If the local transaction raises or returns no state, the state is unknown and the broker
+checks later.
+
+An end is acknowledged, unlike Java's one-way end: brokers drop one-way ends under load. An end without an
+acknowledgement is never sent again, because a second commit would deliver the message twice. The broker checks instead.
+
+Follows ``DefaultMQProducerImpl.sendMessageInTransaction``, ``endTransaction`` and ``checkTransactionState``.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue as queues
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import fields, replace
+from typing import Any, Final, Protocol
+
+from rocketmq_spark.errors import MQClientException, RocketMQError
+from rocketmq_spark.model.message import Message, SendStatus
+from rocketmq_spark.model.message_ext import MessageExt, decode_message_id
+from rocketmq_spark.model.names import unwrap, wrap
+from rocketmq_spark.model.properties import (
+    DELAY,
+    PGROUP,
+    TIMER_DELAY_MS,
+    TIMER_DELAY_SEC,
+    TIMER_DELIVER_MS,
+    TRAN_MSG,
+    TRANSACTION_ID,
+    UNIQ_KEY,
+)
+from rocketmq_spark.model.send_result import (
+    TRANSACTION_COMMIT_TYPE,
+    TRANSACTION_NOT_TYPE,
+    TRANSACTION_ROLLBACK_TYPE,
+    EndTransaction,
+    LocalTransactionState,
+    SendResult,
+    TransactionCheck,
+    TransactionSendResult,
+)
+from rocketmq_spark.options.producer import ProducerOptions
+from rocketmq_spark.producer.attempt import broker_address
+from rocketmq_spark.producer.hooks import EndTransactionContext, Hooks
+from rocketmq_spark.protocol.compression import COMPRESSED_FLAG, decompress
+from rocketmq_spark.protocol.remoting.codes import ResponseCode
+from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.routing.heart_beat import API_TIMEOUT
+
+logger = logging.getLogger("rocketmq_spark.producer")
+
+LocalTransactionExecutor = Callable[[Message, Any], "LocalTransactionState | None"]
+
+# Pending checks (checkRequestHoldMax). The broker repeats those beyond.
+_MAX_CHECKS: Final = 2000
+
+_ENDS: Final = {
+    LocalTransactionState.COMMIT_MESSAGE: TRANSACTION_COMMIT_TYPE,
+    LocalTransactionState.ROLLBACK_MESSAGE: TRANSACTION_ROLLBACK_TYPE,
+    LocalTransactionState.UNKNOW: TRANSACTION_NOT_TYPE,
+}
+
+
+class TransactionListener(Protocol):
+    """Decides on half messages (``TransactionListener.java``)."""
+
+    def execute_local_transaction(self, message: Message, arg: Any) -> LocalTransactionState | None:
+        """Run the local transaction after the half message was stored, on the sending thread."""
+        ...
+
+    def check_local_transaction(self, message: MessageExt) -> LocalTransactionState | None:
+        """Return how the local transaction of an earlier half message ended. It runs on the producer's own thread.
+
+        The body is decompressed. If that fails, the listener is not called: the state stays unknown, and the cause is
+        logged.
+        """
+        ...
+
+
+class Transactions:
+    """The transactions of one producer, whose group has the namespace.
+
+    `send` sends a message synchronously, with retries. The listener's checks run on `check_executor`.
+    """
+
+    def __init__(
+        self,
+        producer_group: str,
+        options: ProducerOptions,
+        instance: ClientInstance,
+        hooks: Hooks,
+        *,
+        send: Callable[[Message], SendResult],
+        listener: TransactionListener | None,
+        check_executor: Executor,
+    ) -> None:
+        self._producer_group = producer_group
+        self._namespace = options.wrapped_namespace
+        self._timeout = options.send_msg_timeout / 1000
+        self._instance = instance
+        self._hooks = hooks
+        self._send = send
+        self._listener = listener
+        self._check_executor = check_executor
+        self._free_checks = threading.BoundedSemaphore(_MAX_CHECKS)
+        # Dropped checks are logged as a warning once, until a check is taken again: brokers may repeat them endlessly.
+        self._dropping_checks = False
+
+    def run(self, message: Message, executor: LocalTransactionExecutor | None, arg: Any) -> TransactionSendResult:
+        """Send a half message, run the local transaction, and report its end to the broker.
+
+        Raises
+        ------
+        MQClientException
+            There is no listener, or the half message could not be sent; the local transaction has not run.
+        """
+        if self._listener is None:
+            raise MQClientException(
+                "sending in a transaction: this producer has no transaction_listener, which the broker's checks need"
+            )
+        execute = executor or self._listener.execute_local_transaction
+        half = self._half(message)
+        try:
+            result = self._send(half)
+        except RocketMQError as exc:
+            code = getattr(exc, "response_code", -1)
+            raise MQClientException(f"sending a half message to topic {message.topic}: {exc}", code) from exc
+        # As Java's getTransactionId: always the unique id, whatever the broker calls the transaction.
+        half = half.with_properties({UNIQ_KEY: result.msg_id, TRANSACTION_ID: result.msg_id})
+        state, failure = LocalTransactionState.ROLLBACK_MESSAGE, None
+        if result.status is SendStatus.SEND_OK:
+            state, failure = _decided(lambda: execute(half, arg))
+        end_error: RocketMQError | None = None
+        try:
+            self._end(half, result, state, failure)
+        except (RocketMQError, ValueError) as exc:
+            end_error = exc if isinstance(exc, RocketMQError) else MQClientException(str(exc))
+            logger.warning("ending the transaction of message %s (%s): %s; the broker will ask back", result.msg_id,
+                           state.name, exc, exc_info=True)  # fmt: skip
+        values = {field.name: getattr(result, field.name) for field in fields(SendResult)}
+        return TransactionSendResult(**values, local_transaction_state=state, end_error=end_error)
+
+    def submit_check(self, check: TransactionCheck) -> None:
+        """Answer a broker's check on the check executor. This call does not block: checks beyond 2,000 are dropped."""
+        if self._listener is None:
+            logger.warning("%s asks about message %s, and producer %s has no transaction_listener", check.address,
+                           check.unique_id, self._producer_group)  # fmt: skip
+            return
+        if not self._free_checks.acquire(blocking=False):
+            level = logging.DEBUG if self._dropping_checks else logging.WARNING
+            self._dropping_checks = True
+            logger.log(level, "check of message %s dropped: %d wait already", check.unique_id, _MAX_CHECKS)
+            return
+        self._dropping_checks = False
+        try:
+            self._check_executor.submit(self._answer, check, self._listener)
+        except RuntimeError:
+            self._free_checks.release()
+            logger.debug("check of message %s dropped: shut down", check.unique_id)
+
+    def _half(self, message: Message) -> Message:
+        if message is None:
+            raise MQClientException("sending a half message: it is None; give a Message", ResponseCode.MESSAGE_ILLEGAL)
+        # The broker would lose a half message with a delay: the delay overwrites its REAL_TOPIC.
+        timers = [name for name in (TIMER_DELAY_MS, TIMER_DELAY_SEC, TIMER_DELIVER_MS) if name in message.properties]
+        if timers:
+            logger.warning("a half message to topic %s can't be delayed: %s dropped", message.topic, ", ".join(timers))
+        plain = message.without_properties(DELAY, *timers)
+        return plain.with_properties({TRAN_MSG: "true", PGROUP: self._producer_group})
+
+    def _end(self, half: Message, result: SendResult, state: LocalTransactionState, failure: Exception | None) -> None:
+        queue = replace(result.message_queue, topic=wrap(self._namespace, result.message_queue.topic))
+        address = broker_address(self._instance.routes, queue)
+        # A proxy returns neither queue nor offset.
+        has_offset = queue.queue_id >= 0
+        commit_log_offset = decode_message_id(result.offset_msg_id or result.msg_id)[1] if has_offset else 0
+        end = EndTransaction(
+            topic=queue.topic,
+            producer_group=self._producer_group,
+            tran_state_table_offset=result.queue_offset,
+            commit_log_offset=commit_log_offset,
+            commit_or_rollback=_ENDS[state],
+            msg_id=result.msg_id,
+            transaction_id=result.transaction_id,
+            broker_name=queue.broker_name,
+            remark=_remark("executing the local transaction", failure),
+        )
+        self._send_end(half, address, end, state, from_check=False)
+
+    def _answer(self, check: TransactionCheck, listener: TransactionListener) -> None:
+        try:
+            message = replace(
+                check.message,
+                topic=unwrap(check.message.topic, self._namespace),
+                properties={**check.message.properties, TRANSACTION_ID: check.unique_id},
+            )
+            # A body that can't be decompressed is answered as unknown, with the cause as the remark.
+            state, failure = _decided(lambda: listener.check_local_transaction(_decompressed(message)))
+            end = check.answer(_ENDS[state], _remark("checking the local transaction", failure))
+            self._send_end(message, check.address, end, state, from_check=True)
+        except RocketMQError as exc:
+            logger.warning("answering the check of message %s at %s: %s; the broker will ask again", check.unique_id,
+                           check.address, exc)  # fmt: skip
+        except Exception:
+            logger.exception("the check of message %s failed", check.unique_id)
+        finally:
+            self._free_checks.release()
+
+    def _send_end(
+        self, message: Message, address: str, end: EndTransaction, state: LocalTransactionState, *, from_check: bool
+    ) -> None:
+        context = EndTransactionContext(
+            self._producer_group, address, message, end.msg_id, end.transaction_id, state, from_check
+        )
+        self._hooks.end_transaction(context)
+        transport = self._instance.transport
+        if from_check or state is LocalTransactionState.UNKNOW:
+            # Brokers do not answer an undecided end. If the answer to a check is lost, the broker checks again.
+            transport.end_transaction_oneway(address, end, API_TIMEOUT if from_check else self._timeout)
+            return
+        outcomes: queues.SimpleQueue[RocketMQError | None] = queues.SimpleQueue()
+        transport.end_transaction(address, end, self._timeout, outcomes.put)
+        error = outcomes.get()
+        if error is not None:
+            raise error
+
+
+def _decided(
+    decide: Callable[[], LocalTransactionState | None],
+) -> tuple[LocalTransactionState, Exception | None]:
+    """Return the state of a local transaction, and why it is unknown."""
+    try:
+        state = decide()
+        if not isinstance(state, LocalTransactionState | None):
+            raise TypeError(f"answered {state!r}: a LocalTransactionState or None is allowed")
+    except Exception as exc:
+        logger.warning(
+            "a local transaction gave no answer: its state is not known, the broker will ask back", exc_info=True
+        )
+        return LocalTransactionState.UNKNOW, exc
+    return state or LocalTransactionState.UNKNOW, None
+
+
+def _decompressed(message: MessageExt) -> MessageExt:
+    body = decompress(message.body, message.sys_flag)
+    return replace(message, body=body, sys_flag=message.sys_flag & ~COMPRESSED_FLAG)
+
+
+def _remark(doing: str, failure: Exception | None) -> str:
+    return "" if failure is None else f"{doing} raised {type(failure).__name__}: {failure}"

@@ -1,0 +1,212 @@
+"""Reads fields of an encoded Protocol Buffers message without the protobuf package, which remoting clients may lack.
+
+`delimited_fields` reads requests that this package encoded, `check_parts` checks replies of servers. Nothing is copied.
+A field is a tag (number << 3 | type) and, by its type, a varint or a length and that many bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import rocketmq_spark.model.properties as const
+from rocketmq_spark.errors import RemotingCommandException
+from rocketmq_spark.model.message import EncodedBatch, Encoding, Message
+from rocketmq_spark.model.properties import WAIT
+from rocketmq_spark.protocol.remoting.records import decode_batch, decode_properties, encode_single
+
+_VARINT: Final = 0
+_DELIMITED: Final = 2
+# Bytes of the types fixed64 and fixed32. Groups (3 and 4) are in no reply.
+_FIXED: Final[Mapping[int, int]] = {1: 8, 5: 4}
+# A varint has at most 64 bits, 7 in each byte.
+_LONGEST_VARINT: Final = 10
+REPEATED: Final = "repeated"
+"""Stands in a schema of `check_parts` for a field of several texts or numbers."""
+
+
+def read_varint(data: memoryview | bytes, at: int) -> tuple[int, int]:
+    """Return the number that begins at `at`, and where the next thing begins.
+
+    Raises
+    ------
+    RemotingCommandException
+        The bytes end within it, or it has more than 10 of them.
+    """
+    number = shift = 0
+    for end in range(at, min(len(data), at + _LONGEST_VARINT)):
+        number |= (data[end] & 0x7F) << shift
+        if data[end] < 0x80:
+            return number, end + 1
+        shift += 7
+    raise RemotingCommandException(f"byte {at} of {len(data)}: a number that does not end")
+
+
+def delimited_fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """Yield the number and the bytes of each field that says its length; pass over the others.
+
+    Raises
+    ------
+    RemotingCommandException
+        A field reaches beyond the message, or is of a type that no request has.
+    """
+    at = 0
+    while at < len(data):
+        start = at
+        tag, at = read_varint(data, at)
+        number, at = read_varint(data, at)
+        if tag & 7 == _VARINT:
+            continue
+        if tag & 7 != _DELIMITED or at + number > len(data):
+            raise RemotingCommandException(f"byte {start} of {len(data)}: a field of {number} bytes, type {tag & 7}")
+        yield tag >> 3, data[at : at + number]
+        at += number
+
+
+def check_parts(data: bytes, fields: Mapping[int, Any], most: int) -> None:
+    """Check, before a message is parsed, that a parser allocates objects for at most `most` parts.
+
+    A parser needs up to 64 bytes for a part of 2 bytes, and Python 1,000 more for each that it reads.
+
+    Parameters
+    ----------
+    fields : mapping of int to mapping, REPEATED or None
+        By field number: the fields of an inner message, or None for a single value, which is no part. An inner message
+        or unknown field is one part. A repeated value is as many as it has bytes, because several may be packed.
+    most : int
+        Twice as many single values are allowed: more occur only if a message repeats them, and each takes time.
+
+    Raises
+    ------
+    RemotingCommandException
+        There are more, or the bytes are no message.
+    """
+    parts = singles = at = 0
+    # The messages around `at`, the innermost last: where each ends, and its fields.
+    around = [(len(data), fields)]
+    while around:
+        end, known = around[-1]
+        if at == end:
+            around.pop()
+            continue
+        start = at
+        tag, at = (data[at], at + 1) if data[at] < 0x80 else read_varint(data, at)
+        kind, inner = tag & 7, known.get(tag >> 3, "unknown")
+        if kind == _DELIMITED:
+            # The length itself may be missing.
+            size, at = (data[at], at + 1) if at < end and data[at] < 0x80 else read_varint(data, at)
+            if isinstance(inner, dict) and at + size <= end:
+                around.append((at + size, inner))
+            else:
+                at += size
+            if inner is REPEATED:
+                parts += size
+        elif kind == _VARINT:
+            _, at = read_varint(data, at)
+        elif kind in _FIXED:
+            at += _FIXED[kind]
+        else:
+            raise RemotingCommandException(f"byte {start} of {len(data)}: a field of type {kind}")
+        if at > end:
+            raise RemotingCommandException(f"byte {start} of {len(data)}: a field ends beyond its message")
+        if inner is None:
+            singles += 1
+            if singles > 2 * most:
+                raise RemotingCommandException(f"more than {2 * most} single values in {len(data)} bytes")
+        else:
+            parts += 1
+            if parts > most:
+                raise RemotingCommandException(f"more than {most} parts in {len(data)} bytes")
+
+
+# Field 1 of SendMessageRequest, length-delimited.
+MESSAGES_TAG: Final = 0x0A
+
+
+def split_batch(batch: EncodedBatch) -> tuple[EncodedBatch, EncodedBatch] | None:
+    """Return the first and the second half of a batch; None of one message alone."""
+    if not batch.batch or batch.rows < 2:
+        return None
+    body = memoryview(b"".join(batch.body))
+    end_of = _ENDS[batch.encoding]
+    rows, border = batch.rows // 2, 0
+    for _ in range(rows):
+        border = end_of(body, border)
+    first, second = body[:border], body[border:]
+    return (
+        replace(batch, body=(first,), rows=rows, nbytes=len(first)),
+        replace(batch, body=(second,), rows=batch.rows - rows, nbytes=len(second)),
+    )
+
+
+def singles_of(batch: EncodedBatch) -> list[EncodedBatch] | None:
+    """Return the messages of a batch as requests of their own, in their order; None of what is no batch of items."""
+    if not batch.batch or batch.encoding is not Encoding.REMOTING:
+        return None
+    wait = decode_properties(batch.properties.encode()).get(WAIT)
+    shared = {} if wait is None else {WAIT: wait}
+    return [
+        encode_single(replace(message, properties={**shared, **message.properties}), batch.sys_flag)
+        for message in decode_batch(b"".join(batch.body), batch.topic)
+    ]
+
+
+def _end_of_item(body: memoryview, at: int) -> int:
+    return at + int.from_bytes(body[at : at + 4], "big")
+
+
+def _end_of_field(body: memoryview, at: int) -> int:
+    if body[at] != MESSAGES_TAG:
+        raise ValueError(f"byte {at} of a gRPC batch is {body[at]:#04x}, the tag of a message is {MESSAGES_TAG:#04x}")
+    length, start = read_varint(body, at + 1)
+    return start + length
+
+
+_ENDS: Final[dict[Encoding, Callable[[memoryview, int], int]]] = {
+    Encoding.REMOTING: _end_of_item,
+    Encoding.GRPC: _end_of_field,
+}
+
+
+# Fields of SendMessageRequest, Message and SystemProperties (definition.proto).
+_MESSAGES: Final = 1
+_BODY: Final = 4
+_SYSTEM: Final = 3
+_PROPERTIES: Final = {1: const.TAGS, 2: const.KEYS, 3: const.UNIQ_KEY}
+
+
+def lone_message(batch: EncodedBatch) -> Message | None:
+    """Return the message of a batch of one, with its tags, keys and id among its properties; None of more.
+
+    Raises
+    ------
+    RemotingCommandException
+        The batch can't be read.
+    """
+    if batch.rows != 1:
+        return None
+    body = memoryview(b"".join(batch.body))
+    if not batch.batch:
+        return Message(batch.topic, bytes(body), batch.flag, decode_properties(batch.properties.encode()))
+    return next(iter(_MESSAGES_OF[batch.encoding](body, batch.topic)), None)
+
+
+def _of_proxy(body: memoryview, topic: str) -> list[Message]:
+    return [_message(data, topic) for number, data in delimited_fields(body) if number == _MESSAGES]
+
+
+def _message(data: memoryview, topic: str) -> Message:
+    fields = dict(delimited_fields(data))
+    properties = {
+        _PROPERTIES[number]: str(text, "utf-8", "replace")
+        for number, text in delimited_fields(fields.get(_SYSTEM, memoryview(b"")))
+        if number in _PROPERTIES
+    }
+    return Message(topic, bytes(fields.get(_BODY, b"")), properties=properties)
+
+
+_MESSAGES_OF: Final[dict[Encoding, Callable[[memoryview, str], list[Message]]]] = {
+    Encoding.REMOTING: decode_batch,
+    Encoding.GRPC: _of_proxy,
+}

@@ -1,0 +1,1 @@
+"""Frames, headers, records and routes of RocketMQ's remoting protocol."""

@@ -1,0 +1,306 @@
+"""The codes of the remoting protocol, and the error of each response code.
+
+One table maps a code to an error class; where one code has several causes, a second table looks into the remark. The
+class carries the decision on a retry (:mod:`rocketmq_spark.errors`), so callers do not compare codes.
+
+Follows ``RequestCode.java``, ``ResponseCode.java`` and ``RemotingSysResponseCode.java``.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from rocketmq_spark.errors import (
+    BrokerBusyException,
+    BrokerOutcomeUnknownException,
+    BrokerUnavailableException,
+    MQBrokerException,
+    RequestNotSupportedException,
+    TopicRouteStaleException,
+    UserRefusedException,
+)
+from rocketmq_spark.model.message import SendStatus
+from rocketmq_spark.protocol.remoting.command import shortened
+
+
+class RequestCode(enum.IntEnum):
+    """What a request asks for (``RequestCode.java``): the codes that a client sends, or a broker sends to a client."""
+
+    SEND_MESSAGE = 10
+    PULL_MESSAGE = 11
+    QUERY_CONSUMER_OFFSET = 14
+    UPDATE_CONSUMER_OFFSET = 15
+    UPDATE_AND_CREATE_TOPIC = 17
+    GET_ALL_TOPIC_CONFIG = 21
+    UPDATE_BROKER_CONFIG = 25
+    GET_BROKER_CONFIG = 26
+    GET_BROKER_RUNTIME_INFO = 28
+    SEARCH_OFFSET_BY_TIMESTAMP = 29
+    GET_MAX_OFFSET = 30
+    GET_MIN_OFFSET = 31
+    GET_EARLIEST_MSG_STORETIME = 32
+    VIEW_MESSAGE_BY_ID = 33
+    HEART_BEAT = 34
+    UNREGISTER_CLIENT = 35
+    CONSUMER_SEND_MSG_BACK = 36
+    END_TRANSACTION = 37
+    GET_CONSUMER_LIST_BY_GROUP = 38
+    CHECK_TRANSACTION_STATE = 39
+    NOTIFY_CONSUMER_IDS_CHANGED = 40
+    LOCK_BATCH_MQ = 41
+    UNLOCK_BATCH_MQ = 42
+    CHECK_CLIENT_CONFIG = 46
+    GET_ROUTEINFO_BY_TOPIC = 105
+    GET_BROKER_CLUSTER_INFO = 106
+    GET_TOPIC_STATS_INFO = 202
+    GET_CONSUMER_CONNECTION_LIST = 203
+    GET_ALL_TOPIC_LIST_FROM_NAMESERVER = 206
+    GET_CONSUME_STATS = 208
+    DELETE_TOPIC_IN_BROKER = 215
+    DELETE_TOPIC_IN_NAMESRV = 216
+    RESET_CONSUMER_CLIENT_OFFSET = 220
+    GET_CONSUMER_STATUS_FROM_CLIENT = 221
+    GET_TOPICS_BY_CLUSTER = 224
+    GET_CONSUMER_RUNNING_INFO = 307
+    CONSUME_MESSAGE_DIRECTLY = 309
+    SEND_MESSAGE_V2 = 310
+    SEND_BATCH_MESSAGE = 320
+    SEND_REPLY_MESSAGE = 324
+    SEND_REPLY_MESSAGE_V2 = 325
+    PUSH_REPLY_MESSAGE_TO_CLIENT = 326
+    GET_TOPIC_CONFIG = 351
+    LITE_PULL_MESSAGE = 361
+    RECALL_MESSAGE = 370
+    AUTH_CREATE_USER = 3001
+    AUTH_DELETE_USER = 3003
+    AUTH_GET_USER = 3004
+    AUTH_CREATE_ACL = 3006
+    POP_MESSAGE = 200050
+
+
+NAME_SERVER_REQUESTS: Final = frozenset(
+    {
+        RequestCode.GET_ROUTEINFO_BY_TOPIC,
+        RequestCode.GET_BROKER_CLUSTER_INFO,
+        RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+        RequestCode.DELETE_TOPIC_IN_NAMESRV,
+        RequestCode.GET_TOPICS_BY_CLUSTER,
+    }
+)
+"""Requests to name servers, or to proxies in their place (``DefaultRequestProcessor``), but not to brokers."""
+
+
+class ResponseCode(enum.IntEnum):
+    """How a request ended (``ResponseCode.java``, ``RemotingSysResponseCode.java``)."""
+
+    SUCCESS = 0
+    SYSTEM_ERROR = 1
+    SYSTEM_BUSY = 2
+    REQUEST_CODE_NOT_SUPPORTED = 3
+    TRANSACTION_FAILED = 4
+    FLUSH_DISK_TIMEOUT = 10
+    SLAVE_NOT_AVAILABLE = 11
+    FLUSH_SLAVE_TIMEOUT = 12
+    MESSAGE_ILLEGAL = 13
+    SERVICE_NOT_AVAILABLE = 14
+    VERSION_NOT_SUPPORTED = 15
+    NO_PERMISSION = 16
+    TOPIC_NOT_EXIST = 17
+    TOPIC_EXIST_ALREADY = 18
+    PULL_NOT_FOUND = 19
+    PULL_RETRY_IMMEDIATELY = 20
+    PULL_OFFSET_MOVED = 21
+    QUERY_NOT_FOUND = 22
+    SUBSCRIPTION_PARSE_FAILED = 23
+    SUBSCRIPTION_NOT_EXIST = 24
+    SUBSCRIPTION_NOT_LATEST = 25
+    SUBSCRIPTION_GROUP_NOT_EXIST = 26
+    FILTER_DATA_NOT_EXIST = 27
+    FILTER_DATA_NOT_LATEST = 28
+    INVALID_PARAMETER = 29
+    NO_BUYER_ID = 204
+    NOT_IN_CURRENT_UNIT = 205
+    FLOW_CONTROL = 215
+    NOT_LEADER_FOR_QUEUE = 501
+    ILLEGAL_OPERATION = 604
+    GO_AWAY = 1500
+    RPC_UNKNOWN = -1000
+    RPC_ADDR_IS_NULL = -1002
+    RPC_SEND_TO_CHANNEL_FAILED = -1004
+    RPC_TIME_OUT = -1006
+
+
+NO_NAME_SERVER: Final = 10004
+"""``ClientErrorCode.NO_NAME_SERVER_EXCEPTION``: no name server or proxy is configured."""
+
+STORED: Final[Mapping[int, SendStatus]] = MappingProxyType({int(status.value): status for status in SendStatus})
+"""Response codes of a send that mean "stored", with the status each one is."""
+
+_CLASSES: Final[Mapping[int, type[MQBrokerException]]] = {
+    # A remark that no table knows: the broker may have failed before or after storing, and Java tries again.
+    ResponseCode.SYSTEM_ERROR: BrokerOutcomeUnknownException,
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: RequestNotSupportedException,
+    ResponseCode.SYSTEM_BUSY: BrokerBusyException,
+    ResponseCode.FLOW_CONTROL: BrokerBusyException,
+    ResponseCode.SERVICE_NOT_AVAILABLE: BrokerUnavailableException,
+    ResponseCode.GO_AWAY: BrokerUnavailableException,
+    ResponseCode.TOPIC_NOT_EXIST: TopicRouteStaleException,
+    ResponseCode.NOT_LEADER_FOR_QUEUE: TopicRouteStaleException,
+    ResponseCode.RPC_UNKNOWN: BrokerOutcomeUnknownException,
+    ResponseCode.RPC_ADDR_IS_NULL: BrokerOutcomeUnknownException,
+    ResponseCode.RPC_SEND_TO_CHANNEL_FAILED: BrokerOutcomeUnknownException,
+    ResponseCode.RPC_TIME_OUT: BrokerOutcomeUnknownException,
+}
+
+PASSING_TROUBLE: Final = (
+    # 4.x brokers say SYSTEM_ERROR where 5.x say SYSTEM_BUSY.
+    ("broker busy, start flow control", BrokerBusyException),
+    ("timer message is under flow control", BrokerBusyException),
+    ("create mapped file failed", BrokerUnavailableException),
+    ("in-sync replicas not enough", BrokerUnavailableException),
+    ("broker unable to service, until", BrokerUnavailableException),
+    ("name server not ready", BrokerUnavailableException),
+)
+"""Remarks of brokers that temporarily store nothing, under an unspecific code, and the error of each."""
+
+NO_RIGHT: Final = "no permission to access"
+"""The remark of servers about a known user without the right."""
+
+_MISSING_RIGHT: Final = re.compile(
+    rf"(?:{NO_RIGHT}|no (?:default )?permission for) ((?:topic|group|cluster):[^\s,]+)", re.IGNORECASE
+)
+
+# Servers from 4.9 to 5.2 (PlainPermissionManager.java). Their proxies answer NO_PERMISSION with these words, and their
+# brokers SYSTEM_ERROR, with the exception's name before them.
+_PLAIN_ACCESS: Final = (
+    "Check signature failed",
+    "No acl config for",
+    "No accessKey is configured",
+    "No PlainAccessResource for",
+)
+
+# Looked up by "contains", first match wins: a proxy wraps the remarks of the broker behind it.
+_BY_REMARK: Final[Mapping[int, tuple[tuple[str, type[MQBrokerException]], ...]]] = {
+    ResponseCode.SYSTEM_ERROR: (
+        *((f"AclException: {words}", UserRefusedException) for words in _PLAIN_ACCESS),
+        ("AclException: ", MQBrokerException),
+        # The remoting port of a proxy refuses users with this code.
+        (NO_RIGHT, MQBrokerException),
+        ("check signature failed", UserRefusedException),
+        ("username cannot be null", UserRefusedException),
+        *PASSING_TROUBLE,
+        # A proxy's own remoting client, towards the broker.
+        ("wait response on the channel", BrokerOutcomeUnknownException),
+        ("send request to <", BrokerOutcomeUnknownException),
+        # Requests that are wrong: the same bytes will never be right.
+        ("body size exceeded", MQBrokerException),
+        ("NullPointerException", MQBrokerException),
+        ("BufferUnderflowException", MQBrokerException),
+        ("NumberFormatException", MQBrokerException),
+        ("timerWheelEnable", MQBrokerException),
+        ("unsupported key", MQBrokerException),
+    ),
+    ResponseCode.NO_PERMISSION: (
+        # The permission bits of the broker or topic changed under our route. All else that is NO_PERMISSION (access
+        # control, reserved topics: "Sending message to topic[..] is forbidden.") stays forbidden.
+        ("] sending message is forbidden", TopicRouteStaleException),
+        ("] pulling message is forbidden", TopicRouteStaleException),
+        # Authentication comes before authorization, and names the user in the same way.
+        (NO_RIGHT, MQBrokerException),
+        ("check signature failed", UserRefusedException),
+        ("username cannot be null", UserRefusedException),
+        ("User:", UserRefusedException),
+        *((words, UserRefusedException) for words in _PLAIN_ACCESS),
+    ),
+    # The topic shrank under our route. Other illegal parameters (topic name, group) stay illegal.
+    ResponseCode.INVALID_PARAMETER: (("request queueId[", TopicRouteStaleException),),
+}
+
+_BUSY: Final = "the broker refused for now and stored nothing; lower maxInFlight or the number of tasks"
+_FORWARDED: Final = "the request was forwarded and its outcome is unknown"
+
+KEY_MISSING: Final = "Required message key is missing"
+"""The remark of a broker that rejects a single message without keys."""
+NEEDS_KEYS: Final = (
+    "the topic is a compaction topic, cleanup.policy=COMPACTION: every row needs a key; rows of this topic without a "
+    "key that were stored in batches are lost"
+)
+
+_HINTS: Final[Mapping[int, str]] = {
+    ResponseCode.SYSTEM_ERROR: "the broker's log (broker.log, store.log) has the cause",
+    ResponseCode.SYSTEM_BUSY: _BUSY,
+    ResponseCode.FLOW_CONTROL: _BUSY,
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "this server doesn't know the request, and brokers know none of a name "
+    "server's: check nameServer",
+    ResponseCode.FLUSH_DISK_TIMEOUT: "stored, but not flushed to disk yet; requireStoreOk=false accepts that",
+    ResponseCode.SLAVE_NOT_AVAILABLE: "stored on the master only; requireStoreOk=false accepts that",
+    ResponseCode.FLUSH_SLAVE_TIMEOUT: "stored, but not on the slave yet; requireStoreOk=false accepts that",
+    ResponseCode.MESSAGE_ILLEGAL: "check body and property sizes, delay properties, and the topic's message.type",
+    ResponseCode.SERVICE_NOT_AVAILABLE: "the broker's disk may be full, or it is shutting down or a slave",
+    ResponseCode.VERSION_NOT_SUPPORTED: "a proxy needs the broker name (n, bname) in every request",
+    ResponseCode.NO_PERMISSION: "check accessKey, secretKey and the user's rights, and the topic's perm",
+    ResponseCode.TOPIC_NOT_EXIST: "create the topic, or check its name and the nameServer option",
+    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: "create the consumer group, or check the consumerGroup option",
+    ResponseCode.INVALID_PARAMETER: "check the topic's name and number of queues",
+    ResponseCode.NOT_LEADER_FOR_QUEUE: "the queue moved to another broker",
+    ResponseCode.GO_AWAY: "the server is shutting down and did not execute the request",
+    ResponseCode.RPC_UNKNOWN: _FORWARDED,
+    ResponseCode.RPC_ADDR_IS_NULL: _FORWARDED,
+    ResponseCode.RPC_SEND_TO_CHANNEL_FAILED: _FORWARDED,
+    ResponseCode.RPC_TIME_OUT: _FORWARDED,
+}
+
+
+def code_name(code: int) -> str:
+    """Return RocketMQ's name of a response code, ``UNKNOWN`` for one that this client doesn't know."""
+    try:
+        return ResponseCode(code).name
+    except ValueError:
+        return "UNKNOWN"
+
+
+def broker_error(code: int, remark: str, address: str, doing: str) -> MQBrokerException:
+    """Return the error for a server's answer; its class carries the decision on a retry.
+
+    Parameters
+    ----------
+    code : int
+        Any code but SUCCESS.
+    remark : str
+        Decides the class for SYSTEM_ERROR, NO_PERMISSION and INVALID_PARAMETER.
+    doing : str
+        What was requested, such as ``sending 500 rows to orders/broker-a/3``.
+    """
+    error = _class_of(code, remark)
+    hint = access_hint(error, remark) or (NEEDS_KEYS if KEY_MISSING in remark else _HINTS.get(code, ""))
+    remark = shortened(remark)
+    text = f"{doing}: {address} answered {code} {code_name(code)}: {remark or '(no remark)'}"
+    return error(f"{text} ({hint})" if hint else text, code, remark, address)
+
+
+def access_hint(error: type[MQBrokerException], remark: str) -> str:
+    """Return what to do about a rejected user or a missing right, "" for any other error."""
+    if issubclass(error, UserRefusedException):
+        return "check accessKey, secretKey and securityToken"
+    missing = missing_right(remark)
+    return f"give the user the right that it needs on {missing}, or check accessKey" if missing else ""
+
+
+def missing_right(remark: str) -> str:
+    """Return the resource on which a known user has no right, such as ``Topic:orders``, or ""."""
+    found = _MISSING_RIGHT.search(remark)
+    return found[1] if found else ""
+
+
+def refuses_user(code: int, remark: str) -> bool:
+    """Return whether a server rejected the user or the signature."""
+    return issubclass(_class_of(code, remark), UserRefusedException)
+
+
+def _class_of(code: int, remark: str) -> type[MQBrokerException]:
+    by_remark = (error for fragment, error in _BY_REMARK.get(code, ()) if fragment in remark)
+    return next(by_remark, _CLASSES.get(code, MQBrokerException))

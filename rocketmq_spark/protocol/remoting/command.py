@@ -1,0 +1,372 @@
+"""Encodes and decodes one request or response, a RemotingCommand.
+
+A client may send either header type and must read both, because a server answers in its own. The body is never copied:
+`encode_head` leaves it out, `decode_command` slices it. A repr shows no values of ext fields, which may be signatures
+and tokens. The memory that a frame takes is bounded: 16 MiB of ``{},`` would become half a gigabyte of objects.
+
+Follows ``RemotingCommand.java`` and ``RocketMQSerializable.java``.
+"""
+
+# Frame                                   | Binary header, type 1
+#   4 length = 4 + header + body          |   2 code                     4 remark length, remark UTF-8
+#   1 serialize type                      |   1 language                 4 length of the map, then repeated
+#   3 header length (unsigned)            |   2 version                    2 key length, key UTF-8
+#     header                              |   4 opaque                     4 value length, value UTF-8
+#     body                                |   4 flag
+
+from __future__ import annotations
+
+import enum
+import json
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from json.encoder import encode_basestring as _quoted
+from typing import Any, Final
+
+from rocketmq_spark.errors import MQClientException, RemotingCommandException
+from rocketmq_spark.model.message import Buffer
+
+FLAG_RESPONSE: Final = 1
+FLAG_ONEWAY: Final = 2
+
+# Ordinal of V5_4_0. Below 401 a name server answers routes in non-standard JSON.
+VERSION: Final = 493
+
+LANGUAGES: Final = (
+    *("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY"),
+    *("OTHER", "HTTP", "GO", "PHP", "OMS", "RUST", "NODE_JS"),
+)
+_OTHER: Final = LANGUAGES.index("OTHER")
+
+_HEAD: Final = struct.Struct(">iI")
+_HEADER_WORD: Final = struct.Struct(">I")
+_INT16: Final = struct.Struct(">h")
+_INT32: Final = struct.Struct(">i")
+_BINARY_FIXED: Final = struct.Struct(
+    ">"
+    "h"  # code
+    "b"  # language
+    "h"  # version
+    "i"  # opaque
+    "i"  # flag
+)
+
+_MAX_HEADER: Final = 0xFFFFFF
+# Ext fields that are read; servers write a dozen. Their length is no measure: the msgId that answers a batch has 33
+# characters for each of its messages.
+_MAX_FIELDS: Final = 10_000
+# Objects and lists in a JSON text. An entry of any list that servers send takes 35 bytes or more for each: in a body
+# of 16 MiB there are not as many.
+_MAX_CONTAINERS: Final = 500_000
+# Digits of an integer; a long has 19. Python would read 4,300, and before 3.10.7 any number, in the square of the time.
+_MAX_DIGITS: Final = 40
+_MAX_INT32: Final = 2**31 - 1
+_MIN_INT32: Final = -(2**31)
+
+# What an error shows of a server's words, characters: a Java stack trace with all that matters of it.
+_SHOWN: Final = 4_096
+
+_JSON: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":"))
+
+
+class SerializeType(enum.IntEnum):
+    """How the header of one frame is written (``SerializeType.java``)."""
+
+    JSON = 0
+    ROCKETMQ = 1
+
+
+@dataclass(slots=True)
+class RemotingCommand:
+    """A request or a response, without the frame around it.
+
+    Not frozen, because two are made for every request, and creating frozen ones takes three times as long.
+
+    Parameters
+    ----------
+    code : int
+        Request code, or response code when the response bit of `flag` is set.
+    opaque : int
+        Correlation id, int32, chosen by whoever asks.
+    ext_fields : mapping of str to str, default empty
+        The "custom header" of the code, in the order in which it is written.
+    body : bytes or memoryview, default empty
+        On the wire an absent body and an empty one are the same.
+    flag : int, default 0
+        Bit 0 response, bit 1 one-way.
+    remark : str, default ""
+        The server's words.
+    language : str, default "PYTHON"
+        A name of ``LanguageCode.java``.
+    version : int, default 493
+        Ordinal of ``MQVersion.java``.
+    """
+
+    code: int
+    opaque: int
+    ext_fields: Mapping[str, str] = field(default_factory=dict)
+    body: Buffer = b""
+    flag: int = 0
+    remark: str = ""
+    language: str = "PYTHON"
+    version: int = VERSION
+
+    @property
+    def is_response(self) -> bool:
+        """Answers one of our requests; otherwise it is a request of the server."""
+        return bool(self.flag & FLAG_RESPONSE)
+
+    @property
+    def is_oneway(self) -> bool:
+        """Never answered, not even with an error."""
+        return bool(self.flag & FLAG_ONEWAY)
+
+    def __repr__(self) -> str:
+        kind = "response" if self.is_response else "oneway" if self.is_oneway else "request"
+        return (
+            f"<RemotingCommand {kind} code={int(self.code)} opaque={self.opaque} remark={shortened(self.remark)!r}"
+            f" ext_fields={shortened(str(sorted(self.ext_fields)))} body={len(self.body)} bytes>"
+        )
+
+
+def shortened(text: str) -> str:
+    """Return the start of a text that a server chose, short enough for an error or a log."""
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
+
+
+def encode_head(
+    command: RemotingCommand, body_length: int, serialize_type: SerializeType = SerializeType.JSON
+) -> bytes:
+    """Encode both length words and the header, so that a body in pieces can follow without being joined.
+
+    Raises
+    ------
+    MQClientException
+        The command doesn't fit the format: a code over 32,767 in a binary header, a header over 16,777,215 bytes, a
+        frame over 2 GiB, or invalid Unicode.
+    """
+    problem = None
+    try:
+        header = _encode_json(command) if serialize_type is SerializeType.JSON else _encode_binary(command)
+    except (struct.error, UnicodeEncodeError) as exc:
+        problem = str(exc)
+    if problem is not None:
+        # Outside the except block: a UnicodeEncodeError holds the text, which may contain a token.
+        raise MQClientException(
+            f"encoding the {serialize_type.name} header of {command!r}: {problem};"
+            " numbers must fit their fields and texts must be valid Unicode"
+        )
+    length = 4 + len(header) + body_length
+    if len(header) > _MAX_HEADER or not 0 <= body_length <= _MAX_INT32 - 4 - len(header):
+        raise MQClientException(
+            f"encoding {command!r}: header of {len(header)} bytes (at most {_MAX_HEADER}) and body of {body_length}"
+            f" bytes don't fit one frame (at most {_MAX_INT32} bytes); send less per request"
+        )
+    return _HEAD.pack(length, serialize_type << 24 | len(header)) + header
+
+
+def encode_command(command: RemotingCommand, serialize_type: SerializeType = SerializeType.JSON) -> bytes:
+    """Encode a whole frame, body included; raises what :func:`encode_head` raises."""
+    return b"".join((encode_head(command, len(command.body), serialize_type), command.body))
+
+
+def decode_command(frame: Buffer) -> RemotingCommand:
+    """Decode one frame.
+
+    Parameters
+    ----------
+    frame : memoryview or bytes
+        All that follows the frame's first length word. The returned body is a slice of it, not a copy.
+
+    Raises
+    ------
+    RemotingCommandException
+        The header is truncated or ill-formed, or lacks a field. The connection it came from can't be trusted further.
+    """
+    view = memoryview(frame)
+    if len(view) < 4:
+        raise RemotingCommandException(f"decoding a frame: {len(view)} bytes where a header length of 4 is needed")
+    (word,) = _HEADER_WORD.unpack_from(view)
+    header_length = word & _MAX_HEADER
+    if header_length > len(view) - 4:
+        raise RemotingCommandException(
+            f"decoding a frame: its header claims {header_length} bytes, only {len(view) - 4} are left"
+        )
+    header, body = view[4 : 4 + header_length], view[4 + header_length :]
+    serialize_type = word >> 24
+    if serialize_type == SerializeType.JSON:
+        return _decode_json(header, body)
+    if serialize_type == SerializeType.ROCKETMQ:
+        return _decode_binary(header, body)
+    raise RemotingCommandException(f"decoding a frame: serialize type {serialize_type}, known are 0 (JSON), 1 (binary)")
+
+
+def loads(data: Buffer, repair: Callable[[str], str] | None = None) -> Any:
+    """Return the value of a server's JSON text; `repair` may turn other text into JSON, and is tried once.
+
+    Raises
+    ------
+    ValueError
+        The text is no JSON, has too many objects and lists or nests them too deeply, has a number that is too long, or
+        half of a surrogate pair, which no log, error or request could repeat.
+    """
+    try:
+        text = str(data, "utf-8")
+        if len(text) > _MAX_CONTAINERS and (containers := text.count("{") + text.count("[")) > _MAX_CONTAINERS:
+            raise ValueError(f"{containers} objects and lists, {_MAX_CONTAINERS} are allowed")
+        try:
+            value = _DECODER.decode(text)
+        except json.JSONDecodeError:
+            if repair is None:
+                raise
+            value = _DECODER.decode(repair(text))
+        # Only an escape can smuggle one in: the text itself came as UTF-8.
+        if "\\" in text:
+            _JSON.encode(value).encode()
+        return value
+    except (ValueError, RecursionError) as exc:
+        problem = str(exc)
+    # Outside the except block: the exception holds the whole text, and this error would keep it.
+    raise ValueError(problem)
+
+
+def _integer(text: str) -> int:
+    if len(text) > _MAX_DIGITS:
+        raise ValueError(f"a number of {len(text)} digits, {_MAX_DIGITS} are allowed")
+    return int(text)
+
+
+_DECODER: Final = json.JSONDecoder(parse_int=_integer)
+
+
+def _encode_json(command: RemotingCommand) -> bytes:
+    # Formatted here: a JSON encoder takes twice as long for so few fields.
+    text = (
+        f'{{"code":{command.code:d},"language":{_quoted(command.language)},"version":{command.version:d},'
+        f'"opaque":{command.opaque:d},"flag":{command.flag:d}'
+    )
+    if command.remark:
+        text += f',"remark":{_quoted(command.remark)}'
+    if command.ext_fields:
+        fields = [f"{_quoted(name)}:{_quoted(value)}" for name, value in command.ext_fields.items()]
+        text += f',"extFields":{{{",".join(fields)}}}'
+    return f"{text}}}".encode()
+
+
+def _encode_binary(command: RemotingCommand) -> bytes:
+    language = LANGUAGES.index(command.language) if command.language in LANGUAGES else _OTHER
+    remark = command.remark.encode()
+    pieces: list[bytes] = []
+    for name, value in command.ext_fields.items():
+        # The server would read an empty value as null, and sign "null".
+        if value:
+            key, data = name.encode(), value.encode()
+            pieces += (_INT16.pack(len(key)), key, _INT32.pack(len(data)), data)
+    ext = b"".join(pieces)
+    fixed = _BINARY_FIXED.pack(command.code, language, command.version, command.opaque, command.flag)
+    return b"".join((fixed, _INT32.pack(len(remark)), remark, _INT32.pack(len(ext)), ext))
+
+
+def _decode_json(header: memoryview, body: memoryview) -> RemotingCommand:
+    # Each field has four quotation marks, and the remark may have more.
+    if len(header) > 5 * _MAX_FIELDS and (quotes := header.tobytes().count(b'"')) > 5 * _MAX_FIELDS:
+        raise RemotingCommandException(
+            f"decoding a JSON header of {len(header)} bytes: {quotes} quotation marks, {_MAX_FIELDS} ext fields are "
+            "allowed"
+        )
+    try:
+        fields = loads(header)
+    except ValueError as exc:
+        raise RemotingCommandException(f"decoding a JSON header of {len(header)} bytes: {exc}") from exc
+    if not isinstance(fields, dict):
+        raise RemotingCommandException(f"decoding a JSON header: {type(fields).__name__} instead of an object")
+    language, remark = fields.get("language"), fields.get("remark")
+    if not isinstance(language, str | None) or not isinstance(remark, str | None):
+        raise RemotingCommandException("decoding a JSON header: fields 'language' and 'remark' must be strings")
+    return RemotingCommand(
+        code=_json_int(fields, "code"),
+        opaque=_json_int(fields, "opaque"),
+        ext_fields=_json_ext_fields(fields.get("extFields")),
+        body=body,
+        flag=_json_int(fields, "flag", 0),
+        remark=remark or "",
+        language=language or LANGUAGES[_OTHER],
+        version=_json_int(fields, "version", 0),
+    )
+
+
+def _json_int(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = fields.get(name, default)
+    if value is None:
+        raise RemotingCommandException(f"decoding a JSON header: field {name!r} is missing")
+    if type(value) is not int or not _MIN_INT32 <= value <= _MAX_INT32:
+        raise RemotingCommandException(f"decoding a JSON header: field {name!r} must be a 32-bit integer")
+    return value
+
+
+def _json_ext_fields(value: object) -> dict[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise RemotingCommandException(f"decoding a JSON header: 'extFields' is a {type(value).__name__}, no object")
+    return {
+        name: item if type(item) is str else _json_text(name, item) for name, item in value.items() if item is not None
+    }
+
+
+def _json_text(name: str, value: object) -> str:
+    # A server may write numbers and booleans bare; the strings are what Java's would be.
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return str(value)
+    raise RemotingCommandException(f"decoding a JSON header: ext field {shortened(name)!r} is a {type(value).__name__}")
+
+
+def _decode_binary(header: memoryview, body: memoryview) -> RemotingCommand:
+    if len(header) < _BINARY_FIXED.size:
+        raise RemotingCommandException(f"decoding a binary header: {len(header)} bytes, 21 or more are needed")
+    code, language, version, opaque, flag = _BINARY_FIXED.unpack_from(header)
+    remark, at = _binary_text(header, _BINARY_FIXED.size, _INT32, "remark")
+    ext, _ = _binary_slice(header, at, _INT32, "extFields")
+    ext_fields: dict[str, str] = {}
+    at = 0
+    while at < len(ext):
+        key, at = _binary_text(ext, at, _INT16, "ext field name")
+        value, at = _binary_text(ext, at, _INT32, f"ext field {shortened(key)!r}")
+        if len(ext_fields) == _MAX_FIELDS:
+            raise RemotingCommandException(f"decoding a binary header: more than {_MAX_FIELDS} ext fields")
+        # Java reads a zero length as null.
+        if key and value:
+            ext_fields[key] = value
+    return RemotingCommand(
+        code=code,
+        opaque=opaque,
+        ext_fields=ext_fields,
+        body=body,
+        flag=flag,
+        remark=remark,
+        language=LANGUAGES[language if 0 <= language < len(LANGUAGES) else _OTHER],
+        version=version,
+    )
+
+
+def _binary_slice(data: memoryview, at: int, length: struct.Struct, what: str) -> tuple[memoryview, int]:
+    start = at + length.size
+    if start > len(data):
+        raise RemotingCommandException(f"decoding a binary header: it ends within the length of {what}")
+    (size,) = length.unpack_from(data, at)
+    if not 0 <= size <= len(data) - start:
+        raise RemotingCommandException(
+            f"decoding a binary header: {what} claims {size} bytes, {len(data) - start} are left"
+        )
+    return data[start : start + size], start + size
+
+
+def _binary_text(data: memoryview, at: int, length: struct.Struct, what: str) -> tuple[str, int]:
+    piece, end = _binary_slice(data, at, length, what)
+    try:
+        return str(piece, "utf-8"), end
+    except UnicodeDecodeError as exc:
+        raise RemotingCommandException(f"decoding a binary header: {what} is not UTF-8: {exc}") from exc

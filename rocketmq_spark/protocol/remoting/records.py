@@ -1,0 +1,397 @@
+"""Encodes messages to bytes and decodes them, one at a time: the oracle of the vectorised encoders and decoders.
+
+What another client stored is decoded as the Java client reads it. Bodies stay as they are: the producer and the reader
+handle compression. Follows ``MessageDecoder.java`` and ``MessageClientIDSetter.java``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from rocketmq_spark.errors import MQClientException, RemotingCommandException
+from rocketmq_spark.model.message import Buffer, EncodedBatch, Message
+from rocketmq_spark.model.message_ext import MessageExt, format_host, pack_host
+from rocketmq_spark.model.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
+from rocketmq_spark.protocol.remoting.codes import ResponseCode
+
+# Above 32,767 items a broker acknowledges and then corrupts its queue.
+MAX_BATCH_ROWS: Final = 32_000
+# What is read of others, who may not know that.
+MAX_STORED_ROWS: Final = 65_535
+MAX_BODY: Final = 4 * 1024 * 1024
+MAX_PROPERTIES: Final = 32_767
+
+# Batch item: the head, the body, a length, the property string.
+_ITEM_HEAD: Final = struct.Struct(
+    ">"
+    "i"  # total size: 22 + body + properties
+    "i"  # magic, ignored: 0
+    "i"  # body CRC, ignored: 0
+    "i"  # flag
+    "i"  # body length
+)
+_SHORT: Final = struct.Struct(">h")
+_INT: Final = struct.Struct(">i")
+ITEM_OVERHEAD: Final = _ITEM_HEAD.size + _SHORT.size
+
+# Stored record: three fixed parts with the two hosts between them, then body, topic, properties.
+_RECORD_HEAD: Final = struct.Struct(
+    ">"
+    "i"  # total size
+    "I"  # magic
+    "I"  # body CRC
+    "i"  # queue id
+    "i"  # flag
+    "q"  # queue offset
+    "q"  # physical offset
+    "i"  # sys flag
+    "q"  # born timestamp
+)
+_LONG: Final = struct.Struct(">q")
+_RECORD_TAIL: Final = struct.Struct(
+    ">"
+    "i"  # reconsume times
+    "q"  # prepared transaction offset
+    "i"  # body length
+)
+_BYTE: Final = struct.Struct(">b")
+# IPv4 hosts; empty body, topic and properties.
+_SMALLEST_RECORD: Final = _RECORD_HEAD.size + 8 + _LONG.size + 8 + _RECORD_TAIL.size + _BYTE.size + _SHORT.size
+
+MESSAGE_MAGIC_V1: Final = 0xDAA320A7
+MESSAGE_MAGIC_V2: Final = 0xDAA320AB
+_TOPIC_LENGTH: Final = {MESSAGE_MAGIC_V1: _BYTE, MESSAGE_MAGIC_V2: _SHORT}
+
+SYS_FLAG_BORN_HOST_V6: Final = 0x10
+SYS_FLAG_STORE_HOST_V6: Final = 0x20
+
+
+def encode_properties(properties: Mapping[str, str | None]) -> bytes:
+    """Encode a property string: name 0x01 value 0x02 for each entry, in the order given.
+
+    An entry whose value is None is left out, as in Java.
+
+    Raises
+    ------
+    MQClientException
+        Code 13: a name or value holds 0x01 or 0x02 (there is no escaping) or isn't Unicode, or the whole is over 32,767
+        bytes.
+    """
+    pieces: list[str] = []
+    for name, value in properties.items():
+        if value is None:
+            continue
+        for text in (name, value):
+            if NAME_VALUE_SEPARATOR in text or PROPERTY_SEPARATOR in text:
+                raise _illegal(f"property {name!r} holds 0x01 or 0x02, which separate properties; remove them")
+        pieces += (name, NAME_VALUE_SEPARATOR, value, PROPERTY_SEPARATOR)
+    try:
+        data = "".join(pieces).encode()
+    except UnicodeEncodeError as exc:
+        raise _illegal(f"properties {sorted(properties)} hold text that isn't valid Unicode: {exc.reason}") from exc
+    if len(data) > MAX_PROPERTIES:
+        raise _illegal(f"properties are {len(data)} bytes together, at most {MAX_PROPERTIES} fit one message")
+    return data
+
+
+def decode_properties(data: Buffer) -> dict[str, str]:
+    """Decode a property string as ``MessageDecoder.string2messageProperties`` does.
+
+    Entries without 0x01, with an empty name or an empty value are skipped; the last of equal names wins; what isn't
+    UTF-8 becomes U+FFFD.
+    """
+    properties: dict[str, str] = {}
+    for entry in str(data, "utf-8", "replace").split(PROPERTY_SEPARATOR):
+        name, _, value = entry.partition(NAME_VALUE_SEPARATOR)
+        if name and value:
+            properties[name] = value
+    return properties
+
+
+def encode_single(message: Message, sys_flag: int = 0) -> EncodedBatch:
+    """Return what SEND_MESSAGE carries of one message: its body as it is, its properties for the header.
+
+    Raises
+    ------
+    MQClientException
+        See `encode_properties`.
+    """
+    properties = encode_properties(message.properties).decode()
+    size = len(message.body)
+    return EncodedBatch(
+        message.topic,
+        (message.body,),
+        1,
+        size,
+        batch=False,
+        properties=properties,
+        flag=message.flag,
+        sys_flag=sys_flag,
+    )
+
+
+def encode_batch_item(message: Message) -> bytes:
+    """Encode one item of a batch body; the topic isn't in it.
+
+    Raises
+    ------
+    MQClientException
+        Code 13: the flag isn't an int32, or :func:`encode_properties` refuses the properties.
+    """
+    properties = encode_properties(message.properties)
+    total_size = ITEM_OVERHEAD + len(message.body) + len(properties)
+    try:
+        head = _ITEM_HEAD.pack(total_size, 0, 0, message.flag, len(message.body))
+    except struct.error as exc:
+        raise _illegal(f"flag {message.flag} and body of {len(message.body)} bytes must fit 32 bits: {exc}") from exc
+    return b"".join((head, message.body, _SHORT.pack(len(properties)), properties))
+
+
+def encode_batch(messages: Iterable[Message]) -> bytes:
+    """Encode the body of SEND_BATCH_MESSAGE.
+
+    The limit on the body's size is the broker's ``maxMessageSize``, which the producer knows; it isn't checked here.
+
+    Raises
+    ------
+    MQClientException
+        Code 13: no message, more than 32,000 of them, several topics, or an item that can't be encoded.
+    """
+    batch = list(messages)
+    if not 1 <= len(batch) <= MAX_BATCH_ROWS:
+        raise _illegal(f"a batch of {len(batch)} messages; 1 to {MAX_BATCH_ROWS} are allowed, split it")
+    topics = {message.topic for message in batch}
+    if len(topics) > 1:
+        raise _illegal(f"a batch of messages for {sorted(topics)}; all messages of a batch must have the same topic")
+    return b"".join(encode_batch_item(message) for message in batch)
+
+
+def decode_batch(body: Buffer, topic: str = "") -> list[Message]:
+    """Decode a batch body, which is also the body of a stored inner batch.
+
+    Parameters
+    ----------
+    topic : str, default ""
+        Given to every message: items carry none.
+
+    Raises
+    ------
+    RemotingCommandException
+        An item reaches beyond the body; or there are more than `MAX_STORED_ROWS`.
+    """
+    return list(iter_batch(body, topic))
+
+
+def iter_batch(body: Buffer, topic: str = "") -> Iterator[Message]:
+    """Decode the same, one item after the other; the items before one that raises are valid."""
+    return (message for message, _ in iter_batch_with_properties(body, topic))
+
+
+def iter_batch_with_properties(body: Buffer, topic: str = "") -> Iterator[tuple[Message, memoryview]]:
+    """Decode the same, each message with its property string as stored."""
+    cursor = _Cursor(memoryview(body), "a batch body")
+    count = 0
+    while cursor.left:
+        if count == MAX_STORED_ROWS:
+            raise cursor.error(f"more than {MAX_STORED_ROWS} messages, which is more than any batch has")
+        # Total size, magic and CRC are ignored, as by the broker.
+        _, _, _, flag, body_length = cursor.unpack(_ITEM_HEAD)
+        message_body = bytes(cursor.take(body_length))
+        (properties_length,) = cursor.unpack(_SHORT)
+        properties = cursor.take(properties_length)
+        yield Message(topic, message_body, flag, decode_properties(properties)), properties
+        count += 1
+
+
+def decode_records(body: Buffer) -> list[MessageExt]:
+    """Decode the body of a pull or of VIEW_MESSAGE_BY_ID; raises as `iter_records`."""
+    return list(iter_records(body))
+
+
+def iter_records(body: Buffer) -> Iterator[MessageExt]:
+    """Decode the same, one record after the other.
+
+    Raises
+    ------
+    RemotingCommandException
+        A record is truncated or has an unknown magic. Nothing is skipped: offsets would silently go missing.
+    """
+    data, at = memoryview(body), 0
+    while at < len(data):
+        record = record_at(data, at)
+        yield decode_record(record, at)
+        at += len(record)
+
+
+def record_at(data: memoryview, at: int) -> memoryview:
+    """Return the bytes of the record that begins at position `at`.
+
+    Raises
+    ------
+    RemotingCommandException
+        Its length is negative, too small for any record, or reaches beyond `data`: no later record can be located.
+    """
+    cursor = _Cursor(data, "stored records", at)
+    (total_size,) = cursor.unpack(_INT)
+    cursor.at = at
+    if 0 <= total_size < _SMALLEST_RECORD:
+        raise cursor.error(f"a record of {total_size} bytes, the smallest has {_SMALLEST_RECORD}")
+    return cursor.take(total_size)
+
+
+def claimed_offset(record: memoryview) -> int | None:
+    """Return the queue offset in the head of a record; None if the magic is unknown, so that the layout is, too."""
+    _, magic, _, _, _, queue_offset, *_ = _RECORD_HEAD.unpack_from(record)
+    return queue_offset if magic in _TOPIC_LENGTH else None
+
+
+def first_queue_offset(body: Buffer) -> int | None:
+    """Return the queue offset of the first record of a pull's body; None if its head cannot be read."""
+    return claimed_offset(memoryview(body)) if len(body) >= _RECORD_HEAD.size else None
+
+
+def last_queue_offset(body: Buffer) -> int | None:
+    """Return the queue offset of the last record of a pull's body; None if a record cannot be located."""
+    data, at, last = memoryview(body), 0, None
+    try:
+        while at < len(data):
+            record = record_at(data, at)
+            last = claimed_offset(record)
+            at += len(record)
+    except RemotingCommandException:
+        return None
+    return last
+
+
+def encode_record(message: MessageExt) -> bytes:
+    """Encode one message as brokers store it, with the second magic code."""
+    topic, properties = message.topic.encode(), encode_properties(message.properties)
+    hosts = pack_host(message.born_host), pack_host(message.store_host)
+    after_body = b"".join((_SHORT.pack(len(topic)), topic, _SHORT.pack(len(properties)), properties))
+    fixed = _RECORD_HEAD.size + _LONG.size + _RECORD_TAIL.size
+    total_size = fixed + sum(map(len, hosts)) + len(message.body) + len(after_body)
+    head = _RECORD_HEAD.pack(
+        total_size,
+        MESSAGE_MAGIC_V2,
+        message.body_crc,
+        message.queue_id,
+        message.flag,
+        message.queue_offset,
+        message.physical_offset,
+        message.sys_flag,
+        message.born_timestamp,
+    )
+    tail = _RECORD_TAIL.pack(message.reconsume_times, message.prepared_transaction_offset, len(message.body))
+    return b"".join((head, hosts[0], _LONG.pack(message.store_timestamp), hosts[1], tail, message.body, after_body))
+
+
+def decode_record(data: memoryview, at: int = 0) -> MessageExt:
+    """Decode one record; `at` is its position in the answer, for errors. Raises as `iter_records`."""
+    return decode_record_with_text(data, at)[0]
+
+
+def decode_record_with_text(data: memoryview, at: int = 0) -> tuple[MessageExt, memoryview, memoryview]:
+    """Decode one record; return it with its topic and its property string as stored."""
+    record = _Cursor(data, f"the stored record at byte {at}")
+    (
+        _,
+        magic,
+        body_crc,
+        queue_id,
+        flag,
+        queue_offset,
+        physical_offset,
+        sys_flag,
+        born_timestamp,
+    ) = record.unpack(_RECORD_HEAD)
+    if magic not in _TOPIC_LENGTH:
+        raise record.error(f"magic 0x{magic:08X}, known are 0xDAA320A7 and 0xDAA320AB")
+    born_host = format_host(bytes(record.take(20 if sys_flag & SYS_FLAG_BORN_HOST_V6 else 8)))
+    (store_timestamp,) = record.unpack(_LONG)
+    store_host = format_host(bytes(record.take(20 if sys_flag & SYS_FLAG_STORE_HOST_V6 else 8)))
+    reconsume_times, prepared_transaction_offset, body_length = record.unpack(_RECORD_TAIL)
+    body = bytes(record.take(body_length))
+    (topic_length,) = record.unpack(_TOPIC_LENGTH[magic])
+    topic = record.take(topic_length)
+    (properties_length,) = record.unpack(_SHORT)
+    properties = record.take(properties_length)
+    message = MessageExt(
+        topic=str(topic, "utf-8", "replace"),
+        queue_id=queue_id,
+        queue_offset=queue_offset,
+        physical_offset=physical_offset,
+        flag=flag,
+        sys_flag=sys_flag,
+        born_timestamp=born_timestamp,
+        born_host=born_host,
+        store_timestamp=store_timestamp,
+        store_host=store_host,
+        reconsume_times=reconsume_times,
+        prepared_transaction_offset=prepared_transaction_offset,
+        body_crc=body_crc,
+        body=body,
+        properties=decode_properties(properties),
+    )
+    return message, topic, properties
+
+
+def unique_id_prefix(ip: bytes, pid: int, loader: int) -> bytes:
+    """Return the part of client message ids that one process keeps: 10 bytes, or 22 on IPv6.
+
+    Parameters
+    ----------
+    ip : bytes
+        4 or 16 address bytes of the client.
+    pid : int
+        Its low 16 bits are used.
+    loader : int
+        Any random number per process and task (Java: hash of the class loader); its low 32 bits are used.
+    """
+    if len(ip) not in (4, 16):
+        raise ValueError(f"ip must be 4 or 16 address bytes, got {len(ip)}")
+    return ip + struct.pack(">HI", pid & 0xFFFF, loader & 0xFFFFFFFF)
+
+
+def unique_id(prefix: bytes, sequence: int) -> str:
+    """Return a client message id (``UNIQ_KEY``): upper-case hex of the prefix and 6 bytes of sequence.
+
+    Parameters
+    ----------
+    prefix : bytes
+        From :func:`unique_id_prefix`.
+    sequence : int
+        Counts up by one from ``ms << 16``, ms since the start of the month: a carry moves into the time by itself.
+        Its low 48 bits are used.
+    """
+    return (prefix + (sequence & 0xFFFFFFFFFFFF).to_bytes(6, "big")).hex().upper()
+
+
+class _Cursor:
+    """Reads forward through bytes and refuses to read beyond them."""
+
+    def __init__(self, data: memoryview, what: str, at: int = 0) -> None:
+        self._data = data
+        self._what = what
+        self.at = at
+
+    @property
+    def left(self) -> int:
+        return len(self._data) - self.at
+
+    def take(self, size: int) -> memoryview:
+        if not 0 <= size <= self.left:
+            raise self.error(f"{size} bytes claimed, {self.left} left")
+        self.at += size
+        return self._data[self.at - size : self.at]
+
+    def unpack(self, layout: struct.Struct) -> tuple[int, ...]:
+        return layout.unpack(self.take(layout.size))
+
+    def error(self, reason: str) -> RemotingCommandException:
+        return RemotingCommandException(f"decoding {self._what}, byte {self.at} of {len(self._data)}: {reason}")
+
+
+def _illegal(reason: str) -> MQClientException:
+    return MQClientException(f"encoding a message: {reason}", ResponseCode.MESSAGE_ILLEGAL)

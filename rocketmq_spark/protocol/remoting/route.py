@@ -1,0 +1,251 @@
+"""Decodes a name server's JSON: routes, brokers, topics.
+
+Standard JSON is tried first; the repair is for fastjson's unquoted numeric keys only. Nothing is filtered: read-only
+queues and brokers without a master are kept. The number of brokers, queues and names is bounded here for all callers.
+
+Follows ``TopicRouteData.java``, ``BrokerData.java`` and ``QueueData.java``.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rocketmq_spark.errors import RemotingCommandException
+from rocketmq_spark.model.names import java_order
+from rocketmq_spark.model.route import MAX_ADDRESSES, MAX_BROKERS, MAX_QUEUES, BrokerData, QueueData, TopicRouteData
+from rocketmq_spark.protocol.remoting.command import loads
+
+# A string is consumed whole before a key can match inside it. Its closing quote is optional so that a body cut off
+# within a string costs one scan, not one per quote.
+_STRING_OR_KEY: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|([{,]\s*)(-?[0-9]+)(\s*:)', re.DOTALL)
+
+# Of a broker, a cluster, an address. A DNS name has 253 characters at most.
+_LONGEST: Final = 512
+
+_BROKER_ID: Final = re.compile(r"[0-9]{1,19}")
+
+
+def loads_lenient(body: bytes) -> Any:
+    """Load JSON that may have numbers as unquoted keys, as fastjson writes ``Map<Long, ..>``.
+
+    Raises
+    ------
+    RemotingCommandException
+        It is neither; it is nested too deeply, or holds too much; or a text in it is no valid Unicode.
+    """
+    try:
+        return loads(body, lambda text: _STRING_OR_KEY.sub(_quote_key, text))
+    except ValueError as exc:
+        raise RemotingCommandException(
+            f"reading a JSON body of {len(body)} bytes that starts {bytes(body[:60])!r}: {exc}"
+        ) from exc
+
+
+def decode_topic_route(body: bytes) -> TopicRouteData:
+    """Decode the body of a GET_ROUTEINFO_BY_TOPIC answer.
+
+    Returns
+    -------
+    TopicRouteData
+        Broker ids as int; both tuples sorted by broker name as Java sorts it; `static_topic` if queue ids are logical.
+
+    Raises
+    ------
+    RemotingCommandException
+        Not JSON; or a field is missing, has the wrong type, or is beyond all measure; the text names it.
+    """
+    route = loads_lenient(body)
+    if not isinstance(route, dict):
+        raise _wrong("the route", route, "an object")
+    queue_datas = [_queue_data(item) for item in _objects(route, "queueDatas")]
+    broker_datas = [decode_broker_data(item) for item in _objects(route, "brokerDatas")]
+    queues = sum(max(data.queue_nums, 0) for data in queue_datas)
+    if queues > MAX_QUEUES:
+        raise _wrong("the number of queues", queues, f"at most {MAX_QUEUES}")
+    return TopicRouteData(
+        queue_datas=tuple(sorted(queue_datas, key=lambda queue: java_order(queue.broker_name))),
+        broker_datas=tuple(sorted(broker_datas, key=lambda broker: java_order(broker.broker_name))),
+        order_topic_conf=_order_topic_conf(route),
+        static_topic=bool(route.get("topicQueueMappingByBroker")),
+    )
+
+
+def decode_broker_data(item: dict[str, Any]) -> BrokerData:
+    """Return the broker of an entry of ``brokerDatas``, or of ``brokerAddrTable`` in what is told of a cluster.
+
+    Raises
+    ------
+    RemotingCommandException
+        A field is missing or has the wrong type.
+    """
+    addrs = item.get("brokerAddrs")
+    if not isinstance(addrs, dict):
+        raise _wrong("brokerAddrs", addrs, "an object")
+    if len(addrs) > MAX_ADDRESSES:
+        raise _wrong("the number of addresses of a broker", len(addrs), f"at most {MAX_ADDRESSES}")
+    for broker_id in addrs:
+        if not _BROKER_ID.fullmatch(broker_id):
+            raise _wrong("a broker id in brokerAddrs", broker_id, "a number")
+    return BrokerData(
+        broker_name=_string(item, "brokerName"),
+        broker_addrs={int(broker_id): _string(addrs, broker_id) for broker_id in addrs},
+        cluster=_string(item, "cluster", ""),
+    )
+
+
+def _quote_key(match: re.Match[str]) -> str:
+    before, number, after = match.groups()
+    return match[0] if number is None else f'{before}"{number}"{after}'
+
+
+def _queue_data(item: dict[str, Any]) -> QueueData:
+    return QueueData(
+        broker_name=_string(item, "brokerName"),
+        read_queue_nums=_int(item, "readQueueNums"),
+        write_queue_nums=_int(item, "writeQueueNums"),
+        perm=_int(item, "perm"),
+        topic_sys_flag=_int(item, "topicSysFlag", 0),
+    )
+
+
+def _objects(route: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    value = route.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise _wrong(name, value, "a list of objects")
+    if len(value) > MAX_BROKERS:
+        raise _wrong(f"the length of {name}", len(value), f"at most {MAX_BROKERS}")
+    return value
+
+
+def _string(item: dict[str, Any], name: str, default: str | None = None, *, longest: int = _LONGEST) -> str:
+    value = item.get(name)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, str):
+        raise _wrong(name, value, "a string")
+    if len(value) > longest:
+        raise _wrong(f"the length of {reprlib.repr(name)}", len(value), f"at most {longest} characters")
+    return value
+
+
+def _order_topic_conf(route: dict[str, Any]) -> str | None:
+    if route.get("orderTopicConf") is None:
+        return None
+    return _string(route, "orderTopicConf", longest=MAX_BROKERS * _LONGEST)
+
+
+def _int(item: dict[str, Any], name: str, default: int | None = None) -> int:
+    value = item.get(name, default)
+    if type(value) is not int:
+        raise _wrong(name, value, "an integer")
+    return value
+
+
+def _wrong(what: str, value: object, wanted: str) -> RemotingCommandException:
+    return RemotingCommandException(f"reading a topic route: {what} is {reprlib.repr(value)}, {wanted} is needed")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterInfo:
+    """The brokers that a name server knows (``ClusterInfo.java``).
+
+    Parameters
+    ----------
+    brokers : tuple of BrokerData
+        By name.
+    clusters : mapping of str to tuple of str
+        The names of each cluster's brokers, sorted.
+    """
+
+    brokers: tuple[BrokerData, ...]
+    clusters: Mapping[str, tuple[str, ...]]
+
+
+def decode_cluster_info(body: bytes) -> ClusterInfo:
+    """Decode the body of a GET_BROKER_CLUSTER_INFO answer.
+
+    Raises
+    ------
+    RemotingCommandException
+        Not JSON, or not of this form.
+    """
+    doing = "reading the brokers of a cluster"
+    told = loads_lenient(body)
+    table, clusters = _object(told, "brokerAddrTable", doing), _object(told, "clusterAddrTable", doing)
+    brokers = [decode_broker_data(item) for item in table.values() if isinstance(item, dict)]
+    if len(brokers) < len(table) or not all(isinstance(names, list) for names in clusters.values()):
+        raise RemotingCommandException(
+            f"{doing}: brokerAddrTable needs objects, clusterAddrTable lists: {reprlib.repr(told)}"
+        )
+    return ClusterInfo(
+        tuple(sorted(brokers, key=lambda broker: broker.broker_name)),
+        {name: tuple(sorted(map(str, names))) for name, names in sorted(clusters.items())},
+    )
+
+
+def decode_runtime_info(body: bytes) -> Mapping[str, str]:
+    """Decode the body of a GET_BROKER_RUNTIME_INFO answer: figures by name, all of them texts.
+
+    Raises
+    ------
+    RemotingCommandException
+        Not JSON, or not of this form.
+    """
+    table = _object(loads_lenient(body), "table", "reading a broker's figures")
+    return {name: str(value) for name, value in table.items()}
+
+
+def decode_properties(body: bytes) -> Mapping[str, str]:
+    """Decode the lines ``name=value`` of a GET_BROKER_CONFIG answer."""
+    pairs = (line.partition("=") for line in bytes(body).decode(errors="replace").splitlines())
+    return {name.strip(): value.strip() for name, equals, value in pairs if equals}
+
+
+def _object(told: Any, name: str, doing: str) -> dict[str, Any]:
+    value = told.get(name) if isinstance(told, dict) else None
+    if not isinstance(value, dict):
+        raise RemotingCommandException(f"{doing}: {reprlib.repr(told)} has no object {name}")
+    return value
+
+
+# A frame of 16 MiB has room for 5 million empty names. 200,000 names of 25 characters have 6 MB.
+_MAX_NAMES: Final = 200_000
+
+
+def decode_topic_list(body: bytes) -> frozenset[str]:
+    """Decode the names in the body of a GET_ALL_TOPIC_LIST_FROM_NAMESERVER answer.
+
+    Raises
+    ------
+    RemotingCommandException
+        Not JSON, or not of this form.
+    """
+    return frozenset(_names(body, "topicList", "reading the list of topics", "names"))
+
+
+def decode_consumer_list(body: bytes) -> tuple[str, ...]:
+    """Decode the client ids in the body of a GET_CONSUMER_LIST_BY_GROUP answer.
+
+    Raises
+    ------
+    RemotingCommandException
+        Not JSON, or not of this form.
+    """
+    return tuple(_names(body, "consumerIdList", "reading who is in a group", "ids"))
+
+
+def _names(body: bytes, field: str, doing: str, kind: str) -> list[str]:
+    # Checked before any object is built. Servers accept no name with a comma.
+    if body.count(b",") > _MAX_NAMES:
+        raise RemotingCommandException(f"{doing}: more than {_MAX_NAMES} {kind}")
+    told = loads_lenient(body)
+    names = told.get(field) if isinstance(told, dict) else None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise RemotingCommandException(f"{doing}: {reprlib.repr(told)} has no {field} of {kind}")
+    return names

@@ -1,0 +1,238 @@
+"""Stored records as a reader sees them: inner batches split, bodies decompressed, checksums verified.
+
+This is the oracle of the vectorised decoder, and its fallback for rare layouts. An unreadable message is returned as
+`Unreadable` at its place, and does not affect its neighbours: the record's length locates the next one. Only an invalid
+length makes the rest of the answer unreadable. One record is decompressed at a time, and none outside the requested
+offsets.
+
+Follows ``MessageDecoder.java`` and ``MessageClientExt.getMsgId``.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from rocketmq_spark.errors import CompressionError, RemotingCommandException, escaped
+from rocketmq_spark.model.message import Buffer, MessageQueue
+from rocketmq_spark.model.message_ext import MessageExt
+from rocketmq_spark.model.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR, UNIQ_KEY
+from rocketmq_spark.protocol.compression import COMPRESSED_FLAG, decompress
+from rocketmq_spark.protocol.remoting.records import (
+    MAX_STORED_ROWS,
+    claimed_offset,
+    decode_record_with_text,
+    iter_batch_with_properties,
+    record_at,
+)
+
+# Both bits: the body is a batch, and is to be taken apart.
+INNER_BATCH: Final = 0xC0
+# A broker stores the checksum without its top bit.
+CRC_MASK: Final = 0x7FFFFFFF
+# How many offsets an inner batch has: brokers count by this property.
+_INNER_NUM: Final = "INNER_NUM"
+# Characters of a property entry that a reason quotes.
+_SHOWN: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A message that cannot be read, or several with consecutive offsets.
+
+    Parameters
+    ----------
+    queue : MessageQueue
+        With the topic as the user knows it.
+    start, end : int
+        Its offsets; `end` is not one of them.
+    body : bytes
+        The body as stored; without `record`, all bytes of the record.
+    record : MessageExt or None, default None
+        The stored record; None if it cannot be decoded.
+    properties_known : bool, default True
+        False: the property string of `record` cannot be parsed, so that its properties are incomplete or wrong.
+    """
+
+    queue: MessageQueue
+    start: int
+    end: int
+    reason: str
+    body: bytes
+    record: MessageExt | None = None
+    properties_known: bool = True
+
+    def __str__(self) -> str:
+        one = self.end - self.start == 1
+        what = f"the message at offset {self.start}" if one else f"the messages {self.start} to {self.end - 1}"
+        return f"{self.queue}, {what} cannot be read: {self.reason}"
+
+    @property
+    def explanation(self) -> str:
+        """The reason, and the offsets if there are several."""
+        offsets = f"messages {self.start} to {self.end - 1}: " if self.end - self.start > 1 else ""
+        return offsets + self.reason
+
+
+def messages_of(
+    body: Buffer, queue: MessageQueue, start: int, end: int, *, decompressed: bool = True, parsed: bool = True
+) -> Iterator[MessageExt | Unreadable]:
+    """Yield the messages of a pull's body from one offset up to another, as their sender had them.
+
+    Parameters
+    ----------
+    body : bytes or memoryview
+        Stored records.
+    queue : MessageQueue
+        The queue that they are from.
+    start, end : int
+        Offsets; a broker gives the whole of an inner batch, and more than was asked for where that fits.
+    decompressed : bool, default True
+        False: compressed bodies stay as they are, except those of inner batches.
+    parsed : bool, default True
+        False: properties are not needed, so a message is readable even if they cannot be parsed.
+    """
+    data, at, following = memoryview(body), 0, start
+    while at < len(data):
+        size, record = _record_at(data, at, queue, following, end, parsed=parsed)
+        messages: Iterable[MessageExt | Unreadable] = ()
+        if isinstance(record, Unreadable):
+            messages = (record,)
+        # The messages of an inner batch have the offsets from its own on.
+        elif start - MAX_STORED_ROWS < record.queue_offset < end:
+            messages = _unpacked(record, queue, decompressed=decompressed, parsed=parsed)
+        else:
+            following = record.queue_offset + 1
+        for message in messages:
+            if isinstance(message, Unreadable):
+                following = message.end
+                if message.start < end and message.end > start:
+                    yield replace(message, start=max(message.start, start), end=min(message.end, end))
+            else:
+                following = message.queue_offset + 1
+                if start <= message.queue_offset < end:
+                    yield message
+        at += size
+
+
+def message_id(message: MessageExt) -> str:
+    """Return the id that the Java consumer shows: the sender's, else the broker's own."""
+    return message.properties.get(UNIQ_KEY) or message.offset_msg_id
+
+
+def _record_at(
+    data: memoryview, at: int, queue: MessageQueue, following: int, end: int, *, parsed: bool
+) -> tuple[int, MessageExt | Unreadable]:
+    """Return how many bytes a record has, and the record; `following` is its offset if it shows none.
+
+    A length that cannot be right makes the rest of `data` one unreadable record, up to offset `end`.
+    """
+    try:
+        record = record_at(data, at)
+    except RemotingCommandException as exc:
+        reason = f"{exc}; no later message of the broker's answer can be located"
+        return len(data) - at, Unreadable(queue, following, end, reason, bytes(data[at:]))
+    try:
+        message, topic, properties = decode_record_with_text(record, at)
+    except RemotingCommandException as exc:
+        offset = claimed_offset(record)
+        offset = following if offset is None else offset
+        return len(record), Unreadable(queue, offset, offset + 1, str(exc), bytes(record))
+    # The messages of an inner batch have their own properties; those of the batch itself are not delivered.
+    inner = message.sys_flag & INNER_BATCH == INNER_BATCH
+    properties_fault = _properties_fault(properties) if parsed and not inner else None
+    fault = _text_fault(topic, "the topic") or properties_fault
+    if fault is None:
+        return len(record), message
+    offset = message.queue_offset
+    return len(record), Unreadable(
+        queue,
+        offset,
+        offset + _offsets_of(message),
+        fault,
+        message.body,
+        message,
+        properties_known=not properties_fault,
+    )
+
+
+def _text_fault(data: Buffer, what: str) -> str | None:
+    try:
+        str(data, "utf-8")
+    except UnicodeDecodeError as exc:
+        return f"{what} is not valid UTF-8: {exc.reason} at byte {exc.start} of {len(data)}"
+    return None
+
+
+def _properties_fault(data: Buffer) -> str | None:
+    """Return why a property string cannot be parsed without a change of its text; None if it can be.
+
+    Entries without a name, without a value, or without any character are valid: the Java client skips them.
+    """
+    fault = _text_fault(data, "the property string")
+    if fault is not None:
+        return fault
+    for entry in str(data, "utf-8").split(PROPERTY_SEPARATOR):
+        if entry and NAME_VALUE_SEPARATOR not in entry:
+            shown = escaped(entry, _SHOWN)
+            return f"the property string has an entry without the separator 0x01 of name and value: '{shown}'"
+    return None
+
+
+def _offsets_of(record: MessageExt) -> int:
+    """Return how many offsets a record has in its queue."""
+    number = record.properties.get(_INNER_NUM, "") if record.sys_flag & INNER_BATCH == INNER_BATCH else ""
+    return min(max(int(number), 1), MAX_STORED_ROWS) if re.fullmatch("[0-9]{1,5}", number) else 1
+
+
+def _unpacked(
+    record: MessageExt, queue: MessageQueue, *, decompressed: bool, parsed: bool
+) -> Iterator[MessageExt | Unreadable]:
+    first = record.queue_offset
+
+    def unreadable(offset: int, reason: str) -> Unreadable:
+        end = max(first + _offsets_of(record), offset + 1)
+        return Unreadable(queue, offset, end, reason, record.body, record)
+
+    crc = zlib.crc32(record.body) & CRC_MASK
+    if crc != record.body_crc:
+        yield unreadable(
+            first,
+            f"the body has the checksum 0x{crc:08X}, stored is 0x{record.body_crc:08X}: it was damaged in the broker's "
+            "store or on the network",
+        )
+        return
+    message, inner = record, record.sys_flag & INNER_BATCH == INNER_BATCH
+    if inner or decompressed:
+        try:
+            body = decompress(record.body, record.sys_flag)
+        except CompressionError as exc:
+            yield unreadable(first, str(exc))
+            return
+        message = replace(record, body=body, sys_flag=record.sys_flag & ~COMPRESSED_FLAG)
+    if not inner:
+        yield message
+        return
+    offset = first
+    try:
+        for item, properties in iter_batch_with_properties(message.body):
+            row = replace(message, queue_offset=offset, flag=item.flag, body=item.body, properties=item.properties)
+            fault = _properties_fault(properties) if parsed else None
+            if fault is None:
+                yield row
+            else:
+                reason = f"message {offset - first} of the inner batch at offset {first}: {fault}"
+                yield Unreadable(queue, offset, offset + 1, reason, row.body, row, properties_known=False)
+            offset += 1
+    except RemotingCommandException as exc:
+        yield unreadable(offset, f"message {offset - first} of the inner batch at offset {first}: {exc}")
+        return
+    if offset == first:
+        yield unreadable(first, "the inner batch has no messages")
+    elif offset < first + _offsets_of(record):
+        # The sender chooses the number of offsets.
+        count = f"{offset - first} messages and {_offsets_of(record)} offsets"
+        yield unreadable(offset, f"the inner batch at offset {first} has {count}")

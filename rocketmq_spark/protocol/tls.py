@@ -1,0 +1,109 @@
+"""Why two sides fail to agree on TLS, and what to do about it, in the same words for both protocols."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Final
+
+NOT_TRUSTED: Final = (
+    "the server's certificate is not trusted; set tlsCaFile to the certificate of the authority that signed it"
+)
+OUT_OF_DATE: Final = "the server needs a new certificate, or a clock is wrong"
+MUST_NAME: Final = "the server's certificate must name"
+OURS_REFUSED: Final = "the server refuses this client's certificate, or demands one"
+TOO_OLD: Final = "the server's TLS is older than 1.2, which is the oldest allowed: update the server"
+DEMANDS_TLS: Final = "it demands TLS: set useTls=true"
+# A man in the middle who answers in plain text must not make the user switch TLS off.
+INTERCEPTED: Final = "if it should speak TLS, somebody may be intercepting the connection"
+SPEAKS_NO_TLS: Final = f"it speaks no TLS: set useTls=false if it is meant to have none; {INTERCEPTED}"
+LEAVE_TLS_OUT: Final = f"leave TLS out (useTls, --tls), or switch it on there; {INTERCEPTED}"
+
+# OpenSSL's reasons, before and since 3.2, if the first bytes received are not TLS.
+_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"})
+
+_TOO_OLD: Final = frozenset({"UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION"})
+
+# X509_V_ERR_* of OpenSSL's x509_vfy.h: not yet valid, expired; another host's name, another host's address.
+OUT_OF_DATE_CODES: Final = frozenset({9, 10})
+_OTHER_HOST: Final = frozenset({62, 64})
+
+# Alerts about the client's certificate (RFC 8446 section 6.2), as OpenSSL names them. TLS 1.2 sends the second one for
+# a missing certificate.
+REFUSAL_ALERTS: Final = frozenset(
+    {
+        "TLSV13_ALERT_CERTIFICATE_REQUIRED",
+        "SSLV3_ALERT_HANDSHAKE_FAILURE",
+        "SSLV3_ALERT_BAD_CERTIFICATE",
+        "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE",
+        "SSLV3_ALERT_CERTIFICATE_REVOKED",
+        "SSLV3_ALERT_CERTIFICATE_EXPIRED",
+        "SSLV3_ALERT_CERTIFICATE_UNKNOWN",
+        "TLSV1_ALERT_UNKNOWN_CA",
+        "TLSV1_ALERT_ACCESS_DENIED",
+    }
+)
+
+# Netty, with the OpenSSL that RocketMQ ships, sends this for a certificate of an unknown authority.
+NO_REASON: Final = "TLSV1_ALERT_INTERNAL_ERROR"
+
+
+class HandshakeError(ConnectionError):
+    """The TLS handshake failed."""
+
+
+class CertificateError(HandshakeError):
+    """A certificate was refused: the server's, or ours."""
+
+
+class DisagreementError(HandshakeError):
+    """One side speaks TLS, and the other does not."""
+
+
+def handshake_error(error: OSError, refusals: frozenset[str]) -> HandshakeError:
+    """Return the error of a failed handshake, and what to do about it; `refusals` as of `TlsSettings`."""
+    hint = f"does it speak TLS? Else set useTls=false; {INTERCEPTED}"
+    if isinstance(error, ssl.SSLError):
+        if error.reason in refusals:
+            return refusal(error)
+        if error.reason in _TOO_OLD:
+            return DisagreementError(f"{TOO_OLD} ({error.reason})")
+        if error.reason in _NO_TLS:
+            # A single changed bit has the same effect, so this error stays retriable.
+            return HandshakeError(
+                f"what the server sent is not TLS ({error.reason}): correct the port, or set useTls=false if it is"
+                f" meant to have none; {INTERCEPTED}"
+            )
+        return HandshakeError(f"the TLS handshake failed ({error.reason or error}); {hint}")
+    if isinstance(error, ConnectionError):
+        return HandshakeError(f"the server hung up during the TLS handshake ({error}); {hint}")
+    return HandshakeError(f"the TLS handshake failed ({error}); {hint}")
+
+
+def refusal(error: ssl.SSLError) -> CertificateError:
+    """Return the error of an alert about this client's certificate."""
+    return CertificateError(
+        f"{OURS_REFUSED} ({error.reason}): set tlsCertFile and "
+        "tlsKeyFile to a certificate that is signed by an authority that the server trusts, and has not expired, and "
+        "to its key"
+    )
+
+
+def advice(verify_code: int, host: str, server_name: str | None) -> str:
+    """Return what to do about a certificate that OpenSSL rejected with this code."""
+    if verify_code in _OTHER_HOST:
+        remedy = other_name(host, server_name)
+        return remedy if server_name is not None else f"{remedy}; a broker is dialled by its brokerIP1"
+    return OUT_OF_DATE if verify_code in OUT_OF_DATE_CODES else NOT_TRUSTED
+
+
+def other_name(host: str, server_name: str | None) -> str:
+    """Return what to do about a certificate that names neither `host` nor, if set, `server_name`."""
+    if server_name is not None:
+        return (
+            f"{MUST_NAME} {server_name} (subjectAltName), which is the option tlsServerName; the server was dialled by "
+            f"{host}"
+        )
+    return (
+        f"{MUST_NAME} {host} (subjectAltName), by which the server was dialled; or set tlsServerName to the one name "
+        "that all certificates have"
+    )

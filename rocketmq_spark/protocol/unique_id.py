@@ -1,0 +1,165 @@
+"""Client message ids (``UNIQ_KEY``), one at a time, for all threads of a process.
+
+An id is a prefix that a process keeps, and a 48-bit sequence: milliseconds of the month, with a counter that carries
+into the time rather than repeat an id. A fork draws a new prefix before its first id. A new month draws a new prefix
+too, so that no id of last month is repeated. Ids for gRPC have another format: 6 random bytes, the process id, and a
+64-bit sequence that starts at the seconds since 2021.
+
+Follows ``MessageClientIDSetter.java``, and ``MessageIdCodec.java`` of the gRPC client. `rocketmq_spark.arrow.ids` draws
+ids by the thousand.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Final
+
+from rocketmq_spark.protocol.remoting.records import unique_id, unique_id_prefix
+
+# 2021-01-01T00:00:00Z.
+_EPOCH_V1: Final = 1_609_459_200
+
+
+def milliseconds_of_month(now: float) -> int:
+    """Return the milliseconds since the current month began, in local time.
+
+    Parameters
+    ----------
+    now : float
+        Epoch seconds.
+    """
+    return int((now - month_start(now)) * 1000)
+
+
+def message_id_prefix(pid: int, rng: random.Random) -> bytes:
+    """Return what stays of a process's gRPC message ids, 9 bytes.
+
+    The 6 in the place of a network card's address are random: containers of many hosts have equal addresses.
+    """
+    return b"\x01" + rng.getrandbits(48).to_bytes(6, "big") + (pid & 0xFFFF).to_bytes(2, "big")
+
+
+def message_id_sequence(now: float) -> int:
+    """Return where the sequence of gRPC message ids starts; `now` is epoch seconds."""
+    return (int(now) - _EPOCH_V1) << 32
+
+
+def month_start(now: float) -> float:
+    """Return when the current month began in local time, epoch seconds."""
+    return datetime.fromtimestamp(now).replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
+
+
+class UniqueIdGenerator:
+    """Draws ids. Share one for a process; it may be used by any thread, and inherited over a fork.
+
+    Parameters
+    ----------
+    ip : bytes
+        The client's address: 4 bytes; 16 on a host that has IPv6 only, whose ids are longer (56 digits instead of 32).
+    wall_clock : callable, default time.time
+        Returns epoch seconds.
+    rng : random.Random, default SystemRandom
+        Read once a process and month. A seeded one gives a fork the prefix of its parent again, but for the pid.
+    """
+
+    def __init__(
+        self,
+        ip: bytes,
+        *,
+        wall_clock: Callable[[], float] = time.time,
+        rng: random.Random | None = None,
+        getpid: Callable[[], int] = os.getpid,
+    ) -> None:
+        self._ip = ip
+        self._wall_clock = wall_clock
+        self._rng = rng or random.SystemRandom()
+        self._getpid = getpid
+        self._sequence = self._new_sequence()
+
+    def __repr__(self) -> str:
+        return f"<UniqueIdGenerator {self._sequence.prefix.hex().upper()}>"
+
+    def next_id(self) -> str:
+        """Return an id that no other call returns: 32 upper-case hex digits, 56 on IPv6."""
+        sequence = self._sequence
+        if sequence.pid != self._getpid():
+            # Several threads of a new process may do this at once: their prefixes differ, and so do their ids.
+            sequence = self._sequence = self._new_sequence()
+        return sequence.next_id(self._wall_clock())
+
+    def _new_sequence(self) -> _Sequence:
+        return _Sequence(self._ip, self._getpid(), self._rng, self._wall_clock())
+
+
+class _Sequence:
+    """The ids of one process."""
+
+    def __init__(self, ip: bytes, pid: int, rng: random.Random, now: float) -> None:
+        self.pid = pid
+        self._ip = ip
+        self._rng = rng
+        self._lock = threading.Lock()
+        self._last = -1
+        self._begin_month(now)
+
+    def next_id(self, now: float) -> str:
+        with self._lock:
+            if now >= self._month_end:
+                self._begin_month(now)
+            # A clock that is set back, or a full millisecond, makes the sequence run on ahead of the time.
+            self._last = max(self._last + 1, int((now - self._month_start) * 1000) << 16)
+            return unique_id(self.prefix, self._last)
+
+    def _begin_month(self, now: float) -> None:
+        self.prefix = unique_id_prefix(self._ip, self.pid, self._rng.getrandbits(32))
+        self._month_start = month_start(now)
+        # 32 days after the first of a month is always in the next one.
+        self._month_end = month_start(self._month_start + 32 * 86_400)
+        self._last = -1
+
+
+class MessageIdGenerator:
+    """Draws message ids of gRPC. Share one for a process; it may be used by any thread, and inherited over a fork.
+
+    Parameters
+    ----------
+    wall_clock : callable, default time.time
+        Returns epoch seconds; read once a process.
+    rng : random.Random, default SystemRandom
+        Read once a process.
+    """
+
+    def __init__(
+        self,
+        *,
+        wall_clock: Callable[[], float] = time.time,
+        rng: random.Random | None = None,
+        getpid: Callable[[], int] = os.getpid,
+    ) -> None:
+        self._wall_clock = wall_clock
+        self._rng = rng or random.SystemRandom()
+        self._getpid = getpid
+        self._of_process = self._begin()
+
+    def __repr__(self) -> str:
+        return f"<MessageIdGenerator {self._of_process[1]}>"
+
+    def next_id(self) -> str:
+        """Return an id that no other call returns: 34 upper-case hex digits."""
+        pid, prefix, numbers = self._of_process
+        if pid != self._getpid():
+            # Several threads of a new process may do this at once: their prefixes differ, and so do their ids.
+            _, prefix, numbers = self._of_process = self._begin()
+        return f"{prefix}{next(numbers):016X}"
+
+    def _begin(self) -> tuple[int, str, Iterator[int]]:
+        pid = self._getpid()
+        prefix = message_id_prefix(pid, self._rng).hex().upper()
+        # next() of a count is one step of the interpreter: no two threads get the same number.
+        return pid, prefix, itertools.count(message_id_sequence(self._wall_clock()))

@@ -1,0 +1,229 @@
+"""The client instance: connections, routes and fault items that producers share, and the jobs that keep them fresh.
+
+The jobs are a function of `now` (`run_due`) that a thread calls. Errors are logged, and the job runs again when it is
+due next. The fault detector has its own thread: its probes may time out and must delay neither heartbeats nor routes.
+
+Without a user, an instance stays open for `IDLE_SECONDS`: the next task of a reused Python worker finds open
+connections. After a fork, the child never uses its parent's instances.
+
+Follows ``MQClientInstance.java`` and ``MQClientManager.java``; the idle time is the connector's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.options.connection import ConnectionOptions
+from rocketmq_spark.routing.fault_strategy import FaultStrategy
+from rocketmq_spark.routing.faults import PERIOD, FaultDetector
+from rocketmq_spark.routing.heart_beat import API_TIMEOUT, HeartBeats, Worker
+from rocketmq_spark.routing.route_cache import RouteCache
+from rocketmq_spark.routing.topic_configs import TopicConfigCache
+from rocketmq_spark.transport.base import Transport
+
+logger = logging.getLogger("rocketmq_spark.producer")
+
+IDLE_SECONDS: Final = 60.0
+
+_FIRST_HEART_BEAT: Final = 1.0
+_REFRESH_GAP: Final = 1.0
+
+
+class ClientInstance:
+    """Connections, routes and fault items of one client id.
+
+    Parameters
+    ----------
+    client_id : str
+        ``ip@instanceName``.
+    idle_seconds : float, default 60
+        How long the instance stays open without a user.
+    api_timeout : float, default 3.0
+        For a route, heartbeat or unregister request, seconds (``mqClientApiTimeout``).
+    """
+
+    def __init__(
+        self,
+        client_id: str,
+        transport: Transport,
+        options: ConnectionOptions,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        idle_seconds: float = IDLE_SECONDS,
+        api_timeout: float = API_TIMEOUT,
+    ) -> None:
+        self._worker = Worker(f"rocketmq-client-{client_id}", self._run_due_or_end, clock)
+        self._detecting = Worker(f"rocketmq-detector-{client_id}", self.detect_due, clock)
+        self._api_timeout = api_timeout
+        self.client_id = client_id
+        self.transport = transport
+        self.routes = RouteCache(
+            transport.query_route,
+            # Over gRPC no message creates a topic.
+            create_topic_key=None if options.over_grpc else options.create_topic_key,
+            default_topic_queue_nums=options.default_topic_queue_nums,
+            on_change=self._worker.wake,
+        )
+        self.topic_configs = TopicConfigCache(transport, clock)
+        self.faults = FaultStrategy.of_options(options)
+        self.pid = os.getpid()
+        self._poll_interval = options.poll_name_server_interval / 1000
+        self._heart_beat_interval = options.heartbeat_broker_interval / 1000
+        self._detect_timeout = options.detect_timeout / 1000
+        self._clock = clock
+        self._idle_seconds = idle_seconds
+        self._heart_beats = HeartBeats(client_id, transport, self.routes, api_timeout, clock)
+        self._detector = FaultDetector(
+            self.faults.table,
+            master_of=lambda broker_name: self.routes.masters().get(broker_name),
+            topics=self.routes.topics,
+            probe=self._probe,
+            interval=options.detect_interval / 1000,
+        )
+        self._groups: dict[str, int] = {}
+        self._topics_to_refresh: set[str] = set()
+        self._refreshed_at: dict[str, float] = {}
+        now = clock()
+        self._routes_due = now + self._poll_interval
+        self._heart_beat_due = now + _FIRST_HEART_BEAT
+        self._detection_due = now + PERIOD
+        self._lock = threading.Lock()
+        self._closed = False
+        # Called after `idle_seconds` without a user; the registry sets it.
+        self.on_idle: Callable[[], None] = self.close
+        self._idle_since: float | None = now
+
+    @property
+    def users(self) -> int:
+        """Number of producers that use this instance."""
+        return sum(self._groups.values())
+
+    @property
+    def closed(self) -> bool:
+        """True once it begins to close, or its transport has broken down."""
+        return self._closed or self.transport.closed
+
+    def register(self, producer_group: str) -> None:
+        """Add a producer of a group; heartbeats contain the group from now on."""
+        with self._lock:
+            self._groups[producer_group] = self._groups.get(producer_group, 0) + 1
+            self._idle_since = None
+
+    def start(self) -> None:
+        """Start the threads of the periodic jobs. Idempotent."""
+        self._worker.start()
+        if self.faults.detector_enabled:
+            self._detecting.start()
+
+    def unregister(self, producer_group: str) -> None:
+        """Remove a producer of a group; heartbeats contain the group until the instance closes."""
+        with self._lock:
+            self._groups[producer_group] -= 1
+            if not self.users:
+                self._idle_since = self._clock()
+
+    def forget(self, producer_group: str) -> None:
+        """Remove every producer of a group, and unregister the group at every broker.
+
+        Does not raise. Each address may take the time of one request.
+        """
+        with self._lock:
+            self._groups.pop(producer_group, None)
+            if not self.users and self._idle_since is None:
+                self._idle_since = self._clock()
+        self._heart_beats.unregister(producer_group)
+
+    def heart_beat(self) -> bool:
+        """Send heartbeats to all masters now; return False if another round is running."""
+        return self._heart_beats.send(tuple(self._groups))
+
+    def refresh_route(self, topic: str) -> None:
+        """Look up a topic's route in the background, at most once a second."""
+        if topic not in self._topics_to_refresh:
+            self._topics_to_refresh.add(topic)
+            self._worker.wake()
+
+    def idle_for(self, now: float) -> float:
+        """Return how long the instance has had no user, seconds; 0 while it has one."""
+        return 0.0 if self._idle_since is None else now - self._idle_since
+
+    def run_due(self, now: float) -> float:
+        """Run the jobs that are due; return when the next one is due, seconds."""
+        for topic in tuple(self._topics_to_refresh):
+            if now >= self._refreshed_at.get(topic, float("-inf")) + _REFRESH_GAP:
+                self._topics_to_refresh.discard(topic)
+                self._refresh(topic, now)
+        if now >= self._routes_due:
+            self._routes_due = now + self._poll_interval
+            for topic in self.routes.topics():
+                self._refresh(topic, now)
+        if not self._beat_if_due(now):
+            self._heart_beats.send(tuple(self._groups), only_new=True)
+        refreshes = [self._refreshed_at.get(topic, now) + _REFRESH_GAP for topic in tuple(self._topics_to_refresh)]
+        return min(self._routes_due, self._heart_beat_due, *refreshes)
+
+    def detect_due(self, now: float) -> float:
+        """Run the fault detector if it is due; return when it is due next, seconds."""
+        if now >= self._detection_due:
+            self._detection_due = self._detector.run_due(now)
+        return self._detection_due
+
+    def close(self) -> None:
+        """Unregister from the brokers, close the connections, stop the threads. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._worker.stop()
+        self._detecting.stop()
+        if os.getpid() == self.pid:
+            for group in tuple(self._groups):
+                self._heart_beats.unregister(group)
+        self.transport.close()
+
+    def _refresh(self, topic: str, now: float) -> None:
+        self._refreshed_at[topic] = now
+        try:
+            if self.routes.refresh(topic, self._api_timeout):
+                logger.info("route of topic %s changed", topic)
+        except RocketMQError as exc:
+            # An instance that was closed meanwhile needs no route.
+            logger.log(logging.DEBUG if self.closed else logging.WARNING, "%s (the cached route stays in use)", exc)
+
+        # Name servers that do not answer take 3 s for each topic. A broker closes a producer's connection 120 s after
+        # the last heartbeat, even with requests in flight.
+        self._beat_if_due(self._clock())
+
+    def _beat_if_due(self, now: float) -> bool:
+        if now < self._heart_beat_due:
+            return False
+        self._heart_beat_due = now + self._heart_beat_interval
+        self.routes.clean_offline_brokers()
+        self.heart_beat()
+        return True
+
+    def _probe(self, queue: MessageQueue, address: str) -> bool:
+        try:
+            self.transport.probe(queue, address, self._detect_timeout)
+        except RocketMQError as exc:
+            logger.info("broker %s still can't be reached: %s", queue.broker_name, exc)
+            return False
+        return True
+
+    def _run_due_or_end(self, now: float) -> float:
+        due = self.run_due(now)
+        if self.idle_for(now) >= self._idle_seconds:
+            self.on_idle()
+        # By then the instance may have been idle for long enough.
+        return min(due, now + self._idle_seconds)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"users={self.users}"
+        return f"<ClientInstance {self.client_id} {state} {self.routes!r} {self.transport!r}>"

@@ -1,0 +1,233 @@
+"""The fault presets: how long a broker is isolated, what counts as its fault, and which brokers are preferred.
+
+`v4` and `v5` are the rules of 5.x with the numbers of 4.x and of 5.x. `legacy` is the algorithm of 4.x without its bug:
+on a retry, it preferred the broker that had just failed.
+
+Follows ``MQFaultStrategy.java``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from rocketmq_spark.errors import MQBrokerException, RemotingException, RocketMQError
+from rocketmq_spark.options.connection import ConnectionOptions
+from rocketmq_spark.routing.faults import LatencyFaultTolerance
+
+Brokers = frozenset[str]
+# (table, candidates, broker that failed last, brokers that admit a request, now) -> brokers to choose from
+Preference = Callable[[LatencyFaultTolerance, Brokers, "str | None", Brokers, float], Brokers]
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyLadder:
+    """How long a slow broker is isolated: a duration for each latency threshold, ascending, in milliseconds."""
+
+    latency_max: tuple[int, ...]
+    not_available_duration: tuple[int, ...]
+
+    def not_available_ms(self, latency_ms: float) -> int:
+        """Return how long a broker of this latency is isolated, milliseconds."""
+        steps = zip(reversed(self.latency_max), reversed(self.not_available_duration), strict=True)
+        return next((duration for threshold, duration in steps if latency_ms >= threshold), 0)
+
+
+class FaultSite(enum.Enum):
+    """Where a send reports an outcome to the fault strategy."""
+
+    RETURNED = "an attempt returned"
+    REMOTING_FAILED = "an attempt raised RemotingException"
+    CLIENT_FAILED = "an attempt raised MQClientException"
+    BROKER_REFUSED = "an attempt raised MQBrokerException"
+    INTERRUPTED = "an attempt was interrupted"
+    ASYNC_RETURNED = "asynchronous: the answer was processed"
+    ASYNC_REFUSED = "asynchronous: the answer was an error"
+    ASYNC_FAILED = "asynchronous: transport failure or timeout"
+    ASYNC_NOT_SUBMITTED = "asynchronous: the attempt could not be submitted"
+
+
+def site_of(error: RocketMQError) -> FaultSite:
+    """Return the site of an attempt's error."""
+    if isinstance(error, MQBrokerException):
+        return FaultSite.BROKER_REFUSED
+    return FaultSite.REMOTING_FAILED if isinstance(error, RemotingException) else FaultSite.CLIENT_FAILED
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPreset:
+    """The rules of one preset.
+
+    Parameters
+    ----------
+    ladder : LatencyLadder
+    isolation_latency_ms : int
+        The latency that an isolating site counts as.
+    isolating : frozenset of FaultSite
+        Sites that isolate the broker.
+    unreachable, unreachable_with_detector : frozenset of FaultSite
+        Sites that mark the broker as unreachable.
+    preference : callable
+        Returns the preferred brokers.
+    success_ends_isolation : bool
+        A success ends a running isolation.
+    resets_index : bool
+        A retry continues at a new random queue.
+    """
+
+    ladder: LatencyLadder
+    isolation_latency_ms: int
+    isolating: frozenset[FaultSite]
+    unreachable: frozenset[FaultSite]
+    unreachable_with_detector: frozenset[FaultSite]
+    preference: Preference
+    success_ends_isolation: bool
+    resets_index: bool
+
+
+def without_faults(candidates: Brokers, last: str | None, admitted: Brokers) -> Brokers:
+    """Return the brokers to choose from while the fault strategy is off.
+
+    The broker that failed last comes after all others, but before waiting for a broker whose window is full.
+    """
+    others = candidates - {last} or candidates
+    return admitted & others or admitted & candidates
+
+
+def available_then_reachable(
+    table: LatencyFaultTolerance, candidates: Brokers, last: str | None, admitted: Brokers, now: float
+) -> Brokers:
+    """Return the brokers to choose from by the rules of 5.x.
+
+    Available brokers other than `last` come first, then reachable brokers other than `last`, then any. If the windows
+    of all preferred brokers are full, the caller waits: an isolated broker would be slower.
+    """
+    available = frozenset(name for name in candidates if table.is_available(name, now))
+    others = candidates - {last}
+    preferred = available & others or frozenset(filter(table.is_reachable, others)) or candidates
+    return admitted & preferred or admitted & available
+
+
+def available_then_one_at_least(
+    table: LatencyFaultTolerance, candidates: Brokers, last: str | None, admitted: Brokers, now: float
+) -> Brokers:
+    """Return the brokers to choose from by the rules of 4.x, without its bug.
+
+    Available brokers come first, preferably others than `last`; then one broker of the better half; then any. If the
+    windows of all available brokers are full, the caller waits.
+    """
+    available = frozenset(name for name in candidates if table.is_available(name, now))
+    if available:
+        return without_faults(available, last, admitted)
+    not_best = table.pick_one_at_least(now)
+    if not_best is not None and not_best not in candidates:
+        # The topic has no queue on this broker.
+        table.remove(not_best)
+    return admitted & {not_best} or admitted
+
+
+_ERRORS: Final = frozenset(FaultSite) - {FaultSite.RETURNED, FaultSite.INTERRUPTED, FaultSite.ASYNC_RETURNED}
+_UNREACHABLE: Final = frozenset({FaultSite.BROKER_REFUSED, FaultSite.ASYNC_NOT_SUBMITTED})
+
+_V4: Final = FaultPreset(
+    ladder=LatencyLadder((50, 100, 550, 1000, 2000, 3000, 15000), (0, 0, 30000, 60000, 120000, 180000, 600000)),
+    isolation_latency_ms=30_000,
+    isolating=_ERRORS - {FaultSite.CLIENT_FAILED},
+    unreachable=_UNREACHABLE,
+    # Only the detector finds out that the broker can be reached again.
+    unreachable_with_detector=_UNREACHABLE | {FaultSite.REMOTING_FAILED},
+    preference=available_then_reachable,
+    success_ends_isolation=False,
+    resets_index=True,
+)
+
+PRESETS: Final[Mapping[str, FaultPreset]] = {
+    "v4": _V4,
+    "v5": replace(
+        _V4,
+        ladder=LatencyLadder((50, 100, 550, 1800, 3000, 5000, 15000), (0, 0, 2000, 5000, 6000, 10000, 30000)),
+        isolation_latency_ms=10_000,
+    ),
+    "legacy": replace(
+        _V4,
+        isolating=_ERRORS,
+        unreachable=frozenset(),
+        unreachable_with_detector=frozenset(),
+        preference=available_then_one_at_least,
+        success_ends_isolation=True,
+        resets_index=False,
+    ),
+}
+
+
+def preset_of(
+    name: str, latency_max: tuple[int, ...] | None = None, not_available_duration: tuple[int, ...] | None = None
+) -> FaultPreset:
+    """Return a preset; a given part of the ladder replaces its own (milliseconds)."""
+    preset = PRESETS[name]
+    ladder = LatencyLadder(
+        latency_max or preset.ladder.latency_max, not_available_duration or preset.ladder.not_available_duration
+    )
+    return replace(preset, ladder=ladder)
+
+
+class FaultStrategy:
+    """Decides which brokers the producers of one client instance prefer; safe for many threads.
+
+    `enabled` (``sendLatencyFaultEnable``) may be set later. `detector_enabled` is ``startDetectorEnable``.
+    """
+
+    def __init__(
+        self, preset: FaultPreset = PRESETS["v4"], *, enabled: bool = False, detector_enabled: bool = False
+    ) -> None:
+        self.enabled = enabled
+        self.detector_enabled = detector_enabled
+        self.table = LatencyFaultTolerance()
+        self._preset = preset
+
+    @classmethod
+    def of_options(cls, options: ConnectionOptions) -> FaultStrategy:
+        """Return the strategy of a set of options."""
+        return cls(
+            preset_of(options.fault_preset, options.latency_max, options.not_available_duration),
+            enabled=options.send_latency_fault_enable,
+            detector_enabled=options.start_detector_enable,
+        )
+
+    @property
+    def resets_index(self) -> bool:
+        """True if a retry continues at a new random queue."""
+        return self.enabled and self._preset.resets_index
+
+    def update(self, site: FaultSite, broker_name: str, latency_ms: float, now: float) -> float:
+        """Record an outcome at time `now`, in seconds; return the isolation that it added, milliseconds."""
+        if not self.enabled:
+            return 0.0
+        preset = self._preset
+        counted_latency_ms = preset.isolation_latency_ms if site in preset.isolating else latency_ms
+        unreachable = preset.unreachable_with_detector if self.detector_enabled else preset.unreachable
+        return self.table.update(
+            broker_name,
+            latency_ms,
+            now,
+            away_ms=preset.ladder.not_available_ms(counted_latency_ms),
+            reachable=site not in unreachable,
+            shorten=preset.success_ends_isolation,
+        )
+
+    def is_available(self, broker_name: str, now: float) -> bool:
+        """Return whether the broker is not isolated."""
+        return not self.enabled or self.table.is_available(broker_name, now)
+
+    def prefer(
+        self, candidates: frozenset[str], last_broker_name: str | None, admitted: frozenset[str], now: float
+    ) -> frozenset[str]:
+        """Return the brokers to choose from; none if it is better to wait for a broker whose window is full.
+
+        All `candidates` have a writable queue. `admitted` are those whose windows have room.
+        """
+        if not self.enabled:
+            return without_faults(candidates, last_broker_name, admitted)
+        return self._preset.preference(self.table, candidates, last_broker_name, admitted, now)

@@ -1,0 +1,174 @@
+"""Heartbeats of a client instance, and the thread that runs its periodic jobs.
+
+Heartbeats go to masters only. Unregistering goes to every address, slaves included. A broker that fails is logged and
+delays neither the others nor the caller.
+
+Follows ``MQClientInstance.sendHeartbeatToAllBrokerWithLock`` and ``unregisterClient``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+from rocketmq_spark.errors import CredentialsError, RocketMQError, UserRefusedException
+from rocketmq_spark.routing.route_cache import RouteCache
+from rocketmq_spark.transport.base import Transport
+
+logger = logging.getLogger("rocketmq_spark.producer")
+
+# Default of mqClientApiTimeout, for route, heartbeat and unregister requests, seconds.
+API_TIMEOUT: Final = 3.0
+
+# heartbeatBrokerInterval's default, seconds: the time of ten brokers that do not answer.
+_LONGEST_ROUND: Final = 30.0
+
+
+class HeartBeats:
+    """Sends the heartbeats of one client; safe for many threads, which make one round at a time.
+
+    A round takes at most 30 s. The next round begins with the brokers that were left out. A rejected user is logged
+    once, until a broker accepts it again.
+    """
+
+    def __init__(
+        self,
+        client_id: str,
+        transport: Transport,
+        routes: RouteCache,
+        api_timeout: float = API_TIMEOUT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client_id = client_id
+        self._transport = transport
+        self._routes = routes
+        self._api_timeout = api_timeout
+        self._clock = clock
+        # The masters of the last round, and the last address if that round was cut short.
+        self._masters: frozenset[str] = frozenset()
+        self._last_address = ""
+        # Addresses that reject the user.
+        self._rejecting: set[str] = set()
+        self._lock = threading.Lock()
+
+    def send(self, groups: Collection[str], *, only_new: bool = False) -> bool:
+        """Send the groups to every master; return False without sending if another round is running.
+
+        With `only_new`, only masters that were in no round get them. Until a broker has a heartbeat, its transaction
+        checks cannot find the producer group.
+        """
+        if not self._lock.acquire(blocking=False):
+            logger.debug("another round of heart-beats is under way")
+            return False
+        try:
+            masters = frozenset(self._routes.masters().values())
+            self._rejecting &= masters
+            if groups and masters:
+                addresses = masters - self._masters if only_new else masters
+                # A new broker that fails is not called again before the next full round, for it may time out each time.
+                self._masters = masters
+                after_last = sorted(addresses, key=lambda address: (address <= self._last_address, address))
+                last_address = self._call_each(after_last, "heart-beat", lambda address: self._beat(address, groups))
+                if not only_new:
+                    self._last_address = last_address
+        finally:
+            self._lock.release()
+        return True
+
+    def unregister(self, group: str) -> None:
+        """Unregister the group at every address of every broker."""
+
+        def call(address: str) -> None:
+            try:
+                self._transport.unregister_client(address, self._client_id, group, self._api_timeout)
+            except (CredentialsError, UserRefusedException) as exc:
+                # Earlier requests have reported this.
+                logger.debug("unregistering group %s at %s: %s", group, address, exc)
+
+        self._call_each(self._routes.addresses(), f"unregistering group {group}", call)
+
+    def _beat(self, address: str, groups: Collection[str]) -> None:
+        try:
+            self._transport.heart_beat(address, self._client_id, groups, self._api_timeout)
+        except (CredentialsError, UserRefusedException) as exc:
+            level = logging.DEBUG if self._rejecting else logging.WARNING
+            self._rejecting.add(address)
+            logger.log(level, "heart-beat at %s failed: %s", address, exc)
+        else:
+            self._rejecting.discard(address)
+
+    def _call_each(self, addresses: Sequence[str], what: str, call: Callable[[str], None]) -> str:
+        """Call each address; return the last one called if the time was over before all were, else ""."""
+        deadline = self._clock() + _LONGEST_ROUND
+        last_address = ""
+        for number, address in enumerate(addresses):
+            if self._clock() >= deadline:
+                left = len(addresses) - number
+                logger.warning("%s: %d of %d servers were left out, %g s are over", what, left, len(addresses),
+                               _LONGEST_ROUND)  # fmt: skip
+                return last_address
+            last_address = address
+            try:
+                call(address)
+            except RocketMQError as exc:
+                # Errors of a transport that was closed meanwhile do not matter.
+                level = logging.DEBUG if self._transport.closed else logging.WARNING
+                logger.log(level, "%s at %s failed: %s", what, address, exc)
+        return ""
+
+
+# Pause after an unexpected exception, seconds.
+_AFTER_FAILURE: Final = 3.0
+
+
+class Worker:
+    """A daemon thread that calls ``run_due(now)``, which returns when it is due next, in seconds."""
+
+    def __init__(self, name: str, run_due: Callable[[float], float], clock: Callable[[], float]) -> None:
+        self._run_due = run_due
+        self._clock = clock
+        self._wake = threading.Event()
+        self._stopped = False
+        self._lock = threading.Lock()
+        self._name = name
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread, unless it was started or stopped."""
+        with self._lock:
+            if self._thread is None and not self._stopped:
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                thread.start()
+                self._thread = thread
+
+    def wake(self) -> None:
+        """Call `run_due` now."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Stop after the running job, without waiting for it."""
+        with self._lock:
+            self._stopped = True
+        self._wake.set()
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the end of the thread; return whether it has ended."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+        return self._thread is None or not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stopped:
+            now = self._clock()
+            try:
+                due = self._run_due(now)
+            except Exception:
+                # A bug must not stop the periodic jobs of the process.
+                logger.exception("a job of %s failed; it runs again in %g s", self._name, _AFTER_FAILURE)
+                due = now + _AFTER_FAILURE
+            # A `wake` during the job has set the event, so that the next run is at once.
+            self._wake.wait(max(due - self._clock(), 0.0))
+            self._wake.clear()

@@ -1,0 +1,327 @@
+"""The route cache of a client instance: the queues of each topic, and the addresses of their brokers.
+
+A failed refresh keeps the cached route. A topic that the name server does not know gets the queues of
+``createTopicKey``, at most ``defaultTopicQueueNums`` per broker, until it has a route. Over gRPC it is an error, and so
+is a known topic without a writable queue.
+
+Follows ``MQClientInstance.updateTopicRouteInfoFromNameServer`` and ``topicRouteData2TopicPublishInfo``. Errors of name
+servers, which Java lets escape, are reported as ``RouteNotFoundException``.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rocketmq_spark.errors import (
+    MQBrokerException,
+    NoBrokersException,
+    RemotingException,
+    RouteNotFoundException,
+    TopicRouteStaleException,
+)
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.names import java_order
+from rocketmq_spark.model.route import MASTER_ID, MAX_QUEUES, TopicRouteData
+
+logger = logging.getLogger("rocketmq_spark.producer")
+
+QueryRoute = Callable[[str, float], TopicRouteData]
+
+# As in Java (MQClientInstance.LOCK_TIMEOUT_MILLIS).
+_LOCK_TIMEOUT_S = 3.0
+
+_COUNT = re.compile(r"[0-9]{1,9}")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPublishInfo:
+    """The writable queues of a topic (``TopicPublishInfo.java``). It is replaced, never changed.
+
+    Parameters
+    ----------
+    queues : tuple of MessageQueue
+        By broker name, then queue id; only of brokers that have a master.
+    addresses : mapping of str to str
+        Broker name to the master's ``host:port``.
+    order_topic : bool, default False
+        The queues come from an order configuration, whether their brokers have a master or not.
+    template : bool, default False
+        The topic has no route yet; the queues are the template topic's.
+    broker_names : frozenset of str
+        The brokers of the queues: those that have a master, or all of them if none has.
+    """
+
+    topic: str
+    queues: tuple[MessageQueue, ...]
+    addresses: Mapping[str, str]
+    route: TopicRouteData
+    order_topic: bool = False
+    template: bool = False
+    queue_set: frozenset[MessageQueue] = field(init=False, repr=False, compare=False)
+    broker_names: frozenset[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "queue_set", frozenset(self.queues))
+        names = frozenset(queue.broker_name for queue in self.queues)
+        object.__setattr__(self, "broker_names", names & self.addresses.keys() or names)
+
+    @property
+    def ok(self) -> bool:
+        """True if there is a queue to send to."""
+        return bool(self.queues)
+
+    @property
+    def has_master(self) -> bool:
+        """True if there is a queue to send to whose broker has a master now."""
+        return not self.broker_names.isdisjoint(self.addresses)
+
+
+def publish_info_of(topic: str, route: TopicRouteData, *, template: bool = False) -> TopicPublishInfo:
+    """Return the writable queues of a route (``topicRouteData2TopicPublishInfo``).
+
+    Raises
+    ------
+    RouteNotFoundException
+        The topic is static (logical), which is not supported, has more than 100,000 queues, or has a malformed order
+        configuration.
+    """
+    # Of several entries for a broker the first one counts, even if it has no master.
+    masters = {broker.broker_name: broker.master for broker in reversed(route.broker_datas)}
+    addresses = {name: address for name, address in masters.items() if address is not None}
+    if route.order_topic_conf:
+        queues = _ordered_queues(topic, route.order_topic_conf)
+        return TopicPublishInfo(topic, queues, addresses, route, order_topic=True, template=template)
+    if route.static_topic and route.order_topic_conf is None:
+        raise RouteNotFoundException(
+            f"looking up the route of topic {topic}: it is a static (logical) topic, which this release can't "
+            "write to; use an ordinary topic",
+        )
+    nums = [
+        (data.broker_name, data.write_queue_nums)
+        for data in sorted(route.queue_datas, key=lambda data: java_order(data.broker_name))
+        if data.writable and data.broker_name in addresses
+    ]
+    return TopicPublishInfo(topic, _queues(topic, nums), addresses, route, template=template)
+
+
+def _ordered_queues(topic: str, conf: str) -> tuple[MessageQueue, ...]:
+    """Return the queues of an order configuration such as ``brokerA:4;brokerB:2``, in its order.
+
+    As in Java, only the first two fields of an entry count.
+    """
+    nums: list[tuple[str, int]] = []
+    for entry in filter(None, conf.split(";")):
+        broker, count = (*entry.split(":"), "")[:2]
+        if not (broker and _COUNT.fullmatch(count)):
+            raise RouteNotFoundException(
+                f"looking up the route of topic {topic}: its order configuration {conf!r} is not broker:queues;... ; "
+                "correct it (mqadmin updateOrderConf)"
+            )
+        nums.append((broker, int(count)))
+    return _queues(topic, nums)
+
+
+def _queues(topic: str, nums: Sequence[tuple[str, int]]) -> tuple[MessageQueue, ...]:
+    total = sum(max(count, 0) for _, count in nums)
+    if total > MAX_QUEUES:
+        raise RouteNotFoundException(
+            f"looking up the route of topic {topic}: {total} queues, {MAX_QUEUES} are allowed; is nameServer the "
+            "address of your name server?"
+        )
+    return tuple(MessageQueue(topic, broker, queue_id) for broker, count in nums for queue_id in range(count))
+
+
+def template_route(route: TopicRouteData, default_topic_queue_nums: int) -> TopicRouteData:
+    """Return the route that a topic will have when a broker creates it from the template topic."""
+    queue_datas = []
+    for data in route.queue_datas:
+        # As in Java, the read queues of the template limit both.
+        nums = min(default_topic_queue_nums, data.read_queue_nums)
+        queue_datas.append(replace(data, read_queue_nums=nums, write_queue_nums=nums))
+    return replace(route, queue_datas=tuple(queue_datas))
+
+
+class RouteCache:
+    """The routes of one client instance; safe for many threads.
+
+    `create_topic_key` is None over gRPC, where no message creates a topic. `on_change` is called after a route was
+    added or changed, on the thread that looked it up, and must not block. Timeouts are seconds for each request.
+    """
+
+    def __init__(
+        self,
+        query_route: QueryRoute,
+        *,
+        create_topic_key: str | None,
+        default_topic_queue_nums: int,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._query_route = query_route
+        self._on_change = on_change
+        self._create_topic_key = create_topic_key
+        self._default_topic_queue_nums = default_topic_queue_nums
+        self._infos: dict[str, TopicPublishInfo] = {}
+        # brokerAddrTable: broker name -> broker id -> address, of the route that came last.
+        self._broker_addrs: dict[str, Mapping[int, str]] = {}
+        # Every topic that was looked up, in order.
+        self._topics: dict[str, None] = {}
+        self._once_ok: set[str] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def is_empty(self) -> bool:
+        """True until the first route is cached."""
+        return not self._infos
+
+    def cached(self, topic: str) -> TopicPublishInfo | None:
+        """Return the cached route of a topic."""
+        return self._infos.get(topic)
+
+    def was_ok(self, topic: str) -> bool:
+        """Return whether the topic has ever had a queue to send to."""
+        return topic in self._once_ok
+
+    def topics(self) -> tuple[str, ...]:
+        """Return every topic that was looked up; the periodic refresh updates them."""
+        return tuple(self._topics)
+
+    def masters(self) -> dict[str, str]:
+        """Return the address of every known master, by broker name."""
+        brokers = tuple(self._broker_addrs.items())
+        return {name: addrs[MASTER_ID] for name, addrs in brokers if MASTER_ID in addrs}
+
+    def addresses(self) -> tuple[str, ...]:
+        """Return every known address of every broker, slaves included, sorted."""
+        brokers = tuple(self._broker_addrs.values())
+        return tuple(sorted({address for addrs in brokers for address in addrs.values()}))
+
+    def clean_offline_brokers(self) -> None:
+        """Remove the addresses that no cached route contains any more (``cleanOfflineBroker``)."""
+        if not self._lock.acquire(timeout=_LOCK_TIMEOUT_S):
+            # The slow look-up reports its own error.
+            logger.info("the clean-up of brokers waited %g s for a route look-up: next time", _LOCK_TIMEOUT_S)
+            return
+        try:
+            brokers = [broker for info in self._infos.values() for broker in info.route.broker_datas]
+            in_routes = {address for broker in brokers for address in broker.broker_addrs.values()}
+            for name, addrs in tuple(self._broker_addrs.items()):
+                kept = {broker_id: address for broker_id, address in addrs.items() if address in in_routes}
+                if not kept:
+                    del self._broker_addrs[name]
+                    logger.info("broker %s is in no route any more", name)
+                elif len(kept) < len(addrs):
+                    self._broker_addrs[name] = kept
+        finally:
+            self._lock.release()
+
+    def find(self, topic: str, timeout: float) -> TopicPublishInfo:
+        """Return a topic's route, from the name servers if it is not cached (``tryToFindTopicPublishInfo``).
+
+        Raises
+        ------
+        RouteNotFoundException
+            10005: no name server answered, none knows the topic or the template, or no queue is writable.
+        """
+        info = self._infos.get(topic)
+        if info is None or not info.ok:
+            self._update(topic, timeout, unless_ok=True)
+            info = self._infos[topic]
+        if not info.ok:
+            raise RouteNotFoundException(
+                f"looking up the route of topic {topic}: the topic exists, but none of its queues is writable "
+                f"(brokers {_names(info.route)}); give it the write permission (mqadmin updateTopicPerm -p 6) "
+                "or check that its brokers have a master",
+            )
+        return info
+
+    def refresh(self, topic: str, timeout: float) -> bool:
+        """Update a topic's route from the name servers; return whether it changed.
+
+        Raises
+        ------
+        RouteNotFoundException
+            10005, with the cause. The cached route stays.
+        """
+        return self._update(topic, timeout, unless_ok=False)
+
+    def _update(self, topic: str, timeout: float, *, unless_ok: bool) -> bool:
+        """Fetch a route under the lock; with `unless_ok` only if no other thread has cached a usable one."""
+        self._topics[topic] = None
+        if not self._lock.acquire(timeout=_LOCK_TIMEOUT_S):
+            raise RouteNotFoundException(
+                f"looking up the route of topic {topic}: another lookup has held the name server for "
+                f"{_LOCK_TIMEOUT_S:g} s; try again",
+                unreachable=True,
+            )
+        try:
+            cached = self._infos.get(topic)
+            if unless_ok and cached is not None and cached.ok:
+                return False
+            info = self._fetch(topic, timeout)
+            if cached is not None and cached.route == info.route and cached.ok and cached.template == info.template:
+                return False
+            # A name server that does not know the topic does not remove its cached route.
+            if cached is not None and info.template and not cached.template:
+                return False
+            self._broker_addrs.update({broker.broker_name: broker.broker_addrs for broker in info.route.broker_datas})
+            self._infos[topic] = info
+            if info.ok:
+                self._once_ok.add(topic)
+        finally:
+            self._lock.release()
+        logger.debug("route of %s: %d queues on %s", topic, len(info.queues), ", ".join(info.addresses))
+        self._on_change()
+        return True
+
+    def _fetch(self, topic: str, timeout: float) -> TopicPublishInfo:
+        try:
+            return publish_info_of(topic, self._query_route(topic, timeout))
+        except RemotingException as exc:
+            if not exc.retriable:
+                raise
+            raise RouteNotFoundException(f"looking up the route of topic {topic}: {exc}", unreachable=True) from exc
+        except NoBrokersException as exc:
+            raise RouteNotFoundException(str(exc)) from exc
+        except TopicRouteStaleException as exc:
+            if self._create_topic_key is None:
+                raise _unknown_to_proxy(topic, exc) from exc
+            return self._fetch_template(topic, self._create_topic_key, timeout, exc)
+        except MQBrokerException as exc:
+            if not exc.retriable:
+                raise
+            raise RouteNotFoundException(f"looking up the route of topic {topic}: {exc}", unreachable=True) from exc
+
+    def _fetch_template(self, topic: str, key: str, timeout: float, unknown: MQBrokerException) -> TopicPublishInfo:
+        try:
+            route = template_route(self._query_route(key, timeout), self._default_topic_queue_nums)
+        except (RemotingException, MQBrokerException) as exc:
+            raise RouteNotFoundException(
+                f"looking up the route of topic {topic}: no name server knows it ({unknown.remark or unknown}), nor "
+                f"the template {key} that would let a broker create it ({exc}); create the topic first "
+                f"(rocketmq-spark create-topic {topic}, or mqadmin updateTopic -t {topic}), or set "
+                "autoCreateTopicEnable=true on a broker",
+            ) from exc
+        return publish_info_of(topic, route, template=True)
+
+    def __repr__(self) -> str:
+        return f"<RouteCache topics={len(self._infos)} brokers={len(self._broker_addrs)}>"
+
+
+def _unknown_to_proxy(topic: str, unknown: MQBrokerException) -> RouteNotFoundException:
+    # Further lines of the remark only refer to RocketMQ's documentation.
+    remark = (unknown.remark or str(unknown)).partition("\n")[0]
+    return RouteNotFoundException(
+        f"looking up the route of topic {topic}: the proxy does not know it ({remark}), and over "
+        f"gRPC no message creates a topic; create it first (rocketmq-spark create-topic {topic} -n <name server>, or "
+        f"mqadmin updateTopic -n <name server> -c <cluster> -t {topic} -a +message.type=NORMAL; the type is FIFO for "
+        "messages with a sharding key, DELAY for delayed ones). If a proxy was asked for a topic before its creation, "
+        "it repeats this answer for up to 30 s"
+    )
+
+
+def _names(route: TopicRouteData) -> str:
+    return ", ".join(data.broker_name for data in route.queue_datas) or "none"

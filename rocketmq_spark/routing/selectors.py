@@ -1,0 +1,246 @@
+"""Selectors: which queue a message or batch goes to.
+
+The index advances by one with every queue that is looked at, from a random start (``ThreadLocalIndex.java``). The fault
+strategy decides which brokers are preferred (``MQFaultStrategy.selectOneMessageQueue``).
+
+Two rules are the connector's own, so that one slow or missing broker does not delay rows that others could take. A
+broker whose window is full is skipped, unless all preferred brokers are full. A queue whose broker has no master is
+skipped while there are others.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, Protocol, TypeAlias
+
+from rocketmq_spark.errors import MQClientException
+from rocketmq_spark.model.hashes import java_hash, queue_index
+from rocketmq_spark.model.message import Message, MessageQueue
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.routing.fault_strategy import FaultStrategy
+from rocketmq_spark.routing.route_cache import TopicPublishInfo
+
+Admits = Callable[[str], bool]
+
+_INDEX_MASK: Final = 0x7FFFFFFF
+
+
+class QueueSelector(Protocol):
+    """Selects a queue for rows that may go to any."""
+
+    def select(
+        self, info: TopicPublishInfo, last_broker_name: str | None, admits: Admits, now: float
+    ) -> MessageQueue | None:
+        """Return a queue of `info`, or None if it is better to wait for a broker whose window is full.
+
+        `admits` returns whether the window of a broker has room. `last_broker_name` failed last. `now` is in seconds.
+        """
+        ...
+
+
+class RoundRobinSelector:
+    """Round robin over the queues, RocketMQ's default. Not safe for threads."""
+
+    def __init__(self, faults: FaultStrategy, rng: random.Random) -> None:
+        self._faults = faults
+        self._rng = rng
+        self.reset()
+
+    def reset(self) -> None:
+        """Continue at a new random queue (``ThreadLocalIndex.reset``)."""
+        self._index = self._rng.randrange(_INDEX_MASK)
+
+    def select(
+        self, info: TopicPublishInfo, last_broker_name: str | None, admits: Admits, now: float
+    ) -> MessageQueue | None:
+        """Return the next queue of a preferred broker."""
+        return self._select_among(info.broker_names, info, last_broker_name, admits, now)
+
+    def _select_among(
+        self,
+        candidates: frozenset[str],
+        info: TopicPublishInfo,
+        last_broker_name: str | None,
+        admits: Admits,
+        now: float,
+    ) -> MessageQueue | None:
+        admitted = frozenset(filter(admits, candidates))
+        preferred = self._faults.prefer(candidates, last_broker_name, admitted, now)
+        return self._next_on(info.queues, preferred) if preferred else None
+
+    def _next_on(self, queues: Sequence[MessageQueue], brokers: frozenset[str]) -> MessageQueue:
+        for _ in queues:
+            self._index = (self._index + 1) & _INDEX_MASK
+            queue = queues[self._index % len(queues)]
+            if queue.broker_name in brokers:
+                return queue
+        raise AssertionError(f"no queue of {sorted(brokers)} among {len(queues)}")
+
+
+class MachineRoomSelector(RoundRobinSelector):
+    """Round robin over the queues in the given machine rooms.
+
+    Other queues are used while every broker there is isolated or failed last. (Java's
+    ``SelectMessageQueueByMachineRoom`` is a stub that never returns a queue.)
+    """
+
+    def __init__(self, rooms: Collection[str], faults: FaultStrategy, rng: random.Random) -> None:
+        super().__init__(faults, rng)
+        self._rooms = machine_room_pattern(rooms)
+
+    def select(
+        self, info: TopicPublishInfo, last_broker_name: str | None, admits: Admits, now: float
+    ) -> MessageQueue | None:
+        """Return the next queue of a preferred broker in the rooms, if one of these brokers is usable."""
+        in_room = frozenset(filter(self._rooms.search, info.broker_names))
+        usable = (name for name in in_room - {last_broker_name} if self._faults.is_available(name, now))
+        candidates = in_room if any(usable) else info.broker_names
+        return self._select_among(candidates, info, last_broker_name, admits, now)
+
+
+def machine_room_pattern(rooms: Collection[str]) -> re.Pattern[str]:
+    """Return a pattern that the names of brokers in one of the rooms contain.
+
+    The room is a whole part of the name: ``idc1`` is in ``idc1-broker-a``, ``idc1@a`` and ``broker.idc1``, but not in
+    ``idc10-a``.
+    """
+    return re.compile(f"(?<![A-Za-z0-9])(?:{'|'.join(map(re.escape, rooms))})(?![A-Za-z0-9])")
+
+
+class RandomSelector:
+    """A random queue of a broker whose window has room (``SelectMessageQueueByRandom.java``)."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def select(
+        self,
+        info: TopicPublishInfo,
+        last_broker_name: str | None,
+        admits: Admits,
+        now: float,  # noqa: ARG002 - part of the protocol
+    ) -> MessageQueue | None:
+        """Return a random queue, preferably not of the broker that failed last."""
+        candidates = [queue for queue in info.queues if admits(queue.broker_name)]
+        others = [queue for queue in candidates if queue.broker_name != last_broker_name]
+        return self._rng.choice(others or candidates) if candidates else None
+
+
+def selector_of(options: SinkOptions, faults: FaultStrategy, rng: random.Random) -> QueueSelector:
+    """Return a new selector for the rows of one topic, as ``queueSelector`` says."""
+    if options.queue_selector == "random":
+        return RandomSelector(rng)
+    if options.queue_selector == "machineRoom":
+        return MachineRoomSelector(options.machine_room, faults, rng)
+    return RoundRobinSelector(faults, rng)
+
+
+class ThreadLocalSelector:
+    """Round robin with an index for each thread and topic; safe for many threads (``MQFaultStrategy.java``).
+
+    A changed route starts at a new random queue.
+    """
+
+    def __init__(self, faults: FaultStrategy, rng: random.Random) -> None:
+        self._faults = faults
+        self._rng = rng
+        self._of_thread = threading.local()
+
+    def select(
+        self, info: TopicPublishInfo, last_broker_name: str | None, now: float, *, reset_index: bool = False
+    ) -> MessageQueue | None:
+        """Return a queue, or None if the topic has none (``selectOneMessageQueue``).
+
+        With `reset_index` and the fault strategy on, the index continues at a new random queue.
+        """
+        if not info.ok:
+            return None
+        selectors: dict[str, tuple[TopicPublishInfo, RoundRobinSelector]] = self._of_thread.__dict__
+        previous_info, selector = selectors.get(info.topic, (None, None))
+        if selector is None or previous_info is not info:
+            selector = RoundRobinSelector(self._faults, self._rng)
+            selectors[info.topic] = info, selector
+        elif reset_index and self._faults.resets_index:
+            selector.reset()
+        return selector.select(info, last_broker_name, lambda _broker_name: True, now)
+
+
+MessageQueueSelector: TypeAlias = Callable[[Sequence[MessageQueue], Message, object], "MessageQueue | None"]
+
+
+class SelectMessageQueueByHash:
+    """Selects the same queue as the Java client for equal arguments, by their Java hash code.
+
+    The argument is a str, int or bool; an int counts as ``Integer`` if it fits 32 bits. See
+    :func:`rocketmq_spark.model.hashes.java_hash`.
+    """
+
+    def __call__(self, queues: Sequence[MessageQueue], message: Message, arg: object) -> MessageQueue:  # noqa: ARG002
+        """Return the queue."""
+        return queues[queue_index(java_hash(arg), len(queues))]
+
+
+class SelectMessageQueueByRandom:
+    """Selects a random queue."""
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._rng = rng or random.Random()
+
+    def __call__(self, queues: Sequence[MessageQueue], message: Message, arg: object) -> MessageQueue:  # noqa: ARG002
+        """Return the queue."""
+        return self._rng.choice(queues)
+
+
+class SelectMessageQueueByMachineRoom:
+    """Selects a random queue of the brokers in the given machine rooms; of all brokers if there are none.
+
+    Parameters
+    ----------
+    rooms : collection of str
+        Parts of broker names, as ``idc1`` in ``idc1-broker-a``; at least one.
+    rng : random.Random, optional
+
+    Raises
+    ------
+    ValueError
+        There is no room, or a blank one.
+    """
+
+    def __init__(self, rooms: Collection[str], rng: random.Random | None = None) -> None:
+        if isinstance(rooms, str) or not rooms or not all(room.strip() for room in rooms):
+            raise ValueError(f"machine rooms {rooms!r}: give a list of names that are not blank, such as ['idc1']")
+        self._rooms = machine_room_pattern(rooms)
+        self._rng = rng or random.Random()
+
+    def __call__(self, queues: Sequence[MessageQueue], message: Message, arg: object) -> MessageQueue:  # noqa: ARG002
+        """Return the queue."""
+        in_room = [queue for queue in queues if self._rooms.search(queue.broker_name)]
+        return self._rng.choice(in_room or queues)
+
+
+def select_queue(
+    selector: MessageQueueSelector, queues: Sequence[MessageQueue], message: Message, arg: object
+) -> MessageQueue:
+    """Return the queue that a selector selects. Topics in `queues` and `message` have no namespace.
+
+    Raises
+    ------
+    MQClientException
+        The selector raised (the cause), or did not return a queue.
+    """
+    try:
+        queue = selector(queues, message, arg)
+    except Exception as exc:
+        raise MQClientException(
+            f"choosing the queue of a message of topic {message.topic}: the selector {selector!r} raised "
+            f"{type(exc).__name__}: {exc}"
+        ) from exc
+    if not isinstance(queue, MessageQueue):
+        raise MQClientException(
+            f"choosing the queue of a message of topic {message.topic}: the selector {selector!r} returned {queue!r}; "
+            f"it must return one of the {len(queues)} queues it was given"
+        )
+    return queue

@@ -1,0 +1,1 @@
+"""Writes the rows of one partition, until the brokers have acknowledged each."""

@@ -1,0 +1,396 @@
+"""What happens to each batch between its encoding and its acknowledgement.
+
+Rule 1: no clock, no thread, no transport: `now` (seconds) is an argument, and attempts are returned as `Dispatch`.
+Rule 2: every batch offered ends exactly once: stored, or as the reason of the failure.
+Rule 3: a batch gets its queue when it is sent, so that a retry can use another queue with the same bytes. A batch bound
+        to a queue (by key, by column) waits for that queue.
+Rule 4: flow control retries the same queue. Other retriable failures retry another broker first, then wait.
+Rule 5: ``deliveryTimeoutMs`` bounds all of it, counted from a batch's first attempt.
+Rule 6: with ``ordered`` a batch starts only when the one offered earlier for its queue is stored. With
+        ``sendMode=sync`` a batch starts only when the one offered earlier is stored.
+Rule 7: with a rate, a batch's first attempt waits for its turn. This wait has no deadline.
+Rule 8: a batch with a message that the broker rejects is sent again in halves, until that message is alone.
+Rule 9: once a broker has answered that it does not support batches, rows are sent one by one.
+
+States of a batch: ready -> in flight -> (stored | failed | waiting -> ready).
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from rocketmq_spark.errors import DeliveryError, RemotingTimeoutException, RocketMQError
+from rocketmq_spark.metrics import Recorder
+from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendOutcome
+from rocketmq_spark.model.names import unwrap
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.protocol.batches import singles_of, split_batch
+from rocketmq_spark.routing.fault_strategy import FaultSite, FaultStrategy, site_of
+from rocketmq_spark.routing.route_cache import TopicPublishInfo
+from rocketmq_spark.routing.selectors import QueueSelector
+from rocketmq_spark.sink.in_flight import (
+    Dispatch,
+    InFlightBatch,
+    SendQueues,
+    batch_weight,
+    delivery_error,
+    no_queue,
+    reason,
+    refused_for_good,
+)
+from rocketmq_spark.sink.retry import Backoff, RetryPolicy, Verdict
+from rocketmq_spark.sink.window import RateLimit, Window
+
+logger = logging.getLogger("rocketmq_spark.producer")
+
+_MIB = 1024 * 1024
+
+# Beyond the deadline of every attempt, seconds.
+_GRACE = 30.0
+
+OnStored: TypeAlias = Callable[[EncodedBatch, SendOutcome], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """Rows without an acknowledgement: those not sent, and those sent and perhaps stored, by the last broker."""
+
+    not_sent: int
+    unknown_by_broker: Mapping[str, int]
+
+    @property
+    def unknown(self) -> int:
+        """Rows that were sent and are perhaps stored."""
+        return sum(self.unknown_by_broker.values())
+
+
+class SendPipeline:
+    """The state machine of one partition task's batches. Not safe for threads: the sender holds a lock around it.
+
+    Parameters
+    ----------
+    options : SinkOptions
+    faults : FaultStrategy
+        The client instance's.
+    recorder : Recorder
+    publish_info : callable
+        Returns the cached route of a topic, or None. Makes no request.
+    refresh_route : callable
+        Requests a fresh route of a topic in the background.
+    new_selector : callable
+        Makes the `QueueSelector` of a topic.
+    rng : random.Random
+    rate : RateLimit or None, default None
+    on_stored : callable, optional
+        Called with every stored batch and its outcome; must neither block nor raise.
+    """
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        faults: FaultStrategy,
+        recorder: Recorder,
+        *,
+        publish_info: Callable[[str], TopicPublishInfo | None],
+        refresh_route: Callable[[str], None],
+        new_selector: Callable[[], QueueSelector],
+        rng: random.Random,
+        rate: RateLimit | None = None,
+        on_stored: OnStored | None = None,
+    ) -> None:
+        self._options = options
+        self._faults = faults
+        self._recorder = recorder
+        self._publish_info = publish_info
+        self._refresh_route = refresh_route
+        self._new_selector = new_selector
+        self._rng = rng
+        self._rate = rate
+        self._on_stored = on_stored
+        self._policy = RetryPolicy.of_options(options)
+        self.backoff = Backoff(options.retry_backoff_ms, options.retry_backoff_max_ms)
+        self._windows: dict[str, Window] = {}
+        self._selectors: dict[str, QueueSelector] = {}
+        sync = options.send_mode == "sync"
+        self._ready = SendQueues(serial=options.ordered or sync, single=sync)
+        self._waiting: list[tuple[float, int, InFlightBatch]] = []
+        self._sequence = 0
+        self._in_flight: set[InFlightBatch] = set()
+        self._failed: InFlightBatch | None = None
+        self._unbatched = False
+        self._recheck_at = float("-inf")
+        self.pending_bytes = 0
+        self.stored_rows = 0
+        self.failure: RocketMQError | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """True when every batch offered is stored (with ``sendMode=oneway``: sent)."""
+        return not (self._in_flight or self._waiting or len(self._ready))
+
+    @property
+    def in_flight(self) -> int:
+        """The number of requests without an outcome."""
+        return len(self._in_flight)
+
+    def offer(self, batch: EncodedBatch, queue: MessageQueue | None, now: float) -> None:
+        """Accept a batch for `queue`, or for any queue of its topic (None)."""
+        for part in (singles_of(batch) if self._unbatched else None) or (batch,):
+            self.pending_bytes += batch_weight(part)
+            delivery = InFlightBatch(part, queue)
+            if self._rate is None:
+                self._ready.add(delivery)
+            else:
+                # Even if its turn has come: batches that were offered earlier may still wait there, and start first.
+                self._wait(delivery, self._rate.reserve(part.rows, now))
+
+    def dispatches(self, now: float) -> Iterator[Dispatch]:
+        """Yield the attempts to make now; each is in flight from then on."""
+        if self.failure is not None:
+            return
+        while self._waiting and self._waiting[0][0] <= now:
+            self._ready.add(heapq.heappop(self._waiting)[2])
+        recheck = now >= self._recheck_at
+        if recheck:
+            self._recheck_at = now + self._options.retry_backoff_ms / 1000
+        yield from self._ready.take(
+            lambda delivery: self._dispatch(delivery, now) if self.failure is None else (),
+            lambda broker_name, cost: self._window(broker_name).admits(cost, now),
+            recheck=recheck,
+        )
+
+    def next_wakeup(self, now: float) -> float | None:
+        """Return when `dispatches` may yield something without another outcome, seconds; None: never."""
+        if self.failure is not None:
+            return None
+        times = [self._waiting[0][0]] if self._waiting else []
+        if self._ready.open:
+            times += [window.rest_until for window in self._windows.values() if window.rest_until > now]
+            # A line that waits for a route, or for the end of an isolation, is woken by no outcome.
+            times.append(self._recheck_at)
+        return min(times, default=None)
+
+    def complete(self, delivery: InFlightBatch, outcome: SendOutcome, now: float) -> None:
+        """Take an attempt's outcome: count the rows as stored, or decide on the next attempt."""
+        self._in_flight.discard(delivery)
+        broker = outcome.queue.broker_name
+        verdict = self._policy.decide(outcome, delivery.attempts, bound=delivery.bound is not None)
+        self._note(delivery, outcome, now)
+        if verdict is Verdict.STORED:
+            self.pending_bytes -= delivery.weight
+            self.stored_rows += delivery.batch.rows
+            self._ready.release(delivery)
+            self._record(delivery.batch, outcome, now)
+            return
+        if self.failure is not None:
+            # Nothing is sent any more. The batch only counts among the rows without an acknowledgement.
+            self._wait(delivery, now)
+            return
+        why = reason(outcome)
+        if verdict is Verdict.GIVE_UP and self._split(delivery, outcome, now):
+            self._recorder.record_retry(broker, why, now)
+            return
+        if verdict is Verdict.GIVE_UP:
+            self._recorder.record_failure(broker, why, now)
+            self._fail(delivery, refused_for_good(delivery, outcome))
+            return
+        self._recorder.record_retry(broker, why, now)
+        delivery.last_broker_name = broker
+        delivery.same_queue = verdict is Verdict.SAME_QUEUE
+        wait = 0.0
+        if verdict is not Verdict.OTHER_BROKER:
+            wait = self.backoff.delay(delivery.attempts.waits, self._rng)
+        if self._expired(delivery, now + wait):
+            self._recorder.record_failure(broker, why, now)
+            self._fail_expired(delivery)
+            return
+        self._wait(delivery, now + wait)
+
+    def check_overdue(self, now: float) -> None:
+        """Fail if an attempt has no outcome long after its deadline, so that a broken transport cannot hang a write."""
+        longest = self._options.delivery_timeout_ms / 1000 + _GRACE
+        for delivery in self._in_flight:
+            if now - delivery.sent_at > longest:
+                self._fail(delivery, f"the transport gave no outcome within {longest:g} s")
+                return
+
+    def stop(self) -> None:
+        """Send nothing more. Outcomes of requests in flight still count."""
+        if self.failure is None:
+            self.failure = DeliveryError("sending was stopped")
+
+    def unfinished(self) -> Unfinished:
+        """Count the rows without an acknowledgement."""
+        open_ones = {delivery for _, _, delivery in self._waiting} | self._in_flight
+        open_ones.update(self._ready)
+        if self._failed is not None:
+            open_ones.add(self._failed)
+        unknown = {delivery for delivery in open_ones if delivery.maybe_stored or delivery in self._in_flight}
+        by_broker: Counter[str] = Counter()
+        for delivery in unknown:
+            by_broker[delivery.queue.broker_name if delivery.queue else "none"] += delivery.batch.rows
+        return Unfinished(sum(delivery.batch.rows for delivery in open_ones - unknown), dict(sorted(by_broker.items())))
+
+    def _record(self, batch: EncodedBatch, outcome: SendOutcome, now: float) -> None:
+        queue = outcome.queue
+        if self._options.wrapped_namespace:
+            # Receipts have the user's names.
+            queue = replace(queue, topic=unwrap(queue.topic, self._options.wrapped_namespace))
+        if self._options.send_mode == "oneway":
+            self._recorder.record_sent(queue.broker_name, batch.rows, batch.nbytes, now)
+            return
+        self._recorder.record_success(
+            queue.broker_name, batch.rows, batch.nbytes, outcome.latency_ms, queue, outcome.queue_offset, now
+        )
+        if self._on_stored is not None:
+            self._on_stored(batch, outcome)
+
+    def _split(self, delivery: InFlightBatch, outcome: SendOutcome, now: float) -> bool:
+        """Replace a rejected batch by its parts; return whether it has parts."""
+        parts: Sequence[EncodedBatch] | None = None
+        if outcome.error is not None and outcome.error.unbatch:
+            parts = singles_of(delivery.batch)
+            if parts is not None and not self._unbatched:
+                logger.warning("%s; from now on this task sends its rows one by one, which is slower", outcome.error)
+                self._unbatched = True
+        elif outcome.error is not None and outcome.error.split:
+            parts = split_batch(delivery.batch)
+        if parts is None:
+            return False
+        self.pending_bytes += sum(map(batch_weight, parts)) - delivery.weight
+        # In reverse order, because retried batches go to the front of their line.
+        for part in reversed(parts):
+            self._wait(InFlightBatch(part, delivery.bound, first_tried_at=delivery.first_tried_at), now)
+        return True
+
+    def _wait(self, delivery: InFlightBatch, until: float) -> None:
+        self._sequence += 1
+        heapq.heappush(self._waiting, (until, self._sequence, delivery))
+
+    def _window(self, broker_name: str) -> Window:
+        window = self._windows.get(broker_name)
+        if window is None:
+            window = self._windows[broker_name] = Window(self._options.max_in_flight)
+        return window
+
+    def _dispatch(self, delivery: InFlightBatch, now: float) -> Dispatch | Collection[str]:
+        """Start an attempt, or return the brokers whose windows have no room for it."""
+        info = self._publish_info(delivery.batch.topic)
+        if info is None or not self._has_queue(delivery, info):
+            self._refresh_route(delivery.batch.topic)
+            self._begin(delivery, now)
+            if self._expired(delivery, now):
+                self._fail(delivery, no_queue(delivery, self._options.delivery_timeout_ms))
+            return ()
+        if self._expired(delivery, now):
+            self._fail_expired(delivery)
+            return ()
+        queue = self._choose(delivery, info, now)
+        if not isinstance(queue, MessageQueue):
+            # Before the first attempt, waiting for our own windows does not count.
+            return queue
+        self._begin(delivery, now)
+        self._window(queue.broker_name).start(delivery.cost)
+        delivery.queue = queue
+        delivery.sent_at = now
+        self._in_flight.add(delivery)
+        left = (delivery.first_tried_at or now) + self._options.delivery_timeout_ms / 1000 - now
+        return Dispatch(delivery, queue, info.addresses[queue.broker_name], self._attempt_timeout(delivery), left)
+
+    def _attempt_timeout(self, delivery: InFlightBatch) -> float:
+        """Return ``sendMsgTimeout``, capped where Java caps it, plus the share for the size, seconds."""
+        timeout, cap = self._options.send_msg_timeout, self._options.send_msg_max_timeout_per_request
+        # As in Java, the last attempt before a wait has the whole timeout. Otherwise a broker slower than the cap could
+        # never be written to.
+        if cap > 0 and self._policy.follows_at_once(delivery.attempts, bound=delivery.bound is not None):
+            timeout = min(timeout, cap)
+        seconds = timeout / 1000 + delivery.batch.nbytes / _MIB
+        # A call's deadline includes the time to transfer its bytes: on a slow link the same deadline would end every
+        # attempt.
+        return seconds * 2**delivery.timeouts if self._options.over_grpc else seconds
+
+    def _has_queue(self, delivery: InFlightBatch, info: TopicPublishInfo) -> bool:
+        """Return whether there is a queue for the batch, with or without room in its broker's window."""
+        wanted = delivery.wanted_queue
+        if wanted is None or (wanted in info.queue_set and wanted.broker_name in info.addresses):
+            return info.has_master
+        # Only bound rows wait for a queue that is gone. Others use another one.
+        delivery.same_queue = False
+        return delivery.bound is None and info.has_master
+
+    def _choose(self, delivery: InFlightBatch, info: TopicPublishInfo, now: float) -> MessageQueue | Collection[str]:
+        """Return the queue to send to now, or the brokers whose windows have no room."""
+        full: set[str] = set()
+
+        def admits(broker_name: str) -> bool:
+            if broker_name not in info.addresses:
+                return False
+            if self._window(broker_name).admits(delivery.cost, now):
+                return True
+            full.add(broker_name)
+            return False
+
+        wanted = delivery.wanted_queue
+        if wanted is not None:
+            return wanted if admits(wanted.broker_name) else full
+        selector = self._selectors.get(info.topic)
+        if selector is None:
+            selector = self._selectors[info.topic] = self._new_selector()
+        return selector.select(info, delivery.last_broker_name, admits, now) or full
+
+    def _note(self, delivery: InFlightBatch, outcome: SendOutcome, now: float) -> None:
+        """Update window, fault table and route cache by an outcome."""
+        broker = outcome.queue.broker_name
+        window = self._window(broker)
+        error = outcome.error
+        if error is None:
+            window.success(delivery.cost, outcome.latency_ms)
+            self._isolate(FaultSite.RETURNED, broker, outcome.latency_ms, now)
+            # Any answer means that the rows are stored, even if not safely.
+            delivery.maybe_stored = True
+            return
+        delivery.last_error = error
+        delivery.maybe_stored |= error.maybe_stored
+        delivery.timeouts += isinstance(error, RemotingTimeoutException)
+        if error.retriable:
+            if window.trouble(delivery.cost, delivery.sent_at, now):
+                window.rest(now + self.backoff.delay(window.troubles, self._rng))
+        else:
+            window.release(delivery.cost)
+        # Flow control never isolates, because the broker works.
+        if error.isolate:
+            self._isolate(site_of(error), broker, outcome.latency_ms, now)
+        if error.refresh_route:
+            self._refresh_route(delivery.batch.topic)
+
+    def _isolate(self, site: FaultSite, broker: str, latency_ms: float, now: float) -> None:
+        away_ms = self._faults.update(site, broker, latency_ms, now)
+        if away_ms:
+            self._recorder.record_isolation(broker, away_ms, now)
+
+    @staticmethod
+    def _begin(delivery: InFlightBatch, now: float) -> None:
+        if delivery.first_tried_at is None:
+            delivery.first_tried_at = now
+
+    def _expired(self, delivery: InFlightBatch, at: float) -> bool:
+        began = delivery.first_tried_at
+        return began is not None and at >= began + self._options.delivery_timeout_ms / 1000
+
+    def _fail_expired(self, delivery: InFlightBatch) -> None:
+        self._fail(delivery, f"gave up after deliveryTimeoutMs={self._options.delivery_timeout_ms}")
+
+    def _fail(self, delivery: InFlightBatch, why: str) -> None:
+        if self.failure is not None:
+            return
+        self._failed = delivery
+        self.failure = delivery_error(delivery, why)
+
+    def __repr__(self) -> str:
+        return f"<SendPipeline ready={len(self._ready)} in_flight={len(self._in_flight)} waiting={len(self._waiting)}>"

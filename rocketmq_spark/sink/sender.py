@@ -1,0 +1,343 @@
+"""Sends the rows of one partition task: record batches in, every row acknowledged on return.
+
+    record batch -> batcher -> (encoded batch, queue) -> pipeline -> transport -> outcome -> pipeline -> recorder
+
+The caller's thread reads, encodes and waits for room. The sender's own thread takes outcomes and sends again, so that a
+retry never waits for a slow upstream. One lock guards pipeline, batcher and recorder, and nothing blocks while holding
+it. Nothing is opened before the first row.
+"""
+
+from __future__ import annotations
+
+import queue as queues
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
+
+from rocketmq_spark.errors import DeliveryError, RocketMQError
+from rocketmq_spark.metrics import Recorder
+from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendOutcome, SendRequest, SendStatus
+from rocketmq_spark.model.names import wrap
+from rocketmq_spark.model.route import broker_vip_channel
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.routing.selectors import selector_of
+from rocketmq_spark.sink.in_flight import Dispatch, InFlightBatch, batch_weight
+from rocketmq_spark.sink.pipeline import OnStored, SendPipeline
+from rocketmq_spark.sink.routes import RouteFinder
+from rocketmq_spark.sink.window import RateLimit
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from rocketmq_spark.arrow.batcher import ArrowBatcher
+    from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher
+
+    Batcher: TypeAlias = ArrowBatcher | DeadLetterBatcher
+
+# How often the sender's thread looks for groups that have waited long enough, seconds.
+_LINGER_TICK = 0.1
+# The part of maxInFlightBytes that may still be pending when a caller that waited for room continues.
+_PLENTY = 0.75
+
+
+class BatchSender:
+    """Sends the rows of one partition task.
+
+    Parameters
+    ----------
+    options : SinkOptions
+    instance : ClientInstance
+        Shared with other producers of this process. The caller registers and unregisters its group.
+    recorder : Recorder
+        Read it only after `write` has returned or raised.
+    clock, wall_clock : callable
+        Seconds; the first one is monotonic, the second one counts from the epoch.
+    rng : random.Random, optional
+    fixed_queues, servers_reached
+        See `RouteFinder`.
+    max_rate_per_second : float, optional
+        This task's share of ``maxRatePerSecond``.
+    on_stored : callable, optional
+        Called with every stored batch and its outcome; must neither block nor raise.
+
+    Attributes
+    ----------
+    routes : RouteFinder
+    """
+
+    # How the account of a failed write calls the rows that are done.
+    _done: ClassVar[str] = "stored"
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        instance: ClientInstance,
+        recorder: Recorder,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        rng: random.Random | None = None,
+        fixed_queues: Sequence[MessageQueue] | None = None,
+        max_rate_per_second: float | None = None,
+        on_stored: OnStored | None = None,
+        servers_reached: bool = False,
+    ) -> None:
+        self._options = options
+        self._instance = instance
+        self._recorder = recorder
+        self._clock = clock
+        self._wall_clock = wall_clock
+        rng = rng or random.Random()
+        self.routes = RouteFinder(
+            options, instance, clock=clock, rng=rng, fixed_queues=fixed_queues, servers_reached=servers_reached
+        )
+        self._pipeline = SendPipeline(
+            options,
+            instance.faults,
+            recorder,
+            publish_info=instance.routes.cached,
+            refresh_route=instance.refresh_route,
+            new_selector=lambda: selector_of(options, instance.faults, rng),
+            rng=rng,
+            rate=None if max_rate_per_second is None else RateLimit(max_rate_per_second, clock()),
+            on_stored=on_stored,
+        )
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        # The condition that the caller's thread waits for, if it waits.
+        self._awaited: Callable[[], bool] = _never
+        # Outcomes of attempts; None only wakes the sender's thread.
+        self._events: queues.SimpleQueue[tuple[InFlightBatch, SendOutcome] | None] = queues.SimpleQueue()
+        self._batcher: Batcher | None = None
+        self._reading = False
+        self._closing = False
+        self._crash: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def write(self, batches: Iterable[pa.RecordBatch], batcher: Batcher) -> None:
+        """Send every row of `batches`; return when each is stored and acknowledged.
+
+        Raises
+        ------
+        DeliveryError
+            Some rows could not be stored; the text says how many, where and why.
+        InvalidRowError
+            A row that no broker could store; rows before it may be stored.
+        RocketMQError
+            This sender has written before.
+        """
+        if self._batcher is not None:
+            raise RocketMQError("a BatchSender writes once: make another one, it shares the client instance")
+        self._batcher = batcher
+        try:
+            for rows in self._read(batches):
+                self._start()
+                for batch, queue in batcher.add(rows, self._clock()):
+                    self._offer(batch, queue)
+            for batch, queue in batcher.flush():
+                self._offer(batch, queue)
+            with self._changed:
+                self._wait_for(lambda: self._pipeline.is_empty)
+                self._raise_failure()
+        except RocketMQError as exc:
+            self._settle()
+            if type(exc) is DeliveryError:
+                raise DeliveryError(f"{exc}. {self._account()}") from exc.__cause__
+            exc.args = (f"{exc}. {self._account()}", *exc.args[1:])
+            raise
+        finally:
+            self._closing = True
+            self._events.put(None)
+            if self._thread is not None:
+                self._thread.join()
+
+    def _read(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the batches; while the next one is awaited, the other thread may send incomplete groups."""
+        iterator = iter(batches)
+        while True:
+            self._reading = True
+            try:
+                rows = next(iterator, None)
+            finally:
+                # Taking the lock waits until the other thread has left the batcher.
+                with self._lock:
+                    self._reading = False
+            if rows is None:
+                return
+            self._raise_failure()
+            yield rows
+
+    def _start(self) -> None:
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="rocketmq-producer", daemon=True)
+            thread.start()
+            self._thread = thread
+
+    def _offer(self, batch: EncodedBatch, queue: MessageQueue | None) -> None:
+        batch = self._named(batch)
+        self.routes.find_wrapped(batch.topic)
+        with self._changed:
+            if not self._has_room(batch):
+                self._wait_for(lambda: self._has_room(batch, plenty=True))
+            self._raise_failure()
+            self._pipeline.offer(batch, queue, self._clock())
+            self._dispatch()
+
+    def _named(self, batch: EncodedBatch) -> EncodedBatch:
+        """Return the batch with the namespace in its topic."""
+        if not self._options.wrapped_namespace:
+            return batch
+        return replace(batch, topic=wrap(self._options.wrapped_namespace, batch.topic))
+
+    def _has_route(self, topic: str) -> bool:
+        # For other topics the caller's thread finds the route, or raises within seconds.
+        return self._instance.routes.cached(wrap(self._options.wrapped_namespace, topic)) is not None
+
+    def _has_room(self, batch: EncodedBatch, *, plenty: bool = False) -> bool:
+        pending = self._pipeline.pending_bytes
+        grouped = self._batcher.pending_bytes if self._batcher else 0
+        # A caller that waits for room waits for enough to continue for a while.
+        limit = self._options.max_in_flight_bytes * (_PLENTY if plenty else 1.0)
+        return not pending or pending + grouped + batch_weight(batch) <= limit
+
+    def _wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition or a failure; the lock is held."""
+        self._awaited = condition
+        self._changed.wait_for(lambda: condition() or self._failed)
+        self._awaited = _never
+
+    def _settle(self) -> None:
+        """Wait for outcomes, at most ``sendMsgTimeout``, to make the account of a failed write exact."""
+        with self._changed:
+            self._pipeline.stop()
+            self._changed.wait_for(
+                lambda: not self._pipeline.in_flight or self._crash is not None, self._options.send_msg_timeout / 1000
+            )
+
+    @property
+    def _failed(self) -> bool:
+        return self._pipeline.failure is not None or self._crash is not None
+
+    def _raise_failure(self) -> None:
+        if self._crash is not None:
+            raise self._crash
+        if self._pipeline.failure is not None:
+            raise self._pipeline.failure
+
+    def _account(self) -> str:
+        with self._lock:
+            unfinished = self._pipeline.unfinished()
+            taken = self._batcher.taken_rows if self._batcher else 0
+            not_sent = taken - self._pipeline.stored_rows - unfinished.unknown
+            stored = "; ".join(self._recorder.lines()) or "none"
+        where = "".join(f"{broker} {rows}, " for broker, rows in unfinished.unknown_by_broker.items())
+        return (
+            f"Rows of this task {self._done}: {stored}. Read but not sent: {not_sent}; outcome unknown: "
+            f"{unfinished.unknown} ({where}sent, perhaps stored). Rows sent again by a retry of the task may be stored "
+            "twice"
+        )
+
+    def _dispatch(self) -> None:
+        """Start every attempt that may start now; the lock is held, and no attempt blocks."""
+        for dispatch in self._pipeline.dispatches(self._clock()):
+            self._send(dispatch)
+
+    def _send(self, dispatch: Dispatch) -> None:
+        delivery, put = dispatch.delivery, self._events.put
+        self._instance.transport.send(
+            self._request(dispatch),
+            dispatch.timeout,
+            lambda outcome: put((delivery, outcome)),
+            within=dispatch.within,
+        )
+
+    def _request(self, dispatch: Dispatch) -> SendRequest:
+        return SendRequest(
+            dispatch.delivery.batch,
+            dispatch.queue,
+            broker_vip_channel(dispatch.address) if self._options.vip_channel_enabled else dispatch.address,
+            self._options.producer_group,
+            self._options.connection.create_topic_key,
+            self._options.connection.default_topic_queue_nums,
+            int(self._wall_clock() * 1000),
+            unit_mode=self._options.unit_mode,
+        )
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._take_events()
+        except BaseException as exc:
+            with self._changed:
+                self._crash = exc
+                self._changed.notify_all()
+
+    def _take_events(self) -> None:
+        """Wait for an outcome or the next due time, and act on it."""
+        with self._lock:
+            due = self._pipeline.next_wakeup(self._clock())
+        pause = _LINGER_TICK if due is None else min(_LINGER_TICK, max(0.0, due - self._clock()))
+        try:
+            event = self._events.get(timeout=pause)
+        except queues.Empty:
+            event = None
+        with self._changed:
+            now = self._clock()
+            if event is None:
+                self._pipeline.check_overdue(now)
+            while event is not None:
+                self._pipeline.complete(*event, now)
+                event = None if self._events.empty() else self._events.get()
+            if self._reading and self._batcher is not None:
+                for batch, queue in self._batcher.expired(now, self._has_route):
+                    self._pipeline.offer(self._named(batch), queue, now)
+            self._dispatch()
+            # Not at every outcome: a needless wakeup costs more than sending a message.
+            if self._failed or self._awaited():
+                self._changed.notify_all()
+
+    def __repr__(self) -> str:
+        return f"<BatchSender {self._pipeline!r} {self._recorder!r}>"
+
+
+class OnewaySender(BatchSender):
+    """Sends without acknowledgements: ``sendMode=oneway`` (``NettyRemotingAbstract.invokeOnewayImpl``).
+
+    A row counts as sent once the socket has taken its last byte; a broker does not even report that it rejects it. What
+    certainly was not sent (no route, no connection) is retried until ``deliveryTimeoutMs``, and then fails the write.
+    The caller's thread sends, and the socket holds it up: there is no other thread, and no window.
+    """
+
+    _done: ClassVar[str] = "sent without acknowledgement (perhaps stored)"
+
+    def _start(self) -> None:
+        return
+
+    def _offer(self, batch: EncodedBatch, queue: MessageQueue | None) -> None:
+        batch = self._named(batch)
+        self.routes.find_wrapped(batch.topic)
+        self._pipeline.offer(batch, queue, self._clock())
+        self._dispatch()
+        self._raise_failure()
+        while (due := self._pipeline.next_wakeup(self._clock())) is not None:
+            time.sleep(max(0.0, due - self._clock()))
+            self._dispatch()
+            self._raise_failure()
+
+    def _send(self, dispatch: Dispatch) -> None:
+        error: RocketMQError | None = None
+        try:
+            self._instance.transport.send_oneway(self._request(dispatch), min(dispatch.timeout, dispatch.within))
+        except RocketMQError as exc:
+            error = exc
+        # The status is ours, not a broker's: the pipeline counts it as sent, never as stored.
+        status = SendStatus.SEND_OK if error is None else None
+        self._pipeline.complete(dispatch.delivery, SendOutcome(dispatch.queue, status, error, 0.0), self._clock())
+
+
+def _never() -> bool:
+    return False

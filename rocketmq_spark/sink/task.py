@@ -1,0 +1,320 @@
+"""Sends the rows of one partition: joins batcher, sender and recorder as the options say, and checks a write before it.
+
+Arrow record batches -> batcher -> BatchSender -> Recorder
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from ipaddress import IPv4Address
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from rocketmq_spark.arrow.batcher import ArrowBatcher
+from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher, DeadLetters
+from rocketmq_spark.arrow.encoders import GrpcBatcher, RemotingBatcher
+from rocketmq_spark.arrow.ids import MessageIds, RowIds, UniqueIds
+from rocketmq_spark.arrow.invalid_rows import InvalidRows, KeyCheck, KeysRequired
+from rocketmq_spark.arrow.schema import (
+    check_grpc,
+    check_keys,
+    check_message_types,
+    check_ordered,
+    check_row_id,
+    check_schema,
+)
+from rocketmq_spark.arrow.split import CustomSelector
+from rocketmq_spark.errors import OptionError, RouteNotFoundException
+from rocketmq_spark.metrics import Recorder
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.names import java_order, wrap
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.protocol.remoting.records import MAX_BATCH_ROWS
+from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.routing.route_cache import TopicPublishInfo
+from rocketmq_spark.routing.topic_configs import TopicConfigs
+from rocketmq_spark.sink.routes import RouteFinder
+from rocketmq_spark.sink.sender import BatchSender, OnewaySender
+from rocketmq_spark.sink.trace import BatchTracer, SendTrace
+from rocketmq_spark.sink.window import largest_batch
+from rocketmq_spark.transport.base import local_ip
+
+if TYPE_CHECKING:
+    from rocketmq_spark.sink.sender import Batcher
+
+logger = logging.getLogger("rocketmq_spark.producer")
+
+# A proxy is fastest with requests of so many rows: measured with 100-byte bodies, 1,000 rows went 1.3 times as fast as
+# the 5,000 that batchBytes would allow, 500 and 2,000 a little slower.
+_GRPC_BATCH_ROWS: Final = 1000
+
+
+def row_batcher(
+    options: SinkOptions,
+    recorder: Recorder,
+    *,
+    max_rows: int,
+    write_id: str,
+    queues_of: Callable[[str], Sequence[MessageQueue]],
+    keys_required: KeysRequired,
+    unique_ids: UniqueIds,
+) -> Batcher:
+    """Return the batcher of one partition's rows.
+
+    `options` also apply to a dead-letter topic, except for its name and the choice of queues. `write_id` begins the
+    ids of rows: it is the same for every attempt at the write, and for no other write.
+    """
+    common: dict[str, Any] = {
+        "max_rows": max_rows,
+        "partition_id": recorder.partition_id,
+        "queues_of": queues_of,
+        "unique_ids": unique_ids,
+        "check_keys": KeyCheck(keys_required, inner_batches=options.batch_type == "inner"),
+    }
+    batcher: Callable[..., ArrowBatcher] = partial(RemotingBatcher, **common)
+    if options.over_grpc:
+        batcher = partial(
+            GrpcBatcher,
+            **common,
+            namespace=options.connection.namespace or "",
+            born_host=options.connection.client_ip or local_ip(),
+            epoch_offset=time.time() - time.monotonic(),
+        )
+    row_ids = None
+    if options.row_id:
+        columns = options.row_id if isinstance(options.row_id, tuple) else None
+        row_ids = RowIds(write_id, recorder.batch_id, recorder.partition_id, columns)
+    of_rows = partial(batcher, options, row_ids=row_ids)
+    if options.custom_selector is not None:
+        of_rows = partial(of_rows, custom=CustomSelector(options.custom_selector))
+    if options.on_error == "skip":
+        return of_rows(on_invalid=lambda invalid: recorder.record_skipped(invalid.by_rule()))
+    if options.dead_letter_topic is None:
+        return of_rows()
+    letters = DeadLetters(
+        options.max_message_size, write_id, recorder.batch_id, over_grpc=options.over_grpc, tags=options.tags
+    )
+
+    def divert(invalid: InvalidRows) -> None:
+        recorder.record_dead_letters(invalid.by_rule())
+        letters.take(invalid)
+
+    dead = replace(options, topic=options.dead_letter_topic, queue_selector="roundRobin", ordered=False)
+    return DeadLetterBatcher(of_rows(on_invalid=divert), batcher(dead), letters)
+
+
+def write_rows(
+    options: SinkOptions,
+    instance: ClientInstance,
+    recorder: Recorder,
+    batches: Iterator[pa.RecordBatch],
+    *,
+    write_id: str,
+    queues: Sequence[MessageQueue] | None = None,
+    servers_reached: bool = False,
+    open_trace_sender: Callable[[], contextlib.AbstractContextManager[SendTrace]] | None = None,
+) -> None:
+    """Send every row of `batches`; return when every row is acknowledged (with ``sendMode=oneway``: written).
+
+    Parameters
+    ----------
+    options : SinkOptions
+    instance : ClientInstance
+        The caller registers and unregisters its producer group.
+    recorder : Recorder
+    batches : iterator of pyarrow.RecordBatch
+        Of a schema that has passed `check_schema`.
+    write_id : str
+        See `row_batcher`.
+    queues, servers_reached
+        See `RouteFinder`.
+    open_trace_sender : callable, optional
+        See `BatchTracer`. Required with ``enable_trace``.
+
+    Raises
+    ------
+    DeliveryError, InvalidRowError
+        See `BatchSender.write`.
+    """
+    with contextlib.ExitStack() as stack:
+        on_stored = None
+        if options.enable_trace:
+            assert open_trace_sender is not None
+            masters = instance.routes.masters
+            tracer = BatchTracer(options, lambda broker_name: masters().get(broker_name, ""), open_trace_sender)
+            stack.enter_context(tracer)
+            on_stored = tracer.append
+        rate = _share_of_rate(options)
+        sender_class = OnewaySender if options.send_mode == "oneway" else BatchSender
+        sender = sender_class(
+            options,
+            instance,
+            recorder,
+            fixed_queues=queues,
+            max_rate_per_second=rate,
+            on_stored=on_stored,
+            servers_reached=servers_reached,
+        )
+        batcher = row_batcher(
+            options,
+            recorder,
+            max_rows=rows_of_batch(options, rate),
+            write_id=write_id,
+            queues_of=sender.routes.queues_of,
+            keys_required=lambda topics: _keys_required(options, instance, sender.routes, topics),
+            unique_ids=_unique_ids(options),
+        )
+        sender.write(batches, batcher)
+
+
+def _keys_required(
+    options: SinkOptions, instance: ClientInstance, routes: RouteFinder, topics: Sequence[str]
+) -> Mapping[str, bool | None]:
+    """Return whether rows of each topic need a key, None if unknown; raises as `RouteFinder.find`."""
+    if options.over_grpc:
+        return {}
+    infos = {topic: routes.find(topic) for topic in topics}
+    configs = instance.topic_configs.get({info.topic: info.route for info in infos.values()})
+    # A topic that does not exist is created with default attributes.
+    return {topic: not info.template and configs[info.topic].keys_required for topic, info in infos.items()}
+
+
+def _unique_ids(options: SinkOptions) -> UniqueIds:
+    if options.over_grpc:
+        return MessageIds(pid=os.getpid(), wall_clock=time.time, rng=random.SystemRandom())
+    ip = IPv4Address(local_ip()).packed
+    return UniqueIds(ip=ip, pid=os.getpid(), wall_clock=time.time, rng=random.SystemRandom())
+
+
+def rows_of_batch(options: SinkOptions, rate: float | None) -> int:
+    """Return the most rows of a batch; `rate` is the task's share of ``maxRatePerSecond``."""
+    most_rows = _GRPC_BATCH_ROWS if options.over_grpc else MAX_BATCH_ROWS
+    return most_rows if rate is None else min(most_rows, largest_batch(rate))
+
+
+def check_columns(schema: pa.Schema, options: SinkOptions) -> None:
+    """Raise `SchemaError` for columns that these options cannot send in full, as far as no server is needed to know."""
+    check_schema(schema, topic=options.topic, queue_selector=options.queue_selector)
+    if options.ordered:
+        check_ordered(schema.names)
+    if isinstance(options.row_id, tuple):
+        check_row_id(schema, options.row_id)
+    if options.over_grpc:
+        check_grpc(schema)
+
+
+def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schema) -> None:
+    """Look up the option topic, and check the columns against it; without that option do nothing.
+
+    Raises
+    ------
+    MQClientException
+        10005: no name server or proxy answers, or the topic does not exist and there is no template for it.
+    SchemaError
+        The topic does not accept messages of the columns' type (over gRPC only: brokers accept every type), or it
+        requires keys and there is no such column.
+    OptionError
+        ``batchType=inner`` and the topic has another type, or the topic or the dead-letter topic is a compaction topic
+        that would drop the rows.
+    """
+    if options.topic is None:
+        return
+    info = RouteFinder(options, instance).find(options.topic)
+    check_message_types(schema, options.topic, info.route.message_types)
+    inner = options.batch_type == "inner"
+    if options.over_grpc or (info.template and not inner):
+        return
+    configs = instance.topic_configs.get({info.topic: info.route}, fresh=True)[info.topic]
+    if configs.compacted:
+        _check_compacted(options, schema)
+    if inner:
+        _check_inner(options, configs, info)
+
+
+def _check_compacted(options: SinkOptions, schema: pa.Schema) -> None:
+    """Raise if the brokers of a compaction topic would drop the rows."""
+    if options.topic == options.dead_letter_topic:
+        raise OptionError(
+            f"deadLetterTopic={options.topic} is a compaction topic (cleanup.policy=COMPACTION), whose brokers drop "
+            "dead letters without a key; name another topic"
+        )
+    if options.batch_type == "inner":
+        raise OptionError(
+            f"batchType=inner: topic {options.topic} is a compaction topic (cleanup.policy=COMPACTION), whose brokers "
+            "drop inner batches; leave the option out"
+        )
+    check_keys(schema, str(options.topic))
+
+
+def _check_inner(options: SinkOptions, configs: TopicConfigs, info: TopicPublishInfo) -> None:
+    """Raise if a broker says that it would store the rows of inner batches one by one."""
+    remedy = (
+        "batchType=inner is for topics of the type BatchCQ: create one with that type (rocketmq-spark "
+        "create-topic NAME --inner, or mqadmin updateTopic -t NAME -a +queue.type=BatchCQ), or leave the option out"
+    )
+    if info.template:
+        raise OptionError(f"topic {options.topic} does not exist, and would be created as a plain one; {remedy}")
+    for exc in configs.unknown.values():
+        logger.warning("batchType=inner: the type of the topic is unknown: %s", exc)
+    for broker_name, config in sorted(configs.by_broker.items()):
+        if not config.holds_batches:
+            raise OptionError(f"topic {options.topic} is of the type {config.queue_type} on {broker_name}; {remedy}")
+
+
+def ordered_queues(
+    options: SinkOptions, instance: ClientInstance, known: Mapping[str, int] = MappingProxyType({})
+) -> Sequence[MessageQueue] | None:
+    """Return the queues that the rows of a whole ordered write are bound to.
+
+    These are the queues of the order configuration, if the topic has one. Otherwise they are the queues of every broker
+    in the route, with or without a master now, and of each `known` broker (queues by broker name, of an earlier
+    look-up) that the route does not list. Returns None for a write that is not ordered, and over gRPC, where the proxy
+    has one queue for the rows of each key.
+
+    Raises
+    ------
+    MQClientException
+        10005: no name server answers, or the topic does not exist.
+    """
+    if not options.ordered or options.over_grpc:
+        return None
+    assert options.topic is not None
+    topic = wrap(options.wrapped_namespace, options.topic)
+    try:
+        info = RouteFinder(options, instance).find(options.topic)
+    except RouteNotFoundException as exc:
+        if exc.unreachable or not known:
+            raise
+        logger.warning("ordered=true: every broker of topic %s is gone, its rows wait: %s", options.topic, exc)
+        return _queues_of(topic, known)
+    if info.template and not known:
+        raise RouteNotFoundException(
+            f"looking up the queues of topic {options.topic} for an ordered write: the topic does not exist, "
+            "and its first messages would make its queues one broker after the other; create it first "
+            f"(rocketmq-spark create-topic {options.topic}, or mqadmin updateTopic -t {options.topic})"
+        )
+    if info.order_topic:
+        return info.queues
+    listed = {} if info.template else {data.broker_name: data for data in info.route.queue_datas}
+    numbers = {name: data.write_queue_nums for name, data in listed.items() if data.writable}
+    return _queues_of(topic, {**known, **numbers})
+
+
+def _queues_of(topic: str, numbers: Mapping[str, int]) -> Sequence[MessageQueue]:
+    names = sorted(numbers, key=java_order)
+    return tuple(MessageQueue(topic, name, queue_id) for name in names for queue_id in range(numbers[name]))
+
+
+def _share_of_rate(options: SinkOptions) -> float | None:
+    """Return how many messages a task may send in a second, None without a limit."""
+    rate, tasks = options.max_rate_per_second, options.max_rate_tasks
+    return None if rate is None else rate / (tasks or 1)

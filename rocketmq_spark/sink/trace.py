@@ -1,0 +1,232 @@
+"""Message trace for the batches of a write: a record for each row, sent by a separate thread.
+
+Tracing never delays or fails a write. Batches that arrive faster than they can be traced are left out, counted and
+logged. Each batch is decoded again, row by row, which costs more than the write itself: it is meant for looking at
+single messages.
+
+Follows ``SendMessageTraceHookImpl.java``. Java's record of a batch names all ids in one field. Here each row has its
+own record, so that it is found by its id and its keys.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import queue as queues
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final
+
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.model.message import EncodedBatch, Message, SendOutcome, SendStatus
+from rocketmq_spark.model.names import unwrap
+from rocketmq_spark.model.properties import KEYS, TAGS, UNIQ_KEY
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.protocol.remoting.records import decode_batch, decode_properties
+
+logger = logging.getLogger("rocketmq_spark.producer")
+
+DEFAULT_TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
+MAX_MESSAGE_BYTES: Final = 128_000
+FLUSH_SECONDS: Final = 5.0
+
+# A property string has 32,767 bytes; this leaves room for the trace message's own id, WAIT and names.
+_MAX_KEYS_BYTES: Final = 32_000
+
+SendTrace = Callable[[Message], object]
+
+
+class MessageType(enum.IntEnum):
+    """The kind of a message (``MessageType.java``), with its value in a trace record."""
+
+    NORMAL = 0
+    TRANS_HALF = 1
+    TRANS_COMMIT = 2
+    DELAY = 3
+    ORDER = 4
+
+
+def message_type_of(message: Message) -> MessageType:
+    """Return the kind by a message's properties: a delay wins over a transaction, timer properties do not count."""
+    properties = message.properties
+    if "__STARTDELIVERTIME" in properties or "DELAY" in properties:
+        return MessageType.DELAY
+    return MessageType.TRANS_HALF if properties.get("TRAN_MSG") == "true" else MessageType.NORMAL
+
+
+@dataclass(frozen=True, slots=True)
+class PubTrace:
+    """The trace record of one sent message (``TraceContext.java``, ``TraceBean.java``).
+
+    `time_stamp` is the begin of the attempt, epoch milliseconds; `cost_time` is in milliseconds. Group and topic are
+    without the namespace. `store_host` is the broker's ``host:port``, and `body_length` the size as sent.
+    """
+
+    time_stamp: int
+    region_id: str
+    group_name: str
+    topic: str
+    msg_id: str
+    tags: str | None
+    keys: str | None
+    store_host: str
+    body_length: int
+    cost_time: int
+    message_type: MessageType
+    offset_msg_id: str
+    success: bool
+
+    def encode(self) -> str:
+        """Return the record's text: fields between 0x01, 0x02 at the end, ``null`` for None."""
+        fields = (
+            "Pub", self.time_stamp, self.region_id, self.group_name, self.topic, self.msg_id, self.tags, self.keys,
+            self.store_host, self.body_length, self.cost_time, int(self.message_type), self.offset_msg_id,
+            "true" if self.success else "false",
+        )  # fmt: skip
+        return "\x01".join("null" if field is None else str(field) for field in fields) + "\x02"
+
+    @property
+    def key_words(self) -> Iterator[str]:
+        """The index keys of the record: the message's id (of a batch, each id) and its keys."""
+        yield from filter(None, self.msg_id.split(","))
+        yield from (self.keys or "").split()
+
+
+def trace_messages(trace_topic: str, records: Iterable[PubTrace]) -> Iterator[Message]:
+    """Yield messages for the trace topic with these records, each of at most 128,000 bytes.
+
+    The keys fit a message's properties. A record with more keys (a very large batch) is found by its first ones.
+    """
+    texts: list[bytes] = []
+    keys: dict[str, None] = {}
+    size = key_bytes = 0
+    for record in records:
+        text = record.encode().encode("utf-8", "replace")
+        words = _fitting(record.key_words)
+        more = sum(words.values())
+        if texts and (size + len(text) > MAX_MESSAGE_BYTES or key_bytes + more > _MAX_KEYS_BYTES):
+            yield _trace_message(trace_topic, texts, keys)
+            texts, keys, size, key_bytes = [], {}, 0, 0
+        texts.append(text)
+        keys.update(dict.fromkeys(words))
+        size += len(text)
+        key_bytes += more
+    if texts:
+        yield _trace_message(trace_topic, texts, keys)
+
+
+def _fitting(words: Iterable[str]) -> dict[str, int]:
+    """Return the first words that fit the keys of one message, each with its size."""
+    sizes: dict[str, int] = {}
+    left = _MAX_KEYS_BYTES
+    for word in words:
+        sizes[word] = len(word.encode()) + 1
+        left -= sizes[word]
+        if left < 0:
+            del sizes[word]
+            break
+    return sizes
+
+
+def _trace_message(trace_topic: str, texts: list[bytes], keys: dict[str, None]) -> Message:
+    return Message.of(trace_topic, b"".join(texts), keys=" ".join(keys))
+
+
+# Batches that wait to be traced: each keeps its bytes alive.
+_MAX_WAITING: Final = 16
+
+
+class BatchTracer:
+    """A context manager around a write that traces the stored batches.
+
+    `address_of` returns the ``host:port`` of a broker name, or "". `open_sender` returns a context manager around the
+    function that sends one trace message. `clock` returns epoch seconds.
+
+    Attributes
+    ----------
+    discarded : int
+        Rows that were stored and not traced.
+    """
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        address_of: Callable[[str], str],
+        open_sender: Callable[[], AbstractContextManager[SendTrace]],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._topic = options.trace_topic
+        self._group = unwrap(options.producer_group, options.wrapped_namespace)
+        self._namespace = options.wrapped_namespace
+        self._address_of = address_of
+        self._clock = clock
+        self._sender = open_sender()
+        self._queue: queues.Queue[tuple[EncodedBatch, SendOutcome, float] | None] = queues.Queue(_MAX_WAITING)
+        self._thread = threading.Thread(target=self._run, name="rocketmq-batch-trace", daemon=True)
+        self.discarded = 0
+
+    def __enter__(self) -> BatchTracer:
+        self._send = self._sender.__enter__()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self._queue.put(None, timeout=FLUSH_SECONDS)
+            self._thread.join(FLUSH_SECONDS)
+        except queues.Full:
+            logger.warning("trace records are left behind: %s took none for %g s", self._topic, FLUSH_SECONDS)
+        self._sender.__exit__(kind, error, traceback)
+        if self.discarded:
+            logger.warning("%d rows were stored and not traced: they came too fast for it", self.discarded)
+
+    def append(self, batch: EncodedBatch, outcome: SendOutcome) -> None:
+        """Accept a batch with its outcome; never waits."""
+        try:
+            self._queue.put_nowait((batch, outcome, self._clock()))
+        except queues.Full:
+            self.discarded += batch.rows
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            try:
+                for message in trace_messages(self._topic, self._records(*item)):
+                    self._send(message)
+            except RocketMQError:
+                logger.warning("trace records of %d rows could not be sent to %s", item[0].rows, self._topic,
+                               exc_info=True)  # fmt: skip
+
+    def _records(self, batch: EncodedBatch, outcome: SendOutcome, answered: float) -> Iterator[PubTrace]:
+        if not (outcome.trace_on and outcome.status):
+            return
+        ids = outcome.offset_msg_id.split(",")
+        for number, message in enumerate(_messages(batch)):
+            yield PubTrace(
+                time_stamp=int(answered * 1000 - outcome.latency_ms),
+                region_id=outcome.region_id or "DefaultRegion",
+                group_name=self._group,
+                topic=unwrap(message.topic, self._namespace),
+                msg_id=message.properties.get(UNIQ_KEY, ""),
+                tags=message.properties.get(TAGS),
+                keys=message.properties.get(KEYS),
+                store_host=self._address_of(outcome.queue.broker_name),
+                body_length=len(message.body),
+                cost_time=int(outcome.latency_ms),
+                message_type=message_type_of(message),
+                # An inner batch has one id for all its rows.
+                offset_msg_id=ids[number] if number < len(ids) else ids[0],
+                success=outcome.status is SendStatus.SEND_OK,
+            )
+
+
+def _messages(batch: EncodedBatch) -> list[Message]:
+    body = b"".join(batch.body)
+    if batch.batch:
+        return decode_batch(body, batch.topic)
+    return [Message(batch.topic, body, batch.flag, decode_properties(batch.properties.encode()))]

@@ -1,0 +1,1 @@
+"""Reads topics: queues, offsets, ranges, and the pulls that fetch them."""

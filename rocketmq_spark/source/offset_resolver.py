@@ -1,0 +1,384 @@
+"""The offsets where a read begins and ends, as numbers or times; asked by the driver before anything is read.
+
+A broker deletes messages up to 10 s before it corrects the queue's minimum offset. Where a read begins at the oldest
+message, or at a time, a message is therefore pulled there: what expired before the plan is not lost data.
+The options mean what they mean in ``KafkaOffsetReaderAdmin.scala``.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, TypeAlias, TypeVar
+
+from rocketmq_spark.errors import (
+    BrokerBusyException,
+    MQBrokerException,
+    OptionError,
+    ReadError,
+    RemotingException,
+    RemotingTooMuchRequestException,
+    RocketMQError,
+)
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.message_ext import PullOutcome, PullRequest, PullStatus, PullTarget
+from rocketmq_spark.options.offsets import EARLIEST, LATEST, OffsetSpec
+from rocketmq_spark.options.source import SourceOptions
+from rocketmq_spark.protocol.remoting.records import decode_records, first_queue_offset
+from rocketmq_spark.source.ranges import Gap, OffsetRange, expired, lost
+from rocketmq_spark.source.topic_queues import TopicQueues, place
+from rocketmq_spark.transport.base import ReadTransport
+from rocketmq_spark.transport.parallel import in_parallel
+
+logger = logging.getLogger("rocketmq_spark.source")
+
+Offsets: TypeAlias = "dict[MessageQueue, int]"
+_T = TypeVar("_T")
+# A request about a queue (as the user knows it) to a broker's address, with a timeout in seconds.
+_Ask: TypeAlias = Callable[[MessageQueue, str, float], _T]
+
+_WAIT: Final = 0.2
+
+
+class OffsetResolver:
+    """Asks brokers for offsets, about many queues at once. `clock` is monotonic seconds."""
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        transport: ReadTransport,
+        queues: TopicQueues,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._options = options
+        self._transport = transport
+        self._queues = queues
+        self._clock = clock
+        self._sleep = sleep
+        self._timeout = options.pull_timeout_ms / 1000
+        # Topics and brokers whose configuration the user may not see, and that were logged.
+        self._unknown: set[tuple[str, str]] = set()
+
+    def earliest(self, queues: Iterable[MessageQueue]) -> Offsets:
+        """Return the offset of the oldest message that each queue still has; 0 for a compacted topic.
+
+        For a compacted topic brokers report the minimum of another queue, the one before compaction (issue 7540 of
+        apache/rocketmq): messages lie below it.
+        """
+        queues = [*queues]
+        compacted = self._compacted(queues)
+        plain = [queue for queue in queues if queue not in compacted]
+        return dict.fromkeys(queues, 0) | self._first_left(self._of_all(plain, self._min_offset))
+
+    def _first_left(self, offsets: Mapping[MessageQueue, int]) -> Offsets:
+        """Return the first offset of each queue, from the given one on, whose message the broker still has."""
+
+        def pull(queue: MessageQueue, address: str, timeout: float) -> int:
+            # An empty queue of the type BatchCQ has the minimum offset -1.
+            offset = max(0, offsets[queue])
+            while True:
+                try:
+                    outcome = self._pulled(queue, offset, address, timeout)
+                except BrokerBusyException:
+                    # The task waits for the broker. A slave without slaveReadEnable is always busy.
+                    return offset
+                if outcome.status is PullStatus.FOUND:
+                    return max(offset, first_queue_offset(outcome.body) or 0)
+                if outcome.status is PullStatus.NO_NEW_MSG or outcome.next_begin_offset <= offset:
+                    return offset
+                offset = outcome.next_begin_offset
+
+        return self._of_all(offsets, pull)
+
+    def _min_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
+        return self._transport.min_offset(self._queues.on_wire(queue), address, timeout)
+
+    def _pulled(self, queue: MessageQueue, offset: int, address: str, timeout: float) -> PullOutcome:
+        target = PullTarget(self._queues.on_wire(queue), self._options.consumer_group, 1, "*", "TAG")
+        outcome = self._transport.pull_now(PullRequest(target, address, offset), timeout)
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome
+
+    def _compacted(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
+        """Return the queues of compacted topics. Without the right to see the configuration a topic counts as plain."""
+
+        def ask(queue: MessageQueue) -> bool:
+            try:
+                config = self._patiently(
+                    queue, lambda _, address, __: self._queues.config(queue, address), trusted=False
+                )
+            except MQBrokerException as exc:
+                if place(queue) not in self._unknown:
+                    self._unknown.add(place(queue))
+                    logger.warning(
+                        "reading %s: unknown whether its topic is compacted, missing offsets fail: %s", queue, exc
+                    )
+                return False
+            return config.compacted
+
+        queues = [*queues]
+        one_of_each = {place(queue): queue for queue in queues}.values()
+        answers = self._queues.deadline.in_parallel(one_of_each, ask, "types of topics")
+        places = {place(queue) for queue, compacted in answers.items() if compacted}
+        return {queue for queue in queues if place(queue) in places}
+
+    def latest(self, queues: Iterable[MessageQueue]) -> Offsets:
+        """Return the offset that the next message of each queue will get."""
+        return self._of_all(queues, self.max_offset)
+
+    def max_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
+        """Ask one broker for the offset that the queue's next message will get."""
+        return self._transport.max_offset(self._queues.on_wire(queue), address, timeout)
+
+    def once(
+        self, queues: Sequence[MessageQueue], ask: _Ask[_T], *, trusted: bool = False
+    ) -> tuple[dict[MessageQueue, tuple[_T, str]], dict[MessageQueue, RocketMQError]]:
+        """Ask once about each queue, and return the answers with the brokers' addresses, and the errors.
+
+        With `trusted` only brokers are asked that `TopicQueues.trusts`. A broker that did not answer for one queue is
+        not asked for the next. After ``readTimeoutMs`` no broker is asked.
+        """
+        silent: dict[str, RocketMQError] = {}
+        gives_up = min(self._clock() + self._options.read_timeout_ms / 1000, self._queues.deadline.at)
+
+        def one(queue: MessageQueue) -> tuple[_T, str] | RocketMQError:
+            address = ""
+            if self._clock() > gives_up:
+                return RemotingTooMuchRequestException(
+                    f"{queue}: not asked, the others took {self._options.read_timeout_ms / 1000:g} s"
+                )
+            try:
+                address = self._queues.address(queue, trusted=trusted)
+                if address in silent:
+                    return silent[address]
+                answer = ask(queue, address, self._queues.deadline.limit(self._timeout))
+                self._queues.answered(queue, address, trusted=trusted)
+                return answer, address
+            except RocketMQError as exc:
+                if isinstance(exc, RemotingException):
+                    silent[address] = exc
+                if exc.retriable and not exc.flow_control:
+                    self._queues.failed(queue, address)
+                return exc
+
+        results = in_parallel(queues, one)
+        return (
+            {queue: result for queue, result in results.items() if not isinstance(result, RocketMQError)},
+            {queue: result for queue, result in results.items() if isinstance(result, RocketMQError)},
+        )
+
+    def at(self, times: Mapping[MessageQueue, int]) -> dict[MessageQueue, int | None]:
+        """Return the first offset stored at a time (epoch, ms) or later; None where there is no such message."""
+        compacted = self._compacted(times)
+        found = self._at_by_broker({queue: time for queue, time in times.items() if queue not in compacted})
+        return {**found, **self._at_by_pulls({queue: times[queue] for queue in compacted})}
+
+    def _at_by_pulls(self, times: Mapping[MessageQueue, int]) -> dict[MessageQueue, int | None]:
+        """Return what `at` does for compacted topics; the offset may lie in the gap before the message.
+
+        Brokers search the queue before compaction. Messages that compaction keeps may have expired there.
+        """
+        ends = self.latest(times)
+
+        def search(queue: MessageQueue, address: str, timeout: float) -> int:
+            low, high = 0, ends[queue]
+            found = high
+            while low < high:
+                middle = (low + high) // 2
+                outcome = self._pulled(queue, middle, address, timeout)
+                message = None
+                if outcome.status is PullStatus.FOUND:
+                    message = next(iter(decode_records(outcome.body)))
+                if message is not None and message.store_timestamp < times[queue]:
+                    low = max(middle, message.queue_offset) + 1
+                else:
+                    high = middle
+                    found = found if message is None else middle
+            return found
+
+        found = self._of_all(times, search)
+        return {queue: offset if offset < ends[queue] else None for queue, offset in found.items()}
+
+    def _at_by_broker(self, times: Mapping[MessageQueue, int]) -> dict[MessageQueue, int | None]:
+        def search(queue: MessageQueue, address: str, timeout: float) -> int:
+            return self._transport.search_offset(self._queues.on_wire(queue), times[queue], address, timeout)
+
+        earliest, latest = self._of_all(times, self._min_offset), self.latest(times)
+        # A broker fails to search an empty queue of the type BatchCQ, whose minimum offset is -1.
+        filled = [queue for queue in times if max(0, earliest[queue]) < latest[queue]]
+        found = self._of_all(filled, search)
+        # Past the end a broker answers with the end; of the type BatchCQ with its last batch, however old that is.
+        ends = self.latest(filled)
+        found = {queue: offset for queue, offset in found.items() if offset < ends[queue]}
+        places = {place(queue): queue for queue in found}
+        plain = self._queues.deadline.in_parallel(places.values(), self._queues.is_plain, "types of topics")
+        doubtful = {queue: offset for queue, offset in found.items() if not plain[places[place(queue)]]}
+        older = [queue for queue, stamp in self._stored_at(doubtful).items() if stamp < times[queue]]
+        return {queue: None if queue in older else found.get(queue) for queue in times}
+
+    def _stored_at(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+        """Return the store times (epoch, ms) of the messages at some offsets; `sys.maxsize` for an expired message."""
+
+        def pull(queue: MessageQueue, address: str, timeout: float) -> int:
+            outcome = self._pulled(queue, offsets[queue], address, timeout)
+            if outcome.status is not PullStatus.FOUND:
+                return sys.maxsize
+            return next(iter(decode_records(outcome.body))).store_timestamp
+
+        return self._of_all(offsets, pull)
+
+    def starts(self, queues: Sequence[MessageQueue]) -> Offsets:
+        """Return the first offset to read of each queue.
+
+        Raises
+        ------
+        OptionError
+            The options name offsets and leave out a queue; or no message is as young as a starting timestamp.
+        DataLossError
+            An offset has expired, with ``failOnDataLoss``.
+        """
+        options = self._options
+        times = self._times(queues, options.starting_timestamp, options.starting_offsets_by_timestamp, "starting")
+        if times is None:
+            return self._specific(queues, options.starting_offsets, "startingOffsets")
+        found = self.at(times)
+        missing = [queue for queue, offset in found.items() if offset is None]
+        if missing and options.starting_offsets_by_timestamp_strategy == "error":
+            raise OptionError(
+                f"no message is as young as the starting timestamp {times[missing[0]]} in {missing[0]} and "
+                f"{len(missing) - 1} other queues: give an earlier one, or begin at the end of such queues with "
+                "startingOffsetsByTimestampStrategy=latest"
+            )
+        compacted = self._compacted(found)
+        first = {queue: offset for queue, offset in found.items() if offset is not None and queue not in compacted}
+        return self._or_latest({**found, **self._first_left(first)})
+
+    def ends(self, queues: Sequence[MessageQueue]) -> Offsets:
+        """Return the offset of each queue at which a batch stops; raises as `starts`."""
+        options = self._options
+        times = self._times(queues, options.ending_timestamp, options.ending_offsets_by_timestamp, "ending")
+        if times is None:
+            return self._specific(queues, options.ending_offsets, "endingOffsets")
+        return self._or_latest(self.at(times))
+
+    def ranges(self, queues: Sequence[MessageQueue]) -> list[OffsetRange]:
+        """Return the range that a batch reads of each queue; raises as `starts` and `checked`."""
+        starts, ends = self.starts(queues), self.ends(queues)
+        backwards = {queue: start for queue, start in starts.items() if start > ends[queue]}
+        for queue, end in self._short_of(backwards).items():
+            lost(
+                self._options,
+                f"queue {queue} ends at offset {end}, before {starts[queue]}, where the read begins: the topic was "
+                "made anew, its broker lost what it had, or the offset is of another queue",
+            )
+        return self.checked(starts, ends)
+
+    def checked(self, starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) -> list[OffsetRange]:
+        """Return the ranges from `starts` to `ends` without expired messages.
+
+        Raises a DataLossError for expired messages, with ``failOnDataLoss``.
+        """
+        filled = [queue for queue in ends if starts[queue] < ends[queue]]
+        compacted = self._compacted(filled)
+        plain = [queue for queue in filled if queue not in compacted]
+        # A task also reports the offsets that it does not find, so a master that is away delays no other queue.
+        answers, errors = self.once(plain, self._min_offset, trusted=True)
+        for error in errors.values():
+            if not error.retriable:
+                raise error
+        earliest = {queue: offset for queue, (offset, _) in answers.items()}
+        ranges, gaps = [], []
+        for queue, end in ends.items():
+            start = max(starts[queue], earliest.get(queue, 0))
+            if start > starts[queue]:
+                gaps.append(Gap(queue, starts[queue], min(start, end), start))
+            ranges.append(OffsetRange(queue, min(start, end), end, queue in compacted))
+        expired(self._options, gaps)
+        return ranges
+
+    def _short_of(self, starts: Offsets) -> Offsets:
+        """Return the ends of the queues that do not reach `starts` within ``pullTimeoutMs``."""
+        gives_up = self._clock() + self._timeout
+        while True:
+            short = {queue: end for queue, end in self.latest(starts).items() if end < starts[queue]}
+            if not short or self._clock() > gives_up:
+                return short
+            self._sleep(_WAIT)
+
+    def _times(
+        self,
+        queues: Sequence[MessageQueue],
+        of_all: int | None,
+        of_each: tuple[tuple[MessageQueue, int], ...],
+        which: str,
+    ) -> dict[MessageQueue, int] | None:
+        if of_all is not None:
+            return dict.fromkeys(queues, of_all)
+        if not of_each:
+            return None
+        return _covering(queues, dict(of_each), f"{which}OffsetsByTimestamp")
+
+    def _specific(self, queues: Sequence[MessageQueue], spec: OffsetSpec, option: str) -> Offsets:
+        if spec.word is not None:
+            return self.earliest(queues) if spec.word == "earliest" else self.latest(queues)
+        # A receipt may name queues that the options do not ask for.
+        wanted = {queue: offset for queue, offset in spec.offsets if self._options.reads(queue)}
+        given = _covering(queues, wanted, option)
+        earliest = self.earliest(queue for queue, offset in given.items() if offset == EARLIEST)
+        latest = self.latest(queue for queue, offset in given.items() if offset == LATEST)
+        return {**given, **earliest, **latest}
+
+    def _or_latest(self, found: Mapping[MessageQueue, int | None]) -> Offsets:
+        latest = self.latest(queue for queue, offset in found.items() if offset is None)
+        return {queue: latest[queue] if offset is None else offset for queue, offset in found.items()}
+
+    def _of_all(self, queues: Iterable[MessageQueue], ask: _Ask[int]) -> Offsets:
+        deadline = self._queues.deadline
+        return deadline.in_parallel(queues, lambda queue: self._patiently(queue, ask), "offsets of queues")
+
+    def _patiently(self, queue: MessageQueue, ask: _Ask[_T], *, trusted: bool = True) -> _T:
+        options = self._options
+        gives_up = self._clock() + options.read_timeout_ms / 1000
+        while True:
+            address = ""
+            try:
+                address = self._queues.address(queue, trusted=trusted)
+                answer = ask(queue, address, self._queues.deadline.limit(self._timeout))
+                self._queues.answered(queue, address, trusted=trusted)
+                return answer
+            except RocketMQError as exc:
+                if not exc.retriable:
+                    raise
+                # The last request to the master may take this long, and then one goes to a slave.
+                more = 2 * self._timeout if self._queues.has_slave(queue) else 0.0
+                if self._clock() > min(gives_up + more, self._queues.deadline.at):
+                    raise ReadError(
+                        f"asking for the offsets of {queue}: no broker answered within "
+                        f"readTimeoutMs={options.read_timeout_ms}. The last try: {exc}"
+                    ) from exc
+                if not exc.flow_control:
+                    self._queues.failed(queue, address)
+            self._sleep(_WAIT)
+
+
+def _covering(queues: Sequence[MessageQueue], given: Mapping[MessageQueue, int], option: str) -> Offsets:
+    """Return the numbers that an option gives `queues`; it must name all of them, as in Kafka's source."""
+    missing = [queue for queue in queues if queue not in given]
+    if missing:
+        numbers = "" if option.endswith("ByTimestamp") else " (-2 is the earliest offset, -1 the latest)"
+        raise OptionError(
+            f"{option} names some queues and not {', '.join(map(str, missing[:5]))}"
+            f"{' and others' if len(missing) > 5 else ''}: name every queue{numbers}, or say with assign which are to "
+            "be read"
+        )
+    gone = sorted(given.keys() - set(queues))
+    if gone:
+        raise OptionError(
+            f"{option} names {', '.join(map(str, gone[:5]))}, which can't be read: no such queue is in the routes of "
+            "the topics now: it does not exist, or its broker is down"
+        )
+    return {queue: given[queue] for queue in queues}

@@ -1,0 +1,387 @@
+"""Pulls the messages of offset ranges, with many requests in flight: a broker returns at most 32 messages at a time.
+
+    plan segments -> pull -> outcome -> records of the oldest segment of a queue
+
+One thread does everything; the transport sends and receives while it waits. The results of a queue cover its range
+from start to end, in order; missing messages appear as an empty body. A queue without results for ``readTimeoutMs`` is
+an error.
+
+Requests of a queue overlap only where the last answer shows what the next will hold: not with a filter, and not where
+a broker returns whole batches. The number of answers in memory is bounded, and lowered where answers are large. An
+answer that would wait behind others and exceed the bound is dropped, and pulled again.
+
+A broker skips deleted messages as it skips those that a filter rejects. So in a filtered read the first message of the
+skipped part is pulled again without the filter, once a second and at the end of the range. A broker deletes the oldest
+messages first, so if this message exists, none was missed.
+
+Follows ``DefaultMQPushConsumerImpl.pullMessage``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from rocketmq_spark.errors import BrokerOutcomeUnknownException, ReadError, RocketMQError
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.message_ext import Pulled, PullOutcome, PullRequest, PullStatus, PullTarget
+from rocketmq_spark.options.source import SourceOptions
+from rocketmq_spark.protocol.remoting.records import first_queue_offset, last_queue_offset
+from rocketmq_spark.source.ranges import OffsetRange, lost
+from rocketmq_spark.source.topic_queues import TopicQueues
+from rocketmq_spark.transport.base import ReadTransport
+
+# The most requests in flight and answers waiting, of a task and of one queue.
+WINDOW: Final = 64
+_PER_QUEUE: Final = 32
+# The most bytes of requested and of waiting answers.
+_MOST_BYTES: Final = 32 * 1024 * 1024
+_MOST_WAITING: Final = 2 * _MOST_BYTES
+# How long a broker may hold a request for messages that must come (ms), and the waits between failures (s).
+_SUSPEND_MS: Final = 5_000
+_FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0
+# Seconds from one check of a filtered read to the next.
+_CHECK_EVERY: Final = 1.0
+# A broker of 5.5.0 drops such messages at once, but counts them in the queue's maximum offset.
+_COMPACTED: Final = "the last messages of this compacted topic have no keys, and the broker has dropped them"
+
+
+@dataclass(slots=True, eq=False)
+class _Segment:
+    """The part of a range that one request asks for; with `stop` None up to wherever the answer ends.
+
+    A check pulls without the filter, to see whether the broker still has the messages.
+    """
+
+    fetch: _QueueFetch
+    start: int
+    stop: int | None = None
+    check: bool = False
+    outcome: PullOutcome | None = None
+    address: str = ""
+    flying: bool = False
+
+
+class _QueueFetch:
+    """The state of one range."""
+
+    def __init__(self, wanted: OffsetRange, target: PullTarget, now: float, *, filtered: bool) -> None:
+        self.range = wanted
+        self.queue = wanted.queue
+        self.target = target
+        self.planned = wanted.start
+        self.filtered = filtered
+        self.contiguous = not filtered and not wanted.compacted
+        # The offset up to which a filtered read has missed nothing, and the time of the next check.
+        self.checked = wanted.start if filtered and not wanted.compacted else wanted.end
+        self.check_at = now + _CHECK_EVERY
+        self.segments: deque[_Segment] = deque()
+        # The number of offsets that the last answer covered.
+        self.stride: int | None = None
+        self.failures = 0
+        # The time of the first failure since the last answer.
+        self.failing_since: float | None = None
+        # A slave does not have the next messages, and the master has not answered yet.
+        self.doubted = False
+        self.waits_until = -math.inf
+        self.suspend = False
+
+    @property
+    def done(self) -> bool:
+        return not self.segments and self.planned >= self.range.end and self.checked >= self.range.end
+
+    def is_check_due(self, now: float) -> bool:
+        """Return whether it is time to check the messages that a filtered read has skipped."""
+        is_time = now >= self.check_at or self.planned >= self.range.end
+        return not self.segments and self.checked < self.planned and is_time
+
+    def first_left(self, segment: _Segment, outcome: PullOutcome) -> int:
+        """Return the first offset of the segment that an answer has, or the offset after the answer if it is empty.
+
+        Messages that the broker's filter rejects do not count as missing.
+        """
+        unfiltered = not self.filtered or segment.check
+        if outcome.status is PullStatus.FOUND and unfiltered:
+            first = first_queue_offset(outcome.body)
+            return segment.start if first is None else min(max(first, segment.start), outcome.next_begin_offset)
+        missing = outcome.status is PullStatus.OFFSET_ILLEGAL
+        if missing or (outcome.status is PullStatus.NO_MATCHED_MSG and unfiltered):
+            return outcome.next_begin_offset
+        return segment.start
+
+    def is_being_written(self, segment: _Segment, outcome: PullOutcome) -> bool:
+        """Return whether a broker has skipped a message of a compacted topic that is not in its log yet.
+
+        It adds a message to the queue's index before the log's end includes it (CompactionLog.getMessage). Messages
+        that compaction removed are not in the index.
+        """
+        removing = self.range.compacted and outcome.status is PullStatus.OFFSET_ILLEGAL
+        return removing and outcome.next_begin_offset > max(segment.start, outcome.min_offset)
+
+
+class Puller:
+    """Pulls ranges.
+
+    `window` bounds the requests in flight and the answers waiting, over all queues. `clock` is monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        transport: ReadTransport,
+        queues: TopicQueues,
+        clock: Callable[[], float],
+        window: int = WINDOW,
+    ) -> None:
+        self._options = options
+        self._transport = transport
+        self._queues = queues
+        self._clock = clock
+        self._window = window
+        self._filtered = options.sub_expression != "*"
+        self._timeout = options.pull_timeout_ms / 1000
+        self._patience = options.read_timeout_ms / 1000
+        self._arrived: deque[tuple[_Segment, PullOutcome]] = deque()
+        # Seconds that the consumer spent with our results.
+        self._away = 0.0
+        self._in_flight = 0
+        # Bytes of the answers that wait.
+        self._waiting = 0
+        self._largest = 1
+
+    def pull(self, ranges: Sequence[OffsetRange]) -> Iterator[Pulled]:
+        """Yield the records of ranges of different queues, in the order of each queue.
+
+        Raises a ReadError if a queue has returned nothing for ``readTimeoutMs``, or its broker refuses.
+        """
+        now, filtered = self._now(), self._filtered
+        fetches = [_QueueFetch(one, self._target(one.queue), now, filtered=filtered) for one in ranges if one.size > 0]
+        while fetches:
+            self._issue(fetches)
+            self._take(fetches)
+            for fetch in fetches:
+                for pulled in self._ready(fetch):
+                    left = self._clock()
+                    yield pulled
+                    self._away += self._clock() - left
+            fetches = [fetch for fetch in fetches if not fetch.done]
+
+    def _now(self) -> float:
+        """Return the time without the consumer's: a broker is not silent while the consumer works."""
+        return self._clock() - self._away
+
+    def _target(self, queue: MessageQueue) -> PullTarget:
+        options = self._options
+        return PullTarget(
+            self._queues.on_wire(queue),
+            options.consumer_group,
+            options.pull_batch_size,
+            options.sub_expression,
+            options.filter_type,
+        )
+
+    def _issue(self, fetches: Sequence[_QueueFetch]) -> None:
+        """Send the requests that may be sent now, taking turns between queues."""
+        now = self._now()
+        room = max(1, min(self._window, _MOST_BYTES // self._largest))
+        # A segment that waits for its next try does not count.
+        used = sum(one.flying or one.outcome is not None for fetch in fetches for one in fetch.segments)
+        ready = [fetch for fetch in fetches if fetch.waits_until <= now]
+        for fetch in ready:
+            for segment in fetch.segments:
+                if segment.flying or segment.outcome is not None:
+                    continue
+                # The answers that take the room may all be waiting for the oldest segment of their queue.
+                if used < room or (not self._in_flight and segment is fetch.segments[0]):
+                    self._send(segment)
+                    used += 1
+        # The queue with the fewest segments comes first, or the first queues would take all the room.
+        planning = sorted(ready, key=lambda fetch: len(fetch.segments))
+        while planning and used < room:
+            still = []
+            for fetch in planning:
+                if used < room and self._plan(fetch):
+                    used += 1
+                    still.append(fetch)
+            planning = still
+
+    def _plan(self, fetch: _QueueFetch) -> bool:
+        """Send the next segment of a queue, if there is one that may go now."""
+        if fetch.is_check_due(self._now()):
+            self._append(fetch, _Segment(fetch, fetch.checked, fetch.planned, check=True))
+            return True
+        if fetch.planned >= fetch.range.end:
+            return False
+        stride = fetch.stride
+        ahead = stride is not None and stride <= self._options.pull_batch_size and not self._filtered
+        if fetch.segments and (not ahead or len(fetch.segments) >= _PER_QUEUE):
+            return False
+        stop = min(fetch.planned + stride, fetch.range.end) if ahead and stride is not None else None
+        segment = _Segment(fetch, fetch.planned, stop)
+        fetch.planned = fetch.range.end if stop is None else stop
+        self._append(fetch, segment)
+        return True
+
+    def _append(self, fetch: _QueueFetch, segment: _Segment) -> None:
+        fetch.segments.append(segment)
+        self._send(segment)
+
+    def _send(self, segment: _Segment) -> None:
+        fetch = segment.fetch
+        segment.flying, segment.address = True, ""
+        try:
+            segment.address = self._queues.address(fetch.queue)
+            suspend_ms = min(_SUSPEND_MS, self._options.read_timeout_ms) if fetch.suspend else 0
+            target = fetch.target
+            if segment.check:
+                target = replace(target, max_msg_nums=1, sub_expression="*", expression_type="TAG")
+            request = PullRequest(target, segment.address, segment.start, suspend_ms)
+            arrived = self._arrived
+            self._transport.pull(request, self._timeout, lambda outcome: arrived.append((segment, outcome)))
+        except RocketMQError as exc:
+            if not exc.retriable:
+                raise
+            self._arrived.append((segment, PullOutcome(None, error=exc)))
+        self._in_flight += 1
+
+    def _take(self, fetches: Sequence[_QueueFetch]) -> None:
+        """Wait for an outcome, or for the first queue that may try again, and handle all outcomes."""
+        now = self._now()
+        wait = min((fetch.waits_until - now for fetch in fetches if fetch.waits_until > now), default=1.0)
+        self._transport.poll(0.0 if self._arrived else max(0.01, wait))
+        while self._arrived:
+            self._in_flight -= 1
+            self._judge(*self._arrived.popleft())
+
+    def _judge(self, segment: _Segment, outcome: PullOutcome) -> None:
+        """Keep an outcome that advances the segment; otherwise the segment is pulled again."""
+        fetch = segment.fetch
+        segment.flying = False
+        if outcome.error is not None:
+            self._raise_if_permanent(fetch, outcome.error)
+            self._wait(fetch, outcome.error)
+            # A slave without slaveReadEnable always answers that it is busy.
+            if not outcome.error.flow_control or not self._queues.is_master(fetch.queue, segment.address):
+                self._queues.failed(fetch.queue, segment.address)
+            return
+        self._queues.answered(fetch.queue, segment.address)
+        if outcome.status is PullStatus.OFFSET_ILLEGAL and outcome.min_offset > outcome.next_begin_offset:
+            # A slave sends the requested offset back (DefaultMessageStore.nextOffsetCorrection).
+            outcome = replace(outcome, next_begin_offset=outcome.min_offset)
+        if fetch.range.compacted and outcome.status is PullStatus.FOUND:
+            # After its last message the broker may have skipped one that `is_being_written`.
+            last = last_queue_offset(outcome.body)
+            if last is not None and segment.start <= last < outcome.next_begin_offset:
+                outcome = replace(outcome, next_begin_offset=last + 1)
+        is_missing = fetch.first_left(segment, outcome) > segment.start
+        if outcome.status is PullStatus.NO_NEW_MSG or outcome.next_begin_offset <= segment.start:
+            self._nothing_yet(fetch, segment, outcome)
+        elif is_missing and not self._queues.trusts(fetch.queue, segment.address):
+            self._doubt(fetch, segment, outcome)
+        elif fetch.is_being_written(segment, outcome):
+            self._nothing_yet(fetch, segment, outcome)
+        else:
+            fetch.failures, fetch.failing_since, fetch.suspend, fetch.doubted = 0, None, False, False
+            self._largest = max(len(outcome.body), self._largest * 7 // 8, 1)
+            # The window was sized by smaller answers. A queue's oldest answer is always kept: it is yielded next.
+            if segment is fetch.segments[0] or self._waiting + len(outcome.body) <= _MOST_WAITING:
+                segment.outcome = outcome
+                self._waiting += len(outcome.body)
+
+    def _nothing_yet(self, fetch: _QueueFetch, segment: _Segment, outcome: PullOutcome) -> None:
+        """Wait for messages after the end that a broker reports: it still builds the queue, or is a slave behind."""
+        fetch.suspend = outcome.status is PullStatus.NO_NEW_MSG and segment is fetch.segments[0]
+        address = segment.address
+        what = f"{fetch.queue} ends before offset {fetch.range.end - 1}: "
+        what += f"{address} has offsets {outcome.min_offset} to {outcome.max_offset} of it"
+        end, why = fetch.range.end, _COMPACTED
+        if fetch.is_being_written(segment, outcome):
+            end, why = outcome.next_begin_offset, f"{address} lists messages there that it does not return"
+            what = f"{fetch.queue} at offset {segment.start}: {why}"
+        waited = 0.0 if fetch.failing_since is None else self._now() - fetch.failing_since
+        may_skip = fetch.range.compacted and not self._options.fail_on_data_loss
+        if may_skip and waited > self._patience and self._queues.trusts(fetch.queue, address):
+            lost(self._options, f"{fetch.queue} has no messages {segment.start} to {end - 1}: {why}")
+            segment.outcome = PullOutcome(PullStatus.NO_MATCHED_MSG, end)
+            return
+        self._wait(fetch, ReadError(what))
+        if not self._queues.is_master(fetch.queue, address):
+            self._queues.failed(fetch.queue, address)
+
+    def _doubt(self, fetch: _QueueFetch, segment: _Segment, outcome: PullOutcome) -> None:
+        """Ask the master for messages that a slave does not have: the slave may have been added later."""
+        fetch.doubted = True
+        text = f"the slave {segment.address} of {fetch.queue} has no messages {segment.start} to "
+        self._wait(fetch, ReadError(f"{text}{fetch.first_left(segment, outcome) - 1}, and its master does not answer"))
+        self._queues.failed(fetch.queue, segment.address)
+
+    def _ready(self, fetch: _QueueFetch) -> Iterator[Pulled]:
+        """Yield the answers of a queue in order, and pull again the part that an answer lacks."""
+        while fetch.segments and (outcome := fetch.segments[0].outcome) is not None:
+            segment = fetch.segments[0]
+            self._waiting -= len(outcome.body)
+            stop = fetch.range.end if segment.stop is None else segment.stop
+            end = min(outcome.next_begin_offset, stop)
+            if segment.check:
+                yield from self._checked(fetch, segment, outcome, stop)
+                continue
+            if outcome.status is PullStatus.FOUND:
+                yield Pulled(fetch.queue, segment.start, end, outcome.body, fetch.contiguous)
+                fetch.stride = outcome.next_begin_offset - segment.start
+            elif fetch.first_left(segment, outcome) > segment.start and not fetch.range.compacted:
+                yield Pulled(fetch.queue, segment.start, end, b"", contiguous=True)
+            if end < stop and segment.stop is not None:
+                # The answer is shorter than the one before: its rest comes before all later segments.
+                segment.start, segment.outcome = end, None
+                self._send(segment)
+                return
+            fetch.segments.popleft()
+            if segment.stop is None:
+                fetch.planned = end
+
+    def _checked(self, fetch: _QueueFetch, segment: _Segment, outcome: PullOutcome, stop: int) -> Iterator[Pulled]:
+        """Yield the messages that expired while a filtered read skipped them."""
+        fetch.segments.popleft()
+        left = min(fetch.first_left(segment, outcome), stop)
+        if left > segment.start:
+            yield Pulled(fetch.queue, segment.start, left, b"", contiguous=True)
+        fetch.checked, fetch.check_at = stop, self._now() + _CHECK_EVERY
+        if outcome.status is not PullStatus.FOUND:
+            # The broker may have deleted more messages than one answer shows: the rest is checked next.
+            fetch.checked, fetch.check_at = left, -math.inf
+
+    def _wait(self, fetch: _QueueFetch, error: RocketMQError) -> None:
+        """Delay the queue's next try; raise a ReadError if it has returned nothing for too long."""
+        now = self._now()
+        if fetch.waits_until > now:
+            # Requests that fail together count as one failure.
+            return
+        # A slave's answer counts after `_patience`. The last request to the master delays it by up to `_timeout`.
+        patience = self._patience + (2 * (self._timeout + _LONGEST_WAIT) if fetch.doubted else 0.0)
+        if fetch.failing_since is None:
+            fetch.failing_since = now
+        elif now - fetch.failing_since > patience:
+            raise self._gives_nothing(fetch, error) from error
+        fetch.waits_until = now + min(_FIRST_WAIT * 2**fetch.failures, _LONGEST_WAIT)
+        fetch.failures = min(fetch.failures + 1, 16)
+
+    def _raise_if_permanent(self, fetch: _QueueFetch, error: RocketMQError) -> None:
+        # A broker without enablePropertyFilter answers SYSTEM_ERROR to SQL92.
+        filtered = self._options.filter_type == "SQL92" and isinstance(error, BrokerOutcomeUnknownException)
+        if not error.retriable or filtered:
+            advice = "; filterType=SQL92 needs brokers with enablePropertyFilter=true" if filtered else ""
+            raise ReadError(
+                f"reading {fetch.queue} from offset {fetch.range.start} to {fetch.range.end - 1}: {error}{advice}"
+            ) from error
+
+    def _gives_nothing(self, fetch: _QueueFetch, error: RocketMQError) -> ReadError:
+        at = fetch.segments[0].start if fetch.segments else fetch.planned
+        return ReadError(
+            f"reading {fetch.queue} up to offset {fetch.range.end - 1}: nothing came from offset {at} on for "
+            f"readTimeoutMs={self._options.read_timeout_ms}. The last try: {error}. Bring the broker back if it is "
+            "down, wait longer with readTimeoutMs, or read what is there with other offsets"
+            + (f". Or {_COMPACTED}: then set failOnDataLoss=false" if fetch.range.compacted else "")
+        )

@@ -1,0 +1,180 @@
+"""Offset ranges: what a task reads, and the gaps that it finds.
+
+`tasks_of` follows ``KafkaOffsetRangeCalculator.scala`` (minPartitions, maxRecordsPerPartition), `limited` follows the
+rate limit of ``KafkaMicroBatchStream.scala``, and ``failOnDataLoss`` decides about gaps.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from rocketmq_spark.errors import DataLossError, ReadError
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.options.source import SourceOptions
+
+logger = logging.getLogger("rocketmq_spark.source")
+
+# Spark's overhead of a task (0.1 s) equals the time for reading this many messages.
+ROWS_WORTH_A_TASK: Final = 50_000
+
+_MOST_TASKS: Final = 1_000_000
+
+# How many gaps one error names. A broker that deletes files leaves one gap per queue.
+_MOST_NAMED: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """The messages of one queue (with the user's topic) from `start` up to, and without, `end`.
+
+    In a compacted topic (``cleanup.policy=COMPACTION``) missing offsets are not lost data.
+    """
+
+    queue: MessageQueue
+    start: int
+    end: int
+    compacted: bool = False
+
+    @property
+    def size(self) -> int:
+        """The number of offsets, which may be more than the number of messages."""
+        return self.end - self.start
+
+    def cut(self, parts: int) -> list[OffsetRange]:
+        """Return `parts` ranges of nearly equal size, or fewer if some would be empty."""
+        parts = min(parts, self.size)
+        borders = [self.start + self.size * part // parts for part in range(parts + 1)]
+        return [replace(self, start=low, end=high) for low, high in itertools.pairwise(borders)]
+
+
+def tasks_of(
+    ranges: Sequence[OffsetRange],
+    min_partitions: int | None = None,
+    max_records: int | None = None,
+    parallelism: int | None = None,
+) -> list[tuple[OffsetRange, ...]]:
+    """Return the ranges that each task reads; a range is cut only if the options say so.
+
+    There are at least `min_partitions` tasks if there are as many messages, and a task has at most `max_records`
+    offsets. Without either, small ranges share a task, and there are at most about two tasks for each of the
+    `parallelism` that run at once. Raises a ReadError if `max_records` makes more than 1,000,000 tasks: a broker can
+    report offsets up to 2**63, and the driver keeps its tasks in memory.
+    """
+    found = [one for one in ranges if one.size > 0]
+    if max_records is not None:
+        tasks = sum(-(-one.size // max_records) for one in found)
+        if tasks > _MOST_TASKS:
+            raise ReadError(
+                f"maxRecordsPerPartition={max_records}: {sum(one.size for one in found)} offsets make {tasks} tasks, "
+                f"{_MOST_TASKS} are allowed; give a higher one, and see whether the topic can hold so many messages: "
+                "its brokers say so"
+            )
+        found = [part for one in found for part in one.cut(-(-one.size // max_records))]
+    if min_partitions is not None and len(found) < min_partitions:
+        total = sum(one.size for one in found)
+        found = [part for one in found for part in one.cut(max(1, -(-one.size * min_partitions // total)))]
+    if min_partitions is not None or max_records is not None:
+        return [(one,) for one in found]
+    share = 0 if parallelism is None else sum(one.size for one in found) // (2 * parallelism)
+    return _together(found, max(share, ROWS_WORTH_A_TASK))
+
+
+def _together(ranges: Sequence[OffsetRange], full: int) -> list[tuple[OffsetRange, ...]]:
+    tasks: list[list[OffsetRange]] = []
+    room = 0
+    for one in ranges:
+        # Half of a range more than a task's share is better than a task for little.
+        if one.size > 2 * room:
+            tasks.append([])
+            room = full
+        tasks[-1].append(one)
+        room -= one.size
+    return [tuple(task) for task in tasks]
+
+
+def limited(start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int], most: int) -> dict[MessageQueue, int]:
+    """Return where a micro-batch stops so that it reads about `most` offsets, shared in proportion to queue sizes.
+
+    Every queue with messages gets at least one offset, as in Kafka's source. The result therefore exceeds `most` by at
+    most the number of queues whose proportional share is below one. Every queue of `end` is in `start`.
+    """
+    sizes = {queue: max(0, offset - start[queue]) for queue, offset in end.items()}
+    total = sum(sizes.values())
+    if total <= most:
+        return dict(end)
+    shares = {queue: size * most // total for queue, size in sizes.items()}
+    rests = {queue: size * most % total for queue, size in sizes.items() if size * most % total}
+    starving = sum(shares[queue] == 0 for queue in rests)
+    # The offsets lost by rounding down go to queues with a share of 0, then to those with the largest remainders.
+    left = max(most - sum(shares.values()), starving)
+    for queue in sorted(rests, key=lambda queue: (shares[queue] > 0, -rests[queue]))[:left]:
+        shares[queue] += 1
+    # A queue that ends before it begins has lost the messages in between.
+    return {queue: min(start[queue], end[queue]) + shares[queue] for queue in end}
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Offsets `start` to `end` - 1 of a queue (with the user's topic) that its broker no longer has.
+
+    `first_left` is the first offset after `start` that the broker has.
+    """
+
+    queue: MessageQueue
+    start: int
+    end: int
+    first_left: int
+
+    def __str__(self) -> str:
+        return (
+            f"messages {self.start} to {self.end - 1} of {self.queue} are not there any more, the first one left is "
+            f"{self.first_left}"
+        )
+
+
+def lost(options: SourceOptions, text: str) -> None:
+    """Raise `DataLossError`, or with ``failOnDataLoss=false`` log it."""
+    if options.fail_on_data_loss:
+        raise DataLossError(f"{text}. To go on with what is left, set failOnDataLoss=false")
+    logger.warning("%s; failOnDataLoss=false goes on with what is left", text)
+
+
+def expired(options: SourceOptions, gaps: Sequence[Gap]) -> None:
+    """Raise one `DataLossError` that names all gaps, or with ``failOnDataLoss=false`` log each."""
+    why = "they expired (fileReservedTime), or the topic was deleted and created again"
+    if gaps and options.fail_on_data_loss:
+        more = f"; and {len(gaps) - _MOST_NAMED} more gaps" if len(gaps) > _MOST_NAMED else ""
+        lost(options, f"{'; '.join(map(str, gaps[:_MOST_NAMED]))}{more}: {why}")
+    for gap in gaps:
+        lost(options, f"{gap}: {why}")
+
+
+class Gaps:
+    """The gaps that a task has found and not reported yet. Adjacent gaps of a queue are one."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._gaps: list[Gap] = []
+
+    def add(self, queue: MessageQueue, start: int, end: int) -> None:
+        """Add missing offsets; those of a queue come in order."""
+        for number, gap in enumerate(self._gaps):
+            if gap.queue == queue and gap.end == start:
+                self._gaps[number] = replace(gap, end=end, first_left=end)
+                return
+        self._gaps.append(Gap(queue, start, end, end))
+
+    def report(self, reached: Mapping[MessageQueue, int] | None = None) -> None:
+        """Report the gaps that end before the offset that the read has reached in their queue; by default all.
+
+        Raises a DataLossError that names all gaps, with ``failOnDataLoss``.
+        """
+        open_gaps = [gap for gap in self._gaps if reached is not None and gap.end >= reached.get(gap.queue, gap.end)]
+        if len(open_gaps) < len(self._gaps):
+            closed = self._gaps if self._options.fail_on_data_loss else [g for g in self._gaps if g not in open_gaps]
+            self._gaps = open_gaps
+            expired(self._options, closed)

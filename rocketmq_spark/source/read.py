@@ -1,0 +1,165 @@
+"""Pulls the messages of offset ranges and decodes them into record batches.
+
+    OffsetRange -> Puller -> Pulled -> batches_of -> Arrow record batch
+
+Every offset of an unfiltered range becomes a row or is reported as missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import pyarrow as pa
+
+from rocketmq_spark.arrow.decode import OnUnreadable, batches_of, fail
+from rocketmq_spark.arrow.stored import missing_offsets
+from rocketmq_spark.model.message_ext import Pulled
+from rocketmq_spark.model.route import TopicRouteData
+from rocketmq_spark.options.source import SourceOptions
+from rocketmq_spark.protocol.remoting.unwrap import Unreadable
+from rocketmq_spark.routing.connect import new_transport
+from rocketmq_spark.source.puller import Puller
+from rocketmq_spark.source.ranges import Gaps, OffsetRange
+from rocketmq_spark.source.topic_queues import TopicQueues
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+
+logger = logging.getLogger("rocketmq_spark.source")
+
+# A record batch has at most this many messages, as Spark's own, and starts to be made at this many bytes. So a task's
+# memory does not depend on the size of its messages.
+_ROWS: Final = 10_000
+_BYTES: Final = 4 * 1024 * 1024
+# The characters that Java's String.trim removes, so that a broker removes them from a tag.
+_TRIMMED: Final = "".join(map(chr, range(0x21)))
+# Seconds from one warning of skipped messages to the next.
+_WARNING_INTERVAL: Final = 1.0
+
+
+def read_rows(
+    options: SourceOptions,
+    ranges: Sequence[OffsetRange],
+    schema: pa.Schema,
+    routes: Mapping[str, TopicRouteData] | None = None,
+    *,
+    filters_here: bool = False,
+    on_unreadable: OnUnreadable = fail,
+) -> Iterator[pa.RecordBatch]:
+    """Yield every message of the ranges, each of another queue, that matches the filter.
+
+    Parameters
+    ----------
+    routes : mapping of str to TopicRouteData, optional
+        The routes that the driver knows, by topic.
+    filters_here : bool, default False
+        Pull all messages, and apply the tags of ``subExpression`` here, not in the broker.
+
+    Raises
+    ------
+    ReadError
+        See `Puller.pull`.
+    DataLossError
+        Messages have expired, with ``failOnDataLoss``.
+    RemotingCommandException
+        A message is unreadable, unless `on_unreadable` returns.
+    """
+    with contextlib.closing(reading_transport(options, polled=True)) as transport:
+        asked = replace(options, sub_expression="*") if filters_here else options
+        # The transport's clock: while Spark holds the generator, no broker is silent.
+        queues = TopicQueues(asked, transport, transport.clock, routes)
+        pulls = Puller(asked, transport, queues, transport.clock).pull(ranges)
+        yield from decoded(options, pulls, schema, _tags(options), on_unreadable)
+
+
+def decoded(
+    options: SourceOptions,
+    pulls: Iterable[Pulled],
+    schema: pa.Schema,
+    tags: frozenset[str] | None,
+    on_unreadable: OnUnreadable = fail,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of pulls as record batches.
+
+    Raises a DataLossError if messages are missing, with ``failOnDataLoss``.
+    """
+    gaps = Gaps(options)
+    waiting: list[Pulled] = []
+    rows = nbytes = 0
+    for pulled in pulls:
+        waiting.append(pulled)
+        rows += pulled.end - pulled.start
+        nbytes += len(pulled.body)
+        if rows >= _ROWS or nbytes >= _BYTES:
+            yield from _flushed(waiting, schema, tags, gaps, on_unreadable)
+            waiting, rows, nbytes = [], 0, 0
+    if waiting:
+        yield from _flushed(waiting, schema, tags, gaps, on_unreadable)
+    gaps.report()
+
+
+def _flushed(
+    pulls: Sequence[Pulled], schema: pa.Schema, tags: frozenset[str] | None, gaps: Gaps, on_unreadable: OnUnreadable
+) -> Iterator[pa.RecordBatch]:
+    rows = 0
+    if bodies := [pull for pull in pulls if pull.body]:
+        for batch in batches_of(bodies, schema, tags, on_unreadable):
+            rows += batch.num_rows
+            yield batch
+    # In a plain read the number of rows proves that no message is missing, without a look at the offsets.
+    if tags is not None or rows != sum(pull.end - pull.start for pull in pulls):
+        for pull in pulls:
+            if pull.contiguous:
+                for start, end in missing_offsets(pull):
+                    gaps.add(pull.queue, start, end)
+    gaps.report({pull.queue: pull.end for pull in pulls})
+
+
+def reading_transport(options: SourceOptions, *, polled: bool = False) -> RemotingTransport:
+    """Return the transport of a read; it opens no connection before the first request."""
+    transport = new_transport(options.connection, "", polled=polled)
+    assert isinstance(transport, RemotingTransport), "a read never goes over gRPC"
+    return transport
+
+
+def _tags(options: SourceOptions) -> frozenset[str] | None:
+    """Return the tags of a filter by tag, or None: a broker compares only their hashes."""
+    if options.filter_type != "TAG" or options.sub_expression.strip() == "*":
+        return None
+    tags = (tag.strip(_TRIMMED) for tag in options.sub_expression.split("||"))
+    return frozenset(filter(None, tags))
+
+
+class SkippedMessages:
+    """The unreadable messages that one task leaves out with ``onUnreadable=skip``.
+
+    `by_topic` counts them. A warning names the newest position at most once per second, and `close` logs the rest.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.by_topic: Counter[str] = Counter()
+        self._clock = clock
+        self._warned_at = -math.inf
+        self._newest: Unreadable | None = None
+
+    def skip(self, message: Unreadable) -> bool:
+        """Count a message, and return False, so that no row is made."""
+        self.by_topic[message.queue.topic] += message.end - message.start
+        self._newest = message
+        if self._clock() - self._warned_at >= _WARNING_INTERVAL:
+            self.close()
+        return False
+
+    def close(self) -> None:
+        """Log the messages skipped since the last warning. Idempotent."""
+        if self._newest is not None:
+            logger.warning(
+                "onUnreadable=skip: this task has left out %d messages so far; %s",
+                *(self.by_topic.total(), self._newest),
+            )
+            self._newest, self._warned_at = None, self._clock()

@@ -1,0 +1,299 @@
+"""The offsets of a streaming query, asked for before each micro-batch, and its consumer group's offsets.
+
+A queue whose broker does not answer delays no other queue, and is never forgotten: the query goes on where it was once
+the broker is back. Follows ``KafkaMicroBatchStream.scala``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from rocketmq_spark.errors import ReadError, RocketMQError
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.options.source import SourceOptions
+from rocketmq_spark.source.offset_resolver import OffsetResolver, Offsets
+from rocketmq_spark.source.ranges import OffsetRange, lost
+from rocketmq_spark.source.topic_queues import TopicQueues, place
+from rocketmq_spark.transport.base import ReadTransport
+
+logger = logging.getLogger("rocketmq_spark.source")
+
+# Seconds from one heart-beat to the next (heartbeatBrokerInterval); a broker forgets a client after four of them.
+_HEART_BEAT: Final = 30.0
+# A reader's client id ends in its name and `#<process id>`; Java's has nanoseconds behind the #, or none at all.
+_READER: Final = re.compile(r"[^@]*@.+#\d{1,7}(@.*)?")
+
+
+class GroupOffsets:
+    """Writes the offsets of one query to its consumer group (``commitOffsets``).
+
+    `client_id` is the name of this member of the group at the brokers.
+    """
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        transport: ReadTransport,
+        queues: TopicQueues,
+        bounds: OffsetResolver,
+        clock: Callable[[], float],
+        client_id: str,
+    ) -> None:
+        self._options = options
+        self._transport = transport
+        self._queues = queues
+        self._bounds = bounds
+        self._clock = clock
+        self._client_id = client_id
+        # The time of the last heart-beat to each address.
+        self._registered: dict[str, float] = {}
+        # The offsets written last, and when to write them again though they have not changed.
+        self._written: Offsets = {}
+        self._again_at = math.inf
+        self._warned = False
+
+    def write(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Write the next offset to read of each queue to the brokers.
+
+        After a failure the next call writes again: other offsets at once, the same offsets after half a minute.
+        Queues that the options do not ask for are left out: another query may read them as the same group.
+        """
+        now = self._clock()
+        if offsets == self._written and now < self._again_at:
+            return
+        self._written, self._again_at = dict(offsets), now + _HEART_BEAT
+        wanted = [*filter(self._options.reads, offsets)]
+        self._queues.deadline.restart()
+        try:
+            present = sorted(set(self._queues.present()).intersection(wanted))
+        except RocketMQError as exc:
+            logger.warning("commitOffsets: %s", exc)
+            return
+
+        def update(queue: MessageQueue, address: str, timeout: float) -> None:
+            self._transport.update_consumer_offset(
+                self._queues.on_wire(queue), self._options.consumer_group, offsets[queue], address, timeout
+            )
+
+        joined, failed = self._bounds.once([*{queue.broker_name: queue for queue in present}.values()], self._join)
+        ours = {queue.broker_name for queue, (is_ours, _) in joined.items() if is_ours}
+        # A broker that fails for one queue of a topic is not asked about the others.
+        first_of = {place(queue): queue for queue in present if queue.broker_name in ours}
+        written, failed_first = self._bounds.once([*first_of.values()], update)
+        begun = set(map(place, written))
+        others = [queue for queue in present if queue not in written and place(queue) in begun]
+        written_others, failed_others = self._bounds.once(others, update)
+        failed |= failed_first | failed_others
+        warned: set[str] = set()
+        for queue, error in failed.items():
+            if queue.broker_name not in warned:
+                logger.warning("commitOffsets: %s: %s", queue, error)
+            warned.add(queue.broker_name)
+        if not failed and len(written) + len(written_others) == len(wanted):
+            self._again_at = math.inf
+
+    def _join(self, queue: MessageQueue, address: str, timeout: float) -> bool:  # noqa: ARG002 - any queue of the broker
+        """Send a broker a heart-beat, without which it has no %RETRY% topic and shows no group to tools.
+
+        Return whether the group has no other application as member. A heart-beat without subscriptions would remove
+        that application's, and it would continue from our offsets.
+        """
+        group, now = self._options.consumer_group, self._clock()
+        if now - self._registered.get(address, -math.inf) <= _HEART_BEAT:
+            return True
+        members = self._transport.consumers(group, address, timeout)
+        others = sorted(one for one in members if one != self._client_id and not _READER.fullmatch(one))
+        if others:
+            if not self._warned:
+                self._warned = True
+                logger.warning(
+                    "commitOffsets: consumerGroup=%s is that of %s at %s, which is no reader of ours: nothing is told "
+                    "there, or its offsets and subscriptions would be lost; give the query a consumerGroup of its own",
+                    *(group, others[0], address),
+                )
+            return False
+        self._transport.register_consumer(self._client_id, group, address, timeout)
+        self._registered[address] = now
+        return True
+
+
+# A queue is not given up before this many tries: a whole micro-batch may lie between two of them.
+_TRIES: Final = 3
+
+
+class StreamOffsets:
+    """The offsets of one streaming query. It closes the transport.
+
+    `client_id` is the name of this member of the consumer group, as brokers and tools show it.
+    """
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        transport: ReadTransport,
+        clock: Callable[[], float],
+        client_id: str = "spark",
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._options = options
+        self._transport = transport
+        self._clock = clock
+        self.queues = TopicQueues(options, transport, clock)
+        self._bounds = OffsetResolver(options, transport, self.queues, clock, sleep)
+        # Since when no broker has answered for a queue, and for how many tries.
+        self._silent: dict[MessageQueue, tuple[float, int]] = {}
+        self._gone: set[MessageQueue] = set()
+        self._group = GroupOffsets(options, transport, self.queues, self._bounds, clock, client_id)
+
+    def starts(self) -> Offsets:
+        """Return the offsets at which a new query begins."""
+        return self._bounds.starts(self.queues.find())
+
+    def latest(self) -> Offsets:
+        """Return the ends of all queues."""
+        self.queues.deadline.restart()
+        return self._bounds.latest(self.queues.present())
+
+    def target(self) -> Offsets:
+        """Return the ends at which `available` stops; without ``failOnDataLoss`` only those that a broker reports."""
+        self.queues.deadline.restart()
+        if self._options.fail_on_data_loss:
+            return self.latest()
+        return {queue: end for queue, (end, _) in self._ends(self.queues.present()).items()}
+
+    def completed(self, target: Mapping[MessageQueue, int], known: Mapping[MessageQueue, int]) -> Offsets:
+        """Return `target` with the queues of `known` that it lacks, because their brokers were in no route.
+
+        With ``failOnDataLoss`` this waits for these brokers, and raises a ReadError after ``readTimeoutMs``. Otherwise
+        such queues stay at their offsets.
+        """
+        self.queues.deadline.restart()
+        missing = {queue: known[queue] for queue in known if queue not in target and self._options.reads(queue)}
+        absent = sorted(queue for queue in missing if self.queues.exists(queue) is not False)
+        if not absent:
+            return {**target, **missing}
+        if not self._options.fail_on_data_loss:
+            logger.warning("%s; failOnDataLoss=false goes on without these queues", _absent(absent))
+            return {**target, **missing}
+        try:
+            return {**target, **missing, **self._bounds.latest(absent)}
+        except ReadError as exc:
+            absent = [queue for queue in absent if self.queues.exists(queue) is None]
+            if not absent:
+                raise
+            raise ReadError(
+                f"planning Trigger.AvailableNow: {_absent(absent)}. The driver waited "
+                f"readTimeoutMs={self._options.read_timeout_ms}. Start the broker, or set failOnDataLoss=false to read "
+                "without it"
+            ) from exc
+
+    def available(self, known: Mapping[MessageQueue, int], target: Mapping[MessageQueue, int] | None = None) -> Offsets:
+        """Return the ends of the queues of `known`, and of new queues.
+
+        Parameters
+        ----------
+        known : mapping of MessageQueue to int
+            The offsets read so far. A queue that the options do not ask for (any more) stays at its offset.
+        target : mapping of MessageQueue to int, optional
+            The result of `target`: later messages are not read.
+
+        Raises
+        ------
+        DataLossError
+            A queue is gone, or ends before its known offset, with ``failOnDataLoss``.
+        ReadError
+            No broker has answered for a queue for ``readTimeoutMs``.
+        """
+        self.queues.deadline.restart()
+        present = set(self.queues.present())
+        wanted = present | set(filter(self._options.reads, known))
+        gone = {queue for queue in wanted - present if self.queues.exists(queue) is False}
+        for queue in sorted(gone - self._gone):
+            lost(self._options, f"queue {queue} is gone: what was in it behind offset {known[queue]} can't be read")
+        self._gone = gone
+        asked, found = sorted(wanted - gone), dict(known)
+        if target is not None:
+            # A queue that is not in it was created later, or its broker was down.
+            found |= {queue: max(target[queue], known.get(queue, 0)) for queue in asked if queue in target}
+            # The target came from a slave, or messages are lost: the broker that answers now decides.
+            asked = [queue for queue in asked if queue in target and target[queue] < known.get(queue, 0)]
+        for queue, (end, address) in self._ends(asked).items():
+            end = self._not_before(queue, end, address, known)
+            found[queue] = end if target is None else min(end, known[queue])
+        return found
+
+    def begun(self, known: Mapping[MessageQueue, int], available: Mapping[MessageQueue, int]) -> Offsets:
+        """Return where each queue of `available` begins; a new queue begins with its earliest message."""
+        new = [queue for queue in available if queue not in known]
+        if new and known:
+            logger.info("new queues, read from their earliest message on: %s", ", ".join(map(str, new)))
+        earliest = self._bounds.earliest(new)
+        for queue, offset in earliest.items():
+            if known and offset:
+                logger.warning(
+                    "new queue %s begins at offset %d: earlier messages had expired when it was found", queue, offset
+                )
+        return {queue: known[queue] if queue in known else earliest[queue] for queue in available}
+
+    def ranges(self, starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) -> list[OffsetRange]:
+        """Return the ranges of a micro-batch; raises as `OffsetResolver.checked`."""
+        self.queues.deadline.restart()
+        return self._bounds.checked(self.begun(starts, ends), ends)
+
+    def commit(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Write the group's offsets to the brokers; see `GroupOffsets.write`."""
+        self._group.write(offsets)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._transport.close()
+
+    def _ends(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, tuple[int, str]]:
+        """Return the ends of the queues and the addresses of the brokers that report them; raises as `available`."""
+        ends, errors = self._bounds.once(queues, self._bounds.max_offset)
+        before, self._silent = self._silent, {}
+        for queue, error in errors.items():
+            self._is_silent(queue, error, *before.get(queue, (self._clock(), 0)))
+        return ends
+
+    def _is_silent(self, queue: MessageQueue, error: RocketMQError, since: float, tries: int) -> None:
+        if not error.retriable:
+            raise error
+        self._silent[queue] = since, tries + 1
+        options = self._options
+        enough = tries + 1 >= _TRIES and self._clock() - since > options.read_timeout_ms / 1000
+        if enough and options.fail_on_data_loss:
+            raise ReadError(
+                f"asking for the end of {queue}: nobody has answered for readTimeoutMs={options.read_timeout_ms}. The "
+                f"last try: {error}. Bring its broker back, and the query goes on where it was; to go on without it, "
+                "set failOnDataLoss=false"
+            ) from error
+        if not tries:
+            logger.warning("queue %s waits for its broker, the others go on: %s", queue, error)
+
+    def _not_before(self, queue: MessageQueue, end: int, address: str, start: Mapping[MessageQueue, int]) -> int:
+        """Return the end that a broker reports, but never one before the known offset without a report of lost data."""
+        known = start.get(queue)
+        if known is None or end >= known:
+            return end
+        if not self.queues.is_master(queue, address):
+            # A slave is behind its master.
+            return known
+        lost(
+            self._options,
+            f"queue {queue} ends at offset {end}, and {known} was reached before: the topic was deleted or made "
+            "anew, or its broker lost what it had",
+        )
+        return end
+
+
+def _absent(queues: Sequence[MessageQueue]) -> str:
+    brokers = sorted({queue.broker_name for queue in queues})
+    are = "broker {} is" if len(brokers) == 1 else "brokers {} are"
+    text = ", ".join(map(str, queues[:5])) + (" and others" if len(queues) > 5 else "")
+    return f"{are.format(', '.join(brokers))} in no route, and the checkpoint has offsets of {text}"

@@ -1,0 +1,264 @@
+"""The topics of a read, their routes, and the time for planning.
+
+An answer counts for one second, whatever it was. While no name server answers, or after one has said that a topic does
+not exist, the last known route stays: the name server may have been restarted a moment ago.
+Follows ``MQClientInstance.updateTopicRouteInfoFromNameServer``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Final, TypeVar
+
+from rocketmq_spark.errors import (
+    NoBrokersException,
+    OptionError,
+    ReadError,
+    RemotingException,
+    RocketMQError,
+    RouteNotFoundException,
+    TopicRouteStaleException,
+)
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.names import MAX_TOPIC_LENGTH, bare_name, is_internal_topic, wrap
+from rocketmq_spark.model.route import TopicRouteData
+from rocketmq_spark.options.source import SourceOptions
+from rocketmq_spark.transport.base import ReadTransport
+from rocketmq_spark.transport.parallel import in_parallel
+
+logger = logging.getLogger("rocketmq_spark.source")
+
+# How long an answer counts, seconds.
+_FRESH: Final = 1.0
+# What the list of topics is called among the routes.
+_LIST: Final = ""
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+
+
+class PlanningDeadline:
+    """The time for planning: ``readTimeoutMs`` from `restart` on. Before that there is no deadline, as in tasks.
+
+    `at` is the deadline in seconds of the clock.
+    """
+
+    def __init__(self, timeout_ms: int, clock: Callable[[], float]) -> None:
+        self._timeout_ms = timeout_ms
+        self._clock = clock
+        self._started = self.at = math.inf
+
+    def restart(self) -> None:
+        """Start the time for a new plan."""
+        self._started = self._clock()
+        self.at = self._started + self._timeout_ms / 1000
+
+    def extend(self, seconds: float) -> None:
+        """Move the deadline by ``readTimeoutMs`` and some seconds, once per plan.
+
+        If a broker's master does not answer, the offsets of its slave count only after ``readTimeoutMs``.
+        """
+        self.at = max(self.at, self._started + 2 * self._timeout_ms / 1000 + seconds)
+
+    @property
+    def passed(self) -> bool:
+        """True if no time is left."""
+        return self._clock() >= self.at
+
+    def limit(self, seconds: float) -> float:
+        """Return a request's timeout, shortened to the time that is left."""
+        return min(seconds, self.at - self._clock())
+
+    def in_parallel(
+        self, about: Iterable[K], ask: Callable[[K], T], what: str, fallback: Callable[[K], T | None] = lambda _: None
+    ) -> dict[K, T]:
+        """Return the answer to `ask` for each key, in the order of `about`.
+
+        `fallback` returns an older answer, which is good enough after the deadline. `what` names the answers in the
+        `ReadError` that is raised if the deadline has passed and an answer is missing.
+        """
+        keys = list(about)
+        answered: list[K] = []
+
+        def ask_in_time(key: K) -> T:
+            error: RocketMQError | None = None
+            if not self.passed:
+                try:
+                    answer = ask(key)
+                except RocketMQError as exc:
+                    if not self.passed or not (exc.retriable or isinstance(exc, ReadError)):
+                        raise
+                    error = exc
+                else:
+                    answered.append(key)
+                    return answer
+            older = fallback(key)
+            if older is not None:
+                return older
+            why = "raise readTimeoutMs, or read fewer topics" if error is None else f"the last try: {error}"
+            raise ReadError(
+                f"planning the read: readTimeoutMs={self._timeout_ms} has passed with {len(answered)} of {len(keys)} "
+                f"{what} known; {why}"
+            ) from error
+
+        return in_parallel(keys, ask_in_time)
+
+
+class TopicRoutes:
+    """The routes of a read's topics; safe for many threads. `routes` are the routes that are already known."""
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        transport: ReadTransport,
+        clock: Callable[[], float],
+        deadline: PlanningDeadline,
+        routes: Mapping[str, TopicRouteData] | None = None,
+    ) -> None:
+        self._options = options
+        self._transport = transport
+        self._clock = clock
+        self._deadline = deadline
+        # Per request, and for each name server in turn.
+        self._timeout = options.pull_timeout_ms / 1000
+        self._lock = threading.Lock()
+        self._routes = dict(routes or {})
+        self._asked_at: dict[str, float] = {}
+        # The error of the last request, by topic.
+        self._errors: dict[str, RocketMQError] = {}
+        # The topics that were logged as gone.
+        self._gone: set[str] = set()
+        self._listed: frozenset[str] | None = None
+        self._warned_of_long_names = False
+
+    def topics(self) -> list[str]:
+        """Return the topics that the options name, or those of the name servers' list that fit the pattern."""
+        options = self._options
+        if options.subscribe:
+            return list(options.subscribe)
+        if options.subscribe_pattern is None:
+            named = options.assign or [queue for queue, _ in options.starting_offsets.offsets]
+            return sorted({queue.topic for queue in named})
+        namespace = options.wrapped_namespace
+        listed = [wired for wired in self._all_topics() if not is_internal_topic(wired)]
+        # Brokers create no such topics, and the time of a regular expression grows with the length of a name.
+        legal = [wired for wired in listed if len(wired) <= MAX_TOPIC_LENGTH]
+        if len(legal) < len(listed) and not self._warned_of_long_names:
+            self._warned_of_long_names = True
+            logger.warning(
+                "name servers list %d topics with names of more than %d characters; subscribePattern ignores them",
+                *(len(listed) - len(legal), MAX_TOPIC_LENGTH),
+            )
+        users = (bare_name(wired, namespace) for wired in legal)
+        return sorted(topic for topic in users if topic is not None and options.reads(MessageQueue(topic, "", 0)))
+
+    def known(self, topic: str) -> TopicRouteData | None:
+        """Return the last known route."""
+        with self._lock:
+            return self._routes.get(topic)
+
+    def last(self, topic: str) -> TopicRouteData:
+        """Return the last known route, or that of `recent` if there is none."""
+        return self.known(topic) or self.recent(topic)
+
+    def recent(self, topic: str) -> TopicRouteData:
+        """Return the route as of the last second.
+
+        Raises an OptionError for a static topic, and the error of the request if no route was ever known.
+        """
+        with self._lock:
+            route, error = self._routes.get(topic), self._errors.get(topic)
+        if self.is_fresh(topic):
+            if route is not None:
+                return route
+            if error is not None:
+                raise error
+        return self._update(topic)
+
+    def is_fresh(self, topic: str) -> bool:
+        """Return whether the name servers were asked within the last second."""
+        return self._clock() - self._asked_at.get(topic, -math.inf) < _FRESH
+
+    def expire(self) -> None:
+        """Make the next calls ask the name servers."""
+        with self._lock:
+            self._asked_at.clear()
+
+    def say_gone(self, topic: str, error: RocketMQError) -> None:
+        """Log once that a topic is gone."""
+        with self._lock:
+            logged = topic in self._gone
+            self._gone.add(topic)
+        if not logged:
+            logger.warning("topic %s is gone, by all that name servers know; the others go on: %s", topic, error)
+
+    def _all_topics(self) -> frozenset[str]:
+        if self._listed is None or not self.is_fresh(_LIST):
+            try:
+                self._listed = self._transport.topics(self._deadline.limit(self._timeout))
+            except RocketMQError as exc:
+                if self._listed is None or not exc.retriable:
+                    raise
+                logger.warning("no name server listed the topics, going on with those of the last time: %s", exc)
+            self._was_asked(_LIST)
+        return self._listed
+
+    def _update(self, topic: str) -> TopicRouteData:
+        self._was_asked(topic)
+        try:
+            route = self._request(topic)
+        except RocketMQError as exc:
+            known = self.known(topic)
+            # Fresh from now on: asking may have taken long, and must not take all the time.
+            self._was_asked(topic, exc)
+            if known is None or not exc.retriable:
+                raise
+            if is_gone(exc):
+                self.say_gone(topic, exc)
+            else:
+                logger.warning("no name server gave the route of topic %s, going on with the last one: %s", topic, exc)
+            return known
+        with self._lock:
+            self._routes[topic] = route
+            self._gone.discard(topic)
+        return route
+
+    def _was_asked(self, topic: str, error: RocketMQError | None = None) -> None:
+        with self._lock:
+            self._asked_at[topic] = self._clock()
+            if error is None:
+                self._errors.pop(topic, None)
+            else:
+                self._errors[topic] = error
+
+    def _request(self, topic: str) -> TopicRouteData:
+        wired = wrap(self._options.wrapped_namespace, topic)
+        try:
+            timeout = self._deadline.limit(self._timeout * len(self._options.connection.name_server))
+            route = self._transport.query_route(wired, timeout)
+        except TopicRouteStaleException as exc:
+            raise RouteNotFoundException(f"reading topic {topic}: {exc}") from exc
+        except RemotingException as exc:
+            if not exc.retriable:
+                raise
+            raise RouteNotFoundException(f"reading topic {topic}: {exc}", unreachable=True) from exc
+        refuse_static(topic, route)
+        return route
+
+
+def is_gone(error: RocketMQError) -> bool:
+    """Return whether the name servers that answered know brokers, but not the topic."""
+    cause = error.__cause__
+    return isinstance(cause, TopicRouteStaleException) and not isinstance(cause, NoBrokersException)
+
+
+def refuse_static(topic: str, route: TopicRouteData) -> None:
+    """Raise an OptionError for a static topic: its queues are logical, with other ids and offsets than the broker's."""
+    if route.static_topic:
+        raise OptionError(
+            f"reading topic {topic}: it is a static (logical) topic, which this release can't read; use an ordinary "
+            "topic"
+        )

@@ -1,0 +1,1 @@
+"""Test doubles: a transport that plays a script instead of using a network."""

@@ -1,0 +1,272 @@
+"""What scripted brokers reply, and when it is delivered: by hand on a manual clock, or by a thread."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Generic, TypeVar
+
+from rocketmq_spark.errors import RemotingSendRequestException, RocketMQError
+from rocketmq_spark.model.message import SendOutcome, SendStatus
+from rocketmq_spark.model.message_ext import PullOutcome
+from rocketmq_spark.model.route import MASTER_ID, BrokerData, QueueData, TopicRouteData
+from rocketmq_spark.protocol.remoting.codes import broker_error
+
+logger = logging.getLogger("rocketmq_spark.transport")
+
+_JOIN_TIMEOUT: Final = 5.0
+
+
+_K = TypeVar("_K")
+_Request = TypeVar("_Request")
+_Reply = TypeVar("_Reply")
+
+# A broker's own limit of messages in one answer.
+MOST_PULLED: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a scripted broker does with one send.
+
+    Parameters
+    ----------
+    status : SendStatus, default SEND_OK
+        The acknowledgement, unless `error` or `silent` says otherwise.
+    error : RocketMQError, optional
+        The attempt fails with this.
+    delay : float, default 0.0
+        Seconds until the outcome; beyond the send's own timeout it becomes a ``RemotingTimeoutException``.
+    silent : bool, default False
+        No answer ever comes: the send times out.
+    stored : bool, optional
+        Whether the rows are kept, whatever the sender learns. Default: an answer with a status keeps them, an error
+        or silence does not; ``Reply(silent=True, stored=True)`` is the lost acknowledgement.
+    """
+
+    status: SendStatus = SendStatus.SEND_OK
+    error: RocketMQError | None = None
+    delay: float = 0.0
+    silent: bool = False
+    stored: bool | None = None
+
+    @classmethod
+    def code(cls, code: int, remark: str = "", delay: float = 0.0) -> Reply:
+        """Return the refusal that a broker's response code stands for, such as 2 (SYSTEM_BUSY)."""
+        return cls(error=broker_error(code, remark, "scripted", "sending"), delay=delay)
+
+
+@dataclass(frozen=True, slots=True)
+class PullReply:
+    """What a scripted broker does with one pull.
+
+    Parameters
+    ----------
+    outcome : PullOutcome, optional
+        The answer, or the error. Default: what the queue holds.
+    most : int, default 32
+        So many messages at most, if the queue holds them.
+    delay : float, default 0.0
+        Seconds until the outcome; beyond the pull's own timeout it becomes a ``RemotingTimeoutException``.
+    silent : bool, default False
+        No answer ever comes: the pull times out.
+    """
+
+    outcome: PullOutcome | None = None
+    most: int = MOST_PULLED
+    delay: float = 0.0
+    silent: bool = False
+
+
+def route(topic_queues: Mapping[str, int], perm: int = 6) -> TopicRouteData:
+    """Return a route with so many queues per broker; a broker's address is its name and port 10911.
+
+    >>> route({"broker-a": 4}).broker_datas[0].master
+    'broker-a:10911'
+    """
+    names = sorted(topic_queues)
+    return TopicRouteData(
+        queue_datas=tuple(QueueData(name, topic_queues[name], topic_queues[name], perm) for name in names),
+        broker_datas=tuple(BrokerData(name, {MASTER_ID: f"{name}:10911"}) for name in names),
+    )
+
+
+def with_broker(old: TopicRouteData, data: QueueData, address: str) -> TopicRouteData:
+    """Return a route with a broker added or replaced."""
+    queues = [queue for queue in old.queue_datas if queue.broker_name != data.broker_name]
+    brokers = [broker for broker in old.broker_datas if broker.broker_name != data.broker_name]
+    queues.append(data)
+    brokers.append(BrokerData(data.broker_name, {MASTER_ID: address}))
+    return replace(
+        old,
+        queue_datas=tuple(sorted(queues, key=lambda queue: queue.broker_name)),
+        broker_datas=tuple(sorted(brokers, key=lambda broker: broker.broker_name)),
+    )
+
+
+class Script(Generic[_K, _Request, _Reply]):
+    """Replies by broker or queue, each used once, in order; a function among them makes the reply to its request."""
+
+    def __init__(self, script: Mapping[_K, Iterable[_Reply | Callable[[_Request], _Reply]]] | None = None) -> None:
+        self._replies = {key: deque(replies) for key, replies in (script or {}).items()}
+
+    def add(self, key: _K, replies: Iterable[_Reply | Callable[[_Request], _Reply]]) -> None:
+        """Add to the end of a script."""
+        self._replies.setdefault(key, deque()).extend(replies)
+
+    def take(self, key: _K, request: _Request, used_up: _Reply) -> _Reply:
+        """Return the next reply to a request, `used_up` if there is none."""
+        replies = self._replies.get(key)
+        reply = replies.popleft() if replies else used_up
+        return reply(request) if callable(reply) else reply
+
+
+class ManualClock:
+    """A clock that stands still until it is moved.
+
+    Parameters
+    ----------
+    now : float, default 0.0
+        Seconds.
+    """
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        """Return the time, seconds."""
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Move on."""
+        self.now += seconds
+
+
+class Deliveries:
+    """Outcomes in flight, in the order in which they fall due; equal ones in the order of their requests.
+
+    Parameters
+    ----------
+    clock : callable
+        Seconds.
+    threaded : bool
+        A thread delivers outcomes as they fall due. Otherwise `deliver` and `advance` do.
+
+    Attributes
+    ----------
+    changed : threading.Condition
+        Guards this object and the transport's state; `schedule` is called under it.
+    """
+
+    def __init__(self, clock: Callable[[], float], *, threaded: bool) -> None:
+        self.clock = clock
+        self.changed = threading.Condition()
+        self.closed = False
+        self.threaded = threaded
+        self._thread: threading.Thread | None = None
+        self._numbers = itertools.count()
+        self._due: list[tuple[float, int, Any, Callable[[Any], None]]] = []
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    @property
+    def next_due(self) -> float:
+        """When the next outcome falls due; inf if none is in flight."""
+        with self.changed:
+            return self._due[0][0] if self._due else math.inf
+
+    def schedule(self, wait: float, outcome: Any, on_outcome: Callable[[Any], None]) -> None:
+        """Deliver an outcome `wait` seconds from now."""
+        heapq.heappush(self._due, (self.clock() + wait, next(self._numbers), outcome, on_outcome))
+        if self.threaded and self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="rocketmq-spark-scripted", daemon=True)
+            self._thread.start()
+        self.changed.notify_all()
+
+    def deliver(self) -> int:
+        """Deliver what is due now and was scheduled before this call; return how many outcomes that were."""
+        with self.changed:
+            before, now = next(self._numbers), self.clock()
+        count = 0
+        while self._deliver_one(now, before):
+            count += 1
+        return count
+
+    def advance(self, seconds: float) -> int:
+        """Move the manual clock, stopping at every outcome on the way; return how many were delivered."""
+        clock = self.clock
+        if not isinstance(clock, ManualClock):
+            raise TypeError(f"advance() needs a ManualClock, this transport has {clock!r}")
+        until, count = clock.now + seconds, 0
+        while self.next_due <= until:
+            clock.now = max(clock.now, self.next_due)
+            self._notify()
+            count += self.deliver()
+        clock.now = until
+        self._notify()
+        return count
+
+    def close(self) -> None:
+        """Deliver what is in flight as failed. Idempotent."""
+        with self.changed:
+            self.closed = True
+            thread = self._thread
+            self.changed.notify_all()
+        if thread is None:
+            self._end_all()
+        elif thread is not threading.current_thread():
+            thread.join(_JOIN_TIMEOUT)
+
+    def _notify(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
+
+    def _deliver_one(self, now: float, before: float) -> bool:
+        with self.changed:
+            if not self._due or self._due[0][0] > now or self._due[0][1] >= before:
+                return False
+            _, _, outcome, on_outcome = heapq.heappop(self._due)
+        on_outcome(outcome)
+        return True
+
+    def _run(self) -> None:
+        while True:
+            with self.changed:
+                if self.closed:
+                    break
+                wait = self._due[0][0] - self.clock() if self._due else math.inf
+                if wait > 0:
+                    # advance() notifies this thread when it moves a manual clock.
+                    endless = wait == math.inf or isinstance(self.clock, ManualClock)
+                    self.changed.wait(None if endless else wait)
+                    continue
+            try:
+                self._deliver_one(self.clock(), math.inf)
+            except Exception:
+                logger.exception("a callback raised")
+        self._end_all()
+
+    def _end_all(self) -> None:
+        while True:
+            with self.changed:
+                if not self._due:
+                    return
+                _, _, outcome, on_outcome = heapq.heappop(self._due)
+            on_outcome(_at_close(outcome))
+
+
+def _at_close(outcome: Any) -> Any:
+    """Return the failure that replaces an outcome in flight when the transport closes."""
+    if isinstance(outcome, PullOutcome):
+        return PullOutcome(None, error=RemotingSendRequestException("pulling: the transport was closed"))
+    if isinstance(outcome, SendOutcome):
+        text = f"sending to {outcome.queue}: the transport was closed; the rows may be stored"
+        return replace(outcome, status=None, error=RemotingSendRequestException(text), queue_offset=-1)
+    return outcome

@@ -1,0 +1,400 @@
+"""A transport without a network: it plays a script, and keeps what it was sent where a test can look.
+
+It keeps the promises of real transports: one outcome per send, never inside ``send``, and `close` fails everything in
+flight. With its manual clock outcomes come when the test calls ``deliver()`` or ``advance()``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from rocketmq_spark.errors import (
+    MQBrokerException,
+    MQClientException,
+    RemotingSendRequestException,
+    RemotingTimeoutException,
+    RocketMQError,
+)
+from rocketmq_spark.model.message import Message, MessageQueue, SendOutcome, SendRequest
+from rocketmq_spark.model.message_ext import MessageExt, PullOutcome, PullRequest, PullStatus
+from rocketmq_spark.model.route import QueueData, TopicRouteData
+from rocketmq_spark.model.send_result import EndTransaction, RecallMessage, TransactionCheck, ending
+from rocketmq_spark.protocol.remoting.codes import ResponseCode, broker_error
+from rocketmq_spark.protocol.remoting.topic_config import TopicConfig
+from rocketmq_spark.testing.replies import Deliveries, ManualClock, PullReply, Reply, Script, route, with_broker
+from rocketmq_spark.testing.scripted_store import ScriptedStore
+from rocketmq_spark.transport.base import OnCheckTransaction, OnEnd, OnOutcome, OnPulled
+
+__all__ = ["ManualClock", "PullReply", "Reply", "ScriptedTransport", "route"]
+
+logger = logging.getLogger("rocketmq_spark.transport")
+
+
+class ScriptedTransport:
+    """Implements all interfaces of `transport.base` in memory.
+
+    Parameters
+    ----------
+    routes : mapping of str to TopicRouteData
+        By topic. The attribute is a dict of its own: change it when the cluster changes.
+    script : mapping of str to iterable of Reply, optional
+        By broker name, what happens to its next sends, in order. A reply may also be a function of the request.
+        When the script of a broker is used up, `always` decides, and without an entry there the send is ``SEND_OK``.
+    clock : callable, optional
+        Default: a :class:`ManualClock`, or ``time.monotonic`` when threaded.
+    threaded : bool, default False
+        A thread delivers outcomes as they fall due.
+
+    Attributes
+    ----------
+    always : dict of str to Reply
+        By broker name, what happens once its script is used up.
+    requests : list of SendRequest
+        Every send that waits for an outcome, in order.
+    oneways, pulls : list of SendRequest, list of PullRequest
+        Every one-way send and every pull, in order. :meth:`play_pulls` scripts the pulls of a queue.
+    always_pull : dict of MessageQueue to PullReply
+        What happens to a queue's pulls once its script is used up; without an entry they get what it holds.
+    calls : list of tuple
+        Every other call, in order: its name and its arguments but the timeout.
+    stored : dict of MessageQueue to list of Message
+        What the brokers keep. A half message is in `RMQ_SYS_TRANS_HALF_TOPIC` until it is committed. :meth:`keep` adds
+        to it without a send.
+    expired : dict of MessageQueue to int
+        The first offset of a queue that has not expired, where that is not 0.
+    members : dict of (str, str) to set of str
+        By group and broker's address, the client ids of its readers.
+    on_check_transaction : callable or None
+        Called by :meth:`check_transaction`.
+
+    Examples
+    --------
+    By hand, on a clock of its own::
+
+        transport = ScriptedTransport({"orders": route({"a": 4, "b": 4})}, {"a": [Reply.code(2), Reply(delay=0.2)]})
+        transport.send(to_a, timeout=3.0, on_outcome=outcomes.append)
+        transport.deliver()                                  # never inside send
+        assert outcomes[0].error.flow_control
+        transport.send(to_a, timeout=3.0, on_outcome=outcomes.append)
+        transport.advance(0.2)
+        assert outcomes[1].latency_ms == 200.0
+        assert [message.body for message in transport.stored[to_a.queue]] == [b"..."]
+
+    With ``threaded=True`` and ``transport.always["a"] = Reply(silent=True)`` every send times out, in real time.
+    """
+
+    def __init__(
+        self,
+        routes: Mapping[str, TopicRouteData],
+        script: Mapping[str, Iterable[Reply | Callable[[SendRequest], Reply]]] | None = None,
+        *,
+        clock: Callable[[], float] | None = None,
+        threaded: bool = False,
+    ) -> None:
+        self.routes = dict(routes)
+        self.attributes: dict[str, Mapping[str, str]] = {}
+        self.always: dict[str, Reply] = {}
+        self.always_pull: dict[MessageQueue, PullReply] = {}
+        self._sends: Script[str, SendRequest, Reply] = Script(script)
+        self._pulls: Script[MessageQueue, PullRequest, PullReply] = Script()
+        self.requests: list[SendRequest] = []
+        self.oneways: list[SendRequest] = []
+        self.pulls: list[PullRequest] = []
+        self.polls = 0
+        self.calls: list[tuple[Any, ...]] = []
+        self.members: dict[tuple[str, str], set[str]] = {}
+        self.on_check_transaction: OnCheckTransaction | None = None
+        self._store = ScriptedStore()
+        self.stored = self._store.queues
+        self.expired = self._store.expired
+        self.removed = self._store.removed
+        self._clock = clock or (time.monotonic if threaded else ManualClock())
+        self._deliveries = Deliveries(self._clock, threaded=threaded)
+        self._changed = self._deliveries.changed
+        self._failures: dict[str, deque[RocketMQError]] = {}
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "threaded" if self._deliveries.threaded else "by hand"
+        return f"<ScriptedTransport {state}, {len(self.requests)} requests, {self.in_flight} in flight>"
+
+    def __enter__(self) -> ScriptedTransport:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def closed(self) -> bool:
+        """True after `close`."""
+        return self._deliveries.closed
+
+    @property
+    def in_flight(self) -> int:
+        """How many sends and pulls wait for their outcome."""
+        return len(self._deliveries)
+
+    @property
+    def next_due(self) -> float:
+        """When the next outcome falls due on the transport's clock; inf if none is in flight."""
+        return self._deliveries.next_due
+
+    def play(self, broker_name: str, *replies: Reply | Callable[[SendRequest], Reply]) -> None:
+        """Add to the end of a broker's script."""
+        with self._changed:
+            self._sends.add(broker_name, replies)
+
+    def play_pulls(self, queue: MessageQueue, *replies: PullReply | Callable[[PullRequest], PullReply]) -> None:
+        """Add to the end of a queue's script; used up, `always_pull` decides, and then what the queue holds."""
+        with self._changed:
+            self._pulls.add(queue, replies)
+
+    def fail(self, call: str, *errors: RocketMQError) -> None:
+        """Let the next calls of a blocking method (such as ``"query_route"``) fail, one with each error."""
+        with self._changed:
+            self._failures.setdefault(call, deque()).extend(errors)
+
+    def keep(self, queue: MessageQueue, messages: Iterable[Message]) -> None:
+        """Store messages at the end of a queue, as if they had been sent there."""
+        with self._changed:
+            self._store.put(queue, messages, self._clock())
+
+    def deliver(self) -> int:
+        """Deliver what is due now and was sent before this call; return how many outcomes that were."""
+        return self._deliveries.deliver()
+
+    def advance(self, seconds: float) -> int:
+        """Move the manual clock, stopping at every outcome on the way; return how many were delivered."""
+        return self._deliveries.advance(seconds)
+
+    def send(self, request: SendRequest, timeout: float, on_outcome: OnOutcome, *, within: float = math.inf) -> None:
+        """Play the broker's next reply."""
+        timeout = min(timeout, within)
+        with self._changed:
+            self._check()
+            reply = self._next_reply(request)
+            self.requests.append(request)
+            wait = timeout if reply.silent else min(reply.delay, timeout)
+            self._deliveries.schedule(wait, self._outcome(request, reply, timeout, wait), on_outcome)
+
+    def poll(self, timeout: float) -> None:
+        """Move the clock to the next outcome within `timeout`, and deliver what is due then; not if threaded."""
+        self.polls += 1
+        if not self._deliveries.threaded:
+            until = self._clock() + timeout
+            self.advance(min(until, self.next_due) - self._clock())
+
+    def pull(self, request: PullRequest, timeout: float, on_pulled: OnPulled) -> None:
+        """Play the queue's next reply."""
+        with self._changed:
+            self._check()
+            self.pulls.append(request)
+            self._deliveries.schedule(*self._pulled(request, timeout), on_pulled)
+
+    def pull_now(self, request: PullRequest, timeout: float) -> PullOutcome:
+        """Play the queue's next reply, whatever its delay."""
+        with self._changed:
+            self._check()
+            self.pulls.append(request)
+            return self._pulled(request, timeout)[1]
+
+    def send_oneway(self, request: SendRequest, timeout: float) -> None:
+        """Play the broker's next reply as far as a one-way sender sees it.
+
+        A broker's error is dropped, and a connection that broke is logged; other errors are raised. Only a reply
+        without an error stores (or with ``stored=True``); delay and silence make no difference.
+        """
+        with self._changed:
+            self._check()
+            reply = self._next_reply(request)
+            self.oneways.append(request)
+            if reply.stored if reply.stored is not None else reply.error is None:
+                self._store.keep(request, self._clock())
+        if isinstance(reply.error, RemotingSendRequestException):
+            logger.warning("oneway send to %s: %s", request.queue, reply.error)
+        elif reply.error is not None and not isinstance(reply.error, MQBrokerException):
+            raise reply.error
+        if timeout <= 0:
+            raise RemotingTimeoutException(f"oneway send to {request.queue}: no time left")
+
+    def end_transaction(self, address: str, request: EndTransaction, timeout: float, on_end: OnEnd) -> None:
+        """Do what `end_transaction_oneway` does, and deliver its error, or None, as the outcome."""
+        ending(request)
+        error: RocketMQError | None = None
+        try:
+            self.end_transaction_oneway(address, request, timeout)
+        except RocketMQError as exc:
+            error = exc
+        with self._changed:
+            self._check()
+            self._deliveries.schedule(0.0, error, on_end)
+
+    def end_transaction_oneway(self, address: str, request: EndTransaction, timeout: float) -> None:
+        """Record the call as "end_transaction"; a commit puts the message into its queue."""
+        self._record(timeout, "end_transaction", address, request)
+        with self._changed:
+            self._store.end_transaction(request, self._clock())
+
+    def recall_message(self, address: str, request: RecallMessage, timeout: float) -> str:
+        """Record the call; what is stored here is delivered at once, so nothing is taken back."""
+        self._record(timeout, "recall_message", address, request)
+        return request.recall_handle
+
+    def check_transaction(self, address: str, physical_offset: int) -> TransactionCheck:
+        """Have a broker check the half message at a commit-log offset, in this thread; return the check."""
+        with self._changed:
+            check = self._store.check(address, physical_offset, self._clock())
+        if self.on_check_transaction is not None:
+            self.on_check_transaction(check)
+        return check
+
+    def query_route(self, topic: str, timeout: float) -> TopicRouteData:
+        """Return the route of `routes`; an unknown topic is code 17, as from a name server."""
+        self._record(timeout, "query_route", topic)
+        if topic not in self.routes:
+            doing = f"looking up the route of topic {topic}"
+            raise broker_error(ResponseCode.TOPIC_NOT_EXIST, f"No topic route info for {topic}", "scripted", doing)
+        return self.routes[topic]
+
+    def heart_beat(self, address: str, client_id: str, producer_groups: Collection[str], timeout: float) -> None:
+        """Record the call."""
+        self._record(timeout, "heart_beat", address, client_id, tuple(producer_groups))
+
+    def unregister_client(self, address: str, client_id: str, producer_group: str, timeout: float) -> None:
+        """Record the call."""
+        self._record(timeout, "unregister_client", address, client_id, producer_group)
+
+    def probe(self, queue: MessageQueue, address: str, timeout: float) -> None:
+        """Ask for the queue's max offset."""
+        self.max_offset(queue, address, timeout)
+
+    def max_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
+        """Return how many messages `stored` has for the queue."""
+        self._record(timeout, "max_offset", queue, address)
+        return len(self.stored.get(queue, ()))
+
+    def search_offset(self, queue: MessageQueue, timestamp_ms: int, address: str, timeout: float) -> int:
+        """Return the first offset stored at or after a time; past the end of an inner-batch topic, its last one."""
+        self._record(timeout, "search_offset", queue, timestamp_ms, address)
+        found = self._store.search(queue, timestamp_ms)
+        batches = TopicConfig.of_attributes(self.attributes.get(queue.topic, {})).holds_batches
+        return min(found, len(self.stored.get(queue, ())) - 1) if batches else found
+
+    def earliest_msg_store_time(self, queue: MessageQueue, address: str, timeout: float) -> int:
+        """Return when the queue's first message was stored, by the transport's clock; -1 for an empty queue."""
+        self._record(timeout, "earliest_msg_store_time", queue, address)
+        return self._store.earliest(queue)
+
+    def view_message(self, address: str, physical_offset: int, timeout: float, *, topic: str = "") -> MessageExt:
+        """Return the message at a commit-log offset, which is that of all brokers together."""
+        self._record(timeout, "view_message", address, physical_offset, topic)
+        message = self._store.view(physical_offset)
+        if message is None:
+            raise MQClientException(f"viewing the message at commit-log offset {physical_offset}: {address} has none")
+        return message
+
+    def topics(self, timeout: float) -> frozenset[str]:
+        """Return the topics of `routes`."""
+        self._record(timeout, "topics")
+        return frozenset(self.routes)
+
+    def min_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
+        """Return the first offset that has not expired."""
+        self._record(timeout, "min_offset", queue, address)
+        return self.expired.get(queue, 0)
+
+    def check_filter(
+        self, address: str, topic: str, group: str, expression: str, expression_type: str, timeout: float
+    ) -> None:
+        """Record the call."""
+        self._record(timeout, "check_filter", address, topic, group, expression, expression_type)
+
+    def update_consumer_offset(
+        self, queue: MessageQueue, group: str, offset: int, address: str, timeout: float
+    ) -> None:
+        """Record the call."""
+        self._record(timeout, "update_consumer_offset", queue, group, offset, address)
+
+    def register_consumer(self, client_id: str, group: str, address: str, timeout: float) -> None:
+        """Record the call, and the client among the group's `members`."""
+        self._record(timeout, "register_consumer", client_id, group, address)
+        self.members.setdefault((group, address), set()).add(client_id)
+
+    def consumers(self, group: str, address: str, timeout: float) -> tuple[str, ...]:
+        """Return the group's `members` at the broker."""
+        self._record(timeout, "consumers", group, address)
+        return tuple(self.members.get((group, address), ()))
+
+    def topic_config(self, address: str, topic: str, timeout: float) -> TopicConfig:
+        """Return the configuration that `attributes` has for the topic, the same on every broker."""
+        self._record(timeout, "topic_config", address, topic)
+        return TopicConfig.of_attributes(self.attributes.get(topic, {}))
+
+    def create_topic(
+        self,
+        address: str,
+        topic: str,
+        queue_nums: int,
+        perm: int,
+        timeout: float,
+        *,
+        read_queue_nums: int | None = None,
+        topic_sys_flag: int = 0,
+        order: bool = False,
+        attributes: str = "",
+    ) -> None:
+        """Add the broker at `address` to the topic's route; its name is the address up to the colon."""
+        reads = queue_nums if read_queue_nums is None else read_queue_nums
+        arguments = (address, topic, queue_nums, perm, reads, topic_sys_flag, order, attributes)
+        self._record(timeout, "create_topic", *arguments)
+        data = QueueData(address.rpartition(":")[0], reads, queue_nums, perm, topic_sys_flag)
+        self.routes[topic] = with_broker(self.routes.get(topic, TopicRouteData((), ())), data, address)
+
+    def close(self) -> None:
+        """Fail what is in flight with ``RemotingSendRequestException``. Idempotent."""
+        self._deliveries.close()
+
+    def _next_reply(self, request: SendRequest) -> Reply:
+        broker = request.queue.broker_name
+        return self._sends.take(broker, request, self.always.get(broker, Reply()))
+
+    def _outcome(self, request: SendRequest, reply: Reply, timeout: float, wait: float) -> SendOutcome:
+        queue, late = request.queue, reply.silent or reply.delay > timeout
+        kept = reply.stored if reply.stored is not None else reply.error is None and not reply.silent
+        offset, ids = self._store.keep(request, self._clock()) if kept else (-1, "")
+        text = f"sending to {queue}: no answer within {timeout:g} s"
+        error = RemotingTimeoutException(text) if late else reply.error
+        if error is not None:
+            return SendOutcome(queue, None, error, wait * 1000.0)
+        return SendOutcome(queue, reply.status, None, wait * 1000.0, queue_offset=offset, offset_msg_id=ids)
+
+    def _pulled(self, request: PullRequest, timeout: float) -> tuple[float, PullOutcome]:
+        """Return when a pull ends, in seconds from now, and how."""
+        queue = request.target.queue
+        reply = self._pulls.take(queue, request, self.always_pull.get(queue, PullReply()))
+        timeout += request.suspend_ms / 1000
+        if reply.silent or reply.delay > timeout:
+            error = RemotingTimeoutException(f"pulling from {queue}: no answer within {timeout:g} s")
+            return timeout, PullOutcome(None, error=error)
+        if reply.outcome is not None:
+            return reply.delay, reply.outcome
+        outcome = self._store.pull(request, reply.most)
+        held = request.suspend_ms / 1000 if outcome.status is PullStatus.NO_NEW_MSG else 0.0
+        return max(reply.delay, held), outcome
+
+    def _check(self) -> None:
+        if self.closed:
+            raise RocketMQError("this transport is closed: make a new one")
+
+    def _record(self, timeout: float, name: str, *arguments: Any) -> None:
+        with self._changed:
+            self._check()
+            self.calls.append((name, *arguments))
+            if self._failures.get(name):
+                raise self._failures[name].popleft()
+        if timeout <= 0:
+            raise RemotingTimeoutException(f"{name}: no time left")

@@ -1,0 +1,193 @@
+"""What scripted brokers store: messages by queue, and by commit-log offset over all of them.
+
+A half message lies in the half topic's queue, and after its commit also in its own. Nothing expires by itself.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from rocketmq_spark.model.message import EncodedBatch, Encoding, Message, MessageQueue, SendRequest
+from rocketmq_spark.model.message_ext import MessageExt, PullOutcome, PullRequest, PullStatus, encode_message_id
+from rocketmq_spark.model.properties import KEYS, TAGS, UNIQ_KEY
+from rocketmq_spark.model.send_result import TRANSACTION_COMMIT_TYPE, EndTransaction, TransactionCheck
+from rocketmq_spark.protocol.remoting.records import decode_batch, decode_properties, encode_record
+from rocketmq_spark.testing.replies import MOST_PULLED
+
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+
+_STORE_HOST: Final = "127.0.0.1:10911"
+_BORN_HOST: Final = "127.0.0.1:50000"
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One position of the commit log: where the message lies, and where it was meant for."""
+
+    message: Message
+    stored_in: MessageQueue
+    meant_for: MessageQueue
+    queue_offset: int
+    sys_flag: int
+    born_timestamp: int
+    store_timestamp: int
+
+
+class ScriptedStore:
+    """Messages that were acknowledged, or stored although they were not.
+
+    Attributes
+    ----------
+    queues : dict of MessageQueue to list of Message
+        What consumers would see, and the half topic's queues.
+    expired, removed : dict of MessageQueue to int
+        The first message left of each queue. `removed`: without the correction of the minimum offset that follows.
+    """
+
+    def __init__(self) -> None:
+        self.queues: dict[MessageQueue, list[Message]] = {}
+        self.expired: dict[MessageQueue, int] = {}
+        self.removed: dict[MessageQueue, int] = {}
+        self._log: list[_Entry] = []
+
+    def keep(self, request: SendRequest, now: float) -> tuple[int, str]:
+        """Store a request's messages; return the first one's queue offset and the ids, comma-separated."""
+        batch, queue = request.batch, request.queue
+        messages = _messages_of(batch)
+        half = not batch.batch and messages[0].is_half_message
+        stored_in = MessageQueue(HALF_TOPIC, queue.broker_name, 0) if half else queue
+        first, store_timestamp = len(self._log), int(now * 1000)
+        offset = len(self.queues.get(stored_in, ()))
+        for message in messages:
+            self._append(message, stored_in, queue, batch.sys_flag, request.born_timestamp, store_timestamp)
+        return offset, ",".join(encode_message_id(_STORE_HOST, at) for at in range(first, len(self._log)))
+
+    def put(self, queue: MessageQueue, messages: Iterable[Message], now: float) -> None:
+        """Store messages without a request."""
+        for message in messages:
+            self._append(message, queue, queue, 0, int(now * 1000), int(now * 1000))
+
+    def messages(self, queue: MessageQueue, start: int, stop: int) -> list[MessageExt]:
+        """Return what lies in a queue from one offset up to another."""
+        inside = [
+            self.view(at)
+            for at, entry in enumerate(self._log)
+            if entry.stored_in == queue and start <= entry.queue_offset < stop
+        ]
+        return [message for message in inside if message is not None]
+
+    def pull(self, request: PullRequest, most: int) -> PullOutcome:
+        """Return what a pull finds, at most `most` messages."""
+        queue, offset = request.target.queue, request.offset
+        first, end = self.expired.get(queue, 0), len(self.queues.get(queue, ()))
+        if offset < first or offset > end:
+            return PullOutcome(PullStatus.OFFSET_ILLEGAL, first if offset < first else end, first, end)
+        stop = min(offset + max(1, min(request.target.max_msg_nums, most, MOST_PULLED)), end)
+        if offset == stop:
+            return PullOutcome(PullStatus.NO_NEW_MSG, offset, first, end)
+        left = max(offset, self.removed.get(queue, 0))
+        if left >= stop:
+            return PullOutcome(PullStatus.OFFSET_ILLEGAL, stop, first, end)
+        body = b"".join(map(encode_record, self.messages(queue, left, stop)))
+        return PullOutcome(PullStatus.FOUND, stop, first, end, body)
+
+    def view(self, physical_offset: int) -> MessageExt | None:
+        """Return what lies at a commit-log offset, under the topic and queue it is meant for."""
+        if not 0 <= physical_offset < len(self._log):
+            return None
+        entry = self._log[physical_offset]
+        message = entry.message
+        return MessageExt(
+            topic=message.topic,
+            body=message.body,
+            flag=message.flag,
+            properties=message.properties,
+            queue_id=entry.meant_for.queue_id,
+            queue_offset=entry.queue_offset,
+            physical_offset=physical_offset,
+            sys_flag=entry.sys_flag,
+            born_timestamp=entry.born_timestamp,
+            born_host=_BORN_HOST,
+            store_timestamp=entry.store_timestamp,
+            store_host=_STORE_HOST,
+            reconsume_times=0,
+            prepared_transaction_offset=0,
+            body_crc=zlib.crc32(message.body) & 0x7FFFFFFF,
+        )
+
+    def search(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """Return the first offset stored at or after a time, or the end."""
+        times = (entry.store_timestamp for entry in self._log if entry.stored_in == queue)
+        return sum(stored < timestamp_ms for stored in times)
+
+    def earliest(self, queue: MessageQueue) -> int:
+        """Return when the queue's first message was stored; -1 if there is none."""
+        return next((entry.store_timestamp for entry in self._log if entry.stored_in == queue), -1)
+
+    def end_transaction(self, request: EndTransaction, now: float) -> None:
+        """Make a committed half message visible; every time anew, as a broker does."""
+        if request.commit_or_rollback == TRANSACTION_COMMIT_TYPE and request.commit_log_offset < len(self._log):
+            half = self._log[request.commit_log_offset]
+            self._append(
+                half.message, half.meant_for, half.meant_for, half.sys_flag, half.born_timestamp, int(now * 1000)
+            )
+
+    def check(self, address: str, physical_offset: int, now: float) -> TransactionCheck:
+        """Write a half message again, as a broker does before it asks back, and return what it asks.
+
+        Raises
+        ------
+        IndexError
+            Nothing is stored there.
+        """
+        half = self._log[physical_offset]
+        again = len(self._log)
+        self._append(half.message, half.stored_in, half.meant_for, half.sys_flag, half.born_timestamp, int(now * 1000))
+        message = self.view(again)
+        assert message is not None
+        unique_id = message.unique_id or ""
+        return TransactionCheck(
+            address=address,
+            message=message,
+            tran_state_table_offset=message.queue_offset,
+            commit_log_offset=again,
+            msg_id=unique_id,
+            transaction_id=unique_id,
+            offset_msg_id=message.offset_msg_id,
+            broker_name=half.meant_for.broker_name,
+        )
+
+    def _append(
+        self,
+        message: Message,
+        stored_in: MessageQueue,
+        meant_for: MessageQueue,
+        sys_flag: int,
+        born_timestamp: int,
+        store_timestamp: int,
+    ) -> None:
+        kept = self.queues.setdefault(stored_in, [])
+        entry = _Entry(message, stored_in, meant_for, len(kept), sys_flag, born_timestamp, store_timestamp)
+        kept.append(message)
+        self._log.append(entry)
+
+
+def _messages_of(batch: EncodedBatch) -> list[Message]:
+    body = b"".join(batch.body)
+    if not batch.batch:
+        return [Message(batch.topic, body, batch.flag, decode_properties(batch.properties.encode()))]
+    if batch.encoding is Encoding.REMOTING:
+        return decode_batch(body, batch.topic)
+    # Who writes to brokers need not have protobuf.
+    from rocketmq_spark.protocol.grpc._pb.service_pb2 import SendMessageRequest
+
+    found = []
+    for message in SendMessageRequest.FromString(body).messages:
+        system = message.system_properties
+        named = {KEYS: " ".join(system.keys), TAGS: system.tag, UNIQ_KEY: system.message_id}
+        properties = {name: text for name, text in named.items() if text} | dict(message.user_properties)
+        found.append(Message(message.topic.name, message.body, properties=properties))
+    return found

@@ -1,0 +1,334 @@
+"""Calls to proxies, with a blocking wait or with a callback.
+
+Callbacks run on one thread of this client. gRPC itself calls back on the thread that reads a connection, or inside a
+starting call that already failed; there the ended call is put into a queue. Calls in flight are in one table, and
+whoever removes a call reports its end, so each ends once.
+
+A client is used in the process that made it, and opens nothing before its first call. An unclosed client stays
+referenced: in a forked child its collection would cancel calls and close channels of the parent. gRPC's failures become
+the package's errors here; a status inside a reply is read by the caller or by `invoke`.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from rocketmq_spark.errors import (
+    RemotingCommandException,
+    RemotingConnectException,
+    RemotingSendRequestException,
+    RemotingTooMuchRequestException,
+    RocketMQError,
+    UserRefusedException,
+    escaped,
+)
+from rocketmq_spark.model.credentials import Credentials
+from rocketmq_spark.protocol.batches import REPEATED, check_parts
+from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
+from rocketmq_spark.protocol.grpc.codes import call_error, proxy_error
+from rocketmq_spark.transport.grpc.channels import Channels
+from rocketmq_spark.transport.grpc.metadata import MetadataSource
+from rocketmq_spark.transport.parallel import Permit, Permits
+
+if TYPE_CHECKING:
+    import grpc
+    from google.protobuf.descriptor import Descriptor
+    from google.protobuf.message import Message as ProtoMessage
+
+logger = logging.getLogger("rocketmq_spark.transport")
+
+_SERVICE: Final = "/apache.rocketmq.v2.MessagingService/"
+_JOIN_TIMEOUT: Final = 5.0
+# Parts of a reply (see `check_parts`) unless its caller allows more: 4 MiB. A half message has 32,767 bytes of keys.
+_PARTS: Final = 65_536
+# A shorter reply is parsed at once: 32,768 parts of 2 bytes need 2 MiB.
+_SHORT: Final = 65_536
+# Parts of gRPC's texts if a server ended a connect; the last three are for an alert, in various releases.
+_HUNG_UP: Final = ("socket closed", "connection reset", "secure read failed", "unwrap failed", "tls handshake failed")
+
+_opened: Final[set[GrpcClient]] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcAnswer:
+    """How a call ended. Exactly one of `reply` (whatever its status) and `error` is set."""
+
+    reply: bytes | None
+    error: RocketMQError | None
+    latency_ms: float
+    doing: str
+    signed_by: Credentials | None = None
+
+
+OnAnswer: TypeAlias = Callable[[GrpcAnswer], None]
+
+
+class _Reply(Protocol):
+    """What every reply has."""
+
+    @property
+    def status(self) -> pb.Status: ...
+
+    def ParseFromString(self, serialized: bytes) -> int: ...  # noqa: N802
+
+    DESCRIPTOR: Any
+
+
+_ReplyT = TypeVar("_ReplyT", bound=_Reply)
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A call under way whose caller does not wait."""
+
+    endpoint: str
+    doing: str
+    on_answer: OnAnswer
+    started: float
+    permit: Permit | None
+    signed_by: Credentials | None = None
+
+
+class GrpcClient:
+    """The calls of one process; safe for many threads. It owns its channels; calls with callbacks take permits."""
+
+    def __init__(
+        self, channels: Channels, metadata: MetadataSource, permits: Permits, clock: Callable[[], float]
+    ) -> None:
+        self._channels = channels
+        self._metadata = metadata
+        self._permits = permits
+        self._clock = clock
+        self._numbers = itertools.count()
+        self._flights: dict[int, _Flight] = {}
+        # (number of the flight, its call or what happened instead of one, when); None ends the thread.
+        self._ended: queue.SimpleQueue[tuple[int, grpc.Future | RocketMQError, float] | None] = queue.SimpleQueue()
+        self._calls: dict[tuple[str, str], grpc.UnaryUnaryMultiCallable] = {}
+        # The last one of each endpoint, kept from garbage collection.
+        self._streams: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        return f"<GrpcClient {self._metadata.client_id} {state}, {len(self._flights)} in flight, {self._channels!r}>"
+
+    @property
+    def closed(self) -> bool:
+        """No call is taken any more: it was closed, or its thread has failed."""
+        return self._closed
+
+    def start(
+        self, endpoint: str, method: str, request: bytes, timeout: float, on_answer: OnAnswer, doing: str
+    ) -> None:
+        """Start a call and return; `on_answer` is called once, on the client's thread, and must not block.
+
+        `request` is the serialized message, `doing` describes the call in errors. If the client is closed this raises
+        RocketMQError, and `on_answer` is not called.
+        """
+        call = self._call(endpoint, method)
+        request_id, metadata, signed_by = self._metadata.fresh()
+        permit = self._permits.take() if timeout > 0 else None
+        flight = _Flight(endpoint, _named(doing, request_id), on_answer, self._clock(), permit, signed_by)
+        number = self._register(flight)
+        if permit is None:
+            refusal = self._permits.exhausted(flight.doing) if timeout > 0 else _no_time(flight.doing)
+            self._ended.put((number, refusal, flight.started))
+            return
+        try:
+            started = call.future(request, timeout, metadata)
+        except BaseException:
+            # If it is not in the table any more, `close` has ended it, and has closed the channel too.
+            if self._flights.pop(number, None) is not None:
+                permit.release()
+                self._check()
+                raise
+        else:
+            started.add_done_callback(lambda ended: self._ended.put((number, ended, self._clock())))
+
+    def refuse(self, error: RocketMQError, on_answer: OnAnswer) -> None:
+        """End a call that can't be made, on the client's thread like all others."""
+        now = self._clock()
+        self._ended.put((self._register(_Flight("", "", on_answer, now, None)), error, now))
+
+    def invoke(
+        self,
+        endpoint: str,
+        method: str,
+        request: ProtoMessage,
+        reply_type: type[_ReplyT],
+        timeout: float,
+        doing: str,
+        *,
+        most_parts: int = _PARTS,
+    ) -> _ReplyT:
+        """Call and return the reply; parameters as for `start` and `parsed`.
+
+        Raises MQBrokerException if the reply's status is not OK, RemotingException without a reply.
+        """
+        call = self._call(endpoint, method)
+        request_id, metadata, signed_by = self._metadata.fresh()
+        doing = _named(doing, request_id)
+        if timeout <= 0:
+            raise _no_time(doing)
+        try:
+            started = call.future(request.SerializeToString(), timeout, metadata)
+        except ValueError:
+            self._check()
+            raise
+        found = self._end_of(started, endpoint, doing)
+        if not isinstance(found, RocketMQError):
+            reply = parsed(found, reply_type, endpoint, doing, most_parts)
+            if reply.status.code == pb.OK:
+                return reply
+            found = proxy_error(reply.status.code, reply.status.message, endpoint, doing)
+        self.tell(found, signed_by)
+        raise found
+
+    def tell(self, error: RocketMQError | None, signed_by: Credentials | None) -> None:
+        """Report rejected credentials to their provider."""
+        if isinstance(error, UserRefusedException):
+            self._metadata.refused(signed_by)
+
+    def stream(self, endpoint: str, method: str, requests: Iterator[ProtoMessage]) -> Any:
+        """Open a stream: an iterator of the server's messages as bytes, with `cancel`; raises ``grpc.RpcError``."""
+        metadata = self._metadata.fresh().metadata
+        stream = self._channel(endpoint).stream_stream(_SERVICE + method, _serialize)
+        self._streams[endpoint] = opened = stream(requests, metadata=metadata)
+        return opened
+
+    def close(self) -> None:
+        """Close the channels and end the thread; what is in flight fails. Idempotent."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        self._ended.put(None)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_JOIN_TIMEOUT)
+        self._channels.close()
+        self._streams.clear()
+        _opened.discard(self)
+
+    def _call(self, endpoint: str, method: str) -> grpc.UnaryUnaryMultiCallable:
+        """Return the function that makes a call, with bytes in and out."""
+        call = self._calls.get((endpoint, method))
+        if call is None:
+            call = self._calls[endpoint, method] = self._channel(endpoint).unary_unary(_SERVICE + method)
+        return call
+
+    def _channel(self, endpoint: str) -> grpc.Channel:
+        self._check()
+        _opened.add(self)
+        return self._channels.channel(endpoint)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise RocketMQError("this transport is closed: make a new one")
+
+    def _register(self, flight: _Flight) -> int:
+        number = next(self._numbers)
+        with self._lock:
+            self._check()
+            self._flights[number] = flight
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="rocketmq-spark-grpc", daemon=True)
+                self._thread.start()
+        return number
+
+    def _run(self) -> None:
+        try:
+            while (ended := self._ended.get()) is not None:
+                number, end, at = ended
+                flight = self._flights.get(number)
+                if flight is not None:
+                    found = end if isinstance(end, RocketMQError) else self._end_of(end, flight.endpoint, flight.doing)
+                    self._tell(number, found, at)
+        finally:
+            # Closed, or this thread failed: no more callbacks would be called.
+            with self._lock:
+                self._closed = True
+            for number, flight in tuple(self._flights.items()):
+                text = f"{flight.doing}: the transport was closed; it may have been executed"
+                self._tell(number, RemotingSendRequestException(text), self._clock())
+
+    def _tell(self, number: int, found: bytes | RocketMQError, at: float) -> None:
+        flight = self._flights.pop(number, None)
+        if flight is None:
+            return
+        if flight.permit is not None:
+            flight.permit.release()
+        reply, error = (None, found) if isinstance(found, RocketMQError) else (found, None)
+        try:
+            flight.on_answer(GrpcAnswer(reply, error, (at - flight.started) * 1000.0, flight.doing, flight.signed_by))
+        except Exception:
+            logger.exception("a callback raised")
+
+    def _end_of(self, call: grpc.Future, endpoint: str, doing: str) -> bytes | RocketMQError:
+        """Wait for a call; return its reply, or the error."""
+        code = call.code()
+        if code.name == "OK":
+            reply: bytes = call.result()
+            return reply
+        details = call.details() or ""
+        error = call_error(code.name, details, endpoint, doing, self._channels.server_name)
+        if type(error) is RemotingConnectException and any(words in details.lower() for words in _HUNG_UP):
+            try:
+                found = self._channels.explained(endpoint)
+            except Exception as exc:
+                # The failure of the call counts, even if it cannot be explained.
+                logger.debug("why %s hung up can't be told: %r", endpoint, exc)
+                found = None
+            if found is not None:
+                kind, remedy = found
+                error = kind(f"{doing}: {endpoint}: {remedy}")
+        # A traceback would show gRPC's exception with the server's text unescaped and on several lines.
+        error.__cause__ = RuntimeError(escaped(str(call.exception())))
+        return error
+
+
+def parsed(data: bytes, reply_type: type[_ReplyT], endpoint: str, doing: str, most_parts: int = _PARTS) -> _ReplyT:
+    """Return the parsed reply or command; RemotingCommandException if it is invalid, or has too many parts.
+
+    Parts are counted in replies longer than 64 KiB.
+    """
+    reply = reply_type()
+    try:
+        if len(data) > _SHORT:
+            check_parts(data, _fields_of(reply_type.DESCRIPTOR), most_parts)
+        reply.ParseFromString(data)
+    except (DecodeError, RemotingCommandException) as exc:
+        raise RemotingCommandException(
+            f"{doing}: {endpoint} answered {len(data)} bytes that are no reply: {exc}"
+        ) from exc
+    return reply
+
+
+@functools.cache
+def _fields_of(message: Descriptor) -> Mapping[int, Any]:
+    """Return the fields of a message type for `check_parts`. No type of the protocol contains itself."""
+    return {
+        field.number: _fields_of(field.message_type) if field.message_type else REPEATED if field.is_repeated else None
+        for field in message.fields
+    }
+
+
+def _named(doing: str, request_id: str) -> str:
+    return f"{doing} (request {request_id})"
+
+
+def _no_time(doing: str) -> RemotingTooMuchRequestException:
+    return RemotingTooMuchRequestException(f"{doing}: not sent, no time is left")
+
+
+def _serialize(message: ProtoMessage) -> bytes:
+    return message.SerializeToString()

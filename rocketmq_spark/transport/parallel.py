@@ -1,0 +1,129 @@
+"""Parallel calls, permits, and the choice among several servers' errors."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+from rocketmq_spark.errors import OptionError, RemotingTimeoutException, RemotingTooMuchRequestException, RocketMQError
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+
+_AT_ONCE: Final = 16
+
+
+def in_parallel(about: Iterable[K], ask: Callable[[K], T]) -> dict[K, T]:
+    """Return the result of `ask` for each key, in order; raises the exception of the first key that failed."""
+    keys = list(about)
+    if not keys:
+        return {}
+    with ThreadPoolExecutor(min(_AT_ONCE, len(keys)), "rocketmq-spark-questions") as pool:
+        return dict(zip(keys, pool.map(ask, keys), strict=True))
+
+
+_LONGEST: Final = 60.0
+
+
+def query_all(
+    about: Iterable[K], ask: Callable[[K], T], clock: Callable[[], float] = time.monotonic
+) -> dict[K, T | RocketMQError]:
+    """Return the result or the error of `ask` for each key, in order."""
+
+    gives_up = clock() + _LONGEST
+
+    def one(key: K) -> T | RocketMQError:
+        if clock() >= gives_up:
+            return RemotingTooMuchRequestException(f"not asked: the others took {_LONGEST:g} s")
+        try:
+            return ask(key)
+        except RocketMQError as exc:
+            return exc
+
+    return in_parallel(about, one)
+
+
+_E = TypeVar("_E", bound=RocketMQError)
+
+
+def most_relevant_error(last: _E | None, error: _E) -> _E:
+    """Return the error to report if all servers failed; a retriable one is preferred."""
+    return error if last is None or error.retriable else last
+
+
+class Permit:
+    """The right to have one request under way."""
+
+    __slots__ = ("_held", "_permits")
+
+    def __init__(self, permits: Permits) -> None:
+        self._permits = permits
+        self._held = True
+
+    def release(self) -> None:
+        """Give it back, from any thread; repeated calls do nothing."""
+        permits = self._permits
+        with permits.changed:
+            if self._held:
+                self._held = False
+                permits.free += 1
+                permits.changed.notify()
+
+
+class Permits:
+    """A limited number of permits.
+
+    Parameters
+    ----------
+    option : str
+        The option's name, for errors.
+
+    Attributes
+    ----------
+    free : int
+        How many can be taken now.
+
+    Raises
+    ------
+    OptionError
+        The limit is not positive.
+    """
+
+    def __init__(self, limit: int, option: str) -> None:
+        if limit < 1:
+            raise OptionError(f"{option}: {limit} is not allowed; at least 1 request must be let through")
+        self.limit = limit
+        self.option = option
+        self.free = limit
+        self.changed = threading.Condition(threading.Lock())
+
+    def take(self) -> Permit | None:
+        """Return a permit, or None if none is free."""
+        with self.changed:
+            if not self.free:
+                return None
+            self.free -= 1
+        return Permit(self)
+
+    def acquire(self, timeout: float, doing: str) -> Permit:
+        """Return a permit within `timeout` seconds.
+
+        Raises RemotingTooMuchRequestException if there is no time to wait, else RemotingTimeoutException.
+        """
+        with self.changed:
+            if not self.free and timeout <= 0:
+                raise self.exhausted(doing)
+            if not self.changed.wait_for(lambda: self.free, timeout):
+                raise RemotingTimeoutException(f"{self._text(doing)} and none came back within {timeout:g} s")
+            self.free -= 1
+        return Permit(self)
+
+    def exhausted(self, doing: str) -> RemotingTooMuchRequestException:
+        """Return the error of a request that gets no permit."""
+        return RemotingTooMuchRequestException(self._text(doing))
+
+    def _text(self, doing: str) -> str:
+        return f"{doing}: not sent, all {self.limit} permits are in use (raise {self.option}, or send less at once)"

@@ -1,0 +1,1 @@
+"""The remoting transport: one thread serves the connections to name servers and brokers."""

@@ -1,0 +1,284 @@
+"""Signed requests over the loop's connections: with a blocking wait, with a callback, or one-way.
+
+This is the edge of the remoting transport: the namespace, the signature and the permits are added here, and nothing
+below knows them. An error code of a server is an answer here. A rejected signature and GO_AWAY are retried once each,
+because the server did not execute the request.
+
+Follows NettyRemotingClient.java (invokeSync, invokeAsync, invokeOneway).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final, TypeAlias
+
+from rocketmq_spark.errors import (
+    CredentialsError,
+    RemotingConnectException,
+    RemotingTimeoutException,
+    RocketMQError,
+    UserRefusedException,
+)
+from rocketmq_spark.model.credentials import CredentialsProvider, gives_another, tell_refused
+from rocketmq_spark.model.message import Buffer
+from rocketmq_spark.protocol.remoting.codes import (
+    NAME_SERVER_REQUESTS,
+    RequestCode,
+    ResponseCode,
+    broker_error,
+    refuses_user,
+)
+from rocketmq_spark.protocol.remoting.command import FLAG_ONEWAY, RemotingCommand
+from rocketmq_spark.protocol.remoting.headers import RequestHeader, signed
+from rocketmq_spark.transport.parallel import Permits
+from rocketmq_spark.transport.remoting.connection import OnRequest
+from rocketmq_spark.transport.remoting.loop import IoLoop
+from rocketmq_spark.transport.remoting.requests import FLAG_REQUEST, Answer, OnAnswer, Request
+from rocketmq_spark.transport.tls import Secure
+
+logger = logging.getLogger("rocketmq_spark.transport")
+
+Body: TypeAlias = "Buffer | tuple[Buffer, ...]"
+
+# The loop ends every request in time. A caller waits this much longer, seconds, before it reports a failed loop.
+_GRACE: Final = 1.0
+
+
+class Signer:
+    """Adds the namespace and the signature to a request's ext fields.
+
+    Parameters
+    ----------
+    namespace_v2 : str
+        Empty for none.
+    credentials : CredentialsProvider or None
+        Asked for each request that is signed. None: requests are not signed.
+    """
+
+    def __init__(
+        self, namespace_v2: str, credentials: CredentialsProvider | None, *, sign_name_server_requests: bool
+    ) -> None:
+        self._namespace = {"nsd": "true", "ns": namespace_v2} if namespace_v2 else {}
+        self._credentials = credentials
+        self._unsigned = frozenset() if sign_name_server_requests else NAME_SERVER_REQUESTS
+
+    def apply(self, request: Request) -> None:
+        """Set the request's `sent_fields` and `signed_by`; a resend is signed again."""
+        fields = request.ext_fields
+        if self._namespace:
+            fields = {**fields, **self._namespace}
+        request.signed_by = None
+        if self._credentials is not None and request.code not in self._unsigned:
+            request.signed_by = self._credentials.credentials()
+            fields = signed(fields, request.body, request.signed_by)
+        request.sent_fields = fields
+
+    def checked(self, request: Request, answer: Answer) -> Answer:
+        """Report a rejected signature to the provider, and return the answer with the credentials in question."""
+        command = answer.command
+        if command is None or request.signed_by is None or not refuses_user(command.code, command.remark):
+            return answer
+        tell_refused(self._credentials, request.signed_by)
+        return replace(answer, refused=request.signed_by)
+
+    def can_retry(self, answer: Answer) -> bool:
+        """Return whether the server rejected the credentials, and the provider has others now."""
+        return answer.refused is not None and gives_another(self._credentials, answer.refused)
+
+    def leaves_unsigned(self, code: int) -> bool:
+        """Return whether requests of this code go unsigned although there are credentials."""
+        return self._credentials is not None and code in self._unsigned
+
+
+class RequestClient:
+    """Sends requests of any code to any address.
+
+    Parameters
+    ----------
+    clock : callable
+        Seconds, monotonic.
+    on_request : callable
+        Takes what servers ask of us; see :class:`.connection.Connection`.
+    secure : callable or None
+        Encrypts every connection.
+    async_permits, oneway_permits : int
+        Most requests in flight with a callback, and most one-way requests. Blocking calls need no permit.
+    polled : bool
+        See `IoLoop`.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        connect_timeout: float,
+        on_request: OnRequest,
+        secure: Secure | None,
+        signer: Signer,
+        async_permits: int,
+        oneway_permits: int,
+        *,
+        polled: bool,
+    ) -> None:
+        self.loop = IoLoop(clock, connect_timeout, on_request, self._on_end, secure, polled=polled)
+        self.clock = self.loop.clock
+        self._signer = signer
+        self._async_permits = Permits(async_permits, "clientAsyncSemaphoreValue")
+        self._oneway_permits = Permits(oneway_permits, "clientOnewaySemaphoreValue")
+
+    def invoke(
+        self, address: str, code: int, ext_fields: Mapping[str, str], body: Body, timeout: float
+    ) -> RemotingCommand:
+        """Send a request and return its answer, whatever its code.
+
+        `timeout` is the limit in seconds for connecting, writing and the answer together.
+
+        Raises
+        ------
+        RemotingConnectException, RemotingTooMuchRequestException
+            Nothing was sent.
+        RemotingSendRequestException, RemotingTimeoutException, RemotingCommandException
+            The server may have executed the request.
+        CredentialsError
+            The server rejected the credentials, and the provider has no others.
+        RocketMQError
+            The transport is closed or of another process, or this is a callback, whose thread would wait for itself.
+        """
+        expires = self.clock() + timeout
+        answer = self._wait(address, code, ext_fields, body, timeout, FLAG_REQUEST)
+        if self._signer.can_retry(answer) and (left := expires - self.clock()) > 0:
+            answer = self._wait(address, code, ext_fields, body, left, FLAG_REQUEST)
+        assert answer.command is not None
+        return answer.command
+
+    def invoke_async(
+        self, address: str, code: int, ext_fields: Mapping[str, str], body: Body, timeout: float, on_done: OnAnswer
+    ) -> None:
+        """Send a request and return; `on_done` is called once, on the loop's thread, and must not block.
+
+        `timeout` counts from the last byte written.
+        """
+        self.start(address, Request(code, ext_fields, _pieces(body), timeout, on_done))
+
+    def invoke_oneway(
+        self, address: str, code: int, ext_fields: Mapping[str, str], body: Body, timeout: float, remark: str = ""
+    ) -> None:
+        """Send a request that the server never answers; return when the socket has taken its last byte.
+
+        Raises what `invoke` raises, and RemotingTooMuchRequestException or RemotingTimeoutException if no permit
+        became free in time. Java 5.x only logs a failed one-way request.
+        """
+        self._wait(address, code, ext_fields, body, timeout, FLAG_ONEWAY, remark)
+
+    def call(
+        self, address: str, request: RequestHeader | RequestCode, timeout: float, doing: str, body: Body = ()
+    ) -> RemotingCommand:
+        """Send a request and return its answer if that is SUCCESS; any other code raises its error."""
+        code, fields = (request, {}) if isinstance(request, RequestCode) else (request.code, request.to_ext_fields())
+        answer = self.invoke(address, code, fields, body, timeout)
+        if answer.code == ResponseCode.SUCCESS:
+            return answer
+        error = broker_error(answer.code, answer.remark, address, doing)
+        if isinstance(error, UserRefusedException) and self._signer.leaves_unsigned(code):
+            raise UserRefusedException(
+                f"{doing}: {address} answered {error.response_code}: {error.remark} It demands signed requests, and "
+                "those to name servers are not signed by default. Set signNameServerRequests=true if nameServer is "
+                "the address of your own proxy or name server with access control",
+                *(error.response_code, error.remark, error.broker_addr),
+            ) from error
+        raise error
+
+    def start(self, address: str, request: Request) -> None:
+        """Send a request whose caller does not wait; without a free permit it fails at once."""
+        self.loop.check()
+        request.permit = self._async_permits.take()
+        if request.permit is None:
+            self.loop.refuse(request, self._async_permits.exhausted(f"{request.name} to {address}"))
+            return
+        try:
+            self.submit(address, request)
+        except CredentialsError as exc:
+            # It concerns this attempt only: the provider may have credentials for the next one.
+            self.loop.refuse(request, exc)
+        except BaseException:
+            request.permit.release()
+            raise
+
+    def submit(self, address: str, request: Request) -> None:
+        """Sign and send a request without a permit: the caller limits how many are in flight."""
+        self.loop.check()
+        # Before the connection takes the request and its lock, because signing reads the whole body.
+        self._signer.apply(request)
+        self.loop.submit(address, request)
+
+    def _on_end(self, address: str, request: Request, answer: Answer) -> None:
+        """Finish a request on the loop's thread; after GO_AWAY send it again, once, over a new connection."""
+        answer = self._signer.checked(request, answer)
+        command = answer.command
+        if command is not None and command.code == ResponseCode.GO_AWAY and request.send_again(self.clock()):
+            logger.debug("%s: go away; %s is sent again over a new connection", address, request.name)
+            try:
+                self.submit(address, request)
+                return
+            except RocketMQError as exc:
+                error = RemotingConnectException(f"{request.name} to {address}: the server said go away; {exc}")
+                error.__cause__ = exc
+                answer = Answer(None, error, answer.latency)
+        request.finish(answer)
+
+    def _wait(
+        self,
+        address: str,
+        code: int,
+        ext_fields: Mapping[str, str],
+        body: Body,
+        timeout: float,
+        flag: int,
+        remark: str = "",
+    ) -> Answer:
+        if self.loop.in_own_thread:
+            raise RocketMQError(
+                f"request {code} to {address}: a blocking call in a callback would wait for its own thread; "
+                "use invoke_async there, or another thread"
+            )
+        self.loop.check()
+        done = threading.Event()
+        answers: list[Answer] = []
+
+        def on_answer(answer: Answer) -> None:
+            answers.append(answer)
+            done.set()
+
+        expires = self.clock() + timeout
+        request = Request(
+            code, ext_fields, _pieces(body), timeout, on_answer, expires=expires, flag=flag, remark=remark
+        )
+        if flag == FLAG_ONEWAY:
+            request.permit = self._oneway_permits.acquire(timeout, f"{request.name} to {address}")
+        try:
+            self.submit(address, request)
+        except BaseException:
+            if request.permit is not None:
+                request.permit.release()
+            raise
+        while self.loop.polled and not done.is_set():
+            self.loop.poll(max(0.0, expires - self.clock()))
+        if not done.wait(timeout + _GRACE):
+            raise RemotingTimeoutException(
+                f"request {code} to {address}: the transport's thread did not end it within {timeout:g} s "
+                f"({self.loop!r})"
+            )
+        answer = answers.pop()
+        if answer.error is None:
+            return answer
+        try:
+            raise answer.error
+        finally:
+            # The error's traceback holds this frame: together with this name that would be a cycle around the body.
+            del answer
+
+
+def _pieces(body: Body) -> tuple[Buffer, ...]:
+    return body if isinstance(body, tuple) else (body,)

@@ -1,0 +1,400 @@
+"""One connection: its state, its pending requests, and the effect of each event on them.
+
+Rule 1: whoever removes a request from the table reports its outcome, so each has exactly one.
+Rule 2: only the loop's thread calls the methods, except :meth:`Connection.submit`. They return the requests that ended;
+        the loop calls the callbacks, watches the socket and closes it.
+Rule 3: the lock guards the state and the out queue, and is never held while a callback runs.
+Rule 4: a connection that breaks fails all pending requests, and each error says whether the request was sent.
+
+Follows NettyRemotingAbstract.java and NettyRemotingClient.java. Unlike there, timeouts count from the last byte
+written, and a timeout closes only a connection on which nothing arrives or a frame does not end.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import math
+import socket
+import threading
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from rocketmq_spark.errors import (
+    RemotingCommandException,
+    RemotingException,
+    RemotingSendRequestException,
+)
+from rocketmq_spark.protocol.remoting.codes import ResponseCode
+from rocketmq_spark.protocol.remoting.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand, shortened
+from rocketmq_spark.protocol.remoting.framing import FrameBuffer
+from rocketmq_spark.transport.dial import Dial
+from rocketmq_spark.transport.remoting.frames import broken, overdue
+from rocketmq_spark.transport.remoting.requests import FLAG_REQUEST, WRITTEN, Answer, Outbound, Pending, Request
+from rocketmq_spark.transport.tls import Secure
+from rocketmq_spark.transport.tls_probe import explained
+from rocketmq_spark.transport.tls_stream import TlsStream
+
+logger = logging.getLogger("rocketmq_spark.transport")
+
+
+class State(enum.Enum):
+    """The states of a connection."""
+
+    CONNECTING = "connecting"  # requests queue up
+    OPEN = "open"
+    DRAINING = "draining"  # the server said GO_AWAY: answers still come, new requests go to a new connection
+    CLOSED = "closed"
+
+
+class Event(enum.Enum):
+    """What moves a connection from state to state."""
+
+    CONNECTED = "connected"
+    GO_AWAY = "go away"
+    CLOSE = "close"
+
+
+TRANSITIONS: Final[dict[State, dict[Event, State]]] = {
+    State.CONNECTING: {Event.CONNECTED: State.OPEN, Event.CLOSE: State.CLOSED},
+    State.OPEN: {Event.GO_AWAY: State.DRAINING, Event.CLOSE: State.CLOSED},
+    State.DRAINING: {Event.GO_AWAY: State.DRAINING, Event.CLOSE: State.CLOSED},
+    State.CLOSED: {},
+}
+
+
+Completion: TypeAlias = "tuple[Request, Answer]"
+
+# Given a server's address and request, on the loop's thread; neither blocks nor raises. False refuses the request.
+OnRequest: TypeAlias = Callable[[str, RemotingCommand], bool]
+
+# Reads of one socket before the others get their turn.
+_READS_PER_EVENT: Final = 8
+
+# Seconds for one frame: the answer to a full batch at 35 kB/s. A corrupted length would swallow all later answers.
+_FRAME_TIMEOUT: Final = 30.0
+
+# How long a refusal of a broker's request may wait for the socket, seconds.
+_RESPONSE_TIMEOUT: Final = 3.0
+
+# Frames in the queue behind which no refusal is added: a server that never reads must not fill the memory.
+_MOST_UNSENT: Final = 1000
+
+# Frames in a row that match no pending request: requests of the broker, and late answers to at most 65,535 requests
+# (clientAsyncSemaphoreValue) that timed out.
+_MOST_UNASKED: Final = 100_000
+
+# Bodies up to this length are cheaper to write together with others than one by one.
+_SHORT: Final = 16 * 1024
+
+
+class Connection:
+    """The connection to one address.
+
+    Parameters
+    ----------
+    connect_timeout : float
+        For the lookup of the name and all its addresses together.
+    attend : callable
+        Makes the loop look at this connection; called from any thread.
+
+    Attributes
+    ----------
+    sock : socket or None
+    due : float
+        The loop sleeps at most until then; no deadline is earlier.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        clock: Callable[[], float],
+        connect_timeout: float,
+        attend: Callable[[Connection], None],
+        on_request: OnRequest,
+        secure: Secure | None = None,
+    ) -> None:
+        self.address = address
+        self.state = State.CONNECTING
+        self.due = clock() + connect_timeout
+        self.sock: socket.socket | None = None
+        self._clock = clock
+        self._connect_timeout = connect_timeout
+        self._attend = attend
+        self._on_server_request = on_request
+        self._dial = Dial(address, self.due, lambda: attend(self), secure=secure)
+        self._stream: socket.socket | TlsStream | None = None
+        self._lock = threading.Lock()
+        self._pending = Pending()
+        self._out = Outbound()
+        self._frames = FrameBuffer()
+        self._arrivals = 0
+        self._unasked = 0
+        self._last_progress = 0.0
+        # When the incomplete frame began.
+        self._frame_since = math.inf
+        self._blocked = False
+        self._failure: OSError | None = None
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.address} {self.state.name}, {len(self._pending)} in flight, {len(self._out)} unsent>"
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether to watch for writability; not for a queue alone, because a submitting thread may be writing it."""
+        return self._dial.wants_write if self.state is State.CONNECTING else self._blocked
+
+    @property
+    def wants_read(self) -> bool:
+        """Whether to watch for readability: answers, or the server's part of a handshake."""
+        return self.state is not State.CONNECTING or self._dial.wants_read
+
+    @property
+    def unfinished(self) -> int:
+        """Bytes of an incomplete frame."""
+        return 0 if self.state is State.CLOSED else self._frames.pending
+
+    @property
+    def drained(self) -> bool:
+        """True after GO_AWAY when nothing is pending."""
+        return self.state is State.DRAINING and not self._pending and not self._blocked and not self._out
+
+    def abandoned(self) -> list[socket.socket]:
+        """Return the sockets of failed connects, for the loop to close."""
+        sockets, self._dial.abandoned = self._dial.abandoned, []
+        return sockets
+
+    def submit(self, request: Request) -> bool:
+        """Queue a request, from any thread; False if this connection accepts no more.
+
+        An empty queue is written at once, because waking the loop costs more than the write. The loop handles failures,
+        what the socket does not accept, and short requests while others are in flight: many of them in one call.
+        """
+        done: list[Request] = []
+        with self._lock:
+            if self.state is not State.OPEN and self.state is not State.CONNECTING:
+                return False
+            self._pending.add(request)
+            self.due = min(self.due, request.deadline)
+            waits = bool(self._out)
+            self._out.push(request)
+            if self.state is State.CONNECTING or waits:
+                return True
+            self._last_progress = self._clock()
+            unfinished = len(self._pending) > 1 and request.nbytes <= _SHORT
+            if not unfinished:
+                done = self._write()
+                unfinished = self._blocked or self._failure is not None
+        for oneway in done:
+            oneway.finish(WRITTEN)
+        if unfinished:
+            self._attend(self)
+        return True
+
+    def start(self, now: float) -> list[Completion]:
+        """Start to connect."""
+        self._dial.begin(now)
+        return self._after_dial(now)
+
+    def on_attention(self, now: float) -> list[Completion]:
+        """Handle what another thread left: a finished name lookup, short requests, a failed write."""
+        if self.state is State.CONNECTING:
+            self._dial.step(now)
+            return self._after_dial(now)
+        return self._go_on(now, more=bool(self._out) and not self._blocked and self._failure is None)
+
+    def on_writable(self, now: float) -> list[Completion]:
+        """Continue the connect, or write."""
+        if self.state is State.CONNECTING:
+            self._dial.on_writable(now)
+            return self._after_dial(now)
+        return self._go_on(now, more=self._blocked)
+
+    def _go_on(self, now: float, *, more: bool) -> list[Completion]:
+        """Write if there is `more`; return what is done or failed."""
+        with self._lock:
+            done = self._write() if more and self.state is not State.CLOSED else []
+        completions = [(request, WRITTEN) for request in done]
+        if self._failure is not None and self.state is not State.CLOSED:
+            completions += self._fail(now, "writing failed", self._failure)
+        return completions
+
+    def on_readable(self, scratch: memoryview) -> list[Completion]:
+        """Read what has arrived; `scratch` is the loop's reusable buffer."""
+        if self.state is State.CONNECTING:
+            self._dial.on_readable(self._clock())
+            return self._after_dial(self._clock())
+        assert self._stream is not None
+        completions: list[Completion] = []
+        for _ in range(_READS_PER_EVENT):
+            try:
+                count = self._stream.recv_into(scratch)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError as exc:
+                return completions + self._fail(self._clock(), f"reading failed: {exc}", exc)
+            now = self._clock()
+            if not count:
+                end = ConnectionResetError("end of stream")
+                return completions + self._fail(now, "the server closed the connection", end)
+            self._arrivals += 1
+            try:
+                self._frames.feed(scratch[:count])
+                while (command := self._frames.take()) is not None:
+                    self._frame_since = math.inf
+                    self._on_command(command, now, completions)
+            except Exception as exc:
+                # Any exception: a bug of a decoder must not lose the answers decoded before.
+                what = f"the server sent bytes that are not the protocol ({shortened(str(exc))})"
+                return completions + self._fail(now, what, exc, RemotingCommandException)
+            self._frame_since = min(self._frame_since, now) if self._frames.pending else math.inf
+            if count < len(scratch):
+                break
+        return completions + self._go_on(self._clock(), more=False)
+
+    def sweep(self, now: float) -> list[Completion]:
+        """Fail overdue requests, and the connection if it is stuck or silent, or a frame does not end."""
+        if now < self.due or self.state is State.CLOSED:
+            return []
+        completions: list[Completion] = []
+        if self.state is State.CONNECTING:
+            self._dial.step(now)
+            completions = self._after_dial(now)
+        silence: float | None = None
+        with self._lock:
+            for request in self._pending.overdue(now):
+                self._pending.take(request.opaque)
+                if not request.started:
+                    self._out.discard(request)
+                elif request.written_at is not None and request.arrivals == self._arrivals:
+                    silence = round(request.timeout, 3) if request.timeout >= self._pending.longest_timeout else silence
+                error = overdue(request, self.address, len(self._pending), connecting=self.state is State.CONNECTING)
+                completions.append((request, Answer(None, error, request.latency(now))))
+            stuck = self.state is not State.CONNECTING and bool(self._out) and now >= self._stuck_at()
+            self.due = self._next_due()
+        if stuck:
+            what, cause = f"the server accepted no byte for {now - self._last_progress:.1f} s", "write stalled"
+        elif silence is not None:
+            what, cause = f"closed because nothing at all came from the server for {silence:g} s", "silent connection"
+        elif completions and now - self._frame_since >= _FRAME_TIMEOUT:
+            open_for = f"{now - self._frame_since:.0f} s"
+            what, cause = f"closed because a frame of the server has not ended for {open_for}", "unfinished frame"
+        else:
+            return completions
+        return completions + self._fail(now, what, TimeoutError(cause))
+
+    def close(self, now: float, what: str, cause: BaseException | None = None) -> list[Completion]:
+        """Fail everything."""
+        return [] if self.state is State.CLOSED else self._fail(now, what, cause)
+
+    def _fire(self, event: Event) -> None:
+        self.state = TRANSITIONS[self.state][event]
+
+    def _write(self) -> list[Request]:
+        """Write once, with the lock held; return the one-way requests that are complete."""
+        assert self._stream is not None
+        # Before the call: after it, this thread may wait for the interpreter's lock until the answer has arrived, and
+        # the latency would be zero.
+        now = self._clock()
+        try:
+            # Without pieces, a TLS stream sends what it has already encrypted.
+            sent = self._stream.sendmsg(self._out.gather() if self._out else ())
+            self._last_progress = now
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError as exc:
+            self._failure = exc
+            return []
+        done: list[Request] = []
+        for request in self._out.advance(sent):
+            request.written(now, self._arrivals)
+            if request.flag == FLAG_REQUEST:
+                self.due = min(self.due, request.deadline)
+            elif request.flag == FLAG_ONEWAY and self._pending.take(request.opaque) is not None:
+                done.append(request)
+        self._blocked = bool(self._out) or (isinstance(self._stream, TlsStream) and self._stream.unsent)
+        if self._out:
+            self.due = min(self.due, self._stuck_at())
+        return done
+
+    def _stuck_at(self) -> float:
+        return self._last_progress + self._out.head.timeout
+
+    def _next_due(self) -> float:
+        due = self._pending.due
+        if self.state is State.CONNECTING:
+            return min(due, self._dial.due)
+        return min(due, self._stuck_at()) if self._out else due
+
+    def _after_dial(self, now: float) -> list[Completion]:
+        self.sock = self._dial.sock
+        if self._dial.failed:
+            within = f" within {self._connect_timeout:g} s" if now >= self._dial.deadline else ""
+            what = f"can't connect{within} ({self._dial.reasons})"
+            return self._fail(now, what, self._dial.failures[-1][1] if self._dial.failures else None)
+        with self._lock:
+            if self._dial.connected:
+                self._stream = self._dial.stream
+                self._fire(Event.CONNECTED)
+                logger.debug("connected to %s", self.address)
+                self._last_progress = now
+            self.due = self._next_due()
+        return self._go_on(now, more=self._dial.connected and bool(self._out))
+
+    def _on_command(self, command: RemotingCommand, now: float, completions: list[Completion]) -> None:
+        self._unasked += 1
+        if self._unasked > _MOST_UNASKED:
+            raise RemotingCommandException(f"{_MOST_UNASKED} frames in a row that answer nothing")
+        if not command.is_response:
+            self._on_request(command)
+            return
+        # An answer can arrive before the sending thread has noted when it wrote; that thread holds the lock until then.
+        with self._lock:
+            request = self._pending.take(command.opaque)
+            latency = 0.0 if request is None else request.latency(now)
+        if request is None:
+            logger.debug("%s: nobody waits for opaque %d (code %d)", self.address, command.opaque, command.code)
+            return
+        self._unasked = 0
+        if command.code == ResponseCode.GO_AWAY:
+            with self._lock:
+                self._fire(Event.GO_AWAY)
+        completions.append((request, Answer(command, None, latency)))
+
+    def _on_request(self, command: RemotingCommand) -> None:
+        """Hand over a broker's request; refuse an unknown one, or drop it if the broker does not read."""
+        if self._on_server_request(self.address, command):
+            return
+        logger.debug("%s: request %d of the server dropped or refused", self.address, command.code)
+        if command.is_oneway or len(self._out) >= _MOST_UNSENT:
+            return
+        code, remark = ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f"request type {command.code} not supported"
+        answer = Request(code, {}, (), _RESPONSE_TIMEOUT, lambda _: None, flag=FLAG_RESPONSE, remark=remark)
+        answer.encode(command.opaque)
+        with self._lock:
+            waits = bool(self._out)
+            self._out.push(answer)
+            if not waits:
+                self._last_progress = self._clock()
+                self._write()
+
+    def _fail(
+        self,
+        now: float,
+        what: str,
+        cause: BaseException | None,
+        kind: type[RemotingException] = RemotingSendRequestException,
+    ) -> list[Completion]:
+        if not self._arrivals:
+            # The numeric address: looking up a name may take any time.
+            what, cause = explained(self._dial.tried or self.address, self._stream, what, cause)
+        with self._lock:
+            self._fire(Event.CLOSE)
+            waiting = self._pending.take_all()
+            self._out.clear()
+            self.due = math.inf
+        started = sum(request.started for request in waiting)
+        logger.debug("%s: %s; %d requests sent, %d not", self.address, what, started, len(waiting) - started)
+        errors = broken(waiting, self.address, what, cause, kind)
+        pairs = zip(waiting, errors, strict=True)
+        return [(request, Answer(None, error, request.latency(now))) for request, error in pairs]

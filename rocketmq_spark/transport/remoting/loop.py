@@ -1,0 +1,400 @@
+"""The one thread that serves all connections of a transport: its own, or that of a caller who polls.
+
+The thread starts with the first request. It sleeps until a socket is ready, a deadline is due or another thread wakes
+it, and serves each socket with one sendmsg and a few reads per turn. Only this thread changes the selector, closes
+sockets and calls callbacks, and never under a lock.
+
+Bounds hold over all servers: on connections, and on bytes of incomplete frames. A forked child is refused: it shares
+the sockets and the selector, and one byte or epoll_ctl of it would damage the parent's connections.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import math
+import os
+import selectors
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final, TypeAlias
+
+from rocketmq_spark.errors import RemotingConnectException, RocketMQError
+from rocketmq_spark.transport.remoting.connection import Completion, Connection, OnRequest, State
+from rocketmq_spark.transport.remoting.requests import Answer, Request
+from rocketmq_spark.transport.tls import Secure
+
+logger = logging.getLogger("rocketmq_spark.transport")
+
+# Given the address, the request and its answer, on the loop's thread.
+OnEnd: TypeAlias = Callable[[str, Request, Answer], None]
+
+_RECEIVE_BUFFER: Final = 256 * 1024
+_JOIN_TIMEOUT: Final = 5.0
+
+# The largest clusters have some hundred brokers, slaves included.
+_MOST_CONNECTIONS: Final = 2_000
+
+# Bytes of incomplete frames of all connections: 16 of the largest, and the 64 pulls that a read has in flight, of one
+# large message each. Checked only when a frame exceeds the usual length of answers.
+_MOST_UNFINISHED: Final = 256 * 1024 * 1024
+_LONG_FRAME: Final = 1024 * 1024
+
+
+class PolledClock:
+    """A clock that runs only during polls: answers that arrive in between wait in the socket, and must not expire."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._now = clock()
+        # By how much `clock` is ahead of this clock; None between two polls.
+        self._ahead: float | None = None
+
+    def __call__(self) -> float:
+        """Return the time in seconds."""
+        return self._now if self._ahead is None else self._clock() - self._ahead
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Let the time pass."""
+        self._ahead = self._clock() - self._now
+        try:
+            yield
+        finally:
+            self._now, self._ahead = self(), None
+
+
+class IoLoop:
+    """Connections by address, and the thread that moves their bytes.
+
+    Parameters
+    ----------
+    on_end : callable
+        Takes every request that ends on a connection; it calls `Request.finish`, or submits the request again.
+    polled : bool, default False
+        It has no thread of its own: one other thread submits everything and calls `poll`. For many small answers the
+        hand-over between two threads costs more than the answers.
+
+    Attributes
+    ----------
+    clock : callable
+        The clock of all deadlines; that of a polled loop runs only during `poll`.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        connect_timeout: float,
+        on_request: OnRequest,
+        on_end: OnEnd,
+        secure: Secure | None = None,
+        *,
+        polled: bool = False,
+    ) -> None:
+        self._pausing = PolledClock(clock) if polled else None
+        self.clock = self._pausing or clock
+        self._connect_timeout = connect_timeout
+        self._on_request = on_request
+        self._secure = secure
+        self._on_end = on_end
+        self.polled = polled
+        self._polling = False
+        self._poller: int | None = None
+        self._scratch = memoryview(b"")
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._by_address: dict[str, Connection] = {}
+        self.closed = False
+        self._cause: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._selector: selectors.BaseSelector | None = None
+        self._waker: socket.socket | None = None
+        self._wakee: socket.socket | None = None
+        self._woken = False
+        self._attention: deque[Connection] = deque()
+        self._refused: deque[Completion] = deque()
+        # Used by the thread only: its connections (draining ones too), and what it watches of each.
+        self._adopted: dict[Connection, tuple[socket.socket, int] | None] = {}
+        # Until when the thread sleeps: -inf while awake, +inf while it decides. An earlier deadline must wake it.
+        self._sleeping_until = -math.inf
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "not started" if self._thread is None else "running"
+        return f"<IoLoop {state}, {list(self._by_address.values())}>"
+
+    @property
+    def in_own_thread(self) -> bool:
+        """True in the loop's own thread, which must not wait for an answer."""
+        if self.polled:
+            return self._polling
+        return self._thread is not None and self._thread.ident == threading.get_ident()
+
+    def check(self) -> None:
+        """Raise RocketMQError after `close`, and in any process but the one that made this transport."""
+        if os.getpid() != self._pid:
+            raise RocketMQError(
+                f"this transport was made in process {self._pid} and can't be used in process {os.getpid()}: "
+                "make one after the fork"
+            )
+        if self.closed:
+            why = "is closed" if self._cause is None else f"failed ({self._cause!r})"
+            raise RocketMQError(f"this transport {why}: make a new one") from self._cause
+
+    def submit(self, address: str, request: Request) -> None:
+        """Send a request over the connection to `address`, opening it if there is none. From any thread."""
+        self.check()
+        connection, fresh = self._by_address.get(address), False
+        if connection is None and len(self._by_address) >= _MOST_CONNECTIONS:
+            text = f"connecting to {address}: {_MOST_CONNECTIONS} connections are open already; does nameServer name "
+            self.refuse(request, RemotingConnectException(f"{text}a name server of yours? Nothing was sent"))
+            return
+        try:
+            while connection is None or not connection.submit(request):
+                connection, fresh = self._connection(address)
+        finally:
+            # Only now, so that a connect that fails at once finds its request waiting. Also if the request could not
+            # be encoded, because others may wait on the connection meanwhile.
+            if fresh and connection is not None:
+                self._attend(connection)
+        if connection.due < self._sleeping_until:
+            self._wake()
+
+    def refuse(self, request: Request, error: RocketMQError) -> None:
+        """End a request that was not submitted, on the loop's thread like all others. From any thread."""
+        # Before the lock, too: in a forked child its holder may not exist.
+        self.check()
+        with self._lock:
+            self.check()
+            self._start()
+            self._refused.append((request, Answer(None, error, 0.0)))
+        self._wake()
+
+    def close(self) -> None:
+        """Fail everything in flight, close every socket, end the thread. Idempotent."""
+        if os.getpid() != self._pid:
+            self._drop_inherited()
+            return
+        with self._lock:
+            self.closed = True
+            thread = self._thread
+        if self.polled:
+            self._shut_down(None)
+        if thread is not None and not self.in_own_thread:
+            self._wake()
+            thread.join(_JOIN_TIMEOUT)
+
+    def poll(self, timeout: float) -> None:
+        """Move bytes and call callbacks in the calling thread; wait at most `timeout` seconds for the first event."""
+        self.check()
+        if self._pausing is None:
+            raise RocketMQError("this transport has a thread of its own, and is not to be polled")
+        with self._lock:
+            self._start()
+        self._polling = True
+        try:
+            with self._pausing.running():
+                # What was submitted since is written first: its submission woke no thread.
+                self._look_at_all()
+                self._turn(timeout)
+        except BaseException as exc:
+            self._shut_down(exc)
+            raise
+        finally:
+            self._polling = False
+
+    def _drop_inherited(self) -> None:
+        # No lock: its holder may exist in the parent only. Closing descriptors leaves the parent's connections alone.
+        self.closed = True
+        for connection in [*self._adopted, *self._by_address.values()]:
+            if connection.sock is not None:
+                connection.sock.close()
+        self._by_address.clear()
+        self._release()
+
+    def _connection(self, address: str) -> tuple[Connection, bool]:
+        with self._lock:
+            self.check()
+            connection = self._by_address.get(address)
+            if connection is not None and connection.state in (State.CONNECTING, State.OPEN):
+                return connection, False
+            self._start()
+            connection = Connection(
+                address, self.clock, self._connect_timeout, self._attend, self._on_request, self._secure
+            )
+            self._by_address[address] = connection
+            return connection, True
+
+    def _start(self) -> None:
+        if self._selector is not None:
+            return
+        self._selector = selectors.DefaultSelector()
+        self._waker, self._wakee = socket.socketpair()
+        self._waker.setblocking(False)
+        self._wakee.setblocking(False)
+        self._selector.register(self._wakee, selectors.EVENT_READ)
+        self._scratch = memoryview(bytearray(_RECEIVE_BUFFER))
+        if self.polled:
+            self._poller = threading.get_ident()
+            return
+        thread = threading.Thread(target=self._run, name="rocketmq-spark-transport", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as exc:
+            self._release()
+            raise RocketMQError(
+                f"starting the transport's thread: {exc}; raise the process limits (ulimit -u, the container's pids)"
+            ) from exc
+        self._thread = thread
+
+    def _attend(self, connection: Connection) -> None:
+        self._attention.append(connection)
+        self._wake()
+
+    def _wake(self) -> None:
+        # One byte until the thread has seen it. A polling thread is awake while it submits; others (a lookup) wake it.
+        if self._woken or self._waker is None or (self.polled and threading.get_ident() == self._poller):
+            return
+        self._woken = True
+        # Full (then it wakes anyway), or closed because the thread has ended.
+        with contextlib.suppress(OSError):
+            self._waker.send(b"\0")
+
+    def _run(self) -> None:
+        cause: BaseException | None = None
+        try:
+            while not self.closed:
+                self._turn()
+        except BaseException as exc:
+            cause = exc
+            logger.critical("the transport's thread failed; everything in flight fails with it", exc_info=True)
+        finally:
+            self._shut_down(cause)
+
+    def _turn(self, timeout: float = math.inf) -> None:
+        assert self._selector is not None
+        self._sleeping_until = math.inf
+        due = min((connection.due for connection in self._adopted), default=math.inf)
+        self._sleeping_until = due
+        wait = min(timeout, max(0.0, due - self.clock()))
+        ready = self._selector.select(None if wait == math.inf else wait)
+        self._sleeping_until = -math.inf
+        for key, mask in ready:
+            if key.data is None:
+                self._drain_wakes()
+            else:
+                self._serve(key.data, mask)
+        self._look_at_all()
+        self._finish_refused()
+        # After reading: an answer that came while this thread was delayed must still count.
+        now = self.clock()
+        for connection in [one for one in self._adopted if one.due <= now]:
+            self._guarded(connection, functools.partial(connection.sweep, now))
+
+    def _look_at_all(self) -> None:
+        while self._attention:
+            self._look_at(self._attention.popleft())
+
+    def _finish_refused(self) -> None:
+        # Only those of this moment: a callback that retries at once must not keep this thread here.
+        for _ in range(len(self._refused)):
+            request, answer = self._refused.popleft()
+            request.finish(answer)
+
+    def _drain_wakes(self) -> None:
+        assert self._wakee is not None
+        with contextlib.suppress(BlockingIOError):
+            self._wakee.recv(64)
+        # Cleared last. Otherwise the read could take the byte of a newer wake and leave its mark set, and no thread
+        # would wake this one again. Work that was added while the mark was set is done after this line.
+        self._woken = False
+
+    def _serve(self, connection: Connection, mask: int) -> None:
+        steps: list[Callable[[], list[Completion]]] = []
+        if mask & selectors.EVENT_READ:
+            steps.append(lambda: connection.on_readable(self._scratch))
+        if mask & selectors.EVENT_WRITE:
+            steps.append(lambda: connection.on_writable(self.clock()))
+        self._guarded(connection, *steps)
+
+    def _look_at(self, connection: Connection) -> None:
+        if connection in self._adopted:
+            self._guarded(connection, lambda: connection.on_attention(self.clock()))
+        elif connection.state is State.CONNECTING:
+            self._adopted[connection] = None
+            self._guarded(connection, lambda: connection.start(self.clock()))
+
+    def _guarded(self, connection: Connection, *steps: Callable[[], list[Completion]]) -> None:
+        """Do some work for one connection; an exception closes that connection, not all of them."""
+        completions: list[Completion] = []
+        try:
+            for step in steps:
+                completions += step()
+        except Exception as exc:
+            logger.exception("%r: serving it failed", connection)
+            completions += connection.close(self.clock(), "serving the connection failed", exc)
+        self._settle(connection, completions)
+
+    def _settle(self, connection: Connection, completions: list[Completion]) -> None:
+        """Update the selector and the tables for a connection, then report what ended on it."""
+        now = self.clock()
+        if connection.drained:
+            completions += connection.close(now, "drained")
+        if connection.unfinished > _LONG_FRAME:
+            unfinished = sum(one.unfinished for one in self._adopted)
+            if unfinished > _MOST_UNFINISHED:
+                what = f"closed because unfinished frames of all servers hold {unfinished} bytes"
+                completions += connection.close(now, what, MemoryError("too much is unfinished"))
+        if connection.state is State.DRAINING or connection.state is State.CLOSED:
+            with self._lock:
+                if self._by_address.get(connection.address) is connection:
+                    del self._by_address[connection.address]
+        try:
+            self._watch(connection)
+        finally:
+            # Even if the selector fails: these have left the tables, so nothing else would report them.
+            for request, answer in completions:
+                self._on_end(connection.address, request, answer)
+
+    def _watch(self, connection: Connection) -> None:
+        assert self._selector is not None
+        closed = connection.state is State.CLOSED
+        mask = selectors.EVENT_WRITE * connection.wants_write | selectors.EVENT_READ * connection.wants_read
+        wanted = None if connection.sock is None or closed else (connection.sock, mask)
+        watched = self._adopted.get(connection)
+        if wanted != watched:
+            if watched is not None:
+                self._selector.unregister(watched[0])
+            if wanted is not None:
+                self._selector.register(wanted[0], wanted[1], connection)
+            self._adopted[connection] = wanted
+        for sock in connection.abandoned():
+            sock.close()
+        if closed:
+            self._adopted.pop(connection, None)
+            if connection.sock is not None:
+                connection.sock.close()
+                connection.sock = None
+
+    def _shut_down(self, cause: BaseException | None) -> None:
+        with self._lock:
+            self._cause = cause
+            self.closed = True
+            connections = dict.fromkeys([*self._adopted, *self._by_address.values()])
+            self._by_address.clear()
+        for connection in connections:
+            what = "the transport was closed" if cause is None else f"the transport's thread failed ({cause!r})"
+            try:
+                self._settle(connection, connection.close(self.clock(), what, cause))
+            except Exception:
+                # A connection that fails to close must not keep the others from failing their requests.
+                logger.exception("%r: closing it failed", connection)
+        self._finish_refused()
+        self._release()
+
+    def _release(self) -> None:
+        for resource in (self._selector, self._waker, self._wakee):
+            if resource is not None:
+                resource.close()

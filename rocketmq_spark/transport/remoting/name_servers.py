@@ -1,0 +1,220 @@
+"""Questions to the name servers of one transport: routes, topics, brokers.
+
+A question goes to one name server after the other until one answers. Follows MQClientAPIImpl.java.
+"""
+
+from __future__ import annotations
+
+import random as random_module
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from rocketmq_spark.errors import (
+    MQBrokerException,
+    MQClientException,
+    NoBrokersException,
+    OptionError,
+    RemotingConnectException,
+    RemotingException,
+    RemotingTimeoutException,
+    RemotingTlsException,
+    RequestNotSupportedException,
+    RocketMQError,
+    TopicRouteStaleException,
+)
+from rocketmq_spark.model.route import TopicRouteData, parse_address
+from rocketmq_spark.protocol.remoting.codes import NO_NAME_SERVER, RequestCode, code_name
+from rocketmq_spark.protocol.remoting.headers import GetRouteInfoRequestHeader
+from rocketmq_spark.protocol.remoting.route import (
+    ClusterInfo,
+    decode_cluster_info,
+    decode_topic_list,
+    decode_topic_route,
+)
+from rocketmq_spark.transport.parallel import most_relevant_error
+from rocketmq_spark.transport.remoting.client import RequestClient
+
+_CHECK: Final = (
+    "check nameServer: it is the addresses of name servers, with port 9876 unless set, not of brokers or proxies; and "
+    "that they run, and can be reached from here"
+)
+
+_T = TypeVar("_T")
+
+
+class NameServers:
+    """The name servers of one transport.
+
+    Parameters
+    ----------
+    addresses : sequence of str
+        ``host:port`` each.
+    random : random.Random
+        Draws the one to start with.
+
+    Raises
+    ------
+    OptionError
+        An address is not ``host:port``.
+    """
+
+    def __init__(self, client: RequestClient, addresses: Sequence[str], random: random_module.Random) -> None:
+        for address in addresses:
+            try:
+                parse_address(address)
+            except ValueError as exc:
+                raise OptionError(f"nameServer: {exc}") from exc
+        self.addresses = tuple(dict.fromkeys(addresses))
+        self._client = client
+        self._preferred = random.randrange(len(self.addresses)) if self.addresses else 0
+
+    def query_route(self, topic: str, timeout: float) -> TopicRouteData:
+        """Return a topic's route; `timeout` bounds all name servers together.
+
+        Raises
+        ------
+        MQClientException
+            There is no name server (code 10004).
+        NoBrokersException
+            The name servers that answered know neither the topic nor any broker.
+        TopicRouteStaleException
+            None that answered knows the topic; the text names them and those that did not answer.
+        MQBrokerException
+            One rejected the request; or one is not ready, and none of the others knows the topic.
+        RemotingException
+            None answered; the text names each and why.
+        """
+        deadline = self._client.clock() + timeout
+        try:
+            return self._first_route(topic, timeout)
+        except TopicRouteStaleException as exc:
+            asked = exc.broker_addr
+            if not self._know_no_broker(asked.split(", "), deadline):
+                raise
+            others = silence(exc, self.addresses)
+            raise NoBrokersException(
+                f"looking up the route of topic {topic}: {asked} answers, and knows no broker{others}: start one with "
+                f"namesrvAddr={asked.replace(', ', ';')}, or look why those there do not register; one that has just "
+                "started takes a moment",
+                exc.response_code,
+                exc.remark,
+                asked,
+            ) from exc
+
+    def _first_route(self, topic: str, timeout: float) -> TopicRouteData:
+        addresses, clock = self.addresses, self._client.clock
+        if not addresses:
+            raise MQClientException(
+                f"looking up the route of topic {topic}: no name server is set; set the option nameServer",
+                NO_NAME_SERVER,
+            )
+        deadline = clock() + timeout
+        start, failures = self._preferred, []
+        unknown: list[TopicRouteStaleException] = []
+        last: RemotingException | None = None
+        busy: MQBrokerException | None = None
+        for turn in range(len(addresses)):
+            index = (start + turn) % len(addresses)
+            share = (deadline - clock()) / (len(addresses) - turn)
+            if share <= 0:
+                failures.append(f"{addresses[index]}: not asked, no time was left")
+                continue
+            try:
+                route = self.route_at(addresses[index], topic, share)
+            except TopicRouteStaleException as exc:
+                if not unknown:
+                    # As long as none knows the topic, prefer one that answers.
+                    self._preferred = index
+                unknown.append(exc)
+            except MQBrokerException as exc:
+                if not exc.retriable:
+                    self._preferred = index
+                    raise
+                failures.append(f"{addresses[index]}: {exc}")
+                busy = exc
+            except RemotingException as exc:
+                failures.append(f"{addresses[index]}: {exc}")
+                last = most_relevant_error(last, exc)
+            else:
+                self._preferred = index
+                return route
+        if unknown and busy is None:
+            raise _unknown_topic(topic, unknown, failures) from unknown[0]
+        failures += [f"{exc.broker_addr}: {exc}" for exc in unknown]
+        within = f" within {round(timeout, 3):g} s" if clock() >= deadline else ""
+        text = f"no name server gave the route of topic {topic}{within}: {'; '.join(failures)}"
+        if last is None or last.retriable:
+            # A permanent error already says what to change.
+            text += f" ({_CHECK})"
+        if busy is not None:
+            raise type(busy)(text, busy.response_code, busy.remark, busy.broker_addr) from busy
+        kind = RemotingTimeoutException if last is None else type(last)
+        raise kind(text) from last
+
+    def _know_no_broker(self, addresses: Sequence[str], deadline: float) -> bool:
+        try:
+            return not any(self.cluster_info_at(one, deadline - self._client.clock()).brokers for one in addresses)
+        except RocketMQError:
+            # Best effort: proxies do not support this request.
+            return False
+
+    def route_at(self, address: str, topic: str, timeout: float) -> TopicRouteData:
+        """Ask one name server for a topic's route (GET_ROUTEINFO_BY_TOPIC)."""
+        doing = f"looking up the route of topic {topic}"
+        command = self._client.call(address, GetRouteInfoRequestHeader(topic=topic), timeout, doing)
+        return decode_topic_route(bytes(command.body))
+
+    def topics(self, timeout: float) -> frozenset[str]:
+        """Return the names of all topics (GET_ALL_TOPIC_LIST_FROM_NAMESERVER)."""
+        doing = "listing all topics"
+
+        def ask(address: str) -> frozenset[str]:
+            code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
+            return decode_topic_list(bytes(self._client.call(address, code, timeout, doing).body))
+
+        return self._first_answer(doing, ask)
+
+    def cluster_info(self, timeout: float) -> ClusterInfo:
+        """Return all brokers and their clusters."""
+        return self._first_answer("listing all brokers", lambda address: self.cluster_info_at(address, timeout))
+
+    def cluster_info_at(self, address: str, timeout: float) -> ClusterInfo:
+        """Ask one name server for all brokers and their clusters (GET_BROKER_CLUSTER_INFO)."""
+        command = self._client.call(address, RequestCode.GET_BROKER_CLUSTER_INFO, timeout, "listing all brokers")
+        return decode_cluster_info(bytes(command.body))
+
+    def _first_answer(self, doing: str, ask: Callable[[str], _T]) -> _T:
+        failures = []
+        last: RemotingException | None = None
+        for address in self.addresses:
+            try:
+                return ask(address)
+            except RequestNotSupportedException as exc:
+                raise MQClientException(
+                    f"{doing}: {address} is no name server: it answers as a broker or a proxy does; give the addresses "
+                    "of name servers (port 9876, unless they were given another one)"
+                ) from exc
+            except RemotingException as exc:
+                failures.append(f"{address}: {exc}")
+                last = most_relevant_error(last, exc)
+        kind = type(last) if isinstance(last, RemotingTlsException) else RemotingConnectException
+        raise kind(f"{doing}: no name server answers: {'; '.join(failures)}") from last
+
+
+def silence(exc: TopicRouteStaleException, name_servers: Sequence[str]) -> str:
+    """Return a clause that names the name servers without an answer, for an unknown topic; "" if all answered."""
+    answering = exc.broker_addr.split(", ")
+    silent = ", ".join(one for one in name_servers if one not in answering)
+    return f", while {silent} did not answer" if silent else ""
+
+
+def _unknown_topic(
+    topic: str, unknown: Sequence[TopicRouteStaleException], failures: Sequence[str]
+) -> TopicRouteStaleException:
+    asked, code = ", ".join(exc.broker_addr for exc in unknown), unknown[0].response_code
+    # After the first line servers link to their documentation of errors.
+    remark = unknown[0].remark.partition("\n")[0] or "(no remark)"
+    silent = f"; without an answer: {'; '.join(failures)}" if failures else ""
+    text = f"looking up the route of topic {topic}: {asked} answered {code} {code_name(code)}: {remark}{silent}"
+    hint = "create the topic, or check its name and the nameServer option"
+    return TopicRouteStaleException(f"{text} ({hint})", code, f"{asked}: {remark}{silent}", asked)

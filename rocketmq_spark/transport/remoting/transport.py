@@ -1,0 +1,388 @@
+"""The remoting protocol over TCP: one connection per name server and broker, many requests in flight on each.
+
+Turns the interfaces of :mod:`..base` into requests, and answers into outcomes. Follows MQClientAPIImpl.java.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import random as random_module
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final, NoReturn
+
+from rocketmq_spark.errors import (
+    BrokerOutcomeUnknownException,
+    MQBrokerException,
+    MQClientException,
+    RemotingCommandException,
+    RemotingSendRequestException,
+)
+from rocketmq_spark.model.credentials import CredentialsProvider
+from rocketmq_spark.model.message import MessageQueue, SendRequest
+from rocketmq_spark.model.message_ext import MessageExt, PullOutcome, PullRequest
+from rocketmq_spark.model.route import TopicRouteData
+from rocketmq_spark.model.send_result import EndTransaction, RecallMessage, ending
+from rocketmq_spark.protocol.remoting import headers
+from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode, broker_error
+from rocketmq_spark.protocol.remoting.command import RemotingCommand
+from rocketmq_spark.protocol.remoting.records import decode_records
+from rocketmq_spark.protocol.remoting.response_headers import EarliestMsgStoreTimeResponseHeader, OffsetResponseHeader
+from rocketmq_spark.protocol.remoting.route import (
+    ClusterInfo,
+    decode_consumer_list,
+    decode_properties,
+    decode_runtime_info,
+)
+from rocketmq_spark.protocol.remoting.topic_config import TopicConfig, decode_all_topic_attributes, decode_topic_config
+from rocketmq_spark.transport.base import OnCheckTransaction, OnEnd, OnOutcome, OnPulled
+from rocketmq_spark.transport.remoting.client import RequestClient, Signer
+from rocketmq_spark.transport.remoting.frames import (
+    end_transaction_fields,
+    head_of,
+    outcome_of,
+    pull_fields,
+    pull_outcome_of,
+    transaction_check_of,
+)
+from rocketmq_spark.transport.remoting.name_servers import NameServers
+from rocketmq_spark.transport.remoting.requests import Answer, Request
+from rocketmq_spark.transport.tls import TlsSettings
+
+logger = logging.getLogger("rocketmq_spark.transport")
+
+# What a broker answers about a group without consumers (ConsumerManageProcessor.getConsumerListByGroup), and what a
+# proxy answers because of a bug (ConsumerManagerActivity.getConsumerListByGroup).
+_NO_CONSUMER: Final = ("no consumer for this group", "consumerGroupInfo", "NullPointerException")
+
+
+class RemotingTransport:
+    """Implements `Transport` and `ReadTransport` of :mod:`..base` for RocketMQ 4.x and 5.x.
+
+    It belongs to the process that made it: after a fork every method but :meth:`close` raises.
+
+    Parameters
+    ----------
+    name_servers : sequence of str
+        ``host:port`` each, or a 5.x proxy's remoting port. May be empty if no route is requested.
+    connect_timeout : float, default 3.0
+        Seconds for one connect: the name lookup, all its addresses and TLS handshakes together.
+    sign_name_server_requests : bool, default False
+        Also sign requests to name servers. RocketMQ's own know no users; a proxy with access control does.
+    namespace_v2 : str, default ""
+        Namespace that every request carries for a 5.x cluster; names stay as they are.
+    client_async_semaphore_value, client_oneway_semaphore_value : int, default 65535
+        Most requests in flight with a callback, and most one-way requests. The next one with a callback fails at once
+        with RemotingTooMuchRequestException; the next one-way request waits within its timeout.
+    polled : bool, default False
+        It has no thread: the one thread that uses it calls `poll`, and `poll` calls all callbacks.
+
+    Attributes
+    ----------
+    client : RequestClient
+        Sends requests of any code.
+    name_servers : NameServers
+        Answers questions about the cluster.
+
+    Raises
+    ------
+    OptionError
+        A name server that is not ``host:port``, a limit below 1, or an unusable file of `tls`.
+    """
+
+    def __init__(
+        self,
+        name_servers: Sequence[str],
+        *,
+        connect_timeout: float = 3.0,
+        credentials: CredentialsProvider | None = None,
+        sign_name_server_requests: bool = False,
+        namespace_v2: str = "",
+        tls: TlsSettings | None = None,
+        random: random_module.Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        client_async_semaphore_value: int = 65_535,
+        client_oneway_semaphore_value: int = 65_535,
+        polled: bool = False,
+    ) -> None:
+        self.client = RequestClient(
+            clock,
+            connect_timeout,
+            self._on_request,
+            None if tls is None else tls.secure(),
+            Signer(namespace_v2, credentials, sign_name_server_requests=sign_name_server_requests),
+            client_async_semaphore_value,
+            client_oneway_semaphore_value,
+            polled=polled,
+        )
+        self.name_servers = NameServers(self.client, name_servers, random or random_module.Random())
+        self.on_check_transaction: OnCheckTransaction | None = None
+        self._checks_work = True
+
+    def __repr__(self) -> str:
+        return f"<RemotingTransport name_servers={';'.join(self.name_servers.addresses)} {self.client.loop!r}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a RemotingTransport holds sockets and can't be pickled: pickle its options, and make it there")
+
+    def __enter__(self) -> RemotingTransport:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """The clock of its timeouts, in seconds; that of a polled transport runs only during `poll`."""
+        return self.client.clock
+
+    @property
+    def closed(self) -> bool:
+        """True after `close`, or when its thread has failed."""
+        return self.client.loop.closed
+
+    def close(self) -> None:
+        """Close every connection and end the thread; what is in flight fails. Idempotent."""
+        self.client.loop.close()
+
+    def send(self, request: SendRequest, timeout: float, on_outcome: OnOutcome, *, within: float = math.inf) -> None:
+        """Start one attempt (SEND_MESSAGE_V2, or SEND_BATCH_MESSAGE); see `Sends.send`.
+
+        Raises MQClientException if the frame would be longer than 16 MiB; `on_outcome` is not called then.
+        """
+        queue, rows, address = request.queue, request.batch.rows, request.address
+
+        def on_answer(answer: Answer) -> None:
+            on_outcome(outcome_of(queue, rows, address, answer))
+
+        code, ext_fields = head_of(request)
+        expires = self.clock() + within
+        self.client.start(address, Request(code, ext_fields, request.batch.body, timeout, on_answer, expires=expires))
+
+    def send_oneway(self, request: SendRequest, timeout: float) -> None:
+        """Send without an acknowledgement; see `Transport.send_oneway`."""
+        code, ext_fields = head_of(request)
+        try:
+            self.client.invoke_oneway(request.address, code, ext_fields, request.batch.body, timeout)
+        except (RemotingSendRequestException, RemotingCommandException) as exc:
+            logger.warning("oneway send of %d rows to %s: %s", request.batch.rows, request.queue, exc)
+
+    def heart_beat(self, address: str, client_id: str, producer_groups: Collection[str], timeout: float) -> None:
+        """Register producer groups at a broker, or keep them registered (HEART_BEAT)."""
+        body = headers.heart_beat_body(client_id, producer_groups)
+        self.client.call(address, RequestCode.HEART_BEAT, timeout, f"heart-beat of {client_id}", body)
+
+    def unregister_client(self, address: str, client_id: str, producer_group: str, timeout: float) -> None:
+        """Remove a producer group from a broker (UNREGISTER_CLIENT)."""
+        header = headers.UnregisterClientRequestHeader(client_id=client_id, producer_group=producer_group)
+        self.client.call(address, header, timeout, f"unregistering {producer_group} of {client_id}")
+
+    def probe(self, queue: MessageQueue, address: str, timeout: float) -> None:
+        """Request the queue's max offset, as Java's detector does."""
+        self.max_offset(queue, address, timeout)
+
+    def query_route(self, topic: str, timeout: float) -> TopicRouteData:
+        """Return a topic's route; see `NameServers.query_route`."""
+        return self.name_servers.query_route(topic, timeout)
+
+    def topics(self, timeout: float) -> frozenset[str]:
+        """Return the names of all topics."""
+        return self.name_servers.topics(timeout)
+
+    def cluster_info(self, timeout: float) -> ClusterInfo:
+        """Return all brokers and their clusters."""
+        return self.name_servers.cluster_info(timeout)
+
+    def max_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
+        """Return the offset that the queue's next message will get (GET_MAX_OFFSET); 0 for an unknown queue."""
+        return self._offset(headers.GetMaxOffsetRequestHeader(**_place(queue)), queue, address, timeout)
+
+    def min_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
+        """Return the offset of the oldest message still in the queue (GET_MIN_OFFSET); 0 for an unknown queue."""
+        return self._offset(headers.GetMinOffsetRequestHeader(**_place(queue)), queue, address, timeout)
+
+    def search_offset(self, queue: MessageQueue, timestamp_ms: int, address: str, timeout: float) -> int:
+        """Return the first offset stored at or after a time (SEARCH_OFFSET_BY_TIMESTAMP); 0 for an empty queue."""
+        header = headers.SearchOffsetRequestHeader(**_place(queue), timestamp=timestamp_ms)
+        return self._offset(header, queue, address, timeout)
+
+    def _offset(self, header: headers.RequestHeader, queue: MessageQueue, address: str, timeout: float) -> int:
+        command = self.client.call(address, header, timeout, f"{header.code.name} of {queue}")
+        return OffsetResponseHeader.from_ext_fields(command.ext_fields).offset
+
+    def earliest_msg_store_time(self, queue: MessageQueue, address: str, timeout: float) -> int:
+        """Return when the queue's oldest message was stored (GET_EARLIEST_MSG_STORETIME); not over a proxy."""
+        header = headers.GetEarliestMsgStoreTimeRequestHeader(**_place(queue))
+        command = self.client.call(address, header, timeout, f"{header.code.name} of {queue}")
+        return EarliestMsgStoreTimeResponseHeader.from_ext_fields(command.ext_fields).timestamp
+
+    def view_message(self, address: str, physical_offset: int, timeout: float, *, topic: str = "") -> MessageExt:
+        """Return the message at a commit-log offset (VIEW_MESSAGE_BY_ID); see `Admin.view_message`."""
+        header = headers.ViewMessageRequestHeader(offset=physical_offset, topic=topic or None)
+        doing = f"viewing the message at commit-log offset {physical_offset}"
+        try:
+            records = decode_records(self.client.call(address, header, timeout, doing).body)
+        except (BrokerOutcomeUnknownException, RemotingCommandException) as exc:
+            # SYSTEM_ERROR with one of several remarks, or bytes from the middle of a record.
+            raise MQClientException(f"{doing}: {address} has no message that begins there ({exc})") from exc
+        if [record.physical_offset for record in records] != [physical_offset]:
+            raise MQClientException(f"{doing}: {address} has no message that begins there")
+        return records[0]
+
+    def pull(self, request: PullRequest, timeout: float, on_pulled: OnPulled) -> None:
+        """Start one PULL_MESSAGE; see `Pulls.pull`. It needs no permit: readers have windows of their own."""
+        queue, address = request.target.queue, request.address
+
+        def on_answer(answer: Answer) -> None:
+            on_pulled(pull_outcome_of(queue, address, answer))
+
+        code, within = RequestCode.PULL_MESSAGE, timeout + request.suspend_ms / 1000
+        expires = self.clock() + within
+        self.client.submit(address, Request(code, pull_fields(request), (), within, on_answer, expires=expires))
+
+    def pull_now(self, request: PullRequest, timeout: float) -> PullOutcome:
+        """Send one PULL_MESSAGE and wait for its answer; see `Pulls.pull_now`."""
+        command = self.client.invoke(request.address, RequestCode.PULL_MESSAGE, pull_fields(request), (), timeout)
+        return pull_outcome_of(request.target.queue, request.address, Answer(command, None, 0.0))
+
+    def poll(self, timeout: float) -> None:
+        """Send, receive and call back for at most `timeout` seconds; see `Pulls.poll`."""
+        self.client.loop.poll(timeout)
+
+    def register_consumer(self, client_id: str, group: str, address: str, timeout: float) -> None:
+        """Register a client as a reader of a group (HEART_BEAT); the broker creates an unknown group."""
+        body = headers.heart_beat_body(client_id, consumer_groups=[group])
+        self.client.call(
+            address, RequestCode.HEART_BEAT, timeout, f"heart-beat of {client_id} for the group {group}", body
+        )
+
+    def consumers(self, group: str, address: str, timeout: float) -> tuple[str, ...]:
+        """Return the client ids that a broker knows in a group (GET_CONSUMER_LIST_BY_GROUP)."""
+        header = headers.GetConsumerListByGroupRequestHeader(consumer_group=group)
+        try:
+            answer = self.client.call(address, header, timeout, f"asking who reads for the group {group}")
+        except MQBrokerException as exc:
+            if exc.response_code == ResponseCode.SYSTEM_ERROR and any(words in exc.remark for words in _NO_CONSUMER):
+                return ()
+            raise
+        return decode_consumer_list(bytes(answer.body))
+
+    def update_consumer_offset(
+        self, queue: MessageQueue, group: str, offset: int, address: str, timeout: float
+    ) -> None:
+        """Commit a group's offset at a broker (UPDATE_CONSUMER_OFFSET)."""
+        header = headers.UpdateConsumerOffsetRequestHeader(consumer_group=group, commit_offset=offset, **_place(queue))
+        doing = f"committing offset {offset} of {queue} for the group {group}"
+        self.client.call(address, header, timeout, doing)
+
+    def check_filter(
+        self, address: str, topic: str, group: str, expression: str, expression_type: str, timeout: float
+    ) -> None:
+        """Have a broker parse a filter (CHECK_CLIENT_CONFIG): a pull with an invalid filter returns every message."""
+        subscription = {"topic": topic, "subString": expression, "expressionType": expression_type}
+        body = json.dumps({"clientId": group, "group": group, "subscriptionData": subscription}).encode()
+        self.client.call(address, RequestCode.CHECK_CLIENT_CONFIG, timeout, f"checking {expression!r}", body)
+
+    def end_transaction(self, address: str, request: EndTransaction, timeout: float, on_end: OnEnd) -> None:
+        """Start to commit or roll back a half message (END_TRANSACTION); see `Transactions.end_transaction`.
+
+        A 5.5.0 proxy answers with success and does nothing, because it does not know half messages that it got over
+        remoting. Over it, only the answer to a check has an effect.
+        """
+        doing = ending(request)
+
+        def on_answer(answer: Answer) -> None:
+            error = answer.error
+            if answer.command is not None and answer.command.code != ResponseCode.SUCCESS:
+                error = broker_error(answer.command.code, answer.command.remark, address, doing)
+            on_end(error)
+
+        code, fields, expires = RequestCode.END_TRANSACTION, end_transaction_fields(request), self.clock() + timeout
+        sent = Request(code, fields, (), timeout, on_answer, expires=expires, remark=request.remark)
+        self.client.start(address, sent)
+
+    def end_transaction_oneway(self, address: str, request: EndTransaction, timeout: float) -> None:
+        """Send END_TRANSACTION without waiting for an answer; see `Transactions.end_transaction_oneway`."""
+        fields = end_transaction_fields(request)
+        self.client.invoke_oneway(address, RequestCode.END_TRANSACTION, fields, (), timeout, request.remark)
+
+    def recall_message(self, address: str, request: RecallMessage, timeout: float) -> str:
+        """Take a delayed message back (RECALL_MESSAGE), and return its id."""
+        header = headers.RecallMessageRequestHeader(**asdict(request))
+        doing = f"recalling a message of topic {request.topic} from {request.broker_name}"
+        command = self.client.call(address, header, timeout, doing)
+        return command.ext_fields.get("msgId", "")
+
+    def _on_request(self, address: str, command: RemotingCommand) -> bool:
+        """Hand over a check of a transaction, on the loop's thread; False for any other request."""
+        on_check = self.on_check_transaction
+        if command.code != RequestCode.CHECK_TRANSACTION_STATE or on_check is None:
+            return False
+        try:
+            on_check(transaction_check_of(address, command))
+            self._checks_work = True
+        except Exception:
+            # A bad check or handler must not fail the connection. A broker may send any number of them, so the
+            # traceback is logged once, until a good one comes.
+            level = logging.ERROR if self._checks_work else logging.DEBUG
+            self._checks_work = False
+            what = "%s: a check of a transaction was not taken; the broker will ask again"
+            logger.log(level, what, address, exc_info=level > logging.DEBUG)
+        return True
+
+    def topic_config(self, address: str, topic: str, timeout: float) -> TopicConfig:
+        """Return a topic's configuration on one broker (GET_TOPIC_CONFIG); proxies do not support this request."""
+        doing = f"looking up the configuration of topic {topic}"
+        command = self.client.call(address, headers.GetTopicConfigRequestHeader(topic=topic), timeout, doing)
+        return decode_topic_config(bytes(command.body))
+
+    def all_topic_attributes(self, address: str, timeout: float) -> Mapping[str, Mapping[str, str] | None]:
+        """Return the attributes of all topics of a broker (GET_ALL_TOPIC_CONFIG); None for brokers before 5.0."""
+        doing = "looking up the types of a broker's topics"
+        command = self.client.call(address, RequestCode.GET_ALL_TOPIC_CONFIG, timeout, doing)
+        return decode_all_topic_attributes(bytes(command.body))
+
+    def runtime_info(self, address: str, timeout: float) -> Mapping[str, str]:
+        """Return a broker's metrics by name (GET_BROKER_RUNTIME_INFO)."""
+        doing = "asking a broker for its figures"
+        command = self.client.call(address, RequestCode.GET_BROKER_RUNTIME_INFO, timeout, doing)
+        return decode_runtime_info(bytes(command.body))
+
+    def broker_config(self, address: str, timeout: float) -> Mapping[str, str]:
+        """Return a broker's settings by name (GET_BROKER_CONFIG); they may include secrets."""
+        doing = "asking a broker for its settings"
+        command = self.client.call(address, RequestCode.GET_BROKER_CONFIG, timeout, doing)
+        return decode_properties(bytes(command.body))
+
+    def create_topic(
+        self,
+        address: str,
+        topic: str,
+        queue_nums: int,
+        perm: int,
+        timeout: float,
+        *,
+        read_queue_nums: int | None = None,
+        topic_sys_flag: int = 0,
+        order: bool = False,
+        attributes: str = "",
+    ) -> None:
+        """Create or overwrite a topic on one broker (UPDATE_AND_CREATE_TOPIC); not over a proxy."""
+        header = headers.CreateTopicRequestHeader(
+            topic=topic,
+            read_queue_nums=queue_nums if read_queue_nums is None else read_queue_nums,
+            write_queue_nums=queue_nums,
+            perm=perm,
+            topic_sys_flag=topic_sys_flag,
+            order=order,
+            attributes=attributes,
+        )
+        self.client.call(address, header, timeout, f"creating topic {topic}")
+
+
+def _place(queue: MessageQueue) -> dict[str, Any]:
+    """Return the fields that name a queue in a request header."""
+    return {"topic": queue.topic, "queue_id": queue.queue_id, "broker_name": queue.broker_name}

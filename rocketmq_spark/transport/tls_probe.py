@@ -1,0 +1,194 @@
+"""Finds out by fresh connections whether a server speaks TLS, and what kind of server listens at an address.
+
+A server that closes a connection without an answer does not say why. Without these connections, a wrong `useTls` would
+look like a broken server and be retried. A verdict needs a server that answers on one kind of connection and hangs up
+on the other every time. So a slow server, one that stops, or a balancer before one that is down gets no verdict.
+
+The probes send only a greeting and do not verify certificates. Each blocks for up to half a second, so they run after
+failures only. Results are kept for ten seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import socket
+import ssl
+import time
+from collections.abc import Callable, Hashable, Iterator
+from typing import Final, Generic, TypeVar
+
+from rocketmq_spark.model.route import parse_address
+from rocketmq_spark.protocol.remoting.command import RemotingCommand, encode_head
+from rocketmq_spark.protocol.tls import (
+    DEMANDS_TLS,
+    SPEAKS_NO_TLS,
+    CertificateError,
+    DisagreementError,
+    HandshakeError,
+)
+from rocketmq_spark.transport.tls_stream import TlsStream
+
+_TIMEOUT: Final = 0.5
+_HOLDS: Final = 10.0
+H2: Final = "h2"
+
+# Every remoting server answers a request of an unknown code.
+REMOTING_HELLO: Final = bytes(encode_head(RemotingCommand(code=0, opaque=0), 0))
+# The HTTP/2 preface and an empty SETTINGS frame (RFC 9113, sections 3.4 and 6.5).
+HTTP2_HELLO: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+
+T = TypeVar("T")
+
+
+class Remembered(Generic[T]):
+    """Results by server, kept for ten seconds."""
+
+    def __init__(self) -> None:
+        # When each was found.
+        self._found: dict[Hashable, tuple[float, T]] = {}
+
+    def get(self, key: Hashable, find: Callable[[], T]) -> T:
+        """Return the result for `key`, from `find` if there is none of the last ten seconds."""
+        held = self._found.get(key)
+        if held is None or time.monotonic() > held[0] + _HOLDS:
+            found = find()
+            held = self._found[key] = (time.monotonic(), found)
+        return held[1]
+
+
+_remembered: Final[Remembered[str | None]] = Remembered()
+
+
+def disagreement(address: str, hello: bytes, *, over_tls: bool) -> str | None:
+    """Return what to change for a server that hung up, None if TLS is not the cause.
+
+    Parameters
+    ----------
+    hello : bytes
+        A greeting that the server answers without TLS.
+    over_tls : bool
+        Whether the connection that ended used TLS.
+    """
+    return _remembered.get((address, over_tls), lambda: _tried(address, hello, over_tls=over_tls))
+
+
+def explained(
+    address: str, stream: socket.socket | TlsStream | None, what: str, cause: BaseException | None
+) -> tuple[str, BaseException | None]:
+    """Add a wrong `useTls` or a rejected certificate to the reason why a remoting connection without answers ended.
+
+    `stream` is None if the connection never opened.
+    """
+    if isinstance(stream, TlsStream):
+        refusal = stream.last_words() if isinstance(cause, OSError) else None
+        return (what, cause) if refusal is None else (f"{what}: {refusal}", refusal)
+    hung_up = isinstance(cause, ConnectionError) and not isinstance(cause, CertificateError | DisagreementError)
+    shaking = isinstance(cause, HandshakeError)
+    # A failed connect is no hang-up.
+    if not hung_up or not (shaking or stream is not None):
+        return what, cause
+    remedy = disagreement(address, REMOTING_HELLO, over_tls=shaking)
+    return (what, cause) if remedy is None else (f"{what}: {remedy}", DisagreementError(remedy))
+
+
+def _tried(address: str, hello: bytes, *, over_tls: bool) -> str | None:
+    host, port = parse_address(address)
+    if over_tls:
+        talks_plainly = bool(answer(host, port, hello, _TIMEOUT))
+        return SPEAKS_NO_TLS if talks_plainly and tls_protocol(host, port, _TIMEOUT) is None else None
+    # Twice: a server that was down and is up again answers the second time.
+    for _ in range(2):
+        if answer(host, port, hello, _TIMEOUT) != b"" or tls_protocol(host, port, _TIMEOUT) is None:
+            return None
+    return DEMANDS_TLS
+
+
+def answer(host: str, port: int, hello: bytes, timeout: float) -> bytes | None:
+    """Return the first bytes of the answer, b"" if the server hangs up, None if it is silent or unreachable."""
+    try:
+        with socket.create_connection((host, port), timeout) as sock:
+            try:
+                sock.sendall(hello)
+                return sock.recv(64)
+            except ConnectionError:
+                return b""
+    except OSError:
+        return None
+
+
+@contextlib.contextmanager
+def secured(
+    host: str, port: int, context: ssl.SSLContext, timeout: float, server_name: str | None = None
+) -> Iterator[ssl.SSLSocket]:
+    """Connect and do the handshake; raises OSError, of which ``SSLError`` is one."""
+    with (
+        socket.create_connection((host, port), timeout) as sock,
+        context.wrap_socket(sock, server_hostname=server_name or host) as secure,
+    ):
+        yield secure
+
+
+def unchecked(context: ssl.SSLContext) -> ssl.SSLContext:
+    """Make a context accept every certificate and offer HTTP/2; return it."""
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols([H2])
+    return context
+
+
+def tls_protocol(host: str, port: int, timeout: float) -> str | None:
+    """Return the protocol that a TLS server chose (ALPN), "" if none, None if it does not speak TLS."""
+    context = unchecked(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+    # As for real connections: results for older versions depend on the OpenSSL release.
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        with secured(host, port, context, timeout) as secure:
+            return secure.selected_alpn_protocol() or ""
+    except ssl.SSLError as exc:
+        # Only a server that speaks TLS sends an alert.
+        return "" if "ALERT" in (exc.reason or "") else None
+    except OSError:
+        return None
+
+
+_SETTINGS: Final = 4
+_TYPE_AT: Final = 3
+_HTTP_HELLO: Final = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+_TRIES: Final = 4
+
+
+class Listener(enum.Enum):
+    """What listens at an address, in words that complete "at this address ..."."""
+
+    UNKNOWN_HOST = "the host's name is unknown here"
+    NOBODY = "nobody listens"
+    SILENT = "nobody answers: the host is down, or a firewall drops what is sent there"
+    GRPC = "a gRPC server listens, as on a proxy's port 8081"
+    HTTP = "an HTTP server listens"
+    TLS = "a server listens that wants TLS"
+    OTHER = "something listens that does not answer as a RocketMQ server does"
+
+
+def who_listens(address: str, timeout: float) -> Listener:
+    """Return what listens at ``host:port``, within `timeout` seconds."""
+    share = timeout / _TRIES
+    try:
+        host, port = parse_address(address)
+        socket.create_connection((host, port), share).close()
+    except (socket.gaierror, ValueError):
+        # A UnicodeError is a ValueError: "a..b" or a name that is too long is no host name.
+        return Listener.UNKNOWN_HOST
+    except ConnectionRefusedError:
+        return Listener.NOBODY
+    except OSError:
+        return Listener.SILENT
+    said = answer(host, port, HTTP2_HELLO, share) or b""
+    if said[_TYPE_AT : _TYPE_AT + 1] == bytes([_SETTINGS]):
+        return Listener.GRPC
+    if said.startswith(b"HTTP/") or (answer(host, port, _HTTP_HELLO, share) or b"").startswith(b"HTTP/"):
+        return Listener.HTTP
+    protocol = tls_protocol(host, port, share)
+    if protocol is None:
+        return Listener.OTHER
+    return Listener.GRPC if protocol == "h2" else Listener.TLS

@@ -1,0 +1,283 @@
+"""One cluster for all processes of a test run: the first that needs it starts it, and stops it when nobody else does.
+
+Servers cost more than most of the tests that use them, so a run has them once and not once for each of its processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from rocketmq_spark.admin import Admin
+from rocketmq_spark.cluster import Broker, LocalCluster
+from rocketmq_spark.cluster.jars import server_jars
+from rocketmq_spark.cluster.probe import Probe
+from rocketmq_spark.cluster.process import find_java
+from rocketmq_spark.cluster.security import client_options
+from rocketmq_spark.errors import ClusterError, RocketMQError
+from rocketmq_spark.model.credentials import Credentials
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from rocketmq_spark.transport.tls import TlsSettings
+from tests.support.processes import PATIENCE, SERIAL_GC, wait_for
+
+# A broker gives 32 messages at a time to whoever reads; a test reads tens of thousands.
+QUICK_READS = {"maxTransferCountOnMessageInMemory": 2000, "maxTransferBytesOnMessageInMemory": 2 << 20}
+# Nobody kills these: what a flush of the timer wheel makes safe, 37 MB each time, is safe as it is.
+SHARED_BROKERS = {**QUICK_READS, "timerFlushIntervalMs": 3_600_000}
+
+
+def unavailable(exc: ClusterError) -> NoReturn:
+    """Skip a test whose servers can't run here, and fail it in CI: the one place where this is decided."""
+    if os.environ.get("CI"):
+        pytest.fail(f"no local cluster: {exc}")
+    pytest.skip(f"no local cluster: {exc}")
+
+
+@contextlib.contextmanager
+def started(own: LocalCluster) -> Iterator[LocalCluster]:
+    """Run servers of a test's own."""
+    try:
+        own.start()
+    except ClusterError as exc:
+        unavailable(exc)
+    try:
+        yield own
+    finally:
+        own.stop()
+
+
+@dataclass(frozen=True)
+class SharedServer:
+    """A broker, or the proxy."""
+
+    name: str
+    address: str
+    log: str
+
+
+@dataclass(frozen=True)
+class SharedCluster:
+    """What tests need to know of a cluster; they neither stop nor pause anything of it."""
+
+    name_server: str
+    brokers: tuple[SharedServer, ...]
+    proxy: SharedServer
+    endpoints: str
+    options: dict[str, str]
+
+    @property
+    def admin(self) -> Credentials | None:
+        """Who may do anything, where there is access control."""
+        if "accessKey" not in self.options:
+            return None
+        secret_file = self.options["secretKey"].removeprefix("file:")
+        return Credentials(self.options["accessKey"], Path(secret_file).read_text())
+
+    @property
+    def tls(self) -> TlsSettings | None:
+        """Whom to trust, where connections are encrypted."""
+        return TlsSettings(self.options["tlsCaFile"]) if "useTls" in self.options else None
+
+    @property
+    def transport_settings(self) -> dict[str, Any]:
+        """What a transport takes to do anything."""
+        return {"credentials": self.admin, "tls": self.tls}
+
+    @property
+    def admin_settings(self) -> dict[str, Any]:
+        """What `Admin` and a producer take to do anything."""
+        return {name: value for name, value in client_options(self.options).items() if name != "name_server"}
+
+    @classmethod
+    def of(cls, cluster: LocalCluster) -> SharedCluster:
+        assert cluster.proxy is not None
+        brokers = tuple(SharedServer(broker.name, broker.address, str(broker.log)) for broker in cluster.brokers)
+        proxy = SharedServer(cluster.proxy.name, cluster.proxy.address, str(cluster.proxy.log))
+        return cls(cluster.name_server, brokers, proxy, cluster.endpoints, cluster.options)
+
+    @classmethod
+    def read(cls, path: Path) -> SharedCluster:
+        facts = json.loads(path.read_text())
+        brokers = tuple(SharedServer(**broker) for broker in facts.pop("brokers"))
+        return cls(brokers=brokers, proxy=SharedServer(**facts.pop("proxy")), **facts)
+
+
+@contextlib.contextmanager
+def shared(
+    folder: Path, make: Callable[[], LocalCluster], prepare: Callable[[LocalCluster], None] | None = None
+) -> Iterator[SharedCluster]:
+    """Yield the cluster of a run, with a proxy in it.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        The same for all processes of the run.
+    make : callable
+        Returns the cluster, not started yet.
+    prepare : callable, optional
+        Called with the cluster once it has started.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    facts, own = folder / "cluster.json", None
+    # A lock goes with its process, however that ends.
+    with (folder / "lock").open("w") as lock, (folder / "users").open("w") as users:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not facts.exists():
+            own = make()
+            own.start()
+            if prepare is not None:
+                prepare(own)
+            facts.write_text(json.dumps(asdict(SharedCluster.of(own))))
+        fcntl.flock(users, fcntl.LOCK_SH)
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        try:
+            yield SharedCluster.read(facts)
+        finally:
+            if own is not None:
+                # Whoever comes from now on starts another one; whoever is here already is waited for.
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                fcntl.flock(users, fcntl.LOCK_EX)
+                facts.unlink()
+                own.stop()
+
+
+class Slave:
+    """A slave that follows its master once it is started.
+
+    Parameters
+    ----------
+    cluster : LocalCluster
+    topic : str
+        The topic that it is to have; its master has it.
+    properties : str or int
+        Properties in which it must equal its master, such as ``mappedFileSizeCommitLog``.
+    """
+
+    def __init__(self, cluster: LocalCluster, topic: str, **properties: str | int) -> None:
+        self._master = cluster.brokers[0]
+        self._topic = topic
+        self._transport = RemotingTransport([cluster.name_server])
+        role = {"brokerRole": "SLAVE", "brokerId": 1, "slaveReadEnable": "true"}
+        given = {"brokerName": self._master.name, **QUICK_READS, **role, **properties}
+        assert cluster._site is not None
+        self.broker = Broker(cluster._site, "slave", {name: str(value) for name, value in given.items()})
+        # A slave asks its master for topics a minute after its start.
+        shutil.copytree(self._master.folder / "store" / "config", self.broker.folder / "store" / "config")
+
+    def launch(self) -> None:
+        """Return when the name server knows it. It begins with the file that its master is at."""
+        self.broker.start()
+        wait_for(self._is_known)
+
+    def start(self) -> None:
+        """Return when it follows its master: it will have all messages from now on."""
+        self.launch()
+        wait_for(lambda: self._has(self._master.name, 1))
+
+    def catch_up(self) -> None:
+        """Return when it has all of the topic."""
+        wait_for(lambda: self._has(self._topic, 2))
+
+    def end(self) -> None:
+        """Leave nothing of it."""
+        self._transport.close()
+        self.broker.kill()
+        self.broker.remove_all_but_logs()
+
+    def _has(self, topic: str, queues: int) -> bool:
+        def ends(address: str) -> list[int]:
+            of_it = [MessageQueue(topic, self._master.name, number) for number in range(queues)]
+            return [self._transport.max_offset(queue, address, 5.0) for queue in of_it]
+
+        return ends(self.broker.address) == ends(self._master.address)
+
+    def _is_known(self) -> bool:
+        with contextlib.suppress(RocketMQError):
+            # That makes it register at once.
+            set_config(self.broker, brokerPermission=6)
+            route = self._transport.query_route(self._topic, 5.0)
+            return any(self.broker.address in data.broker_addrs.values() for data in route.broker_datas)
+        return False
+
+
+USER = Credentials("spark-user", "user-hush-hush", "token-token")
+"""May publish to ``allowed-...``, read ``readable-...`` as the source does, and nothing else."""
+
+MARKED = Credentials("marked", "password-7f3c9e51-must-not-show", "token-7f3c9e51-must-not-show")
+"""May do the same; what is secret of this user is like nothing else, so that it is found wherever it shows."""
+
+ANYBODY = Credentials("anybody", "anybody-hush-hush")
+"""May send to all topics and read them, in any group."""
+
+
+def secured_cluster() -> LocalCluster:
+    """Return one broker and a proxy, not started yet; the proxy hangs up on whoever is idle for 2 seconds."""
+    return LocalCluster(proxy={"grpcClientIdleTimeMills": 2000}, auth=True, tls=True, start_timeout=PATIENCE)
+
+
+def add_users(cluster: LocalCluster) -> None:
+    """Have a cluster that runs know them."""
+    for user in (USER, MARKED):
+        cluster.create_user(
+            user.access_key,
+            user.secret_key,
+            publish=["allowed-*"],
+            subscribe=["readable-*"],
+            groups=["spark-rocketmq-source"],
+        )
+    cluster.create_user(ANYBODY.access_key, ANYBODY.secret_key, publish=["*"], subscribe=["*"], groups=["*"])
+
+
+def create_topic(
+    cluster: LocalCluster | SharedCluster, topic: str, message_type: str, queues: int = 2, *, inner: bool = False
+) -> str:
+    """Create a topic on all brokers of a cluster, and return its name once the name server knows it of each.
+
+    A proxy creates no topic, and remembers for a while that it has not found one. To an `inner` one, a batch can be
+    stored as one unit.
+    """
+    settings = cluster.admin_settings if isinstance(cluster, SharedCluster) else {}
+    with Admin(cluster.name_server, **settings, timeout=PATIENCE) as admin:
+        admin.create_topic(topic, queues, message_type=message_type, inner=inner, update=True)
+    return topic
+
+
+def mqadmin(folder: Path, *arguments: str) -> str:
+    """Run ``mqadmin``, and return what it prints; what it writes goes below a folder."""
+    classpath = os.pathsep.join(map(str, server_jars(find_java)))
+    folders = [f"-Duser.home={folder}", f"-Djava.io.tmpdir={folder}"]
+    command = [str(find_java()), SERIAL_GC, *folders, "-cp", classpath]
+    command += ["org.apache.rocketmq.tools.command.MQAdminStartup", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE, cwd=folder)
+    return done.stdout
+
+
+def set_config(broker: Broker, **properties: object) -> None:
+    """Change properties of a broker that runs."""
+    Probe(timeout=5.0).configure(broker.address, properties)
+
+
+def heal(cluster: LocalCluster) -> None:
+    """Have every server run again, and the name server know all brokers."""
+    name_server = cluster.servers[0]
+    for server in cluster.servers:
+        if server.is_alive:
+            server.resume()
+    if not name_server.is_alive:
+        name_server.restart()
+    for broker in cluster.brokers:
+        if not broker.is_alive:
+            broker.restart()
+        broker.await_ready(time.monotonic() + PATIENCE)

@@ -1,0 +1,275 @@
+"""Processes that tests start, look for and expect to be gone."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any, Final
+
+import psutil
+import pyspark
+import pytest
+
+from rocketmq_spark.cluster.process import ServerProcess, Watchdog
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def processes() -> dict[int, int]:
+    """Return the parents of all processes that run, by their ids."""
+    # Nobody may wait for orphans that have ended.
+    return {
+        process.pid: process.info["ppid"]
+        for process in psutil.process_iter(["ppid", "status"])
+        if process.info["status"] != psutil.STATUS_ZOMBIE
+    }
+
+
+def descendants(pid: int) -> set[int]:
+    """Return the ids of all processes below one."""
+    parents, found, new = processes(), set[int](), {pid}
+    while new:
+        new = {child for child, parent in parents.items() if parent in new}
+        found |= new
+    return found
+
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+SPARK_HOME = Path(pyspark.__file__).parent
+
+# JVMs on a busy machine.
+_WITHIN = 200.0
+_MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
+
+
+class StandaloneCluster:
+    """A master and workers of one core each.
+
+    Parameters
+    ----------
+    folder : Path
+        For logs, and for what applications leave.
+    workers : int, default 2
+    """
+
+    def __init__(self, folder: Path, workers: int = 2) -> None:
+        self._folder = folder
+        self._watchdog = Watchdog()
+        self._submissions: list[Submission] = []
+        self._master = self._process("master", ["master.Master", "--host", "127.0.0.1", "--port", "0"])
+        self._master.start()
+        try:
+            self.url = self._await_master()
+            self.workers = [
+                self._process(
+                    f"worker-{number}",
+                    ["worker.Worker", "--host", f"127.0.0.{number}", "--cores", "1", "--memory", "1g"],
+                    ["--work-dir", str(folder / f"work-{number}"), self.url],
+                )
+                for number in range(1, workers + 1)
+            ]
+            for worker in self.workers:
+                worker.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def __enter__(self) -> StandaloneCluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End everything, drivers that still run first; executors go with their workers."""
+        for submission in self._submissions:
+            submission.kill()
+        processes = [*getattr(self, "workers", ()), self._master]
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait_stopped(20.0)
+        self._watchdog.release()
+
+    def submit(
+        self,
+        program: str,
+        arguments: Mapping[str, Any],
+        *options: str,
+        conf: Mapping[str, str] | None = None,
+        python: str = sys.executable,
+        folder: Path | None = None,
+    ) -> Submission:
+        """Start a program of ``tests/programs`` as a driver on this machine.
+
+        Parameters
+        ----------
+        program : str
+        arguments : mapping
+            Its only argument, as JSON.
+        *options : str
+            Of ``spark-submit``.
+        conf : mapping of str to str, optional
+        python : str
+            What driver and executors run.
+        folder : Path, optional
+            Where the driver runs.
+        """
+        settings = {
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.memory": "512m",
+            "spark.executor.memory": "512m",
+            "spark.executor.extraJavaOptions": SERIAL_GC,
+            "spark.ui.enabled": "false",
+            **(conf or {}),
+        }
+        command = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", self.url, *options]
+        for name, value in settings.items():
+            command += ["--conf", f"{name}={value}"]
+        command += [str(PROGRAMS / f"{program}.py"), json.dumps(arguments)]
+        self._submissions.append(Submission(command, _environment(python), folder or self._folder))
+        return self._submissions[-1]
+
+    def executors(self) -> list[int]:
+        """Return the ids of the executors' processes."""
+        pids = {worker.pid for worker in self.workers}
+        return [pid for pid, parent in processes().items() if parent in pids]
+
+    def _process(self, name: str, *arguments: Sequence[str]) -> ServerProcess:
+        folder = self._folder / name
+        folder.mkdir(parents=True)
+        (main, *rest), *more = arguments
+        command = ["/bin/bash", str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{main}"]
+        command += ["--webui-port", "0", *rest, *(argument for part in more for argument in part)]
+        return ServerProcess(name, command, folder, _environment(sys.executable), self._watchdog)
+
+    def _await_master(self) -> str:
+        deadline = time.monotonic() + _WITHIN
+        while True:
+            assert self._master.is_alive, self._master.why()
+            found = _MASTER.search(self._master.console.read_text(errors="replace"))
+            if found is not None:
+                return found[1]
+            assert time.monotonic() < deadline, self._master.console
+            time.sleep(0.1)
+
+
+class Submission:
+    """A driver that runs.
+
+    Parameters
+    ----------
+    command : sequence of str
+    environ : mapping of str to str
+    folder : Path
+        Where it runs; what it prints is there, too.
+    """
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str], folder: Path) -> None:
+        self._folder = folder
+        with self._printed("out", "wb") as out, self._printed("err", "wb") as err:
+            # A session of its own: the driver is a JVM and a Python process, and both must be killed at once.
+            self._process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    def result(self, within: float = _WITHIN) -> Any:
+        """Wait for its end, and return what its last line says."""
+        try:
+            code = self._process.wait(within)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"the driver has not ended within {within:g} s:\n{self._tail()}") from None
+        assert code == 0, self._tail()
+        with self._printed("out", "rb") as out:
+            return json.loads(out.read().decode().splitlines()[-1])
+
+    def kill(self) -> None:
+        """End it at once, without a chance to say good-bye."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def _printed(self, name: str, mode: str) -> IO[bytes]:
+        return (self._folder / f"driver.{name}").open(mode)
+
+    def _tail(self) -> str:
+        # Spark's log is on one, and what Python says, errors included, on the other.
+        with self._printed("out", "rb") as out, self._printed("err", "rb") as err:
+            return "\n".join(file.read().decode(errors="replace")[-3000:] for file in (err, out))
+
+
+def _environment(python: str) -> dict[str, str]:
+    kept = {
+        name: os.environ[name]
+        for name in ("PATH", "JAVA_HOME", "JDK_JAVA_OPTIONS", "HOME", "LANG", "TMPDIR")
+        if name in os.environ
+    }
+    return {
+        **kept,
+        "SPARK_HOME": str(SPARK_HOME),
+        "SPARK_DAEMON_MEMORY": "256m",
+        **dict.fromkeys(("SPARK_DAEMON_JAVA_OPTS", "SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"), SERIAL_GC),
+        "PYSPARK_PYTHON": python,
+    }
+
+
+# The serial collector halves what a JVM takes to start.
+SERIAL_GC = "-XX:+UseSerialGC"
+
+# What hangs ends by this, seconds. A machine with a fifth of the usual speed, and other tests beside, fails no test.
+PATIENCE = 600.0
+
+
+def wait_for(condition: Callable[[], bool], within: float = PATIENCE) -> None:
+    """Return once a condition holds; nothing that tests wait for takes longer than `within` seconds."""
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, f"not so after {within:g} s"
+        time.sleep(0.05)
+
+
+PYSPARK: Final = tuple(map(int, version("pyspark").split(".")[:2]))
+NEEDS_LIMITS: Final = pytest.mark.skipif(PYSPARK < (4, 2), reason="PySpark 4.2 and newer limit micro-batches")
+
+
+def at_most(rows: int) -> dict[str, Any]:
+    """Return what limits a micro-batch, where PySpark can."""
+    return {"maxOffsetsPerTrigger": rows} if PYSPARK >= (4, 2) else {}
+
+
+def with_jvm(builder: SparkSession.Builder) -> SparkSession:
+    """Start Spark; it forks for its JVM, and gRPC, while it takes itself down after a test, lets a fork crash."""
+    from pyspark.errors import PySparkRuntimeError
+
+    for _ in range(5):
+        with warnings.catch_warnings():
+            # Spark does not close the pipe to a JVM that did not start: it goes with the error, or by the collector.
+            warnings.simplefilter("ignore", ResourceWarning)
+            with contextlib.suppress(PySparkRuntimeError):
+                return builder.getOrCreate()
+            gc.collect()
+        time.sleep(2)
+    return builder.getOrCreate()

@@ -1,0 +1,123 @@
+"""Rows for reads, numbered through, and what came out of a stream."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from rocketmq_spark.producer.producer import Producer
+from tests.support.processes import wait_for
+from tests.support.writes import messages_in
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class Feed:
+    """Sends the next rows, with their numbers as keys and bodies; returns when they can be read.
+
+    Parameters
+    ----------
+    producer : Producer
+    name_server : str
+    topic : str
+
+    Attributes
+    ----------
+    sent : int
+        Rows so far.
+    """
+
+    def __init__(self, producer: Producer, name_server: str, topic: str) -> None:
+        self._producer = producer
+        self._name_server = name_server
+        self._topic = topic
+        self.sent = 0
+
+    def __call__(
+        self,
+        rows: int,
+        *,
+        topic: str | None = None,
+        to: tuple[str, int] | None = None,
+        nbytes: int = 20,
+        awaited: bool = True,
+        **options: Any,
+    ) -> list[str]:
+        """Send so many rows of so many bytes to a topic, by turns or `to` one broker's queue; return their keys.
+
+        Without a name server nobody can tell what can be read: it is not `awaited` then. `options` are the sink's.
+        """
+        where = topic or self._topic
+        numbers = range(self.sent, self.sent + rows)
+        self.sent += rows
+        keys = [f"k{number}" for number in numbers]
+        columns: dict[str, Iterable[object]] = {"body": [f"{n}".ljust(nbytes, ".") for n in numbers], "keys": keys}
+        if to is not None:
+            columns |= {"brokerName": [to[0]] * rows, "queueId": pa.array([to[1]] * rows, pa.int32())}
+            options["queueSelector"] = "column"
+        before = messages_in(self._name_server, where) if awaited else 0
+        self._producer.send_arrow(pa.table(columns), where, **options)
+        if awaited:
+            wait_for(lambda: messages_in(self._name_server, where) >= before + rows)
+        return keys
+
+
+class Kept:
+    """What the micro-batches of a query brought, in a process that lives on: for `foreachBatch`."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[tuple[str, str, int]]] = []
+        self.then: Callable[[int], object] = lambda _: None
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        rows = batch.select("keys", "brokerName", "queueId").collect()
+        if rows:
+            self.batches.append([tuple(row) for row in rows])
+        self.then(batch_id)
+
+    @property
+    def keys(self) -> Counter[str]:
+        return Counter(key for batch in self.batches for key, _, _ in batch)
+
+
+def once(keys: Iterable[str]) -> Counter[str]:
+    """What is to come out."""
+    return Counter(dict.fromkeys(keys, 1))
+
+
+def start(spark: SparkSession, topic: str, checkpoint: Path, **options: str) -> StreamingQuery:
+    """Start a query that sends the numbers from 0 on, 2,000 a second, in two partitions; `options` are the sink's."""
+    rates = spark.readStream.format("rate").option("rowsPerSecond", 2000).option("numPartitions", 2).load()
+    return (
+        rates.selectExpr("cast(value as string) as body", "concat('k', value) as keys")
+        .writeStream.format("rocketmq")
+        .options(topic=topic, checkpointLocation=str(checkpoint), **options)
+        .trigger(processingTime="500 milliseconds")
+        .start()
+    )
+
+
+def numbers(spark: SparkSession, rows: int, partitions: int = 2) -> DataFrame:
+    """Return a stream whose every micro-batch has the next `rows` numbers as `value`, however often it is read."""
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows)
+    return source.option("numPartitions", partitions).load().select("value")
+
+
+def run_until(query: StreamingQuery, batches: int) -> int:
+    """Wait for so many more micro-batches with rows, stop the query, and return the rows it reports."""
+
+    def has_run() -> bool:
+        assert query.exception() is None
+        return sum(progress.numInputRows > 0 for progress in query.recentProgress) >= batches
+
+    wait_for(has_run)
+    rows = sum(progress.numInputRows for progress in query.recentProgress)
+    query.stop()
+    return rows

@@ -1,0 +1,222 @@
+"""The transports against servers of the tests: each with one topic, `orders`, and a server that plays `Reply`s."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta, timezone
+from typing import ClassVar
+
+import pytest
+
+from rocketmq_spark.cluster import certificates
+from rocketmq_spark.cluster.certificates import Certificate
+from rocketmq_spark.errors import (
+    BrokerBusyException,
+    BrokerUnavailableException,
+    MQBrokerException,
+    RemotingConnectException,
+    RemotingTimeoutException,
+    TopicRouteStaleException,
+    UserRefusedException,
+)
+from rocketmq_spark.model.credentials import Credentials
+from rocketmq_spark.model.message import Message, MessageQueue
+from rocketmq_spark.model.route import MASTER_ID, BrokerData, TopicRouteData
+from rocketmq_spark.model.send_result import TransactionCheck
+from rocketmq_spark.testing.scripted import Reply, ScriptedTransport, route
+from rocketmq_spark.transport.base import Transport
+from rocketmq_spark.transport.grpc.transport import GrpcTransport
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from rocketmq_spark.transport.tls import TlsSettings
+from tests.support.contract import Seam
+from tests.support.peer import BrokerPeer
+from tests.support.proxy import FakeProxy, refusal
+
+NOW = datetime.now(timezone.utc).replace(tzinfo=None)
+YESTERDAY, TOMORROW = NOW - timedelta(days=1), NOW + timedelta(days=1)
+
+
+class Authority(certificates.Authority):
+    """A certificate authority of its own; its files are in a folder of the test's."""
+
+    def server(self, name: str, names: str, **valid: datetime) -> Certificate:
+        """Return the files of a certificate and its key for `names`, as in ``DNS:localhost,IP:127.0.0.1``.
+
+        A client's is made alike. `valid` is ``not_before=TOMORROW`` or ``not_after=YESTERDAY``, if not always.
+        """
+        return self.issue(name, *(one.partition(":")[2] for one in names.split(",")), **valid)
+
+    def context(self, name: str, names: str, **valid: datetime) -> ssl.SSLContext:
+        """Return the context of a server for `names`."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*self.server(name, names, **valid))
+        return context
+
+    def outdated(self, name: str, names: str) -> ssl.SSLContext:
+        """Return the context of a server for `names` that speaks nothing newer than TLS 1.1."""
+        context = self.context(name, names)
+        context.set_ciphers("ALL:@SECLEVEL=0")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
+        return context
+
+
+QUEUE = MessageQueue("orders", "broker-a", 0)
+
+
+class Played(Seam):
+    """A seam whose server does what it is told."""
+
+    # A server's refusals, by the error that each must become.
+    refusals: ClassVar[Mapping[type[MQBrokerException], Reply]] = {
+        BrokerBusyException: Reply.code(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"),
+        BrokerUnavailableException: Reply.code(14, "the broker's disk is full"),
+        TopicRouteStaleException: Reply.code(17, "topic not exist"),
+        UserRefusedException: Reply.code(16, "check signature failed."),
+        MQBrokerException: Reply.code(13, "the message is illegal"),
+    }
+    play: Callable[[Reply], None]
+
+
+class Brokers(Played):
+    """A broker's protocol, so that it can be asked what it holds."""
+
+    messages: dict[MessageQueue, list[Message]]
+    check_transaction: Callable[[int], TransactionCheck]
+
+    def stored(self, count: int) -> Sequence[Message]:
+        return self.messages.get(self.queue, [])
+
+
+class Scripted(Brokers):
+    def __init__(self, transport: ScriptedTransport, threaded: bool) -> None:
+        super().__init__(transport, QUEUE, "broker-a:10911")
+        self.scripted = transport
+        self.threaded = threaded
+        self.play = lambda reply: transport.play("broker-a", reply)
+        self.messages = transport.stored
+        self.check_transaction = lambda offset: transport.check_transaction(self.address, offset)
+        transport.always["silent"] = Reply(silent=True)
+        transport.always["dead"] = Reply(error=RemotingConnectException("refused"))
+
+    def elsewhere(self, address: str) -> tuple[MessageQueue, str]:
+        return MessageQueue("orders", address.partition(":")[0], 0), address
+
+    def dead(self) -> tuple[MessageQueue, str]:
+        self.scripted.fail("max_offset", RemotingConnectException("refused"))
+        return self.elsewhere("dead:10911")
+
+    def silent_address(self) -> str:
+        return "silent:10911"
+
+    def another(self, address: str) -> Transport:
+        made = ScriptedTransport({"orders": route_to(address)})
+        if address == self.silent_address():
+            made.fail("query_route", RemotingTimeoutException("asking for the route of topic orders: no answer"))
+        return made
+
+    def pass_time(self, seconds: float) -> None:
+        if not self.threaded:
+            self.scripted.advance(seconds)
+
+
+class Remoting(Brokers):
+    def __init__(self, transport: RemotingTransport, peer: BrokerPeer, tls: TlsSettings | None) -> None:
+        super().__init__(transport, QUEUE, peer.address)
+        self.tls = tls
+        self.play = peer.replies.append
+        self.messages = peer.stored
+        self.check_transaction = peer.check_transaction
+
+    def elsewhere(self, address: str) -> tuple[MessageQueue, str]:
+        return MessageQueue("orders", "elsewhere", 0), address
+
+    def another(self, address: str) -> Transport:
+        return self.stack.enter_context(RemotingTransport([address], tls=self.tls))
+
+
+class Grpc(Played):
+    refusals: ClassVar[Mapping[type[MQBrokerException], Reply]] = {
+        BrokerBusyException: refusal(42900, "flow limit"),
+        BrokerUnavailableException: refusal(50001, "create mapped file failed"),
+        TopicRouteStaleException: refusal(40402, "no route"),
+        UserRefusedException: refusal(40100, "check signature failed."),
+        MQBrokerException: refusal(40300, "not here"),
+    }
+
+    def __init__(self, transport: GrpcTransport, proxy: FakeProxy, tls: TlsSettings | None) -> None:
+        super().__init__(transport, MessageQueue("orders", proxy.address, 0), proxy.address)
+        self.tls = tls
+        self.proxy = proxy
+        self.play = proxy.replies.append
+
+    def stored(self, count: int) -> Sequence[Message]:
+        return self.proxy.messages
+
+    def elsewhere(self, address: str) -> tuple[MessageQueue, str]:
+        return MessageQueue("orders", address, 0), address
+
+    def another(self, address: str) -> Transport:
+        return self.stack.enter_context(GrpcTransport([address], client_id="another", tls=self.tls))
+
+
+def route_to(address: str) -> TopicRouteData:
+    brokers = (BrokerData("broker-a", {MASTER_ID: address}),)
+    return TopicRouteData(route({"broker-a": 4}).queue_datas, brokers)
+
+
+def scripted(*, threaded: bool) -> Iterator[Played]:
+    with ScriptedTransport({"orders": route_to("broker-a:10911")}, threaded=threaded) as transport:
+        yield Scripted(transport, threaded)
+
+
+def remoting() -> Iterator[Played]:
+    with BrokerPeer() as peer, RemotingTransport([peer.address]) as transport:
+        peer.routes["orders"] = route_to(peer.address)
+        yield Remoting(transport, peer, None)
+
+
+def grpc() -> Iterator[Played]:
+    with FakeProxy() as proxy, GrpcTransport([proxy.address], client_id="test") as transport:
+        yield Grpc(transport, proxy, None)
+
+
+def remoting_with_tls(authority: Authority) -> Iterator[Played]:
+    tls = TlsSettings(str(authority.ca_file))
+    with (
+        BrokerPeer(tls=authority.context("server", "IP:127.0.0.1")) as peer,
+        RemotingTransport([peer.address], tls=tls, credentials=Credentials("ak", "sk")) as transport,
+    ):
+        peer.routes["orders"] = route_to(peer.address)
+        yield Remoting(transport, peer, tls)
+
+
+def grpc_with_tls(authority: Authority) -> Iterator[Played]:
+    tls = TlsSettings(str(authority.ca_file))
+    with (
+        FakeProxy(tls=authority.server("server", "IP:127.0.0.1")) as proxy,
+        GrpcTransport([proxy.address], client_id="test", tls=tls, credentials=Credentials("ak", "sk")) as transport,
+    ):
+        yield Grpc(transport, proxy, tls)
+
+
+# By the name of a transport, what makes it, given what makes an authority.
+BROKERS: dict[str, Callable[[Callable[[], Authority]], Iterator[Played]]] = {
+    "scripted": lambda _: scripted(threaded=False),
+    "scripted-threaded": lambda _: scripted(threaded=True),
+    "remoting": lambda _: remoting(),
+    "remoting-tls": lambda authority: remoting_with_tls(authority()),
+}
+TRANSPORTS = {**BROKERS, "grpc": lambda _: grpc(), "grpc-tls": lambda authority: grpc_with_tls(authority())}
+
+
+@contextlib.contextmanager
+def made(name: str, request: pytest.FixtureRequest) -> Iterator[Played]:
+    """The transport of that name for the length of a test."""
+    opened = contextlib.contextmanager(TRANSPORTS[name])
+    with opened(lambda: request.getfixturevalue("authority")) as seam, seam.stack:
+        yield seam

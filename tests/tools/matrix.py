@@ -1,0 +1,191 @@
+"""Every Python with every PySpark that can be had here: the wheel in an environment of its own, and the tests on it.
+
+usage: make check-matrix [PYTHONS="/path/of/python3.12 ..."] [PYSPARKS="4.0 4.3"]
+
+Rule 1: one environment at a time, deleted after use; PySpark alone has 450 MB.
+Rule 2: unit tests run once for each Python, in the tree of the sdist. Those with Spark and servers run on every pair,
+    and take the package from the wheel.
+Rule 3: the oldest Python is tried with the lowest version of every requirement as well (PYSPARKS="lowest").
+Rule 4: what is not to be had, an interpreter or a PySpark for it, is said and is no failure.
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Final
+
+from tests.tools.packages import ROOT, Built, build
+
+PYTHONS: Final = ("3.10", "3.11", "3.12", "3.13")
+LOWEST: Final = "lowest"
+PYSPARKS: Final = (LOWEST, "4.0", "4.1", "4.2", "4.3")
+# A batch and a stream in both directions, over both protocols, and the other ways to have a session.
+WITH_SPARK: Final = tuple(
+    f"tests/spark/test_{name}.py"
+    for name in (
+        "batch_write",
+        "dedupe",
+        "grpc_write",
+        "read",
+        "read_own_servers",
+        "register",
+        "sessions",
+        "stream_read",
+        "stream_write",
+        "unreadable",
+    )
+)
+_SAYS_WHAT_IT_IS: Final = "import sys; print('%d.%d %d.%d.%d' % (sys.version_info[:2] + sys.version_info[:3]))"
+_SAYS_WHAT_IT_HAS: Final = (
+    "import pyspark, rocketmq_spark as ours; assert 'site-packages' in ours.__file__; print(pyspark.__version__)"
+)
+# They wait for connections that a worker keeps for a minute.
+_LEFT_OUT: Final = "not cut_short"
+_PATIENCE: Final = 1800
+
+
+@dataclass
+class Pair:
+    """A Python with a PySpark, and how its tests ended."""
+
+    python: str
+    pyspark: str
+    unit: str = ""
+    spark: str = ""
+    failed: bool = field(default=False, repr=False)
+
+
+def run(*command: str | Path, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command that sees this tree nowhere, and keep what it prints."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYSPARK_PYTHON")}
+    return subprocess.run(
+        list(map(str, command)), cwd=folder, env=kept, capture_output=True, text=True, timeout=_PATIENCE, check=False
+    )
+
+
+def candidates() -> Iterator[str]:
+    """Yield interpreters: those of PYTHONS, else those on PATH and pyenv's."""
+    if os.environ.get("PYTHONS"):
+        yield from os.environ["PYTHONS"].split()
+        return
+    yield from filter(None, (shutil.which(f"python{release}") for release in PYTHONS))
+    if shutil.which("pyenv"):
+        for name in run("pyenv", "versions", "--bare").stdout.split():
+            yield str(Path(run("pyenv", "prefix", name).stdout.strip(), "bin", "python"))
+
+
+def interpreters() -> dict[str, tuple[str, str]]:
+    """Return the path and the whole version of the first interpreter of each release; a shim may lead to none."""
+    found: dict[str, tuple[str, str]] = {}
+    for path in candidates():
+        try:
+            release, _, whole = run(path, "-c", _SAYS_WHAT_IT_IS).stdout.strip().partition(" ")
+        except OSError:
+            continue
+        if release in PYTHONS:
+            found.setdefault(release, (path, whole))
+    return found
+
+
+def lowest() -> str:
+    """Return pip's constraints that hold what the package needs to the oldest versions that setup.cfg allows."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg", encoding="utf-8")
+    needs = config["options"]["install_requires"] + config["options.extras_require"]["grpc"]
+    return "\n".join(re.findall(r"^[a-z0-9]+>=[0-9.]+", needs, re.MULTILINE)).replace(">=", "==")
+
+
+def tested(python: Path, tree: Path, tests: Sequence[str], processes: int, *options: str) -> tuple[str, bool]:
+    """Run tests, and return the counts of pytest's last line and whether it is bad news."""
+    command = (python, "-m", "pytest", *tests, "-q", "-n", str(processes), "--no-loadscope-reorder", *options)
+    done = run(*command, "-k", _LEFT_OUT, folder=tree)
+    if done.returncode:
+        print(done.stdout[-20_000:], done.stderr[-5_000:], sep="\n", file=sys.stderr)
+    lines = done.stdout.strip().splitlines()
+    return (lines[-1].partition(" in ")[0].strip("= ") if lines else "did not start"), bool(done.returncode)
+
+
+def check(pair: Pair, interpreter: str, built: Built, folder: Path, *, unit: bool) -> None:
+    """Install the wheel with a PySpark, run the tests, and write down how they ended."""
+    made = run(interpreter, "-m", "venv", folder / "environment")
+    python = folder / "environment" / "bin" / "python"
+    pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
+    if made.returncode == 0:
+        made = run(*pip, "--upgrade", "pip")
+    if made.returncode == 0:
+        (folder / "lowest.txt").write_text(lowest())
+        wanted = ("--constraint", folder / "lowest.txt") if pair.pyspark == LOWEST else (f"pyspark=={pair.pyspark}.*",)
+        made = run(*pip, f"{built.wheel}[test]", *wanted)
+    if made.returncode:
+        absent = "No matching distribution found for pyspark" in made.stderr
+        pair.spark, pair.failed = ("not to be had" if absent else "could not be installed"), not absent
+        print(made.stderr[-5_000:], file=sys.stderr)
+        return
+    tree = folder / "tree"
+    shutil.unpack_archive(built.sdist, folder / "sdist")
+    next((folder / "sdist").iterdir()).rename(tree)
+    # What is old warns of what is new: nobody can mend that here.
+    options = ("-W", "default") if pair.pyspark == LOWEST else ()
+    if unit:
+        pair.unit, pair.failed = tested(python, tree, ["tests/unit"], 3, *options)
+    # From here on there is only the wheel's.
+    shutil.rmtree(tree / "rocketmq_spark")
+    (tree / "pyspark_rocketmq.py").unlink()
+    said = run(python, "-c", _SAYS_WHAT_IT_HAS, folder=tree)
+    if said.returncode:
+        pair.spark, pair.failed = said.stderr.strip().splitlines()[-1], True
+        return
+    pair.pyspark = said.stdout.strip() + (", all at its lowest" if pair.pyspark == LOWEST else "")
+    pair.spark, failed = tested(python, tree, WITH_SPARK, 2, *options)
+    pair.failed |= failed
+
+
+def table(pairs: Sequence[Pair]) -> str:
+    """Return what was found as Markdown."""
+    lines = ["| Python | PySpark | unit tests | tests with Spark and servers |", "|---|---|---|---|"]
+    lines += [f"| {pair.python} | {pair.pyspark} | {pair.unit} | {pair.spark} |" for pair in pairs]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Check every pair, print the table, and return 1 if one of them failed."""
+    pairs: list[Pair] = []
+    with_units: set[str] = set()
+    found = interpreters()
+    pysparks = os.environ.get("PYSPARKS", "").split() or PYSPARKS
+    with tempfile.TemporaryDirectory(prefix="rocketmq-spark-matrix-") as name:
+        built = build(Path(name, "built"))
+        for release in PYTHONS:
+            if release not in found:
+                if not os.environ.get("PYTHONS"):
+                    pairs.append(Pair(release, "", spark="not to be had"))
+                continue
+            interpreter, python = found[release]
+            for pyspark in pysparks:
+                if pyspark == LOWEST and release != PYTHONS[0]:
+                    continue
+                pair = Pair(python, pyspark)
+                start, unit = time.monotonic(), pyspark == LOWEST or python not in with_units
+                with tempfile.TemporaryDirectory(dir=name) as folder:
+                    check(pair, interpreter, built, Path(folder), unit=unit)
+                pairs.append(pair)
+                if pair.unit and pyspark != LOWEST:
+                    with_units.add(python)
+                print(f"{pair} after {time.monotonic() - start:.0f} s", file=sys.stderr)
+    print(f"{date.today()}\n\n{table(pairs)}")
+    return int(any(pair.failed for pair in pairs))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

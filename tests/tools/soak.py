@@ -1,0 +1,266 @@
+"""A streaming query for half an hour while its brokers are restarted: nothing is missing, and nothing grows.
+
+Run: make soak (python tests/tools/soak.py [--minutes 30] [--rows-per-second 500])
+
+Every minute one of two brokers is ended, in order or by SIGKILL in turn, and started again. Every 5 seconds memory,
+threads and file descriptors are noted of this process, of Spark's JVM (all of its memory, and its heap after a
+collection) and of its Python workers (the largest of each, and how many there are). What growth is, flatness.py says.
+In the end every row is read back. The exit status is 0 if nothing has grown, no row is missing, and a broker was
+restarted at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import psutil
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+import rocketmq_spark
+from rocketmq_spark.cluster import LocalCluster
+from rocketmq_spark.model.hashes import ROW_ID
+from rocketmq_spark.routing.route_cache import publish_info_of
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.cluster import create_topic
+from tests.support.reading import read_queue
+from tests.tools.flatness import Line, Sample, judge
+
+TOPIC = "soak"
+SAMPLED_EVERY = 5.0
+RESTARTED_EVERY = 60.0
+READ_WITHIN = 60.0
+
+# Spark's JVM grows for long without a leak: up to its -Xmx, and beside its heap by classes, what it compiles of them,
+# threads and network buffers. Beside a heap that is all there from the start, the rest has a limit of its own: it was
+# 420 MB after 9 minutes, and grew by 2 MB a minute.
+HEAP_MB = 768
+CEILINGS = {"JVM MB": HEAP_MB * 1.048576 + 600}
+# Each of these has a thread more with each of Spark's first tasks, up to 100, and anything between later.
+FILLED_POOLS = ("block-manager-ask-thread-pool-", "block-manager-storage-async-thread-pool-")
+
+
+class Gauge:
+    """Takes the figures of a session's processes."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._driver = psutil.Process()
+        self._jvm = psutil.Process(spark.sparkContext._gateway.proc.pid)
+        self._java: Any = spark.sparkContext._jvm
+
+    def sample(self) -> Sample:
+        """What the processes use now; of the workers, each the largest."""
+        return Sample(time.monotonic(), self._figures())
+
+    def _figures(self) -> Mapping[str, float]:
+        self._java.System.gc()
+        heap = self._java.java.lang.management.ManagementFactory.getMemoryMXBean().getHeapMemoryUsage().getUsed()
+        threads = self._java.Thread.getAllStackTraces().keySet()
+        named = threads.toString()
+        workers = list(self._workers())
+        return {
+            "driver MB": self._driver.memory_info().rss / 1e6,
+            "driver threads": self._driver.num_threads(),
+            "driver descriptors": self._driver.num_fds(),
+            "JVM MB": self._jvm.memory_info().rss / 1e6,
+            "JVM heap MB": heap / 1e6,
+            "JVM threads": len(threads) - sum(named.count(pool) for pool in FILLED_POOLS),
+            "JVM descriptors": self._jvm.num_fds(),
+            "workers": len(workers),
+            "worker MB": max((memory for memory, _, _ in workers), default=0.0),
+            "worker threads": max((threads for _, threads, _ in workers), default=0),
+            "worker descriptors": max((descriptors for _, _, descriptors in workers), default=0),
+        }
+
+    def _workers(self) -> Iterator[tuple[float, int, int]]:
+        for process in self._jvm.children(recursive=True):
+            # One that ends meanwhile is none. The daemons that workers are forked from are the JVM's own children.
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                if process.ppid() != self._jvm.pid:
+                    yield process.memory_info().rss / 1e6, process.num_threads(), process.num_fds()
+
+
+class Every(threading.Thread):
+    """Calls `do` every so many seconds, with 0, 1, 2, ..., until it is stopped; keeps what it raises."""
+
+    def __init__(self, seconds: float, do: Callable[[int], object]) -> None:
+        super().__init__(daemon=True)
+        self._seconds = seconds
+        self._do = do
+        self._stopped = threading.Event()
+        self.failure: Exception | None = None
+        self.times = 0
+
+    def run(self) -> None:
+        due = time.monotonic() + self._seconds
+        while not self._stopped.wait(max(due - time.monotonic(), 0.0)):
+            due = max(due + self._seconds, time.monotonic())
+            try:
+                self._do(self.times)
+            except Exception as exc:
+                self.failure = exc
+                return
+            self.times += 1
+
+    def __enter__(self) -> Every:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        # A restart may be under way: the servers must be whole again before anybody reads or stops them.
+        self.join()
+
+
+def session() -> SparkSession:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        # Why a query has ended is said by its exception.
+        "spark.log.level": "OFF",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.driver.memory": f"{HEAP_MB}m",
+        "spark.driver.extraJavaOptions": f"-Xms{HEAP_MB}m -XX:+AlwaysPreTouch",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        # What Spark remembers of jobs that are over: as much as it ever will, after a minute and not after hours.
+        "spark.ui.retainedJobs": "20",
+        "spark.ui.retainedStages": "20",
+        "spark.ui.retainedTasks": "200",
+        "spark.sql.ui.retainedExecutions": "20",
+        "spark.sql.streaming.minBatchesToRetain": "10",
+    }
+    builder = SparkSession.builder.master("local[2,4]").appName("rocketmq-spark soak")
+    return builder.config(map=settings).getOrCreate()
+
+
+def start(spark: SparkSession, name_server: str, rate: int, seconds: int, checkpoint: str) -> StreamingQuery:
+    """Start a query whose rows count from 0 to rate * seconds."""
+    numbers = spark.readStream.format("rate").option("rowsPerSecond", rate).option("numPartitions", 2).load()
+    return (
+        numbers.where(f"value < {rate * seconds}")
+        .selectExpr("rpad(cast(value as string), 100, '.') as body", "cast(value as string) as keys")
+        .writeStream.format("rocketmq")
+        .options(nameServer=name_server, topic=TOPIC, rowId="true", checkpointLocation=checkpoint)
+        .trigger(processingTime="1 second")
+        .start()
+    )
+
+
+def run_out(query: StreamingQuery, seconds: int, watched: Sequence[Every]) -> None:
+    """Wait until the query has sent what its source made in so many seconds."""
+    said = time.monotonic()
+    while True:
+        for one in watched:
+            if one.failure is not None:
+                raise one.failure
+        if query.exception() is not None or not query.isActive:
+            raise SystemExit(f"the query has ended: {query.exception()}")
+        progress = query.lastProgress
+        done = int(progress.sources[0].endOffset or 0) if progress is not None else 0
+        if done >= seconds:
+            return
+        if time.monotonic() - said > 60:
+            said = time.monotonic()
+            print(f"  {done} of {seconds} s sent, {watched[0].times} restarts", flush=True)
+        time.sleep(1)
+
+
+def read_back(name_server: str) -> tuple[dict[int, str], int, int]:
+    """Return the row id of each number in the topic, how many repeats there are, and how many are marked."""
+    ids: dict[int, str] = {}
+    repeats = marked = 0
+    with RemotingTransport([name_server]) as transport:
+        info = publish_info_of(TOPIC, transport.query_route(TOPIC, 5.0))
+        for queue in info.queues:
+            address = info.addresses[queue.broker_name]
+            for message in read_queue(transport, address, queue, 0, transport.max_offset(queue, address, 5.0)):
+                number, row_id = int(message.properties["KEYS"]), message.properties[ROW_ID]
+                known = ids.setdefault(number, row_id)
+                if known is not row_id:
+                    repeats += 1
+                    marked += known == row_id
+    return ids, repeats, marked
+
+
+def soak(minutes: float, rate: int) -> int:
+    """Run it, print what became of it, and return the exit status."""
+    seconds, samples = int(minutes * 60), list[Sample]()
+    with LocalCluster(brokers=2) as cluster, tempfile.TemporaryDirectory() as checkpoint:
+        create_topic(cluster, TOPIC, "NORMAL", 4)
+
+        def restart(number: int) -> None:
+            broker = cluster.brokers[number % 2]
+            if number // 2 % 2:
+                broker.kill()
+            broker.restart()
+
+        spark = session()
+        try:
+            metrics = rocketmq_spark.register(spark)
+            gauge = Gauge(spark)
+            query = start(spark, cluster.name_server, rate, seconds, checkpoint)
+            print(f"{rate} rows a second for {minutes:g} minutes; Ctrl-C ends it", flush=True)
+            try:
+                with (
+                    Every(RESTARTED_EVERY, restart) as restarts,
+                    Every(SAMPLED_EVERY, lambda _: samples.append(gauge.sample())) as sampling,
+                ):
+                    run_out(query, seconds, (restarts, sampling))
+            finally:
+                query.stop()
+            retries = sum(broker["retries"] for broker in metrics.to_dict().values())
+        finally:
+            spark.stop()
+        deadline = time.monotonic() + READ_WITHIN
+        # What a broker has acknowledged shows up a little later.
+        while len((found := read_back(cluster.name_server))[0]) < rate * seconds and time.monotonic() < deadline:
+            time.sleep(1)
+        ids, repeats, marked = found
+    missing = [number for number in range(rate * seconds) if number not in ids]
+    lines = judge(samples, CEILINGS)
+    print_table(lines)
+    print(f"\nbrokers restarted {restarts.times} times, {retries} retries")
+    print(f"rows in {rate * seconds:,}, rows stored {len(ids):,}, repeats {repeats:,}, of these marked {marked:,}")
+    faults = [f"{line.name} has grown" for line in lines if not line.fine]
+    faults += [] if restarts.times else ["no broker was restarted"]
+    faults += [f"{len(missing)} rows are missing: {missing[:5]} ..."] if missing else []
+    faults += [f"{len(ids) - rate * seconds} rows are strange"] if len(ids) + len(missing) > rate * seconds else []
+    faults += [f"{repeats - marked} repeats are not marked"] if repeats > marked else []
+    print("\n".join(faults) or "nothing is missing, nothing has grown")
+    return 1 if faults else 0
+
+
+def print_table(lines: Sequence[Line]) -> None:
+    """Print what every figure was after the warm-up, in the end and at its highest, and how fast it has grown."""
+    print(f"\n{'':20} {'first quarter':>13} {'last quarter':>13} {'highest':>10} {'per hour':>10}")
+    for name, first, last, highest, per_hour, fine in lines:
+        told = "fine" if fine else "GROWS"
+        print(f"{name:20} {first:>13.1f} {last:>13.1f} {highest:>10.1f} {per_hour:>+10.1f}  {told}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write for a long time while brokers are restarted.")
+    parser.add_argument("--minutes", type=float, default=30.0, help="at least 2; default 30")
+    parser.add_argument("--rows-per-second", type=int, default=500, help="default 500")
+    given = parser.parse_args()
+    if given.minutes < 2 or given.rows_per_second < 1:
+        parser.error("at least 2 minutes and 1 row per second")
+    try:
+        return soak(given.minutes, given.rows_per_second)
+    except KeyboardInterrupt:
+        print("ended before its time", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,495 @@
+"""The commands about a cluster: what they print where, and their exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from rocketmq_spark.cli.app import app, main
+from rocketmq_spark.cli.connection import Connection, connected
+from rocketmq_spark.cluster.state import ClusterState, ServerRecord, StateFile, process_start
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.properties import SHARDING_KEY, TIMER_DELAY_MS
+from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData
+from rocketmq_spark.protocol.remoting.codes import RequestCode
+from rocketmq_spark.protocol.remoting.command import RemotingCommand
+from tests.support.peer import BrokerPeer, Session, refused_address
+from tests.support.proxy import FakeProxy
+from tests.support.transports import Authority
+
+Capture = pytest.CaptureFixture[str]
+Run = Callable[..., tuple[int, str, str]]
+
+COMMANDS = ("topics", "route", "offsets", "brokers", "create-topic", "send", "peek", "doctor")
+OF_A_TOPIC = ("route", "offsets", "peek")
+
+
+@pytest.fixture(autouse=True)
+def no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user without a cluster and without any variable set."""
+    monkeypatch.setenv("ROCKETMQ_SPARK_STATE", str(tmp_path / "state"))
+    for name in ("NAMESRV_ADDR", "ROCKETMQ_ACCESS_KEY", "ROCKETMQ_SECRET_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def run(server: BrokerPeer, capsys: Capture) -> Run:
+    """Run a command about the server, and return its exit code, stdout and stderr."""
+
+    def invoke(*arguments: str) -> tuple[int, str, str]:
+        code = main([*arguments, "-n", server.address])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return invoke
+
+
+@pytest.fixture
+def as_json(run: Run) -> Callable[..., Any]:
+    """Run a command that succeeds, and return its JSON."""
+
+    def invoke(*arguments: str) -> Any:
+        code, out, err = run(*arguments, "--json")
+        assert (code, err) == (0, "")
+        return json.loads(out)
+
+    return invoke
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_the_same_connection(command: str) -> None:
+    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200", "ROCKETMQ_SECRET_KEY": "hush-hush"})
+    assert shown.exit_code == 0
+    for option in ("--name-server", "--access-key", "--secret-key", "--tls", "--timeout", "--json"):
+        assert option in shown.output
+    assert "Others on this machine can see a command line" in shown.output
+    assert "hush-hush" not in shown.output
+
+
+def test_a_route_is_shown_and_is_json(run: Run, as_json: Callable[..., Any], server: BrokerPeer) -> None:
+    assert as_json("route", "orders") == [
+        {
+            "broker_name": "a",
+            "cluster": "c",
+            "addresses": {"0": server.address},
+            "read_queues": 2,
+            "write_queues": 2,
+            "permission": "rw",
+        }
+    ]
+    assert server.address in run("route", "orders")[1]
+
+
+def test_offsets_are_shown_with_their_sum_and_are_json(run: Run, as_json: Callable[..., Any]) -> None:
+    assert [row["messages"] for row in as_json("offsets", "orders")] == [2, 1]
+    assert run("offsets", "orders")[1].splitlines()[-1] == "3 messages in 2 queues"
+
+
+def test_a_peek_is_shown_and_is_json(run: Run, as_json: Callable[..., Any]) -> None:
+    (newest,) = as_json("peek", "orders", "-c", "1")
+    assert newest == {
+        "store_time": "2023-11-14T22:13:20.500Z",
+        "broker_name": "a",
+        "queue_id": 0,
+        "queue_offset": 1,
+        "tags": "t0",
+        "keys": "k",
+        "properties": {"colour": "red"},
+        "body": {"base64": "dGhyZWUg/w=="},
+    }
+    assert "zwei ü" in run("peek", "orders", "--tag", "t1")[1]
+
+
+def test_topics_and_brokers_that_are_not_whole_exit_with_1_and_say_what_is_missing(run: Run) -> None:
+    for command in ("topics", "brokers"):
+        code, out, err = run(command, "--json")
+        assert code == 1
+        assert json.loads(out)
+        assert err.startswith("rocketmq-spark: missing: ")
+        assert "gone" in err
+        assert err.count("\n") == 1
+
+
+def test_a_new_topic_is_shown_as_its_route(as_json: Callable[..., Any], server: BrokerPeer) -> None:
+    del server.routes["half"]
+    (made,) = as_json("create-topic", "new", "-q", "3", "--type", "fifo", "--inner")
+    assert made["write_queues"] == 3
+    assert server.attributes["new"] == {"message.type": "FIFO", "queue.type": "BatchCQ"}
+
+
+def test_a_message_is_sent_with_what_was_said_of_it(as_json: Callable[..., Any], server: BrokerPeer) -> None:
+    options = ("--tags", "t", "--keys", "k1 k2", "--property", "a=b=c", "--property", "d=e", "--delay-ms", "1000")
+    receipt = as_json("send", "orders", "hello", *options, "--sharding-key", "customer-7")
+    assert (receipt["status"], receipt["topic"], receipt["broker_name"]) == ("SEND_OK", "orders", "a")
+    sent = server.stored[MessageQueue("orders", "a", receipt["queue_id"])][-1]
+    assert (sent.body, sent.tags, sent.keys) == (b"hello", "t", "k1 k2")
+    assert sent.user_properties == {"a": "b=c", "d": "e", SHARDING_KEY: "customer-7"}
+    assert sent.properties[TIMER_DELAY_MS] == "1000"
+    assert as_json("send", "orders", "again", "--sharding-key", "customer-7")["queue_id"] == receipt["queue_id"]
+
+
+def test_a_receipt_has_all_its_keys_as_json_and_in_a_table_what_there_is(
+    run: Run, as_json: Callable[..., Any], server: BrokerPeer
+) -> None:
+    receipt = as_json("send", "orders", "x")
+    assert [*receipt][-2:] == ["offset_msg_id", "recall_handle"]
+    assert receipt["recall_handle"] is None
+    shown = run("send", "orders", "x")[1]
+    assert "offset msg id" in shown
+    assert "recall handle" not in shown
+
+
+def test_text_that_is_no_unicode_is_sent_as_its_bytes(as_json: Callable[..., Any], server: BrokerPeer) -> None:
+    # What Python makes of an argument with the byte 0xff.
+    receipt = as_json("send", "orders", os.fsdecode(b"\xff caf\xc3\xa9"))
+    assert server.stored[MessageQueue("orders", "a", receipt["queue_id"])][-1].body == b"\xff caf\xc3\xa9"
+
+
+@pytest.mark.parametrize("option", ["--tags", "--keys", "--property", "--sharding-key"])
+def test_what_a_message_holds_as_text_must_be_unicode(run: Run, option: str) -> None:
+    name = "a=" if option == "--property" else ""
+    code, out, err = run("send", "orders", "x", option, name + os.fsdecode(b"\xff"))
+    assert (code, out, err.count("\n")) == (1, "", 1)
+
+
+def test_unchecked_certificates_are_warned_of_once(tmp_path: Path, capsys: Capture) -> None:
+    authority = Authority(tmp_path)
+    with BrokerPeer(tls=authority.context("server", "DNS:elsewhere.example")) as server:
+        server.routes["orders"] = TopicRouteData((QueueData("a", 1, 1, 6),), (BrokerData("a", {0: server.address}),))
+        for command in (["route", "orders"], ["send", "orders", "x"]):
+            assert main([*command, "-n", server.address, "--tls", "--tls-insecure-skip-verify"]) == 0
+            assert capsys.readouterr().err == (
+                "rocketmq-spark: no server's certificate is checked (--tls-insecure-skip-verify)\n"
+            )
+
+
+def test_a_body_may_come_from_standard_input(
+    as_json: Callable[..., Any], server: BrokerPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff bytes\n")))
+    receipt = as_json("send", "orders", "-")
+    assert server.stored[MessageQueue("orders", "a", receipt["queue_id"])][-1].body == b"\xff bytes\n"
+
+
+def test_a_body_from_a_terminal_is_asked_for(run: Run, server: BrokerPeer, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.openpty()
+    with os.fdopen(ours, "wb", buffering=0) as keyboard, os.fdopen(theirs, "r") as terminal:
+        keyboard.write(b"typed\n\x04")
+        monkeypatch.setattr(sys, "stdin", terminal)
+        code, _, err = run("send", "orders")
+    assert (code, err) == (0, "rocketmq-spark: type the message; Ctrl-D on a line of its own ends it\n")
+    assert b"typed\n" in [message.body for queue in server.stored.values() for message in queue]
+
+
+@pytest.mark.parametrize("tags", ["a|b", " "])
+def test_a_tag_that_a_dataframe_may_not_have_is_refused(run: Run, server: BrokerPeer, tags: str) -> None:
+    held = sum(map(len, server.stored.values()))
+    code, out, err = run("send", "orders", "x", "--tags", tags)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"rocketmq-spark: option --tags is {tags!r}, which is not allowed: allowed is one tag")
+    assert sum(map(len, server.stored.values())) == held
+
+
+@pytest.mark.parametrize("command", [[], ["cluster"], ["cluster", "up"], ["demo"], *([name] for name in COMMANDS)])
+def test_h_is_help(command: list[str], capsys: Capture) -> None:
+    assert main([*command, "-h"]) == 0
+    assert "Usage: rocketmq-spark" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--property", "nope"),
+        ("--property", "TAGS=x"),
+        ("--property", "a=1", "--property", "a=2"),
+        ("--delay-ms", "-1"),
+    ],
+)
+def test_what_no_message_may_have_is_one_line(run: Run, option: tuple[str, ...]) -> None:
+    code, out, err = run("send", "orders", "x", *option)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+
+
+@pytest.mark.parametrize("command", OF_A_TOPIC)
+def test_a_missing_topic_is_one_line_with_a_name_that_is_like_it(run: Run, command: str) -> None:
+    code, out, err = run(command, "ordres", "--json")
+    assert (code, out) == (1, "")
+    assert err.startswith("rocketmq-spark: topic ordres does not exist: ")
+    assert err.endswith("did you mean orders?\n")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [*(name for name in COMMANDS if name != "doctor")])
+def test_a_wrong_port_is_one_line_that_says_what_to_do(command: str, capsys: Capture) -> None:
+    address = refused_address()
+    topic = [] if command in ("topics", "brokers") else ["orders"]
+    body = ["x"] if command == "send" else []
+    assert main([command, *topic, *body, "-n", address]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
+        f"rocketmq-spark: name server {address}: nobody listens; start a name server (on this machine: "
+        "rocketmq-spark cluster up), or check the address\n"
+    )
+
+
+def test_one_name_server_that_answers_is_enough_and_not_blamed(server: BrokerPeer, capsys: Capture) -> None:
+    gone = BrokerData("gone", {0: refused_address()}, "c")
+    server.routes["lost"] = TopicRouteData((QueueData("gone", 2, 2, 6),), (gone,))
+    assert main(["offsets", "lost", "-n", f"{refused_address()};{server.address}"]) == 1
+    assert "name server" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["topics"], "no name server is given: name one with -n host:9876"),
+        (["topics", "-n", "localhost"], "option name_server is 'localhost', which is not allowed"),
+        (["topics", "-n", "a:1", "--timeout", "0"], "timeout is 0.0"),
+        (["topics", "-n", "a:1", "--timeout", "inf"], "timeout is inf: it is the seconds that one question may take"),
+        (["topics", "-n", "a:1", "--timeout", "1e12"], "timeout is 1000000000000.0: "),
+        (["send", "t", "x", "-n", "a:1", "--timeout", "3601"], "timeout is 3601.0: "),
+        (["doctor", "--endpoints", "a:1", "--timeout", "inf"], "timeout is inf: "),
+        (["topics", "-n", "a:1", "--access-key", "u"], "access_key is given without secret_key"),
+        (["topics", "-n", "a:1", "--tls", "--tls-ca-file", "/no/such.pem"], "option tlsCaFile: reading '/no/such.pem'"),
+    ],
+)
+def test_options_that_make_no_sense_are_one_line(arguments: list[str], said: str, capsys: Capture) -> None:
+    assert main(arguments) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"rocketmq-spark: {said}")
+    assert captured.err.count("\n") == 1
+
+
+def test_a_typo_in_an_option_is_answered_with_the_right_one(capsys: Capture) -> None:
+    assert main(["topics", "--acess-key", "u"]) == 2
+    assert "--access-key" in capsys.readouterr().err
+
+
+def test_the_environment_names_server_and_user(server: BrokerPeer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAMESRV_ADDR", server.address)
+    monkeypatch.setenv("ROCKETMQ_ACCESS_KEY", "someone")
+    monkeypatch.setenv("ROCKETMQ_SECRET_KEY", "hush-hush")
+    assert main(["route", "orders", "--sign-name-server-requests"]) == 0
+    assert server.requests[-1].ext_fields["AccessKey"] == "someone"
+    assert "hush-hush" not in str(server.requests)
+
+
+def test_the_cluster_that_was_left_running_is_the_default(server: BrokerPeer, tmp_path: Path) -> None:
+    file = StateFile(tmp_path / "state")
+    this = ServerRecord("namesrv", "NameServer", server.address, os.getpid(), process_start(os.getpid()) or "", "log")
+    with file.locked():
+        file.save(ClusterState(server.address, None, str(tmp_path), True, (this,)))
+    assert main(["route", "orders"]) == 0
+    with file.locked():
+        file.save(ClusterState(server.address, None, str(tmp_path), True, (replace(this, started="another"),)))
+    # Whose servers died is no cluster.
+    assert main(["route", "orders"]) == 1
+
+
+def test_the_cluster_that_was_left_running_says_how_it_lets_somebody_in(
+    server: BrokerPeer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "admin.secret").write_text("hush-hush")
+    file = StateFile(tmp_path / "state")
+    this = ServerRecord("namesrv", "NameServer", server.address, os.getpid(), process_start(os.getpid()) or "", "log")
+    options = {"accessKey": "admin", "secretKey": f"file:{tmp_path}/admin.secret"}
+    with file.locked():
+        file.save(ClusterState(server.address, None, str(tmp_path), True, (this,), options))
+    assert main(["route", "orders", "--sign-name-server-requests"]) == 0
+    assert server.requests[-1].ext_fields["AccessKey"] == "admin"
+    monkeypatch.setenv("ROCKETMQ_ACCESS_KEY", "someone")
+    monkeypatch.setenv("ROCKETMQ_SECRET_KEY", "hush-hush")
+    assert main(["route", "orders", "--sign-name-server-requests"]) == 0
+    assert server.requests[-1].ext_fields["AccessKey"] == "someone"
+    # Another cluster has other keys.
+    for name in ("ROCKETMQ_ACCESS_KEY", "ROCKETMQ_SECRET_KEY"):
+        monkeypatch.delenv(name)
+    assert main(["route", "orders", "-n", server.address]) == 0
+    assert "AccessKey" not in server.requests[-1].ext_fields
+
+
+@pytest.mark.parametrize("dead", ["namesrv", "broker-0"])
+def test_keys_of_a_cluster_with_a_dead_server_are_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, dead: str
+) -> None:
+    (tmp_path / "admin.secret").write_text("hush-hush")
+    options = {"accessKey": "admin", "secretKey": f"file:{tmp_path}/admin.secret"}
+    file = StateFile(tmp_path / "state")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        other.setblocking(False)
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        started = process_start(os.getpid()) or ""
+        servers = [
+            ServerRecord("namesrv", "NameServer", address, os.getpid(), started, "log"),
+            ServerRecord("broker-0", "Broker", "127.0.0.1:10911", os.getpid(), started, "log"),
+            ServerRecord("proxy", "Proxy", "127.0.0.1:8080", os.getpid(), started, "log"),
+        ]
+        # The same pid, started at another time: the recorded process is gone.
+        records = tuple(replace(one, started="another boot/1") if one.name == dead else one for one in servers)
+        with file.locked():
+            file.save(ClusterState(address, None, str(tmp_path), True, records, options))
+        for own_keys in (False, True):
+            if own_keys:
+                monkeypatch.setenv("ROCKETMQ_ACCESS_KEY", "someone")
+                monkeypatch.setenv("ROCKETMQ_SECRET_KEY", "hush-hush")
+            assert main(["topics"]) == 1
+            err = capsys.readouterr().err
+            assert err.startswith(
+                f"rocketmq-spark: {dead} of the cluster that `rocketmq-spark cluster up` left running"
+            )
+            assert "-n host:9876" in err
+            assert "--access-key" in err
+            assert err.count("\n") == 1
+        with pytest.raises(BlockingIOError):
+            other.accept()
+
+
+def test_keys_are_not_used_for_the_endpoints_of_a_dead_proxy(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "admin.secret").write_text("hush-hush")
+    options = {"accessKey": "admin", "secretKey": f"file:{tmp_path}/admin.secret"}
+    file = StateFile(tmp_path / "state")
+    this = ServerRecord("namesrv", "NameServer", "n:9876", os.getpid(), process_start(os.getpid()) or "", "log")
+    with FakeProxy() as proxy:
+        dead = replace(this, name="proxy", kind="Proxy", address=proxy.address, started="another boot/1")
+        with file.locked():
+            file.save(ClusterState("n:9876", proxy.address, str(tmp_path), True, (this, dead), options))
+        assert main(["doctor", "--endpoints", proxy.address]) == 1
+        assert proxy.calls == []
+    assert "proxy of the cluster" in capsys.readouterr().err
+
+
+def test_dead_broker_of_a_cluster_without_keys_is_no_obstacle(server: BrokerPeer, tmp_path: Path) -> None:
+    file = StateFile(tmp_path / "state")
+    this = ServerRecord("namesrv", "NameServer", server.address, os.getpid(), process_start(os.getpid()) or "", "log")
+    dead = replace(this, name="broker-0", kind="Broker", started="another boot/1")
+    with file.locked():
+        file.save(ClusterState(server.address, None, str(tmp_path), True, (this, dead)))
+    assert main(["route", "orders"]) == 0
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_proxies_get_the_keys_of_the_cluster_that_was_left_running_only_if_they_are_its_own(
+    tmp_path: Path, capsys: Capture, own: bool
+) -> None:
+    (tmp_path / "admin.secret").write_text("hush-hush")
+    file = StateFile(tmp_path / "state")
+    this = ServerRecord("namesrv", "NameServer", "n:9876", os.getpid(), process_start(os.getpid()) or "", "log")
+    options = {"accessKey": "admin", "secretKey": f"file:{tmp_path}/admin.secret"}
+    with FakeProxy() as proxy:
+        endpoints = proxy.address if own else "127.0.0.1:1"
+        running = (this, replace(this, name="proxy", kind="Proxy", address=endpoints))
+        with file.locked():
+            file.save(ClusterState("n:9876", endpoints, str(tmp_path), True, running, options))
+        main(["doctor", "--endpoints", proxy.address, "--json"])
+        (metadata,) = [one.metadata for one in proxy.calls if one.method == "QueryRoute"]
+    assert ("Credential=admin" in metadata.get("authorization", "")) is own
+    assert f"proxy {proxy.address}" in capsys.readouterr().out
+
+
+def test_an_option_of_another_release_in_what_was_left_running_is_one_line(tmp_path: Path, capsys: Capture) -> None:
+    file = StateFile(tmp_path / "state")
+    this = ServerRecord("namesrv", "NameServer", "n:9876", os.getpid(), process_start(os.getpid()) or "", "log")
+    with file.locked():
+        file.save(ClusterState("n:9876", None, str(tmp_path), True, (this,), {"newOption": "x"}))
+    assert main(["topics"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("rocketmq-spark: the cluster that was left running takes the option newOption")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64])
+def test_a_host_that_no_name_is_like_is_one_line(host: str, capsys: Capture) -> None:
+    assert main(["topics", "-n", f"{host}:9876"]) == 1
+    assert capsys.readouterr().err == (
+        f"rocketmq-spark: name server {host}:9876: the host's name is unknown here; check the spelling, or give the "
+        "host's IP address\n"
+    )
+
+
+def test_what_a_terminal_can_not_show_stops_nothing() -> None:
+    command = [sys.executable, "-m", "rocketmq_spark", "doctor", "-n", refused_address()]
+    environ = os.environ | {"PYTHONIOENCODING": "ascii"}
+    answer = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+    assert (answer.returncode, answer.stderr) == (1, "")
+    assert "\\u2192 start a name server" in answer.stdout
+
+
+def test_no_words_of_a_server_are_obeyed_by_a_terminal(server: BrokerPeer, run: Run) -> None:
+    answer = server._answer
+
+    def evil(session: Session, request: RemotingCommand) -> bytes:
+        if request.code in (RequestCode.GET_MAX_OFFSET, RequestCode.GET_BROKER_RUNTIME_INFO):
+            return session.encoded(request, 1, remark="evil \x1b]0;title\x07")
+        return answer(session, request)
+
+    server._answer = evil  # type: ignore[method-assign]
+    gone = BrokerData("gone\x9b2J", {0: refused_address()}, "c")
+    server.routes["half"] = TopicRouteData((QueueData("gone\x9b2J", 1, 1, 6),), (gone,))
+    for command in (["offsets", "orders"], ["brokers"], ["doctor"]):
+        code, out, err = run(*command)
+        assert code == 1
+        assert "evil \\x1b]0;title\\x07" in out + err
+        assert not set("\x1b\x9b") & set(out + err)
+
+
+def test_the_doctor_exits_with_1_if_anything_failed(run: Run, server: BrokerPeer) -> None:
+    code, out, _ = run("doctor", "--json")
+    findings = json.loads(out)
+    assert code == 1
+    assert {"check": f"name server {server.address}", "state": "ok", "found": "knows a, gone", "mend": ""} in findings
+    assert [one["check"] for one in findings if one["state"] == "failed"] == ["broker gone"]
+    code, out, _ = run("doctor", "--topic", "orders")
+    assert code == 1
+    assert "→ if it runs, set brokerIP1" in out
+    assert "1 failed" in out
+
+
+def test_what_the_doctor_says_to_do_is_one_line_that_can_be_copied(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    python = tmp_path / f"{'an-environment-' * 12}" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\necho no such module >&2; exit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setenv("PYSPARK_PYTHON", str(python))
+    mend = f"        → export PYSPARK_PYTHON={sys.executable} on the driver, and its like on every node"
+    for terminal in ({"FORCE_COLOR": "1", "TERM": "xterm"}, {}):
+        monkeypatch.setenv("COLUMNS", "60")
+        for name, value in terminal.items():
+            monkeypatch.setenv(name, value)
+        assert main(["doctor", "-n", refused_address()]) == 1
+        lines = re.sub("\x1b\\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+        assert mend in lines
+        assert [line for line in lines if str(python) in line]
+        monkeypatch.delenv("FORCE_COLOR", raising=False)
+    assert [
+        line for line in lines if line.endswith(f"{python} (PYSPARK_PYTHON) is no Python that runs: no such module")
+    ]
+
+
+def test_a_command_gets_its_connection_first_and_keeps_its_own_options() -> None:
+    seen: list[tuple[Connection, int]] = []
+
+    def command(connection: Connection, count: int = 3) -> None:
+        seen.append((connection, count))
+
+    one = typer.Typer()
+    one.command()(connected(command))
+    assert CliRunner().invoke(one, ["--count", "5", "-n", "a:1", "--json"]).exit_code == 0
+    ((connection, count),) = seen
+    assert (connection.name_server, connection.as_json, count) == ("a:1", True, 5)
+    assert "a:1" not in repr(connection)

@@ -1,0 +1,131 @@
+"""This machine, as a new user may have it."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark.cli.doctor.machine import (
+    FAILED,
+    GRPC_PACKAGES,
+    OK,
+    OLDEST_PYTHON,
+    PACKAGES,
+    check_java,
+    check_packages,
+    check_python,
+    check_workers,
+)
+
+ROOT = Path(__file__).parents[3]
+
+
+def program(path: Path, *lines: str) -> Path:
+    """Write a shell script that can be run."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(("#!/bin/sh", *lines, "")))
+    path.chmod(0o755)
+    return path
+
+
+def test_the_versions_are_those_that_are_installed_with_the_package() -> None:
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg", encoding="utf-8")
+    assert config["options"]["python_requires"] == ">=" + ".".join(map(str, OLDEST_PYTHON))
+    required = config["options"]["install_requires"].split() + config["options.extras_require"]["grpc"].split()
+    for name, (oldest, before) in {**PACKAGES, **GRPC_PACKAGES}.items():
+        assert f"{name}>={oldest}" + (f",<{before}" if before else "") in required
+
+
+def test_this_python_is_good_enough() -> None:
+    assert check_python().state == OK
+
+
+@pytest.mark.parametrize(
+    ("version", "found"),
+    [
+        ("4.0.0", "4.0.0"),
+        ("4.3.1", "4.3.1"),
+        (None, "not installed here"),
+        ("3.5.8", "3.5.8, and pyspark>=4.0,<4.4 is needed"),
+        ("4.4.0", "4.4.0, and pyspark>=4.0,<4.4 is needed"),
+    ],
+)
+def test_a_package_is_there_and_of_a_version_that_works(version: str | None, found: str) -> None:
+    (check,) = check_packages({"pyspark": PACKAGES["pyspark"]}, lambda _: version)
+    assert check.found == found
+    assert check.state == (OK if version == found else FAILED)
+    assert check.mend == ("" if version == found else "pip install 'pyspark>=4.0,<4.4'")
+
+
+def test_packages_of_an_extra_are_had_with_it() -> None:
+    checks = check_packages(GRPC_PACKAGES, lambda _: None, "grpc")
+    assert {check.mend for check in checks} == {"pip install 'rocketmq-spark[grpc]'"}
+
+
+def test_java_is_shown_with_its_release_and_place(tmp_path: Path) -> None:
+    java = program(tmp_path / "bin" / "java", "echo 'openjdk version \"21.0.1\" 2023-10-17'")
+    assert check_java({"JAVA_HOME": str(tmp_path)}).found == f"21, {java}"
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        ({"PATH": ""}, "need Java and found none (JAVA_HOME is not set and PATH has none)"),
+        ({"JAVA_HOME": "/nowhere", "PATH": ""}, "JAVA_HOME is /nowhere, which has no bin/java"),
+    ],
+)
+def test_no_java_is_said_with_what_to_install(environ: dict[str, str], found: str) -> None:
+    check = check_java(environ)
+    assert (check.state, found in check.found) == (FAILED, True)
+    assert "Java 17" in check.mend
+
+
+def test_too_old_a_java_is_said(tmp_path: Path) -> None:
+    program(tmp_path / "bin" / "java", "echo 'java version \"1.8.0_392\"'")
+    check = check_java({"JAVA_HOME": str(tmp_path)})
+    assert "is Java 8" in check.found
+    assert check.mend.startswith("install Java 17 or newer")
+
+
+def test_workers_that_can_import_us_are_well() -> None:
+    environ = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    check = check_workers(environ)
+    assert (check.state, check.mend) == (OK, "")
+    assert check.found.endswith(f"{sys.executable} (PYSPARK_PYTHON)")
+
+
+def told_by_worker(folder: Path, *lines: str) -> tuple[str, str]:
+    """What is said of workers whose interpreter is this shell script, and what to do."""
+    check = check_workers({"PYSPARK_PYTHON": str(program(folder / "python", *lines)), "PATH": os.environ["PATH"]})
+    assert check.state == FAILED
+    return check.found, check.mend
+
+
+def test_an_interpreter_without_our_packages_is_named_with_what_it_lacks(tmp_path: Path) -> None:
+    this = ", ".join(map(str, sys.version_info[:3]))
+    found, mend = told_by_worker(
+        tmp_path, f"""echo '{{"python": [{this}], "failed": {{"pyarrow": "ModuleNotFoundError: No module"}}}}'"""
+    )
+    assert found.endswith("can't import pyarrow (ModuleNotFoundError: No module)")
+    assert mend.startswith(f"export PYSPARK_PYTHON={sys.executable}")
+
+
+def test_an_interpreter_of_another_python_is_named_with_both(tmp_path: Path) -> None:
+    found, _ = told_by_worker(tmp_path, """echo '{"python": [3, 9, 1], "failed": {}}'""")
+    assert f"is Python 3.9.1, this one is {sys.version_info[0]}.{sys.version_info[1]}" in found
+
+
+def test_what_is_no_python_is_told_by_its_last_words(tmp_path: Path) -> None:
+    found, _ = told_by_worker(tmp_path, "echo 'no such option' >&2", "exit 2")
+    assert found.endswith("is no Python that runs: no such option")
+
+
+def test_without_an_interpreter_the_name_that_spark_looks_for_is_said(tmp_path: Path) -> None:
+    check = check_workers({"PATH": str(tmp_path)})
+    assert check.found == "there is no python3 (python3 on PATH, as PYSPARK_PYTHON is not set)"
+    assert check_workers({"PYSPARK_PYTHON": "/nowhere/python", "PATH": ""}).found.startswith("there is no /nowhere")

@@ -1,0 +1,374 @@
+"""Name servers, brokers and topics, as a new user may meet them."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Barrier, Thread
+
+import pytest
+
+from rocketmq_spark.admin import Table
+from rocketmq_spark.cli.doctor import Check, examine
+from rocketmq_spark.cli.doctor.machine import FAILED, OK, WARNING
+from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData
+from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
+from rocketmq_spark.protocol.remoting.command import RemotingCommand
+from rocketmq_spark.transport.tls_probe import Listener, who_listens
+from tests.support.peer import BrokerPeer, Peer, Session, refused_address
+from tests.support.transports import Authority
+
+TIMEOUT = 3.0
+# An empty SETTINGS frame.
+GREETING = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+# What the codec for names refuses, rather than the resolver.
+NO_NAMES = ("a..b", "a" * 64)
+
+
+def figures(**changes: str) -> dict[str, str]:
+    """What a healthy broker tells."""
+    booted = int(time.time() * 1000) - 60_000
+    return {
+        "brokerVersionDesc": "V5_5_0",
+        "commitLogDiskRatio": "0.31",
+        "bootTimestamp": str(booted),
+        "runtime": "[ 0 days, 0 hours, 1 minutes, 0 seconds ]",
+        **changes,
+    }
+
+
+@pytest.fixture
+def server() -> Iterator[BrokerPeer]:
+    """A name server and a broker `a` with topic `orders`, both well."""
+    with BrokerPeer() as peer:
+        peer.routes["orders"] = TopicRouteData((QueueData("a", 2, 2, 6),), (BrokerData("a", {0: peer.address}, "c"),))
+        peer.figures.update(figures())
+        peer.settings["brokerPermission"] = "6"
+        yield peer
+
+
+def looked_at(name_server: str | None, topic: str | None = None, **given: object) -> Table[Check]:
+    """What the doctor says; of this machine, only that there is no Java, which is fastest."""
+    return examine(name_server, topic=topic, timeout=TIMEOUT, environ={"PATH": ""}, **given)
+
+
+def about(name_server: str, what: str, topic: str | None = None, **given: object) -> list[tuple[str, str, str]]:
+    """The findings whose names begin so, without it: (rest of the name, state, found)."""
+    checks = looked_at(name_server, topic, **given)
+    return [(one.check.removeprefix(what), one.state, one.found) for one in checks if one.check.startswith(what)]
+
+
+def test_all_is_well(server: BrokerPeer) -> None:
+    assert about(server.address, "name server") == [(f" {server.address}", OK, "knows a")]
+    well = f"reachable at {server.address}, 5.5.0, permission rw, disk 31 % full, clock as ours"
+    assert about(server.address, "broker") == [(" a", OK, well)]
+    assert about(server.address, "topic", "orders") == [
+        (" orders", OK, "2 queues on a; NORMAL messages, queues SimpleCQ"),
+    ]
+
+
+def test_nothing_is_sent_to_any_topic(server: BrokerPeer) -> None:
+    looked_at(server.address, "orders")
+    asked = {request.code for request in server.requests}
+    assert asked.isdisjoint(
+        {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.UPDATE_AND_CREATE_TOPIC}
+    )
+
+
+def test_each_name_server_is_looked_at_for_itself(server: BrokerPeer) -> None:
+    gone = refused_address()
+    found = about(f"{server.address};{gone}", "name server")
+    assert [state for _, state, _ in found] == [OK, FAILED]
+    assert found[1][2] == "nobody listens"
+
+
+def test_without_any_name_server_the_way_to_one_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
+    last = looked_at(None)[-1]
+    assert (last.check, last.state) == ("name server", FAILED)
+    assert "rocketmq-spark cluster up" in last.mend
+
+
+def test_a_typo_in_an_address_is_said_with_what_is_allowed() -> None:
+    ((_, state, found),) = about("localhost", "name server")
+    assert state == FAILED
+    assert "option name_server is 'localhost', which is not allowed: allowed is host:port" in found
+
+
+def test_a_name_server_that_knows_no_broker_fails() -> None:
+    with BrokerPeer() as peer:
+        assert about(peer.address, "name server")[0][1:] == (FAILED, "answers, and knows no broker")
+
+
+def refusing(*refused: RequestCode, code: int = 3, remark: str = "") -> Callable[[BrokerPeer], None]:
+    """Have a server refuse these requests."""
+
+    def change(peer: BrokerPeer) -> None:
+        answer = peer._answer
+
+        def instead(session: Session, request: RemotingCommand) -> bytes:
+            return (
+                session.encoded(request, code, remark=remark) if request.code in refused else answer(session, request)
+            )
+
+        peer._answer = instead  # type: ignore[method-assign]
+
+    return change
+
+
+def test_a_brokers_port_is_told_from_a_proxys(server: BrokerPeer) -> None:
+    refusing(RequestCode.GET_BROKER_CLUSTER_INFO)(server)
+    assert about(server.address, "name server")[0][1] == WARNING
+    assert "a RocketMQ 5 proxy listens there" in about(server.address, "name server")[0][2]
+    refusing(RequestCode.GET_BROKER_CLUSTER_INFO, RequestCode.GET_ROUTEINFO_BY_TOPIC)(server)
+    assert about(server.address, "name server")[0][1:] == (FAILED, "a broker listens there")
+
+
+def test_a_broker_that_cant_be_reached_where_it_says_it_is_gets_the_hint(server: BrokerPeer) -> None:
+    address = refused_address()
+    server.routes["orders"] = TopicRouteData((QueueData("b", 1, 1, 6),), (BrokerData("b", {0: address}, "c"),))
+    (check,) = [one for one in looked_at(server.address) if one.check.startswith("broker")]
+    assert check.state == FAILED
+    assert check.found == f"it has registered itself as {address}, and from here nobody listens"
+    assert "brokerIP1" in check.mend
+
+
+@pytest.mark.parametrize(
+    ("changes", "permission", "name", "state", "found"),
+    [
+        ({"brokerVersionDesc": "V4_8_0"}, "6", "version", FAILED, "4.8.0, and 4.9 is the oldest"),
+        ({}, "4", "permission", WARNING, "takes no messages"),
+        ({"commitLogDiskRatio": "0.87"}, "6", "disk", WARNING, "87 % full"),
+        ({"commitLogDiskRatio": "0.93"}, "6", "disk", FAILED, "93 % full"),
+        ({"runtime": "[ 0 days, 2 hours, 0 minutes, 0 seconds ]"}, "6", "clock", WARNING, "s ahead of this machine's"),
+        ({"runtime": "[ 0 days, 0 hours, 0 minutes, 9 seconds ]"}, "6", "clock", WARNING, "s behind this machine's"),
+    ],
+)
+def test_what_is_wrong_with_a_broker_has_a_line_of_its_own(
+    server: BrokerPeer, changes: dict[str, str], permission: str, name: str, state: str, found: str
+) -> None:
+    server.figures.update(figures(**changes))
+    server.settings["brokerPermission"] = permission
+    first, second = about(server.address, "broker a")
+    assert first[:2] == ("", OK)
+    assert second[:2] == (f": {name}", state)
+    assert found in second[2]
+
+
+def test_a_clock_that_no_broker_tells_is_said_to_be_unknown(server: BrokerPeer) -> None:
+    server.figures.clear()
+    assert about(server.address, "broker")[0][2].endswith("release unknown, permission rw, clock not told")
+
+
+def test_brokers_that_do_not_answer_are_looked_at_at_once(server: BrokerPeer) -> None:
+    together = Barrier(2, timeout=TIMEOUT)
+
+    def play(session: Session) -> None:
+        said = session.sock.recv(64)
+        if said.startswith(b"PRI"):
+            # HTTP/2 is answered only where the other one hears the same meanwhile.
+            together.wait()
+            session.sock.sendall(GREETING)
+            session.wait_for_hangup()
+
+    with Peer(play) as one, Peer(play) as other:
+        brokers = [BrokerData(f"b{port}", {0: peer.address}, "c") for port, peer in enumerate((one, other))]
+        server.routes["orders"] = TopicRouteData((QueueData("b0", 1, 1, 6),), (brokers[0],))
+        server.routes["more"] = TopicRouteData((QueueData("b1", 1, 1, 6),), (brokers[1],))
+        found = about(server.address, "broker")
+    assert [(name, state) for name, state, _ in found] == [(" b0", FAILED), (" b1", FAILED)]
+    assert all("from here a gRPC server listens" in text for _, _, text in found)
+
+
+def test_a_broker_without_master_takes_no_messages(server: BrokerPeer) -> None:
+    server.routes["orders"] = TopicRouteData((QueueData("a", 1, 1, 6),), (BrokerData("a", {1: server.address}, "c"),))
+    first, second = about(server.address, "broker a")
+    assert first[1] == WARNING
+    assert second[:2] == (", slave 1", OK)
+
+
+@pytest.mark.parametrize(
+    ("code", "remark", "state", "found"),
+    [
+        (16, "check signature failed.", FAILED, "the access key is refused: check signature failed."),
+        (16, "User:u has no permission to access Cluster:c", OK, "this user may not see its release, disk and clock"),
+        (1, "a.AclException: No acl config for u, a.B", FAILED, "the access key is refused: a.AclException: No acl"),
+    ],
+)
+def test_a_refused_key_is_told_from_a_missing_right(
+    server: BrokerPeer, code: int, remark: str, state: str, found: str
+) -> None:
+    refusing(RequestCode.GET_BROKER_RUNTIME_INFO, code=ResponseCode(code), remark=remark)(server)
+    ((_, is_state, is_found),) = about(server.address, "broker")
+    assert is_state == state
+    assert found in is_found
+
+
+def test_a_topic_that_the_user_may_not_see_is_a_warning(server: BrokerPeer) -> None:
+    remark = "User:u has no permission to access Topic:orders"
+    refusing(RequestCode.GET_MAX_OFFSET, code=ResponseCode.NO_PERMISSION, remark=remark)(server)
+    ((_, state, found),) = about(server.address, "topic", "orders")
+    assert (state, found) == (WARNING, f"the user may not look at it: {remark}")
+
+
+def test_a_missing_topic_fails_unless_brokers_make_it(server: BrokerPeer) -> None:
+    ((_, state, found),) = about(server.address, "topic", "ordres")
+    assert state == FAILED
+    assert "did you mean orders?" in found
+    server.routes["TBW102"] = server.routes["orders"]
+    ((_, state, found),) = about(server.address, "topic", "ordres")
+    assert state == WARNING
+    assert found.startswith("it does not exist; the first write creates it on a")
+
+
+def test_a_topic_that_may_only_be_read_says_so(server: BrokerPeer) -> None:
+    server.routes["orders"] = TopicRouteData((QueueData("a", 2, 2, 4),), server.routes["orders"].broker_datas)
+    states = [(state, found) for _, state, found in about(server.address, "topic", "orders")]
+    assert (FAILED, "not allowed to write to on a, which is everywhere") in states
+
+
+def test_a_static_topic_is_said_to_be_one(server: BrokerPeer) -> None:
+    server.routes["orders"] = replace(server.routes["orders"], static_topic=True)
+    assert about(server.address, "topic", "orders") == [
+        (" orders", FAILED, "reading topic orders: it is a static (logical) topic, which this release can't read"),
+    ]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers every GET."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_an_http_server_is_known_as_one() -> None:
+    with HTTPServer(("127.0.0.1", 0), Handler) as http:
+        thread = Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        address = f"127.0.0.1:{http.server_port}"
+        try:
+            assert who_listens(address, TIMEOUT) is Listener.HTTP
+        finally:
+            http.shutdown()
+            thread.join()
+
+
+def greeting(session: Session) -> None:
+    """Say what an HTTP/2 server begins with."""
+    session.sock.recv(64)
+    session.sock.sendall(GREETING)
+    session.wait_for_hangup()
+
+
+def test_a_grpc_server_is_known_as_one() -> None:
+    with Peer(greeting) as peer:
+        assert who_listens(peer.address, TIMEOUT) is Listener.GRPC
+
+
+def test_a_server_that_wants_tls_is_known_as_one_and_so_is_grpc_behind_it(tmp_path: Path) -> None:
+    certificate, key = Authority(tmp_path).server("server", "IP:127.0.0.1")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with BrokerPeer(tls=context) as peer:
+        ((_, state, found),) = about(peer.address, "name server")
+        assert (state, found) == (FAILED, "a server listens that wants TLS")
+    context.set_alpn_protocols(["h2"])
+    with BrokerPeer(tls=context) as peer:
+        assert who_listens(peer.address, TIMEOUT) is Listener.GRPC
+
+
+def test_tls_to_a_server_without_it_is_said(server: BrokerPeer) -> None:
+    found = about(server.address, "name server", use_tls=True)
+    assert found == [(f" {server.address}", FAILED, "it speaks no TLS")]
+    (check,) = [one for one in looked_at(server.address, use_tls=True) if one.check.startswith("name server")]
+    assert "somebody may be intercepting the connection" in check.mend
+
+
+def test_a_certificate_of_an_unknown_authority_is_said(tmp_path: Path) -> None:
+    certificate, key = Authority(tmp_path).server("server", "IP:127.0.0.1")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with BrokerPeer(tls=context) as peer:
+        (check,) = [one for one in looked_at(peer.address, use_tls=True) if one.check.startswith("name server")]
+    assert "the server's certificate is not trusted" in check.found
+    assert "tlsCaFile" in check.mend
+    assert "tlsServerName" not in check.mend
+
+
+def name_server_over_tls(address: str, authority: Authority) -> Check:
+    """What is found of a name server, by who trusts the authority."""
+    given = {"use_tls": True, "tls_ca_file": str(authority.ca_file)}
+    (check,) = [one for one in looked_at(address, **given) if one.check.startswith("name server")]
+    return check
+
+
+def test_a_certificate_for_another_name_is_not_taken_for_an_unknown_authority(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    with BrokerPeer(tls=authority.context("elsewhere", "DNS:elsewhere.example")) as peer:
+        check = name_server_over_tls(peer.address, authority)
+    assert "the server's certificate must name 127.0.0.1" in check.found
+    assert "tlsServerName" in check.mend
+    assert "tlsCaFile" not in check.mend
+
+
+def test_a_name_server_that_speaks_nothing_newer_than_tls_1_1_is_not_taken_for_something_else(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    with BrokerPeer(tls=authority.outdated("server", "IP:127.0.0.1")) as peer:
+        check = name_server_over_tls(peer.address, authority)
+    assert "the server's TLS is older than 1.2" in check.found
+    assert check.mend == "have the server speak TLS 1.2 or newer"
+
+
+def test_a_certificate_of_ours_that_is_missing_is_not_taken_for_an_unknown_authority(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    context = authority.context("server", "IP:127.0.0.1")
+    context.load_verify_locations(authority.ca_file)
+    context.verify_mode = ssl.CERT_REQUIRED
+    with BrokerPeer(tls=context) as peer:
+        check = name_server_over_tls(peer.address, authority)
+    assert "the server refuses this client's certificate, or demands one" in check.found
+    assert "tlsCertFile" in check.mend
+    assert "tlsCaFile" not in check.mend
+
+
+def test_whoever_hangs_up_is_something_else() -> None:
+    with Peer(lambda session: None) as peer:
+        assert who_listens(peer.address, TIMEOUT) is Listener.OTHER
+
+
+def test_nobody_and_unknown_hosts_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    assert who_listens(refused_address(), TIMEOUT) is Listener.NOBODY
+    # A resolver may take long to say so, or may know every name.
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    assert who_listens("no-such-host:9876", TIMEOUT) is Listener.UNKNOWN_HOST
+
+
+@pytest.mark.parametrize("host", NO_NAMES)
+def test_a_host_that_no_name_is_like_is_unknown(server: BrokerPeer, host: str) -> None:
+    assert about(f"{host}:9876", "name server") == [(f" {host}:9876", FAILED, "the host's name is unknown here")]
+    broker = BrokerData("b", {0: f"{host}:10911"}, "c")
+    server.routes["orders"] = TopicRouteData((QueueData("b", 1, 1, 6),), (broker,))
+    ((_, state, found),) = about(server.address, "broker")
+    assert (state, found) == (
+        FAILED,
+        f"it has registered itself as {host}:10911, and from here the host's name is unknown here",
+    )
+
+
+def test_what_is_no_address_is_an_unknown_host() -> None:
+    assert who_listens("no-port", TIMEOUT) is Listener.UNKNOWN_HOST

@@ -1,0 +1,297 @@
+"""The JSON of offsets, as people, receipts and checkpoints write it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.options.offsets import (
+    EARLIEST,
+    LATEST,
+    OffsetSpec,
+    beginnings_in,
+    flat,
+    nested,
+    parse_end,
+    parse_offsets,
+    parse_queues,
+    parse_receipt,
+    parse_start,
+    parse_timestamps,
+)
+from tests.support.pipelines import recorder, success, summary_of
+
+NAMES = st.text(min_size=1, max_size=5)
+QUEUES = st.builds(MessageQueue, NAMES, NAMES, st.integers(0, 2**31 - 1))
+QUEUE = MessageQueue("t", "b", 0)
+
+
+def problem(parse: Callable[[Any], Any], value: Any) -> str:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        parse(value)
+    assert str(caught.value)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def receipt(first: Any, last: Any) -> str:
+    return json.dumps(
+        {"b": {"rows": 3, "queues": {"t": {"0": {"rows": 3, "first_offset": first, "last_offset": last}}}}}
+    )
+
+
+@given(st.dictionaries(QUEUES, st.integers(EARLIEST, 2**63 - 1), min_size=1))
+def test_offsets_are_read_back_as_they_were_written(offsets: dict[MessageQueue, int]) -> None:
+    assert parse_offsets(json.dumps(nested(offsets))) == offsets
+
+
+@given(st.dictionaries(QUEUES, st.integers(0, 2**63 - 1)))
+def test_flat_is_the_inverse_of_nested(offsets: dict[MessageQueue, int]) -> None:
+    assert flat(json.loads(json.dumps(nested(offsets)))) == offsets
+
+
+SPANS = st.dictionaries(QUEUES, st.tuples(st.integers(0, 2**62), st.integers(0, 2**62) | st.none()))
+
+
+@given(SPANS)
+def test_beginnings_of_new_queues_are_kept_beside_their_ends(spans: dict[MessageQueue, tuple[int, int | None]]) -> None:
+    begins = {queue: begin for queue, (begin, size) in spans.items() if size is not None}
+    ends = {queue: begin + (size or 0) for queue, (begin, size) in spans.items()}
+    tree = json.loads(json.dumps(nested(ends, begins)))
+    assert flat(tree) == ends
+    assert beginnings_in(tree) == {queue: begin for queue, begin in begins.items() if begin < ends[queue]}
+
+
+def test_offset_of_a_stream_is_a_position_where_a_read_begins_or_ends() -> None:
+    text = '{"t":{"b":{"0":[3,7],"1":-2}}}'
+    expected = ((QUEUE, 7), (MessageQueue("t", "b", 1), EARLIEST))
+    assert parse_start(text).offsets == parse_end(text).offsets == expected
+
+
+@pytest.mark.parametrize(
+    ("leaf", "message"),
+    [
+        ("[]", "[] is not [begin, end]"),
+        ("[1]", "[1] is not [begin, end]"),
+        ("[1,2,3]", "[1, 2, 3] is not [begin, end]"),
+        ("[-2,3]", "-2 is not from 0 to 9223372036854775807"),
+        ("[0,true]", "true is no integer"),
+        ("[7,7]", "[7, 7] begins at its end or behind it"),
+        ("[[0,1],2]", "[0, 1] is no integer"),
+    ],
+)
+def test_malformed_beginning_is_refused(leaf: str, message: str) -> None:
+    text = f'{{"t":{{"b":{{"0":{leaf}}}}}}}'
+    expected = f"topic 't', broker 'b', queue 0: {message}"
+    assert problem(parse_start, text) == expected
+    for read in (flat, beginnings_in):
+        assert problem(read, json.loads(text)) == expected
+
+
+def test_times_have_no_beginnings() -> None:
+    assert "[0, 1] is no integer" in problem(parse_timestamps, '{"t":{"b":{"0":[0,1]}}}')
+
+
+@given(st.dictionaries(QUEUES, st.integers(0), min_size=1))
+def test_nested_is_sorted_whatever_the_order(offsets: dict[MessageQueue, int]) -> None:
+    shuffled = dict(reversed(offsets.items()))
+    assert json.dumps(nested(shuffled)) == json.dumps(nested(offsets))
+
+
+def test_nested_sorts_queues_by_number() -> None:
+    found = nested({MessageQueue("t", "b", queue_id): 5 for queue_id in (10, 9, 0)})
+    assert list(found["t"]["b"]) == ["0", "9", "10"]
+
+
+LEAVES = st.none() | st.booleans() | st.integers(-3, 3) | st.just(0.5) | st.sampled_from(("", "0", "queues"))
+KEYS = st.sampled_from(("t", "b", "0", "1", "01", "", "queues", "rows", "first_offset", "last_offset"))
+TREES = st.recursive(LEAVES, lambda below: st.dictionaries(KEYS, below, max_size=2) | st.lists(below, max_size=2))
+
+
+@given(TREES)
+def test_any_json_is_read_as_what_it_says_or_refused_with_a_reason(tree: Any) -> None:
+    for parse in (parse_receipt, parse_queues, parse_start):
+        with contextlib.suppress(ValueError):
+            assert parse(json.dumps(tree))
+    with contextlib.suppress(ValueError):
+        assert nested(parse_offsets(json.dumps(tree))) == tree
+
+
+@given(st.text())
+def test_no_text_is_mistaken_for_offsets(text: str) -> None:
+    with contextlib.suppress(ValueError):
+        assert parse_start(text) in (OffsetSpec("earliest"), OffsetSpec("latest"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "it is no JSON: Expecting value: line 1 column 1 (char 0)"),
+        ('{"t":{"b":{"0":1}}', "it is no JSON: Expecting ',' delimiter: line 1 column 19 (char 18)"),
+        ("[" * 100_000, "it is no such JSON: it is nested too deeply"),
+        ("[]", "[] is no JSON object"),
+        ("{}", "the JSON: the object is empty: no topic is in it"),
+        ('{"t":{}}', "topic 't': the object is empty: no broker is in it"),
+        ('{"t":{"b":{}}}', "topic 't', broker 'b': the object is empty: no queue id is in it"),
+        ('{"":{"b":{"0":1}}}', "the JSON: '' is no name of a topic"),
+        ('{"t":{"":{"0":1}}}', "topic 't': '' is no name of a broker"),
+        ('{"t":5}', "topic 't': 5 is no object by broker, as in {\"broker\": ...}"),
+        ('{"t":{"b":[7]}}', "topic 't', broker 'b': [7] is no object by queue id, as in {\"queue id\": ...}"),
+        ('{"t":{"b":{"x":1}}}', "topic 't', broker 'b': 'x' is no queue id, which is a number from 0 in quotes"),
+        ('{"t":{"b":{"0":1.0}}}', "topic 't', broker 'b', queue 0: 1.0 is no integer"),
+        ('{"t":{"b":{"0":true}}}', "topic 't', broker 'b', queue 0: true is no integer"),
+        ('{"t":{"b":{"0":"1"}}}', "topic 't', broker 'b', queue 0: \"1\" is no integer"),
+        ('{"t":{"b":{"0":null}}}', "topic 't', broker 'b', queue 0: null is no integer"),
+        ('{"t":{"b":{"0":-3}}}', "topic 't', broker 'b', queue 0: -3 is not from -2 to 9223372036854775807"),
+        (
+            '{"t":{"b":{"7":9223372036854775808}}}',
+            "topic 't', broker 'b', queue 7: 9223372036854775808 is not from -2 to 9223372036854775807",
+        ),
+        ('{"t":{"b":{"0":' + "9" * 5000 + "}}}", f"the number {'9' * 40}... is too long"),
+        ('{"t":{"b":{"0":1,"0":2}}}', "the name '0' is there twice in one object"),
+        ('{"t":{"b":{"0":1}},"t":{"b":{"1":1}}}', "the name 't' is there twice in one object"),
+        (
+            '{"t":{"b":"' + "x" * 100 + '"}}',
+            f"topic 't', broker 'b': \"{'x' * 59}... is no object by queue id, as in {{\"queue id\": ...}}",
+        ),
+    ],
+)
+def test_offsets_that_are_not_understood_say_what_is_wrong_and_where(text: str, message: str) -> None:
+    assert problem(parse_offsets, text) == message
+
+
+@pytest.mark.parametrize("text", ["-1", "+1", "01", "00", "1.0", " 1", "1 ", "", "٣", "1_0", "2147483648", "1" * 5000])
+def test_a_queue_id_has_one_spelling(text: str) -> None:
+    assert problem(parse_offsets, json.dumps({"t": {"b": {text: 1}}})).startswith("topic 't', broker 'b': ")
+
+
+def test_timestamps_are_numbers_from_0() -> None:
+    assert parse_timestamps('{"t":{"b":{"0":1700000000000}}}') == {QUEUE: 1_700_000_000_000}
+    assert parse_timestamps('{"t":{"b":{"0":0}}}') == {QUEUE: 0}
+    assert "queue 0: -1 is not from 0 to" in problem(parse_timestamps, '{"t":{"b":{"0":-1}}}')
+
+
+@pytest.mark.parametrize(
+    "broken", [[], {"t": {}}, {"t": {"b": {"0": -1}}}, {"t": {"b": {0: 1}}}, {"t": {"b": {"0": 1.0}}}]
+)
+def test_checkpointed_offsets_are_held_to_the_same_shape(broken: Any) -> None:
+    problem(flat, broken)
+
+
+@given(st.sets(QUEUES, min_size=1))
+def test_queues_are_read(queues: set[MessageQueue]) -> None:
+    ids: dict[str, dict[str, list[int]]] = {}
+    for queue in queues:
+        ids.setdefault(queue.topic, {}).setdefault(queue.broker_name, []).append(queue.queue_id)
+    assert parse_queues(json.dumps(ids)) == frozenset(queues)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"t":{"b":[]}}', "topic 't', broker 'b': [] is no list of queue ids, as in [0, 1]"),
+        ('{"t":{"b":{"0":1}}}', "topic 't', broker 'b': {\"0\": 1} is no list of queue ids, as in [0, 1]"),
+        ('{"t":[0]}', "topic 't': [0] is no object by broker, as in {\"broker\": ...}"),
+        ('{"t":{"b":[1,0,1]}}', "topic 't', broker 'b': a queue id is there twice in [1, 0, 1]"),
+        ('{"t":{"b":["0"]}}', "topic 't', broker 'b': \"0\" is no integer"),
+        ('{"t":{"b":[true]}}', "topic 't', broker 'b': true is no integer"),
+        ('{"t":{"b":[[0]]}}', "topic 't', broker 'b': [0] is no integer"),
+        ('{"t":{"b":[-1]}}', "topic 't', broker 'b': -1 is not from 0 to 2147483647"),
+        ("{}", "the JSON: the object is empty: no topic is in it"),
+    ],
+)
+def test_queues_that_are_not_understood_say_what_is_wrong_and_where(text: str, message: str) -> None:
+    assert problem(parse_queues, text) == message
+
+
+def test_the_receipt_of_a_write_gives_first_and_last_offsets() -> None:
+    recording = recorder()
+    success(recording, "b", rows=5, offset=3)
+    success(recording, "b", rows=1, offset=0, topic="u", queue_id=1)
+    success(recording, "c", rows=2, offset=9)
+    text = json.dumps(summary_of([recording.snapshot()]).to_dict())
+    spans = {QUEUE: (3, 7), MessageQueue("u", "b", 1): (0, 0), MessageQueue("t", "c", 0): (9, 10)}
+    assert parse_receipt(text) == spans
+    assert dict(parse_start(text).offsets) == {queue: first for queue, (first, _) in spans.items()}
+    assert dict(parse_end(text).offsets) == {queue: last + 1 for queue, (_, last) in spans.items()}
+
+
+def test_a_broker_that_stored_nothing_does_not_spoil_a_receipt() -> None:
+    recording = recorder()
+    success(recording, "b", rows=5, offset=3)
+    recording.record_failure("c", "SYSTEM_ERROR", 1.0)
+    assert parse_receipt(json.dumps(summary_of([recording.snapshot()]).to_dict())) == {QUEUE: (3, 7)}
+
+
+@pytest.mark.parametrize(("queue_id", "offset"), [(-1, -1), (0, -1)])
+def test_a_receipt_of_a_write_over_grpc_says_that_it_has_no_offsets(queue_id: int, offset: int) -> None:
+    recording = recorder()
+    success(recording, "proxy:8081", rows=5, offset=offset, queue_id=queue_id)
+    text = json.dumps(summary_of([recording.snapshot()]).to_dict())
+    for parse in (parse_receipt, parse_start, parse_end):
+        assert "receipts of writes over gRPC have no offsets" in problem(parse, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", "the receipt has no queues: nothing in it was acknowledged with an offset"),
+        ('{"b":{"rows":0,"queues":{}}}', "the receipt has no queues: nothing in it was acknowledged with an offset"),
+        ('{"b":{"rows":0}}', "broker 'b' has no object \"queues\", as the receipt of a write has"),
+        ('{"b":5}', "broker 'b' has no object \"queues\", as the receipt of a write has"),
+        (receipt("1", 2), "topic 't', broker 'b', queue 0: \"1\" is no integer"),
+        (receipt(-1, 2), "topic 't', broker 'b', queue 0: -1 is not from 0 to 9223372036854775806"),
+        (
+            receipt(0, 2**63 - 1),
+            "topic 't', broker 'b', queue 0: 9223372036854775807 is not from 0 to 9223372036854775806",
+        ),
+        (receipt(3, 2), "topic 't', broker 'b', queue 0: first_offset 3 is above last_offset 2"),
+        ('{"b":{"queues":{"t":{"0":{"first_offset":1}}}}}', "topic 't', broker 'b', queue 0: last_offset is missing"),
+        (
+            '{"b":{"queues":{"t":{"0":1}}}}',
+            "topic 't', broker 'b', queue 0: 1 is no object with \"first_offset\" and \"last_offset\"",
+        ),
+        ('{"b":{"queues":{"t":{}}}}', "topic 't', broker 'b': the object is empty: no queue id is in it"),
+    ],
+)
+def test_receipts_that_are_not_understood_say_what_is_wrong_and_where(text: str, message: str) -> None:
+    assert problem(parse_receipt, text) == message
+
+
+@pytest.mark.parametrize("parse", [parse_start, parse_end])
+def test_a_place_is_a_word_offsets_or_a_receipt(parse: Callable[[str], OffsetSpec]) -> None:
+    assert parse(" Earliest ") == OffsetSpec("earliest")
+    assert parse("LATEST") == OffsetSpec("latest")
+    assert parse(' {"t":{"b":{"0":-1}}}') == OffsetSpec(None, ((QUEUE, LATEST),))
+    assert parse(receipt(4, 4)) == OffsetSpec(None, ((QUEUE, 4 if parse is parse_start else 5),), receipt=True)
+
+
+def test_a_word_that_is_none_is_not_taken_for_json() -> None:
+    assert problem(parse_start, "latst") == "it is neither earliest nor latest, and no JSON object"
+
+
+def test_offsets_of_a_broker_called_queues_are_no_receipt() -> None:
+    assert parse_start('{"t":{"queues":{"0":5}}}').offsets == ((MessageQueue("t", "queues", 0), 5),)
+    assert 'queue 0: "5" is no integer' in problem(parse_start, '{"t":{"queues":{"0":"5"}}}')
+
+
+@given(st.dictionaries(QUEUES, st.integers(0)), QUEUES)
+def test_a_spec_tells_the_offset_of_each_of_its_queues(offsets: dict[MessageQueue, int], other: MessageQueue) -> None:
+    spec = OffsetSpec(None, tuple(sorted(offsets.items())))
+    assert {queue: spec.offset_of(queue) for queue in offsets} == offsets
+    assert spec.offset_of(other) == offsets.get(other)
+
+
+def test_specs_pickle_hash_and_show_as_one_would_type_them() -> None:
+    spec = parse_start('{"t":{"b":{"0":7}}}')
+    assert pickle.loads(pickle.dumps(spec)) == spec
+    assert {spec: 1}[parse_start('{"t":{"b":{"0":7}}}')] == 1
+    assert (str(spec), str(OffsetSpec("latest"))) == ('{"t": {"b": {"0": 7}}}', "latest")

@@ -1,0 +1,272 @@
+"""Remoting or gRPC: what asks for which, and what a proxy can't be asked for (spec/grpc.md section 10, line 14)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.options.parsing import parse_sink_options
+from rocketmq_spark.options.producer import (
+    GRPC_RETRY_RESPONSE_CODES,
+    PRODUCER_OPTIONS,
+    RETRY_RESPONSE_CODES,
+    ProducerOptions,
+    producer_options,
+)
+from rocketmq_spark.options.sink import SINK_OPTIONS, SinkOptions
+
+ENDPOINTS = {"endpoints": "p:8081;q:8081"}
+ENVIRON = {"NAMESRV_ADDR": "e:9876"}
+
+
+def sink_refusal(options: dict[str, str], environ: dict[str, str] | None = None) -> str:
+    with pytest.raises(OptionError) as caught:
+        parse_sink_options(options, environ or {})
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def producer_refusal(**properties: Any) -> str:
+    with pytest.raises(OptionError) as caught:
+        producer_options(properties, {})
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("environ", [{}, ENVIRON])
+@pytest.mark.parametrize("given", [ENDPOINTS, {**ENDPOINTS, "transport": "GRPC"}])
+def test_endpoints_alone_ask_for_grpc_whatever_the_environment_says(
+    given: dict[str, str], environ: dict[str, str]
+) -> None:
+    options = parse_sink_options(given, environ)
+    assert options == SinkOptions.of(
+        transport="grpc", endpoints=("p:8081", "q:8081"), compress_type="NONE", max_in_flight=3
+    )
+    assert (options.over_grpc, options.connection.route_servers) == (True, ("p:8081", "q:8081"))
+    producers = producer_options(given, environ)
+    assert (producers.over_grpc, producers.connection.name_server) == (True, ())
+    assert producers.connection.route_servers == ("p:8081", "q:8081")
+
+
+@pytest.mark.parametrize("given", [{"nameServer": "a:9876"}, {"nameServer": "a:9876", "transport": "remoting"}])
+def test_name_servers_ask_for_remoting(given: dict[str, str]) -> None:
+    options = parse_sink_options(given, ENVIRON)
+    assert options == SinkOptions.of(name_server=("a:9876",))
+    assert (options.over_grpc, options.connection.route_servers) == (False, ("a:9876",))
+
+
+def test_the_environment_is_the_name_server_of_a_remoting_write() -> None:
+    assert parse_sink_options({"transport": "remoting"}, ENVIRON).connection.route_servers == ("e:9876",)
+    assert producer_options({"transport": "remoting"}, ENVIRON).connection.route_servers == ("e:9876",)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("p:8081", ("p:8081",)),
+        ("p:8081; q:8082 ;", ("p:8081", "q:8082")),
+        ("p:8081,p:8081", ("p:8081",)),
+        ("http://p:8081;HTTP://q:8081", ("p:8081", "q:8081")),
+        ("[::1]:8081", ("[::1]:8081",)),
+        ("http://[fe80::2]:8081", ("[fe80::2]:8081",)),
+        ("10.0.0.1:8081", ("10.0.0.1:8081",)),
+    ],
+)
+def test_endpoints_are_addresses_with_or_without_a_scheme(value: str, expected: tuple[str, ...]) -> None:
+    assert parse_sink_options({"endpoints": value}, {}).connection.endpoints == expected
+
+
+@pytest.mark.parametrize("endpoints", ["https://p:8081", "p:8081;HTTPS://q:8081", "http://p:8081,https://q:8081"])
+def test_https_without_tls_is_refused_by_name(endpoints: str) -> None:
+    for given in ({}, {"useTls": "false"}):
+        assert sink_refusal({"Endpoints": endpoints, **given}).startswith(
+            "endpoints begin with https://, and useTls is false: set useTls=true, or leave https:// out"
+        )
+    listed = endpoints.replace(",", ";").split(";")
+    for value in (endpoints, listed, tuple(listed)):
+        assert producer_refusal(endpoints=value).startswith(
+            "endpoints begin with https://, and use_tls is false: set use_tls=true, or leave https:// out"
+        )
+
+
+@pytest.mark.parametrize("endpoints", ["http://p:8081", "p:8081;HTTP://q:8081", "http://p:8081,https://q:8081"])
+def test_http_with_tls_is_refused_by_name(endpoints: str) -> None:
+    assert sink_refusal({"endpoints": endpoints, "useTls": "true"}).startswith(
+        "endpoints begin with http://, and useTls is true: set useTls=false, or leave http:// out"
+    )
+    assert producer_refusal(endpoints=endpoints, use_tls=True).startswith("endpoints begin with http://, and use_tls")
+
+
+def test_a_scheme_that_says_what_the_option_says_is_taken() -> None:
+    given = {"endpoints": "https://p:8081;https://q:8081;r:8081"}
+    wanted = ("p:8081", "q:8081", "r:8081")
+    assert parse_sink_options({**given, "useTls": "true"}, {}).connection.endpoints == wanted
+    assert producer_options({**given, "use_tls": True}, {}).connection.endpoints == wanted
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", ";", "p", "p:", ":8081", "p:0", "p:65536", "http://", "http://;p:1", "http://p", "http://p:1/x", "dns:p:1/"],
+)
+def test_malformed_endpoints_are_refused(value: str) -> None:
+    message = sink_refusal({"endpoints": value})
+    assert message.startswith(f"option endpoints is {value!r}, which is not allowed: allowed is host:port;host:port")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"nameServer": "a:1", **ENDPOINTS}, "nameServer and endpoints are both given: give nameServer alone"),
+        ({"namesrvAddr": "a:1", **ENDPOINTS}, "nameServer and endpoints are both given: give nameServer alone"),
+        (
+            {"transport": "remoting", **ENDPOINTS},
+            "endpoints are the proxies of transport=grpc, and transport is remoting",
+        ),
+        (
+            {"transport": "remoting", "nameServer": "a:1", **ENDPOINTS},
+            "endpoints are the proxies of transport=grpc, and transport is remoting: give nameServer in their place",
+        ),
+        (
+            {"transport": "grpc", "nameServer": "a:1"},
+            "transport=grpc asks no name server, and nameServer is given: give endpoints in its place",
+        ),
+        ({"transport": "grpc"}, "option endpoints is missing, which transport=grpc needs"),
+    ],
+)
+def test_addresses_of_the_wrong_kind_are_refused_with_what_to_do(given: dict[str, str], message: str) -> None:
+    assert sink_refusal(given, ENVIRON).startswith(message)
+
+
+def test_a_producer_is_told_the_same_in_its_own_spelling() -> None:
+    assert producer_refusal(name_server="a:1", endpoints="p:1").startswith("name_server and endpoints are both given")
+    assert producer_refusal(transport="grpc", name_server="a:1").startswith(
+        "transport=grpc asks no name server, and name_server is given: give endpoints in its place"
+    )
+    assert producer_refusal(transport="remoting", endpoints="p:1").startswith("endpoints are the proxies of transport=")
+    assert producer_refusal(transport="grpc").startswith("option endpoints is missing")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("vipChannelEnabled", "true", "a proxy has no second port"),
+        ("unitMode", "true", "no mark of a unit"),
+        ("queueSelector", "hash", "the proxy chooses the queue; rows of one shardingKey keep their order in a topic"),
+        ("queueSelector", "column", "the proxy chooses the queue"),
+        ("queueSelector", "my.module:Class", "the proxy chooses the queue"),
+        ("batchType", "inner", "a proxy makes no inner batches"),
+        ("sendMode", "oneway", "a proxy answers every request; async and sync are allowed"),
+        ("enableTrace", "true", "a proxy refuses messages to the trace topic"),
+        ("createTopicKey", "template", "a proxy creates no topics: create them first"),
+        ("defaultTopicQueueNums", "8", "a proxy creates no topics: create them first"),
+        ("compressType", "LZ4", "ZLIB and NONE go"),
+        ("compressType", "ZSTD", "ZLIB and NONE go"),
+    ],
+)
+def test_grpc_14_what_a_proxy_can_not_do_is_refused(name: str, value: str, why: str) -> None:
+    message = sink_refusal({**ENDPOINTS, name: value})
+    assert message.startswith(f"{name}={value} is not possible over gRPC: ")
+    assert why in message
+    assert message.endswith(f"Leave {name} out, or give nameServer in place of endpoints")
+
+
+def test_grpc_14_machine_rooms_are_refused() -> None:
+    message = sink_refusal({**ENDPOINTS, "queueSelector": "machineRoom", "machineRoom": "idc1"})
+    assert message.startswith("queueSelector=machineRoom is not possible over gRPC")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("vip_channel_enabled", True),
+        ("unit_mode", True),
+        ("enable_trace", True),
+        ("create_topic_key", "template"),
+        ("default_topic_queue_nums", 8),
+        ("compress_type", "LZ4"),
+    ],
+)
+def test_grpc_14_a_producer_is_refused_the_same(name: str, value: object) -> None:
+    shown = str(value).lower() if isinstance(value, bool) else value
+    message = producer_refusal(endpoints="p:8081", **{name: value})
+    assert message.startswith(f"{name}={shown} is not possible over gRPC: ")
+    assert message.endswith(f"Leave {name} out, or give name_server in place of endpoints")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"vipChannelEnabled": "false"},
+        {"queueSelector": "roundRobin"},
+        {"queueSelector": "random"},
+        {"sendMode": "sync"},
+        {"createTopicKey": "TBW102", "defaultTopicQueueNums": "4"},
+        {"compressType": "ZLIB", "compressLevel": "9"},
+        {"batchType": "plain"},
+        {"sendLatencyFaultEnable": "true", "startDetectorEnable": "true"},
+        {"ordered": "true", "topic": "orders"},
+        {"unitName": "u"},
+    ],
+)
+def test_defaults_and_what_a_proxy_can_do_are_accepted(given: dict[str, str]) -> None:
+    assert parse_sink_options({**ENDPOINTS, **given}, {}).over_grpc
+
+
+@pytest.mark.parametrize("tag", ["a\tb", "a\n", "a\x7f", "a\x85"])
+def test_a_tag_with_a_control_character_is_refused_over_grpc_alone(tag: str) -> None:
+    message = sink_refusal({**ENDPOINTS, "tags": tag})
+    assert message.startswith(f"tags={tag!r} holds a control character, and a proxy takes none")
+    assert parse_sink_options({"nameServer": "a:1", "tags": tag}, {}).tags == tag
+    assert parse_sink_options({**ENDPOINTS, "tags": "gr\u00fcn \u20ac"}, {}).tags == "gr\u00fcn \u20ac"
+
+
+def test_nothing_is_compressed_over_grpc_that_nobody_asked_for() -> None:
+    assert parse_sink_options(ENDPOINTS, {}).compress_type == "NONE"
+    assert parse_sink_options({**ENDPOINTS, "compressType": "zlib"}, {}).compress_type == "ZLIB"
+    assert producer_options(ENDPOINTS, {}).compress_type == "NONE"
+    assert producer_options({**ENDPOINTS, "compress_type": "ZLIB"}, {}).compress_type == "ZLIB"
+    assert parse_sink_options({"nameServer": "a:1"}, {}).compress_type == "ZLIB"
+
+
+def test_names_are_wrapped_into_a_namespace_by_remoting_only() -> None:
+    for given, wrapped in (({"endpoints": "p:1"}, ""), ({"nameServer": "a:1"}, "ns")):
+        assert parse_sink_options({**given, "namespace": "ns"}, {}).wrapped_namespace == wrapped
+    assert producer_options({**ENDPOINTS, "namespace": "ns"}, {}).wrapped_namespace == ""
+    assert producer_options({"namespace": "ns"}, {}).wrapped_namespace == "ns"
+    assert ProducerOptions().wrapped_namespace == SinkOptions().wrapped_namespace == ""
+
+
+def test_a_producer_over_grpc_tries_another_proxy_after_the_codes_of_both_worlds() -> None:
+    codes = set(producer_options(ENDPOINTS, {}).retry_response_codes)
+    assert codes == RETRY_RESPONSE_CODES | GRPC_RETRY_RESPONSE_CODES
+    assert codes > {42900, 40402, 40300, 50000, 50001, 50400, 40800}
+    assert producer_options({**ENDPOINTS, "retry_response_codes": [42900]}, {}).retry_response_codes == (42900,)
+    assert set(producer_options({}, {}).retry_response_codes) == RETRY_RESPONSE_CODES
+
+
+def test_the_name_of_all_servers_needs_tls() -> None:
+    remedy = "set use_tls=true, or leave it out"
+    assert producer_refusal(tls_server_name="mq") == f"tls_server_name is given without use_tls: {remedy}"
+    skipped = producer_refusal(tls_insecure_skip_verify=True)
+    assert skipped == f"tls_insecure_skip_verify is given without use_tls: {remedy}"
+    assert producer_options({"tls_server_name": "mq", "use_tls": True}, {}).connection.tls_server_name == "mq"
+
+
+def test_signing_for_name_servers_needs_credentials() -> None:
+    assert producer_refusal(sign_name_server_requests=True) == (
+        "sign_name_server_requests is given without credentials: give access_key or credentials_provider, or leave it "
+        "out"
+    )
+    keys = {"access_key": "user", "secret_key": "hush"}
+    assert producer_options({"sign_name_server_requests": True, **keys}, {}).connection.sign_name_server_requests
+    provided = {"sign_name_server_requests": True, "credentials_provider": "keys:Keys"}
+    assert producer_options(provided, {}).connection.sign_name_server_requests
+    assert "no name server is asked" in producer_refusal(**ENDPOINTS, sign_name_server_requests=True, **keys)
+
+
+def test_options_and_properties_of_one_name_have_one_default() -> None:
+    sink = {spec.field: spec.default for spec in SINK_OPTIONS}
+    for spec in PRODUCER_OPTIONS:
+        if spec.field in sink and spec.field != "instance_name":
+            assert spec.default == sink[spec.field], spec.field

@@ -1,0 +1,664 @@
+"""The options of a read: every row of the table, and what a wrong value says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.options.connection import ConnectionOptions
+from rocketmq_spark.options.kinds import OptionSpec, ValueKind
+from rocketmq_spark.options.offsets import OffsetSpec
+from rocketmq_spark.options.parsing import parse_one, parse_sink_options, parse_source_options, parse_values
+from rocketmq_spark.options.sink import SINK_OPTIONS
+from rocketmq_spark.options.source import SOURCE_OPTIONS, SourceOptions, option_warnings
+
+if TYPE_CHECKING:
+    pass
+
+NAME_SERVER = {"nameServer": "a:9876"}
+BASE = {**NAME_SERVER, "subscribe": "t"}
+QUEUE = MessageQueue("t", "b", 0)
+OFFSETS = '{"t":{"b":{"0":7}}}'
+
+
+def receipt(**offsets: tuple[int, int]) -> str:
+    """The receipt of a write to queue 0 on the broker b of each topic."""
+    queues = {topic: {"0": {"first_offset": first, "last_offset": last}} for topic, (first, last) in offsets.items()}
+    return json.dumps({"b": {"rows": 1, "queues": queues}})
+
+
+def batch(**options: str) -> SourceOptions:
+    return parse_source_options({**BASE, **options}, {}, streaming=False)
+
+
+def stream(**options: str) -> SourceOptions:
+    return parse_source_options({**BASE, **options}, {}, streaming=True)
+
+
+def refusal(options: dict[str, str], environ: dict[str, str] | None = None, *, streaming: bool = False) -> str:
+    with pytest.raises(OptionError) as caught:
+        parse_source_options(options, environ or {}, streaming=streaming)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_name_server_and_topic_alone_give_every_default() -> None:
+    assert batch() == SourceOptions.of(name_server=("a:9876",), subscribe=("t",))
+    assert stream() == SourceOptions.of(
+        name_server=("a:9876",),
+        subscribe=("t",),
+        starting_offsets=OffsetSpec("latest"),
+        ending_offsets=OffsetSpec("latest"),
+    )
+
+
+def test_defaults_are_those_of_the_design() -> None:
+    assert {spec.name: spec.shown_default for spec in SOURCE_OPTIONS} == {
+        "nameServer": "none",
+        "subscribe": "none",
+        "subscribePattern": "none",
+        "assign": "none",
+        "startingOffsets": "earliest",
+        "endingOffsets": "latest",
+        "startingTimestamp": "none",
+        "endingTimestamp": "none",
+        "startingOffsetsByTimestamp": "none",
+        "endingOffsetsByTimestamp": "none",
+        "startingOffsetsByTimestampStrategy": "error",
+        "minPartitions": "none",
+        "maxRecordsPerPartition": "none",
+        "failOnDataLoss": "true",
+        "onUnreadable": "fail",
+        "subExpression": "*",
+        "filterType": "TAG",
+        "includeProperties": "true",
+        "consumerGroup": "spark-rocketmq-source",
+        "commitOffsets": "false",
+        "maxOffsetsPerTrigger": "none",
+        "minOffsetsPerTrigger": "none",
+        "maxTriggerDelay": "900000",
+        "pullBatchSize": "32",
+        "pullTimeoutMs": "10000",
+        "readTimeoutMs": "120000",
+        "instanceName": "none",
+        "clientIP": "none",
+        "unitName": "none",
+        "namespace": "none",
+        "accessKey": "none",
+        "secretKey": "none",
+        "securityToken": "none",
+        "credentialsProvider": "none",
+        "signNameServerRequests": "false",
+        "useTls": "false",
+        "tlsCaFile": "none",
+        "tlsCertFile": "none",
+        "tlsKeyFile": "none",
+        "tlsServerName": "none",
+        "tlsInsecureSkipVerify": "false",
+    }
+
+
+def test_every_field_has_its_row_in_the_same_order() -> None:
+    fields = [*dataclasses.fields(ConnectionOptions), *dataclasses.fields(SourceOptions)]
+    of_reads = {spec.field for spec in SOURCE_OPTIONS}
+    assert [spec.field for spec in SOURCE_OPTIONS] == [field.name for field in fields if field.name in of_reads]
+    assert {field.name for field in dataclasses.fields(SourceOptions)} <= {"connection", *of_reads}
+
+
+def test_every_shown_default_is_what_its_text_means() -> None:
+    shown = {spec.name: spec.shown_default for spec in SOURCE_OPTIONS if spec.shown_default != "none"}
+    values = parse_values(SOURCE_OPTIONS, shown, "read")
+    assert SourceOptions.of(**values) == SourceOptions()
+    assert len(values) == len(shown)
+
+
+def test_every_row_is_documented() -> None:
+    assert [spec.name for spec in SOURCE_OPTIONS if not (spec.doc and spec.kind.allowed)] == []
+
+
+def test_what_a_write_has_too_is_the_same_option() -> None:
+    of_writes = {spec.field: spec for spec in SINK_OPTIONS}
+    shared = [spec for spec in SOURCE_OPTIONS if spec.field in of_writes]
+    of_commits = {"instance_name", "client_ip", "unit_name"}
+    assert {spec.field for spec in shared if spec != of_writes[spec.field]} == of_commits
+    assert all(
+        dataclasses.replace(spec, doc="") == dataclasses.replace(of_writes[spec.field], doc="") for spec in shared
+    )
+    assert {"name_server", "secret_key", "use_tls", "namespace", *of_commits} <= {spec.field for spec in shared}
+
+
+def test_no_name_has_two_meanings() -> None:
+    names = [name.lower() for spec in SOURCE_OPTIONS for name in spec.names]
+    assert len(set(names)) == len(names)
+
+
+@given(st.data())
+def test_names_are_accepted_in_any_case(data: st.DataObject) -> None:
+    letters = (st.sampled_from((letter.lower(), letter.upper())) for letter in "maxOffsetsPerTrigger")
+    name = "".join(map(data.draw, letters))
+    assert stream(**{name: "5"}).max_offsets_per_trigger == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("subscribe", "a, b ,a", ("a", "b")),
+        ("subscribe", "%RETRY%group", ("%RETRY%group",)),
+        ("topic", "a,b", ("a", "b")),
+        ("startingOffsets", " EARLIEST", OffsetSpec("earliest")),
+        ("startingOffsets", OFFSETS, OffsetSpec(None, ((QUEUE, 7),))),
+        (
+            "startingOffsets",
+            '{"t":{"b":{"1":-2,"0":7}}}',
+            OffsetSpec(None, ((QUEUE, 7), (MessageQueue("t", "b", 1), -2))),
+        ),
+        ("endingOffsets", "latest", OffsetSpec("latest")),
+        ("endingOffsets", '{"t":{"b":{"0":-1}}}', OffsetSpec(None, ((QUEUE, -1),))),
+        ("startingTimestamp", "0", 0),
+        ("endingTimestamp", "1700000000000", 1_700_000_000_000),
+        ("startingOffsetsByTimestamp", OFFSETS, ((QUEUE, 7),)),
+        ("endingOffsetsByTimestamp", OFFSETS, ((QUEUE, 7),)),
+        ("minPartitions", "1", 1),
+        ("maxRecordsPerPartition", "9223372036854775807", 2**63 - 1),
+        ("failOnDataLoss", "False", False),
+        ("subExpression", "TagA || TagB", "TagA || TagB"),
+        ("includeProperties", "false", False),
+        ("consumerGroup", "g" * 120, "g" * 120),
+        ("commitOffsets", "false", False),
+        ("pullBatchSize", "1024", 1024),
+        ("pullTimeoutMs", "120000", 120_000),
+        ("readTimeoutMs", "10000", 10_000),
+        ("unitName", "unit", "unit"),
+        ("namespace", "MQ_INST_1", "MQ_INST_1"),
+    ],
+)
+def test_values_that_are_allowed(name: str, text: str, value: object) -> None:
+    field = next(spec.field for spec in SOURCE_OPTIONS if name in spec.names)
+    given_ = {**NAME_SERVER, name: text} if field == "subscribe" else {**BASE, name: text}
+    assert parse_source_options(given_, {}, streaming=False).values()[field] == value
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("subscribe", ""),
+        ("subscribe", "a,,b"),
+        ("subscribe", "a b"),
+        ("subscribe", "t" * 128),
+        ("startingTimestamp", "-1"),
+        ("startingTimestamp", "2026-01-01"),
+        ("endingTimestamp", "9223372036854775808"),
+        ("startingOffsetsByTimestampStrategy", "earliest"),
+        ("minPartitions", "0"),
+        ("maxRecordsPerPartition", "0"),
+        ("failOnDataLoss", "yes"),
+        ("subExpression", ""),
+        ("subExpression", "  "),
+        ("subExpression", "a\x01"),
+        ("filterType", "SQL"),
+        ("includeProperties", "1"),
+        ("consumerGroup", ""),
+        ("consumerGroup", "g" * 121),
+        ("consumerGroup", "DEFAULT_CONSUMER"),
+        ("consumerGroup", "a b"),
+        ("commitOffsets", "on"),
+        ("maxOffsetsPerTrigger", "0"),
+        ("minOffsetsPerTrigger", "0"),
+        ("maxTriggerDelay", "0"),
+        ("maxTriggerDelay", "15 minutes"),
+        ("maxTriggerDelay", "1.5h"),
+        ("maxTriggerDelay", "-1s"),
+        ("maxTriggerDelay", "s"),
+        ("maxTriggerDelay", "25d"),
+        ("pullBatchSize", "0"),
+        ("pullBatchSize", "1025"),
+        ("pullTimeoutMs", "0"),
+        ("readTimeoutMs", "0"),
+    ],
+)
+def test_a_value_that_is_not_allowed_names_option_value_and_what_is(name: str, bad: str) -> None:
+    spec = next(spec for spec in SOURCE_OPTIONS if spec.name == name)
+    message = refusal({**BASE, name: bad}, streaming=True)
+    assert message == f"option {name} is {bad!r}, which is not allowed: allowed is {spec.kind.allowed}"
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "why"),
+    [
+        ("subscribePattern", "", "it is blank"),
+        ("subscribePattern", "a(", "it is no regular expression: missing ), unterminated subpattern at position 1"),
+        ("subscribePattern", "a{99999999999999}", "it is no regular expression: the repetition number is too large"),
+        ("assign", '{"t":{"b":["0"]}}', "topic 't', broker 'b': \"0\" is no integer"),
+        ("startingOffsets", "soon", "it is neither earliest nor latest, and no JSON object"),
+        (
+            "startingOffsets",
+            '{"t":{"b":{"0":-3}}}',
+            "topic 't', broker 'b', queue 0: -3 is not from -2 to 9223372036854775807",
+        ),
+        ("endingOffsets", '{"t":{"b":{"0":1.5}}}', "topic 't', broker 'b', queue 0: 1.5 is no integer"),
+        ("endingOffsets", '{"t":{"b":{"0":1,"0":2}}}', "the name '0' is there twice in one object"),
+        ("startingOffsetsByTimestamp", '{"t":7}', "topic 't': 7 is no object by broker, as in {\"broker\": ...}"),
+        (
+            "endingOffsetsByTimestamp",
+            '{"t":{"b":{"0":-1}}}',
+            "topic 't', broker 'b', queue 0: -1 is not from 0 to 9223372036854775807",
+        ),
+    ],
+)
+def test_what_people_write_by_hand_is_refused_with_the_place_that_is_wrong(name: str, bad: str, why: str) -> None:
+    spec = next(spec for spec in SOURCE_OPTIONS if spec.name == name)
+    message = refusal({**NAME_SERVER, name: bad})
+    assert message == f"option {name} is {bad!r}, which is not allowed: {why}; allowed is {spec.kind.allowed}"
+
+
+def test_a_long_value_is_cut_in_its_message() -> None:
+    many = json.dumps({"t": {"b": {str(queue): 1 for queue in range(5_000)} | {"x": 1}}})
+    message = refusal({**NAME_SERVER, "startingOffsets": many})
+    assert "topic 't', broker 'b': 'x' is no queue id" in message
+    assert len(message) < 1_000
+
+
+@pytest.mark.parametrize(("secret", "shown"), [(False, True), (True, False)])
+def test_a_parser_explains_no_secret(secret: bool, shown: bool) -> None:
+    def parse(text: str) -> str:
+        raise ValueError(f"{text} is wrong")
+
+    spec = OptionSpec("pass", ValueKind("none", parse, explains=True), "Doc.", secret=secret)
+    with pytest.raises(OptionError) as caught:
+        parse_one(spec, "hunter2", "pass")
+    assert ("hunter2 is wrong; allowed is none" in str(caught.value)) is shown
+    assert ("hunter2" in str(caught.value)) is shown
+    assert caught.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("7", 7),
+        ("7ms", 7),
+        ("90s", 90_000),
+        ("15m", 900_000),
+        ("2 MIN", 120_000),
+        ("1h", 3_600_000),
+        ("1d", 86_400_000),
+    ],
+)
+def test_durations_are_milliseconds_or_have_a_suffix(text: str, ms: int) -> None:
+    assert stream(minOffsetsPerTrigger="1", maxTriggerDelay=text).max_trigger_delay == ms
+
+
+# What is read.
+
+
+def test_exactly_one_way_of_naming_what_is_read_is_given() -> None:
+    ways = {"subscribe": "t", "subscribePattern": "t.*", "assign": '{"t":{"b":[0]}}'}
+    for one in ways:
+        assert parse_source_options({**NAME_SERVER, one: ways[one]}, {}, streaming=False).reads(QUEUE)
+        for other in set(ways) - {one}:
+            message = refusal({**NAME_SERVER, one: ways[one], other: ways[other]})
+            assert message.startswith(
+                "only one of the following options can be specified for a read from RocketMQ: subscribe, "
+                "subscribePattern, assign; given are "
+            )
+            assert one in message.partition("given are")[2]
+            assert other in message.partition("given are")[2]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_read_of_nothing_says_how_to_name_it(streaming: bool) -> None:
+    message = refusal(NAME_SERVER, streaming=streaming)
+    assert message.startswith("one of the following options must be specified for a read from RocketMQ: subscribe, sub")
+    assert '.load("orders")' in message
+
+
+def test_path_is_what_is_subscribed_to() -> None:
+    for streaming in (False, True):
+        parsed = parse_source_options({**NAME_SERVER, "path": "a,b"}, {}, streaming=streaming)
+        assert parsed.subscribe == ("a", "b")
+    assert batch(path="t").subscribe == ("t",)
+
+
+def test_path_and_subscribe_that_differ_are_refused() -> None:
+    assert refusal({**BASE, "path": "u"}) == "subscribe='t' and .load('u') name different topics: give one of them"
+
+
+def test_path_beside_another_way_is_one_too_many() -> None:
+    refused = refusal({**NAME_SERVER, "path": "t", "assign": '{"t":{"b":[0]}}'})
+    assert refused == "assign and .load('t') both say what is read: give one of them"
+
+
+def test_a_read_that_would_end_before_it_begins_is_refused() -> None:
+    read = {**NAME_SERVER, "subscribe": "t"}
+    offsets = {"startingOffsets": '{"t":{"b":{"0":-2,"1":5}}}', "endingOffsets": '{"t":{"b":{"0":3,"1":4}}}'}
+    assert refusal({**read, **offsets}) == "startingOffsets of t/b/1 is 5, and endingOffsets is before it: 4"
+    times = {"startingTimestamp": "1700000000001", "endingTimestamp": "1700000000000"}
+    assert "startingTimestamp=1700000000001 is later than endingTimestamp" in refusal({**read, **times})
+    # What a time wins over is not looked at.
+    assert batch(**offsets, endingTimestamp="1700000000000").ending_timestamp == 1_700_000_000_000
+
+
+@pytest.mark.parametrize("expression", ["a | b", "a ||| b", "|"])
+def test_one_pipe_between_tags_is_one_too_few(expression: str) -> None:
+    assert "between tags stand two" in refusal({**NAME_SERVER, "subscribe": "t", "subExpression": expression})
+
+
+def test_what_is_hardly_meant_is_doubted() -> None:
+    assert [*option_warnings(batch(subExpression="a || b", startingTimestamp="1700000000000"))] == []
+    (condition,) = option_warnings(batch(subExpression="region = 'eu'"))
+    assert "filterType=SQL92" in condition
+    assert [*option_warnings(batch(subExpression="region = 'eu'", filterType="SQL92"))] == []
+    (seconds,) = option_warnings(batch(startingTimestamp="1700000000"))
+    assert seconds.startswith("startingTimestamp=1700000000 is a moment of 1970-73")
+
+
+def test_who_waits_less_for_a_queue_waits_no_longer_for_a_request() -> None:
+    assert batch(readTimeoutMs="3000").pull_timeout_ms == 3_000
+    assert batch(readTimeoutMs="30000").pull_timeout_ms == 10_000
+    assert "pullTimeoutMs" in refusal(
+        {**NAME_SERVER, "subscribe": "t", "readTimeoutMs": "3000", "pullTimeoutMs": "3001"}
+    )
+
+
+def test_a_path_that_is_no_topic_is_refused_as_what_was_written() -> None:
+    assert refusal({**NAME_SERVER, "path": "/data/in"}).startswith("option path (.load(\"topic\")) is '/data/in'")
+
+
+def test_topic_and_subscribe_are_one_option() -> None:
+    assert (
+        refusal({**BASE, "topic": "u"})
+        == "options subscribe and topic are one option with two values: give one of them"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given_", "read"),
+    [
+        ({"subscribe": "t,u"}, {"t/b/0", "t/b/1", "u/b/0"}),
+        ({"subscribePattern": "t"}, {"t/b/0", "t/b/1"}),
+        ({"subscribePattern": "[tu].?"}, {"t/b/0", "t/b/1", "u/b/0", "tt/b/0"}),
+        ({"assign": '{"t":{"b":[1]},"u":{"b":[0]}}'}, {"t/b/1", "u/b/0"}),
+        ({"startingOffsets": receipt(t=(1, 2), u=(3, 4))}, {"t/b/0", "u/b/0"}),
+        ({"startingOffsets": receipt(t=(1, 2), u=(3, 4)), "subscribe": "t"}, {"t/b/0"}),
+        ({"endingOffsets": receipt(t=(1, 2)), "subscribe": "t,u"}, {"t/b/0"}),
+    ],
+)
+def test_what_is_read_is_what_was_asked_for(given_: dict[str, str], read: set[str]) -> None:
+    queues = [
+        MessageQueue("t", "b", 0),
+        MessageQueue("t", "b", 1),
+        MessageQueue("u", "b", 0),
+        MessageQueue("tt", "b", 0),
+    ]
+    options = parse_source_options({**NAME_SERVER, **given_}, {}, streaming=False)
+    assert {str(queue) for queue in queues if options.reads(queue)} == read
+
+
+# Where it begins and ends.
+
+
+def test_a_receipt_alone_reads_back_what_was_written() -> None:
+    options = parse_source_options({**NAME_SERVER, "startingOffsets": receipt(t=(3, 7))}, {}, streaming=False)
+    assert options.starting_offsets == OffsetSpec(None, ((QUEUE, 3),), receipt=True)
+    assert options.ending_offsets == OffsetSpec(None, ((QUEUE, 8),), receipt=True)
+
+
+def test_a_receipt_is_found_under_a_name_in_any_case() -> None:
+    options = parse_source_options({**NAME_SERVER, "STARTINGoffsets": receipt(t=(3, 7))}, {}, streaming=False)
+    assert options.ending_offsets.offsets == ((QUEUE, 8),)
+
+
+def test_a_given_end_wins_over_the_receipts_own() -> None:
+    assert batch(startingOffsets=receipt(t=(3, 7)), endingOffsets="latest").ending_offsets == OffsetSpec("latest")
+
+
+def test_a_stream_begins_at_a_receipt_and_does_not_end() -> None:
+    options = parse_source_options({**NAME_SERVER, "startingOffsets": receipt(t=(3, 7))}, {}, streaming=True)
+    assert options.starting_offsets == OffsetSpec(None, ((QUEUE, 3),), receipt=True)
+    assert options.ending_offsets == OffsetSpec("latest")
+
+
+def test_an_end_alone_does_not_say_what_to_read() -> None:
+    assert refusal({**NAME_SERVER, "endingOffsets": receipt(t=(3, 7))}).startswith("one of the following options must")
+
+
+@pytest.mark.parametrize(
+    ("given_", "message"),
+    [
+        (
+            {"startingOffsets": "latest"},
+            "startingOffsets=latest: starting offset can't be latest for batch queries on RocketMQ",
+        ),
+        (
+            {"startingOffsets": '{"t":{"b":{"0":-1}}}'},
+            "startingOffsets: starting offset of t/b/0 can't be latest (-1) for batch queries on RocketMQ",
+        ),
+        (
+            {"endingOffsets": "earliest"},
+            "endingOffsets=earliest: ending offset can't be earliest for batch queries on RocketMQ",
+        ),
+        (
+            {"endingOffsets": '{"t":{"b":{"0":-2}}}'},
+            "endingOffsets: ending offset of t/b/0 can't be earliest (-2) for batch queries on RocketMQ",
+        ),
+    ],
+)
+def test_a_batch_that_could_have_no_rows_is_refused(given_: dict[str, str], message: str) -> None:
+    assert refusal({**BASE, **given_}) == message
+
+
+@pytest.mark.parametrize(
+    "given_",
+    [
+        {"startingOffsets": "latest", "startingTimestamp": "1"},
+        {"startingOffsets": "latest", "startingOffsetsByTimestamp": OFFSETS},
+        {"endingOffsets": "earliest", "endingTimestamp": "1"},
+        {"endingOffsets": "earliest", "endingOffsetsByTimestamp": OFFSETS},
+    ],
+)
+def test_an_offset_that_a_timestamp_wins_over_is_not_judged(given_: dict[str, str]) -> None:
+    assert batch(**given_) != batch()
+
+
+@pytest.mark.parametrize("place", ["earliest", "latest", '{"t": {"b": {"0": -1}}}', '{"t": {"b": {"0": -2}}}'])
+def test_a_stream_begins_anywhere(place: str) -> None:
+    assert str(stream(startingOffsets=place).starting_offsets) == place
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("endingOffsets", "latest"), ("endingTimestamp", "5"), ("endingOffsetsByTimestamp", OFFSETS)]
+)
+def test_a_stream_has_no_end(name: str, value: str) -> None:
+    message = refusal({**BASE, name.lower(): value}, streaming=True)
+    assert message == f"{name}: ending offset not valid in streaming queries; leave it out, or use spark.read"
+    assert batch(**{name: value}).subscribe == ("t",)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("maxOffsetsPerTrigger", "5"),
+        ("minOffsetsPerTrigger", "5"),
+        ("maxTriggerDelay", "15m"),
+        ("commitOffsets", "true"),
+    ],
+)
+def test_a_batch_has_no_triggers_and_commits_nothing(name: str, value: str) -> None:
+    message = refusal({**BASE, name.lower(): value})
+    assert message == f"{name} is for streams, and not valid in batch queries: leave it out, or use spark.readStream"
+
+
+@pytest.mark.parametrize("name", ["minPartitions", "maxRecordsPerPartition"])
+def test_partitions_are_bounded_in_both(name: str) -> None:
+    assert batch(**{name: "5"}) != batch()
+    assert stream(**{name: "5"}) != stream()
+
+
+@pytest.mark.parametrize(
+    ("given_", "message"),
+    [
+        (
+            {"minOffsetsPerTrigger": "6", "maxOffsetsPerTrigger": "5"},
+            "minOffsetsPerTrigger=6 is more than maxOffsetsPerTrigger=5: lower the one or raise the other",
+        ),
+        (
+            {"maxTriggerDelay": "15m"},
+            "maxTriggerDelay bounds the wait for minOffsetsPerTrigger, which is missing: give both, or neither",
+        ),
+        (
+            {"pullTimeoutMs": "120001"},
+            "pullTimeoutMs=120001 is more than readTimeoutMs=120000: lower the one or raise the other",
+        ),
+        (
+            {"filterType": "SQL92"},
+            "filterType=SQL92 needs a condition as subExpression, which is *: give one, or leave filterType out",
+        ),
+        ({"subExpression": " || "}, "subExpression=' || ' has no tag: allowed is *, or tags as in TagA || TagB"),
+        (
+            {"startingOffsetsByTimestampStrategy": "latest"},
+            (
+                "startingOffsetsByTimestampStrategy=latest is used with startingTimestamp or "
+                "startingOffsetsByTimestamp only: give one of them, or leave it out"
+            ),
+        ),
+        ({"accessKey": "me"}, "accessKey is given without secretKey: give both, or neither"),
+        ({"tlsCaFile": "/ca.pem"}, "tlsCaFile is given without useTls: set useTls=true, or leave it out"),
+        (
+            {"startingOffsets": '{"u":{"b":{"0":1}}}'},
+            "startingOffsets has u/b/0, which is not among what is read: subscribe is t",
+        ),
+        (
+            {"startingOffsetsByTimestamp": '{"t":{"b":{"0":1}},"u":{"b":{"0":1}}}'},
+            "startingOffsetsByTimestamp has u/b/0, which is not among what is read: subscribe is t",
+        ),
+        (
+            {"startingOffsets": receipt(u=(1, 2))},
+            "startingOffsets has u/b/0, which is not among what is read: subscribe is t",
+        ),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(given_: dict[str, str], message: str) -> None:
+    assert refusal({**BASE, **given_}, streaming=True) == message
+
+
+def test_an_end_beyond_what_the_receipt_has_is_refused() -> None:
+    message = refusal({**NAME_SERVER, "startingOffsets": receipt(t=(1, 2)), "endingOffsets": '{"t":{"b":{"1":5}}}'})
+    assert message == "endingOffsets has t/b/1, which is not among what is read: startingOffsets is a receipt"
+
+
+def test_options_at_the_limit_of_each_other_are_accepted() -> None:
+    assert stream(minOffsetsPerTrigger="5", maxOffsetsPerTrigger="5").min_offsets_per_trigger == 5
+    assert stream(filterType="sql92", subExpression="a > 5").filter_type == "SQL92"
+    assert batch(startingTimestamp="5", startingOffsetsByTimestampStrategy="latest").starting_timestamp == 5
+
+
+# What is not of a read.
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("transport", "grpc"), ("transport", "remoting"), ("Endpoints", "proxy:8081")]
+)
+def test_a_read_over_grpc_is_refused_with_the_reason(name: str, value: str) -> None:
+    message = refusal({"subscribe": "t", name: value})
+    assert message == (
+        f"{name.lower()} is an option of a write: reads go over the remoting protocol only, as a proxy can't replay "
+        "what is stored (gRPC). Leave it out, and give nameServer"
+    )
+
+
+@pytest.mark.parametrize("name", ["batchBytes", "producerGroup", "tags", "metricsPath"])
+def test_an_option_of_a_write_is_refused_as_such(name: str) -> None:
+    message = refusal({**BASE, name.lower(): "hunter2"})
+    assert message == f"unknown option {name.lower()!r}: {name} is an option of a write"
+
+
+def test_an_option_of_a_read_is_refused_as_such_by_a_write() -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_sink_options({**NAME_SERVER, "startingoffsets": "earliest"}, {})
+    assert str(caught.value) == "unknown option 'startingoffsets': startingOffsets is an option of a read"
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("group", "here: consumerGroup"),
+        ("kafka.group.id", "here: consumerGroup"),
+        ("kafka.bootstrap.servers", "here: nameServer"),
+        ("includeHeaders", "here: includeProperties"),
+        ("topics", "did you mean subscribe?"),
+    ],
+)
+def test_an_option_of_another_connector_is_refused_with_its_name_here(given: str, hint: str) -> None:
+    assert refusal({**BASE, given: "x"}) == f"unknown option {given!r}: {hint}"
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
+    assert refusal({**BASE, "startingoffset": "x"}) == "unknown option 'startingoffset': did you mean startingOffsets?"
+
+
+def test_an_unknown_option_near_to_none_lists_those_of_a_read() -> None:
+    message = refusal({**BASE, "zzzz": "hunter2"})
+    assert message.startswith("unknown option 'zzzz'; the options of a read are nameServer, namespace, clientIP, ")
+    assert "hunter2" not in message
+
+
+def test_keys_of_spark_itself_are_ignored() -> None:
+    assert batch(**dict.fromkeys(["checkpointLocation", "queryName", "owner", "option.x"], "x/y")) == batch()
+
+
+# Servers and secrets.
+
+
+def test_environment_stands_in_for_a_missing_name_server() -> None:
+    parsed = parse_source_options({"subscribe": "t"}, {"NAMESRV_ADDR": "e:1"}, streaming=False)
+    assert parsed.connection.name_server == parsed.connection.route_servers == ("e:1",)
+    assert parse_source_options(BASE, {"NAMESRV_ADDR": "e:1"}, streaming=False) == batch()
+
+
+def test_a_missing_name_server_says_how_to_give_it() -> None:
+    assert refusal({"subscribe": "t"}) == (
+        'option nameServer is missing: give .option("nameServer", "host:9876;host:9876"), or set the environment '
+        "variable NAMESRV_ADDR on the driver"
+    )
+
+
+def test_options_are_what_a_connection_is_made_of() -> None:
+    config = batch(namespace="ns").connection
+    assert (config.over_grpc, config.endpoints, config.name_server) == (False, (), ("a:9876",))
+    assert (config.client_async_semaphore_value, config.client_oneway_semaphore_value) == (65535, 65535)
+    assert (batch().wrapped_namespace, batch(namespace="ns").wrapped_namespace) == ("", "ns")
+
+
+def test_secrets_travel_with_the_options_and_are_not_shown() -> None:
+    options = batch(accessKey="me", secretKey="hunter22", securityToken="hunter33")
+    assert pickle.loads(pickle.dumps(options)) == options
+    assert (options.connection.secret_key, options.connection.security_token) == ("hunter22", "hunter33")
+    assert "access_key='me'" in repr(options)
+    assert "hunter" not in f"{options!r} {options!s}"
+
+
+def test_options_pickle_compare_and_hash_by_value() -> None:
+    one, other = batch(startingOffsets=OFFSETS), batch(startingOffsets=OFFSETS)
+    assert pickle.loads(pickle.dumps(one)) == one
+    assert {one: "instance"}[other] == "instance"
+    assert hash(one) != hash(batch())
+
+
+def test_options_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        batch().subscribe = ("x",)  # type: ignore[misc]
+
+
+def test_two_receipts_must_be_of_the_same_queues() -> None:
+    both = {"startingOffsets": receipt(t=(1, 2)), "endingOffsets": receipt(t=(5, 9))}
+    assert batch(**both).ending_offsets == OffsetSpec(None, ((QUEUE, 10),), receipt=True)
+    for one, other in (({"t": (1, 2)}, {"t": (5, 9), "u": (3, 4)}), ({"t": (1, 2), "u": (3, 4)}, {"t": (5, 9)})):
+        message = refusal({**NAME_SERVER, "startingOffsets": receipt(**one), "endingOffsets": receipt(**other)})
+        assert "are receipts of different queues, and u/b/0 is in one of them only" in message

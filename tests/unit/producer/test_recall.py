@@ -1,0 +1,53 @@
+"""Delayed messages taken back: who is asked, and what is refused before anybody is."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+
+import pytest
+
+from rocketmq_spark.errors import MQClientException
+from rocketmq_spark.model.send_result import RecallMessage, broker_name_of
+from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.testing.scripted import ScriptedTransport
+
+
+def handle(*words: str) -> str:
+    return base64.urlsafe_b64encode(" ".join(words).encode()).decode()
+
+
+GOOD = handle("v1", "T", "b", "1795226656001", "0102")
+
+
+def test_a_handle_names_its_broker() -> None:
+    given = "djEgc3BlY19iMSBzcGVjLWIgMTc5NTIyNjY1NjAwMSBEMkQyRDJEMkQyRDJEMkQyRDJEMkQyRDJEMkQyRDJEMg=="
+    assert broker_name_of(given) == "spec-b"
+
+
+@pytest.mark.parametrize("bad", ["", "x", "grün", handle("v2", "T", "b", "1", "id"), handle("v1", "T"), GOOD[:-3]])
+def test_what_is_no_handle_is_refused(bad: str) -> None:
+    with pytest.raises(MQClientException, match="is no recall handle"):
+        broker_name_of(bad)
+
+
+def test_the_broker_that_holds_the_message_is_asked(
+    make_producer: Callable[..., Producer], transport: ScriptedTransport
+) -> None:
+    producer = make_producer("pg")
+    producer.start()
+    assert producer.recall_message("T", GOOD) == GOOD
+    [call] = [call for call in transport.calls if call[0] == "recall_message"]
+    masters = {broker.broker_name: broker.master for broker in transport.routes["T"].broker_datas}
+    assert call == ("recall_message", masters["b"], RecallMessage("T", GOOD, "pg", "b"))
+
+
+@pytest.mark.parametrize("topic", ["%RETRY%g", "%DLQ%g", "a topic"])
+def test_other_topics_are_refused(
+    make_producer: Callable[..., Producer], transport: ScriptedTransport, topic: str
+) -> None:
+    producer = make_producer()
+    producer.start()
+    with pytest.raises(MQClientException):
+        producer.recall_message(topic, GOOD)
+    assert not [call for call in transport.calls if call[0] == "recall_message"]

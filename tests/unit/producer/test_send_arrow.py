@@ -1,0 +1,171 @@
+"""Arrow tables from plain Python: what a DataFrame's write has the driver do first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from rocketmq_spark.errors import (
+    InvalidRowError,
+    OptionError,
+    RemotingConnectException,
+    RequestNotSupportedException,
+    RouteNotFoundException,
+    SchemaError,
+)
+from rocketmq_spark.metrics import Recorder
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.options.parsing import parse_sink_options
+from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.sink.task import write_rows
+from rocketmq_spark.testing.scripted import ScriptedTransport, route
+
+KEYS = [f"key-{number}" for number in range(20)]
+
+
+def keyed(first: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"body": [f"{first}"] * len(KEYS), "shardingKey": KEYS})
+
+
+def test_the_queues_of_an_ordered_write_stay_the_same_whatever_becomes_of_the_route(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield keyed(0)
+        transport.routes["T"] = route({"a": 2, "b": 2, "c": 3})
+        assert producer._service is not None
+        assert producer._service.instance.routes.refresh("T", 1.0)
+        yield keyed(1)
+
+    producer.send_arrow(batches(), "T", ordered="true")
+    queues = {
+        key: {queue for queue, messages in transport.stored.items() for one in messages if one.sharding_key == key}
+        for key in KEYS
+    }
+    assert {len(found) for found in queues.values()} == {1}
+    assert sum(map(len, transport.stored.values())) == 2 * len(KEYS)
+
+
+def test_an_ordered_write_needs_a_topic_that_exists(producer: Producer, transport: ScriptedTransport) -> None:
+    transport.routes["TBW102"] = route({"a": 4})
+    with pytest.raises(RouteNotFoundException, match="topic new for an ordered write: the topic does not exist"):
+        producer.send_arrow(keyed(0), "new", ordered="true")
+    assert transport.requests == []
+
+
+def test_a_column_of_row_id_that_is_not_there_is_refused_before_anything_is_sent(
+    make_producer: Callable[..., Producer], transport: ScriptedTransport
+) -> None:
+    with make_producer() as producer, pytest.raises(SchemaError, match="rowId=columns:order_id: there is no column"):
+        producer.send_arrow(keyed(0), "T", rowId="columns:order_id")
+    assert transport.requests == []
+
+
+def test_an_ordered_write_without_sharding_keys_is_refused_and_its_rows_are_not_skipped(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    with pytest.raises(SchemaError, match="ordered=true keeps the order of rows of one shardingKey"):
+        producer.send_arrow(pa.table({"body": ["x"]}), "T", ordered="true", onError="skip")
+    assert transport.requests == []
+
+
+def test_options_may_be_numbers_and_booleans_as_a_dataframe_s_may(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    producer.send_arrow(keyed(0), "T", ordered=True, batchBytes=2048)
+    assert len(transport.requests) > 1
+    assert sum(map(len, transport.stored.values())) == len(KEYS)
+
+
+def test_inner_batches_need_a_topic_made_for_them_if_a_broker_says_what_it_is(
+    producer: Producer, transport: ScriptedTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    transport.attributes["T"] = {"message.type": "NORMAL", "queue.type": "SimpleCQ"}
+    with pytest.raises(OptionError, match="topic T is of the type SimpleCQ on a; batchType=inner is for topics of the"):
+        producer.send_arrow(keyed(0), "T", batchType="inner")
+    assert transport.requests == []
+    transport.attributes["T"] = {"queue.type": "BatchCQ"}
+    producer.send_arrow(keyed(0), "T", batchType="inner")
+    assert not caplog.records
+    for _ in range(2):
+        transport.fail("topic_config", RequestNotSupportedException("asking", 3, "not supported", "a:10911"))
+    producer.send_arrow(keyed(1), "T", batchType="inner")
+    assert "batchType=inner: the type of the topic is unknown: asking" in caplog.text
+    assert sum(map(len, transport.stored.values())) == 2 * len(KEYS)
+
+
+def test_inner_batches_go_to_an_order_topic_one_of_whose_brokers_has_no_master(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    transport.routes["T"] = replace(route({"a": 2}), order_topic_conf="gone:1;a:2")
+    transport.attributes["T"] = {"queue.type": "BatchCQ"}
+    producer.send_arrow(pa.table({"body": KEYS}), "T", batchType="inner")
+    assert sum(map(len, transport.stored.values())) == len(KEYS)
+
+
+def test_options_of_a_write_are_held_against_the_properties_of_its_producer(
+    make_producer: Callable[..., Producer], transport: ScriptedTransport
+) -> None:
+    with make_producer(send_msg_timeout=500) as hasty:
+        hasty.send_arrow(keyed(0), "T", deliveryTimeoutMs="1000")
+    assert sum(map(len, transport.stored.values())) == len(KEYS)
+    with (
+        make_producer(send_msg_timeout=200_000) as patient,
+        pytest.raises(OptionError, match="sendMsgTimeout=200000 is more than deliveryTimeoutMs=120000"),
+    ):
+        patient.send_arrow(keyed(0), "T")
+    with (
+        make_producer(send_latency_fault_enable=True) as avoiding,
+        pytest.raises(OptionError, match="ordered=true and sendLatencyFaultEnable=true exclude each other"),
+    ):
+        avoiding.send_arrow(keyed(0), "T", ordered="true")
+
+
+def test_compaction_topic_refuses_what_its_brokers_would_drop(producer: Producer, transport: ScriptedTransport) -> None:
+    transport.attributes["T"] = {"cleanup.policy": "COMPACTION", "queue.type": "BatchCQ"}
+    rows = pa.table({"body": ["x", "y"], "keys": ["k", None], "topic": ["T", "T"]})
+    with pytest.raises(InvalidRowError, match=r"row 1 .*keys is null or blank"):
+        producer.send_arrow(rows, "T")
+    with pytest.raises(OptionError, match=r"batchType=inner: topic T is a compaction topic"):
+        producer.send_arrow(rows, "T", batchType="inner")
+    with pytest.raises(InvalidRowError, match=r"row 0 .*batchType=inner to a compaction topic"):
+        producer.send_arrow(rows, batchType="inner")
+    assert transport.requests == []
+
+
+def test_task_of_an_ordered_write_looks_up_whether_rows_need_a_key(transport: ScriptedTransport) -> None:
+    transport.attributes["T"] = {"cleanup.policy": "COMPACTION"}
+    rows = pa.record_batch({"body": ["x", "y"], "keys": ["k", None], "shardingKey": ["s", "s"]})
+    options = parse_sink_options({"nameServer": "ns:9876", "topic": "T", "ordered": "true", "onError": "skip"}, {})
+    # The driver has looked up the queues; the task's process knows no route yet.
+    instance = ClientInstance("id", transport, options.connection)
+    recorder = Recorder("w", -1, 0)
+    write_rows(options, instance, recorder, iter([rows]), write_id="w", queues=[MessageQueue("T", "a", 1)])
+    assert [message.body for messages in transport.stored.values() for message in messages] == [b"x"]
+
+
+def test_topics_without_a_key_are_asked_about_once_whatever_their_number(
+    producer: Producer, transport: ScriptedTransport
+) -> None:
+    names = [f"T{number}" for number in range(50)]
+    transport.routes.update((name, route({"a": 2})) for name in names)
+    rows = pa.record_batch({"body": names, "topic": names})
+    for _ in range(2):
+        producer.send_arrow(iter([rows, rows]))
+    asked = [call[2] for call in transport.calls if call[0] == "topic_config"]
+    assert sorted(asked) == sorted(names)
+    assert sum(map(len, transport.stored.values())) == 4 * len(names)
+
+
+def test_unreachable_broker_is_asked_about_one_topic_only(producer: Producer, transport: ScriptedTransport) -> None:
+    transport.routes["U"] = transport.routes["T"]
+    transport.fail("topic_config", *[RemotingConnectException("down")] * 2)
+    for topic in ("T", "U"):
+        producer.send_arrow(pa.table({"body": ["x", "y"]}), topic)
+    assert sum(call[0] == "topic_config" for call in transport.calls) == 2
+    # The first row of each topic goes alone: a compaction topic would reject it.
+    assert [request.batch.batch for request in transport.requests].count(False) == 2

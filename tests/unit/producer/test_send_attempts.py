@@ -1,0 +1,216 @@
+"""The attempts of one send, on a handed-in clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from rocketmq_spark.errors import (
+    MQBrokerException,
+    MQClientException,
+    RemotingCertificateException,
+    RemotingConnectException,
+    RemotingException,
+    RemotingSendRequestException,
+    RemotingTimeoutException,
+    RemotingTlsException,
+    RemotingTooMuchRequestException,
+    UserRefusedException,
+)
+from rocketmq_spark.model.message import MessageQueue, SendStatus
+from rocketmq_spark.model.send_result import SendResult
+from rocketmq_spark.options.producer import RETRY_RESPONSE_CODES
+from rocketmq_spark.producer.attempt import Deadline, SendLoop
+from rocketmq_spark.protocol.remoting.codes import broker_error
+from rocketmq_spark.testing.scripted import ManualClock
+
+DEFAULT = SendLoop(2, RETRY_RESPONSE_CODES, False, -1)
+
+
+def refusal(code: int) -> MQBrokerException:
+    return broker_error(code, "no", "b:1", "sending")
+
+
+def answer(status: SendStatus = SendStatus.SEND_OK) -> SendResult:
+    return SendResult(status, "ID", MessageQueue("T", "a", 0), 0)
+
+
+@dataclass
+class Broker:
+    """Answers attempts from a script; each takes `takes` seconds."""
+
+    script: Sequence[SendResult | BaseException]
+    takes: float = 0.0
+    clock: ManualClock = field(default_factory=ManualClock)
+    given: list[float] = field(default_factory=list)
+    brokers: list[str] = field(default_factory=list)
+    selections: list[tuple[str | None, bool]] = field(default_factory=list)
+
+    def select(self, last: str | None, retry: bool) -> MessageQueue | None:
+        self.selections.append((last, retry))
+        return MessageQueue("T", "b" if last == "a" else "a", 0)
+
+    def attempt(self, queue: MessageQueue, left: float) -> SendResult:
+        self.brokers.append(queue.broker_name)
+        self.given.append(left)
+        self.clock.advance(self.takes)
+        outcome = self.script[len(self.given) - 1]
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def run(self, loop: SendLoop = DEFAULT, seconds: float = 3.0) -> SendResult | None:
+        return loop.run("T", Deadline(seconds, self.clock), self.select, self.attempt)
+
+
+def failed(broker: Broker, loop: SendLoop = DEFAULT, seconds: float = 3.0) -> MQClientException:
+    with pytest.raises(MQClientException) as caught:
+        broker.run(loop, seconds)
+    return caught.value
+
+
+@pytest.mark.parametrize(("retry_times", "attempts"), [(2, 3), (0, 1)])
+def test_at_most_one_attempt_more_than_the_retries(retry_times: int, attempts: int) -> None:
+    broker = Broker([RemotingConnectException("down")] * 5)
+    failed(broker, replace(DEFAULT, retry_times=retry_times))
+    assert len(broker.given) == attempts
+
+
+@pytest.mark.parametrize("error", [RemotingTimeoutException("slow"), MQClientException("no such broker")])
+def test_remoting_and_client_errors_are_tried_on_another_broker(error: Exception) -> None:
+    broker = Broker([error, answer()])
+    assert broker.run() == answer()
+    assert broker.brokers == ["a", "b"]
+    assert broker.selections == [(None, False), ("a", True)]
+
+
+def test_with_two_brokers_the_attempts_alternate() -> None:
+    broker = Broker([RemotingConnectException("down")] * 3)
+    failed(broker)
+    assert broker.brokers == ["a", "b", "a"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        refusal(16),
+        # As brokers before 5.3 refuse a user.
+        UserRefusedException("refused", 1, "AclException: No acl config for u", "a:1"),
+        RemotingCertificateException("not trusted"),
+        RemotingTlsException("no TLS"),
+    ],
+)
+def test_a_broker_that_refuses_for_good_is_not_tried_twice(error: Exception) -> None:
+    broker = Broker([error] * 3)
+    assert failed(broker).__cause__ is error
+    assert broker.brokers == ["a", "b"]
+
+
+@pytest.mark.parametrize("code", sorted(RETRY_RESPONSE_CODES))
+def test_a_code_of_the_list_is_retried(code: int) -> None:
+    assert Broker([refusal(code), answer()]).run() == answer()
+
+
+def test_a_code_that_is_not_of_the_list_is_raised_at_once() -> None:
+    broker = Broker([refusal(13), answer()])
+    with pytest.raises(MQBrokerException) as caught:
+        broker.run()
+    assert (caught.value.response_code, len(broker.given)) == (13, 1)
+
+
+def test_a_code_added_to_the_list_is_retried() -> None:
+    codes = set(RETRY_RESPONSE_CODES)
+    loop = replace(DEFAULT, retry_response_codes=codes)
+    codes.add(13)
+    assert Broker([refusal(13), answer()]).run(loop) == answer()
+
+
+def test_an_interruption_is_raised_at_once() -> None:
+    broker = Broker([KeyboardInterrupt(), answer()])
+    with pytest.raises(KeyboardInterrupt):
+        broker.run()
+    assert len(broker.given) == 1
+
+
+def test_a_status_that_is_not_ok_is_returned_as_it_is() -> None:
+    late = answer(SendStatus.FLUSH_DISK_TIMEOUT)
+    broker = Broker([late, answer()])
+    assert broker.run() is late
+
+
+STRICT = replace(DEFAULT, retry_another_broker_when_not_store_ok=True)
+
+
+def test_such_a_status_is_retried_if_asked_for_and_the_last_one_returned() -> None:
+    statuses = [SendStatus.FLUSH_DISK_TIMEOUT, SendStatus.SLAVE_NOT_AVAILABLE, SendStatus.FLUSH_SLAVE_TIMEOUT]
+    broker = Broker([answer(status) for status in statuses])
+    result = broker.run(STRICT)
+    assert result is not None
+    assert (result.status, broker.brokers) == (SendStatus.FLUSH_SLAVE_TIMEOUT, ["a", "b", "a"])
+    assert Broker([answer(statuses[0]), answer()]).run(STRICT) == answer()
+
+
+@pytest.mark.parametrize("later", [RemotingTimeoutException("slow"), refusal(13), refusal(2)])
+def test_an_earlier_result_wins_over_a_later_failure(later: Exception) -> None:
+    late = answer(SendStatus.FLUSH_DISK_TIMEOUT)
+    assert Broker([late, later, later]).run(STRICT) is late
+
+
+def test_an_earlier_result_wins_over_the_end_of_the_budget() -> None:
+    late = answer(SendStatus.FLUSH_DISK_TIMEOUT)
+    assert Broker([late, answer()], takes=4.0).run(STRICT) is late
+
+
+def test_a_budget_that_is_over_is_too_much_and_no_client_error() -> None:
+    broker = Broker([RemotingTimeoutException("slow")] * 3, takes=3.1)
+    with pytest.raises(RemotingTooMuchRequestException, match="3000 ms were given, 3100 ms are over; tried a"):
+        broker.run()
+    assert broker.given == [3.0]
+
+
+def test_with_exactly_nothing_left_an_attempt_is_still_made() -> None:
+    broker = Broker([RemotingTimeoutException("slow"), answer()], takes=3.0)
+    assert broker.run() == answer()
+    assert broker.given == [3.0, 0.0]
+
+
+def test_a_cap_per_request_leaves_time_for_retries_and_spares_the_last_attempt() -> None:
+    broker = Broker([RemotingTimeoutException("slow")] * 3, takes=1.0)
+    failed(broker, replace(DEFAULT, max_timeout_per_request=1.0), seconds=10.0)
+    assert broker.given == [1.0, 1.0, 8.0]
+
+
+@pytest.mark.parametrize(
+    ("last", "code"),
+    [
+        (RemotingConnectException("down"), 10001),
+        (RemotingTimeoutException("slow"), 10002),
+        (MQClientException("no such broker"), 10003),
+        (refusal(2), 2),
+        (RemotingSendRequestException("reset"), -1),
+        (RemotingTooMuchRequestException("full"), -1),
+        (RemotingException("?"), -1),
+    ],
+)
+def test_the_final_code_says_how_the_last_attempt_ended(last: Exception, code: int) -> None:
+    assert failed(Broker([last] * 3)).response_code == code
+
+
+def test_nothing_selected_is_minus_one() -> None:
+    broker = Broker([])
+    nothing: Callable[[str | None, bool], None] = lambda _last, _retry: None  # noqa: E731
+    with pytest.raises(MQClientException, match="no queue could be selected") as caught:
+        DEFAULT.run("T", Deadline(3.0, broker.clock), nothing, broker.attempt)
+    assert caught.value.response_code == -1
+
+
+def test_the_final_error_tells_attempts_cost_topic_and_brokers_with_the_last_as_cause() -> None:
+    last = RemotingSendRequestException("reset by peer")
+    error = failed(Broker([RemotingConnectException("down"), refusal(2), last], takes=0.5))
+    assert str(error) == (
+        "sending to topic T failed 3 times in 1500 ms, brokers [a, b, a]; "
+        "last: RemotingSendRequestException: reset by peer"
+    )
+    assert error.__cause__ is last

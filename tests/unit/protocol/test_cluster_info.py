@@ -1,0 +1,80 @@
+"""What name servers and brokers say of themselves."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark.errors import RemotingCommandException
+from rocketmq_spark.model.route import BrokerData
+from rocketmq_spark.protocol.remoting.route import (
+    ClusterInfo,
+    decode_cluster_info,
+    decode_properties,
+    decode_runtime_info,
+)
+from rocketmq_spark.protocol.remoting.topic_config import decode_all_topic_attributes
+
+# As fastjson writes it: broker ids are keys without quotes.
+CLUSTER = (
+    b'{"brokerAddrTable":{"b":{"brokerAddrs":{0:"10.0.0.2:10911",1:"10.0.0.3:10911"},"brokerName":"b","cluster":"c"},'
+    b'"a":{"brokerAddrs":{0:"10.0.0.1:10911"},"brokerName":"a","cluster":"c","enableActingMaster":false}},'
+    b'"clusterAddrTable":{"c":["b","a"]}}'
+)
+
+
+def test_a_cluster_is_its_brokers_and_their_names_sorted() -> None:
+    brokers = (
+        BrokerData("a", {0: "10.0.0.1:10911"}, "c"),
+        BrokerData("b", {0: "10.0.0.2:10911", 1: "10.0.0.3:10911"}, "c"),
+    )
+    assert decode_cluster_info(CLUSTER) == ClusterInfo(brokers, {"c": ("a", "b")})
+
+
+def test_a_cluster_without_brokers_is_one() -> None:
+    assert decode_cluster_info(b'{"brokerAddrTable":{},"clusterAddrTable":{}}') == ClusterInfo((), {})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"brokerAddrTable":[],"clusterAddrTable":{}}',
+        b'{"brokerAddrTable":{"a":1},"clusterAddrTable":{}}',
+        b'{"brokerAddrTable":{},"clusterAddrTable":{"c":1}}',
+        b'{"brokerAddrTable":{"a":{"brokerAddrs":{"x":"1"},"brokerName":"a"}},"clusterAddrTable":{}}',
+    ],
+)
+def test_what_is_no_cluster_is_refused(body: bytes) -> None:
+    with pytest.raises(RemotingCommandException, match="reading"):
+        decode_cluster_info(body)
+
+
+def test_figures_are_texts_by_name() -> None:
+    assert decode_runtime_info(b'{"table":{"brokerVersionDesc":"V5_5_0","n":1}}') == {
+        "brokerVersionDesc": "V5_5_0",
+        "n": "1",
+    }
+    with pytest.raises(RemotingCommandException, match="a broker's figures"):
+        decode_runtime_info(b'{"table":[]}')
+
+
+def test_settings_are_lines_of_which_the_first_equals_sign_divides() -> None:
+    assert decode_properties(b"brokerPermission=6\nfilter = a=b\nno setting\n") == {
+        "brokerPermission": "6",
+        "filter": "a=b",
+    }
+
+
+def test_types_of_all_topics_are_unknown_of_a_broker_that_is_older_than_types() -> None:
+    body = b'{"topicConfigTable":{"new":{"attributes":{"message.type":"FIFO"}},"old":{"perm":6}}}'
+    assert decode_all_topic_attributes(body) == {"new": {"message.type": "FIFO"}, "old": None}
+
+
+@pytest.mark.parametrize(
+    "body", [b"[]", b"{}", b'{"topicConfigTable":{"a":null}}', b'{"topicConfigTable":{"a":{"attributes":1}}}']
+)
+def test_what_are_no_topics_is_refused(body: bytes) -> None:
+    with pytest.raises(RemotingCommandException, match="reading a"):
+        decode_all_topic_attributes(body)

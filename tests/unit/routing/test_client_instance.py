@@ -1,0 +1,488 @@
+"""What producers of one process share."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.errors import (
+    RemotingConnectException,
+    RemotingTimeoutException,
+    RouteNotFoundException,
+    UserRefusedException,
+)
+from rocketmq_spark.metrics import Recorder
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData
+from rocketmq_spark.options.connection import ConnectionOptions
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.routing.fault_strategy import FaultSite
+from rocketmq_spark.routing.registry import registry
+from rocketmq_spark.sink.sender import BatchSender
+from rocketmq_spark.testing.scripted import ManualClock, ScriptedTransport, route
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.peer import BrokerPeer
+from tests.support.processes import wait_for
+
+OPTIONS = ConnectionOptions(name_server=("ns:1",))
+
+
+def instance_of(
+    clock: ManualClock | None = None, options: ConnectionOptions = OPTIONS, **routes: TopicRouteData
+) -> tuple[ClientInstance, ScriptedTransport]:
+    transport = ScriptedTransport(routes or {"T": route({"a": 1, "b": 1})})
+    return ClientInstance("ip@name", transport, options, clock=clock or ManualClock()), transport
+
+
+def with_slaves(**brokers: dict[int, str]) -> TopicRouteData:
+    """Return a route of one queue on each broker, with these addresses by broker id."""
+    names = sorted(brokers)
+    return TopicRouteData(
+        tuple(QueueData(name, 1, 1, 6) for name in names), tuple(BrokerData(name, brokers[name]) for name in names)
+    )
+
+
+def calls(transport: ScriptedTransport, name: str) -> list[tuple[Any, ...]]:
+    return [call for call in transport.calls if call[0] == name]
+
+
+def test_a_round_of_heart_beats_ends_after_30_s_and_the_next_one_goes_on_there() -> None:
+    clock = ManualClock()
+    names = [f"b{number:02}" for number in range(25)]
+    instance, transport = instance_of(clock, T=route(dict.fromkeys(names, 1)))
+    instance.register("g")
+    instance.routes.find("T", 1.0)
+    told: list[str] = []
+
+    def silent(address: str, *_: object) -> None:
+        told.append(address)
+        clock.advance(3.0)
+        raise RemotingTimeoutException("no answer")
+
+    transport.heart_beat = transport.unregister_client = silent  # type: ignore[method-assign, assignment]
+    every = sorted(instance.routes.masters().values())
+    for first in (0, 10, 20):
+        told.clear()
+        instance.heart_beat()
+        assert told == (every[first:] + every[:first])[:10]
+    # Whoever says good-bye waits no longer either.
+    told.clear()
+    instance.close()
+    assert len(told) == 10
+
+
+def test_heart_beats_go_on_while_name_servers_do_not_answer() -> None:
+    clock = ManualClock()
+    beats: list[float] = []
+
+    class Servers(ScriptedTransport):
+        answering = True
+
+        def query_route(self, topic: str, timeout: float) -> TopicRouteData:
+            if not self.answering:
+                clock.advance(timeout)
+                raise RemotingTimeoutException("no answer")
+            return super().query_route(topic, timeout)
+
+        def heart_beat(self, *_: object) -> None:
+            beats.append(clock.now)
+
+    topics = [f"T{number}" for number in range(60)]
+    transport = Servers({topic: route({"a": 1}) for topic in topics})
+    instance = ClientInstance("ip@name", transport, OPTIONS, clock=clock)
+    instance.register("g")
+    for topic in topics:
+        instance.routes.find(topic, 1.0)
+    transport.answering = False
+    clock.advance(30.0)
+    instance.run_due(clock.now)
+    # A broker closes the connection of a producer that it has not heard of for 120 s.
+    assert [round(beat) for beat in beats] == [33, 63, 93, 123, 153, 183]
+
+
+def test_equal_keys_share_an_instance_and_the_last_user_leaves_it_warm() -> None:
+    made: list[ClientInstance] = []
+
+    def make() -> ClientInstance:
+        made.append(instance_of()[0])
+        return made[-1]
+
+    try:
+        first, second = registry.acquire("k", "g", make), registry.acquire("k", "g", make)
+        assert first is second
+        assert (first.users, len(made)) == (2, 1)
+        first.unregister("g")
+        second.unregister("g")
+        assert first.users == 0
+        assert registry.acquire("k", "g", make) is first
+        assert registry.acquire("other", "g", make) is not first
+    finally:
+        registry.close_all()
+    assert all(instance.closed for instance in made)
+
+
+def test_an_instance_that_closed_is_not_handed_out_again() -> None:
+    try:
+        first = registry.acquire("k", "g", lambda: instance_of()[0])
+        first.close()
+        assert registry.acquire("k", "g", lambda: instance_of()[0]) is not first
+    finally:
+        registry.close_all()
+
+
+def test_an_instance_whose_transport_broke_down_is_not_handed_out_again() -> None:
+    try:
+        instance, transport = instance_of()
+        assert registry.acquire("k", "g", lambda: instance) is instance
+        transport.close()
+        assert registry.acquire("k", "g", lambda: instance_of()[0]) is not instance
+    finally:
+        registry.close_all()
+
+
+def test_an_instance_that_another_process_made_is_not_handed_out() -> None:
+    try:
+        registry.acquire("k", "g", lambda: instance_of()[0])
+        child = os.fork()
+        if child == 0:
+            forked = registry.acquire("k", "g", lambda: instance_of()[0])
+            os._exit(0 if forked.pid == os.getpid() else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        registry.close_all()
+
+
+def beats(transport: ScriptedTransport) -> list[str]:
+    """Take the addresses of the heart-beats so far."""
+    found = [call[1] for call in calls(transport, "heart_beat")]
+    transport.calls.clear()
+    return found
+
+
+def test_heart_beats_go_to_the_masters_only_and_name_all_groups_every_thirty_seconds() -> None:
+    found = with_slaves(a={0: "a:1", 1: "a:2"}, b={0: "b:1"}, c={1: "c:2"})
+    instance, transport = instance_of(None, T=found)
+    instance.register("g1")
+    instance.register("g2")
+    assert instance.run_due(0.0) == 1.0
+    instance.routes.find("T", 1.0)
+    transport.calls.clear()
+    instance.run_due(1.0)
+    assert transport.calls == [("heart_beat", address, "ip@name", ("g1", "g2")) for address in ("a:1", "b:1")]
+    transport.calls.clear()
+    instance.run_due(30.9)
+    assert beats(transport) == []
+    instance.run_due(31.0)
+    assert beats(transport) == ["a:1", "b:1"]
+
+
+def test_a_broker_that_was_not_known_before_gets_its_heart_beat_at_once() -> None:
+    instance, transport = instance_of()
+    instance.register("g")
+    instance.run_due(1.0)
+    assert beats(transport) == []
+    instance.routes.find("T", 1.0)
+    instance.run_due(1.5)
+    assert beats(transport) == ["a:10911", "b:10911"]
+    transport.routes["T"] = route({"b": 1, "c": 1})
+    instance.routes.refresh("T", 1.0)
+    instance.run_due(2.0)
+    assert beats(transport) == ["c:10911"]
+    instance.run_due(2.5)
+    assert beats(transport) == []
+
+
+def test_a_new_route_wakes_the_schedules() -> None:
+    # The clock stands still: nothing but the wake-up can make the first heart-beat due.
+    heard = threading.Event()
+    instance, transport = instance_of()
+    transport.heart_beat = lambda *_: heard.set()  # type: ignore[method-assign, assignment]
+    instance.register("g")
+    instance.start()
+    try:
+        instance.routes.find("T", 1.0)
+        assert heard.wait(10)
+    finally:
+        instance.close()
+
+
+def test_without_a_producer_or_a_broker_there_is_no_heart_beat_and_the_next_one_is_not_hindered() -> None:
+    instance, transport = instance_of()
+    instance.routes.find("T", 1.0)
+    assert instance.heart_beat()
+    assert beats(transport) == []
+    instance.register("g")
+    assert instance.heart_beat()
+    assert beats(transport) == ["a:10911", "b:10911"]
+
+
+def test_a_round_of_heart_beats_that_is_under_way_is_not_waited_for() -> None:
+    instance, transport = instance_of()
+    instance.register("g")
+    instance.routes.find("T", 1.0)
+    inner: list[bool] = []
+    transport.heart_beat = lambda *_: inner.append(instance.heart_beat())  # type: ignore[method-assign, assignment]
+    assert instance.heart_beat()
+    assert inner == [False, False]
+
+
+def test_a_heart_beat_that_fails_stops_neither_the_others_nor_the_schedule() -> None:
+    instance, transport = instance_of()
+    instance.register("g")
+    instance.routes.find("T", 1.0)
+    transport.fail("heart_beat", RemotingConnectException("a:10911 refused"))
+    instance.run_due(1.0)
+    assert [call[1] for call in calls(transport, "heart_beat")] == ["a:10911", "b:10911"]
+
+
+def test_a_user_that_is_refused_is_logged_once_until_taken_again_and_not_at_the_good_bye(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    instance, transport = instance_of()
+    refusal = UserRefusedException("16 NO_PERMISSION: check signature failed.", 16, "check signature failed.", "a:1")
+    instance.register("g")
+    instance.routes.find("T", 1.0)
+
+    def warnings(do: Callable[[], object]) -> int:
+        caplog.clear()
+        do()
+        return sum(record.levelno >= logging.WARNING for record in caplog.records)
+
+    def refuse() -> None:
+        transport.fail("heart_beat", refusal, refusal)
+        instance.heart_beat()
+
+    assert [warnings(refuse), warnings(refuse)] == [1, 0]
+    assert warnings(instance.heart_beat) == 0
+    assert warnings(refuse) == 1
+    transport.fail("unregister_client", refusal, RemotingConnectException("b:10911 refused"))
+    assert warnings(instance.close) == 1, "of the one that can't be reached"
+    assert "unregistering group g at b:10911 failed: b:10911 refused" in caplog.text
+
+
+def test_a_route_that_is_being_looked_up_while_the_instance_is_closed_is_no_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    transport = ScriptedTransport({})
+    made: list[ClientInstance] = []
+
+    def fail(*_: object) -> TopicRouteData:
+        for instance in made:
+            instance.close()
+        raise RemotingConnectException("the transport was closed")
+
+    transport.query_route = fail  # type: ignore[method-assign, assignment]
+    instance = ClientInstance("ip@name", transport, OPTIONS, clock=ManualClock())
+    with pytest.raises(RouteNotFoundException):
+        instance.routes.find("T", 1.0)
+    made.append(instance)
+    instance.run_due(30.0)
+    assert instance.closed
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_a_heart_beat_that_is_under_way_while_the_instance_is_closed_is_no_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    instance, transport = instance_of()
+
+    def fail(*_: object) -> None:
+        instance.close()
+        raise RemotingConnectException("the transport was closed")
+
+    instance.register("g")
+    instance.routes.find("T", 1.0)
+    transport.heart_beat = fail  # type: ignore[method-assign]
+    with caplog.at_level(logging.DEBUG, "rocketmq_spark.producer"):
+        instance.heart_beat()
+    told = [record.levelno for record in caplog.records if "heart-beat at" in record.getMessage()]
+    assert set(told) == {logging.DEBUG}
+
+
+def test_every_topic_ever_looked_up_found_or_not_is_refreshed_every_thirty_seconds() -> None:
+    instance, transport = instance_of(None, T=route({"a": 1}))
+    instance.routes.find("T", 1.0)
+    with pytest.raises(RouteNotFoundException):
+        instance.routes.find("U", 1.0)
+    transport.calls.clear()
+    instance.run_due(29.9)
+    assert calls(transport, "query_route") == []
+    transport.routes |= {"T": route({"a": 8}), "U": route({"a": 1})}
+    instance.run_due(30.0)
+    assert [call[1] for call in calls(transport, "query_route")] == ["T", "U"]
+    assert len(instance.routes.find("T", 1.0).queues) == 8
+
+
+def test_an_address_in_no_route_goes_with_the_clean_up_and_its_broker_with_the_last_one() -> None:
+    instance, transport = instance_of(
+        None, T=with_slaves(a={0: "a:1", 1: "a:2"}, b={0: "b:1"}), U=with_slaves(c={0: "c:1"})
+    )
+    instance.register("g")
+    instance.routes.find("T", 1.0)
+    instance.routes.find("U", 1.0)
+    transport.routes["T"] = with_slaves(b={0: "b:1"})
+    transport.routes["U"] = with_slaves(c={0: "c:1"}, d={0: "a:2"})
+    instance.routes.refresh("T", 1.0)
+    assert instance.routes.addresses() == ("a:1", "a:2", "b:1", "c:1")
+    instance.routes.refresh("U", 1.0)
+    transport.calls.clear()
+    instance.run_due(1.0)
+    assert beats(transport) == ["a:2", "b:1", "c:1"]
+    assert instance.routes.masters() == {"b": "b:1", "c": "c:1", "d": "a:2"}
+    transport.routes["U"] = with_slaves(c={0: "c:1"})
+    instance.routes.refresh("U", 1.0)
+    instance.run_due(31.0)
+    assert instance.routes.addresses() == ("b:1", "c:1")
+
+
+def test_an_update_reaches_every_producer_of_the_instance() -> None:
+    instance, transport = instance_of()
+    sink = SinkOptions(connection=OPTIONS)
+    producers = [BatchSender(sink, instance, Recorder("w", -1, number)) for number in range(2)]
+    assert [len(producer.routes.queues_of("T")) for producer in producers] == [2, 2]
+    transport.routes["T"] = route({"a": 8})
+    instance.run_due(30.0)
+    assert [len(producer.routes.queues_of("T")) for producer in producers] == [8, 8]
+
+
+def test_a_wanted_refresh_happens_at_once_and_then_at_most_once_a_second() -> None:
+    instance, transport = instance_of()
+    instance.refresh_route("T")
+    instance.refresh_route("T")
+    instance.run_due(5.0)
+    assert len(calls(transport, "query_route")) == 1
+    instance.refresh_route("T")
+    assert instance.run_due(5.2) == 6.0
+    assert len(calls(transport, "query_route")) == 1
+    instance.run_due(6.0)
+    assert len(calls(transport, "query_route")) == 2
+
+
+def test_closing_unregisters_at_every_address_slaves_included_and_ignores_failures() -> None:
+    instance, transport = instance_of(None, T=with_slaves(a={0: "a:1", 1: "a:2"}, b={0: "b:1"}))
+    instance.register("g")
+    instance.routes.find("T", 1.0)
+    transport.fail("unregister_client", RemotingConnectException("a:1 refused"))
+    instance.close()
+    instance.close()
+    assert [call[1:] for call in calls(transport, "unregister_client")] == [
+        (address, "ip@name", "g") for address in ("a:1", "a:2", "b:1")
+    ]
+
+
+def test_a_group_that_leaves_is_told_everywhere_and_named_no_more() -> None:
+    instance, transport = instance_of(None, T=with_slaves(a={0: "a:1", 1: "a:2"}))
+    instance.register("g1")
+    instance.register("g2")
+    instance.routes.find("T", 1.0)
+    transport.fail("unregister_client", RemotingConnectException("a:1 refused"))
+    instance.forget("g1")
+    assert [call[1:] for call in calls(transport, "unregister_client")] == [
+        ("a:1", "ip@name", "g1"),
+        ("a:2", "ip@name", "g1"),
+    ]
+    assert instance.users == 1
+    instance.heart_beat()
+    assert calls(transport, "heart_beat") == [("heart_beat", "a:1", "ip@name", ("g2",))]
+    assert instance.idle_for(5.0) == 0.0
+    instance.forget("g2")
+    assert instance.idle_for(5.0) == 5.0
+
+
+DETECTING = replace(OPTIONS, send_latency_fault_enable=True, start_detector_enable=True, detect_timeout=250)
+
+
+def test_the_detector_looks_every_three_seconds_at_what_cannot_be_reached() -> None:
+    instance, transport = instance_of(None, DETECTING)
+    instance.routes.find("T", 1.0)
+    for broker in ("a", "b", "gone"):
+        instance.faults.update(FaultSite.REMOTING_FAILED, broker, 1.0, 0.0)
+    transport.fail("max_offset", RemotingTimeoutException("a:10911 silent"))
+    assert instance.detect_due(2.9) == 3.0
+    assert calls(transport, "max_offset") == []
+    assert instance.detect_due(3.0) == 6.0
+    assert calls(transport, "max_offset") == [
+        ("max_offset", MessageQueue("T", broker, 0), f"{broker}:10911") for broker in "ab"
+    ]
+    reachable = {name: item.reachable for name, item in instance.faults.table.items().items()}
+    assert reachable == {"a": False, "b": True}
+
+
+def test_a_probe_that_hangs_holds_up_no_heart_beat() -> None:
+    probing, heard, release = threading.Event(), threading.Event(), threading.Event()
+    clock = ManualClock()
+    instance, transport = instance_of(clock, DETECTING)
+
+    def hang(_queue: MessageQueue, _address: str, timeout: float) -> int:
+        assert timeout == 0.25
+        probing.set()
+        release.wait(30)
+        return 0
+
+    transport.max_offset = hang  # type: ignore[method-assign]
+    transport.heart_beat = lambda *_: heard.set()  # type: ignore[method-assign, assignment]
+    instance.register("g")
+    transport.routes["U"] = route({"c": 1})
+    instance.routes.find("T", 1.0)
+    instance.faults.update(FaultSite.REMOTING_FAILED, "a", 1.0, 0.0)
+    clock.advance(3.0)
+    instance.start()
+    try:
+        assert probing.wait(10)
+        heard.clear()
+        instance.routes.find("U", 1.0)
+        assert heard.wait(10)
+    finally:
+        release.set()
+        instance.close()
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_there_is_a_detector_with_the_option_only(enabled: bool) -> None:
+    options = replace(OPTIONS, send_latency_fault_enable=True, start_detector_enable=enabled)
+    client_id = f"ip@detector-{enabled}"
+    instance = ClientInstance(client_id, ScriptedTransport({}), options, clock=ManualClock())
+    instance.start()
+    try:
+        names = {thread.name for thread in threading.enumerate() if thread.name.endswith(client_id)}
+        assert names == {f"rocketmq-client-{client_id}"} | ({f"rocketmq-detector-{client_id}"} if enabled else set())
+    finally:
+        instance.close()
+
+
+def test_an_idle_instance_closes_itself_after_its_time() -> None:
+    transport = ScriptedTransport({})
+    options = ConnectionOptions(name_server=("ns:1",))
+    instance = registry.acquire("idle", "g", lambda: ClientInstance("ip@name", transport, options, idle_seconds=0.05))
+    instance.unregister("g")
+    assert instance._worker.join(10)
+    assert instance.closed
+
+
+def test_the_sockets_of_an_instance_that_closes_by_age_end() -> None:
+    with BrokerPeer() as broker, BrokerPeer() as name_server:
+        name_server.routes["T"] = with_slaves(a={0: broker.address})
+        options = ConnectionOptions(name_server=(name_server.address,))
+
+        def make() -> ClientInstance:
+            transport = RemotingTransport([name_server.address])
+            return ClientInstance("ip@name", transport, options, idle_seconds=0.05)
+
+        instance = registry.acquire("idle", "g", make)
+        try:
+            instance.routes.find("T", 5.0)
+            # A broker that was not known before hears at once.
+            wait_for(lambda: len(broker.requests) > 0)
+            sessions = [*name_server.sessions, *broker.sessions]
+            instance.unregister("g")
+            # A peer closes its own end when it has read the end of the stream, and not before.
+            wait_for(lambda: {session.sock.fileno() for session in sessions} == {-1})
+        finally:
+            instance.close()

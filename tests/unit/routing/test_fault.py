@@ -1,0 +1,115 @@
+"""The table of fault items."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark.routing.faults import LatencyFaultTolerance
+
+
+def update(
+    table: LatencyFaultTolerance,
+    broker: str,
+    now: float,
+    away_ms: float,
+    *,
+    latency_ms: float = 1.0,
+    reachable: bool = True,
+    shorten: bool = False,
+) -> float:
+    return table.update(broker, latency_ms, now, away_ms=away_ms, reachable=reachable, shorten=shorten)
+
+
+def test_a_broker_is_available_without_an_item_and_again_exactly_when_its_time_comes() -> None:
+    table = LatencyFaultTolerance()
+    assert table.is_available("a", 0.0)
+    update(table, "a", 10.0, 30_000)
+    assert not table.is_available("a", 39.999)
+    assert table.is_available("a", 40.0)
+
+
+def test_a_success_does_not_shorten_an_isolation() -> None:
+    table = LatencyFaultTolerance()
+    update(table, "a", 0.0, 180_000)
+    assert update(table, "a", 1.0, 0, latency_ms=7) == 0
+    assert not table.is_available("a", 179.0)
+    assert table.items()["a"].current_latency_ms == 7
+
+
+def test_where_the_last_outcome_decides_a_success_ends_an_isolation() -> None:
+    table = LatencyFaultTolerance()
+    update(table, "a", 0.0, 180_000, shorten=True)
+    assert update(table, "a", 1.0, 0, shorten=True) == 0
+    assert table.is_available("a", 1.0)
+
+
+def test_a_shorter_isolation_does_not_replace_a_longer_one_and_adds_no_time() -> None:
+    table = LatencyFaultTolerance()
+    update(table, "a", 0.0, 180_000)
+    assert update(table, "a", 1.0, 30_000) == 0
+    assert table.items()["a"].start_timestamp == 180.0
+    assert update(table, "a", 1.0, 180_000) == pytest.approx(1000)
+
+
+def test_reachable_is_what_the_last_update_said_and_remove_forgets() -> None:
+    table = LatencyFaultTolerance()
+    update(table, "a", 0.0, 600_000, reachable=False)
+    assert not table.is_reachable("a")
+    update(table, "a", 0.0, 0)
+    assert table.is_reachable("a")
+    table.remove("a")
+    assert table.is_available("a", 0.0)
+    assert table.items() == {}
+
+
+# Heard of at second 0, or a second later: (isolated for ms, latency, heard of at).
+@pytest.mark.parametrize(
+    ("better", "worse"),
+    [
+        ((0, 9_000, 0), (20_000, 1, 0)),
+        ((0, 1, 1), (0, 2, 0)),
+        ((20_000, 1, 1), (20_000, 2, 0)),
+        ((0, 5, 0), (0, 5, 1)),
+        ((20_000, 5, 0), (20_000, 5, 1)),
+    ],
+    ids=["availability", "latency", "latency of unavailable", "start", "start of unavailable"],
+)
+@pytest.mark.parametrize("worse_first", [False, True])
+def test_the_order_is_availability_then_latency_then_start(
+    better: tuple[int, int, int], worse: tuple[int, int, int], worse_first: bool
+) -> None:
+    table = LatencyFaultTolerance()
+    for name, (away_ms, latency_ms, at) in sorted({"better": better, "worse": worse}.items(), reverse=worse_first):
+        update(table, name, float(at), away_ms, latency_ms=latency_ms)
+    # The better half of two is one.
+    assert [table.pick_one_at_least(10.0) for _ in range(3)] == ["better"] * 3
+
+
+def test_the_pick_goes_round_the_better_half_and_takes_a_single_item() -> None:
+    table = LatencyFaultTolerance()
+    assert table.pick_one_at_least(0.0) is None
+    update(table, "a", 0.0, 600_000)
+    assert table.pick_one_at_least(0.0) == "a"
+    for broker, latency_ms in (("b", 2), ("c", 3), ("d", 4), ("e", 5)):
+        update(table, broker, 0.0, 600_000, latency_ms=latency_ms)
+    picks = [table.pick_one_at_least(0.0) for _ in range(4)]
+    assert sorted(picks[:2]) == ["a", "b"]
+    assert picks[:2] == picks[2:]
+
+
+def test_a_check_is_taken_once_in_its_interval() -> None:
+    table = LatencyFaultTolerance()
+    update(table, "a", 0.0, 0)
+    assert table.take_checks(5.0, 2.0) == ["a"]
+    update(table, "b", 6.0, 0)
+    assert table.take_checks(6.9, 2.0) == ["b"]
+    assert table.take_checks(7.0, 2.0) == ["a"]
+    # What is learned of a broker in between does not bring the next check forward.
+    update(table, "a", 7.5, 0)
+    assert table.take_checks(7.5, 2.0) == []
+
+
+def test_a_broker_without_an_item_gets_none_by_being_heard_of() -> None:
+    table = LatencyFaultTolerance()
+    table.set_reachable("a")
+    assert table.items() == {}

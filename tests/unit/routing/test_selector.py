@@ -1,0 +1,297 @@
+"""Queue selection."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.routing.fault_strategy import PRESETS, FaultSite, FaultStrategy
+from rocketmq_spark.routing.route_cache import TopicPublishInfo, publish_info_of
+from rocketmq_spark.routing.selectors import (
+    MachineRoomSelector,
+    QueueSelector,
+    RandomSelector,
+    RoundRobinSelector,
+    ThreadLocalSelector,
+    selector_of,
+)
+from rocketmq_spark.testing.scripted import route
+
+S = FaultSite
+MODES = [None, *PRESETS]
+
+
+def strategy(preset: str | None = "v4", **isolated: FaultSite) -> FaultStrategy:
+    """Return a strategy (None: switched off) that heard of these brokers at time 0."""
+    faults = FaultStrategy(PRESETS[preset or "v4"], enabled=preset is not None)
+    for broker, site in isolated.items():
+        faults.update(site, broker, 1.0, 0.0)
+    return faults
+
+
+def queues(*brokers: str, nums: int = 4) -> TopicPublishInfo:
+    return publish_info_of("T", route(dict.fromkeys(brokers, nums)))
+
+
+def selector(faults: FaultStrategy | None = None, seed: int = 1) -> RoundRobinSelector:
+    return RoundRobinSelector(faults or strategy(None), random.Random(seed))
+
+
+def brokers_of(chosen: QueueSelector, info: TopicPublishInfo, last: str | None, now: float = 1.0) -> set[str | None]:
+    """Return the brokers that a good many selections end at."""
+    picked = [chosen.select(info, last, always, now) for _ in range(60)]
+    return {queue.broker_name if queue else None for queue in picked}
+
+
+def always(_broker: str) -> bool:
+    return True
+
+
+def test_without_a_failure_a_round_visits_each_queue_once() -> None:
+    chosen, all_queues = selector(), queues("a", "b", "c")
+    picked = [chosen.select(all_queues, None, always, 0.0) for _ in all_queues.queues]
+    assert sorted(picked) == sorted(all_queues.queues)
+
+
+def test_two_selectors_start_at_different_queues() -> None:
+    all_queues = queues("a", "b", nums=50)
+    starts = {selector(seed=seed).select(all_queues, None, always, 0.0) for seed in range(8)}
+    assert len(starts) > 1
+
+
+def test_the_broker_that_failed_is_avoided_while_there_is_another() -> None:
+    chosen, all_queues = selector(), queues("a", "b")
+    assert {chosen.select(all_queues, "a", always, 0.0).broker_name for _ in range(20)} == {"b"}  # type: ignore[union-attr]
+
+
+def test_a_queue_is_still_returned_when_all_are_on_the_broker_that_failed() -> None:
+    assert selector().select(queues("a"), "a", always, 0.0) in queues("a").queues
+
+
+def test_the_index_wraps_without_going_negative() -> None:
+    chosen, all_queues = selector(), queues("a", "b")
+    chosen._index = 0x7FFFFFFF - 3
+    picked = [chosen.select(all_queues, None, always, 0.0) for _ in range(16)]
+    assert None not in picked
+    assert chosen._index >= 0
+    assert {queue.broker_name for queue in picked if queue} == {"a", "b"}
+
+
+@pytest.mark.parametrize("preset", ["v4", "v5"])
+def test_available_comes_before_reachable_before_any(preset: str) -> None:
+    all_queues = queues("a", "b", "c")
+    assert brokers_of(selector(strategy(preset, a=S.REMOTING_FAILED)), all_queues, "b") == {"c"}
+    unreachable = strategy(preset, a=S.REMOTING_FAILED, b=S.REMOTING_FAILED, c=S.BROKER_REFUSED)
+    assert brokers_of(selector(unreachable), all_queues, "b") == {"a"}
+    none_left = strategy(preset, a=S.BROKER_REFUSED, b=S.BROKER_REFUSED, c=S.BROKER_REFUSED)
+    assert brokers_of(selector(none_left), all_queues, "b") == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("preset", ["v4", "v5"])
+def test_an_isolated_reachable_broker_comes_before_the_available_one_that_just_failed(preset: str) -> None:
+    faults = strategy(preset, a=S.REMOTING_FAILED)
+    assert brokers_of(selector(faults), queues("a", "b"), "b") == {"a"}
+
+
+@pytest.mark.parametrize(("preset", "resets"), [("v4", True), ("v5", True), ("legacy", False), (None, False)])
+def test_a_retry_goes_on_from_a_random_queue_only_with_the_5x_rules_switched_on(
+    preset: str | None, resets: bool
+) -> None:
+    chosen, info = ThreadLocalSelector(strategy(preset), random.Random(3)), queues("a", nums=1000)
+    ids = [queue.queue_id for queue in (chosen.select(info, None, 0.0, reset_index=True) for _ in range(20)) if queue]
+    steps = {(after - before) % 1000 for before, after in itertools.pairwise(ids)}
+    assert (steps != {1}) is resets
+
+
+def test_legacy_does_not_prefer_the_broker_that_failed() -> None:
+    faults = strategy("legacy", c=S.REMOTING_FAILED)
+    assert brokers_of(selector(faults), queues("a", "b", "c"), "a") == {"b"}
+    # Available all the same: it is taken before one in isolation.
+    assert brokers_of(selector(faults), queues("a", "c"), "a") == {"a"}
+
+
+def test_legacy_takes_one_of_the_better_half_when_all_are_in_isolation() -> None:
+    faults = strategy("legacy")
+    for latency_ms, broker in enumerate("abcd"):
+        faults.update(S.REMOTING_FAILED, broker, latency_ms, 0.0)
+    info = publish_info_of("T", route({"a": 2, "b": 8, "c": 8, "d": 8}))
+    picked = {selector(faults).select(info, None, always, 1.0) for _ in range(60)}
+    assert {queue.broker_name for queue in picked if queue} == {"a", "b"}
+    assert picked <= info.queue_set
+
+
+def test_legacy_forgets_a_pick_that_has_no_writable_queue() -> None:
+    faults = strategy("legacy", gone=S.REMOTING_FAILED, a=S.REMOTING_FAILED, b=S.REMOTING_FAILED, c=S.REMOTING_FAILED)
+    faults.update(S.REMOTING_FAILED, "gone", 0.5, 0.0)
+    chosen = selector(faults)
+    assert brokers_of(chosen, queues("a", "b", "c"), None) <= {"a", "b", "c"}
+    assert "gone" not in faults.table.items()
+    assert {"a", "b", "c"} <= faults.table.items().keys()
+
+
+def test_a_full_window_is_passed_over_and_waited_for_only_when_all_are_full() -> None:
+    chosen, all_queues = selector(), queues("a", "b")
+    assert {chosen.select(all_queues, None, "b".__eq__, 0.0).broker_name for _ in range(8)} == {"b"}  # type: ignore[union-attr]
+    assert chosen.select(all_queues, None, lambda _: False, 0.0) is None
+
+
+def test_the_broker_that_failed_is_taken_again_rather_than_waiting_for_a_full_one() -> None:
+    for chosen in (selector(), RandomSelector(random.Random(1))):
+        queue = chosen.select(queues("a", "b"), "a", "a".__eq__, 0.0)
+        assert queue is not None
+        assert queue.broker_name == "a"
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_an_isolated_broker_is_not_taken_because_the_available_one_is_full(preset: str) -> None:
+    faults = strategy(preset, a=S.REMOTING_FAILED)
+    assert selector(faults).select(queues("a", "b"), None, "a".__eq__, 1.0) is None
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_broker_without_a_master_is_not_waited_for(mode: str | None) -> None:
+    found = replace(route({"a": 1}), order_topic_conf="a:2;gone:2")
+    chosen = selector(strategy(mode, a=S.REMOTING_FAILED))
+    assert {chosen.select(publish_info_of("T", found), None, "a".__eq__, 1.0) for _ in range(9)} == {
+        *queues("a", nums=2).queues
+    }
+
+
+def test_random_reaches_every_queue_and_only_those_that_admit() -> None:
+    chosen, all_queues = RandomSelector(random.Random(7)), queues("a", "b")
+    counts = Counter(chosen.select(all_queues, None, always, 0.0) for _ in range(400))
+    assert set(counts) == all_queues.queue_set
+    assert {chosen.select(all_queues, None, "b".__eq__, 0.0).broker_name for _ in range(50)} == {"b"}  # type: ignore[union-attr]
+
+
+SITES = st.sampled_from([None, *FaultSite])
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[FaultStrategy, TopicPublishInfo, str | None, set[str]]:
+    """Draw a strategy that heard of brokers, a topic's queues, the broker that failed last, and those not full."""
+    faults = strategy(draw(st.sampled_from(MODES)))
+    for broker in "abcdef":
+        site = draw(SITES)
+        if site:
+            faults.update(site, broker, draw(st.sampled_from((1.0, 600.0, 20_000.0))), 0.0)
+    names = draw(st.lists(st.sampled_from("abcde"), min_size=1, unique=True))
+    last = draw(st.sampled_from([*names, None, "gone"]))
+    return faults, queues(*names), last, draw(st.sets(st.sampled_from(names)))
+
+
+def every_selector(faults: FaultStrategy, seed: int) -> list[QueueSelector]:
+    rng = random.Random(seed)
+    return [RoundRobinSelector(faults, rng), MachineRoomSelector(["a", "c"], faults, rng), RandomSelector(rng)]
+
+
+@given(situations(), st.integers(0, 2**40), st.floats(0, 700))
+def test_a_select_always_returns_an_admitted_queue_while_one_exists(
+    situation: tuple[FaultStrategy, TopicPublishInfo, str | None, set[str]], seed: int, now: float
+) -> None:
+    faults, info, last, admitted = situation
+    for chosen in every_selector(faults, seed):
+        queue = chosen.select(info, last, admitted.__contains__, now)
+        assert queue is None or (queue in info.queue_set and queue.broker_name in admitted)
+        if queue is None and admitted:
+            # Only one case is worth waiting: what is open is worse than what is full (isolated, or out of the room).
+            assert faults.enabled or isinstance(chosen, MachineRoomSelector)
+            assert info.broker_names - admitted
+        assert chosen.select(info, last, always, now) in info.queue_set
+
+
+@given(situations(), st.integers(0, 2**40))
+def test_while_no_broker_is_isolated_one_that_admits_is_taken_and_the_last_one_last(
+    situation: tuple[FaultStrategy, TopicPublishInfo, str | None, set[str]], seed: int
+) -> None:
+    faults, info, last, admitted = situation
+    queue = selector(faults, seed).select(info, last, admitted.__contains__, 1e9)
+    assert (queue is None) == (not admitted)
+    assert queue is None or queue.broker_name in (admitted - {last} or admitted)
+
+
+ROOMS = ("idc1-a", "idc1-b", "idc2-a", "idc10-a")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_room_s_queues_come_first_and_in_turn(mode: str | None) -> None:
+    chosen, info = MachineRoomSelector(["idc1"], strategy(mode), random.Random(1)), queues(*ROOMS, nums=3)
+    picked = [chosen.select(info, None, always, 0.0) for _ in range(6)]
+    assert {*picked} == queues("idc1-a", "idc1-b", nums=3).queue_set
+    assert brokers_of(chosen, info, "idc1-a") == {"idc1-b"}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_full_window_in_the_room_is_waited_for(mode: str | None) -> None:
+    chosen, info = MachineRoomSelector(["idc1"], strategy(mode), random.Random(1)), queues(*ROOMS)
+    assert chosen.select(info, None, "idc2-a".__eq__, 0.0) is None
+    queue = chosen.select(info, "idc1-a", "idc1-a".__eq__, 0.0)
+    assert queue is not None
+    assert queue.broker_name == "idc1-a"
+
+
+def test_without_a_good_broker_in_the_room_the_others_are_taken() -> None:
+    info = queues(*ROOMS)
+    for faults in (strategy(None), strategy("v4", **{"idc1-b": S.REMOTING_FAILED})):
+        one_room = MachineRoomSelector(["idc1"], faults, random.Random(1))
+        last = None if not faults.enabled else "idc1-a"
+        found = brokers_of(one_room, info, last)
+        assert found == ({"idc1-a", "idc1-b"} if last is None else {"idc2-a", "idc10-a"})
+    elsewhere = MachineRoomSelector(["idc7"], strategy(None), random.Random(1))
+    assert brokers_of(elsewhere, info, None) == set(ROOMS)
+    alone = MachineRoomSelector(["idc2"], strategy(None), random.Random(1))
+    assert brokers_of(alone, info, "idc2-a") == set(ROOMS) - {"idc2-a"}
+
+
+@pytest.mark.parametrize(
+    ("queue_selector", "kind"),
+    [
+        (None, RoundRobinSelector), ("roundRobin", RoundRobinSelector), ("hash", RoundRobinSelector),
+        ("column", RoundRobinSelector), ("random", RandomSelector), ("machineRoom", MachineRoomSelector),
+    ],
+)  # fmt: skip
+def test_the_option_says_how_unbound_rows_find_their_queue(queue_selector: str | None, kind: type) -> None:
+    options = SinkOptions.of(name_server=("ns:1",), queue_selector=queue_selector, machine_room=("idc1",))
+    assert type(selector_of(options, strategy(None), random.Random(1))) is kind
+
+
+def test_an_info_that_replaces_another_starts_anew_at_random() -> None:
+    chosen = ThreadLocalSelector(strategy(None), random.Random(2))
+    firsts = set()
+    for _ in range(10):
+        info = queues("a", nums=1000)
+        first, second = chosen.select(info, None, 0.0), chosen.select(info, None, 0.0)
+        assert first is not None
+        assert second is not None
+        assert second.queue_id == (first.queue_id + 1) % 1000
+        firsts.add(first.queue_id)
+    assert len(firsts) > 5
+
+
+def test_each_thread_goes_its_own_round() -> None:
+    chosen, info = ThreadLocalSelector(strategy(None), random.Random(2)), queues("a", "b")
+    rounds: list[list[object]] = []
+
+    def go_round() -> None:
+        rounds.append([chosen.select(info, None, 0.0) for _ in info.queues])
+
+    for _ in range(3):
+        go_round()
+        thread = threading.Thread(target=go_round)
+        thread.start()
+        thread.join()
+    assert len(rounds) == 6
+    assert all(set(picked) == info.queue_set for picked in rounds)
+
+
+def test_a_topic_without_a_queue_gives_none() -> None:
+    chosen = ThreadLocalSelector(strategy(None), random.Random(2))
+    assert chosen.select(publish_info_of("T", route({})), None, 0.0) is None

@@ -1,0 +1,122 @@
+"""The configuration of a topic on all brokers of its route."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from rocketmq_spark.errors import MQBrokerException, RemotingConnectException, RocketMQError, TopicRouteStaleException
+from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData
+from rocketmq_spark.protocol.remoting.topic_config import TopicConfig
+from rocketmq_spark.routing.topic_configs import TopicConfigCache, TopicConfigs
+
+PLAIN = TopicConfig()
+COMPACTED = TopicConfig(cleanup_policy="COMPACTION")
+BATCHES = TopicConfig(queue_type="BatchCQ")
+DOWN = RemotingConnectException("connection refused")
+REFUSED = MQBrokerException("no right", 16, "", "b:1")
+ABSENT = TopicRouteStaleException("no topic", 17, "", "c:1")
+
+
+class Brokers:
+    """Answers by address."""
+
+    def __init__(self, answers: Mapping[str, TopicConfig | RocketMQError]) -> None:
+        self.answers = answers
+
+    def topic_config(self, address: str, topic: str, timeout: float) -> TopicConfig:
+        assert (topic, timeout) == ("T", 3.0)
+        answer = self.answers[address]
+        if isinstance(answer, RocketMQError):
+            raise answer
+        return answer
+
+
+def route(brokers: Mapping[str, Mapping[int, str]], *, without_queues: str = "") -> TopicRouteData:
+    return TopicRouteData(
+        tuple(QueueData(name, 1, 1, 6) for name in brokers if name != without_queues),
+        tuple(BrokerData(name, addresses) for name, addresses in brokers.items()),
+    )
+
+
+def query(answers: Mapping[str, TopicConfig | RocketMQError]) -> TopicConfigs:
+    cache = TopicConfigCache(Brokers(answers), lambda: 0.0)
+    return cache.get({"T": route({name: {0: name} for name in answers})})["T"]
+
+
+def test_one_compacting_broker_makes_the_topic_compacted() -> None:
+    assert query({"a": PLAIN, "b": COMPACTED}).compacted
+    assert query({"a": PLAIN, "b": BATCHES}).holds_batches
+    plain = query({"a": PLAIN, "b": PLAIN})
+    assert plain == TopicConfigs({"a": PLAIN, "b": PLAIN}, {})
+    assert not plain.compacted
+    assert not plain.holds_batches
+
+
+def test_brokers_that_do_not_answer_are_reported_as_unknown() -> None:
+    configs = query({"a": DOWN, "b": REFUSED, "c": COMPACTED})
+    assert configs == TopicConfigs({"c": COMPACTED}, {"a": DOWN, "b": REFUSED})
+    assert configs.compacted
+
+
+def test_broker_without_the_topic_is_neither_known_nor_unknown() -> None:
+    assert query({"a": PLAIN, "c": ABSENT}) == TopicConfigs({"a": PLAIN}, {})
+
+
+def test_slave_is_asked_only_if_its_broker_has_no_master() -> None:
+    brokers = route({"a": {0: "master", 1: "slave"}, "b": {2: "only"}, "c": {}, "d": {0: "idle"}}, without_queues="d")
+    cache = TopicConfigCache(Brokers({"master": PLAIN, "only": COMPACTED}), lambda: 0.0)
+    assert cache.get({"T": brokers})["T"] == TopicConfigs({"a": PLAIN, "b": COMPACTED}, {})
+
+
+def test_cached_configurations_expire_after_30_seconds() -> None:
+    now = [0.0]
+    answers: dict[str, TopicConfig | RocketMQError] = {"a": PLAIN, "b": DOWN}
+    brokers = Brokers(answers)
+    cache = TopicConfigCache(brokers, lambda: now[0])
+    routes = {"T": route({"a": {0: "a"}, "b": {0: "b"}})}
+    assert cache.get(routes) == {"T": TopicConfigs({"a": PLAIN}, {"b": DOWN})}
+    answers.update(a=COMPACTED, b=PLAIN)
+    now[0] = 29.0
+    assert not cache.get(routes)["T"].compacted
+    # A broker that could not be reached is not asked again so soon.
+    assert cache.get(routes, fresh=True) == {"T": TopicConfigs({"a": COMPACTED}, {"b": DOWN})}
+    now[0] = 59.0
+    assert cache.get(routes) == {"T": TopicConfigs({"a": COMPACTED, "b": PLAIN}, {})}
+
+
+def test_configuration_stays_known_while_its_broker_does_not_answer() -> None:
+    now = [0.0]
+    answers: dict[str, TopicConfig | RocketMQError] = {"a": COMPACTED, "b": PLAIN}
+    cache = TopicConfigCache(Brokers(answers), lambda: now[0])
+    routes = {"T": route({"a": {0: "a"}, "b": {0: "b"}})}
+    known = {"T": TopicConfigs({"a": COMPACTED, "b": PLAIN}, {})}
+    assert cache.get(routes) == known
+    answers["a"] = DOWN
+    for now[0] in (40.0, 80.0):
+        assert cache.get(routes, fresh=True) == {"T": TopicConfigs({"b": PLAIN}, {"a": DOWN})}
+        assert cache.get(routes) == known
+    answers["a"] = ABSENT
+    now[0] = 120.0
+    assert cache.get(routes) == {"T": TopicConfigs({"b": PLAIN}, {})}
+
+
+def test_broker_that_refused_is_not_asked_again() -> None:
+    answers: dict[str, TopicConfig | RocketMQError] = {"a": REFUSED}
+    cache = TopicConfigCache(Brokers(answers), lambda: 0.0)
+    for _ in range(2):
+        with pytest.raises(MQBrokerException, match="no right"):
+            cache.config("T", "a", "a", 3.0)
+        answers["a"] = COMPACTED
+
+
+def test_broker_that_did_not_answer_or_lacked_the_topic_is_asked_again() -> None:
+    answers: dict[str, TopicConfig | RocketMQError] = {"a": ABSENT}
+    cache = TopicConfigCache(Brokers(answers), lambda: 0.0)
+    assert cache.config("T", "a", "a", 3.0) == PLAIN
+    answers["a"] = DOWN
+    with pytest.raises(RemotingConnectException):
+        cache.config("T", "a", "a", 3.0)
+    answers["a"] = COMPACTED
+    assert cache.config("T", "a", "a", 3.0) == COMPACTED

@@ -1,0 +1,410 @@
+"""What becomes of batches: the pipeline on a handed-in clock, against a scripted cluster."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocketmq_spark.errors import DeliveryError, RemotingCertificateException, RemotingTimeoutException, RocketMQError
+from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendStatus
+from rocketmq_spark.routing.fault_strategy import PRESETS
+from rocketmq_spark.routing.route_cache import publish_info_of
+from rocketmq_spark.testing.scripted import Reply, route
+from tests.support.pipelines import CERTAIN_REPLIES, REPLIES, Rig, refused
+
+
+def test_every_batch_is_stored_and_counted_with_its_queue_and_offset() -> None:
+    rig = Rig(route({"a": 2, "b": 2}))
+    rig.offer(20, rows=5)
+    rig.run()
+    facts = rig.facts
+    assert rig.pipeline.pending_bytes == 0
+    assert sum(broker["rows"] for broker in facts.values()) == 100
+    assert sum(len(messages) for messages in rig.transport.stored.values()) == 100
+    assert Counter(rig.brokers) == {"a": 10, "b": 10}
+
+
+def test_a_failure_goes_to_another_broker_at_once_with_the_same_bytes() -> None:
+    rig = Rig(route({"a": 4, "b": 4}))
+    rig.transport.always["a"] = refused()
+    rig.offer(10)
+    started = rig.clock.now
+    rig.run()
+    assert rig.pipeline.failure is None
+    assert rig.clock.now == started
+    assert sum(facts["rows"] for facts in rig.facts.values()) == 10
+    assert rig.facts["a"]["retries_by_reason"] == {"RemotingConnectException": rig.brokers.count("a")}
+    assert rig.refreshed
+
+
+def test_a_broker_that_refuses_connections_is_left_to_rest_and_not_hammered() -> None:
+    rig = Rig(route({"a": 4, "b": 4}))
+    rig.transport.always["a"] = refused()
+    rig.transport.always["b"] = Reply(delay=0.01)
+    rig.offer(400)
+    rig.run()
+    assert sum(facts["rows"] for facts in rig.facts.values()) == 400
+    assert rig.brokers.count("a") < 20
+
+
+def test_flow_control_tries_the_same_queue_after_a_wait_and_isolates_nobody() -> None:
+    rig = Rig(route({"a": 4, "b": 4}), send_latency_fault_enable=True)
+    rig.transport.play("a", *[Reply.code(2, "[TIMEOUT_CLEAN_QUEUE]broker busy")] * 3)
+    rig.transport.play("b", *[Reply.code(2, "[TIMEOUT_CLEAN_QUEUE]broker busy")] * 3)
+    rig.offer(1)
+    rig.run()
+    assert len({request.queue for request in rig.transport.requests}) == 1
+    assert len(rig.transport.requests) == 4
+    assert rig.clock.now > 100.0
+    assert all(rig.faults.is_available(broker, rig.clock.now) for broker in "ab")
+
+
+def test_constant_flow_control_ends_at_the_delivery_timeout_and_says_so() -> None:
+    rig = Rig(route({"a": 1}), delivery_timeout_ms=5000)
+    rig.transport.always["a"] = Reply.code(2, "[TIMEOUT_CLEAN_QUEUE]broker busy")
+    rig.offer(3, rows=7)
+    rig.run()
+    assert isinstance(rig.pipeline.failure, DeliveryError)
+    assert "deliveryTimeoutMs=5000" in str(rig.pipeline.failure)
+    assert "broker busy" in str(rig.pipeline.failure)
+    assert rig.clock.now <= 105.0
+    assert rig.pipeline.unfinished().not_sent == 21
+    assert rig.pipeline.unfinished().unknown == 0
+
+
+def test_rows_bound_to_a_queue_wait_for_it_and_go_nowhere_else() -> None:
+    rig, queue = Rig(route({"a": 2, "b": 2})), MessageQueue("T", "a", 1)
+    rig.transport.play("a", *[refused()] * 6)
+    rig.offer(3, bound=queue)
+    rig.run()
+    assert {request.queue for request in rig.transport.requests} == {queue}
+    assert len(rig.transport.requests) > 3
+    assert [len(messages) for messages in rig.transport.stored.values()] == [3]
+
+
+def test_bound_rows_of_a_broker_that_is_gone_fail_at_the_delivery_timeout_naming_the_queue() -> None:
+    rig, queue = Rig(route({"a": 2, "b": 2}), delivery_timeout_ms=4000), MessageQueue("T", "c", 0)
+    rig.offer(1, bound=queue)
+    rig.run()
+    assert "T/c/0" in str(rig.pipeline.failure)
+    assert rig.refreshed
+    assert 104.0 <= rig.clock.now < 105.0
+    assert rig.pipeline.unfinished().not_sent == 1
+
+
+def test_bound_rows_do_not_hold_up_others() -> None:
+    rig, queue = Rig(route({"a": 2, "b": 2}), delivery_timeout_ms=4000), MessageQueue("T", "c", 0)
+    rig.offer(5, bound=queue)
+    rig.offer(50)
+    rig.run()
+    assert sum(facts["rows"] for facts in rig.facts.values()) == 50
+
+
+def test_stored_but_not_safe_is_sent_so_often_and_then_named() -> None:
+    rig = Rig(route({"a": 1}), retry_times_when_send_failed=2)
+    rig.transport.always["a"] = Reply(SendStatus.SLAVE_NOT_AVAILABLE)
+    rig.offer(1, rows=9)
+    rig.run()
+    assert len(rig.transport.requests) == 3
+    text = str(rig.pipeline.failure)
+    assert "broker a" in text
+    assert "SLAVE_NOT_AVAILABLE" in text
+    assert "requireStoreOk" in text
+    assert rig.pipeline.unfinished().unknown == 9
+    assert rig.facts["a"]["failures_by_code"] == {"SLAVE_NOT_AVAILABLE": 1}
+
+
+def test_what_a_broker_refuses_for_good_fails_at_once() -> None:
+    rig = Rig(route({"a": 1, "b": 1}))
+    rig.transport.always.update(a=Reply.code(13, "the message is illegal"), b=Reply.code(13, "the message is illegal"))
+    rig.offer(1)
+    rig.run()
+    assert len(rig.transport.requests) == 1
+    assert "the message is illegal" in str(rig.pipeline.failure)
+    assert isinstance(rig.pipeline.failure.__cause__, RocketMQError)
+
+
+def test_the_broker_is_not_said_to_refuse_what_never_came_to_it() -> None:
+    rig = Rig(route({"a": 1}))
+    rig.transport.play("a", Reply(error=RemotingCertificateException("the server's certificate is not trusted")))
+    rig.offer(1)
+    rig.run()
+    assert "the broker refused" not in str(rig.pipeline.failure)
+    assert "sending it again would not help; last error: the server's certificate" in str(rig.pipeline.failure)
+
+
+def test_nothing_is_sent_after_a_failure_but_what_was_in_flight_still_counts() -> None:
+    rig = Rig(route({"a": 8}))
+    rig.transport.play("a", Reply.code(13, "the message is illegal"), Reply(delay=1.0))
+    rig.offer(10, rows=2)
+    rig.run()
+    assert len(rig.transport.requests) == 2
+    assert rig.facts["a"]["rows"] == 2
+    assert rig.pipeline.unfinished().not_sent == 18
+
+
+def test_an_outcome_that_never_comes_fails_the_write_instead_of_hanging_it() -> None:
+    rig = Rig(route({"a": 1}), delivery_timeout_ms=3000)
+    rig.offer(1, rows=4)
+    list(rig.pipeline.dispatches(rig.clock.now))
+    rig.pipeline.check_overdue(rig.clock.now + 32)
+    assert rig.pipeline.failure is None
+    rig.pipeline.check_overdue(rig.clock.now + 34)
+    assert "no outcome" in str(rig.pipeline.failure)
+    assert rig.pipeline.unfinished().unknown == 4
+
+
+def test_after_a_failure_only_outcomes_wake_it() -> None:
+    rig = Rig(route({"a": 1}))
+    rig.transport.play("a", Reply.code(2, "busy"), Reply.code(13, "the message is illegal", delay=0.5))
+    rig.offer(4)
+    rig.run()
+    rig.transport.advance(60.0)
+    assert rig.pipeline.failure is not None
+    assert rig.pipeline.next_wakeup(rig.clock.now) is None
+
+
+def test_a_timeout_halves_the_window_and_the_rows_count_as_unknown_until_they_are_stored() -> None:
+    rig = Rig(route({"a": 1}), delivery_timeout_ms=10_000)
+    rig.transport.always["a"] = Reply(silent=True)
+    rig.offer(2, rows=3)
+    rig.run()
+    assert "no answer" in str(rig.pipeline.failure) or isinstance(
+        rig.pipeline.failure.__cause__, RemotingTimeoutException
+    )
+    assert rig.pipeline.unfinished().unknown == 6
+    assert rig.clock.now <= 110.0 + 0.1
+
+
+@pytest.mark.parametrize("over_grpc", [False, True])
+def test_only_over_grpc_an_attempt_has_twice_the_time_of_one_that_ran_out(*, over_grpc: bool) -> None:
+    # There it includes the sending, which on a slow link takes as long every time.
+    options = {"transport": "grpc", "endpoints": ("a:1",)} if over_grpc else {}
+    rig = Rig(route({"a": 1}), send_msg_timeout=1000, delivery_timeout_ms=60_000, **options)
+    rig.offer()
+    timeouts = []
+    while len(timeouts) < 4:
+        for dispatch in rig.pipeline.dispatches(rig.clock.now):
+            timeouts.append(round(dispatch.timeout, 3))
+            late = SendOutcome(dispatch.queue, None, RemotingTimeoutException("no answer"), 0.0)
+            rig.pipeline.complete(dispatch.delivery, late, rig.clock.now)
+        rig.clock.now += 1.0
+    assert timeouts == ([1.0, 2.0, 4.0, 8.0] if over_grpc else [1.0] * 4)
+
+
+def test_a_paused_broker_holds_up_only_what_is_in_flight_to_it() -> None:
+    rig = Rig(route({"a": 4, "b": 4}))
+    rig.transport.always["a"] = Reply(silent=True)
+    rig.transport.always["b"] = Reply(delay=0.01)
+    rig.offer(200)
+    while rig.facts.get("b", {"rows": 0})["rows"] < 198:
+        assert rig.clock.now < 104.0
+        rig.step()
+        rig.transport.advance(0.01)
+        for delivery, outcome in rig.outcomes:
+            rig.pipeline.complete(delivery, outcome, rig.clock.now)
+        rig.outcomes.clear()
+    rig.run()
+    assert sum(facts["rows"] for facts in rig.facts.values()) == 200
+
+
+def test_a_slow_broker_is_isolated_only_with_the_fault_strategy() -> None:
+    for enabled, expected in [(True, True), (False, False)]:
+        rig = Rig(route({"a": 4, "b": 4}), send_latency_fault_enable=enabled)
+        rig.transport.always["a"] = Reply(delay=0.6)
+        rig.transport.always["b"] = Reply(delay=0.01)
+        rig.offer(1000)
+        rig.run()
+        assert (rig.brokers.count("a") <= 2) is expected
+        assert (rig.facts["a"]["isolated_times"] > 0) is expected
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_broker_in_isolation_is_used_again_when_there_is_no_other(preset: str) -> None:
+    rig = Rig(route({"a": 1}), send_latency_fault_enable=True, fault_preset=preset)
+    rig.transport.play("a", refused())
+    rig.offer(3)
+    rig.run(until=110.0)
+    assert rig.facts["a"]["rows"] == 3
+
+
+@pytest.mark.parametrize("detector", [False, True])
+def test_75_a_lost_connection_marks_a_broker_unreachable_for_the_detector_only(detector: bool) -> None:
+    rig = Rig(route({"a": 1, "b": 1}), send_latency_fault_enable=True, start_detector_enable=detector)
+    rig.transport.always["a"] = refused()
+    rig.transport.always["b"] = Reply.code(14, "shutting down")
+    rig.offer(1)
+    rig.step()
+    rig.transport.deliver()
+    rig.pipeline.complete(*rig.outcomes.pop(), rig.clock.now)
+    rig.step()
+    rig.transport.deliver()
+    rig.pipeline.complete(*rig.outcomes.pop(), rig.clock.now)
+    reachable = {name: item.reachable for name, item in rig.faults.table.items().items()}
+    assert reachable == {"a": not detector, "b": False}
+
+
+def test_an_order_configuration_whose_brokers_are_all_gone_fails_at_the_delivery_timeout() -> None:
+    rig = Rig(replace(route({"a": 1}), order_topic_conf="gone:4"), delivery_timeout_ms=5000)
+    rig.offer(1)
+    rig.run()
+    assert "any writable queue of topic T" in str(rig.pipeline.failure)
+    assert rig.refreshed
+
+
+def test_an_order_configuration_leaves_out_the_broker_that_is_gone() -> None:
+    rig = Rig(replace(route({"a": 1}), order_topic_conf="a:1;gone:4"))
+    rig.transport.play("a", refused())
+    rig.offer(3)
+    rig.run()
+    assert set(rig.brokers) == {"a"}
+    assert rig.facts["a"]["rows"] == 3
+
+
+def test_a_topic_that_loses_its_queues_waits_for_a_new_route() -> None:
+    rig = Rig(route({"a": 1}))
+    rig.infos["T"] = publish_info_of("T", route({"a": 1}, perm=4))
+    rig.offer(1)
+    for _ in range(5):
+        rig.step()
+        wakeup = rig.pipeline.next_wakeup(rig.clock.now)
+        assert wakeup is not None
+        rig.transport.advance(wakeup - rig.clock.now)
+    assert rig.refreshed
+    assert rig.transport.requests == []
+    rig.infos["T"] = publish_info_of("T", route({"b": 1}))
+    rig.run()
+    assert rig.brokers == ["b"]
+
+
+def test_a_topic_whose_route_nobody_knows_yet_is_asked_for_and_then_sent_to() -> None:
+    rig = Rig(route({"a": 1}))
+    info = rig.infos.pop("T")
+    rig.offer(1)
+    rig.step()
+    assert rig.refreshed == ["T"]
+    rig.infos["T"] = info
+    rig.run()
+    assert rig.facts["a"]["rows"] == 1
+
+
+def test_a_batch_that_waits_for_a_frozen_broker_does_not_hold_up_those_behind_it() -> None:
+    rig = Rig(route({"a": 4, "b": 4}), delivery_timeout_ms=600_000)
+    rig.transport.always.update(a=Reply(delay=0.005), b=Reply(silent=True))
+    rig.transport.play("a", *([Reply(delay=0.005)] * 20 + [Reply.code(14, "service not available", 0.005)]) * 10)
+    rig.offer(1000)
+    started = rig.clock.now
+    while rig.facts.get("a", {"rows": 0})["rows"] < 990:
+        rig.step()
+        rig.transport.advance(0.005)
+        for delivery, outcome in rig.outcomes:
+            rig.pipeline.complete(delivery, outcome, rig.clock.now)
+        rig.outcomes.clear()
+        assert rig.clock.now < started + 20
+    assert rig.pipeline.failure is None
+
+
+def test_waiting_for_room_in_our_own_window_does_not_count_against_the_delivery_timeout() -> None:
+    rig = Rig(route({"a": 64}), max_in_flight=1, delivery_timeout_ms=3000)
+    rig.transport.always["a"] = Reply(delay=0.2)
+    for queue_id in range(64):
+        rig.offer(1, bound=MessageQueue("T", "a", queue_id))
+    rig.run()
+    assert rig.pipeline.failure is None
+    assert rig.facts["a"]["rows"] == len(rig.transport.requests) == 64
+
+
+def test_singles_share_the_window_eight_to_a_batch() -> None:
+    rig = Rig(route({"a": 1}), max_in_flight=2)
+    rig.transport.always["a"] = Reply(delay=1.0)
+    rig.offer(40, single=True)
+    rig.step()
+    assert rig.pipeline.in_flight == 16
+    rig.run()
+    assert rig.facts["a"]["rows"] == 40
+
+
+def test_a_single_message_weighs_more_than_its_body() -> None:
+    rig = Rig(route({"a": 1}))
+    rig.offer(10, single=True)
+    assert rig.pipeline.pending_bytes > 10 * 500
+    rig.run()
+    assert rig.pipeline.pending_bytes == 0
+
+
+def test_lines_take_turns_when_one_slot_is_free_at_a_time() -> None:
+    rig = Rig(route({"a": 4}), max_in_flight=1)
+    rig.transport.always["a"] = Reply(delay=0.1)
+    for queue_id in range(4):
+        rig.offer(3, bound=MessageQueue("T", "a", queue_id))
+    rig.run()
+    assert [request.queue.queue_id for request in rig.transport.requests] == [0, 1, 2, 3] * 3
+
+
+@settings(max_examples=60)
+@given(
+    st.dictionaries(st.sampled_from("abc"), st.lists(REPLIES, max_size=12), min_size=1),
+    st.integers(0, 2**32),
+    st.sampled_from([None, *PRESETS]),
+)
+def test_no_row_is_ever_lost_whatever_the_brokers_do(
+    script: dict[str, list[Reply]], seed: int, preset: str | None
+) -> None:
+    cluster = route(dict.fromkeys(script, 2))
+    rig = Rig(cluster, seed, send_latency_fault_enable=preset is not None, fault_preset=preset or "v4")
+    for broker, replies in script.items():
+        rig.transport.play(broker, *replies)
+    queue = MessageQueue("T", min(script), 1)
+    bodies = [b"%d" % number for number in range(24)]
+    # Batches of three rows, as many bound to the queue, and single messages: no two rows are alike.
+    for at in range(0, 18, 3):
+        rig.offer_bodies(bodies[at : at + 3], queue if at < 9 else None)
+    for body in bodies[18:]:
+        rig.offer_bodies([body], single=True)
+    rig.run()
+    acknowledged = sum(facts["rows"] for facts in rig.facts.values())
+    unfinished = rig.pipeline.unfinished()
+    assert acknowledged + unfinished.not_sent + unfinished.unknown == 24
+    # What the brokers have is what counts; our own figures must only not contradict it.
+    places = {(message.body, at) for at, messages in rig.transport.stored.items() for message in messages}
+    found = {body for body, _ in places}
+    assert found <= set(bodies)
+    assert acknowledged <= len(found) <= acknowledged + unfinished.unknown
+    assert {at for body, at in places if body in bodies[:9]} <= {queue}
+    if rig.pipeline.failure is None:
+        assert found == set(bodies)
+        assert (acknowledged, rig.pipeline.pending_bytes) == (24, 0)
+    else:
+        # Only a batch that is stored but not safe may give up within the delivery timeout.
+        assert "it is not safe there yet" in str(rig.pipeline.failure)
+
+
+@settings(max_examples=60)
+@given(
+    st.dictionaries(st.sampled_from("abc"), st.lists(CERTAIN_REPLIES, max_size=12), min_size=1),
+    st.integers(0, 2**32),
+    st.integers(0, 4),
+    st.booleans(),
+    st.booleans(),
+)
+def test_what_is_stored_but_not_safe_is_stored_no_more_often_than_retries_allow(
+    script: dict[str, list[Reply]], seed: int, retries: int, elsewhere: bool, required: bool
+) -> None:
+    rig = Rig(
+        route(dict.fromkeys(script, 2)),
+        seed,
+        retry_times_when_send_failed=retries,
+        retry_another_broker_when_not_store_ok=elsewhere,
+        require_store_ok=required,
+    )
+    for broker, replies in script.items():
+        rig.transport.play(broker, *replies)
+    for number in range(8):
+        rig.offer_bodies([b"%d" % number])
+    rig.run()
+    times = Counter(message.body for messages in rig.transport.stored.values() for message in messages)
+    assert max(times.values(), default=0) <= 1 + retries

@@ -1,0 +1,96 @@
+"""Whether to send again, and how long to wait."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from rocketmq_spark.errors import (
+    BrokerBusyException,
+    BrokerUnavailableException,
+    MQBrokerException,
+    RemotingConnectException,
+    RemotingTimeoutException,
+    RocketMQError,
+)
+from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendStatus
+from rocketmq_spark.sink.retry import Attempts, Backoff, RetryPolicy, Verdict
+
+QUEUE = MessageQueue("T", "a", 0)
+
+
+def failed(error: RocketMQError) -> SendOutcome:
+    return SendOutcome(QUEUE, None, error, 1.0)
+
+
+def answered(status: SendStatus) -> SendOutcome:
+    return SendOutcome(QUEUE, status, None, 1.0)
+
+
+def policy(times: int = 2, *, another: bool = False, require: bool = True) -> RetryPolicy:
+    return RetryPolicy(times, another, require, times)
+
+
+def busy() -> SendOutcome:
+    return failed(BrokerBusyException("busy", 2, "[TIMEOUT_CLEAN_QUEUE]", "a:1"))
+
+
+def test_send_ok_is_stored() -> None:
+    assert policy().decide(answered(SendStatus.SEND_OK), Attempts(), bound=False) is Verdict.STORED
+
+
+def test_other_brokers_come_first_and_then_a_wait_round_after_round() -> None:
+    attempts, verdicts = Attempts(), []
+    for _ in range(7):
+        verdicts.append(policy().decide(failed(RemotingConnectException("refused")), attempts, bound=False))
+    other, later = Verdict.OTHER_BROKER, Verdict.LATER
+    assert verdicts == [other, other, later, other, other, later, other]
+    assert attempts.waits == 2
+
+
+def test_flow_control_tries_the_same_queue_again_for_ever() -> None:
+    attempts = Attempts()
+    assert {policy().decide(busy(), attempts, bound=False) for _ in range(50)} == {Verdict.SAME_QUEUE}
+    assert attempts.waits == 50
+
+
+@pytest.mark.parametrize("error", [RemotingTimeoutException("t"), BrokerUnavailableException("full", 14, "", "a:1")])
+def test_bound_rows_wait_for_their_queue(error: RocketMQError) -> None:
+    assert policy().decide(failed(error), Attempts(), bound=True) is Verdict.SAME_QUEUE
+
+
+def test_what_the_broker_refuses_for_good_is_given_up() -> None:
+    illegal = MQBrokerException("13", 13, "the message is illegal", "a:1")
+    assert policy().decide(failed(illegal), Attempts(), bound=False) is Verdict.GIVE_UP
+
+
+@pytest.mark.parametrize("status", [status for status in SendStatus if status is not SendStatus.SEND_OK])
+@pytest.mark.parametrize("times", [0, 1, 2, 5])
+def test_stored_but_not_safe_is_sent_again_so_many_times_and_then_fails(status: SendStatus, times: int) -> None:
+    attempts = Attempts()
+    verdicts = [policy(times).decide(answered(status), attempts, bound=False) for _ in range(times + 1)]
+    assert verdicts == [Verdict.SAME_QUEUE] * times + [Verdict.GIVE_UP]
+
+
+def test_stored_but_not_safe_goes_to_another_broker_where_asked_but_never_with_bound_rows() -> None:
+    outcome = answered(SendStatus.SLAVE_NOT_AVAILABLE)
+    assert policy(another=True).decide(outcome, Attempts(), bound=False) is Verdict.LATER
+    assert policy(another=True).decide(outcome, Attempts(), bound=True) is Verdict.SAME_QUEUE
+
+
+def test_without_require_store_ok_any_stored_answer_counts() -> None:
+    outcome = answered(SendStatus.FLUSH_DISK_TIMEOUT)
+    assert policy(require=False).decide(outcome, Attempts(), bound=False) is Verdict.STORED
+    attempts = Attempts()
+    lenient = policy(1, another=True, require=False)
+    assert lenient.decide(outcome, attempts, bound=False) is Verdict.LATER
+    assert lenient.decide(outcome, attempts, bound=False) is Verdict.STORED
+
+
+def test_backoff_doubles_up_to_its_cap_and_jitters_downwards_only() -> None:
+    backoff, rng = Backoff(100, 5000), random.Random(3)
+    for waits, step in [(1, 0.1), (2, 0.2), (3, 0.4), (6, 3.2), (7, 5.0), (60, 5.0), (10**6, 5.0)]:
+        delays = [backoff.delay(waits, rng) for _ in range(200)]
+        assert step / 2 <= min(delays) < max(delays) <= step
+    assert Backoff(0, 0).delay(5, rng) == 0

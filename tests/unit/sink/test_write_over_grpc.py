@@ -1,0 +1,159 @@
+"""A table's write through the gRPC transport to a proxy of the tests: what is on its way, and what is sent again."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pyarrow as pa
+import pytest
+
+from rocketmq_spark.errors import InvalidRowError
+from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
+from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
+from rocketmq_spark.protocol.grpc.codes import Code
+from tests.support.processes import PATIENCE
+from tests.support.proxy import FakeProxy, route_reply, status
+
+_names = (f"write-over-grpc-{number}" for number in itertools.count())
+Make = Callable[..., Producer]
+
+
+@pytest.fixture
+def proxy() -> Iterator[FakeProxy]:
+    with FakeProxy() as made:
+        yield made
+
+
+@pytest.fixture
+def make(proxy: FakeProxy) -> Iterator[Make]:
+    made: list[Producer] = []
+
+    def make(**properties: Any) -> Producer:
+        made.append(Producer("pg", endpoints=proxy.address, instance_name=next(_names), **properties))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for producer in made:
+        producer.shutdown()
+
+
+def rows(count: int, **columns: list[Any]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"body": [f"row {number}" for number in range(count)], **columns})
+
+
+@pytest.mark.parametrize("by_gateway", [False, True], ids=["by-proxy", "by-gateway"])
+def test_grpc_06_throttled_requests_are_sent_again_as_they_were_and_isolate_nobody(
+    proxy: FakeProxy, make: Make, *, by_gateway: bool
+) -> None:
+    send, throttled = proxy.handlers["SendMessage"], iter([True] * 5)
+
+    def throttling(request: bytes, context: Any) -> bytes:
+        if not next(throttled, False):
+            return send(request, context)
+        if by_gateway:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many")
+        refused = service.SendMessageResponse(status=status(Code.TOO_MANY_REQUESTS, "flow limit"))
+        return refused.SerializeToString()
+
+    proxy.handlers["SendMessage"] = throttling
+    # Only a failure is to isolate, however busy the machine is.
+    producer = make(send_latency_fault_enable=True, latency_max="30000", not_available_duration="60000")
+    options = {"batchBytes": "1k", "retryBackoffMs": "1", "retryBackoffMaxMs": "2"}
+    told = producer.send_arrow(rows(300), "orders", **options).to_dict()[proxy.address]
+    assert (told["rows"], told["retries_by_reason"]) == (300, {"BrokerBusyException 42900": 5})
+    assert told["isolated_times"] == 0
+    assert sorted(message.body for message in proxy.stored) == sorted(b"row %d" % number for number in range(300))
+    attempts = Counter(ids(call.request) for call in proxy.requests("SendMessage"))
+    assert attempts.total() - len(attempts) == 5
+
+
+def ids(request: bytes) -> tuple[str, ...]:
+    messages = service.SendMessageRequest.FromString(request).messages
+    return tuple(message.system_properties.message_id for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("columns", "max_in_flight", "most"),
+    [({}, 3, 3), ({"delayMs": [60_000] * 200}, 1, 8)],
+    ids=["batches", "singles"],
+)
+def test_grpc_08_no_more_requests_are_on_their_way_than_the_limit_says(
+    proxy: FakeProxy, make: Make, columns: dict[str, list[Any]], max_in_flight: int, most: int
+) -> None:
+    proxy.routes["orders"] = route_reply(pb.NORMAL, pb.DELAY)
+    send, changed, peak, under_way = proxy.handlers["SendMessage"], threading.Condition(), 0, 0
+
+    def counting(request: bytes, context: Any) -> bytes:
+        nonlocal peak, under_way
+        with changed:
+            under_way += 1
+            peak = max(peak, under_way)
+            changed.notify_all()
+            assert changed.wait_for(lambda: peak > 1, PATIENCE)
+        time.sleep(0.002)
+        with changed:
+            under_way -= 1
+        return send(request, context)
+
+    proxy.handlers["SendMessage"] = counting
+    make().send_arrow(rows(200, **columns), "orders", batchBytes="1k", maxInFlight=str(max_in_flight))
+    assert len(proxy.stored) == 200
+    assert 1 < peak <= most
+
+
+def test_grpc_08_an_error_of_the_upstream_ends_the_write_and_the_end_of_the_producer_what_is_on_its_way(
+    proxy: FakeProxy, make: Make
+) -> None:
+    ended = threading.Semaphore(0)
+
+    def silent(_: bytes, context: Any) -> bytes:
+        proxy.silence(context)
+        ended.release()
+        return b""
+
+    def upstream() -> Iterator[pa.RecordBatch]:
+        yield rows(300)
+        proxy.wait(lambda: len(proxy.requests("SendMessage")) == 2)
+        raise KeyError("upstream")
+
+    proxy.handlers["SendMessage"] = silent
+    producer = make(send_msg_timeout=60_000)
+    with pytest.raises(KeyError, match="upstream"):
+        producer.send_arrow(upstream(), "orders", batchBytes="1k")
+    assert not [thread for thread in threading.enumerate() if thread.name == "rocketmq-producer"]
+    producer.shutdown()
+    assert [ended.acquire(timeout=PATIENCE / 2) for _ in range(2)] == [True, True]
+    assert len(proxy.requests("SendMessage")) == 2
+
+
+def with_bad_text(column: str) -> pa.RecordBatch:
+    """Ten rows, of which one has bytes in a column of strings that are none."""
+    texts = [b"caf\xe9" if number == 7 else "caf\u00e9".encode() for number in range(10)]
+    return rows(10, **{column: pa.array(texts, pa.binary()).view(pa.string())})
+
+
+@pytest.mark.parametrize("column", ["tags", "keys"])
+def test_a_row_with_text_that_is_not_utf_8_is_named_left_out_or_diverted(
+    proxy: FakeProxy, make: Make, column: str
+) -> None:
+    proxy.routes["dead"] = route_reply(pb.NORMAL)
+    producer, rule = make(), f"{column} is not valid UTF-8"
+    with pytest.raises(InvalidRowError, match=rf"row 7 .*{rule} \(caf\\xe9\)"):
+        producer.send_arrow(with_bad_text(column), "orders")
+    assert proxy.stored == []
+    told = producer.send_arrow(with_bad_text(column), "orders", onError="skip")
+    assert told.invalid_rows()["skipped_by_rule"] == {rule: 1}
+    told = producer.send_arrow(with_bad_text(column), "orders", onError="deadLetter", deadLetterTopic="dead")
+    assert told.invalid_rows()["dead_lettered_by_rule"] == {rule: 1}
+    stored = Counter((message.topic.name, message.body) for message in proxy.stored)
+    assert stored == Counter(
+        {("orders", b"row %d" % number): 2 for number in range(10) if number != 7} | {("dead", b"row 7"): 1}
+    )

@@ -1,0 +1,67 @@
+"""Scripted clusters for readers, and time that only they move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.model.message import Message, MessageQueue
+from rocketmq_spark.model.route import BrokerData, TopicRouteData
+from rocketmq_spark.options.source import SourceOptions
+from rocketmq_spark.source.offset_resolver import OffsetResolver
+from rocketmq_spark.source.stream_offsets import StreamOffsets
+from rocketmq_spark.source.topic_queues import TopicQueues
+from rocketmq_spark.testing.scripted import ManualClock, ScriptedTransport, route
+
+A0, A1, B0, B1 = QUEUES = [MessageQueue("orders", broker, number) for broker in "ab" for number in (0, 1)]
+
+
+class Reader:
+    """A reader's pieces on one scripted cluster: topic `orders`, two queues of broker `a` and two of `b`."""
+
+    def __init__(self, *, threaded: bool = False, **options: Any) -> None:
+        self.clock = ManualClock(1_000.0)
+        self.options = SourceOptions.of(**{"name_server": ("n:9876",), "subscribe": ("orders",), **options})
+        self.transport = ScriptedTransport({"orders": route({"a": 2, "b": 2})}, clock=self.clock, threaded=threaded)
+        self.queues = TopicQueues(self.options, self.transport, self.clock)
+        self.slept: list[float] = []
+        self.while_asleep: Callable[[], object] = lambda: None
+        self.bounds = OffsetResolver(self.options, self.transport, self.queues, self.clock, self.sleep)
+        self.cluster = StreamOffsets(self.options, self.transport, self.clock, sleep=self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.while_asleep()
+        self.clock.advance(seconds)
+
+    def fill(self, counts: Mapping[MessageQueue, int]) -> None:
+        for queue, count in counts.items():
+            self.transport.keep(queue, [Message(queue.topic, b"%d" % number) for number in range(count)])
+
+    def addresses(self, broker: str, addresses: Mapping[int, str], topic: str = "orders") -> None:
+        """Let the route have these addresses of a broker."""
+        old = self.transport.routes[topic]
+        others = [data for data in old.broker_datas if data.broker_name != broker]
+        brokers = [*others, BrokerData(broker, dict(addresses))] if addresses else others
+        self.transport.routes[topic] = TopicRouteData(old.queue_datas, tuple(brokers))
+
+    def asked(self, call: str) -> list[tuple[Any, ...]]:
+        return [made[1:] for made in self.transport.calls if made[0] == call]
+
+
+Make = Callable[..., Reader]
+
+
+@pytest.fixture
+def reader() -> Iterator[Make]:
+    made: list[Reader] = []
+
+    def make(**options: Any) -> Reader:
+        made.append(Reader(**options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.transport.close()

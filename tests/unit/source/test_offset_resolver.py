@@ -1,0 +1,403 @@
+"""Where a read begins and ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.errors import (
+    BrokerBusyException,
+    DataLossError,
+    MQBrokerException,
+    OptionError,
+    ReadError,
+    RemotingConnectException,
+    RemotingTimeoutException,
+    RemotingTooMuchRequestException,
+    TopicRouteStaleException,
+)
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.message_ext import PullOutcome, PullRequest, PullStatus
+from rocketmq_spark.options.offsets import OffsetSpec
+from rocketmq_spark.source.offset_resolver import OffsetResolver
+from rocketmq_spark.source.ranges import OffsetRange
+from rocketmq_spark.testing.scripted import PullReply, route
+from tests.unit.source.conftest import A0, A1, B0, B1, QUEUES, Make, Reader
+from tests.unit.source.test_data_loss import stored
+
+
+def spec(**offsets: int) -> OffsetSpec:
+    """Offsets by broker and queue, as in a0=5."""
+    found = {MessageQueue("orders", name[0], int(name[1:])): offset for name, offset in offsets.items()}
+    return OffsetSpec(None, tuple(sorted(found.items())))
+
+
+def times(**stamps: int) -> tuple[tuple[MessageQueue, int], ...]:
+    return spec(**stamps).offsets
+
+
+def filled(made: Reader) -> Reader:
+    """Two messages a second in each queue, at 1000 s and 1001 s, in `b`'s second queue at the first only."""
+    made.fill(dict.fromkeys(QUEUES, 2))
+    made.clock.advance(1.0)
+    made.fill(dict.fromkeys(QUEUES[:3], 2))
+    made.clock.advance(1.0)
+    return made
+
+
+def test_without_offsets_a_read_is_about_all_there_is(reader: Make) -> None:
+    made = filled(reader())
+    made.transport.expired[A1] = 3
+    made.transport.expired[B1] = -1
+    queues = made.queues.find()
+    assert made.bounds.starts(queues) == {A0: 0, A1: 3, B0: 0, B1: 0}
+    assert made.bounds.ends(queues) == {A0: 4, A1: 4, B0: 4, B1: 2}
+    assert reader(starting_offsets=OffsetSpec("latest")).bounds.starts([]) == {}
+
+
+def test_latest_is_the_end_at_the_start_of_a_query(reader: Make) -> None:
+    made = filled(reader(starting_offsets=OffsetSpec("latest")))
+    assert made.bounds.starts(QUEUES) == {A0: 4, A1: 4, B0: 4, B1: 2}
+
+
+def test_offsets_by_name_may_be_earliest_and_latest_too(reader: Make) -> None:
+    made = filled(reader(starting_offsets=spec(a0=1, a1=-2, b0=-1, b1=9), ending_offsets=spec(a0=3, a1=-1, b0=4, b1=9)))
+    made.transport.expired[A1] = 2
+    assert made.bounds.starts(QUEUES) == {A0: 1, A1: 2, B0: 4, B1: 9}
+    assert made.bounds.ends(QUEUES) == {A0: 3, A1: 4, B0: 4, B1: 9}
+
+
+def test_offsets_by_name_name_every_queue_and_no_other(reader: Make) -> None:
+    with pytest.raises(OptionError, match="startingOffsets names some queues and not orders/b/0, orders/b/1: name"):
+        reader(starting_offsets=spec(a0=1, a1=1)).bounds.starts(QUEUES)
+    with pytest.raises(OptionError, match="endingOffsets names orders/a/7, orders/c/0, which can't be read"):
+        reader(ending_offsets=spec(a0=1, a1=1, a7=1, b0=1, b1=1, c0=1)).bounds.ends(QUEUES)
+    with pytest.raises(OptionError, match="startingOffsetsByTimestamp names some queues and not orders/b/1"):
+        reader(starting_offsets_by_timestamp=times(a0=1, a1=1, b0=1)).bounds.starts(QUEUES)
+
+
+def test_a_receipt_may_tell_of_topics_that_nobody_asked_for(reader: Make) -> None:
+    offsets = ((A0, 1), (MessageQueue("others", "a", 0), 7))
+    made = filled(reader(starting_offsets=OffsetSpec(None, offsets, receipt=True)))
+    queues = made.queues.find()
+    assert made.bounds.starts(queues) == {A0: 1}
+
+
+def test_a_time_is_the_first_message_stored_then_or_later(reader: Make) -> None:
+    made = filled(reader(starting_timestamp=1_000_500, ending_timestamp=1_001_000))
+    assert made.bounds.starts(QUEUES[:3]) == dict.fromkeys(QUEUES[:3], 2)
+    assert made.bounds.ends(QUEUES[:3]) == dict.fromkeys(QUEUES[:3], 2)
+    assert made.bounds.at({A0: 0, A1: 1_001_000, B0: 1_001_001, B1: 1_000_001}) == {A0: 0, A1: 2, B0: None, B1: None}
+
+
+def test_past_the_end_of_a_queue_of_inner_batches_its_last_one_is_not_what_was_asked_for(reader: Make) -> None:
+    made = filled(reader(threaded=True))
+    made.transport.attributes["orders"] = {"queue.type": "BatchCQ"}
+    assert made.bounds.at({A0: 1_000_500, A1: 1_001_001, B0: 1_001_000}) == {A0: 2, A1: None, B0: 2}
+    assert {(one.target.queue, one.offset) for one in made.transport.pulls} == {(A0, 2), (A1, 3), (B0, 2)}
+
+
+def test_a_queue_of_inner_batches_whose_message_is_gone_before_it_is_looked_at_has_it_all_the_same(
+    reader: Make,
+) -> None:
+    made = filled(reader(threaded=True))
+    made.transport.attributes["orders"] = {"queue.type": "BatchCQ"}
+    made.transport.play_pulls(A0, PullReply(PullOutcome(PullStatus.OFFSET_ILLEGAL, 4, 4, 4)))
+    assert made.bounds.at({A0: 1_000_500}) == {A0: 2}
+
+
+def test_each_queue_may_have_a_time_of_its_own(reader: Make) -> None:
+    stamps = times(a0=1_000_000, a1=1_001_000, b0=1_000_999, b1=1_000_000)
+    made = filled(reader(starting_offsets_by_timestamp=stamps, ending_offsets_by_timestamp=stamps))
+    assert made.bounds.starts(QUEUES) == made.bounds.ends(QUEUES) == {A0: 0, A1: 2, B0: 2, B1: 0}
+
+
+def test_no_message_as_young_as_the_start_is_an_error_unless_told_otherwise(reader: Make) -> None:
+    with pytest.raises(OptionError, match=r"timestamp 1000500 in orders/b/1 and 0 other .*Strategy=latest"):
+        filled(reader(starting_timestamp=1_000_500)).bounds.starts(QUEUES)
+    made = filled(reader(starting_timestamp=1_000_500, starting_offsets_by_timestamp_strategy="latest"))
+    assert made.bounds.starts(QUEUES)[B1] == 2
+    # An end that is not there yet is the end there is.
+    assert filled(reader(ending_timestamp=1_000_500)).bounds.ends(QUEUES)[B1] == 2
+
+
+def test_brokers_are_asked_with_the_namespace(reader: Make) -> None:
+    made = reader(namespace="ns", starting_timestamp=5)
+    made.transport.routes["ns%orders"] = made.transport.routes["orders"]
+    wired = replace(A0, topic="ns%orders")
+    made.fill({wired: 3})
+    assert made.bounds.at({A0: 5}) == {A0: 0}
+    assert made.bounds.latest([A0]) == {A0: 3}
+    assert {queue for queue, _ in made.asked("max_offset")} == {wired}
+
+
+def test_a_queue_that_ends_before_a_batch_begins_has_lost_what_was_there(reader: Make) -> None:
+    made = filled(reader(starting_offsets=spec(a0=1, a1=4, b0=9, b1=2)))
+    lost = r"queue orders/b/0 ends at offset 4, before 9, where the read begins: .*failOnDataLoss=false"
+    with pytest.raises(DataLossError, match=lost):
+        made.bounds.ranges(QUEUES)
+    assert 9.9 < sum(made.slept) < 11
+
+
+def test_a_queue_that_ends_before_a_batch_begins_may_be_passed_over(
+    reader: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = filled(reader(starting_offsets=spec(a0=1, a1=4, b0=9, b1=2), fail_on_data_loss=False))
+    found = made.bounds.ranges(QUEUES)
+    assert [one.size for one in found] == [3, 0, 0, 0]
+    assert "orders/b/0 ends at offset 4" in caplog.text
+
+
+def test_a_start_that_its_broker_is_still_building_the_queue_for_is_waited_for(reader: Make) -> None:
+    made = filled(reader(starting_offsets=spec(a0=4, a1=4, b0=4, b1=4)))
+    made.while_asleep = lambda: made.fill({B1: 1})
+    assert [one.size for one in made.bounds.ranges(QUEUES)] == [0, 0, 0, 0]
+    assert len(made.slept) == 2
+
+
+def test_a_batch_from_a_time_to_an_offset_before_it_is_empty(reader: Make) -> None:
+    made = filled(reader(starting_timestamp=1_001_000, ending_offsets=spec(a0=1, a1=4, b0=4)))
+    assert [one.size for one in made.bounds.ranges([A0, A1, B0])] == [0, 2, 2]
+    assert made.slept == []
+
+
+def test_what_expired_is_lost_data(reader: Make) -> None:
+    made = filled(reader())
+    made.transport.expired |= {A0: 2, A1: 4}
+    lost = r"messages 1 to 1 of orders/a/0 are not there any more, the first one left is 2: .*failOnDataLoss=false"
+    with pytest.raises(DataLossError, match=lost):
+        made.bounds.checked({A0: 1, B0: 0}, {A0: 4, B0: 4})
+    # What begins behind it has lost nothing, and neither has what reads nothing.
+    assert made.bounds.checked({A0: 2, A1: 1}, {A0: 4, A1: 1}) == [OffsetRange(A0, 2, 4), OffsetRange(A1, 1, 1)]
+
+
+def test_what_expired_may_be_passed_over(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    made = filled(reader(fail_on_data_loss=False))
+    made.transport.expired |= {A0: 2, A1: 4}
+    found = made.bounds.checked({A0: 1, A1: 0, B0: 0}, {A0: 4, A1: 3, B0: 9})
+    assert found == [OffsetRange(A0, 2, 4), OffsetRange(A1, 3, 3), OffsetRange(B0, 0, 9)]
+    assert len(caplog.records) == 2
+
+
+def test_a_master_that_does_not_answer_is_asked_again_and_its_slave_is_not(reader: Make) -> None:
+    made = filled(reader())
+    made.addresses("a", {0: "master:1", 1: "slave:1"})
+    made.transport.fail("max_offset", RemotingConnectException("refused"), RemotingTimeoutException("no answer"))
+    assert made.bounds.latest([A0]) == {A0: 4}
+    assert [address for _, address in made.asked("max_offset")] == ["master:1"] * 3
+    assert made.slept == [0.2, 0.2]
+
+
+@pytest.mark.parametrize("call", ["min_offset", "max_offset", "search_offset", "pull_now"])
+def test_offsets_of_a_slave_count_once_the_master_was_away_for_long(
+    reader: Make, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    made = filled(reader(read_timeout_ms=20_000, pull_timeout_ms=5_000, starting_timestamp=1_001_000))
+    made.addresses("a", {0: "master:1", 1: "slave:1"})
+    works, asked = getattr(made.transport, call), []
+
+    def master_away(*arguments: Any) -> Any:
+        request = arguments[0]
+        address = request.address if isinstance(request, PullRequest) else arguments[-2]
+        asked.append((address, made.clock.now))
+        if address == "master:1":
+            raise RemotingTimeoutException("no answer")
+        return works(*arguments)
+
+    setattr(made.transport, call, master_away)
+    assert made.bounds.starts([A0]) == {A0: 2}
+    slave = [when for address, when in asked if address == "slave:1"]
+    # The first failure counts from the moment it is known.
+    assert slave[0] - asked[0][1] >= 20.0
+    # Master and slave are asked by turns from then on, and the next question does not wait again.
+    assert sum(made.slept) < 25.0
+    made.bounds.ends([A0])
+    assert sum(made.slept) < 26.0
+    assert sum("offsets of its slave slave:1 count" in text for text in caplog.messages) == 1
+
+
+def test_planning_deadline_leaves_time_for_a_slave_to_count(reader: Make) -> None:
+    made = filled(reader(read_timeout_ms=20_000, pull_timeout_ms=5_000))
+    made.addresses("a", {0: "master:1", 1: "slave:1"})
+    works = made.transport.min_offset
+
+    def master_away(queue: MessageQueue, address: str, timeout: float) -> int:
+        if address == "master:1":
+            made.clock.advance(max(timeout, 0.1))
+            raise RemotingTimeoutException("no answer")
+        return works(queue, address, timeout)
+
+    made.transport.min_offset = master_away  # type: ignore[method-assign]
+    made.queues.find()
+    assert made.bounds.earliest([A0]) == {A0: 0}
+    made.addresses("a", {0: "master:1"})
+    made.queues.find()
+    with pytest.raises(ReadError, match="readTimeoutMs=20000"):
+        made.bounds.earliest([A0])
+
+
+def test_a_master_that_is_in_no_route_is_waited_for(reader: Make) -> None:
+    made = filled(reader(read_timeout_ms=20_000))
+    made.addresses("a", {1: "slave:1"})
+
+    def come_back() -> None:
+        if sum(made.slept) > 10.0:
+            made.addresses("a", {0: "master:1", 1: "slave:1"})
+
+    made.while_asleep = come_back
+    assert made.bounds.earliest([A0]) == {A0: 0}
+    assert {address for _, address in made.asked("min_offset")} == {"master:1"}
+
+
+def test_messages_that_expired_before_the_plan_are_not_lost(reader: Make) -> None:
+    """The minimum offset of the queue is not corrected yet."""
+    made = filled(reader(starting_offsets=spec(a0=-2, a1=1, b0=-2)))
+    made.transport.removed |= {A0: 3, B0: 4}
+    assert made.bounds.earliest([A0, B0]) == {A0: 3, B0: 4}
+    assert made.bounds.starts([A0, A1, B0]) == {A0: 3, A1: 1, B0: 4}
+    made = filled(reader(starting_timestamp=1_001_000))
+    made.transport.removed[A0] = 3
+    assert made.bounds.starts([A0, A1]) == {A0: 3, A1: 2}
+
+
+def test_a_busy_broker_delays_the_read_and_not_its_plan(reader: Make) -> None:
+    made = filled(reader())
+    busy = PullReply(PullOutcome(None, error=BrokerBusyException("busy", 2, "", "a:10911")))
+    made.transport.always_pull[A0] = busy
+    assert made.bounds.earliest([A0]) == {A0: 0}
+    assert made.slept == []
+
+
+def test_a_compacted_topic_begins_at_0_whatever_its_brokers_report(reader: Make) -> None:
+    made = filled(reader())
+    made.transport.attributes["orders"] = {"cleanup.policy": "COMPACTION"}
+    made.transport.expired[A0] = 3
+    assert made.bounds.earliest([A0]) == {A0: 0}
+    assert made.bounds.ranges([A0]) == [OffsetRange(A0, 0, 4, compacted=True)]
+    # Each broker is asked once.
+    assert len(made.asked("topic_config")) == 1
+
+
+def test_topic_of_unknown_configuration_counts_as_not_compacted(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    made = filled(reader())
+    made.transport.fail("topic_config", *[MQBrokerException("no permission", 16, "", "a:10911")] * 2)
+    assert made.bounds.ranges([A0]) == [OffsetRange(A0, 0, 4)]
+    assert "unknown whether its topic is compacted" in caplog.text
+
+
+def test_unknown_configuration_of_a_topic_is_logged_once(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    made = filled(reader())
+    made.transport.fail("topic_config", *[MQBrokerException("no permission", 16, "", "a:10911")] * 3)
+    for _ in range(3):
+        made.bounds.checked({A0: 1}, {A0: 4})
+    assert caplog.text.count("unknown whether its topic is compacted") == 1
+
+
+def test_a_broker_that_lacks_the_topic_is_not_asked_twice_for_it(reader: Make) -> None:
+    made = filled(reader())
+    made.transport.fail("topic_config", TopicRouteStaleException("no topic", 17, "", "a:10911"))
+    assert made.bounds.ranges([A0]) == [OffsetRange(A0, 0, 4)]
+    assert made.slept == []
+
+
+def test_a_master_that_is_away_does_not_delay_the_plan_of_a_micro_batch(reader: Make) -> None:
+    made = filled(reader())
+    made.transport.fail("min_offset", RemotingConnectException("refused"))
+    assert made.bounds.checked({A0: 1}, {A0: 4}) == [OffsetRange(A0, 1, 4)]
+    assert made.slept == []
+
+
+def test_patience_has_an_end_that_names_queue_and_option(reader: Make) -> None:
+    made = reader(read_timeout_ms=5000)
+
+    def refused(*_: Any) -> int:
+        raise RemotingConnectException("refused")
+
+    made.transport.max_offset = refused
+    with pytest.raises(ReadError, match=r"offsets of orders/a/0: .*readTimeoutMs=5000. The last try: refused"):
+        made.bounds.latest([A0])
+    assert 5.0 <= sum(made.slept) <= 5.5
+
+
+def test_a_topic_without_a_route_has_patience_too(reader: Make) -> None:
+    made = reader(read_timeout_ms=3000)
+    known = made.transport.routes.pop("orders")
+    with pytest.raises(ReadError, match="No topic route info"):
+        made.bounds.latest([A0])
+    # Asked again after each second, and not with every try.
+    assert len(made.asked("query_route")) <= 5
+    made.clock.advance(2.0)
+    made.transport.routes["orders"] = known
+    assert made.bounds.latest([A0]) == {A0: 0}
+
+
+def test_a_refusal_is_raised_at_once(reader: Make) -> None:
+    made = reader()
+    made.transport.fail("min_offset", MQBrokerException("no permission", 16, "", "a:10911"))
+    with pytest.raises(MQBrokerException, match="no permission"):
+        made.bounds.earliest([A0])
+    assert made.slept == []
+
+
+def test_a_thousand_queues_of_which_some_fail_once(reader: Make) -> None:
+    queues = [MessageQueue("orders", "a", number) for number in range(1000)]
+    made = reader()
+    made.transport.fail("max_offset", *[RemotingConnectException("refused")] * 40)
+    assert made.bounds.latest(queues) == dict.fromkeys(queues, 0)
+
+
+def test_offsets_of_many_queues_have_one_deadline(reader: Make) -> None:
+    queues = [MessageQueue("orders", "a", number) for number in range(1000)]
+    made = reader(read_timeout_ms=60_000)
+    made.transport.routes["orders"] = route({"a": 1000})
+    works = made.transport.min_offset
+
+    def slow(queue: MessageQueue, address: str, timeout: float) -> int:
+        made.clock.advance(1.0)
+        return works(queue, address, timeout)
+
+    made.transport.min_offset = slow
+    made.queues.find()
+    with pytest.raises(ReadError, match=r"readTimeoutMs=60000 has passed with \d+ of 1000 offsets of queues known"):
+        made.bounds.ranges(queues)
+    assert len(made.asked("min_offset")) <= 60 + 16
+
+
+def test_who_asks_once_asks_nobody_after_the_time_of_a_read(reader: Make) -> None:
+    made = filled(reader(read_timeout_ms=10_000))
+    times = iter([0.0, 10.0])
+    bounds = OffsetResolver(made.options, made.transport, made.queues, lambda: next(times, 10.1))
+    _, errors = bounds.once(QUEUES, lambda queue, *_: queue.queue_id)
+    refused = [error for error in errors.values() if isinstance(error, RemotingTooMuchRequestException)]
+    assert len(refused) == 3
+    assert "not asked, the others took 10 s" in str(refused[0])
+
+
+def test_times_of_a_compacted_topic_are_those_of_its_own_messages(reader: Make) -> None:
+    """A broker searches the queue before compaction, which may have lost messages that compaction keeps."""
+    made = reader()
+    made.transport.attributes["orders"] = {"cleanup.policy": "COMPACTION"}
+    made.fill({A0: 20})
+    made.transport.expired[A0] = 20
+    left = {1: 100, 4: 200, 5: 300, 13: 400}
+
+    def reply(request: PullRequest) -> PullReply:
+        for offset, time in left.items():
+            if offset >= request.offset:
+                return PullReply(PullOutcome(PullStatus.FOUND, offset + 1, 1, 14, stored(offset, time=time)))
+        return PullReply(PullOutcome(PullStatus.NO_NEW_MSG, request.offset, 1, 14))
+
+    made.transport.play_pulls(A0, *[reply] * 100)
+    # The offset of the message, or one in the gap before it.
+    for time, offsets in {0: range(2), 100: range(2), 101: range(2, 5), 300: [5], 301: range(6, 14)}.items():
+        assert made.bounds.at({A0: time})[A0] in offsets
+    assert made.bounds.at({A0: 401}) == {A0: None}
+
+
+def test_damaged_first_message_does_not_move_the_beginning(reader: Make) -> None:
+    made = filled(reader())
+    damaged = b"\0\0\1\0" + b"\x01" * 252
+    made.transport.play_pulls(A0, PullReply(PullOutcome(PullStatus.FOUND, 1, 0, 4, damaged)))
+    assert made.bounds.earliest([A0]) == {A0: 0}

@@ -1,0 +1,439 @@
+"""What comes out of a puller is its ranges, whole and in order, whatever brokers answer and when."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark.errors import (
+    BrokerBusyException,
+    BrokerOutcomeUnknownException,
+    MQBrokerException,
+    ReadError,
+    RemotingConnectException,
+    RemotingTimeoutException,
+    RocketMQError,
+    RouteNotFoundException,
+)
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.message_ext import Pulled, PullOutcome, PullRequest, PullStatus
+from rocketmq_spark.protocol.remoting.records import decode_records
+from rocketmq_spark.source.puller import WINDOW, Puller
+from rocketmq_spark.source.ranges import OffsetRange
+from rocketmq_spark.testing.scripted import PullReply, ScriptedTransport
+from tests.unit.source.conftest import A0, A1, B0, QUEUES, Make, Reader
+
+BUSY = BrokerBusyException("busy", 2, "", "a:10911")
+
+
+def puller(made: Reader, window: int = WINDOW) -> Puller:
+    return Puller(made.options, made.transport, made.queues, made.clock, window)
+
+
+def read(made: Reader, *ranges: OffsetRange, window: int = WINDOW) -> list[Pulled]:
+    return list(puller(made, window).pull(ranges))
+
+
+def covered(pulls: Sequence[Pulled]) -> dict[MessageQueue, list[int]]:
+    """The offsets that come out of each queue, decoded and cut as a reader does it."""
+    found: dict[MessageQueue, list[int]] = {}
+    for pull in pulls:
+        offsets = [record.queue_offset for record in decode_records(pull.body)]
+        found.setdefault(pull.queue, []).extend(offset for offset in offsets if pull.start <= offset < pull.end)
+    return found
+
+
+def found(start: int, after: int) -> PullOutcome:
+    return PullOutcome(PullStatus.FOUND, after, 0, 10**9, b"")
+
+
+def nothing(status: PullStatus, after: int, first: int = 0, end: int = 100) -> PullReply:
+    return PullReply(PullOutcome(status, after, first, end))
+
+
+def failed(error: RocketMQError) -> PullReply:
+    return PullReply(PullOutcome(None, error=error))
+
+
+errors = st.sampled_from([RemotingConnectException("refused"), RemotingTimeoutException("no answer"), BUSY])
+delays = st.sampled_from([0.0, 0.0, 0.01, 0.3, 4.0])
+# Some answers as they are, some short, some late, some none, some to be asked again.
+replies = st.one_of(
+    st.builds(PullReply, most=st.integers(1, 32), delay=delays),
+    st.builds(lambda error, delay: PullReply(PullOutcome(None, error=error), delay=delay), errors, delays),
+    st.just(PullReply(silent=True)),
+    st.builds(lambda delay: PullReply(PullOutcome(PullStatus.NO_NEW_MSG, -1), delay=delay), delays),
+)
+spans = st.tuples(st.integers(0, 40), st.integers(0, 200))
+
+
+@given(
+    st.dictionaries(st.sampled_from(QUEUES), spans),
+    st.dictionaries(st.sampled_from(QUEUES), st.lists(replies, max_size=12)),
+    st.integers(1, 40),
+    st.integers(1, 32),
+)
+def test_a_range_comes_out_whole_in_order_and_once(
+    asked: dict[MessageQueue, tuple[int, int]],
+    script: dict[MessageQueue, list[PullReply]],
+    window: int,
+    pull_batch_size: int,
+) -> None:
+    made = Reader(pull_batch_size=pull_batch_size, pull_timeout_ms=5000)
+    made.fill({queue: start + size + 7 for queue, (start, size) in asked.items()})
+    for queue, played in script.items():
+        made.transport.play_pulls(queue, *played)
+    under_way = []
+    pull = made.transport.pull
+
+    def counted(request: PullRequest, *others: Any) -> None:
+        pull(request, *others)
+        under_way.append(made.transport.in_flight)
+
+    made.transport.pull = counted
+    ranges = [OffsetRange(queue, start, start + size) for queue, (start, size) in asked.items()]
+    pulls = read(made, *ranges, window=window)
+    assert covered(pulls) == {one.queue: list(range(one.start, one.end)) for one in ranges if one.size}
+    # Each continues where the one before has ended.
+    for one in ranges:
+        mine = [pull for pull in pulls if pull.queue == one.queue]
+        borders = [one.start, *(pull.end for pull in mine)]
+        assert [pull.start for pull in mine] == borders[:-1]
+        assert borders[-1] == one.end
+    assert max(under_way, default=0) <= window
+
+
+@given(st.integers(0, 500), st.integers(1, 300), st.lists(st.integers(1, 90), min_size=1, max_size=8), st.data())
+def test_gaps_are_those_that_the_broker_told_of(start: int, size: int, steps: list[int], data: st.DataObject) -> None:
+    made = Reader(sub_expression="a || b")
+    answered: dict[int, tuple[int, bool]] = {}
+
+    def answer(request: PullRequest) -> PullReply:
+        if request.target.sub_expression == "*":
+            # A check of what was passed over: the message is there.
+            return PullReply(PullOutcome(PullStatus.FOUND, request.offset + 1, 0, 10**6))
+        # With a filter the answer says how far it has looked, whatever it has found.
+        after = request.offset + steps[len(answered) % len(steps)]
+        hit = data.draw(st.booleans())
+        answered[request.offset] = after, hit
+        status = PullStatus.FOUND if hit else PullStatus.NO_MATCHED_MSG
+        return PullReply(PullOutcome(status, after, 0, 10**6))
+
+    made.transport.play_pulls(A0, *[answer] * (size + 1))
+    end = start + size
+    pulls = read(made, OffsetRange(A0, start, end))
+    # One at a time, each where the one before has ended.
+    asked = [request.offset for request in made.transport.pulls if request.target.sub_expression != "*"]
+    assert asked == list(answered)
+    assert list(answered) == [start, *[after for after, _ in answered.values()][:-1]]
+    assert [(pull.start, pull.end) for pull in pulls] == [
+        (offset, min(after, end)) for offset, (after, hit) in answered.items() if hit
+    ]
+
+
+@given(st.integers(0, 100), st.integers(1, 400), st.integers(2, 100))
+def test_whole_batches_that_cover_more_than_asked_for_are_cut(start: int, size: int, batch: int) -> None:
+    made = Reader()
+
+    def answer(request: PullRequest) -> PullReply:
+        first = request.offset - request.offset % batch
+        return PullReply(found(first, first + batch))
+
+    made.transport.play_pulls(A0, *[answer] * size)
+    pulls = read(made, OffsetRange(A0, start, start + size))
+    borders = [start, *(pull.end for pull in pulls)]
+    assert [pull.start for pull in pulls] == borders[:-1]
+    assert borders[-1] == start + size
+
+
+def test_requests_of_a_queue_go_ahead_of_each_other(reader: Make) -> None:
+    made = reader()
+    made.fill({A0: 1000})
+    for queue in QUEUES:
+        made.transport.always_pull[queue] = PullReply(delay=0.1)
+    began = made.clock.now
+    assert covered(read(made, OffsetRange(A0, 0, 1000))) == {A0: list(range(1000))}
+    assert made.clock.now - began < 0.6
+
+
+def test_a_filter_is_asked_for_as_the_options_have_it(reader: Make) -> None:
+    made = reader(sub_expression="a > 5", filter_type="SQL92", consumer_group="cg", pull_batch_size=7)
+    made.fill({A0: 3})
+    read(made, OffsetRange(A0, 0, 3))
+    target = made.transport.pulls[0].target
+    assert (target.queue, target.consumer_group, target.max_msg_nums) == (A0, "cg", 7)
+    assert (target.sub_expression, target.expression_type) == ("a > 5", "SQL92")
+
+
+def test_what_comes_out_is_called_as_users_call_it(reader: Make) -> None:
+    made = reader(namespace="ns")
+    made.transport.routes["ns%orders"] = made.transport.routes["orders"]
+    wired = MessageQueue("ns%orders", "a", 0)
+    made.fill({wired: 3})
+    [pulled] = read(made, OffsetRange(A0, 0, 3))
+    assert pulled.queue == A0
+    assert made.transport.pulls[0].target.queue == wired
+
+
+@given(st.integers(0, 30), st.integers(1, 200), st.integers(0, 250))
+def test_expired_messages_come_out_as_an_empty_body(start: int, size: int, expired: int) -> None:
+    made = Reader()
+    made.fill({A0: 260})
+    made.transport.expired[A0] = expired
+    pulls = read(made, OffsetRange(A0, start, start + size))
+    gap = min(expired, start + size)
+    gone = [(pull.start, pull.end, pull.contiguous) for pull in pulls if not pull.body]
+    assert gone == ([(start, gap, True)] if gap > start else [])
+    assert covered(pulls)[A0] == list(range(max(start, expired), start + size))
+
+
+def test_data_that_is_not_there_yet_is_waited_for(reader: Make) -> None:
+    made = reader()
+    made.fill({A0: 5})
+    pulls = puller(made).pull([OffsetRange(A0, 0, 10)])
+    assert next(pulls).end == 5
+
+    def arrive(_: PullRequest) -> PullReply:
+        made.fill({A0: 5})
+        return PullReply()
+
+    made.transport.play_pulls(A0, nothing(PullStatus.NO_NEW_MSG, 5), arrive)
+    assert [(pull.start, pull.end) for pull in pulls] == [(5, 10)]
+    # Once the broker has said that there is nothing, it may hold the request.
+    assert [request.suspend_ms for request in made.transport.pulls][-1] == 5000
+
+
+def test_a_queue_that_gives_nothing_is_an_error_that_names_queue_offset_and_option(reader: Make) -> None:
+    made = reader(read_timeout_ms=20_000)
+    made.fill({A0: 5})
+    began = made.clock.now
+    text = r"orders/a/0 up to offset 9: nothing came from offset 5 on for readTimeoutMs=20000\. The last try: .*0 to 5"
+    with pytest.raises(ReadError, match=text):
+        read(made, OffsetRange(A0, 0, 10))
+    assert 20.0 < made.clock.now - began < 30.0
+
+
+def test_a_broker_that_is_gone_is_waited_for_and_no_longer(reader: Make) -> None:
+    made = reader(read_timeout_ms=20_000)
+    made.fill({A0: 100})
+    gone = failed(RemotingConnectException("refused"))
+    made.transport.play_pulls(A0, *[gone] * 5)
+    assert covered(read(made, OffsetRange(A0, 0, 100))) == {A0: list(range(100))}
+    made.transport.always_pull[A0] = gone
+    with pytest.raises(ReadError, match=r"readTimeoutMs=20000. The last try: refused"):
+        read(made, OffsetRange(A0, 0, 100))
+
+
+def test_a_broker_that_moved_is_found(reader: Make) -> None:
+    made = reader()
+    made.fill({A0: 100})
+
+    def moved(request: PullRequest) -> PullReply:
+        made.addresses("a", {0: "moved:1"})
+        return failed(RemotingConnectException("refused")) if request.address != "moved:1" else PullReply()
+
+    made.transport.play_pulls(A0, *[moved] * 200)
+    assert covered(read(made, OffsetRange(A0, 0, 100))) == {A0: list(range(100))}
+    assert made.transport.pulls[-1].address == "moved:1"
+
+
+def test_a_slave_that_is_behind_hands_back_to_the_master(reader: Make) -> None:
+    made = reader()
+    made.fill({A0: 100})
+    made.addresses("a", {0: "master:1", 1: "slave:1"})
+    made.transport.play_pulls(
+        A0,
+        failed(RemotingTimeoutException("no answer")),
+        nothing(PullStatus.NO_MATCHED_MSG, 0, end=0),
+    )
+    assert covered(read(made, OffsetRange(A0, 0, 32))) == {A0: list(range(32))}
+    assert [request.address for request in made.transport.pulls] == ["master:1", "slave:1", "master:1"]
+
+
+@pytest.mark.parametrize(
+    ("error", "options"),
+    [
+        (MQBrokerException("no permission", 16, "", "a:10911"), {}),
+        (BrokerOutcomeUnknownException("no SQL", 1, "", "a:10911"), {"filter_type": "SQL92", "sub_expression": "a>1"}),
+    ],
+)
+def test_a_refusal_is_raised_at_once(reader: Make, error: MQBrokerException, options: dict[str, Any]) -> None:
+    made = reader(**options)
+    made.fill({A0: 100})
+    made.transport.play_pulls(A0, failed(error))
+    began = made.clock.now
+    with pytest.raises(ReadError, match=f"reading orders/a/0 from offset 3 to 8: {error}"):
+        read(made, OffsetRange(A0, 3, 9))
+    assert made.clock.now == began
+
+
+def test_what_the_consumer_takes_is_not_the_brokers_silence(reader: Make) -> None:
+    made = reader(read_timeout_ms=20_000)
+    made.fill({A0: 200, B0: 200})
+    made.transport.play_pulls(B0, *[nothing(PullStatus.NO_NEW_MSG, 0)] * 4)
+    found = []
+    for pulled in puller(made).pull([OffsetRange(A0, 0, 200), OffsetRange(B0, 0, 200)]):
+        found.append(pulled)
+        made.clock.advance(60.0)
+    assert covered(found) == {A0: list(range(200)), B0: list(range(200))}
+
+
+def test_many_failures_at_once_are_one(reader: Make) -> None:
+    # A connection that breaks fails all that is under way on it; after that the wait is a short one.
+    made = reader()
+    made.fill({A0: 1000})
+    made.transport.play_pulls(A0, PullReply(), *[failed(RemotingConnectException("reset"))] * 16)
+    began = made.clock.now
+    assert covered(read(made, OffsetRange(A0, 0, 1000))) == {A0: list(range(1000))}
+    assert made.clock.now - began < 0.2
+
+
+def test_queues_of_a_broker_that_is_gone_take_no_room_from_others(reader: Make) -> None:
+    made = reader(read_timeout_ms=60_000)
+    gone = [MessageQueue("orders", "b", number) for number in range(100)]
+    made.fill({A0: 2000})
+    for queue in gone:
+        made.transport.always_pull[queue] = failed(RemotingConnectException("refused"))
+    began = made.clock.now
+    pulls = puller(made).pull([*(OffsetRange(queue, 0, 10) for queue in gone), OffsetRange(A0, 0, 2000)])
+    offsets: list[int] = []
+    while len(offsets) < 2000:
+        offsets += covered([next(pulls)])[A0]
+    assert offsets == list(range(2000))
+    assert made.clock.now - began < 2.0
+    with pytest.raises(ReadError):
+        next(pulls)
+
+
+def test_while_all_wait_nobody_is_busy(reader: Make) -> None:
+    made = reader(read_timeout_ms=10_000)
+    many = [MessageQueue("orders", "b", number) for number in range(50)]
+    for queue in many:
+        made.transport.always_pull[queue] = failed(RemotingConnectException("refused"))
+    slow = puller(made, window=8)
+    with pytest.raises(ReadError):
+        list(slow.pull([OffsetRange(queue, 0, 10) for queue in many]))
+    assert made.transport.polls < 2000
+
+
+def test_answers_that_wait_for_the_oldest_one_do_not_stop_it(reader: Make) -> None:
+    # All room is taken by answers behind the oldest segments, which have failed.
+    made = reader()
+    made.fill(dict.fromkeys(QUEUES, 600))
+    for queue in QUEUES:
+        reset = [PullReply(PullOutcome(None, error=RemotingTimeoutException("no")), delay=0.05)]
+        made.transport.play_pulls(queue, PullReply(), *reset)
+    found = read(made, *(OffsetRange(queue, 0, 600) for queue in QUEUES), window=4)
+    assert covered(found) == {queue: list(range(600)) for queue in QUEUES}
+
+
+def test_large_answers_make_room_for_fewer(reader: Make) -> None:
+    made = reader()
+    large = bytes(8 * 1024 * 1024)
+    most = 0
+
+    def answer(request: PullRequest) -> PullReply:
+        nonlocal most
+        if len(made.transport.pulls) > 8:
+            most = max(most, made.transport.in_flight + 1)
+        return PullReply(PullOutcome(PullStatus.FOUND, request.offset + 1, 0, 100, large), delay=0.01)
+
+    made.transport.play_pulls(A0, *[answer] * 60)
+    assert [pull.start for pull in read(made, OffsetRange(A0, 0, 60))] == list(range(60))
+    assert 1 <= most <= 4
+
+
+def test_a_segment_whose_broker_is_unknown_for_a_moment_is_sent_once(reader: Make) -> None:
+    made = reader()
+    made.fill({A0: 300})
+    address, unknown = made.queues.address, [RouteNotFoundException("no broker a just now")]
+    made.transport.always_pull[A0] = PullReply(delay=0.1)
+    made.transport.play_pulls(A0, PullReply(), PullReply(most=5))
+    pulls = puller(made).pull([OffsetRange(A0, 0, 300)])
+    found = [next(pulls), next(pulls)]
+
+    def sometimes(queue: MessageQueue) -> str:
+        if unknown:
+            raise unknown.pop()
+        return address(queue)
+
+    made.queues.address = sometimes
+    found += pulls
+    assert covered(found) == {A0: list(range(300))}
+    offsets = [request.offset for request in made.transport.pulls]
+    assert sorted(set(offsets)) == sorted(offsets)
+
+
+def test_an_empty_range_asks_nobody(reader: Make) -> None:
+    made = reader()
+    assert read(made, OffsetRange(A0, 5, 5), OffsetRange(A1, 5, 3)) == []
+    assert made.transport.pulls == []
+
+
+def test_a_closed_transport_ends_a_read_at_once(reader: Make) -> None:
+    made = reader()
+    made.fill({A0: 500})
+    pulls = puller(made).pull([OffsetRange(A0, 0, 500)])
+    next(pulls)
+    made.transport.close()
+    with pytest.raises(RocketMQError, match="closed"):
+        list(pulls)
+
+
+def test_who_has_enough_may_leave(reader: Make) -> None:
+    made = reader()
+    made.fill({A0: 500})
+    made.transport.always_pull[A0] = PullReply(delay=0.1)
+    pulls: Iterator[Pulled] = puller(made).pull([OffsetRange(A0, 0, 500)])
+    next(pulls)
+    pulls.close()  # type: ignore[attr-defined]
+    asked = len(made.transport.pulls)
+    made.transport.advance(10.0)
+    assert len(made.transport.pulls) == asked
+
+
+def test_a_transport_with_a_thread_of_its_own_is_read_as_well() -> None:
+    made = Reader()
+    with ScriptedTransport(made.transport.routes, threaded=True) as transport:
+        made.transport = transport
+        queues = [MessageQueue("orders", broker, number) for broker in "ab" for number in range(30)]
+        made.fill(dict.fromkeys(queues, 100))
+        pulling = Puller(made.options, transport, made.queues, time.monotonic)
+        found = list(pulling.pull([OffsetRange(queue, 3, 97) for queue in queues]))
+    assert covered(found) == {queue: list(range(3, 97)) for queue in queues}
+
+
+def test_answers_that_wait_behind_others_are_dropped_where_they_are_too_much_together(reader: Make) -> None:
+    made = reader(pull_batch_size=2)
+    made.fill({A0: 40})
+    # The second answer keeps all others waiting, and these are larger than any before.
+    made.transport.play_pulls(A0, PullReply(most=2), PullReply(delay=2.0))
+    pull, bodies = made.transport.pull, []
+
+    def with_long_bodies(request: PullRequest, timeout: float, on_pulled: Any) -> None:
+        def pulled(outcome: PullOutcome) -> None:
+            if request.offset:
+                body = memoryview(bytes(16 * 1024 * 1024))
+                outcome = replace(outcome, body=body)
+                bodies.append(weakref.ref(body))
+            on_pulled(outcome)
+
+        pull(request, timeout, pulled)
+
+    made.transport.pull = with_long_bodies
+    most, borders = 0, [0]
+    for pulled in puller(made).pull([OffsetRange(A0, 0, 40)]):
+        most = max(most, sum(body() is not None for body in bodies))
+        assert pulled.start == borders[-1]
+        borders.append(pulled.end)
+    assert borders[-1] == 40
+    # 64 MiB of those that wait, and what goes out.
+    assert most <= 6
+    assert len(bodies) > 19

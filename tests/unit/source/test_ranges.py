@@ -1,0 +1,151 @@
+"""What each task reads, and how much of what there is."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark.errors import ReadError
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.source.ranges import ROWS_WORTH_A_TASK, OffsetRange, limited, tasks_of
+
+QUEUES = [MessageQueue("orders", broker, number) for broker in "abc" for number in range(4)]
+starts = st.integers(0, 10**12)
+sizes = st.one_of(st.integers(0, 5), st.integers(0, 3 * ROWS_WORTH_A_TASK), st.integers(0, 10**9))
+
+
+@st.composite
+def ranges(draw: st.DrawFn, size: st.SearchStrategy[int] = sizes) -> list[OffsetRange]:
+    queues = draw(st.lists(st.sampled_from(QUEUES), unique=True))
+    return [OffsetRange(queue, start := draw(starts), start + draw(size)) for queue in queues]
+
+
+def joined(parts: Sequence[OffsetRange]) -> list[OffsetRange]:
+    """Adjacent parts as one; fails where there is a gap or an overlap."""
+    found = []
+    for queue, of_queue in itertools.groupby(parts, key=lambda part: part.queue):
+        mine = list(of_queue)
+        assert [part.end for part in mine[:-1]] == [part.start for part in mine[1:]]
+        found.append(OffsetRange(queue, mine[0].start, mine[-1].end))
+    return found
+
+
+@given(starts, st.integers(1, 10**6), st.integers(1, 200))
+def test_a_range_is_cut_into_nearly_equal_parts(start: int, size: int, parts: int) -> None:
+    whole = OffsetRange(QUEUES[0], start, start + size)
+    cut = whole.cut(parts)
+    assert joined(cut) == [whole]
+    assert len(cut) == min(parts, size)
+    found = {part.size for part in cut}
+    assert min(found) > 0
+    assert max(found) - min(found) <= 1
+
+
+@given(
+    ranges(st.one_of(st.integers(0, 5), st.integers(0, 10_000))),
+    st.none() | st.integers(1, 300),
+    st.none() | st.integers(100, 10**6),
+    st.none() | st.integers(1, 64),
+)
+def test_every_offset_is_read_once_and_in_the_order_of_its_queue(
+    found: list[OffsetRange], min_partitions: int | None, max_records: int | None, parallelism: int | None
+) -> None:
+    tasks = tasks_of(found, min_partitions, max_records, parallelism)
+    assert joined([part for task in tasks for part in task]) == [one for one in found if one.size]
+    # Never two parts of a queue in one task, nor nothing.
+    assert all(len({part.queue for part in task}) == len(task) >= 1 for task in tasks)
+
+
+@given(ranges(st.integers(0, 5000)), st.integers(1, 300))
+def test_there_are_so_many_tasks_if_there_are_so_many_messages(found: list[OffsetRange], wanted: int) -> None:
+    tasks = tasks_of(found, min_partitions=wanted)
+    queues = sum(one.size > 0 for one in found)
+    assert len(tasks) >= min(wanted, sum(one.size for one in found))
+    # And not many more: each queue rounds up by less than one.
+    assert len(tasks) <= max(wanted + queues, queues)
+
+
+@given(ranges(st.integers(0, 10**6)), st.integers(5000, 10**6), st.none() | st.integers(1, 50))
+def test_no_task_has_more_than_it_may(found: list[OffsetRange], most: int, wanted: int | None) -> None:
+    tasks = tasks_of(found, min_partitions=wanted, max_records=most)
+    assert all(sum(part.size for part in task) <= most for task in tasks)
+
+
+@given(ranges(), st.none() | st.integers(1, 64))
+def test_ranges_are_put_together_only_up_to_twice_what_a_task_is_worth(
+    found: list[OffsetRange], parallelism: int | None
+) -> None:
+    total = sum(one.size for one in found)
+    full = max(total // (2 * parallelism) if parallelism else 0, ROWS_WORTH_A_TASK)
+    tasks = tasks_of(found, parallelism=parallelism)
+    assert all(len(task) == 1 or sum(part.size for part in task) <= 2 * full for task in tasks)
+    # Two that follow each other would be too much for one: so there are not many small ones.
+    both = [sum(part.size for part in (*left, *right)) for left, right in itertools.pairwise(tasks)]
+    assert all(size > full for size in both)
+
+
+def test_few_messages_of_many_queues_are_one_task() -> None:
+    found = [OffsetRange(QUEUES[number % 12], 0, 10) for number in range(12)]
+    assert tasks_of(found) == [tuple(found)]
+
+
+def test_nothing_to_read_is_no_task() -> None:
+    empty = OffsetRange(QUEUES[0], 7, 7)
+    assert tasks_of([empty]) == tasks_of([empty], 5, 10, 4) == tasks_of([], 5) == []
+
+
+@st.composite
+def offsets(draw: st.DrawFn) -> tuple[dict[MessageQueue, int], dict[MessageQueue, int]]:
+    found = draw(ranges())
+    return {one.queue: one.start for one in found}, {one.queue: one.end for one in found}
+
+
+Offsets = dict[MessageQueue, int]
+
+
+@given(offsets(), st.integers(1, 20) | st.integers(1, 10**7))
+def test_limit_is_shared_in_proportion_to_the_waiting_messages(spans: tuple[Offsets, Offsets], limit: int) -> None:
+    start, end = spans
+    stop = limited(start, end, limit)
+    assert list(stop) == list(end)
+    assert all(start[queue] <= stop[queue] <= end[queue] for queue in end)
+    sizes = {queue: end[queue] - start[queue] for queue in end}
+    shares = {queue: stop[queue] - start[queue] for queue in end}
+    waiting = sum(sizes.values())
+    # Queues whose proportional share is below one message.
+    small = sum(0 < size * limit < waiting for size in sizes.values())
+    assert min(limit, waiting) <= sum(shares.values()) <= min(limit + small, waiting)
+    if waiting > limit:
+        assert all(abs(shares[queue] - size * limit / waiting) <= 1.001 for queue, size in sizes.items())
+
+
+@given(offsets(), st.integers(1, 20) | st.integers(1, 10**7))
+def test_every_queue_with_messages_advances_in_every_micro_batch(spans: tuple[Offsets, Offsets], limit: int) -> None:
+    start, end = spans
+    stop = limited(start, end, limit)
+    assert {queue for queue in end if stop[queue] > start[queue]} == {q for q in end if end[q] > start[q]}
+
+
+def test_one_message_is_read_beside_two_queues_that_use_up_the_limit() -> None:
+    large, larger, small = QUEUES[:3]
+    stop = limited(dict.fromkeys(QUEUES[:3], 0), {large: 10**6, larger: 2 * 10**6, small: 1}, 2)
+    assert stop[small] == 1
+    assert 2 <= sum(stop.values()) <= 3 + 2
+
+
+def test_an_end_that_went_back_takes_nothing_from_the_others() -> None:
+    one, two = QUEUES[:2]
+    assert limited({one: 50, two: 0}, {one: 10, two: 8}, 5) == {one: 10, two: 5}
+    assert limited({one: 50, two: 0}, {one: 10, two: 8}, 8) == {one: 10, two: 8}
+
+
+def test_offsets_that_no_topic_has_make_no_tasks_without_end() -> None:
+    lie = OffsetRange(QUEUES[0], 0, 2**63 - 1)
+    assert tasks_of([lie]) == [(lie,)]
+    assert len(tasks_of([lie], 100)) == 100
+    with pytest.raises(ReadError, match=r"maxRecordsPerPartition=1000: .* 1000000 are allowed"):
+        tasks_of([lie], None, 1000)

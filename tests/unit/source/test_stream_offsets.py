@@ -1,0 +1,628 @@
+"""What a streaming query asks of a cluster whose queues come, go, fall silent and come back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.errors import (
+    DataLossError,
+    MQBrokerException,
+    NoBrokersException,
+    ReadError,
+    RemotingConnectException,
+    RemotingTimeoutException,
+    RouteNotFoundException,
+)
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.options.offsets import OffsetSpec
+from rocketmq_spark.source.ranges import OffsetRange
+from rocketmq_spark.testing.scripted import route
+from tests.support.processes import PATIENCE, wait_for
+from tests.unit.source.conftest import A0, A1, B0, B1, QUEUES, Make, Reader
+
+LATEST = OffsetSpec("latest")
+
+
+def failing(made: Reader, call: str, error: Callable[[str], Exception], *addresses: str) -> None:
+    """Let a call to these addresses fail from now on; without any, to none."""
+    works = getattr(type(made.transport), call).__get__(made.transport)
+
+    def called(*arguments: Any) -> Any:
+        found = works(*arguments)
+        if arguments[-2] in addresses:
+            raise error(arguments[-2])
+        return found
+
+    setattr(made.transport, call, called)
+
+
+def test_a_new_query_begins_where_the_options_say(reader: Make) -> None:
+    made = reader(starting_offsets=LATEST)
+    made.fill({A0: 3, B1: 1})
+    assert made.cluster.starts() == made.cluster.latest() == {A0: 3, A1: 0, B0: 0, B1: 1}
+
+
+def test_a_query_that_could_not_begin_says_so_at_once(reader: Make) -> None:
+    with pytest.raises(RouteNotFoundException):
+        reader(subscribe=("nothing",)).cluster.starts()
+
+
+def test_what_is_available_are_the_ends_and_new_queues_begin_at_their_first_message(
+    reader: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    made = reader()
+    made.fill({A0: 5, B0: 4})
+    made.transport.expired[B0] = 2
+    known = {A0: 3, A1: 0}
+    available = made.cluster.available(known)
+    assert available == {A0: 5, A1: 0, B0: 4, B1: 0}
+    assert made.cluster.begun(known, available) == {A0: 3, A1: 0, B0: 2, B1: 0}
+    assert "new queues, read from their earliest message on: orders/b/0, orders/b/1" in caplog.text
+    assert made.cluster.ranges(known, available) == [
+        *(OffsetRange(A0, 3, 5), OffsetRange(A1, 0, 0)),
+        *(OffsetRange(B0, 2, 4), OffsetRange(B1, 0, 0)),
+    ]
+
+
+def test_a_queue_that_is_gone_is_lost_data_or_left_out(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    gone = MessageQueue("orders", "a", 7)
+    with pytest.raises(DataLossError, match=r"queue orders/a/7 is gone: .* behind offset 9"):
+        reader().cluster.available({A0: 0, gone: 9})
+    made = reader(fail_on_data_loss=False)
+    for _ in range(2):
+        # Whoever forgot it would read it again, should it come back.
+        assert made.cluster.available({A0: 0, gone: 9})[gone] == 9
+    assert caplog.text.count("orders/a/7 is gone") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "read"),
+    [
+        ({"subscribe": ("orders",)}, QUEUES),
+        ({"subscribe": (), "subscribe_pattern": "ord.*"}, QUEUES),
+        ({"subscribe": (), "assign": frozenset({A0})}, [A0]),
+    ],
+)
+def test_what_the_options_no_longer_ask_for_keeps_its_offset(
+    reader: Make, options: dict[str, Any], read: list[MessageQueue]
+) -> None:
+    # A checkpoint is of a query that asked for more.
+    made, old, gone = reader(**options), MessageQueue("old", "a", 0), MessageQueue("old", "a", 7)
+    made.transport.routes["old"] = route({"a": 1})
+    made.fill({**dict.fromkeys(QUEUES, 5), old: 9})
+    known = {**dict.fromkeys(QUEUES, 0), old: 2, gone: 3}
+    available = made.cluster.available(known)
+    assert available == {**known, **dict.fromkeys(read, 5)}
+    assert made.cluster.available(known, {**dict.fromkeys(QUEUES, 4), old: 9}) == {**known, **dict.fromkeys(read, 4)}
+    made.cluster.commit(available)
+    assert {queue for queue, *_ in made.asked("update_consumer_offset")} == set(read)
+    # What was planned before is read to its end.
+    assert made.cluster.ranges({old: 2}, {old: 9}) == [OffsetRange(old, 2, 9)]
+
+
+def test_a_queue_that_came_after_an_end_was_told_is_left_to_the_next_micro_batch(reader: Make) -> None:
+    # Spark asks for the beginning of a query's first micro-batch anew when that is run again.
+    made = reader()
+    made.fill({A0: 5, B0: 2})
+    assert made.cluster.ranges({A0: 3, B0: 0}, {A0: 5}) == [OffsetRange(A0, 3, 5)]
+
+
+def test_with_a_target_nothing_behind_it_is_read_and_nobody_is_asked_for_ends(reader: Make) -> None:
+    made = reader()
+    made.fill(dict.fromkeys(QUEUES, 5))
+    target = made.cluster.latest()
+    made.fill(dict.fromkeys(QUEUES, 9))
+    asked = len(made.asked("max_offset"))
+    known = dict.fromkeys(QUEUES, 3)
+    later = MessageQueue("orders", "c", 0)
+    assert made.cluster.available({**known, later: 1}, target) == {**dict.fromkeys(QUEUES, 5), later: 1}
+    assert len(made.asked("max_offset")) == asked
+    with pytest.raises(DataLossError, match="queue orders/a/7 is gone"):
+        made.cluster.available({**known, MessageQueue("orders", "a", 7): 9}, target)
+
+
+def test_a_target_that_a_slave_told_does_not_lead_back(reader: Make) -> None:
+    made = reader()
+    made.fill({A0: 12})
+    assert made.cluster.available({A0: 10, A1: 0}, {A0: 5, A1: 0}) == {A0: 10, A1: 0}
+    assert made.asked("max_offset") == [(A0, "a:10911")]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_target_before_what_was_read_is_lost_data_where_the_master_says_so(reader: Make, fails: bool) -> None:
+    made = reader(fail_on_data_loss=fails)
+    made.fill({A0: 5})
+    if fails:
+        with pytest.raises(DataLossError, match="orders/a/0 ends at offset 5, and 10 was reached before"):
+            made.cluster.available({A0: 10}, {A0: 5})
+    else:
+        assert made.cluster.available({A0: 10}, {A0: 5}) == {A0: 5}
+
+
+def test_a_target_leaves_out_who_is_silent_unless_data_loss_fails(reader: Make) -> None:
+    made = reader(fail_on_data_loss=False)
+    made.fill(dict.fromkeys(QUEUES, 5))
+    failing(made, "max_offset", RemotingTimeoutException, "b:10911")
+    target = made.cluster.target()
+    assert target == {A0: 5, A1: 5}
+    failing(made, "max_offset", RemotingTimeoutException)
+    assert made.cluster.available(dict.fromkeys(QUEUES, 3), target) == {A0: 5, A1: 5, B0: 3, B1: 3}
+    made = reader(read_timeout_ms=5000)
+    failing(made, "max_offset", RemotingTimeoutException, "b:10911")
+    # No time passes before broker a has answered.
+    made.while_asleep = lambda: wait_for(lambda: {A0, A1} <= {queue for queue, _ in made.asked("max_offset")})
+    with pytest.raises(ReadError, match="orders/b/"):
+        made.cluster.target()
+
+
+def test_target_waits_for_a_broker_that_is_in_no_route_and_names_it(reader: Make) -> None:
+    made = reader(read_timeout_ms=5000)
+    made.fill(dict.fromkeys(QUEUES, 5))
+    made.transport.routes["orders"] = route({"a": 2})
+    target = made.cluster.target()
+    assert made.cluster.completed(target, {A0: 3, A1: 3}) == {A0: 5, A1: 5}
+    with pytest.raises(
+        ReadError, match=r"broker b is in no route.*of orders/b/0, orders/b/1.*readTimeoutMs=5000.*failOn"
+    ):
+        made.cluster.completed(target, dict.fromkeys(QUEUES, 3))
+    assert sum(made.slept) >= 5.0
+
+
+def test_target_has_the_queues_of_a_broker_that_comes_back_in_time(reader: Make) -> None:
+    made = reader(read_timeout_ms=5000)
+    made.fill(dict.fromkeys(QUEUES, 5))
+    whole = made.transport.routes["orders"]
+    made.transport.routes["orders"] = route({"a": 2})
+    target, known = made.cluster.target(), dict.fromkeys(QUEUES, 3)
+
+    def start_broker() -> None:
+        if sum(made.slept) > 2.0:
+            made.transport.routes["orders"] = whole
+
+    made.while_asleep = start_broker
+    completed = made.cluster.completed(target, known)
+    assert completed == dict.fromkeys(QUEUES, 5)
+    assert made.cluster.available(known, completed) == completed
+
+
+def test_target_has_the_queues_of_a_broker_that_is_back_already(reader: Make) -> None:
+    made = reader()
+    made.fill(dict.fromkeys(QUEUES, 5))
+    whole = made.transport.routes["orders"]
+    made.transport.routes["orders"] = route({"a": 2})
+    target = made.cluster.target()
+    made.transport.routes["orders"] = whole
+    made.clock.advance(2.0)
+    assert made.cluster.queues.present() == QUEUES
+    assert made.cluster.completed(target, dict.fromkeys(QUEUES, 3)) == dict.fromkeys(QUEUES, 5)
+    assert made.slept == []
+
+
+def test_target_is_without_an_absent_broker_where_data_may_be_lost(
+    reader: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = reader(fail_on_data_loss=False)
+    made.fill(dict.fromkeys(QUEUES, 5))
+    made.transport.routes["orders"] = route({"a": 2})
+    target, known = made.cluster.target(), dict.fromkeys(QUEUES, 3)
+    for _ in range(2):
+        target = made.cluster.completed(target, known)
+        assert made.cluster.available(known, target) == {A0: 5, A1: 5, B0: 3, B1: 3}
+    assert made.slept == []
+    assert caplog.text.count("broker b is in no route") == 1
+
+
+def test_target_does_not_wait_for_queues_that_are_gone_or_not_asked_for(reader: Make) -> None:
+    made = reader()
+    gone, other = MessageQueue("orders", "a", 7), MessageQueue("old", "c", 0)
+    target = made.cluster.target()
+    known = {**dict.fromkeys(QUEUES, 0), gone: 9, other: 1}
+    completed = made.cluster.completed(target, known)
+    assert made.slept == []
+    with pytest.raises(DataLossError, match="queue orders/a/7 is gone"):
+        made.cluster.available(known, completed)
+
+
+def test_a_queue_of_assign_whose_broker_is_away_is_waited_for(reader: Make) -> None:
+    made = reader(subscribe=(), assign=frozenset({A0, B0}))
+    made.fill({A0: 5, B0: 5})
+    assert made.cluster.available({A0: 3, B0: 3}) == {A0: 5, B0: 5}
+    made.clock.advance(2.0)
+    made.transport.routes["orders"] = route({"a": 2})
+    assert made.cluster.available({A0: 3, B0: 3}) == {A0: 5, B0: 3}
+
+
+def test_name_servers_are_not_asked_at_every_turn(reader: Make) -> None:
+    made = reader()
+    for _ in range(5):
+        made.cluster.available({A0: 0})
+        made.clock.advance(0.5)
+    assert len(made.asked("query_route")) == 3
+
+
+def test_without_fail_on_data_loss_silence_has_no_end(reader: Make) -> None:
+    made = reader(read_timeout_ms=60_000, fail_on_data_loss=False)
+    known = dict.fromkeys(QUEUES, 0)
+    failing(made, "max_offset", RemotingConnectException, "b:10911")
+    for _ in range(9):
+        assert made.cluster.available(known) == known
+        made.clock.advance(14.0)
+
+
+def test_a_silent_queue_stays_where_it_is_and_stops_no_other(reader: Make) -> None:
+    made = reader()
+    made.fill(dict.fromkeys(QUEUES, 5))
+    failing(made, "max_offset", RemotingConnectException, "b:10911")
+    assert made.cluster.available(dict.fromkeys(QUEUES, 3)) == {A0: 5, A1: 5, B0: 3, B1: 3}
+    # One that is new is not there yet.
+    assert made.cluster.available({A0: 3, B0: 3}) == {A0: 5, A1: 5, B0: 3}
+
+
+def test_a_broker_that_the_route_has_lost_may_come_back(reader: Make) -> None:
+    made = reader()
+    made.fill(dict.fromkeys(QUEUES, 5))
+    whole = made.transport.routes["orders"]
+    made.transport.routes["orders"] = route({"a": 2})
+    known = dict.fromkeys(QUEUES, 3)
+    assert made.cluster.available(known) == {A0: 5, A1: 5, B0: 3, B1: 3}
+    made.transport.routes["orders"] = whole
+    made.clock.advance(1.5)
+    assert made.cluster.available(known) == dict.fromkeys(QUEUES, 5)
+
+
+@pytest.mark.parametrize(
+    ("tries", "seconds"),
+    [pytest.param(5, 14.0, id="many failures"), pytest.param(2, 600.0, id="a long micro-batch between two failures")],
+)
+def test_silence_has_an_end_that_names_queue_and_option(reader: Make, tries: int, seconds: float) -> None:
+    made = reader(read_timeout_ms=60_000)
+    known = dict.fromkeys(QUEUES, 0)
+    failing(made, "max_offset", RemotingConnectException, "b:10911")
+    for _ in range(tries):
+        assert made.cluster.available(known) == known
+        made.clock.advance(seconds)
+    with pytest.raises(ReadError, match=r"end of orders/b/0: .*readTimeoutMs=60000. The last try: b:10911"):
+        made.cluster.available(known)
+
+
+def test_silence_that_ended_is_forgotten(reader: Make) -> None:
+    made = reader(read_timeout_ms=60_000)
+    known = dict.fromkeys(QUEUES, 0)
+    for _ in range(9):
+        made.transport.fail("max_offset", RemotingConnectException("refused"))
+        made.cluster.available({A0: 0})
+        made.clock.advance(61.0)
+        assert made.cluster.available(known) == known
+
+
+def test_a_refusal_is_raised_at_once(reader: Make) -> None:
+    made = reader()
+    made.transport.fail("max_offset", MQBrokerException("no permission", 16, "", "a:10911"))
+    with pytest.raises(MQBrokerException, match="no permission"):
+        made.cluster.available({A0: 0})
+
+
+def test_a_slave_that_is_behind_loses_nothing(reader: Make) -> None:
+    made = reader()
+    made.fill({A0: 5})
+    made.addresses("a", {1: "slave:1"})
+    assert made.cluster.available({A0: 9}) == {A0: 9, A1: 0, B0: 0, B1: 0}
+
+
+def test_a_slaves_answer_is_a_slaves_though_the_master_is_next(reader: Make) -> None:
+    made = reader()
+    made.fill({A0: 5})
+    made.addresses("a", {0: "master:1", 1: "slave:1"})
+    works, asked = made.transport.max_offset, threading.Event()
+
+    def of_master(queue: MessageQueue, address: str, timeout: float) -> int:
+        if address == "master:1":
+            raise RemotingConnectException("refused")
+        return 5
+
+    def of_slave(queue: MessageQueue, address: str, timeout: float) -> int:
+        if queue == A0:
+            asked.set()
+        elif queue == A1 and asked.wait(PATIENCE):
+            # Turns back to the master, while the slave's answer for the other queue is on its way.
+            raise RemotingTimeoutException("no answer")
+        return works(queue, address, timeout)
+
+    made.transport.max_offset = of_master
+    assert made.cluster.available({A0: 9})[A0] == 9
+    made.transport.max_offset = of_slave
+    assert made.cluster.available({A0: 9})[A0] == 9
+
+
+def test_a_queue_that_ends_before_what_was_read_is_lost_data(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    made = reader()
+    made.fill({A0: 5})
+    with pytest.raises(DataLossError, match="orders/a/0 ends at offset 5, and 9 was reached before"):
+        made.cluster.available({A0: 9})
+    made = reader(fail_on_data_loss=False)
+    made.fill({A0: 5})
+    available = made.cluster.available({A0: 9})
+    assert available[A0] == 5
+    assert made.cluster.ranges({A0: 9}, {A0: 5}) == [OffsetRange(A0, 5, 5)]
+
+
+@pytest.mark.parametrize("running", [True, False], ids=["running", "begun again"])
+def test_a_topic_that_is_deleted_stops_no_other_unless_data_loss_fails(
+    reader: Make, caplog: pytest.LogCaptureFixture, running: bool
+) -> None:
+    made, old = reader(subscribe=("orders", "old"), fail_on_data_loss=False), MessageQueue("old", "a", 0)
+    made.transport.routes["old"] = route({"a": 1})
+    made.fill({A0: 5, old: 3})
+    if running:
+        assert made.cluster.available({A0: 0, old: 0}) == {A0: 5, A1: 0, B0: 0, B1: 0, old: 3}
+    del made.transport.routes["old"], made.transport.stored[old]
+    for _ in range(3):
+        made.clock.advance(2.0)
+        # A broker that still has the route asked for says that there is nothing.
+        assert made.cluster.available({A0: 2, old: 3}) == {A0: 5, A1: 0, B0: 0, B1: 0, old: 0 if running else 3}
+    assert sum("topic old is gone" in text for text in caplog.messages) == 1
+    assert not any("no name server" in text or "waits for its broker" in text for text in caplog.messages)
+
+
+@pytest.mark.parametrize("target", [None, {A0: 5}])
+def test_a_topic_of_a_pattern_that_was_deleted_between_two_runs_is_lost_data(
+    reader: Make, target: dict[MessageQueue, int] | None
+) -> None:
+    made, old = reader(subscribe_pattern="o.*", subscribe=()), MessageQueue("old", "a", 0)
+    with pytest.raises(DataLossError, match="queue old/a/0 is gone: what was in it behind offset 3 can't be read"):
+        made.cluster.available({A0: 0, old: 3}, target)
+
+
+def test_a_topic_that_is_deleted_fails_a_query_that_must_lose_nothing(reader: Make) -> None:
+    made = reader()
+    made.fill({A0: 5})
+    made.cluster.available({A0: 0})
+    del made.transport.routes["orders"], made.transport.stored[A0]
+    made.clock.advance(2.0)
+    with pytest.raises(
+        DataLossError, match=r"orders/a/0 ends at offset 0, and 5 .*: the topic was deleted or made anew"
+    ):
+        made.cluster.available({A0: 5})
+    again = reader(subscribe=("old",))
+    with pytest.raises(RouteNotFoundException, match=r"reading topic old: .*TOPIC_NOT_EXIST"):
+        again.cluster.available({MessageQueue("old", "a", 0): 3})
+
+
+def test_name_servers_that_know_no_broker_say_nothing_of_topics(reader: Make) -> None:
+    made = reader(fail_on_data_loss=False)
+    made.transport.fail("query_route", NoBrokersException("empty", 17, "", "n:9876"))
+    with pytest.raises(RouteNotFoundException, match="empty"):
+        made.cluster.available({A0: 3})
+
+
+def test_a_broker_that_hangs_is_waited_for_a_few_times_and_not_once_for_each_queue(reader: Make) -> None:
+    made = reader()
+    made.transport.routes["orders"] = route({"a": 2, "b": 500})
+    known = dict.fromkeys([MessageQueue("orders", "b", number) for number in range(500)], 0)
+    failing(made, "max_offset", RemotingTimeoutException, "b:10911")
+    assert made.cluster.available(known) == {A0: 0, A1: 0, **known}
+    assert len([address for _, address in made.asked("max_offset") if address == "b:10911"]) <= 16
+    failing(made, "update_consumer_offset", RemotingTimeoutException, "b:10911")
+    made.cluster.commit(known)
+    assert len(made.asked("update_consumer_offset")) <= 16
+    failing(made, "register_consumer", RemotingTimeoutException, "b:10911")
+    made.clock.advance(60.0)
+    asked = len(made.asked("register_consumer"))
+    made.cluster.commit(dict.fromkeys(known, 1))
+    assert len(made.asked("register_consumer")) == asked + 1
+
+
+def test_commits_go_to_the_brokers_with_the_groups_name(reader: Make) -> None:
+    made = reader(consumer_group="cg", namespace="ns")
+    made.transport.routes["ns%orders"] = made.transport.routes["orders"]
+    made.cluster.commit({A0: 3, B1: 4})
+    on_wire = [replace(queue, topic="ns%orders") for queue in (A0, B1)]
+    assert sorted(made.asked("update_consumer_offset")) == [
+        (on_wire[0], "cg", 3, "a:10911"),
+        (on_wire[1], "cg", 4, "b:10911"),
+    ]
+
+
+def test_offsets_that_are_told_at_once_cost_a_broker_none_of_them(
+    reader: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables: dict[tuple[str, str], dict[MessageQueue, int]] = {}
+
+    def commit_offset(queue: MessageQueue, group: str, offset: int, address: str, timeout: float) -> None:
+        """Do what ConsumerOffsetManager.commitOffset does, and as slowly as it may."""
+        table = tables.get((queue.topic, address))
+        if table is None:
+            time.sleep(0.02)
+            tables[queue.topic, address] = {queue: offset}
+        else:
+            table[queue] = offset
+
+    names = ("orders", "bills")
+    made = reader(subscribe=names)
+    for name in names:
+        made.transport.routes[name] = route({"a": 8, "b": 8})
+    monkeypatch.setattr(made.transport, "update_consumer_offset", commit_offset)
+    told = {MessageQueue(name, broker, number): number for name in names for broker in "ab" for number in range(8)}
+    made.cluster.commit(told)
+    assert {queue: offset for table in tables.values() for queue, offset in table.items()} == told
+
+
+def test_a_broker_is_told_of_the_group_before_its_offsets_and_now_and_then(reader: Make) -> None:
+    made = reader(consumer_group="cg")
+    for number, seconds in enumerate((0.0, 20.0, 20.0)):
+        made.clock.advance(seconds)
+        made.cluster.commit({A0: number, A1: number})
+    assert made.asked("register_consumer") == [("spark", "cg", "a:10911")] * 2
+    names = [name for name, *_ in made.transport.calls]
+    assert names.index("register_consumer") < names.index("update_consumer_offset")
+
+
+def test_a_commit_that_fails_is_logged_and_not_raised(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    made = reader()
+    made.transport.fail(
+        "update_consumer_offset",
+        RemotingConnectException("refused"),
+        MQBrokerException("no permission", 16, "", "a:10911"),
+    )
+    made.cluster.commit({})
+    made.cluster.commit(dict.fromkeys([A0, B0], 3))
+    made.clock.advance(2.0)
+    made.transport.fail("query_route", MQBrokerException("no permission", 16, "", "n:9876"))
+    made.cluster.commit({A0: 4})
+    assert len([record for record in caplog.records if record.getMessage().startswith("commitOffsets")]) == 3
+
+
+def test_what_is_not_there_just_now_is_told_once_it_is(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    made = reader(subscribe=("orders", "zebra"), fail_on_data_loss=False)
+    gone, away = MessageQueue("zebra", "a", 0), MessageQueue("orders", "c", 0)
+    for number in range(2):
+        made.cluster.commit({**dict.fromkeys(QUEUES, number), gone: 3, away: 3})
+    assert len(made.asked("update_consumer_offset")) == 2 * len(QUEUES)
+    made.transport.routes |= {"orders": route({"a": 2, "b": 2, "c": 1}), "zebra": route({"a": 1})}
+    made.clock.advance(2.0)
+    made.cluster.commit({gone: 3, away: 3})
+    assert {queue for queue, *_ in made.asked("update_consumer_offset")} == {*QUEUES, gone, away}
+    assert not any(text.startswith("commitOffsets") for text in caplog.messages)
+
+
+def test_what_was_not_acknowledged_is_told_again_a_while_later_and_what_was_is_not(reader: Make) -> None:
+    made = reader()
+    made.transport.fail("update_consumer_offset", MQBrokerException("no permission", 16, "", "a:10911"))
+    for seconds in (0.0, 1.0, 30.0, 1.0, 300.0):
+        made.clock.advance(seconds)
+        made.cluster.commit({A0: 3})
+    told = [(queue, offset) for queue, _, offset, _ in made.asked("update_consumer_offset")]
+    assert told == [(A0, 3), (A0, 3)]
+
+
+def test_with_news_of_one_queue_all_are_told_and_every_broker_hears_of_the_group(reader: Make) -> None:
+    """Who was told may be gone: a slave in its master's place, or a broker that has forgotten."""
+    made = reader()
+    for number in range(3):
+        made.cluster.commit({A0: 3 + number, B0: 5})
+        made.clock.advance(31.0)
+    assert Counter(queue for queue, *_ in made.asked("update_consumer_offset")) == {A0: 3, B0: 3}
+    assert Counter(address for *_, address in made.asked("register_consumer")) == {"a:10911": 3, "b:10911": 3}
+
+
+def test_where_the_first_offset_of_a_topic_is_refused_the_others_wait(reader: Make) -> None:
+    made = reader()
+    made.transport.fail("update_consumer_offset", MQBrokerException("busy", 2, "", "a:10911"))
+    made.cluster.commit({A0: 3, A1: 4})
+    assert [queue for queue, *_ in made.asked("update_consumer_offset")] == [A1]
+    made.cluster.commit({A0: 3, A1: 5})
+    assert [queue for queue, *_ in made.asked("update_consumer_offset")] == [A1, A1, A0]
+
+
+def test_a_silent_broker_costs_one_heart_beat_and_one_warning(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    topics = [f"t{number}" for number in range(12)]
+    made = reader(subscribe=tuple(topics))
+    made.transport.routes |= {name: route({"a": 4, "b": 4}) for name in topics}
+    failing(made, "register_consumer", RemotingTimeoutException, "a:10911")
+    offsets = {MessageQueue(name, broker, number): 3 for name in topics for broker in "ab" for number in range(4)}
+    made.cluster.commit(offsets)
+    assert Counter(address for *_, address in made.asked("register_consumer")) == {"a:10911": 1, "b:10911": 1}
+    assert {address for *_, address in made.asked("update_consumer_offset")} == {"b:10911"}
+    assert [text[:16] for text in caplog.messages] == ["commitOffsets: t"]
+
+
+APPLICATION = "10.0.0.1@1234#567890123"
+
+
+def test_the_group_of_a_running_application_is_left_alone(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    made = reader(consumer_group="shop")
+    made.transport.members["shop", "a:10911"] = {"10.0.0.2@spark#17", APPLICATION}
+    for number in range(3):
+        made.cluster.commit(dict.fromkeys(QUEUES, number))
+    assert {address for *_, address in made.asked("register_consumer")} == {"b:10911"}
+    assert {address for *_, address in made.asked("update_consumer_offset")} == {"b:10911"}
+    assert len(caplog.messages) == 1
+    assert f"consumerGroup=shop is that of {APPLICATION} at a:10911" in caplog.text
+    # Once it is gone, all that it has missed is told.
+    made.transport.members.clear()
+    made.clock.advance(31.0)
+    made.cluster.commit(dict.fromkeys(QUEUES, 2))
+    assert (A0, "shop", 2, "a:10911") in made.asked("update_consumer_offset")
+
+
+def test_an_application_that_comes_later_is_seen_before_the_next_heart_beat(reader: Make) -> None:
+    made = reader()
+    made.cluster.commit({A0: 1})
+    made.transport.members[made.options.consumer_group, "a:10911"].add(APPLICATION)
+    made.clock.advance(31.0)
+    made.cluster.commit({A0: 2})
+    assert len(made.asked("register_consumer")) == len(made.asked("update_consumer_offset")) == 1
+
+
+@pytest.mark.parametrize(
+    ("client_id", "ours"),
+    [
+        ("10.0.0.2@spark#17", True),
+        ("10.0.0.2@nightly#17@unit", True),
+        ("spark", True),
+        (APPLICATION, False),
+        (f"{APPLICATION}@unit", False),
+        ("10.0.0.1@DEFAULT", False),
+        ("10.0.0.1@1234", False),
+        ("host@1234@0@2x3k", False),
+    ],
+)
+def test_readers_are_told_from_applications_by_their_client_ids(reader: Make, client_id: str, ours: bool) -> None:
+    made = reader()
+    made.transport.members[made.options.consumer_group, "a:10911"] = {client_id}
+    made.cluster.commit({A0: 1})
+    assert bool(made.asked("update_consumer_offset")) is ours
+
+
+def test_each_micro_batch_is_planned_within_its_own_deadline(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    made = reader(read_timeout_ms=5000)
+    made.fill(dict.fromkeys(QUEUES, 5))
+    known = dict.fromkeys(QUEUES, 0)
+    plans = (
+        made.cluster.target,
+        lambda: made.cluster.available(known),
+        lambda: made.cluster.ranges(known, dict.fromkeys(QUEUES, 5)),
+        lambda: made.cluster.commit(dict.fromkeys(QUEUES, int(made.clock()))),
+    )
+    for _ in range(2):
+        for number, plan in enumerate(plans):
+            made.clock.advance(3600.0)
+            before = len(made.asked("query_route"))
+            plan()
+            # All but `ranges` need the routes of now.
+            assert (len(made.asked("query_route")) > before) is (number != 2)
+    assert caplog.messages == []
+
+
+def test_stream_goes_on_with_known_routes_while_name_servers_are_slow(reader: Make) -> None:
+    topics = tuple(f"t{number}" for number in range(50))
+    made = reader(subscribe=topics, read_timeout_ms=60_000)
+    made.transport.routes |= {name: route({"a": 1}) for name in topics}
+    known = {MessageQueue(name, "a", 0): 0 for name in topics}
+    assert made.cluster.available(known) == known
+    works = made.transport.query_route
+
+    def silent(topic: str, timeout: float) -> Any:
+        made.clock.advance(max(0.0, timeout))
+        made.transport.fail("query_route", RemotingTimeoutException("no answer"))
+        return works(topic, timeout)
+
+    made.transport.query_route = silent
+    for count in range(1, 6):
+        made.clock.advance(30.0)
+        made.fill(dict.fromkeys(known, 1))
+        assert made.cluster.available(known) == dict.fromkeys(known, count)
+
+
+def test_close_closes_the_transport(reader: Make) -> None:
+    made = reader()
+    made.cluster.close()
+    assert made.transport.closed

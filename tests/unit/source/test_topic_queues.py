@@ -1,0 +1,472 @@
+"""Which queues a read is about, and whom it asks for them while brokers and name servers come and go."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.errors import (
+    BrokerBusyException,
+    MQBrokerException,
+    OptionError,
+    ReadError,
+    RemotingConnectException,
+    RemotingTimeoutException,
+    RequestNotSupportedException,
+    RocketMQError,
+    RouteNotFoundException,
+)
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.route import QueueData
+from rocketmq_spark.options.offsets import OffsetSpec
+from rocketmq_spark.protocol.remoting.codes import broker_error
+from rocketmq_spark.testing.scripted import route
+from tests.support.processes import PATIENCE
+from tests.unit.source.conftest import A0, A1, B0, B1, Make
+
+DOWN = RemotingConnectException("refused")
+
+
+def test_all_queues_of_the_topics_are_found_in_order(reader: Make) -> None:
+    made = reader(subscribe=("orders", "bills"))
+    made.transport.routes["bills"] = route({"b": 1})
+    assert made.queues.find() == [MessageQueue("bills", "b", 0), A0, A1, B0, B1]
+
+
+def test_queues_that_may_not_be_read_are_left_out(reader: Make) -> None:
+    made = reader()
+    old = made.transport.routes["orders"]
+    made.transport.routes["orders"] = replace(old, queue_datas=(QueueData("a", 2, 2, 2), QueueData("b", 1, 8, 6)))
+    assert made.queues.find() == [B0]
+
+
+def test_an_unknown_topic_is_an_error(reader: Make) -> None:
+    with pytest.raises(RouteNotFoundException, match=r"reading topic nothing: .*No topic route info"):
+        reader(subscribe=("nothing",)).queues.find()
+
+
+def test_a_static_topic_is_an_error_that_no_patience_mends(reader: Make) -> None:
+    made = reader()
+    made.transport.routes["orders"] = replace(made.transport.routes["orders"], static_topic=True)
+    with pytest.raises(OptionError, match="static") as raised:
+        made.queues.find()
+    assert raised.value.retriable is False
+
+
+def test_assigned_queues_alone_are_read_and_must_be_there(reader: Make) -> None:
+    made = reader(subscribe=(), assign=frozenset({B1, A0}))
+    assert made.queues.find() == [A0, B1]
+    with pytest.raises(OptionError, match="assign names orders/a/7"):
+        reader(subscribe=(), assign=frozenset({replace(A0, queue_id=7), B1})).queues.find()
+
+
+def test_the_topics_of_starting_offsets_are_read_where_nothing_else_is_named(reader: Make) -> None:
+    spec = OffsetSpec(None, ((A0, 5),), receipt=True)
+    assert reader(subscribe=(), starting_offsets=spec).queues.find() == [A0]
+
+
+def test_a_pattern_matches_whole_names_of_topics_of_users(reader: Make) -> None:
+    made = reader(subscribe=(), subscribe_pattern="orders|.*TOPIC.*|%.*|TBW.*")
+    names = ["orders2", "RMQ_SYS_TRANS_HALF_TOPIC", "SCHEDULE_TOPIC_XXXX", "%RETRY%g", "%DLQ%g", "TBW102", "MY_TOPIC"]
+    made.transport.routes |= {name: route({"a": 1}) for name in names}
+    assert [queue.topic for queue in made.queues.find()] == ["MY_TOPIC", "orders", "orders", "orders", "orders"]
+
+
+def test_a_pattern_leaves_out_the_topics_that_brokers_make_of_their_own_names(
+    reader: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = reader(subscribe=(), subscribe_pattern=".*")
+    old = route({"a": 1})
+    for name in ("a", "east", "b"):
+        brokers = [replace(one, cluster="east") for one in old.broker_datas]
+        made.transport.routes[name] = replace(old, broker_datas=tuple(brokers))
+    # Topic b is on broker a: it is a user's.
+    assert {queue.topic for queue in made.queues.find()} == {"orders", "b"}
+    assert caplog.messages == []
+
+
+def test_a_pattern_that_fits_nothing_is_doubted(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    assert reader(subscribe=(), subscribe_pattern="order").queues.find() == []
+    assert "subscribePattern=order fits no topic" in caplog.text
+
+
+def test_names_are_wrapped_for_brokers_and_bare_for_users(reader: Make) -> None:
+    made = reader(namespace="ns")
+    made.transport.routes["ns%orders"] = route({"a": 1})
+    assert made.queues.find() == [A0]
+    assert made.asked("query_route") == [("ns%orders",)]
+    assert made.queues.on_wire(A0) == replace(A0, topic="ns%orders")
+    assert reader().queues.on_wire(A0) == A0
+
+
+def test_a_pattern_sees_the_topics_of_its_namespace_whatever_others_are_called(reader: Make) -> None:
+    # Each listed in either order with a bare topic of the same name.
+    names = [f"{prefix}t{number}" for number in range(20) for prefix in ("ns%", "", "other%")]
+    made = reader(namespace="ns", subscribe=(), subscribe_pattern="t.*|other.*")
+    made.transport.routes |= {name: route({"a": 1}) for name in names}
+    assert [queue.topic for queue in made.queues.find()] == sorted(f"t{number}" for number in range(20))
+
+
+def test_a_master_is_asked_first_and_a_slave_after_a_failure(reader: Make) -> None:
+    made = reader()
+    made.addresses("a", {0: "master:1", 1: "slave:1", 2: "slave:2"})
+    made.queues.find()
+    assert made.queues.address(A0) == "master:1"
+    assert made.queues.is_master(A0, "master:1")
+    asked = []
+    for _ in range(4):
+        made.queues.failed(A0, asked.append(made.queues.address(A0)) or asked[-1])
+    assert asked == ["master:1", "slave:1", "slave:2", "master:1"]
+    assert not made.queues.is_master(A0, "slave:1")
+    # Of one broker all queues turn, of another one none.
+    assert made.queues.address(A1) == "slave:1"
+    assert made.queues.address(B0) == "b:10911"
+
+
+def test_a_slave_is_asked_while_there_is_no_master(reader: Make) -> None:
+    made = reader()
+    made.addresses("a", {1: "slave:1"})
+    assert A0 in made.queues.find()
+    assert made.queues.address(A0) == "slave:1"
+
+
+def test_a_master_is_tried_again_and_asked_first_once_it_answers(reader: Make) -> None:
+    made = reader(pull_timeout_ms=5_000)
+    made.addresses("a", {0: "master:1", 1: "slave:1"})
+    made.queues.failed(A0, made.queues.address(A0))
+    assert made.queues.address(A0) == "slave:1"
+    made.clock.advance(5.0)
+    # One request tries it, the others go to the slave meanwhile.
+    assert [made.queues.address(A0) for _ in range(3)] == ["master:1", "slave:1", "slave:1"]
+    made.queues.failed(A0, "master:1")
+    assert made.queues.address(A0) == "slave:1"
+    made.queues.answered(A0, "slave:1")
+    assert made.queues.address(A0) == "slave:1"
+    made.clock.advance(5.0)
+    assert made.queues.address(A0) == "master:1"
+    made.queues.answered(A0, "master:1")
+    assert [made.queues.address(A0) for _ in range(3)] == ["master:1"] * 3
+
+
+def test_a_slave_is_trusted_after_its_master_was_away_for_read_timeout(reader: Make) -> None:
+    made = reader(pull_timeout_ms=5_000, read_timeout_ms=20_000)
+    made.addresses("a", {0: "master:1", 1: "slave:1"})
+    made.queues.find()
+    assert made.queues.trusts(A0, "master:1")
+    assert not made.queues.trusts(A0, "slave:1")
+    for _ in range(4):
+        made.queues.failed(A0, "master:1")
+        assert made.queues.address(A0, trusted=True) == "master:1"
+        assert not made.queues.trusts(A0, "slave:1")
+        made.clock.advance(5.0)
+    assert made.queues.trusts(A0, "slave:1")
+    assert [made.queues.address(A0, trusted=True) for _ in range(2)] == ["master:1", "slave:1"]
+    made.queues.answered(A0, "master:1")
+    assert not made.queues.trusts(A0, "slave:1")
+
+
+def test_requests_that_fail_together_turn_once(reader: Make) -> None:
+    made = reader()
+    made.addresses("a", {0: "master:1", 1: "slave:1"})
+    made.queues.find()
+    for queue in (A0, A1, A0):
+        made.queues.failed(queue, "master:1")
+    assert made.queues.address(A0) == "slave:1"
+
+
+def test_after_a_failure_the_route_is_asked_for_again_but_not_all_the_time(reader: Make) -> None:
+    made = reader()
+    made.queues.find()
+    made.queues.failed(A0, "a:10911")
+    assert len(made.asked("query_route")) == 1
+    made.clock.advance(1.5)
+    made.addresses("a", {0: "moved:1"})
+    for queue in (A0, A1):
+        made.queues.failed(queue, "a:10911")
+    assert len(made.asked("query_route")) == 2
+    assert made.queues.address(A0) == "moved:1"
+
+
+def test_a_route_that_nobody_tells_stays_as_it_was(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    made = reader()
+    made.queues.find()
+    made.transport.fail("query_route", RemotingConnectException("no name server answers"))
+    assert made.queues.find() == [A0, A1, B0, B1]
+    del made.transport.routes["orders"]
+    assert made.queues.find() == [A0, A1, B0, B1]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert made.queues.exists(A0) is True
+
+
+def test_a_refusal_of_a_name_server_is_raised_even_where_a_route_was_known(reader: Make) -> None:
+    made = reader()
+    made.queues.find()
+    made.transport.fail("query_route", MQBrokerException("no permission", 16, "", "n:9876"))
+    with pytest.raises(MQBrokerException, match="no permission"):
+        made.queues.find()
+
+
+def test_topics_that_nobody_lists_stay_as_they_were(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    made = reader(subscribe=(), subscribe_pattern="ord.*")
+    made.transport.fail("topics", DOWN)
+    with pytest.raises(RemotingConnectException):
+        made.queues.find()
+    found = made.queues.find()
+    made.transport.fail("topics", DOWN)
+    assert made.queues.find() == found == [A0, A1, B0, B1]
+    assert "listed the topics" in caplog.text
+
+
+def test_whether_a_queue_exists_is_known_of_brokers_that_are_there(reader: Make) -> None:
+    made = reader()
+    assert made.queues.exists(A0) is True
+    assert made.queues.exists(replace(A0, queue_id=2)) is False
+    assert made.queues.exists(MessageQueue("orders", "c", 0)) is None
+    # Of a topic that is asked for the first time: name servers that know brokers do not know it, or nobody answers.
+    assert made.queues.exists(MessageQueue("bills", "a", 0)) is False
+    made.transport.fail("query_route", RemotingConnectException("refused"))
+    assert made.queues.exists(MessageQueue("others", "a", 0)) is None
+
+
+def test_a_broker_that_no_name_server_knows_has_no_address(reader: Make) -> None:
+    made = reader()
+    made.queues.find()
+    made.clock.advance(2.0)
+    made.addresses("a", {})
+    made.queues.failed(A0, "a:10911")
+    with pytest.raises(RouteNotFoundException, match="knows a broker a for its topic just now"):
+        made.queues.address(A0)
+    made.queues.failed(A0, "")
+    made.clock.advance(2.0)
+    made.addresses("a", {0: "back:1"})
+    made.queues.failed(A0, "")
+    assert made.queues.address(A0) == "back:1"
+
+
+def test_a_route_that_was_not_there_is_asked_for_once_a_second_whoever_wants_it(reader: Make) -> None:
+    # In a task, which has found no queues by itself.
+    made = reader()
+    old = made.transport.routes.pop("orders")
+    for queue in (A0, A1, B0, B1):
+        with pytest.raises(RouteNotFoundException, match="No topic route info"):
+            made.queues.address(queue)
+        made.queues.failed(queue, "")
+    assert len(made.asked("query_route")) == 1
+    made.clock.advance(1.1)
+    made.transport.routes["orders"] = old
+    assert made.queues.address(A0) == "a:10911"
+
+
+def test_a_name_server_that_takes_long_does_not_take_all_the_time(reader: Make) -> None:
+    made = reader()
+    made.queues.find()
+    made.clock.advance(5.0)
+    slow = made.transport.query_route
+
+    def asked(topic: str, timeout: float) -> Any:
+        made.clock.advance(10.0)
+        made.transport.fail("query_route", RemotingTimeoutException("no answer"))
+        return slow(topic, timeout)
+
+    made.transport.query_route = asked
+    for queue in (A0, A1, B0, B1) * 4:
+        made.queues.failed(queue, made.queues.address(queue))
+    assert len(made.asked("query_route")) == 2
+
+
+def test_a_busy_broker_is_not_a_reason_to_look_for_another(reader: Make) -> None:
+    made = reader()
+    made.addresses("a", {0: "master:1", 1: "slave:1"})
+    made.transport.fail("max_offset", BrokerBusyException("busy", 2, "", "master:1"))
+    assert made.bounds.latest([A0]) == {A0: 0}
+    assert [address for _, address in made.asked("max_offset")] == ["master:1", "master:1"]
+
+
+def test_topics_for_inner_batches_are_known_by_their_attributes_asked_for_once(reader: Make) -> None:
+    made = reader(sub_expression="a")
+    made.queues.find()
+    assert not made.queues.may_hold_inner_batches([A0, A1, B0])
+    assert [address for address, _ in made.asked("topic_config")] == ["a:10911", "b:10911"]
+    other = reader(sub_expression="a")
+    other.transport.attributes["orders"] = {"queue.type": "BatchCQ"}
+    other.queues.find()
+    assert other.queues.may_hold_inner_batches([A0, B0])
+    assert other.queues.may_hold_inner_batches([A1])
+    assert len(other.asked("topic_config")) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "filter_type", "may"),
+    [
+        (RequestNotSupportedException("of 4.9", 3, "", "a:10911"), "TAG", False),
+        (RequestNotSupportedException("of 4.9", 3, "", "a:10911"), "SQL92", False),
+        (DOWN, "TAG", True),
+        (DOWN, "SQL92", False),
+    ],
+)
+def test_a_topic_of_unknown_type_is_filtered_by_whoever_can(
+    reader: Make, error: RocketMQError, filter_type: str, may: bool
+) -> None:
+    made = reader(sub_expression="a", filter_type=filter_type)
+    made.queues.find()
+    made.transport.fail("topic_config", error)
+    assert made.queues.may_hold_inner_batches([A0]) is may
+
+
+def test_every_broker_looks_at_an_expression_once(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    made = reader(sub_expression="n > > 1", filter_type="SQL92")
+    made.queues.find()
+    made.transport.fail("check_filter", DOWN, MQBrokerException("can't be parsed", 23, "", "b:10911"))
+    with pytest.raises(OptionError, match=r"filterType=SQL92: a broker can't read it: .*can't be parsed"):
+        made.queues.check_filter([A0, A1, B0, B1])
+    assert made.asked("check_filter") == [
+        (f"{broker}:10911", "orders", made.options.consumer_group, "n > > 1", "SQL92") for broker in ("a", "b")
+    ]
+    # Who can't be asked now is asked with the first pull.
+    assert "a can't be asked for its opinion of the filter: refused" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("code", "remark", "expected", "text"),
+    [
+        (
+            1,
+            "The broker does not support consumer to filter message by SQL92",
+            OptionError,
+            "enablePropertyFilter=true",
+        ),
+        (23, "can't be parsed", OptionError, "can't read it"),
+        (16, "User:x has no permission to access Topic:orders", MQBrokerException, "the right that it needs on Topic"),
+        (1, "org.apache.rocketmq.acl.common.AclException: no permission", MQBrokerException, "no permission"),
+    ],
+)
+def test_a_broker_that_refuses_an_expression_is_told_from_one_that_refuses_the_user(
+    reader: Make, code: int, remark: str, expected: type[RocketMQError], text: str
+) -> None:
+    made = reader(sub_expression="a > 1", filter_type="SQL92")
+    made.queues.find()
+    made.transport.fail("check_filter", broker_error(code, remark, "a:10911", "checking a filter"))
+    with pytest.raises(expected, match=text) as raised:
+        made.queues.check_filter([A0])
+    assert isinstance(raised.value, OptionError) is (expected is OptionError)
+
+
+@pytest.mark.parametrize(("code", "remark"), [(2, "[REJECTREQUEST]system busy"), (14, "shutting down"), (1, "oops")])
+def test_a_broker_that_is_busy_is_asked_about_the_filter_with_the_first_pull(
+    reader: Make, caplog: pytest.LogCaptureFixture, code: int, remark: str
+) -> None:
+    made = reader(sub_expression="a > 1", filter_type="SQL92")
+    made.queues.find()
+    made.transport.fail("check_filter", broker_error(code, remark, "a:10911", "checking a filter"))
+    made.queues.check_filter([A0])
+    assert f"a can't be asked for its opinion of the filter: checking a filter: a:10911 answered {code}" in caplog.text
+
+
+def test_pattern_is_matched_to_names_of_at_most_127_characters(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+    made = reader(subscribe=(), subscribe_pattern="orders|a+a+-?|%.*")
+    longest, retry = "a" * 127, "%RETRY%" + "g" * 200
+    for name in ("orders", longest, "a" * 128, "a" * 60_000 + "-", retry):
+        made.transport.routes[name] = route({"a": 1})
+    for _ in range(2):
+        assert {queue.topic for queue in made.queues.find()} == {"orders", longest}
+    (warning,) = caplog.messages
+    assert "2 topics with names of more than 127 characters" in warning
+
+
+def test_planning_has_one_deadline_and_says_how_far_it_came(reader: Make) -> None:
+    topics = tuple(f"t{number}" for number in range(200))
+    made = reader(subscribe=topics, read_timeout_ms=60_000)
+    made.transport.routes |= {name: route({"a": 1}) for name in topics}
+    works = made.transport.query_route
+
+    def slow(topic: str, timeout: float) -> Any:
+        made.clock.advance(1.0)
+        return works(topic, timeout)
+
+    made.transport.query_route = slow
+    with pytest.raises(
+        ReadError, match=r"readTimeoutMs=60000 has passed with \d+ of 200 routes of topics known; raise"
+    ):
+        made.queues.find()
+    # 16 requests at once, each of a second.
+    assert 60 <= len(made.asked("query_route")) <= 60 + 16
+    made.transport.query_route = works
+    assert len(made.queues.find()) == 200
+
+
+def test_requests_get_the_time_that_is_left_of_planning(reader: Make) -> None:
+    made = reader(subscribe=(), subscribe_pattern="orders", read_timeout_ms=5000)
+    topics, query_route, timeouts = made.transport.topics, made.transport.query_route, list[float]()
+
+    def slow(timeout: float) -> Any:
+        timeouts.append(timeout)
+        made.clock.advance(4.5)
+        return topics(timeout)
+
+    def asked(topic: str, timeout: float) -> Any:
+        timeouts.append(timeout)
+        made.clock.advance(timeout)
+        made.transport.fail("query_route", RemotingTimeoutException("no answer"))
+        return query_route(topic, timeout)
+
+    made.transport.topics, made.transport.query_route = slow, asked
+    with pytest.raises(
+        ReadError, match="with 0 of 1 routes of topics known; the last try: reading topic orders: no answ"
+    ):
+        made.queues.find()
+    assert timeouts == [5.0, 0.5]
+
+
+def test_refusal_is_raised_as_it_is_after_the_deadline(reader: Make) -> None:
+    made = reader()
+    works = made.transport.query_route
+
+    def refused(topic: str, timeout: float) -> Any:
+        made.clock.advance(1000.0)
+        made.transport.fail("query_route", MQBrokerException("no permission", 16, "", "n:9876"))
+        return works(topic, timeout)
+
+    made.transport.query_route = refused
+    with pytest.raises(MQBrokerException, match="no permission"):
+        made.queues.find()
+
+
+@pytest.mark.parametrize("planned", ["filter", "time"])
+def test_types_of_many_topics_are_asked_for_at_once(reader: Make, planned: str) -> None:
+    topics = [f"t{number}" for number in range(5)]
+    made = reader(subscribe=tuple(topics), sub_expression="a")
+    made.transport.routes |= {name: route({"a": 1}) for name in topics}
+    queues = made.queues.find()
+    made.fill(dict.fromkeys(queues, 1))
+    # A filter asks for the type of one topic first.
+    asked_first = 1 if planned == "filter" else 0
+    together, works = threading.Barrier(len(topics) - asked_first), made.transport.topic_config
+
+    def asked(address: str, topic: str, timeout: float) -> Any:
+        if len(made.asked("topic_config")) >= asked_first:
+            together.wait(PATIENCE)
+        return works(address, topic, timeout)
+
+    made.transport.topic_config = asked
+    if planned == "filter":
+        assert not made.queues.may_hold_inner_batches(queues)
+    else:
+        assert made.bounds.at(dict.fromkeys(queues, 0)) == dict.fromkeys(queues, 0)
+    assert len(made.asked("topic_config")) == len(topics)
+
+
+def test_routes_of_many_topics_are_asked_for_at_once(reader: Make) -> None:
+    topics = tuple(f"t{number}" for number in range(4))
+    made = reader(subscribe=topics)
+    made.transport.routes |= {name: route({"a": 1}) for name in topics}
+    together, works = threading.Barrier(4), made.transport.query_route
+
+    def asked(topic: str, timeout: float) -> Any:
+        together.wait(PATIENCE)
+        return works(topic, timeout)
+
+    made.transport.query_route = asked
+    assert made.queues.find() == [MessageQueue(name, "a", 0) for name in topics]

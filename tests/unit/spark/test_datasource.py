@@ -1,0 +1,385 @@
+"""What the data source checks on the driver, without a session and without a server."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import pickle
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
+
+from rocketmq_spark.errors import (
+    MQBrokerException,
+    OptionError,
+    RemotingConnectException,
+    RocketMQError,
+    RouteNotFoundException,
+    SchemaError,
+)
+from rocketmq_spark.metrics import Recorder
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.route import MASTER_ID, BrokerData
+from rocketmq_spark.options.parsing import parse_sink_options
+from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.protocol.remoting.codes import RequestCode
+from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.routing.registry import registry
+from rocketmq_spark.spark.datasource import RocketMQDataSource, _warn_once, _with_namespace
+from rocketmq_spark.spark.ordered_queues import _IN_MEMORY, _UNUSABLE
+from rocketmq_spark.spark.ordered_queues import _warn_once as _warn_of_memory_once
+from rocketmq_spark.spark.reader import arrow_schema
+from rocketmq_spark.spark.report import CommitMessage
+from rocketmq_spark.spark.writer import RouteLookup, _await_any_answer
+from rocketmq_spark.testing.scripted import route
+from tests.support.peer import BrokerPeer, refused_address
+from tests.support.pipelines import ScriptedProxies
+from tests.support.proxy import FakeProxy
+
+BODY = StructType().add("body", StringType())
+KEYED = StructType().add("body", StringType()).add("shardingKey", StringType())
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_warned_of_yet() -> None:
+    _warn_once.cache_clear()
+    _warn_of_memory_once.cache_clear()
+    _IN_MEMORY.clear()
+    _UNUSABLE.clear()
+
+
+@pytest.fixture(autouse=True)
+def nobody_stays_warm() -> Iterator[None]:
+    yield
+    registry.close_all()
+
+
+@pytest.fixture
+def name_server() -> Iterator[BrokerPeer]:
+    with BrokerPeer({"t": route({"a": 2})}) as peer:
+        yield peer
+
+
+def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return what the source warns of: the client that it keeps warm has a heart-beat, and a log, of its own."""
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if (record.name, record.levelno) == ("rocketmq_spark.spark", logging.WARNING)
+    ]
+
+
+class OnASpeculatingCluster(RocketMQDataSource):
+    _speculation = True
+
+
+@pytest.mark.parametrize(("row_id", "warnings"), [("false", 1), ("true", 0), ("columns:body", 0)])
+def test_speculation_without_row_ids_is_warned_of(
+    name_server: BrokerPeer, caplog: pytest.LogCaptureFixture, row_id: str, warnings: int
+) -> None:
+    source = OnASpeculatingCluster({"nameServer": name_server.address, "topic": "t", "rowId": row_id})
+    source.streamWriter(BODY, overwrite=False)
+    assert ["set rowId=true" in message for message in warned(caplog)] == [True] * warnings
+
+
+def test_a_stream_whose_writer_is_made_twice_in_each_micro_batch_is_warned_once(
+    name_server: BrokerPeer, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        source = RocketMQDataSource({"nameServer": name_server.address, "topic": "t", "sendMode": "oneway"})
+        source.streamWriter(BODY, overwrite=True)
+    assert [message.split(":")[0] for message in warned(caplog)] == ["sendMode=oneway", "outputMode complete"]
+
+
+def test_without_speculation_nobody_is_warned(name_server: BrokerPeer, caplog: pytest.LogCaptureFixture) -> None:
+    RocketMQDataSource({"nameServer": name_server.address, "topic": "t"}).streamWriter(BODY, overwrite=False)
+    assert warned(caplog) == []
+
+
+def test_a_time_of_delivery_and_the_timestamps_of_a_read_are_columns_of_a_write(name_server: BrokerPeer) -> None:
+    columns = StructType([*BODY, *(StructField(name, TimestampType()) for name in ("deliverTime", "storeTimestamp"))])
+    assert arrow_schema(columns).field("deliverTime").type == pa.timestamp("us", "UTC")
+    RocketMQDataSource({"nameServer": name_server.address, "topic": "t"}).writer(columns, overwrite=False)
+
+
+def test_a_selector_class_is_looked_for_on_the_driver() -> None:
+    source = RocketMQDataSource({"nameServer": "a:1", "topic": "t", "queueSelector": "no_such_module:Thing"})
+    with pytest.raises(OptionError, match="importing module no_such_module failed"):
+        source.streamWriter(BODY, overwrite=False)
+
+
+OVER_GRPC = {"endpoints": "p:8081", "topic": "t"}
+
+
+def test_a_stream_over_grpc_compares_its_columns_with_the_topic_and_asks_once() -> None:
+    with FakeProxy() as proxy:
+        for _ in range(4):
+            source = RocketMQDataSource({"endpoints": proxy.address, "topic": "orders"})
+            assert source.streamWriter(BODY, overwrite=False)._lookup == RouteLookup(None, servers_reached=True)
+            with pytest.raises(SchemaError, match="FIFO"):
+                source.streamWriter(KEYED, overwrite=False)
+        assert [call.method for call in proxy.calls] == ["QueryRoute"]
+
+
+def stream_over(address: str, columns: StructType = BODY, **more: str) -> Any:
+    options = {"nameServer": address, "topic": "t", "sendMsgTimeout": "200", **more}
+    return RocketMQDataSource(options).streamWriter(columns, overwrite=False)
+
+
+def test_a_stream_asks_for_its_topic_once_and_goes_on_while_the_name_server_is_gone() -> None:
+    with BrokerPeer({"t": route({"a": 2})}) as peer:
+        for _ in range(2):
+            assert stream_over(peer.address)._lookup == RouteLookup(None, servers_reached=True)
+        asked = [command for command in peer.requests if command.code == RequestCode.GET_ROUTEINFO_BY_TOPIC]
+        assert len(asked) == 1
+    assert stream_over(peer.address)._lookup == RouteLookup(None, servers_reached=True)
+
+
+def test_a_stream_of_an_unknown_topic_fails_before_any_task(name_server: BrokerPeer) -> None:
+    with pytest.raises(RouteNotFoundException, match="no name server knows it"):
+        stream_over(name_server.address, topic="unheard-of")
+
+
+def finished(rows: int) -> CommitMessage:
+    recorder = Recorder("query", 0, 0)
+    if rows:
+        recorder.record_success("a", rows, 100, 8.0, MessageQueue("t", "a", 0), 5, 1.0)
+    return CommitMessage.of(recorder.snapshot(), histograms=False)
+
+
+def test_a_stream_leaves_name_servers_that_it_can_not_reach_to_its_tasks(caplog: pytest.LogCaptureFixture) -> None:
+    # Its driver may have begun anew in mid-query, and the rows of this micro-batch may be stored already.
+    address = refused_address()
+    writer = stream_over(address)
+    assert not writer._lookup.servers_reached
+    [text] = warned(caplog)
+    assert "the driver could not check a micro-batch" in text
+    assert address in text
+    with pytest.raises(RouteNotFoundException, match="refused"):
+        stream_over(address, KEYED, ordered="true")
+    # A wrong address fails a new query also where its first micro-batch is empty.
+    nothing: list[list[CommitMessage | None]] = [[], [finished(0)]]
+    for messages in nothing:
+        with pytest.raises(RouteNotFoundException, match=rf"{address}.*refused"):
+            writer.commit(messages, 0)
+        writer.commit(messages, 1)
+    writer.commit([finished(0), finished(5)], 0)
+
+
+def ordered_stream(peer: BrokerPeer, checkpoint: str) -> Counter[str]:
+    """Return how many queues of each broker the driver of a new process binds keys to."""
+    registry.close_all()
+    writer = stream_over(peer.address, KEYED, ordered="true", checkpointLocation=checkpoint)
+    assert len(set(writer._lookup.queues)) == len(writer._lookup.queues)
+    assert list(writer._lookup.queues) == sorted(writer._lookup.queues, key=lambda one: (one.broker_name, one.queue_id))
+    return Counter(queue.broker_name for queue in writer._lookup.queues)
+
+
+@pytest.mark.parametrize("scheme", ["", "file:", "file://"])
+def test_ordered_stream_keeps_queues_of_a_broker_that_is_gone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, scheme: str
+) -> None:
+    checkpoint = f"{scheme}{tmp_path}"
+    with BrokerPeer({"t": route({"a": 2, "b": 3})}) as peer:
+        assert ordered_stream(peer, checkpoint) == {"a": 2, "b": 3}
+        peer.routes["t"] = route({"a": 2})
+        _IN_MEMORY.clear()
+        assert ordered_stream(peer, checkpoint) == {"a": 2, "b": 3}
+        [text] = warned(caplog)
+        assert "topic t has no master of b now" in text
+        assert f"delete {checkpoint}/rocketmq-queues-t.json" in text
+        # A broker without a route, as after a restart of the name servers.
+        peer.routes["TBW102"] = route({"a": 8})
+        del peer.routes["t"]
+        assert ordered_stream(peer, checkpoint) == {"a": 2, "b": 3}
+        del peer.routes["TBW102"]
+        assert ordered_stream(peer, checkpoint) == {"a": 2, "b": 3}
+        # New queues are used, and so is the number of a broker that is there.
+        peer.routes["t"] = route({"a": 1, "c": 1})
+        assert ordered_stream(peer, checkpoint) == {"a": 1, "b": 3, "c": 1}
+        # As the warning says, also if the Python process of the driver goes on.
+        (tmp_path / "rocketmq-queues-t.json").unlink()
+        assert ordered_stream(peer, checkpoint) == {"a": 1, "c": 1}
+
+
+def test_order_configuration_replaces_the_queues_that_a_stream_has_kept(tmp_path: Path) -> None:
+    with BrokerPeer({"t": route({"a": 2, "b": 3})}) as peer:
+        ordered_stream(peer, str(tmp_path))
+        peer.routes["t"] = replace(route({"a": 2}), order_topic_conf="a:2;z:1")
+        assert ordered_stream(peer, str(tmp_path)) == {"a": 2, "z": 1}
+        peer.routes["t"] = route({"a": 2})
+        assert ordered_stream(peer, str(tmp_path)) == {"a": 2, "b": 3}
+
+
+def test_ordered_stream_warns_where_it_can_not_keep_its_queues(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with BrokerPeer({"t": route({"a": 2, "b": 3})}) as peer:
+        for checkpoint in (str(tmp_path / "hdfs"), "s3a://bucket/query"):
+            assert ordered_stream(peer, checkpoint) == {"a": 2, "b": 3}
+            [text] = warned(caplog)
+            assert f"can't be kept in {checkpoint}/rocketmq-queues-t.json" in text
+            assert "Set an order configuration" in text
+            caplog.clear()
+        peer.routes["t"] = route({"a": 2})
+        assert ordered_stream(peer, checkpoint) == {"a": 2, "b": 3}
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"a": "2"}', '{"a": -1}', "\xff"])
+def test_damaged_file_of_kept_queues_fails_the_stream(tmp_path: Path, name_server: BrokerPeer, text: str) -> None:
+    (tmp_path / "rocketmq-queues-t.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(RocketMQError, match=r"reading the queues of topic t from .*rocketmq-queues-t\.json"):
+        ordered_stream(name_server, str(tmp_path))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a file that can't be read by root either")
+def test_file_of_kept_queues_that_can_not_be_read_fails_the_stream(tmp_path: Path, name_server: BrokerPeer) -> None:
+    (tmp_path / "rocketmq-queues-t.json").symlink_to("/proc/self/mem")
+    with pytest.raises(RocketMQError, match=r"reading the queues of topic t from .*rocketmq-queues-t\.json: .*rror"):
+        ordered_stream(name_server, str(tmp_path))
+
+
+def test_ordered_write_binds_keys_to_brokers_that_have_only_a_slave_now() -> None:
+    there = route({"a": 2, "b": 3})
+    brokers = tuple(replace(broker, broker_addrs={1: "slave:1"}) for broker in there.broker_datas[1:])
+    with BrokerPeer({"t": replace(there, broker_datas=(there.broker_datas[0], *brokers))}) as peer:
+        options = {"nameServer": peer.address, "topic": "t", "ordered": "true"}
+        found = RocketMQDataSource(options).writer(KEYED, overwrite=False)._lookup
+        assert Counter(queue.broker_name for queue in found.queues) == {"a": 2, "b": 3}
+
+
+def test_a_stream_whose_topics_come_with_the_rows_asks_nobody() -> None:
+    options = {"nameServer": refused_address()}
+    columns = StructType([*BODY, *StructType().add("topic", StringType())])
+    assert RocketMQDataSource(options).streamWriter(columns, overwrite=False)._lookup == RouteLookup()
+
+
+@pytest.mark.parametrize(("batch_id", "patient"), [(0, False), (1, True)])
+def test_the_tasks_of_a_later_micro_batch_know_that_the_address_is_right(batch_id: int, *, patient: bool) -> None:
+    assert stream_over(refused_address())._reached(batch_id) is patient
+
+
+def test_a_task_waits_for_name_servers_that_its_driver_has_reached() -> None:
+    with BrokerPeer() as peer:
+        peer.routes["t"] = replace(route({"a": 2}), broker_datas=(BrokerData("a", {MASTER_ID: peer.address}),))
+        options = {"nameServer": peer.address, "topic": "t", "sendMsgTimeout": "200", "deliveryTimeoutMs": "60000"}
+        writer = pickle.loads(cloudpickle.dumps(RocketMQDataSource(options).writer(BODY, overwrite=False)))
+    peers: list[BrokerPeer] = []
+    with contextlib.ExitStack() as stack:
+        # A task whose driver had reached none would give up after sendMsgTimeout, long before.
+        comes_back = threading.Timer(
+            0.6, lambda: peers.append(stack.enter_context(BrokerPeer(peer.routes, port=peer.port)))
+        )
+        comes_back.start()
+        stack.callback(comes_back.join)
+        writer.write(iter([pa.RecordBatch.from_pydict({"body": ["x"]})]))
+        assert sum(map(len, peers[0].stored.values())) == 1
+
+
+class Unpickler(pickle.Unpickler):
+    """Notes where everything in a pickle comes from."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data))
+        self.modules: set[str] = set()
+
+    def find_class(self, module: str, name: str) -> Any:
+        self.modules.add(module)
+        return super().find_class(module, name)
+
+
+def test_grpc_10_what_is_shipped_of_a_write_holds_nothing_of_the_connection_that_looked_up_its_route() -> None:
+    with FakeProxy() as proxy:
+        source = RocketMQDataSource({"endpoints": proxy.address, "topic": "orders"})
+        shipped = cloudpickle.dumps(source.writer(BODY, overwrite=False))
+        assert [call.method for call in proxy.calls] == ["QueryRoute"]
+    unpickler = Unpickler(shipped)
+    assert unpickler.load()._options.connection.endpoints == (proxy.address,)
+    assert unpickler.modules == {
+        "rocketmq_spark.spark.writer",
+        "rocketmq_spark.options.connection",
+        "rocketmq_spark.options.sink",
+    }
+
+
+def test_grpc_10_the_data_source_and_its_pickled_writer_import_no_grpc() -> None:
+    script = f"""
+import pickle, sys
+import pyspark_rocketmq, rocketmq_spark
+from pyspark import cloudpickle
+from pyspark.sql.types import StructType
+from rocketmq_spark.spark.reader import arrow_schema
+from rocketmq_spark.spark.writer import stream_writer
+BODY = StructType().add("body", "string")
+found = getattr(pyspark_rocketmq, "DefaultSource", rocketmq_spark.RocketMQDataSource)  # There is none on PySpark 4.0.
+source = found({OVER_GRPC!r})
+writer = stream_writer(source._checked_options(arrow_schema(BODY), print), None, BODY)
+pickle.loads(cloudpickle.dumps((rocketmq_spark.Producer, type(source), writer)))
+sys.exit(str({{"grpc", "google.protobuf"}} & set(sys.modules) or ""))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stderr.strip() == ""
+
+
+def test_a_delay_level_over_grpc_is_refused_on_the_driver(name_server: BrokerPeer) -> None:
+    levels = StructType([*BODY, *StructType().add("delayTimeLevel", IntegerType())])
+    RocketMQDataSource({"nameServer": name_server.address, "topic": "t"}).streamWriter(levels, overwrite=False)
+    with pytest.raises(SchemaError, match=r"column delayTimeLevel: .*use delayMs or deliverTime"):
+        RocketMQDataSource(OVER_GRPC).streamWriter(levels, overwrite=False)
+
+
+def test_grpc_that_is_not_installed_is_said_on_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with pytest.raises(OptionError, match=r"pip install 'rocketmq-spark\[grpc\]'"):
+        RocketMQDataSource(OVER_GRPC).streamWriter(BODY, overwrite=False)
+
+
+def test_the_group_goes_into_the_namespace_by_remoting_only() -> None:
+    remoting = parse_sink_options({"nameServer": "MQ_INST_1_2.example:9876", "producerGroup": "g"}, {})
+    assert _with_namespace(remoting).producer_group == "MQ_INST_1_2%g"
+    grpc = SinkOptions.of(
+        transport="grpc", endpoints=("MQ_INST_1_2.example:8081",), producer_group="g", namespace="n", topic="t" * 127
+    )
+    assert _with_namespace(grpc) == grpc
+
+
+def instance_of(options: SinkOptions) -> tuple[ClientInstance, ScriptedProxies]:
+    transport = ScriptedProxies({})
+    return ClientInstance("test@1", transport, options.connection), transport
+
+
+def test_where_topics_come_with_the_rows_any_answer_of_a_proxy_to_a_question_will_do() -> None:
+    options = SinkOptions.of(transport="grpc", endpoints=("p:8081", "q:8081"))
+    instance, transport = instance_of(options)
+    _await_any_answer(options, instance)
+    for code in (40002, 40100, 40300):
+        transport.fail("query_route", MQBrokerException("refused", code, "refused", "p:8081"))
+        _await_any_answer(options, instance)
+    # No proxy, but a gateway on the way to it.
+    transport.fail("query_route", MQBrokerException("UNIMPLEMENTED", 50100, "status: 404", "p:8081"))
+    with pytest.raises(MQBrokerException, match="UNIMPLEMENTED"):
+        _await_any_answer(options, instance)
+    transport.fail("query_route", RemotingConnectException("connecting to p:8081: refused"))
+    with pytest.raises(RemotingConnectException):
+        _await_any_answer(options, instance)
+    assert len(transport.calls) == 6
+
+
+def test_where_topics_come_with_the_rows_a_name_server_need_not_know_the_template() -> None:
+    options = SinkOptions.of(name_server=("a:1",))
+    instance, transport = instance_of(options)
+    _await_any_answer(options, instance)
+    transport.fail("query_route", MQBrokerException("not ready", 1, "not ready", "a:1"))
+    with pytest.raises(MQBrokerException, match="not ready"):
+        _await_any_answer(options, instance)

@@ -1,0 +1,32 @@
+"""Modules that a job brought along, where Spark's planner of streaming reads is told of the wrong folder."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from rocketmq_spark.spark.datasource import find_job_files
+
+
+def test_modules_and_archives_are_found_in_the_folder_above(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "brought_as_a_file.py").touch()
+    with zipfile.ZipFile(tmp_path / "brought.zip", "w") as archive:
+        archive.writestr("brought_in_an_archive.py", "")
+    told = [str(tmp_path / "streaming_job" / name) for name in ("", "brought.zip", "absent.zip")]
+    monkeypatch.setattr(sys, "path", [*told, *sys.path])
+    find_job_files()
+    for name in ("brought_as_a_file", "brought_in_an_archive"):
+        importlib.import_module(name)
+    assert told[2] in sys.path
+
+
+def test_a_folder_that_is_there_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "streaming_job").mkdir()
+    before = [str(tmp_path / "streaming_job"), *sys.path]
+    monkeypatch.setattr(sys, "path", before.copy())
+    find_job_files()
+    assert sys.path == before

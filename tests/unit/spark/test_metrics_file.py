@@ -1,0 +1,89 @@
+"""What a commit leaves at `metricsPath`, and that nothing there can fail it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from pyarrow import fs
+
+from rocketmq_spark.metrics import Recorder
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.spark.report import CommitMessage, record_commit
+
+NOW = 1_767_225_600.5
+
+
+def message(write_id: str = "w", batch_id: int = -1, rows: int = 10) -> CommitMessage:
+    recorder = Recorder(write_id, batch_id, 0, epoch_offset=0.0)
+    recorder.record_success("a", rows, 100, 8.0, MessageQueue("T", "a", 0), 5, 1.0)
+    recorder.record_retry("a", "BrokerBusyException 2", 1.0)
+    return CommitMessage.of(recorder.snapshot(), histograms=False, latencies=True)
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def test_each_commit_adds_one_line_with_its_figures_per_broker(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "sink.jsonl"
+    record_commit(str(path), [message("w", 3), None, message("w", 3)], "", 3, now=NOW)
+    record_commit(str(path), [message("w", 4, rows=1)], "", 4, now=NOW + 1)
+    first, second = lines(path)
+    (numbers,) = first.pop("brokers").values()  # type: ignore[attr-defined]
+    invalid = {"skipped": 0, "skipped_by_rule": {}, "dead_lettered": 0, "dead_lettered_by_rule": {}}
+    facts = {"write_id": "w", "batch_id": 3, "save_id": None, "time": "2026-01-01T00:00:00.500+00:00", "tasks": 2}
+    assert first == facts | invalid
+    assert (numbers["rows"], numbers["requests"], numbers["retries"]) == (20, 2, 2)
+    assert 7 < numbers["p50_ms"] < 10
+    assert "queues" not in numbers
+    assert second["batch_id"] == 4
+
+
+def test_a_write_without_tasks_leaves_a_line_too(tmp_path: Path) -> None:
+    path = tmp_path / "sink.jsonl"
+    record_commit(path.as_uri(), [], "the-write", None, now=NOW)
+    (line,) = lines(path)
+    assert (line["write_id"], line["batch_id"], line["tasks"], line["brokers"]) == ("the-write", -1, 0, {})
+
+
+def test_where_nothing_can_be_appended_each_commit_is_a_file_that_its_repetition_replaces(tmp_path: Path) -> None:
+    # Not a local file system to whom it may concern: an object store stands like this.
+    store = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+    (tmp_path / "sink").mkdir()
+    for batch_id, rows in [(0, 1), (1, 2), (1, 3)]:
+        record_commit(
+            "s3://bucket/sink/",
+            [message("w", batch_id, rows)],
+            "",
+            batch_id,
+            now=NOW,
+            resolve=lambda _: (store, "sink/"),
+        )
+    assert sorted(path.name for path in (tmp_path / "sink").iterdir()) == ["w-0.json", "w-1.json"]
+    assert lines(tmp_path / "sink" / "w-1.json")[0]["brokers"]["a"]["rows"] == 3  # type: ignore[index]
+
+
+def test_two_writes_of_one_micro_batch_stay_apart(tmp_path: Path) -> None:
+    # Within foreachBatch: the query's id and the micro-batch are all that their tasks see.
+    store = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+    for save_id in ("one", "other"):
+        message_ = message("query", 7)
+        record_commit("s3://b", [message_], save_id, 7, now=NOW, resolve=lambda _: (store, ""))
+        record_commit(str(tmp_path / "sink.jsonl"), [message_], save_id, 7, now=NOW)
+    assert {path.name for path in tmp_path.glob("*.json")} == {"query-7-one.json", "query-7-other.json"}
+    places = [(line["write_id"], line["batch_id"], line["save_id"]) for line in lines(tmp_path / "sink.jsonl")]
+    assert places == [("query", 7, "one"), ("query", 7, "other")]
+
+
+@pytest.mark.parametrize("path", ["/proc/sink.jsonl", "nonsense://x/y", "/dev/full"])
+def test_what_goes_wrong_is_a_warning_that_names_the_path_and_no_error(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "rocketmq_spark.spark"):
+        record_commit(path, [message()], "", None, now=NOW)
+    (record,) = caplog.records
+    assert path in record.getMessage()
+    assert "its rows are stored" in record.getMessage()

@@ -1,0 +1,215 @@
+"""What readers ask of a cluster on the driver and ship to their tasks, without a session."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from rocketmq_spark.errors import DataLossError, SchemaError
+from rocketmq_spark.model.message import Message, MessageQueue
+from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData
+from rocketmq_spark.options.offsets import OffsetSpec, flat
+from rocketmq_spark.options.source import SourceOptions
+from rocketmq_spark.source.ranges import OffsetRange
+from rocketmq_spark.spark.reader import RangesPartition, batch_reader
+from rocketmq_spark.spark.stream_reader import RocketMQStreamReader, stream_reader
+from tests.support.peer import BrokerPeer
+
+SCHEMA = StructType().add("body", "binary")
+
+
+def test_a_task_is_told_of_the_brokers_that_it_reads_from_and_of_no_other() -> None:
+    with BrokerPeer({}) as peer:
+        brokers = [BrokerData(name, {0: peer.address}) for name in "abc"]
+        peer.routes["t"] = TopicRouteData(tuple(QueueData(name, 1, 1, 6) for name in "abc"), tuple(brokers))
+        for name in "ab":
+            queue = MessageQueue("t", name, 0)
+            peer.store.put(queue, [Message.of("t", b"x")], 0.0)
+        options = SourceOptions.of(name_server=(peer.address,), subscribe=("t",), min_partitions=1)
+        tasks = batch_reader(options, SCHEMA, None).partitions()
+    found = {}
+    for task in tasks:
+        assert isinstance(task, RangesPartition)
+        [one] = task.ranges
+        found[one.queue.broker_name] = [broker.broker_name for broker in task.routes["t"].broker_datas]
+        assert [data.broker_name for data in task.routes["t"].queue_datas] == found[one.queue.broker_name]
+    assert found == {"a": ["a"], "b": ["b"]}
+
+
+RAW = SourceOptions.of(on_unreadable="raw")
+
+
+def test_only_a_raw_read_has_the_column_unreadable() -> None:
+    schema = StructType().add("body", "binary").add("unreadable", "string")
+    batch_reader(RAW, schema, None)
+    with pytest.raises(SchemaError, match="only reads with onUnreadable=raw have the column unreadable"):
+        batch_reader(SourceOptions(), schema, None)
+    with pytest.raises(SchemaError, match=r"onUnreadable=raw the column unreadable \(string\) is required"):
+        batch_reader(RAW, SCHEMA, None)
+
+
+def test_columns_of_a_raw_read_that_may_be_null_must_be_nullable() -> None:
+    known = StructType().add("queueOffset", "long", nullable=False).add("unreadable", "string")
+    batch_reader(RAW, known, None)
+    with pytest.raises(SchemaError, match="column bornHost is null for a record that cannot be decoded"):
+        batch_reader(RAW, known.add("bornHost", "string", nullable=False), None)
+
+
+Q0, Q1 = (MessageQueue("t", "a", number) for number in (0, 1))
+
+
+class Stream:
+    """A topic on one broker, and the queries that read it."""
+
+    def __init__(self, peer: BrokerPeer) -> None:
+        self._peer = peer
+        self.queues(1)
+
+    def queues(self, count: int) -> None:
+        broker = BrokerData("a", {0: self._peer.address})
+        self._peer.routes["t"] = TopicRouteData((QueueData("a", count, count, 6),), (broker,))
+
+    def put(self, queue: MessageQueue, messages: int) -> None:
+        for _ in range(messages):
+            self._peer.store.put(queue, [Message.of("t", b"x")], 0.0)
+
+    def expire(self, queue: MessageQueue, first: int) -> None:
+        self._peer.expired[queue] = first
+
+    @contextmanager
+    def query(self, **options: Any) -> Iterator[RocketMQStreamReader]:
+        reader = stream_reader(
+            SourceOptions.of(name_server=(self._peer.address,), subscribe=("t",), **options), SCHEMA, None
+        )
+        try:
+            yield reader
+        finally:
+            reader.stop()
+
+
+@pytest.fixture
+def stream() -> Iterator[Stream]:
+    with BrokerPeer({}) as peer:
+        yield Stream(peer)
+
+
+def checkpointed(offset: dict[str, Any]) -> dict[str, Any]:
+    """Return an offset as Spark hands it back."""
+    found: dict[str, Any] = json.loads(json.dumps(offset))
+    return found
+
+
+def ranges_of(tasks: Sequence[InputPartition]) -> list[OffsetRange]:
+    return [part for task in tasks if isinstance(task, RangesPartition) for part in task.ranges]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_rerun_of_the_first_micro_batch_reports_what_expired_since(stream: Stream, fails: bool) -> None:
+    stream.put(Q0, 5)
+    with stream.query() as query:
+        end = checkpointed(query.latestOffset(query.initialOffset()))
+    stream.expire(Q0, 2)
+    with stream.query(fail_on_data_loss=fails) as query:
+        # Spark keeps no start of a first micro-batch: it asks for it again.
+        start = query.initialOffset()
+        if fails:
+            with pytest.raises(DataLossError, match="messages 0 to 1 of t/a/0 are not there any more"):
+                query.partitions(start, end)
+        else:
+            assert ranges_of(query.partitions(start, end)) == [OffsetRange(Q0, 2, 5)]
+
+
+def test_rerun_of_a_first_micro_batch_from_latest_reads_the_same_messages(stream: Stream) -> None:
+    stream.put(Q0, 3)
+    with stream.query(starting_offsets=OffsetSpec("latest")) as query:
+        start = query.initialOffset()
+        stream.put(Q0, 2)
+        end = checkpointed(query.latestOffset(start))
+        stream.put(Q0, 4)
+        # Spark asks for it again when it plans the micro-batch.
+        assert query.initialOffset() == start
+    with stream.query(starting_offsets=OffsetSpec("latest")) as query:
+        assert ranges_of(query.partitions(query.initialOffset(), end)) == [OffsetRange(Q0, 3, 5)]
+
+
+def test_first_micro_batch_before_pyspark_4_2_begins_at_the_initial_offset(stream: Stream) -> None:
+    stream.put(Q0, 3)
+    with stream.query(starting_offsets=OffsetSpec("latest")) as query:
+        # PySpark 4.0 and 4.1 ask for the end of the first micro-batch before its start.
+        end = checkpointed(query.latestOffset())
+        assert ranges_of(query.partitions(query.initialOffset(), end)) == []
+        stream.put(Q0, 2)
+        end = checkpointed(query.latestOffset())
+        assert ranges_of(query.partitions({"t": {"a": {"0": 3}}}, end)) == [OffsetRange(Q0, 3, 5)]
+
+
+def test_rerun_of_a_first_micro_batch_before_pyspark_4_2_reads_the_same_messages(stream: Stream) -> None:
+    stream.put(Q0, 3)
+    with stream.query() as query:
+        end = checkpointed(query.latestOffset())
+    stream.put(Q0, 4)
+    with stream.query(starting_offsets=OffsetSpec("latest")) as query:
+        assert ranges_of(query.partitions(query.initialOffset(), end)) == [OffsetRange(Q0, 0, 3)]
+
+
+def test_restarted_query_that_spark_wraps_continues_at_its_checkpoint(stream: Stream) -> None:
+    stream.put(Q0, 5)
+    with stream.query(starting_offsets=OffsetSpec("latest")) as query:
+        # The wrapper for Trigger.AvailableNow asks for the end first, also where a query continues.
+        end = checkpointed(query.latestOffset())
+        assert ranges_of(query.partitions({"t": {"a": {"0": 2}}}, end)) == [OffsetRange(Q0, 2, 5)]
+
+
+def test_first_micro_batch_of_a_new_queue_reports_what_expired(stream: Stream) -> None:
+    stream.put(Q0, 1)
+    start = {"t": {"a": {"0": 1}}}
+    stream.queues(2)
+    stream.put(Q1, 5)
+    with stream.query() as query:
+        end = checkpointed(query.latestOffset(start))
+        assert flat(end) == {Q0: 1, Q1: 5}
+        assert ranges_of(query.partitions(start, end)) == [OffsetRange(Q1, 0, 5)]
+        stream.expire(Q1, 3)
+        with pytest.raises(DataLossError, match="messages 0 to 2 of t/a/1 are not there any more"):
+            query.partitions(start, end)
+
+
+def test_new_queue_that_begins_later_is_logged(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
+    stream.queues(2)
+    stream.put(Q1, 5)
+    stream.expire(Q1, 3)
+    with stream.query() as query:
+        start = {"t": {"a": {"0": 0}}}
+        query.partitions(start, query.latestOffset(start))
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert "t/a/1 begins at offset 3" in warnings[0]
+
+
+def test_offset_stays_the_same_text_until_there_is_something_new(stream: Stream) -> None:
+    stream.put(Q0, 5)
+    with stream.query() as query:
+        end = checkpointed(query.latestOffset(query.initialOffset()))
+    with stream.query() as query:
+        assert json.dumps(query.latestOffset(end)) == json.dumps(end)
+        # Spark asks for an empty range where a query goes on.
+        assert ranges_of(query.partitions(end, end)) == []
+        # Releases before 4.2 do not say where a micro-batch starts.
+        assert json.dumps(query.latestOffset()) == json.dumps(end)
+        stream.put(Q0, 1)
+        assert query.latestOffset(end) == {"t": {"a": {"0": 6}}}
+        assert ranges_of(query.partitions(end, {"t": {"a": {"0": 6}}})) == [OffsetRange(Q0, 5, 6)]
+
+
+def test_micro_batch_of_a_checkpoint_without_beginnings_is_read(stream: Stream) -> None:
+    stream.queues(2)
+    stream.put(Q1, 5)
+    with stream.query() as query:
+        end = {"t": {"a": {"0": 0, "1": 5}}}
+        assert ranges_of(query.partitions({"t": {"a": {"0": 0}}}, end)) == [OffsetRange(Q1, 0, 5)]

@@ -1,0 +1,34 @@
+"""Spark's start in tests: a JVM that crashes as it starts is started again, and no test hears of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.java_gateway import launch_gateway
+
+from tests.support.processes import with_jvm
+
+
+class Builder:
+    """What a session is made with; its first JVM crashes."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+
+    def getOrCreate(self) -> Any:  # noqa: N802 - Spark's name
+        self.tries += 1
+        return launch_gateway() if self.tries == 1 else "session"
+
+
+def test_a_jvm_that_crashes_as_it_starts_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\nexit 1\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setattr("tests.support.processes.time.sleep", lambda _: None)
+    builder: Any = Builder()
+    assert with_jvm(builder) == "session"
+    assert builder.tries == 2

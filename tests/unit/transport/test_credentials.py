@@ -1,0 +1,518 @@
+"""Who signs: given, by reference, or by a class that gives new ones before the old expire."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from rocketmq_spark import Credentials
+from rocketmq_spark.errors import CredentialsError, OptionError
+from rocketmq_spark.options.connection import ConnectionOptions
+from rocketmq_spark.options.parsing import parse_sink_options
+from rocketmq_spark.transport.credentials import RefreshedCredentials, credentials_of
+from tests.support.processes import wait_for
+
+PATIENCE = 20.0
+NAME_SERVER = {"nameServer": "a:9876"}
+HUSH = "hush-hush"
+
+
+def of(**options: str) -> Any:
+    return credentials_of(parse_sink_options({**NAME_SERVER, **options}, {}).connection)
+
+
+def refusal(**options: str) -> str:
+    with pytest.raises(OptionError) as raised:
+        of(**options)
+    assert HUSH not in str(raised.value)
+    return str(raised.value)
+
+
+def test_without_a_user_nobody_signs() -> None:
+    assert of() is None
+    assert credentials_of(ConnectionOptions()) is None
+
+
+def test_what_is_given_signs_as_it_is() -> None:
+    given = of(accessKey="u", secretKey=HUSH, securityToken="t").credentials()
+    assert given == Credentials("u", HUSH, "t")
+    assert HUSH not in repr(given)
+
+
+def test_a_variable_is_read_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MQ_SECRET", HUSH)
+    monkeypatch.setenv("MQ_USER", "u")
+    options = parse_sink_options({**NAME_SERVER, "accessKey": "env:MQ_USER", "secretKey": "env:MQ_SECRET"}, {})
+    assert options.connection.secret_key == "env:MQ_SECRET"
+    provider = credentials_of(options.connection)
+    assert provider is not None
+    assert provider.credentials() == Credentials("u", HUSH)
+
+
+def test_a_variable_that_is_not_there_is_named_with_how_to_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MQ_SECRET", raising=False)
+    said = refusal(accessKey="u", secretKey="env:MQ_SECRET")
+    assert said.startswith("option secretKey=env:MQ_SECRET: the environment variable MQ_SECRET is not set")
+    assert "spark.executorEnv.MQ_SECRET" in said
+
+
+@pytest.mark.parametrize("slashes", ["", "//"])
+def test_a_file_is_read_without_the_end_of_its_last_line(tmp_path: Path, slashes: str) -> None:
+    (tmp_path / "secret").write_text(f"{HUSH}\r\n")
+    given = of(accessKey="u", secretKey=f"file:{slashes}{tmp_path}/secret").credentials()
+    assert given == Credentials("u", HUSH)
+
+
+@pytest.mark.parametrize("prefix", ["FILE:", "File:", " file:"])
+def test_a_reference_is_one_in_capital_letters_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str
+) -> None:
+    (tmp_path / "secret").write_text(HUSH)
+    monkeypatch.setenv("MQ_USER", "u")
+    given = of(accessKey="ENV:MQ_USER", secretKey=f"{prefix}{tmp_path}/secret").credentials()
+    assert given == Credentials("u", HUSH)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "reference", "works"),
+    [
+        (None, "env:MQ_SECRET", True),
+        (None, "file:{folder}/secret", True),
+        ("", "env:MQ_SECRET", False),
+        ("none", "env:MQ_SECRET", False),
+        ("none", "file:{folder}/secret", False),
+        ("*", "file:{folder}/secret", True),
+        ("env:MQ_SECRET", "env:MQ_SECRET", True),
+        ("env:MQ_SECRET", "env:MQ_SECRET_2", False),
+        ("env:MQ_*", "env:MQ_SECRET_2", True),
+        ("env:MQ_*", "env:AWS_SECRET", False),
+        ("env:*", "file:{folder}/secret", False),
+        ("file:*", "env:MQ_SECRET", False),
+        ("file:*", "file:{folder}/outside", True),
+        ("file:/*", "file:{folder}/outside", True),
+        ("env:MQ_*; file:{folder}/mounted/*", "file:{folder}/mounted/secret", True),
+        ("file:{folder}/mounted/*", "file:{folder}/outside", False),
+        ("file:{folder}/mounted/*", "file:{folder}/mounted/../outside", False),
+        ("file:{folder}/mounted/*", "file:{folder}/mounted/link-to-outside", False),
+        ("file:{folder}/mounted/*", "file:{folder}/mounted-2/secret", False),
+        ("file:{folder}/link-to-mounted/*", "file:{folder}/mounted/secret", True),
+        ("file:{folder}/secret", "file:{folder}/secret", True),
+        ("file:{folder}/secret", "file:{folder}/secret-2", False),
+    ],
+)
+@pytest.mark.parametrize("option", ["accessKey", "secretKey", "securityToken"])
+def test_administrator_limits_references(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, allowed: str | None, reference: str, works: bool
+) -> None:
+    for folder in ("mounted", "mounted-2"):
+        (tmp_path / folder).mkdir()
+    for file in ("secret", "secret-2", "outside", "mounted/secret", "mounted-2/secret"):
+        (tmp_path / file).write_text(HUSH)
+    (tmp_path / "mounted/link-to-outside").symlink_to(tmp_path / "outside")
+    (tmp_path / "link-to-mounted").symlink_to(tmp_path / "mounted")
+    for name in ("MQ_SECRET", "MQ_SECRET_2", "AWS_SECRET"):
+        monkeypatch.setenv(name, HUSH)
+    monkeypatch.delenv("ROCKETMQ_SPARK_REFERENCES", raising=False)
+    if allowed is not None:
+        monkeypatch.setenv("ROCKETMQ_SPARK_REFERENCES", allowed.format(folder=tmp_path))
+    reference = reference.format(folder=tmp_path)
+    options = {"accessKey": "u", "secretKey": "s", "securityToken": "t", option: reference}
+    if works:
+        signer = of(**options).credentials()
+        assert HUSH in (signer.access_key, signer.secret_key, signer.security_token)
+        return
+    with pytest.raises(OptionError, match=r"this reference is not allowed here: .*ROCKETMQ_SPARK_REFERENCES") as raised:
+        of(**options).credentials()
+    assert str(raised.value).startswith(f"option {option}={reference}: ")
+    assert HUSH not in str(raised.value)
+
+
+def test_reference_that_is_not_allowed_does_not_show_whether_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROCKETMQ_SPARK_REFERENCES", "none")
+    monkeypatch.delenv("MQ_SECRET", raising=False)
+    for reference in ("env:MQ_SECRET", "file:/no/such/file"):
+        with pytest.raises(OptionError, match=r"not allowed here: .* allows none"):
+            of(accessKey="u", secretKey=reference).credentials()
+
+
+def test_link_that_changes_after_the_check_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "allowed").write_text("allowed-key")
+    (tmp_path / "forbidden").write_text(HUSH)
+    link = tmp_path / "link"
+    resolve = os.path.realpath
+
+    def resolved_before_the_change(path: str) -> str:
+        if path != str(link):
+            return resolve(path)
+        link.unlink(missing_ok=True)
+        link.symlink_to(tmp_path / "allowed")
+        target = resolve(path)
+        link.unlink()
+        link.symlink_to(tmp_path / "forbidden")
+        return target
+
+    monkeypatch.setattr(os.path, "realpath", resolved_before_the_change)
+    monkeypatch.setenv("ROCKETMQ_SPARK_REFERENCES", f"file:{tmp_path}/allowed")
+    assert of(accessKey="u", secretKey=f"file:{link}").credentials().secret_key == "allowed-key"
+
+
+def test_the_mark_that_editors_begin_a_file_with_is_no_part_of_a_secret(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(f"{HUSH}\r\n", encoding="utf-8-sig")
+    assert of(accessKey="u", secretKey=f"file:{tmp_path}/secret").credentials() == Credentials("u", HUSH)
+
+
+def test_a_variable_with_a_blank_around_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MQ_SECRET", f"{HUSH} ")
+    assert "begins or ends with a blank" in refusal(accessKey="u", secretKey="env:MQ_SECRET")
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"hush-hush \n", "what it holds begins or ends with a blank"),
+        (b" hush-hush", "take the blank away"),
+        (None, "reading it failed: No such file or directory; the file must be at that path"),
+        (b"", "what it holds is not allowed"),
+        (b"\n", "what it holds is not allowed"),
+        (b"hush-hush\nsecond", "what it holds is not allowed"),
+        (b"hush-hush\xff", "what it holds is not UTF-8"),
+        (b"x" * 70_000, "more than 65536 bytes: is it the right file?"),
+    ],
+)
+def test_a_file_that_holds_no_secret_is_refused(tmp_path: Path, content: bytes | None, text: str) -> None:
+    path = tmp_path / "secret"
+    if content is not None:
+        path.write_bytes(content)
+    said = refusal(accessKey="u", secretKey=f"file:{path}")
+    assert said.startswith(f"option secretKey=file:{path}: ")
+    assert text in said
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        assert "it is no file" in refusal(accessKey="u", secretKey=f"file:{path}")
+
+
+@pytest.mark.parametrize("reference", ["env:", "env:NO SPACE", "env:1ST", "file:", "file:relative/path", "FILE:x"])
+def test_a_reference_that_is_malformed_is_refused_before_it_is_read(reference: str) -> None:
+    said = refusal(accessKey="u", secretKey=reference)
+    assert "env:NAME or file:/absolute/path" in said
+    assert "not shown: it is secret" in said
+
+
+def test_a_file_that_is_replaced_signs_from_then_on(tmp_path: Path) -> None:
+    path, now = tmp_path / "token", [0.0]
+    path.write_text("first")
+
+    def read() -> Credentials:
+        return Credentials("u", path.read_text())
+
+    held = RefreshedCredentials(read, "reading it", read(), clock=lambda: now[0])
+    path.write_text("second")
+    assert held.credentials().secret_key == "first"
+    now[0] = 61.0
+    wait_for(lambda: held.credentials().secret_key == "second", PATIENCE)
+
+
+def provide(monkeypatch: pytest.MonkeyPatch, **members: Any) -> str:
+    """Make a class that can be imported, and return its name."""
+    module = ModuleType("vault_of_the_tests")
+    module.Vault = type("Vault", (), members)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return f"{module.__name__}:Vault"
+
+
+def test_a_class_gives_all_three(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = provide(monkeypatch, credentials=lambda _: Credentials("u", HUSH, "token"))
+    provider = of(credentialsProvider=name)
+    assert provider.credentials() == Credentials("u", HUSH, "token")
+    assert name in repr(provider)
+    assert HUSH not in repr(provider)
+
+
+def test_a_class_that_cant_be_had_is_an_error_of_its_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "importing module no_such_module failed" in refusal(credentialsProvider="no_such_module:Vault")
+    assert "has no class Vault with a method credentials" in refusal(credentialsProvider=provide(monkeypatch))
+
+    def fail(_: object) -> None:
+        raise ValueError("no vault here")
+
+    name = provide(monkeypatch, __init__=fail, credentials=lambda _: None)
+    with pytest.raises(CredentialsError) as raised:
+        of(credentialsProvider=name).credentials()
+    assert str(raised.value) == (
+        f"credentialsProvider={name}: making it without arguments failed: ValueError('no vault here')"
+    )
+
+
+def test_a_class_and_a_key_exclude_each_other() -> None:
+    said = refusal(credentialsProvider="a:B", accessKey="u", secretKey=HUSH)
+    assert said.startswith("credentialsProvider and accessKey are both given")
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (None, "it returned a NoneType: return rocketmq_spark.Credentials"),
+        (("u", HUSH), "it returned a tuple"),
+        (Credentials("u", ""), "whose secret_key is not allowed"),
+        (Credentials("u\n", HUSH), "whose access_key is not allowed"),
+        (Credentials("u", b"hush-hush"), "whose secret_key is not allowed"),  # type: ignore[arg-type]
+        (Credentials("u", HUSH, "a\tb"), "whose security_token is not allowed"),
+        (Credentials("u", HUSH, expires_at=float("nan")), "whose expires_at is no time"),
+        (Credentials("u", HUSH, expires_at="2026-01-01"), "whose expires_at is no time"),  # type: ignore[arg-type]
+        (Credentials("u", HUSH, expires_at=90.0), "that have expired, 10 s ago by this host's clock"),
+    ],
+)
+def test_what_a_class_gives_is_checked(given: Any, text: str) -> None:
+    held = RefreshedCredentials(lambda: given, "credentialsProvider=a:B", clock=lambda: 100.0)
+    with pytest.raises(CredentialsError) as raised:
+        held.credentials()
+    assert str(raised.value).startswith("credentialsProvider=a:B: ")
+    assert text in str(raised.value)
+    assert HUSH not in str(raised.value)
+
+
+class Source:
+    """Gives numbered credentials that live for an hour, at a clock of its own; may be made to fail or to wait."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.given = 0
+        self.error: Exception | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def ask(self) -> Credentials:
+        self.gate.wait(PATIENCE)
+        if self.error is not None:
+            raise self.error
+        self.given += 1
+        return Credentials(f"user-{self.given}", HUSH, expires_at=self.now + 3600.0)
+
+
+@pytest.fixture
+def source() -> Iterator[Source]:
+    made = Source()
+    yield made
+    made.gate.set()
+
+
+def held_of(source: Source, patience: float = PATIENCE) -> RefreshedCredentials:
+    return RefreshedCredentials(source.ask, "asking the source", clock=lambda: source.now, patience=patience)
+
+
+def test_they_are_asked_for_again_five_minutes_before_they_expire(source: Source) -> None:
+    held = held_of(source)
+    for source.now in (0.0, 1.0, 3299.0):
+        assert held.credentials().access_key == "user-1"
+    source.now = 3300.0
+    wait_for(lambda: held.credentials().access_key == "user-2", PATIENCE)
+    assert source.given == 2
+
+
+def test_who_signs_does_not_wait_while_the_old_ones_are_good(source: Source) -> None:
+    held = held_of(source)
+    held.credentials()
+    source.gate.clear()
+    source.now = 3599.0
+    assert [held.credentials().access_key for _ in range(3)] == ["user-1"] * 3
+    source.gate.set()
+    wait_for(lambda: held.credentials().access_key == "user-2", PATIENCE)
+    assert source.given == 2, "one thread asks, however many sign"
+
+
+def test_a_failure_is_logged_and_asked_again_while_the_old_ones_are_good(
+    source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = held_of(source)
+    held.credentials()
+    source.error, source.now = OSError("the vault is sealed"), 3400.0
+    assert held.credentials().access_key == "user-1"
+    wait_for(lambda: "the vault is sealed" in caplog.text, PATIENCE)
+    assert "asking the source" in caplog.text
+    assert HUSH not in caplog.text
+    source.error, source.now = None, 3411.0
+    wait_for(lambda: held.credentials().access_key == "user-2", PATIENCE)
+
+
+def test_a_failure_with_nothing_good_is_an_error_that_says_why(source: Source) -> None:
+    held = held_of(source)
+    held.credentials()
+    source.error, source.now = OSError("the vault is sealed"), 3600.0
+    with pytest.raises(CredentialsError, match=r"asking the source: OSError\('the vault is sealed'\)") as raised:
+        held.credentials()
+    assert isinstance(raised.value.__cause__, OSError)
+    source.error = None
+    wait_for(lambda: succeeds(held.credentials), PATIENCE)
+
+
+def succeeds(ask: Callable[[], object]) -> bool:
+    try:
+        ask()
+    except CredentialsError:
+        return False
+    return True
+
+
+def test_what_has_expired_is_never_given_whenever_asking_failed(source: Source) -> None:
+    held = held_of(source)
+    held.credentials()
+    source.error, source.now = OSError("the vault is sealed"), 3599.0
+    assert held.credentials().access_key == "user-1"
+    wait_for(lambda: held._asking is None, PATIENCE)
+    source.error, source.now = None, 3601.0
+    assert held.credentials().access_key == "user-2"
+
+
+def test_a_class_that_would_end_the_process_is_an_error(source: Source) -> None:
+    source.error = SystemExit(1)  # type: ignore[assignment]
+    with pytest.raises(CredentialsError, match=r"asking the source: SystemExit\(1\)"):
+        held_of(source).credentials()
+
+
+def test_many_who_wait_one_after_the_other_wait_no_longer_than_one(source: Source) -> None:
+    source.gate.clear()
+    held = held_of(source)
+    question = held._asked()
+    # As if somebody had waited all the time that there is.
+    held._asking = question._replace(at=question.at - PATIENCE)
+    for _ in range(3):
+        with pytest.raises(CredentialsError, match="no answer within"):
+            held.credentials()
+
+
+def test_files_that_are_replaced_between_two_readings_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, secret = tmp_path / "key", tmp_path / "secret"
+    key.write_text("old")
+    secret.write_text("old secret")
+    options = parse_sink_options({**NAME_SERVER, "accessKey": f"file:{key}", "secretKey": f"file:{secret}"}, {})
+    opened: list[Path] = []
+    plainly = Path.open
+
+    def replaced_after_the_first(path: Path, *arguments: Any, **keywords: Any) -> Any:
+        file = plainly(path, *arguments, **keywords)
+        opened.append(path)
+        if len(opened) == 1:
+            key.unlink()
+            key.write_text("new")
+            secret.write_text("new secret")
+        return file
+
+    monkeypatch.setattr(Path, "open", replaced_after_the_first)
+    provider = credentials_of(options.connection)
+    assert provider is not None
+    assert provider.credentials() == Credentials("new", "new secret")
+
+
+def test_who_does_not_answer_is_not_waited_for_for_ever(source: Source) -> None:
+    source.gate.clear()
+    with pytest.raises(CredentialsError, match=r"asking the source: no answer within 0\.1 s"):
+        held_of(source, patience=0.1).credentials()
+
+
+def sign(held: RefreshedCredentials, answer: Any) -> None:
+    answer.put(held.credentials().access_key)
+
+
+def test_a_child_asks_by_itself(source: Source) -> None:
+    held = held_of(source)
+    held.credentials()
+    # As if the parent were asking while it forks.
+    source.gate.clear()
+    source.now = 3600.0
+    threading.Thread(target=lambda: succeeds(held.credentials), daemon=True).start()
+    wait_for(lambda: held._asking is not None, PATIENCE)
+    context = multiprocessing.get_context("fork")
+    answer = context.SimpleQueue()
+    source.gate = threading.Event()
+    source.gate.set()
+    child = context.Process(target=sign, args=(held, answer))
+    child.start()
+    child.join(PATIENCE)
+    assert child.exitcode == 0
+    assert answer.get() == "user-2"
+
+
+def test_who_signs_next_asks_and_waits_for_others_where_a_server_has_refused_these(source: Source) -> None:
+    held = held_of(source)
+    first = held.credentials()
+    source.now = 1.0
+    held.refused(first)
+    assert held.credentials().access_key == "user-2"
+    assert held.credentials().access_key == "user-2"
+    assert source.given == 2
+
+
+def test_a_refusal_of_what_is_not_held_any_more_changes_nothing(source: Source) -> None:
+    held = held_of(source)
+    first = held.credentials()
+    held.refused(first)
+    second = held.credentials()
+    held.refused(first)
+    assert held.credentials() is second
+    assert source.given == 2
+
+
+def test_who_is_refused_again_and_again_asks_once_a_second(source: Source) -> None:
+    held = held_of(source)
+    for tenths in range(300):
+        source.now = tenths / 10
+        held.refused(held.credentials())
+    # At 0, at 0.1 since those were refused at once, and at each second from 1 to 29.
+    assert source.given == 31
+
+
+def test_a_failure_where_a_server_has_refused_what_is_held_is_an_error_and_not_logged(
+    source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = held_of(source)
+    first = held.credentials()
+    held.refused(first)
+    source.error = OSError("the vault is sealed")
+    with pytest.raises(CredentialsError, match="the vault is sealed"):
+        held.credentials()
+    assert held.credentials() is first, "until it is time to ask again, it is the server's word that is told"
+    source.error, source.now = None, 11.0
+    assert held.credentials().access_key == "user-2"
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("late", [Credentials("late", HUSH), OSError("the vault was sealed")], ids=["user", "error"])
+def test_an_answer_that_was_given_up_neither_replaces_a_later_one_nor_is_logged(
+    caplog: pytest.LogCaptureFixture, late: Credentials | Exception
+) -> None:
+    answers, gates, asked = [late, Credentials("u", HUSH)], [threading.Event(), threading.Event()], []
+
+    def ask() -> Credentials:
+        asked.append(len(asked))
+        answer = answers[asked[-1]]
+        gates[asked[-1]].wait(PATIENCE)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    held = RefreshedCredentials(ask, "asking", clock=lambda: 0.0)
+    hanging = held._asked()
+    wait_for(lambda: len(asked) == 1, PATIENCE)
+    # As if it had hung for more than a minute.
+    held._asking = hanging._replace(at=hanging.at - 61.0)
+    answered = held._asked()
+    wait_for(lambda: len(asked) == 2, PATIENCE)
+    gates[1].set()
+    answered.answer.result(PATIENCE)
+    gates[0].set()
+    wait_for(hanging.answer.done, PATIENCE)
+    assert held.credentials().access_key == "u"
+    assert caplog.records == []
