@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
@@ -25,12 +25,21 @@ from rocketmq_spark.model.send_result import SendResult
 from rocketmq_spark.producer.async_send import BackPressure
 from rocketmq_spark.producer.attempt import Deadline
 from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.testing.replies import ManualClock
 from rocketmq_spark.testing.scripted import Reply, ScriptedTransport, route
 from rocketmq_spark.transport.base import SendRequest
-from tests.support.processes import PATIENCE
+from tests.support.processes import PATIENCE, wait_for
 
 Make = Callable[..., Producer]
 MESSAGE = Message.of("T", b"x")
+
+
+@pytest.fixture
+def held() -> Iterator[ScriptedTransport]:
+    """Brokers that reply when a test advances the clock by a millisecond."""
+    with ScriptedTransport({"T": route({"a": 2, "b": 2})}, clock=ManualClock(), threaded=True) as scripted:
+        scripted.always = dict.fromkeys("ab", Reply(delay=0.001))
+        yield scripted
 
 
 def started(make_producer: Make, **properties: Any) -> Producer:
@@ -157,10 +166,11 @@ def test_a_callback_that_raises_is_logged_and_hurts_nobody(
 
 
 def test_with_back_pressure_one_too_many_is_too_much_and_permits_come_back(
-    make_producer: Make, transport: ScriptedTransport
+    make_producer: Make, held: ScriptedTransport
 ) -> None:
     producer = started(
         make_producer,
+        transport=held,
         enable_backpressure_for_async_mode=True,
         back_pressure_for_async_send_num=1,
         send_msg_timeout=5000,
@@ -169,28 +179,30 @@ def test_with_back_pressure_one_too_many_is_too_much_and_permits_come_back(
     limits = producer._service.sender.back_pressure
     assert limits is not None
     assert limits.messages.available == 10
-    transport.always = {"a": Reply(delay=0.3), "b": Reply(delay=0.3)}
     under_way = [producer.send_async(MESSAGE) for _ in range(10)]
+    wait_for(lambda: held.in_flight == 10)
     refused = producer.send_async(MESSAGE, timeout_ms=20).exception(PATIENCE)
     assert isinstance(refused, RemotingTooMuchRequestException)
-    transport.always = {"a": Reply.code(13, "illegal"), "b": Reply.code(13, "illegal")}
+    held.always = {"a": Reply.code(13, "illegal"), "b": Reply.code(13, "illegal")}
+    held.advance(0.001)
     assert all(future.result(PATIENCE) for future in under_way)
     assert isinstance(producer.send_async(MESSAGE).exception(PATIENCE), MQBrokerException)
     assert isinstance(producer.send_async(Message("T", b"")).exception(PATIENCE), MQClientException)
     assert (limits.messages.available, limits.nbytes.available) == (10, 1024 * 1024 * 100)
 
 
-def test_limits_may_change_and_what_is_under_way_stays_counted(
-    make_producer: Make, transport: ScriptedTransport
-) -> None:
-    producer = started(make_producer, enable_backpressure_for_async_mode=True, back_pressure_for_async_send_num=20)
+def test_limits_may_change_and_what_is_under_way_stays_counted(make_producer: Make, held: ScriptedTransport) -> None:
+    producer = started(
+        make_producer, transport=held, enable_backpressure_for_async_mode=True, back_pressure_for_async_send_num=20
+    )
     assert producer._service is not None
     limits = producer._service.sender.back_pressure
     assert limits is not None
-    transport.always = dict.fromkeys("ab", Reply(delay=0.8))
     under_way = [producer.send_async(MESSAGE) for _ in range(15)]
     producer.set_back_pressure_for_async_send(1, 1)
     assert limits.messages.available == -5
+    wait_for(lambda: held.in_flight == 15)
+    held.advance(0.001)
     assert all(future.result(PATIENCE) for future in under_way)
     assert (limits.messages.available, limits.nbytes.available) == (10, 1024 * 1024)
     with pytest.raises(MQClientException, match="has no back pressure"):
