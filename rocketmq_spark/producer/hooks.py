@@ -58,18 +58,8 @@ class CheckForbiddenContext:
 class SendMessageContext:
     """One attempt (``SendMessageContext.java``); hooks get the same object before and after it.
 
-    Parameters
-    ----------
-    message : Message
-        As it is sent: its topic has the namespace, its body may be compressed.
-    send_result : SendResult or None
-        Set after an answered send.
-    exception : BaseException or None
-        Set after a failed send; a ``KeyboardInterrupt`` after an interrupted one.
-    props : dict
-        For the hooks themselves.
-    observers : tuple of SendMessageHook
-        The hooks that were called before the attempt, and are called after it.
+    The message is the one that is sent: its topic has the namespace, its body may be compressed. An answered send sets
+    `send_result`, a failed one `exception` (a ``KeyboardInterrupt`` if it was interrupted). `props` is for the hooks.
     """
 
     producer_group: str
@@ -83,6 +73,7 @@ class SendMessageContext:
     send_result: SendResult | None = None
     exception: BaseException | None = None
     props: dict[str, Any] = field(default_factory=dict)
+    # The hooks that were called before the attempt, and are called after it.
     observers: tuple[SendMessageHook, ...] = field(default=(), repr=False, compare=False)
 
 
@@ -115,13 +106,13 @@ CheckForbiddenHook = Callable[[CheckForbiddenContext], None]
 EndTransactionHook = Callable[[EndTransactionContext], None]
 
 
+@dataclass(slots=True)
 class Hooks:
     """The hooks of one producer. The callables that make a context are called only if there is a hook."""
 
-    def __init__(self) -> None:
-        self.check_forbidden_hooks: list[CheckForbiddenHook] = []
-        self.send_message_hooks: list[SendMessageHook] = []
-        self.end_transaction_hooks: list[EndTransactionHook] = []
+    check_forbidden_hooks: list[CheckForbiddenHook] = field(default_factory=list)
+    send_message_hooks: list[SendMessageHook] = field(default_factory=list)
+    end_transaction_hooks: list[EndTransactionHook] = field(default_factory=list)
 
     def check_forbidden(self, make_context: Callable[[], CheckForbiddenContext]) -> None:
         """Call every check-forbidden hook; raise what one raises."""
@@ -166,12 +157,20 @@ def _guarded(hook: Callable[[ContextT], None], context: ContextT) -> None:
         logger.warning("the hook %r failed; the send continues", hook, exc_info=True)
 
 
-class TraceHook:
-    """Makes a trace record of every answered send except to the trace topic; `append` must not block."""
+class TraceDispatcher:
+    """Makes a trace record of every answered send except to the trace topic.
 
-    def __init__(self, trace_topic: str, append: Callable[[PubTrace], None]) -> None:
+    It sends the records on its own thread, `batch_num` per message (at most 20), and never blocks or fails a send.
+    """
+
+    def __init__(self, trace_topic: str, send: SendTrace, batch_num: int = 10) -> None:
         self._trace_topic = trace_topic
-        self._append = append
+        self._send = send
+        self._batch_num = min(batch_num, _MAX_TRACE_BATCH)
+        self._queue: queues.Queue[PubTrace | None] = queues.Queue(_MAX_TRACE_QUEUE)
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+        self.discarded = 0
 
     def send_message_before(self, context: SendMessageContext) -> None:
         """Note when the attempt began."""
@@ -184,7 +183,7 @@ class TraceHook:
         if result is None or started is None or not (result.region_id and result.trace_on):
             return
         message = context.message
-        self._append(
+        self.append(
             PubTrace(
                 time_stamp=started,
                 region_id=result.region_id,
@@ -201,19 +200,6 @@ class TraceHook:
                 success=result.status is SendStatus.SEND_OK,
             )
         )
-
-
-class TraceDispatcher:
-    """Sends trace records on its own thread, `batch_num` per message (at most 20). It never blocks or fails a send."""
-
-    def __init__(self, trace_topic: str, send: SendTrace, batch_num: int = 10) -> None:
-        self._trace_topic = trace_topic
-        self._send = send
-        self._batch_num = min(batch_num, _MAX_TRACE_BATCH)
-        self._queue: queues.Queue[PubTrace | None] = queues.Queue(_MAX_TRACE_QUEUE)
-        self._thread: threading.Thread | None = None
-        self._closed = threading.Event()
-        self.discarded = 0
 
     def start(self) -> None:
         """Start the thread."""

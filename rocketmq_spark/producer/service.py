@@ -32,7 +32,7 @@ from rocketmq_spark.options.producer import ProducerOptions, producer_options
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.producer.attempt import SendAttempt
 from rocketmq_spark.producer.encode import MessageEncoder
-from rocketmq_spark.producer.hooks import Hooks, TraceDispatcher, TraceHook
+from rocketmq_spark.producer.hooks import Hooks, TraceDispatcher
 from rocketmq_spark.producer.message_sender import MessageSender
 from rocketmq_spark.producer.transaction import TransactionListener, Transactions
 from rocketmq_spark.protocol.unique_id import MessageIdGenerator, UniqueIdGenerator
@@ -59,23 +59,12 @@ class ServiceState(enum.Enum):
     START_FAILED = "START_FAILED"
 
 
-class Event(enum.Enum):
-    """What changes the state of a producer."""
-
-    START = "start"
-    STARTED = "started"
-    GROUP_TAKEN = "group taken"
-    SHUTDOWN = "shutdown"
-
-
-TRANSITIONS: Final[dict[ServiceState, dict[Event, ServiceState]]] = {
-    ServiceState.CREATE_JUST: {Event.START: ServiceState.START_FAILED},
-    ServiceState.START_FAILED: {
-        Event.STARTED: ServiceState.RUNNING,
-        Event.GROUP_TAKEN: ServiceState.CREATE_JUST,
-    },
-    ServiceState.RUNNING: {Event.SHUTDOWN: ServiceState.SHUTDOWN_ALREADY},
-    ServiceState.SHUTDOWN_ALREADY: {},
+# The next states. START_FAILED is also the state during the start; a taken group leads back to CREATE_JUST.
+_NEXT: Final = {
+    ServiceState.CREATE_JUST: {ServiceState.START_FAILED},
+    ServiceState.START_FAILED: {ServiceState.RUNNING, ServiceState.CREATE_JUST},
+    ServiceState.RUNNING: {ServiceState.SHUTDOWN_ALREADY},
+    ServiceState.SHUTDOWN_ALREADY: set[ServiceState](),
 }
 
 _ADVICE: Final = {
@@ -94,21 +83,20 @@ class Lifecycle:
         self._pid = os.getpid()
         self._lock = threading.Lock()
 
-    def fire(self, event: Event, who: str) -> None:
-        """Change the state, or raise ``MQClientException`` if the present one does not allow it."""
-        if not self.try_fire(event):
-            raise MQClientException(f"{who} can't {event.value} in state {self.state.value}: {_ADVICE[self.state]}")
-
-    def try_fire(self, event: Event) -> bool:
-        """Change the state if the present one allows it; return whether it did."""
+    def enter(self, state: ServiceState) -> bool:
+        """Change to a state if it may follow the present one; return whether it does."""
         with self._lock:
-            following = TRANSITIONS[self.state].get(event)
-            if following is None:
+            if state not in _NEXT[self.state]:
                 return False
-            self.state = following
+            self.state = state
             # A forked child may start a producer that its parent has not started.
             self._pid = os.getpid()
             return True
+
+    def begin_start(self, who: str) -> None:
+        """Leave CREATE_JUST, or raise ``MQClientException`` in any other state."""
+        if not self.enter(ServiceState.START_FAILED):
+            raise MQClientException(f"{who} can't start in state {self.state.value}: {_ADVICE[self.state]}")
 
     def require_running(self, who: str) -> None:
         """Raise ``MQClientException`` before the start, after the shutdown, and in a forked child."""
@@ -155,16 +143,8 @@ class OwnPool(ThreadPoolExecutor):
 class ProducerService:
     """A running producer: its client instance, its thread pools, and what sends its messages.
 
-    The group has no namespace. The caller may add retry response codes later.
-
-    Raises
-    ------
-    MQClientException
-        The group is not allowed.
-    OptionError
-        The client instance has other connection options.
-    GroupTakenError
-        The client instance has a producer of that group.
+    The group has no namespace; if it is not allowed, ``MQClientException`` is raised. Other errors are those of
+    `Registry.join`. The caller may add retry response codes later.
     """
 
     def __init__(
@@ -245,7 +225,7 @@ class ProducerService:
         self._tracer = tracer
         self._trace = TraceDispatcher(options.trace_topic, tracer.send, options.trace_msg_batch_num)
         self._trace.start()
-        self._hooks.send_message_hooks.append(TraceHook(options.trace_topic, self._trace.append))
+        self._hooks.send_message_hooks.append(self._trace)
 
     def send(self, message: Message) -> SendResult:
         """Send a message within ``sendMsgTimeout``."""
@@ -275,8 +255,7 @@ class ProducerService:
     def _new_instance(self) -> ClientInstance:
         options = self._options.connection
         transport = self._transport or new_transport(options, self.client_id)
-        api_timeout = options.mq_client_api_timeout / 1000
-        return ClientInstance(self.client_id, transport, options, idle_seconds=math.inf, api_timeout=api_timeout)
+        return ClientInstance(self.client_id, transport, options, idle_seconds=math.inf)
 
     def __repr__(self) -> str:
         return f"<ProducerService {self.producer_group} {self.instance!r}>"

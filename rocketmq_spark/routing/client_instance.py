@@ -21,9 +21,8 @@ from typing import Final
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.options.connection import ConnectionOptions
-from rocketmq_spark.routing.fault_strategy import FaultStrategy
-from rocketmq_spark.routing.faults import PERIOD, FaultDetector
-from rocketmq_spark.routing.heart_beat import API_TIMEOUT, HeartBeats, Worker
+from rocketmq_spark.routing.fault_strategy import PERIOD, FaultDetector, FaultStrategy
+from rocketmq_spark.routing.heart_beat import HeartBeats, Worker
 from rocketmq_spark.routing.route_cache import RouteCache
 from rocketmq_spark.routing.topic_configs import TopicConfigCache
 from rocketmq_spark.transport.base import Transport
@@ -37,16 +36,9 @@ _REFRESH_GAP: Final = 1.0
 
 
 class ClientInstance:
-    """Connections, routes and fault items of one client id.
+    """Connections, routes and fault items of one client id (``ip@instanceName``).
 
-    Parameters
-    ----------
-    client_id : str
-        ``ip@instanceName``.
-    idle_seconds : float, default 60
-        How long the instance stays open without a user.
-    api_timeout : float, default 3.0
-        For a route, heartbeat or unregister request, seconds (``mqClientApiTimeout``).
+    It stays open for `idle_seconds` without a user. `on_idle` is called then; the registry sets it.
     """
 
     def __init__(
@@ -57,11 +49,10 @@ class ClientInstance:
         *,
         clock: Callable[[], float] = time.monotonic,
         idle_seconds: float = IDLE_SECONDS,
-        api_timeout: float = API_TIMEOUT,
     ) -> None:
         self._worker = Worker(f"rocketmq-client-{client_id}", self._run_due_or_end, clock)
         self._detecting = Worker(f"rocketmq-detector-{client_id}", self.detect_due, clock)
-        self._api_timeout = api_timeout
+        self._api_timeout = options.mq_client_api_timeout / 1000
         self.client_id = client_id
         self.transport = transport
         self.routes = RouteCache(
@@ -79,7 +70,7 @@ class ClientInstance:
         self._detect_timeout = options.detect_timeout / 1000
         self._clock = clock
         self._idle_seconds = idle_seconds
-        self._heart_beats = HeartBeats(client_id, transport, self.routes, api_timeout, clock)
+        self._heart_beats = HeartBeats(client_id, transport, self.routes, self._api_timeout, clock)
         self._detector = FaultDetector(
             self.faults.table,
             master_of=lambda broker_name: self.routes.masters().get(broker_name),
@@ -87,6 +78,7 @@ class ClientInstance:
             probe=self._probe,
             interval=options.detect_interval / 1000,
         )
+        # Producer group -> number of its producers and tasks.
         self._groups: dict[str, int] = {}
         self._topics_to_refresh: set[str] = set()
         self._refreshed_at: dict[str, float] = {}
@@ -96,7 +88,6 @@ class ClientInstance:
         self._detection_due = now + PERIOD
         self._lock = threading.Lock()
         self._closed = False
-        # Called after `idle_seconds` without a user; the registry sets it.
         self.on_idle: Callable[[], None] = self.close
         self._idle_since: float | None = now
 
@@ -130,10 +121,7 @@ class ClientInstance:
                 self._idle_since = self._clock()
 
     def forget(self, producer_group: str) -> None:
-        """Remove every producer of a group, and unregister the group at every broker.
-
-        Does not raise. Each address may take the time of one request.
-        """
+        """Remove every producer of a group, and unregister the group at every broker. Does not raise."""
         with self._lock:
             self._groups.pop(producer_group, None)
             if not self.users and self._idle_since is None:

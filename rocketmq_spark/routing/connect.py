@@ -36,16 +36,10 @@ logger = logging.getLogger("rocketmq_spark.transport")
 class SharedConnection:
     """What two producers must have in common to share a client instance. Equal if everything is.
 
-    Parameters
-    ----------
-    options : ConnectionOptions
-        With the address of this host, and with the values of the variables that secrets refer to, because a variable is
-        read once. A reference to a file stays as it is: its content may change. Over remoting without the namespace,
-        which each producer adds to its own topics.
-    provider : type or None
-        The class of the credentials provider.
-    transport : Transport or None
-        The caller's own.
+    The options have the address of this host, and the values of the variables that secrets refer to, because a variable
+    is read once. A reference to a file stays as it is: its content may change. Over remoting they lack the namespace,
+    which each producer adds to its own topics. `provider` is the class of the credentials provider, `transport` the
+    caller's own.
     """
 
     options: ConnectionOptions = field(repr=False)
@@ -54,13 +48,7 @@ class SharedConnection:
 
     @classmethod
     def of(cls, options: ConnectionOptions, transport: Transport | None = None) -> SharedConnection:
-        """Return what decides whether a producer with these options may share an instance.
-
-        Raises
-        ------
-        OptionError
-            The class of the credentials provider can't be loaded.
-        """
+        """Return this for given options; raise an OptionError if the provider's class can't be loaded."""
         resolved = replace(
             with_variables(options),
             client_ip=options.client_ip or local_ip(),
@@ -70,16 +58,16 @@ class SharedConnection:
 
     def differences(self, other: SharedConnection) -> list[str]:
         """Return the names of the options that differ, never their values."""
-        names = [
-            one.name
+        names = {
+            one.name: None
             for one in fields(ConnectionOptions)
             if getattr(self.options, one.name) != getattr(other.options, one.name)
-        ]
+        }
         if self.provider is not other.provider:
-            names.append("credentials_provider")
+            names["credentials_provider"] = None
         if self.transport is not other.transport:
-            names.append("transport")
-        return list(dict.fromkeys(names))
+            names["transport"] = None
+        return list(names)
 
 
 def tls_settings(options: ConnectionOptions) -> TlsSettings | None:
@@ -113,10 +101,7 @@ def client_id_of(options: ConnectionOptions, instance_name: str) -> str:
 def new_transport(options: ConnectionOptions, client_id: str, *, polled: bool = False) -> Transport:
     """Return the transport that the options choose; a proxy distinguishes clients by `client_id`.
 
-    Raises
-    ------
-    OptionError
-        An address is malformed, a file or class can't be used, or gRPC is missing or too old.
+    Raises an OptionError if an address is malformed, a file or class can't be used, or gRPC is missing or too old.
     """
     credentials = credentials_of(options)
     if options.tls_insecure_skip_verify:
@@ -156,26 +141,24 @@ def _warn_of_no_verification() -> None:
 
 def require_grpc() -> None:
     """Raise an OptionError if a module that gRPC needs is missing or too old; nothing is imported."""
-    missing = [module for module in ("grpc", "google.protobuf") if _spec_of(module) is None]
+    specs = {module: _spec_of(module) for module in ("grpc", "google.protobuf")}
+    missing = [module for module, spec in specs.items() if spec is None]
     if missing:
         modules, are = ("modules", "are") if len(missing) > 1 else ("module", "is")
         names = " and ".join(missing)
         raise OptionError(
             f"transport=grpc needs the Python {modules} {names}, which {are} not installed here: {_INSTALL}"
         )
-    found = _protobuf_version()
-    if found is not None and _numbers(found) < _numbers(PROTOBUF_FLOOR):
+    # The version of the package that an import would find. Its source may not say it.
+    protobuf = specs["google.protobuf"]
+    assert protobuf is not None
+    read = getattr(protobuf.loader, "get_source", None)
+    source = (read and read("google.protobuf")) or ""
+    version = re.search(r"""^__version__ = ['"]([^'"]+)""", source, re.MULTILINE)
+    if version is not None and _numbers(version[1]) < _numbers(PROTOBUF_FLOOR):
         raise OptionError(
-            f"transport=grpc needs protobuf {PROTOBUF_FLOOR} or newer, and {found} is installed here: {_INSTALL}"
+            f"transport=grpc needs protobuf {PROTOBUF_FLOOR} or newer, and {version[1]} is installed here: {_INSTALL}"
         )
-
-
-def _protobuf_version() -> str | None:
-    """Return the version of the package that an import would find; None if its source does not say."""
-    spec = _spec_of("google.protobuf")
-    read = getattr(spec.loader, "get_source", None) if spec is not None else None
-    said = re.search(r"""^__version__ = ['"]([^'"]+)""", (read and read("google.protobuf")) or "", re.MULTILINE)
-    return said[1] if said else None
 
 
 def _numbers(version: str) -> list[int]:

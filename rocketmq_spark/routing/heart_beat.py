@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from rocketmq_spark.errors import CredentialsError, RocketMQError, UserRefusedException
 from rocketmq_spark.routing.route_cache import RouteCache
-from rocketmq_spark.transport.base import Transport
+from rocketmq_spark.transport.base import ProxyTransport
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -37,10 +36,10 @@ class HeartBeats:
     def __init__(
         self,
         client_id: str,
-        transport: Transport,
+        transport: ProxyTransport,
         routes: RouteCache,
-        api_timeout: float = API_TIMEOUT,
-        clock: Callable[[], float] = time.monotonic,
+        api_timeout: float,
+        clock: Callable[[], float],
     ) -> None:
         self._client_id = client_id
         self._transport = transport

@@ -43,11 +43,11 @@ class _Member:
 
     def on_check_transaction(self, check: TransactionCheck) -> None:
         on_check = self.groups.get(check.producer_group)
-        if on_check is None:
+        if on_check is not None:
+            on_check(check)
+        else:
             logger.warning("%s asks about message %s of group %r, which no producer here answers for; it asks again",
                            check.address, check.unique_id, check.producer_group)  # fmt: skip
-            return
-        on_check(check)
 
 
 class Registry:
@@ -64,12 +64,7 @@ class Registry:
         The caller gives it back with `ClientInstance.unregister`.
         """
         with self._locked():
-            member = self._members.get(key)
-            if member is None or member.instance.closed:
-                member = self._added(key, _Member(make()))
-            self._start(key, member.instance)
-            member.instance.register(producer_group)
-            return member.instance
+            return self._started(key, self._member(key, make, None), producer_group)
 
     def join(
         self,
@@ -81,18 +76,11 @@ class Registry:
     ) -> ClientInstance:
         """Return the instance of a client id for a producer of a group; `make` makes it if there is none.
 
-        Raises
-        ------
-        OptionError
-            The instance has other connection options.
-        GroupTakenError
-            The instance has a producer of that group.
+        Raises OptionError if the instance has other connection options, GroupTakenError if it has a producer of that
+        group.
         """
         with self._locked():
-            member = self._members.get(client_id)
-            if member is None or member.instance.closed:
-                member = self._added(client_id, _Member(make(), connection))
-                member.instance.transport.on_check_transaction = member.on_check_transaction
+            member = self._member(client_id, make, connection)
             if member.connection is not None and (differences := member.connection.differences(connection)):
                 raise OptionError(
                     f"starting a producer of group {producer_group}: client {client_id} is in use by a producer whose "
@@ -104,10 +92,9 @@ class Registry:
                     f"starting a producer of group {producer_group}: client {client_id} has one already; use another "
                     "group, or give this one an instance_name of its own"
                 )
-            self._start(client_id, member.instance)
+            instance = self._started(client_id, member, producer_group)
             member.groups[producer_group] = on_check
-            member.instance.register(producer_group)
-            return member.instance
+            return instance
 
     def leave(self, instance: ClientInstance, producer_group: str) -> None:
         """Remove a producer: its group is unregistered at the brokers, and an instance without users is closed."""
@@ -134,12 +121,21 @@ class Registry:
             self.__init__()  # type: ignore[misc]
         return self._lock
 
-    def _added(self, key: Hashable, member: _Member) -> _Member:
-        self._members[key] = member
+    def _member(
+        self, key: Hashable, make: Callable[[], ClientInstance], connection: SharedConnection | None
+    ) -> _Member:
+        known = self._members.get(key)
+        if known is not None and not known.instance.closed:
+            return known
+        member = self._members[key] = _Member(make(), connection)
         member.instance.on_idle = lambda: self._close_idle(key, member.instance)
+        if connection is not None:
+            member.instance.transport.on_check_transaction = member.on_check_transaction
         return member
 
-    def _start(self, key: Hashable, instance: ClientInstance) -> None:
+    def _started(self, key: Hashable, member: _Member, producer_group: str) -> ClientInstance:
+        """Start a member's instance, and register one more user of a group."""
+        instance = member.instance
         try:
             instance.start()
         except BaseException:
@@ -148,6 +144,8 @@ class Registry:
                 del self._members[key]
                 instance.close()
             raise
+        instance.register(producer_group)
+        return instance
 
     def _close_idle(self, key: Hashable, instance: ClientInstance) -> None:
         with self._lock:

@@ -39,29 +39,20 @@ _COUNT = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True)
 class TopicPublishInfo:
-    """The writable queues of a topic (``TopicPublishInfo.java``). It is replaced, never changed.
-
-    Parameters
-    ----------
-    queues : tuple of MessageQueue
-        By broker name, then queue id; only of brokers that have a master.
-    addresses : mapping of str to str
-        Broker name to the master's ``host:port``.
-    order_topic : bool, default False
-        The queues come from an order configuration, whether their brokers have a master or not.
-    template : bool, default False
-        The topic has no route yet; the queues are the template topic's.
-    broker_names : frozenset of str
-        The brokers of the queues: those that have a master, or all of them if none has.
-    """
+    """The writable queues of a topic (``TopicPublishInfo.java``). It is replaced, never changed."""
 
     topic: str
+    # By broker name, then queue id; only of brokers that have a master.
     queues: tuple[MessageQueue, ...]
+    # Broker name -> the master's host:port.
     addresses: Mapping[str, str]
     route: TopicRouteData
+    # The queues come from an order configuration, whether their brokers have a master or not.
     order_topic: bool = False
+    # The topic has no route yet; the queues are the template topic's.
     template: bool = False
     queue_set: frozenset[MessageQueue] = field(init=False, repr=False, compare=False)
+    # The brokers of the queues: those that have a master, or all of them if none has.
     broker_names: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -83,11 +74,8 @@ class TopicPublishInfo:
 def publish_info_of(topic: str, route: TopicRouteData, *, template: bool = False) -> TopicPublishInfo:
     """Return the writable queues of a route (``topicRouteData2TopicPublishInfo``).
 
-    Raises
-    ------
-    RouteNotFoundException
-        The topic is static (logical), which is not supported, has more than 100,000 queues, or has a malformed order
-        configuration.
+    Raises ``RouteNotFoundException`` if the topic is static (logical), which is not supported, has more than 100,000
+    queues, or has a malformed order configuration.
     """
     # Of several entries for a broker the first one counts, even if it has no master.
     masters = {broker.broker_name: broker.master for broker in reversed(route.broker_datas)}
@@ -221,19 +209,18 @@ class RouteCache:
     def find(self, topic: str, timeout: float) -> TopicPublishInfo:
         """Return a topic's route, from the name servers if it is not cached (``tryToFindTopicPublishInfo``).
 
-        Raises
-        ------
-        RouteNotFoundException
-            10005: no name server answered, none knows the topic or the template, or no queue is writable.
+        Raises ``RouteNotFoundException`` (10005) if no name server answered, if none knows the topic or the template,
+        or if no queue is writable.
         """
         info = self._infos.get(topic)
         if info is None or not info.ok:
             self._update(topic, timeout, unless_ok=True)
             info = self._infos[topic]
         if not info.ok:
+            names = ", ".join(data.broker_name for data in info.route.queue_datas)
             raise RouteNotFoundException(
                 f"looking up the route of topic {topic}: the topic exists, but none of its queues is writable "
-                f"(brokers {_names(info.route)}); give it the write permission (mqadmin updateTopicPerm -p 6) "
+                f"(brokers {names or 'none'}); give it the write permission (mqadmin updateTopicPerm -p 6) "
                 "or check that its brokers have a master",
             )
         return info
@@ -241,10 +228,7 @@ class RouteCache:
     def refresh(self, topic: str, timeout: float) -> bool:
         """Update a topic's route from the name servers; return whether it changed.
 
-        Raises
-        ------
-        RouteNotFoundException
-            10005, with the cause. The cached route stays.
+        Raises ``RouteNotFoundException`` (10005) with the cause; the cached route stays.
         """
         return self._update(topic, timeout, unless_ok=False)
 
@@ -280,17 +264,13 @@ class RouteCache:
     def _fetch(self, topic: str, timeout: float) -> TopicPublishInfo:
         try:
             return publish_info_of(topic, self._query_route(topic, timeout))
-        except RemotingException as exc:
-            if not exc.retriable:
-                raise
-            raise RouteNotFoundException(f"looking up the route of topic {topic}: {exc}", unreachable=True) from exc
         except NoBrokersException as exc:
             raise RouteNotFoundException(str(exc)) from exc
         except TopicRouteStaleException as exc:
             if self._create_topic_key is None:
                 raise _unknown_to_proxy(topic, exc) from exc
             return self._fetch_template(topic, self._create_topic_key, timeout, exc)
-        except MQBrokerException as exc:
+        except (RemotingException, MQBrokerException) as exc:
             if not exc.retriable:
                 raise
             raise RouteNotFoundException(f"looking up the route of topic {topic}: {exc}", unreachable=True) from exc
@@ -321,7 +301,3 @@ def _unknown_to_proxy(topic: str, unknown: MQBrokerException) -> RouteNotFoundEx
         "messages with a sharding key, DELAY for delayed ones). If a proxy was asked for a topic before its creation, "
         "it repeats this answer for up to 30 s"
     )
-
-
-def _names(route: TopicRouteData) -> str:
-    return ", ".join(data.broker_name for data in route.queue_datas) or "none"

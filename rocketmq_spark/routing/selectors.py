@@ -197,16 +197,7 @@ class SelectMessageQueueByRandom:
 class SelectMessageQueueByMachineRoom:
     """Selects a random queue of the brokers in the given machine rooms; of all brokers if there are none.
 
-    Parameters
-    ----------
-    rooms : collection of str
-        Parts of broker names, as ``idc1`` in ``idc1-broker-a``; at least one.
-    rng : random.Random, optional
-
-    Raises
-    ------
-    ValueError
-        There is no room, or a blank one.
+    Rooms are parts of broker names, as ``idc1`` in ``idc1-broker-a``. At least one is required, and none may be blank.
     """
 
     def __init__(self, rooms: Collection[str], rng: random.Random | None = None) -> None:
@@ -226,21 +217,15 @@ def select_queue(
 ) -> MessageQueue:
     """Return the queue that a selector selects. Topics in `queues` and `message` have no namespace.
 
-    Raises
-    ------
-    MQClientException
-        The selector raised (the cause), or did not return a queue.
+    Raises ``MQClientException`` if the selector raised (the cause), or did not return a queue.
     """
+    choosing = f"choosing the queue of a message of topic {message.topic}: the selector {selector!r}"
     try:
         queue = selector(queues, message, arg)
     except Exception as exc:
-        raise MQClientException(
-            f"choosing the queue of a message of topic {message.topic}: the selector {selector!r} raised "
-            f"{type(exc).__name__}: {exc}"
-        ) from exc
+        raise MQClientException(f"{choosing} raised {type(exc).__name__}: {exc}") from exc
     if not isinstance(queue, MessageQueue):
         raise MQClientException(
-            f"choosing the queue of a message of topic {message.topic}: the selector {selector!r} returned {queue!r}; "
-            f"it must return one of the {len(queues)} queues it was given"
+            f"{choosing} returned {queue!r}; it must return one of the {len(queues)} queues it was given"
         )
     return queue

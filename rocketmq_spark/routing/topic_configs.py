@@ -8,7 +8,7 @@ request, a user may have no right ``Get`` for the topic, and a broker can be dow
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias
 
 from rocketmq_spark.errors import (
@@ -39,27 +39,14 @@ class TopicConfigTransport(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TopicConfigs:
-    """The configuration of one topic on each broker of its route.
+    """The configuration of one topic on each broker of its route, by broker name.
 
-    Parameters
-    ----------
-    by_broker : mapping of str to TopicConfig
-        The brokers that have the topic, by name.
-    unknown : mapping of str to RocketMQError
-        The brokers that did not return it, by name. A broker without the topic is in neither mapping: it creates the
-        topic with default attributes.
+    `unknown` has the brokers that did not return it. A broker without the topic is in neither mapping: it creates the
+    topic with default attributes.
     """
 
-    by_broker: Mapping[str, TopicConfig]
-    unknown: Mapping[str, RocketMQError]
-
-    @classmethod
-    def of(cls, answers: Mapping[str, _Answer]) -> TopicConfigs:
-        """Return the answers of brokers, by name, divided into configurations and errors."""
-        return cls(
-            {name: answer for name, answer in answers.items() if isinstance(answer, TopicConfig)},
-            {name: answer for name, answer in answers.items() if isinstance(answer, RocketMQError)},
-        )
+    by_broker: dict[str, TopicConfig] = field(default_factory=dict)
+    unknown: dict[str, RocketMQError] = field(default_factory=dict)
 
     @property
     def compacted(self) -> bool:
@@ -70,11 +57,6 @@ class TopicConfigs:
     def keys_required(self) -> bool | None:
         """True if a broker drops messages without keys; None if a broker's configuration is unknown."""
         return True if self.compacted else None if self.unknown else False
-
-    @property
-    def holds_batches(self) -> bool:
-        """True if at least one broker can hold a whole batch in one queue entry."""
-        return any(config.holds_batches for config in self.by_broker.values())
 
 
 class TopicConfigCache:
@@ -93,9 +75,9 @@ class TopicConfigCache:
     def get(self, topics: Mapping[str, TopicRouteData], *, fresh: bool = False) -> dict[str, TopicConfigs]:
         """Return the configurations of topics, given their routes. Does not raise.
 
-        Answers, and errors instead of answers, count for 30 s. While a broker does not answer, its last configuration
-        stays: a restart of the broker must not end the check of a compaction topic's rows. With `fresh` the brokers are
-        asked in any case, and only their new answers are returned.
+        Answers and errors count for 30 s. While a broker does not answer, its last configuration stays: a restart of
+        the broker must not end the check of a compaction topic's rows. With `fresh` all brokers are asked, and only
+        their new answers are returned.
         """
         addresses = {
             (topic, broker_name): address
@@ -107,10 +89,13 @@ class TopicConfigCache:
         answers = in_parallel(outdated, lambda place: self._update(place, addresses[place]))
         if not fresh:
             answers = {place: self._answers[place][1] for place in addresses}
-        by_topic: dict[str, dict[str, _Answer]] = {topic: {} for topic in topics}
+        configs = {topic: TopicConfigs() for topic in topics}
         for (topic, broker_name), answer in answers.items():
-            by_topic[topic][broker_name] = answer
-        return {topic: TopicConfigs.of(by_broker) for topic, by_broker in by_topic.items()}
+            if isinstance(answer, TopicConfig):
+                configs[topic].by_broker[broker_name] = answer
+            elif answer is not None:
+                configs[topic].unknown[broker_name] = answer
+        return configs
 
     def config(self, topic: str, broker_name: str, address: str, timeout: float) -> TopicConfig:
         """Return a topic's configuration on one broker, which is asked until it has answered or refused once.

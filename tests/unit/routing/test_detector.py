@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.routing.fault_strategy import PRESETS, FaultSite, FaultStrategy
-from rocketmq_spark.routing.faults import FaultDetector
+from rocketmq_spark.routing.fault_strategy import PRESETS, FaultDetector, FaultSite, FaultStrategy
 
 
 class Rig:

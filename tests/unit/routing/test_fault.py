@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.routing.faults import LatencyFaultTolerance
+from rocketmq_spark.routing.fault_strategy import LatencyFaultTolerance
 
 
 def update(
