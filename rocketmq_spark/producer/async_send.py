@@ -103,10 +103,7 @@ class BackPressure:
     def admit(self, nbytes: int, deadline: Deadline) -> Callable[[], None]:
         """Wait until a message of `nbytes` may be sent; return a function that releases its permits, once.
 
-        Raises
-        ------
-        RemotingTooMuchRequestException
-            The deadline passed first; then no permits are held.
+        After the deadline, ``RemotingTooMuchRequestException`` is raised, and no permits are held.
         """
         if not self.messages.acquire(1, deadline.left):
             raise _full("messages", self.messages, deadline)
@@ -216,8 +213,6 @@ class AsyncSend:
         self._deadline = deadline
         self._reselect = reselect
         self._on_done = on_done
-        self._queue = prepared.request.queue
-        self._address = prepared.request.address
         self._retries = 0
         self._began = 0.0
         self._done = False
@@ -234,19 +229,19 @@ class AsyncSend:
         except Exception as exc:
             if self._done:
                 raise
-            error = MQClientException(
-                f"sending to {self._queue} at {self._address}: unexpected {type(exc).__name__}: {exc}"
-            )
+            error = MQClientException(f"{self._prepared}: unexpected {type(exc).__name__}: {exc}")
             error.__cause__ = exc
             self._finish(None, error)
 
     def _send(self) -> None:
         self._began = time.monotonic()
         try:
-            left = self._deadline.require(f"sending to {self._queue} at {self._address}")
-            request = replace(self._prepared.request, queue=self._queue, address=self._address)
+            left = self._deadline.require(str(self._prepared))
             self._attempt.instance.transport.send(
-                request, left, lambda outcome: self._guarded(lambda: self._on_outcome(outcome)), within=left
+                self._prepared.request,
+                left,
+                lambda outcome: self._guarded(lambda: self._on_outcome(outcome)),
+                within=left,
             )
         except RemotingTooMuchRequestException as exc:
             self._finish(None, exc)
@@ -275,7 +270,8 @@ class AsyncSend:
         if not retriable or self._retries > retry_times or self._deadline.left <= 0:
             self._finish(None, final)
             return
-        queue = self._reselect(self._queue.broker_name) if self._reselect is not None else None
+        request = self._prepared.request
+        queue = self._reselect(request.queue.broker_name) if self._reselect is not None else None
         if queue is not None:
             address = self._attempt.instance.routes.masters().get(queue.broker_name)
             if address is None:
@@ -283,12 +279,14 @@ class AsyncSend:
                 unknown = RemotingConnectException(f"sending to {queue}: no master of {queue.broker_name} is known")
                 self._retry_or_fail(unknown, _as_client_error(unknown))
                 return
-            self._address, self._queue = address, replace(self._queue, broker_name=queue.broker_name)
-        logger.debug("%s: trying again at %s", error, self._address)
+            same_queue_id = replace(request.queue, broker_name=queue.broker_name)
+            request = replace(request, queue=same_queue_id, address=address)
+            self._prepared = replace(self._prepared, request=request)
+        logger.debug("%s: trying again at %s", error, request.address)
         self.start()
 
     def _update_fault(self, site: FaultSite) -> None:
-        self._attempt.update_fault(site, self._queue.broker_name, self._began)
+        self._attempt.update_fault(site, self._prepared.request.queue.broker_name, self._began)
 
     def _finish(self, result: SendResult | None, error: Exception | None) -> None:
         with self._lock:

@@ -7,7 +7,7 @@ Follows ``DefaultMQProducerImpl.sendDefaultImpl`` and ``sendKernelImpl``.
 
 from __future__ import annotations
 
-import threading
+import queue as queues
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -81,36 +81,23 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True)
 class SendLoop:
-    """Makes attempts until one has a result. There is no pause between attempts.
+    """Makes attempts until one has a result. There is no pause between attempts."""
 
-    Parameters
-    ----------
-    retry_times : int
-        Attempts after the first; 0 for asynchronous and oneway sends.
-    retry_response_codes : collection of int
-        Broker codes after which another broker is tried.
-    retry_another_broker_when_not_store_ok : bool
-        Try another broker after a status other than ``SEND_OK``. The last such status wins over a later failure.
-    max_timeout_per_request : float
-        Limit of every attempt but the last, seconds; negative for none.
-    """
-
+    # Attempts after the first; 0 for asynchronous and oneway sends.
     retry_times: int
+    # Broker codes after which another broker is tried.
     retry_response_codes: Collection[int]
+    # Try another broker after a status other than SEND_OK. The last such status wins over a later failure.
     retry_another_broker_when_not_store_ok: bool
+    # Limit of every attempt but the last, seconds; negative for none.
     max_timeout_per_request: float
 
     def run(self, topic: str, deadline: Deadline, select: Select, attempt: Attempt) -> SendResult | None:
         """Return the result of the first successful attempt.
 
-        Raises
-        ------
-        MQBrokerException
-            A broker answered with a code that is not retried.
-        RemotingTooMuchRequestException
-            The deadline passed before any attempt had a result.
-        MQClientException
-            All attempts failed: the code and the cause are those of the last one.
+        A broker's code that is not retried raises ``MQBrokerException``, a deadline that passed before any result
+        ``RemotingTooMuchRequestException``. If all attempts failed, ``MQClientException`` has the code and the cause of
+        the last one.
         """
         result: SendResult | None = None
         last: RemotingException | MQClientException | MQBrokerException | None = None
@@ -205,14 +192,8 @@ class SendAttempt:
     def send(self, message: EncodedMessage, queue: MessageQueue, seconds: float) -> SendResult:
         """Send and wait for the answer.
 
-        Raises
-        ------
-        MQClientException
-            The broker has no known address, or a check-forbidden hook raised.
-        MQBrokerException
-            The broker answered with an error code.
-        RemotingException
-            There was no answer, or no time left to send.
+        Raises ``MQClientException`` if the broker has no known address, ``MQBrokerException`` for a broker's error
+        code, ``RemotingException`` without an answer or without time to send, and what a check-forbidden hook raises.
         """
         deadline = Deadline(seconds)
         attempt = self.prepare(message, queue, CommunicationMode.SYNC)
@@ -286,26 +267,19 @@ class SendAttempt:
 
     def _exchange(self, attempt: PreparedAttempt, deadline: Deadline) -> SendOutcome:
         left = deadline.require(str(attempt))
-        done = threading.Event()
-        outcomes: list[SendOutcome] = []
-
-        def on_outcome(outcome: SendOutcome) -> None:
-            outcomes.append(outcome)
-            done.set()
-
-        self.instance.transport.send(attempt.request, left, on_outcome, within=left)
-        if not done.wait(left + _GRACE):
-            raise RemotingTimeoutException(f"{attempt}: the transport gave no outcome within {round(left, 3):g} s")
-        return outcomes.pop()
+        outcomes: queues.SimpleQueue[SendOutcome] = queues.SimpleQueue()
+        self.instance.transport.send(attempt.request, left, outcomes.put, within=left)
+        try:
+            return outcomes.get(timeout=left + _GRACE)
+        except queues.Empty:
+            text = f"{attempt}: the transport gave no outcome within {round(left, 3):g} s"
+            raise RemotingTimeoutException(text) from None
 
 
 def broker_address(routes: RouteCache, queue: MessageQueue) -> str:
     """Return ``host:port`` of the master of a queue's broker. A route that is not cached is looked up.
 
-    Raises
-    ------
-    MQClientException
-        The broker is unknown, or has no master now.
+    Raises ``MQClientException`` if the broker is unknown, or has no master now.
     """
     address = routes.masters().get(queue.broker_name)
     if address is None:

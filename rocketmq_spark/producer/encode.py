@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from rocketmq_spark.errors import CompressionError, MQClientException
 from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendOutcome
+from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.model.names import RETRY_PREFIX, check_topic, is_none, unwrap, wrap
 from rocketmq_spark.model.properties import (
     INNER_MULTI_DISPATCH,
@@ -25,7 +26,7 @@ from rocketmq_spark.model.properties import (
 )
 from rocketmq_spark.model.send_result import TRANSACTION_PREPARED_TYPE, SendResult
 from rocketmq_spark.options.producer import ProducerOptions
-from rocketmq_spark.protocol.compression import CompressionType, compress
+from rocketmq_spark.protocol.compression import COMPRESSED_FLAG, CompressionType, compress, decompress
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
 from rocketmq_spark.protocol.remoting.records import encode_batch, encode_properties, encode_single
 
@@ -77,13 +78,7 @@ class MessageEncoder:
         self._next_id = next_id
 
     def encode(self, message: Message) -> EncodedMessage:
-        """Encode a single message.
-
-        Raises
-        ------
-        MQClientException
-            The broker would not store the message; see `check_message`.
-        """
+        """Encode a single message; raises as `check_message`."""
         if self._namespace and message is not None:
             message = replace(message, topic=wrap(self._namespace, message.topic))
         check_message(message, self._max_message_size)
@@ -129,14 +124,9 @@ def encode_message_batch(
 ) -> EncodedMessage:
     """Return messages as one request: the broker stores all or none. A batch is never compressed.
 
-    The topic of the messages has no namespace. `max_message_size` limits the whole body. `next_id` returns an id for
-    each message that has none, and one for the batch.
-
-    Raises
-    ------
-    MQClientException
-        Code -1, with the cause: no message or too many, several topics or waitStoreMsgOK, a delay, a retry topic, or an
-        invalid message. Code 13: the whole body is larger than `max_message_size`.
+    The topic of the messages has no namespace. `max_message_size` limits the whole body; a larger one raises
+    ``MQClientException`` (13). Other errors have the code -1 and a cause: no message or too many, several topics or
+    waitStoreMsgOK, a delay, a retry topic, or an invalid message.
     """
     try:
         members = list(messages)
@@ -161,14 +151,10 @@ def encode_message_batch(
 
 
 def check_message(message: Message | None, max_message_size: int) -> None:
-    """Raise if brokers would not store the message (``Validators.checkMessage``).
+    """Raise ``MQClientException`` if brokers would not store the message (``Validators.checkMessage``).
 
-    The topic has the namespace. The size of the body is limited before compression.
-
-    Raises
-    ------
-    MQClientException
-        Code -1 for the topic, 13 for anything else.
+    The topic has the namespace. The size of the body is limited before compression. The code is -1 for the topic, 13
+    for anything else.
     """
     if message is None:
         raise _illegal("sending a message: it is None; give a Message")
@@ -211,6 +197,12 @@ def _check_members(members: list[Message]) -> None:
             )
         if member.wait_store_msg_ok != members[0].wait_store_msg_ok:
             raise _illegal(f"messages 0 and {number} differ in waitStoreMsgOK; make one batch for each")
+
+
+def decompressed(message: MessageExt) -> MessageExt:
+    """Return a stored message with its body decompressed; raise a ``CompressionError`` if that fails."""
+    body = decompress(message.body, message.sys_flag)
+    return replace(message, body=body, sys_flag=message.sys_flag & ~COMPRESSED_FLAG)
 
 
 def _number(properties: Mapping[str, str], name: str) -> int | None:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,20 @@ from rocketmq_spark.routing.route_cache import TopicPublishInfo
 from rocketmq_spark.routing.selectors import MessageQueueSelector, ThreadLocalSelector, select_queue
 
 logger = logging.getLogger("rocketmq_spark.producer")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueChoice:
+    """How a caller chooses the queue: directly, by a selector and its argument, or (neither) not at all."""
+
+    queue: MessageQueue | None = None
+    selector: MessageQueueSelector | None = None
+    arg: Any = None
+
+    @property
+    def is_made(self) -> bool:
+        """True if the producer must not choose."""
+        return self.queue is not None or self.selector is not None
 
 
 class MessageSender:
@@ -76,43 +90,23 @@ class MessageSender:
             else None
         )
 
-    def send(
-        self,
-        message: Message,
-        timeout: float,
-        queue: MessageQueue | None = None,
-        selector: MessageQueueSelector | None = None,
-        arg: Any = None,
-    ) -> SendResult:
+    def send(self, message: Message, timeout: float, choice: QueueChoice) -> SendResult:
         """Send a message and wait for the outcome."""
         deadline = Deadline(timeout)
-        encoded = self._encoder.encode(message)
-        chosen = self._chosen_queue(encoded, queue, selector, arg, deadline)
-        return self._send(encoded, chosen, deadline)
+        return self._send(self._encoder.encode(message), choice, deadline)
 
-    def send_batch(self, messages: Sequence[Message], timeout: float, queue: MessageQueue | None = None) -> SendResult:
+    def send_batch(self, messages: Sequence[Message], timeout: float, choice: QueueChoice) -> SendResult:
         """Send messages as one request and wait for the outcome.
 
-        Raises
-        ------
-        MQClientException
-            Code 13: a message without keys to a compaction topic. Brokers reject such a message on its own, but store
-            the batch and drop the message.
+        A message without keys to a compaction topic raises ``MQClientException`` (13). Brokers reject such a message on
+        its own, but store the batch and drop the message.
         """
         deadline = Deadline(timeout)
         encoded = self._encoder.encode_batch(messages)
         self._check_keys(encoded, messages)
-        chosen = self._chosen_queue(encoded, queue, None, None, deadline)
-        return self._send(encoded, chosen, deadline)
+        return self._send(encoded, choice, deadline)
 
-    def send_oneway(
-        self,
-        message: Message,
-        timeout: float,
-        queue: MessageQueue | None = None,
-        selector: MessageQueueSelector | None = None,
-        arg: Any = None,
-    ) -> None:
+    def send_oneway(self, message: Message, timeout: float, choice: QueueChoice) -> None:
         """Send a message, and return when it is written."""
         if self._options.over_grpc:
             raise _not_over_grpc(
@@ -121,17 +115,9 @@ class MessageSender:
             )
         deadline = Deadline(timeout)
         encoded = self._encoder.encode(message)
-        chosen = self._chosen_queue(encoded, queue, selector, arg, deadline)
-        self._run(self._loop_once, encoded, chosen, deadline, partial(self._attempt.send_oneway, encoded))
+        self._run(self._loop_once, encoded, choice, deadline, partial(self._attempt.send_oneway, encoded))
 
-    def send_async(
-        self,
-        message: Message,
-        timeout: float,
-        queue: MessageQueue | None = None,
-        selector: MessageQueueSelector | None = None,
-        arg: Any = None,
-    ) -> Future[SendResult]:
+    def send_async(self, message: Message, timeout: float, choice: QueueChoice) -> Future[SendResult]:
         """Send a message and return a future at once; with back pressure, once the message is admitted."""
         nbytes = len(message.body) if isinstance(message, Message) and message.body else 1
         deadline = Deadline(timeout)
@@ -154,14 +140,13 @@ class MessageSender:
             try:
                 deadline.require("sending asynchronously, after waiting for a thread")
                 encoded = self._encoder.encode(message)
-                chosen = self._chosen_queue(encoded, queue, selector, arg, deadline)
-                reselect = partial(self._reselect, encoded.message.topic) if chosen is None else None
+                reselect = None if choice.is_made else partial(self._reselect, encoded.message.topic)
 
                 def attempt(queue: MessageQueue, _left: float) -> None:
                     prepared = self._attempt.prepare(encoded, queue, CommunicationMode.ASYNC)
                     AsyncSend(self._attempt, prepared, deadline, reselect, future.finish).start()
 
-                self._run(self._loop_once, encoded, chosen, deadline, attempt)
+                self._run(self._loop_once, encoded, choice, deadline, attempt)
             except Exception as exc:
                 future.finish(None, exc)
 
@@ -193,16 +178,17 @@ class MessageSender:
             self._async_sends -= 1
             self._async_send_ended.notify_all()
 
-    def _send(self, encoded: EncodedMessage, chosen: MessageQueue | None, deadline: Deadline) -> SendResult:
-        result = self._run(self._loop, encoded, chosen, deadline, partial(self._attempt.send, encoded))
+    def _send(self, encoded: EncodedMessage, choice: QueueChoice, deadline: Deadline) -> SendResult:
+        result = self._run(self._loop, encoded, choice, deadline, partial(self._attempt.send, encoded))
         assert result is not None
         return result
 
     def _run(
-        self, loop: SendLoop, encoded: EncodedMessage, chosen: MessageQueue | None, deadline: Deadline, attempt: Attempt
+        self, loop: SendLoop, encoded: EncodedMessage, choice: QueueChoice, deadline: Deadline, attempt: Attempt
     ) -> SendResult | None:
         """Make one attempt at the chosen queue, or let the loop try the queues of the topic."""
-        if chosen is not None:
+        if choice.is_made:
+            chosen = self._chosen_queue(encoded, choice, deadline)
             return attempt(chosen, deadline.require(f"sending to {chosen}"))
         info = self._route(encoded.message.topic, deadline)
 
@@ -224,18 +210,8 @@ class MessageSender:
 
         return loop.run(encoded.topic, deadline, select, reported_attempt)
 
-    def _chosen_queue(
-        self,
-        encoded: EncodedMessage,
-        queue: MessageQueue | None,
-        selector: MessageQueueSelector | None,
-        arg: Any,
-        deadline: Deadline,
-    ) -> MessageQueue | None:
-        """Return the queue that the caller or its selector has chosen; None if neither is given."""
-        if queue is None and selector is None:
-            return None
-        topic = encoded.topic
+    def _chosen_queue(self, encoded: EncodedMessage, choice: QueueChoice, deadline: Deadline) -> MessageQueue:
+        topic, queue = encoded.topic, choice.queue
         if self._options.over_grpc:
             raise _not_over_grpc(
                 f"sending to a queue of topic {topic}: a proxy chooses the queues itself; leave queue and "
@@ -248,14 +224,14 @@ class MessageSender:
                     f"sending to {queue}: the message's topic is {topic}, the queue must be one of it"
                 )
             return wrapped
-        assert selector is not None
+        assert choice.selector is not None
         try:
             info = self._route(encoded.message.topic, deadline)
         except RouteNotFoundException as exc:
             code = exc.response_code if exc.response_code == NO_NAME_SERVER else -1
             raise MQClientException(str(exc), code) from exc
         queues = [replace(queue, topic=topic) for queue in info.queues]
-        selected = select_queue(selector, queues, replace(encoded.message, topic=topic), arg)
+        selected = select_queue(choice.selector, queues, replace(encoded.message, topic=topic), choice.arg)
         return replace(selected, topic=wrap(self._namespace, selected.topic))
 
     def _route(self, topic: str, deadline: Deadline) -> TopicPublishInfo:

@@ -16,8 +16,8 @@ from rocketmq_spark.model.route import masters_of
 from rocketmq_spark.model.send_result import RecallMessage, broker_name_of
 from rocketmq_spark.options.producer import ProducerOptions
 from rocketmq_spark.producer.attempt import broker_address
+from rocketmq_spark.producer.encode import decompressed
 from rocketmq_spark.producer.service import ProducerService
-from rocketmq_spark.protocol.compression import COMPRESSED_FLAG, decompress
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.route_cache import publish_info_of
 
@@ -42,19 +42,9 @@ class MQAdmin(ABC):
     def create_topic(self, key: str, new_topic: str, queue_num: int, *, perm: int = _READ_WRITE) -> None:
         """Create or change a topic on every broker that has the topic `key`.
 
-        Parameters
-        ----------
-        key : str
-            An existing topic. ``TBW102`` is on every broker with ``autoCreateTopicEnable``.
-        queue_num : int
-            Read queues, and write queues, on each broker.
-        perm : int, default 6
-            4 to read, 2 to write.
-
-        Raises
-        ------
-        MQClientException
-            The name is not allowed, or some brokers failed: the text names each.
+        ``TBW102`` is on every broker with ``autoCreateTopicEnable``. The topic gets `queue_num` read queues and as many
+        write queues on each broker. `perm` is the sum of 4 to read and 2 to write. If the name is not allowed, or some
+        brokers failed, ``MQClientException`` is raised: the text names each.
         """
         instance = self._running()
         topic = self._wrapped(new_topic)
@@ -77,10 +67,7 @@ class MQAdmin(ABC):
     def fetch_publish_message_queues(self, topic: str) -> list[MessageQueue]:
         """Return the writable queues of a topic, from a name server.
 
-        Raises
-        ------
-        MQBrokerException
-            Code 17: no name server knows the topic, even if the first message would create it.
+        ``MQBrokerException`` (17) says that no name server knows the topic, even if the first message would create it.
         """
         wrapped = self._wrapped(topic)
         route = self._running().transport.query_route(wrapped, self._api_timeout)
@@ -107,46 +94,22 @@ class MQAdmin(ABC):
         return self._running().transport.earliest_msg_store_time(wrapped, address, self._api_timeout)
 
     def view_message(self, offset_msg_id: str, topic: str = "") -> MessageExt:
-        """Return a stored message, decompressed.
+        """Return a stored message, decompressed, by the broker's id (``SendResult.offset_msg_id``).
 
-        Parameters
-        ----------
-        offset_msg_id : str
-            The broker's id (``SendResult.offset_msg_id``).
-        topic : str, default ""
-            Required by brokers with access control.
-
-        Raises
-        ------
-        MQClientException
-            The id is malformed, or no message is there.
-        CompressionError
-            The body cannot be decompressed.
+        Brokers with access control require the topic. A malformed id, or one without a message, raises
+        ``MQClientException``; a body that cannot be decompressed raises ``CompressionError``.
         """
         transport = self._running().transport
         address, offset = decode_message_id(offset_msg_id)
         message = transport.view_message(address, offset, self._api_timeout, topic=self._wrapped(topic))
-        return replace(
-            message,
-            topic=unwrap(message.topic, self._options.wrapped_namespace),
-            body=decompress(message.body, message.sys_flag),
-            sys_flag=message.sys_flag & ~COMPRESSED_FLAG,
-        )
+        return decompressed(replace(message, topic=unwrap(message.topic, self._options.wrapped_namespace)))
 
     def recall_message(self, topic: str, recall_handle: str) -> str:
         """Take a delayed message back before it is delivered, and return its id. Works over gRPC, too.
 
-        Parameters
-        ----------
-        recall_handle : str
-            ``SendResult.recall_handle`` of a message with a delivery time. Messages with a delay level have none.
-
-        Raises
-        ------
-        MQClientException
-            The handle is malformed, the topic is a retry or dead-letter topic, or the broker is unknown.
-        MQBrokerException, RemotingException
-            The server rejected it (brokers need ``recallMessageEnable=true``), or did not answer.
+        The handle is ``SendResult.recall_handle`` of a message with a delivery time; messages with a delay level have
+        none. A malformed handle, a retry or dead-letter topic, or an unknown broker raises ``MQClientException``.
+        Brokers need ``recallMessageEnable=true``.
         """
         service = self._running_service()
         routes, timeout = service.instance.routes, self._options.send_msg_timeout / 1000

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
-from types import TracebackType
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rocketmq_spark.errors import MQClientException
@@ -16,8 +16,9 @@ from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.model.send_result import SendResult, TransactionSendResult
 from rocketmq_spark.options.producer import ProducerOptions, producer_options
 from rocketmq_spark.producer.hooks import CheckForbiddenHook, EndTransactionHook, Hooks, SendMessageHook
+from rocketmq_spark.producer.message_sender import QueueChoice
 from rocketmq_spark.producer.mq_admin import MQAdmin
-from rocketmq_spark.producer.service import Event, Lifecycle, ProducerService, ServiceState
+from rocketmq_spark.producer.service import Lifecycle, ProducerService, ServiceState
 from rocketmq_spark.producer.transaction import LocalTransactionExecutor, TransactionListener
 from rocketmq_spark.routing.registry import GroupTakenError
 from rocketmq_spark.routing.selectors import MessageQueueSelector
@@ -84,14 +85,20 @@ class Producer(MQAdmin):
             properties["transport"], transport = transport, None
         self.producer_group = producer_group
         self._options = producer_options(properties, os.environ)
-        self._transport = transport
-        self._listener = transaction_listener
-        self._async_sender_executor = async_sender_executor
-        self._callback_executor = callback_executor
         self._retry_response_codes = set(self._options.retry_response_codes)
         self._hooks = Hooks()
         self._lifecycle = Lifecycle()
         self._service: ProducerService | None = None
+        self._new_service = partial(
+            ProducerService,
+            options=self._options,
+            hooks=self._hooks,
+            transport=transport,
+            listener=transaction_listener,
+            async_sender_executor=async_sender_executor,
+            callback_executor=callback_executor,
+            retry_response_codes=self._retry_response_codes,
+        )
 
     @property
     def state(self) -> ServiceState:
@@ -115,30 +122,19 @@ class Producer(MQAdmin):
         OptionError
             A running producer of the same client id has other connection options.
         """
-        who = f"producer {self.producer_group}"
-        self._lifecycle.fire(Event.START, who)
+        self._lifecycle.begin_start(f"producer {self.producer_group}")
         try:
-            service = ProducerService(
-                self.producer_group,
-                self._options,
-                self._hooks,
-                transport=self._transport,
-                listener=self._listener,
-                async_sender_executor=self._async_sender_executor,
-                callback_executor=self._callback_executor,
-                retry_response_codes=self._retry_response_codes,
-            )
+            service = self._service = self._new_service(self.producer_group)
         except GroupTakenError:
-            self._lifecycle.fire(Event.GROUP_TAKEN, who)
+            self._lifecycle.enter(ServiceState.CREATE_JUST)
             raise
-        self._service = service
         try:
             service.look_up_topics()
         except BaseException:
             # In this state, no shutdown would close the service.
             service.close()
             raise
-        self._lifecycle.fire(Event.STARTED, who)
+        self._lifecycle.enter(ServiceState.RUNNING)
         if self._options.enable_trace:
             service.start_trace()
 
@@ -147,7 +143,7 @@ class Producer(MQAdmin):
 
         A callback or a listener may call it. Synchronous sends of other threads fail.
         """
-        if self._lifecycle.foreign or not self._lifecycle.try_fire(Event.SHUTDOWN):
+        if not self._lifecycle.enter(ServiceState.SHUTDOWN_ALREADY):
             return
         assert self._service is not None
         self._service.close()
@@ -156,9 +152,7 @@ class Producer(MQAdmin):
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.shutdown()
 
     def __reduce__(self) -> Any:
@@ -178,21 +172,9 @@ class Producer(MQAdmin):
     ) -> SendResult:
         """Send a message and wait for the broker's answer.
 
-        Parameters
-        ----------
-        queue : MessageQueue, optional
-            Send to this queue, with one attempt; its error is raised.
-        selector : callable, optional
-            Chooses the queue: ``(queues, message, arg) -> MessageQueue``; also one attempt.
-        arg : object, optional
-            For the selector.
-        timeout_ms : float, optional
-            For all attempts together; default: ``send_msg_timeout``.
-
-        Returns
-        -------
-        SendResult
-            With a status other than ``SEND_OK`` the message is stored, but not flushed or replicated yet.
+        A `queue`, or the queue that ``selector(queues, message, arg)`` returns, gets one attempt, and its error is
+        raised. `timeout_ms` is for all attempts together; default: ``send_msg_timeout``. With a status other than
+        ``SEND_OK`` the message is stored, but not flushed or replicated yet.
 
         Raises
         ------
@@ -204,7 +186,8 @@ class Producer(MQAdmin):
         RemotingTooMuchRequestException
             The time was over before an attempt could be made.
         """
-        return self._running_service().sender.send(message, self._seconds(timeout_ms), queue, selector, arg)
+        choice = QueueChoice(queue, selector, arg)
+        return self._running_service().sender.send(message, self._seconds(timeout_ms), choice)
 
     def send_async(
         self,
@@ -216,18 +199,13 @@ class Producer(MQAdmin):
         callback: Callable[[Future[SendResult]], None] | None = None,
         timeout_ms: float | None = None,
     ) -> Future[SendResult]:
-        """Send a message without waiting.
+        """Send a message without waiting; the parameters are those of `send`.
 
-        The future has every error that `send` raises. It can be cancelled until a thread begins with the send.
-
-        Parameters
-        ----------
-        message, queue, selector, arg, timeout_ms
-            As in `send`.
-        callback : callable, optional
-            Called once with the finished future, on the callback executor; what it raises is logged.
+        The future has every error that `send` raises. It can be cancelled until a thread begins with the send. The
+        callback gets the finished future once, on the callback executor; what it raises is logged.
         """
-        future = self._running_service().sender.send_async(message, self._seconds(timeout_ms), queue, selector, arg)
+        choice = QueueChoice(queue, selector, arg)
+        future = self._running_service().sender.send_async(message, self._seconds(timeout_ms), choice)
         if callback is not None:
             future.add_done_callback(callback)
         return future
@@ -243,12 +221,10 @@ class Producer(MQAdmin):
     ) -> None:
         """Send a message without an acknowledgement, and return when it is written. It may be lost unnoticed.
 
-        Raises
-        ------
-        MQClientException
-            The message is invalid, there is no route, or no connection (10001).
+        An invalid message, a missing route or connection (10001) raises ``MQClientException``.
         """
-        self._running_service().sender.send_oneway(message, self._seconds(timeout_ms), queue, selector, arg)
+        choice = QueueChoice(queue, selector, arg)
+        self._running_service().sender.send_oneway(message, self._seconds(timeout_ms), choice)
 
     def send_batch(
         self, messages: Iterable[Message], queue: MessageQueue | None = None, *, timeout_ms: float | None = None
@@ -264,19 +240,14 @@ class Producer(MQAdmin):
             topic, no message). Code 13: a message without keys to a compaction topic, where brokers would drop it.
         """
         members = tuple(messages)
-        return self._running_service().sender.send_batch(members, self._seconds(timeout_ms), queue)
+        return self._running_service().sender.send_batch(members, self._seconds(timeout_ms), QueueChoice(queue))
 
     def send_in_transaction(
         self, message: Message, arg: Any = None, *, executor: LocalTransactionExecutor | None = None
     ) -> TransactionSendResult:
-        """Send a message that becomes visible only if a local transaction succeeds.
+        """Send a message that becomes visible only if a local transaction succeeds. A delay is dropped.
 
-        Parameters
-        ----------
-        message : Message
-            A delay is dropped.
-        executor : callable, optional
-            ``(message, arg) -> LocalTransactionState``; default: the listener's ``execute_local_transaction``.
+        The local transaction is ``executor(message, arg)``; default: the listener's ``execute_local_transaction``.
 
         Raises
         ------
@@ -290,21 +261,11 @@ class Producer(MQAdmin):
     def send_arrow(self, data: ArrowData, topic: str | None = None, **options: str | int | bool) -> WriteSummary:
         """Send the rows of an Arrow table or of record batches; return when every row is stored and acknowledged.
 
-        Columns, batches and retries are those of a DataFrame's write, at least once.
-
-        Parameters
-        ----------
-        data : pyarrow.Table, RecordBatch, RecordBatchReader or iterable of RecordBatch
-            With a column ``body``, and optionally ``tags``, ``keys``, ``properties`` and the others of a write.
-        topic : str, optional
-            Default: the column ``topic``.
-        **options : str, int or bool
-            Options of a write, by their own names, such as ``batchBytes="64k"`` or ``ordered=True``.
-
-        Returns
-        -------
-        WriteSummary
-            Rows, retries and latencies per broker: ``show()``, ``to_dict()``.
+        Columns, batches and retries are those of a DataFrame's write, at least once. `data` is a table, a batch, a
+        reader, or an iterable of batches, with a column ``body``, and optionally ``tags``, ``keys``, ``properties`` and
+        the others of a write. Without `topic`, the column ``topic`` names each row's. `options` are those of a write,
+        by their own names, such as ``batchBytes="64k"`` or ``ordered=True``. The summary has rows, retries and
+        latencies per broker: ``show()``, ``to_dict()``.
 
         Raises
         ------
@@ -325,10 +286,7 @@ class Producer(MQAdmin):
     def set_back_pressure_for_async_send(self, messages: int, nbytes: int) -> None:
         """Set how many messages (at least 10) and bytes (at least 1 MiB) `send_async` may have in flight.
 
-        Raises
-        ------
-        MQClientException
-            The producer does not run, or has no ``enable_backpressure_for_async_mode``.
+        The producer must run, with ``enable_backpressure_for_async_mode``; otherwise ``MQClientException`` is raised.
         """
         limits = self._running_service().sender.back_pressure
         if limits is None:

@@ -1,7 +1,6 @@
 """The life of a producer: its states, and what it opens at the start and closes at the shutdown.
 
-No connection is made before the first send, unless ``topics`` names topics to look up. The shutdown waits for
-asynchronous sends, unregisters from the brokers, and closes. Every step is made even if an earlier one is interrupted.
+Every step of the shutdown is made even if an earlier one is interrupted.
 
 Follows ``DefaultMQProducerImpl.start`` and ``shutdown``.
 """
@@ -33,7 +32,7 @@ from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.producer.attempt import SendAttempt
 from rocketmq_spark.producer.encode import MessageEncoder
 from rocketmq_spark.producer.hooks import Hooks, TraceDispatcher
-from rocketmq_spark.producer.message_sender import MessageSender
+from rocketmq_spark.producer.message_sender import MessageSender, QueueChoice
 from rocketmq_spark.producer.transaction import TransactionListener, Transactions
 from rocketmq_spark.protocol.unique_id import MessageIdGenerator, UniqueIdGenerator
 from rocketmq_spark.routing.client_instance import ClientInstance
@@ -84,12 +83,15 @@ class Lifecycle:
         self._lock = threading.Lock()
 
     def enter(self, state: ServiceState) -> bool:
-        """Change to a state if it may follow the present one; return whether it does."""
+        """Change to a state if it may follow the present one; return whether it does.
+
+        A forked child may start a producer that its parent has not started, and not shut down one that runs there.
+        """
         with self._lock:
-            if state not in _NEXT[self.state]:
+            foreign = self.state is ServiceState.RUNNING and os.getpid() != self._pid
+            if foreign or state not in _NEXT[self.state]:
                 return False
             self.state = state
-            # A forked child may start a producer that its parent has not started.
             self._pid = os.getpid()
             return True
 
@@ -107,22 +109,11 @@ class Lifecycle:
                 f"{who} was started in process {self._pid}, this is its fork {os.getpid()}: make another one here"
             )
 
-    @property
-    def foreign(self) -> bool:
-        """True in a forked child: connections and threads are the parent's."""
-        return os.getpid() != self._pid
-
 
 @functools.cache
-def _unique_ids() -> UniqueIdGenerator:
+def _message_ids(over_grpc: bool) -> MessageIdGenerator | UniqueIdGenerator:
     """Return the message ids of this process, and of its forks."""
-    return UniqueIdGenerator(IPv4Address(local_ip()).packed)
-
-
-@functools.cache
-def _message_ids() -> MessageIdGenerator:
-    """Return the message ids of this process for gRPC."""
-    return MessageIdGenerator()
+    return MessageIdGenerator() if over_grpc else UniqueIdGenerator(IPv4Address(local_ip()).packed)
 
 
 class OwnPool(ThreadPoolExecutor):
@@ -172,7 +163,7 @@ class ProducerService:
         own_name = f"{os.getpid()}#{time.monotonic_ns()}"
         self.instance_name = own_name if options.instance_name == "DEFAULT" else options.instance_name
         self.client_id = client_id_of(options.connection, self.instance_name)
-        encoder = MessageEncoder(options, _message_ids().next_id if options.over_grpc else _unique_ids().next_id)
+        encoder = MessageEncoder(options, _message_ids(options.over_grpc).next_id)
         connection = SharedConnection.of(options.connection, transport)
         # Joined after everything that may raise: no one else would take the group out of the instance again.
         self.instance = registry.join(self.client_id, connection, group, self._on_check, self._new_instance)
@@ -191,15 +182,7 @@ class ProducerService:
                 set(options.retry_response_codes) if retry_response_codes is None else retry_response_codes
             ),
         )
-        self.transactions = Transactions(
-            group,
-            options,
-            self.instance,
-            hooks,
-            send=self.send,
-            listener=listener,
-            check_executor=self._check_pool,
-        )
+        self.transactions = Transactions(group, options, self.instance, hooks, self.send, listener, self._check_pool)
 
     def look_up_topics(self) -> None:
         """Look up the topics that the options name; a failure is logged."""
@@ -229,7 +212,7 @@ class ProducerService:
 
     def send(self, message: Message) -> SendResult:
         """Send a message within ``sendMsgTimeout``."""
-        return self.sender.send(message, self._options.send_msg_timeout / 1000)
+        return self.sender.send(message, self._options.send_msg_timeout / 1000, QueueChoice())
 
     def close(self) -> None:
         """Wait for asynchronous sends, at most as long as one may take; then leave the client instance."""

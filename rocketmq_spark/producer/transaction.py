@@ -46,8 +46,8 @@ from rocketmq_spark.model.send_result import (
 )
 from rocketmq_spark.options.producer import ProducerOptions
 from rocketmq_spark.producer.attempt import broker_address
+from rocketmq_spark.producer.encode import decompressed
 from rocketmq_spark.producer.hooks import EndTransactionContext, Hooks
-from rocketmq_spark.protocol.compression import COMPRESSED_FLAG, decompress
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.heart_beat import API_TIMEOUT
@@ -94,7 +94,6 @@ class Transactions:
         options: ProducerOptions,
         instance: ClientInstance,
         hooks: Hooks,
-        *,
         send: Callable[[Message], SendResult],
         listener: TransactionListener | None,
         check_executor: Executor,
@@ -114,10 +113,8 @@ class Transactions:
     def run(self, message: Message, executor: LocalTransactionExecutor | None, arg: Any) -> TransactionSendResult:
         """Send a half message, run the local transaction, and report its end to the broker.
 
-        Raises
-        ------
-        MQClientException
-            There is no listener, or the half message could not be sent; the local transaction has not run.
+        Without a listener, or if the half message could not be sent, ``MQClientException`` is raised, and the local
+        transaction has not run.
         """
         if self._listener is None:
             raise MQClientException(
@@ -132,12 +129,12 @@ class Transactions:
             raise MQClientException(f"sending a half message to topic {message.topic}: {exc}", code) from exc
         # As Java's getTransactionId: always the unique id, whatever the broker calls the transaction.
         half = half.with_properties({UNIQ_KEY: result.msg_id, TRANSACTION_ID: result.msg_id})
-        state, failure = LocalTransactionState.ROLLBACK_MESSAGE, None
+        state, remark = LocalTransactionState.ROLLBACK_MESSAGE, ""
         if result.status is SendStatus.SEND_OK:
-            state, failure = _decided(lambda: execute(half, arg))
+            state, remark = _decided("executing the local transaction", lambda: execute(half, arg))
         end_error: RocketMQError | None = None
         try:
-            self._end(half, result, state, failure)
+            self._end(half, result, state, remark)
         except (RocketMQError, ValueError) as exc:
             end_error = exc if isinstance(exc, RocketMQError) else MQClientException(str(exc))
             logger.warning("ending the transaction of message %s (%s): %s; the broker will ask back", result.msg_id,
@@ -173,7 +170,7 @@ class Transactions:
         plain = message.without_properties(DELAY, *timers)
         return plain.with_properties({TRAN_MSG: "true", PGROUP: self._producer_group})
 
-    def _end(self, half: Message, result: SendResult, state: LocalTransactionState, failure: Exception | None) -> None:
+    def _end(self, half: Message, result: SendResult, state: LocalTransactionState, remark: str) -> None:
         queue = replace(result.message_queue, topic=wrap(self._namespace, result.message_queue.topic))
         address = broker_address(self._instance.routes, queue)
         # A proxy returns neither queue nor offset.
@@ -188,7 +185,7 @@ class Transactions:
             msg_id=result.msg_id,
             transaction_id=result.transaction_id,
             broker_name=queue.broker_name,
-            remark=_remark("executing the local transaction", failure),
+            remark=remark,
         )
         self._send_end(half, address, end, state, from_check=False)
 
@@ -200,9 +197,10 @@ class Transactions:
                 properties={**check.message.properties, TRANSACTION_ID: check.unique_id},
             )
             # A body that can't be decompressed is answered as unknown, with the cause as the remark.
-            state, failure = _decided(lambda: listener.check_local_transaction(_decompressed(message)))
-            end = check.answer(_ENDS[state], _remark("checking the local transaction", failure))
-            self._send_end(message, check.address, end, state, from_check=True)
+            state, remark = _decided(
+                "checking the local transaction", lambda: listener.check_local_transaction(decompressed(message))
+            )
+            self._send_end(message, check.address, check.answer(_ENDS[state], remark), state, from_check=True)
         except RocketMQError as exc:
             logger.warning("answering the check of message %s at %s: %s; the broker will ask again", check.unique_id,
                            check.address, exc)  # fmt: skip
@@ -230,10 +228,8 @@ class Transactions:
             raise error
 
 
-def _decided(
-    decide: Callable[[], LocalTransactionState | None],
-) -> tuple[LocalTransactionState, Exception | None]:
-    """Return the state of a local transaction, and why it is unknown."""
+def _decided(doing: str, decide: Callable[[], LocalTransactionState | None]) -> tuple[LocalTransactionState, str]:
+    """Return the state of a local transaction, and a remark if `decide` failed."""
     try:
         state = decide()
         if not isinstance(state, LocalTransactionState | None):
@@ -242,14 +238,5 @@ def _decided(
         logger.warning(
             "a local transaction gave no answer: its state is not known, the broker will ask back", exc_info=True
         )
-        return LocalTransactionState.UNKNOW, exc
-    return state or LocalTransactionState.UNKNOW, None
-
-
-def _decompressed(message: MessageExt) -> MessageExt:
-    body = decompress(message.body, message.sys_flag)
-    return replace(message, body=body, sys_flag=message.sys_flag & ~COMPRESSED_FLAG)
-
-
-def _remark(doing: str, failure: Exception | None) -> str:
-    return "" if failure is None else f"{doing} raised {type(failure).__name__}: {failure}"
+        return LocalTransactionState.UNKNOW, f"{doing} raised {type(exc).__name__}: {exc}"
+    return state or LocalTransactionState.UNKNOW, ""

@@ -15,7 +15,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rocketmq_spark.errors import MQBrokerException, RemotingException, RocketMQError
@@ -293,19 +293,17 @@ def preset_of(
     return replace(preset, ladder=ladder)
 
 
+@dataclass(slots=True, eq=False)
 class FaultStrategy:
     """Decides which brokers the producers of one client instance prefer; safe for many threads.
 
     `enabled` (``sendLatencyFaultEnable``) may be set later. `detector_enabled` is ``startDetectorEnable``.
     """
 
-    def __init__(
-        self, preset: FaultPreset = PRESETS["v4"], *, enabled: bool = False, detector_enabled: bool = False
-    ) -> None:
-        self.enabled = enabled
-        self.detector_enabled = detector_enabled
-        self.table = LatencyFaultTolerance()
-        self._preset = preset
+    preset: FaultPreset = PRESETS["v4"]
+    enabled: bool = False
+    detector_enabled: bool = False
+    table: LatencyFaultTolerance = field(init=False, default_factory=LatencyFaultTolerance)
 
     @classmethod
     def of_options(cls, options: ConnectionOptions) -> FaultStrategy:
@@ -319,13 +317,13 @@ class FaultStrategy:
     @property
     def resets_index(self) -> bool:
         """True if a retry continues at a new random queue."""
-        return self.enabled and self._preset.resets_index
+        return self.enabled and self.preset.resets_index
 
     def update(self, site: FaultSite, broker_name: str, latency_ms: float, now: float) -> float:
         """Record an outcome at time `now`, in seconds; return the isolation that it added, milliseconds."""
         if not self.enabled:
             return 0.0
-        preset = self._preset
+        preset = self.preset
         counted_latency_ms = preset.isolation_latency_ms if site in preset.isolating else latency_ms
         unreachable = preset.unreachable_with_detector if self.detector_enabled else preset.unreachable
         return self.table.update(
@@ -350,4 +348,4 @@ class FaultStrategy:
         """
         if not self.enabled:
             return without_faults(candidates, last_broker_name, admitted)
-        return self._preset.preference(self.table, candidates, last_broker_name, admitted, now)
+        return self.preset.preference(self.table, candidates, last_broker_name, admitted, now)
