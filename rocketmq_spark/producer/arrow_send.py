@@ -24,13 +24,7 @@ ArrowData: TypeAlias = "pa.Table | pa.RecordBatch | pa.RecordBatchReader | Itera
 def sink_options(
     producer: ProducerOptions, group: str, topic: str | None, options: Mapping[str, str | int | bool]
 ) -> SinkOptions:
-    """Return the options of a write: the producer's properties and those given for this write.
-
-    Raises
-    ------
-    OptionError
-        An option is unknown or malformed, belongs to the producer, or contradicts the producer's properties.
-    """
+    """Return the options of a write: the producer's properties and those given for this write."""
     settled = {**producer.values(), "producer_group": group}
     own = {name.lower() for spec in SINK_OPTIONS if spec.field in settled for name in spec.names}
     taken = sorted(name for name in options if name.lower() in own)
@@ -58,7 +52,11 @@ def send_arrow(
     parsed = sink_options(producer, group, topic, options)
     recorder = Recorder(uuid.uuid4().hex, -1, 0)
     queues = ordered_queues(parsed, instance)
-    rows = _checked(_batches(data), parsed, instance)
+    if isinstance(data, pa.RecordBatch):
+        data = (data,)
+    elif isinstance(data, pa.Table):
+        data = data.to_batches()
+    rows = _checked(data, parsed, instance)
     write_rows(
         parsed,
         instance,
@@ -73,16 +71,8 @@ def send_arrow(
     return summary
 
 
-def _batches(data: ArrowData) -> Iterator[pa.RecordBatch]:
-    if isinstance(data, pa.RecordBatch):
-        return iter((data,))
-    if isinstance(data, pa.Table):
-        return iter(data.to_batches())
-    return iter(data)
-
-
 def _checked(
-    batches: Iterator[pa.RecordBatch], options: SinkOptions, instance: ClientInstance
+    batches: Iterable[pa.RecordBatch], options: SinkOptions, instance: ClientInstance
 ) -> Iterator[pa.RecordBatch]:
     schema: pa.Schema | None = None
     for batch in batches:

@@ -20,7 +20,7 @@ from rocketmq_spark.producer.message_sender import QueueChoice
 from rocketmq_spark.producer.mq_admin import MQAdmin
 from rocketmq_spark.producer.service import Lifecycle, ProducerService, ServiceState
 from rocketmq_spark.producer.transaction import LocalTransactionExecutor, TransactionListener
-from rocketmq_spark.routing.registry import GroupTakenError
+from rocketmq_spark.routing.client_instance import GroupTakenError
 from rocketmq_spark.routing.selectors import MessageQueueSelector
 from rocketmq_spark.transport.base import Transport
 

@@ -35,9 +35,8 @@ from rocketmq_spark.producer.hooks import Hooks, TraceDispatcher
 from rocketmq_spark.producer.message_sender import MessageSender, QueueChoice
 from rocketmq_spark.producer.transaction import TransactionListener, Transactions
 from rocketmq_spark.protocol.unique_id import MessageIdGenerator, UniqueIdGenerator
-from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.routing.client_instance import ClientInstance, registry
 from rocketmq_spark.routing.connect import SharedConnection, client_id_of, new_transport
-from rocketmq_spark.routing.registry import registry
 from rocketmq_spark.sink.trace import MAX_MESSAGE_BYTES, SendTrace
 from rocketmq_spark.transport.base import Transport, local_ip
 

@@ -1,10 +1,16 @@
-"""The client instance: connections, routes and fault items that producers share, and the jobs that keep them fresh.
+"""The client instances of this process: connections, routes and fault items that producers and tasks share.
 
-The jobs are a function of `now` (`run_due`) that a thread calls. Errors are logged, and the job runs again when it is
-due next. The fault detector has its own thread: its probes may time out and must delay neither heartbeats nor routes.
+The jobs that keep an instance fresh are a function of `now` (`run_due`) that a thread calls. Errors are logged, and the
+job runs again when it is due next. The fault detector has its own thread: its probes may time out and must delay
+neither heartbeats nor routes.
 
-Without a user, an instance stays open for `IDLE_SECONDS`: the next task of a reused Python worker finds open
-connections. After a fork, the child never uses its parent's instances.
+- Tasks share by connection options: tasks with other options get another instance. An instance without a task stays
+  open for `IDLE_SECONDS`, so that the next task of a reused Python worker finds open connections.
+- Producers share by client id. A producer whose client id is in use with other connection options cannot start. (Java
+  shares by client id alone: the second producer then sends through the first one's connections.) The last producer that
+  leaves closes the instance.
+- A group has one producer in an instance: a second one would take the place of the first at the brokers.
+- A forked process never uses its parent's instances.
 
 Follows ``MQClientInstance.java`` and ``MQClientManager.java``; the idle time is the connector's own.
 """
@@ -15,17 +21,20 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from typing import Final
 
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.errors import MQClientException, OptionError, RocketMQError
 from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.send_result import TransactionCheck
 from rocketmq_spark.options.connection import ConnectionOptions
+from rocketmq_spark.routing.connect import SharedConnection
 from rocketmq_spark.routing.fault_strategy import PERIOD, FaultDetector, FaultStrategy
 from rocketmq_spark.routing.heart_beat import HeartBeats, Worker
 from rocketmq_spark.routing.route_cache import RouteCache
 from rocketmq_spark.routing.topic_configs import TopicConfigCache
-from rocketmq_spark.transport.base import Transport
+from rocketmq_spark.transport.base import OnCheckTransaction, Transport
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -215,3 +224,134 @@ class ClientInstance:
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"users={self.users}"
         return f"<ClientInstance {self.client_id} {state} {self.routes!r} {self.transport!r}>"
+
+
+class GroupTakenError(MQClientException):
+    """A producer of that group is in the client instance already."""
+
+
+@dataclass(slots=True)
+class _Member:
+    instance: ClientInstance
+    connection: SharedConnection | None = None
+    # By producer group: who answers a broker's question about its half messages.
+    groups: dict[str, OnCheckTransaction | None] = field(default_factory=dict)
+
+    def on_check_transaction(self, check: TransactionCheck) -> None:
+        on_check = self.groups.get(check.producer_group)
+        if on_check is not None:
+            on_check(check)
+        else:
+            logger.warning("%s asks about message %s of group %r, which no producer here answers for; it asks again",
+                           check.address, check.unique_id, check.producer_group)  # fmt: skip
+
+
+class Registry:
+    """The client instances of one process."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._members: dict[Hashable, _Member] = {}
+
+    def acquire(self, key: Hashable, producer_group: str, make: Callable[[], ClientInstance]) -> ClientInstance:
+        """Return the instance of a key for one more task; `make` makes it if there is none.
+
+        The caller gives it back with `ClientInstance.unregister`.
+        """
+        with self._locked():
+            return self._started(key, self._member(key, make, None), producer_group)
+
+    def join(
+        self,
+        client_id: str,
+        connection: SharedConnection,
+        producer_group: str,
+        on_check: OnCheckTransaction | None,
+        make: Callable[[], ClientInstance],
+    ) -> ClientInstance:
+        """Return the instance of a client id for a producer of a group; `make` makes it if there is none.
+
+        Raises OptionError if the instance has other connection options, GroupTakenError if it has a producer of that
+        group.
+        """
+        with self._locked():
+            member = self._member(client_id, make, connection)
+            if member.connection is not None and (differences := member.connection.differences(connection)):
+                raise OptionError(
+                    f"starting a producer of group {producer_group}: client {client_id} is in use by a producer whose "
+                    f"{', '.join(differences)} {'differ' if len(differences) > 1 else 'differs'}. Give this producer "
+                    "an instance_name of its own, or the same values"
+                )
+            if producer_group in member.groups:
+                raise GroupTakenError(
+                    f"starting a producer of group {producer_group}: client {client_id} has one already; use another "
+                    "group, or give this one an instance_name of its own"
+                )
+            instance = self._started(client_id, member, producer_group)
+            member.groups[producer_group] = on_check
+            return instance
+
+    def leave(self, instance: ClientInstance, producer_group: str) -> None:
+        """Remove a producer: its group is unregistered at the brokers, and an instance without users is closed."""
+        with self._lock:
+            for key, member in list(self._members.items()):
+                if member.instance is instance:
+                    member.groups.pop(producer_group, None)
+                    if not member.groups:
+                        del self._members[key]
+        instance.forget(producer_group)
+        if not instance.users:
+            instance.close()
+
+    def close_all(self) -> None:
+        """Close every instance now, used or not (tests; the end of a driver)."""
+        with self._lock:
+            members, self._members = list(self._members.values()), {}
+        for member in members:
+            member.instance.close()
+
+    def _locked(self) -> threading.Lock:
+        if os.getpid() != self._pid:
+            # Forked: the parent may hold the lock for ever, and its threads and sockets are not ours.
+            self.__init__()  # type: ignore[misc]
+        return self._lock
+
+    def _member(
+        self, key: Hashable, make: Callable[[], ClientInstance], connection: SharedConnection | None
+    ) -> _Member:
+        known = self._members.get(key)
+        if known is not None and not known.instance.closed:
+            return known
+        member = self._members[key] = _Member(make(), connection)
+        member.instance.on_idle = lambda: self._close_idle(key, member.instance)
+        if connection is not None:
+            member.instance.transport.on_check_transaction = member.on_check_transaction
+        return member
+
+    def _started(self, key: Hashable, member: _Member, producer_group: str) -> ClientInstance:
+        """Start a member's instance, and register one more user of a group."""
+        instance = member.instance
+        try:
+            instance.start()
+        except BaseException:
+            # For example, no thread could be started. An instance without users must not stay.
+            if not instance.users:
+                del self._members[key]
+                instance.close()
+            raise
+        instance.register(producer_group)
+        return instance
+
+    def _close_idle(self, key: Hashable, instance: ClientInstance) -> None:
+        with self._lock:
+            # A task may have acquired it meanwhile.
+            if instance.users:
+                return
+            known = self._members.get(key)
+            if known is not None and known.instance is instance:
+                del self._members[key]
+        instance.close()
+
+
+registry: Final = Registry()

@@ -32,7 +32,7 @@ class QueueSelector(Protocol):
     """Selects a queue for rows that may go to any."""
 
     def select(
-        self, info: TopicPublishInfo, last_broker_name: str | None, admits: Admits, now: float
+        self, info: TopicPublishInfo, last_broker_name: str | None, admits: Admits, now: float, /
     ) -> MessageQueue | None:
         """Return a queue of `info`, or None if it is better to wait for a broker whose window is full.
 
@@ -57,27 +57,21 @@ class RoundRobinSelector:
         self, info: TopicPublishInfo, last_broker_name: str | None, admits: Admits, now: float
     ) -> MessageQueue | None:
         """Return the next queue of a preferred broker."""
-        return self._select_among(info.broker_names, info, last_broker_name, admits, now)
-
-    def _select_among(
-        self,
-        candidates: frozenset[str],
-        info: TopicPublishInfo,
-        last_broker_name: str | None,
-        admits: Admits,
-        now: float,
-    ) -> MessageQueue | None:
+        candidates = self._candidates(info, last_broker_name, now)
         admitted = frozenset(filter(admits, candidates))
         preferred = self._faults.prefer(candidates, last_broker_name, admitted, now)
-        return self._next_on(info.queues, preferred) if preferred else None
-
-    def _next_on(self, queues: Sequence[MessageQueue], brokers: frozenset[str]) -> MessageQueue:
+        if not preferred:
+            return None
+        queues = info.queues
         for _ in queues:
             self._index = (self._index + 1) & _INDEX_MASK
             queue = queues[self._index % len(queues)]
-            if queue.broker_name in brokers:
+            if queue.broker_name in preferred:
                 return queue
-        raise AssertionError(f"no queue of {sorted(brokers)} among {len(queues)}")
+        raise AssertionError(f"no queue of {sorted(preferred)} among {len(queues)}")
+
+    def _candidates(self, info: TopicPublishInfo, last_broker_name: str | None, now: float) -> frozenset[str]:  # noqa: ARG002
+        return info.broker_names
 
 
 class MachineRoomSelector(RoundRobinSelector):
@@ -91,21 +85,16 @@ class MachineRoomSelector(RoundRobinSelector):
         super().__init__(faults, rng)
         self._rooms = machine_room_pattern(rooms)
 
-    def select(
-        self, info: TopicPublishInfo, last_broker_name: str | None, admits: Admits, now: float
-    ) -> MessageQueue | None:
-        """Return the next queue of a preferred broker in the rooms, if one of these brokers is usable."""
+    def _candidates(self, info: TopicPublishInfo, last_broker_name: str | None, now: float) -> frozenset[str]:
         in_room = frozenset(filter(self._rooms.search, info.broker_names))
         usable = (name for name in in_room - {last_broker_name} if self._faults.is_available(name, now))
-        candidates = in_room if any(usable) else info.broker_names
-        return self._select_among(candidates, info, last_broker_name, admits, now)
+        return in_room if any(usable) else info.broker_names
 
 
 def machine_room_pattern(rooms: Collection[str]) -> re.Pattern[str]:
-    """Return a pattern that the names of brokers in one of the rooms contain.
+    """Return a pattern for the names of brokers in one of the rooms.
 
-    The room is a whole part of the name: ``idc1`` is in ``idc1-broker-a``, ``idc1@a`` and ``broker.idc1``, but not in
-    ``idc10-a``.
+    A room is a whole part of the name: ``idc1`` is in ``idc1-broker-a`` and ``broker.idc1``, but not in ``idc10-a``.
     """
     return re.compile(f"(?<![A-Za-z0-9])(?:{'|'.join(map(re.escape, rooms))})(?![A-Za-z0-9])")
 
@@ -117,11 +106,7 @@ class RandomSelector:
         self._rng = rng
 
     def select(
-        self,
-        info: TopicPublishInfo,
-        last_broker_name: str | None,
-        admits: Admits,
-        now: float,  # noqa: ARG002 - part of the protocol
+        self, info: TopicPublishInfo, last_broker_name: str | None, admits: Admits, _now: float
     ) -> MessageQueue | None:
         """Return a random queue, preferably not of the broker that failed last."""
         candidates = [queue for queue in info.queues if admits(queue.broker_name)]

@@ -31,9 +31,8 @@ from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.names import wrap
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.grpc.codes import Code
-from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.routing.client_instance import ClientInstance, registry
 from rocketmq_spark.routing.connect import SharedConnection, client_id_of, new_transport
-from rocketmq_spark.routing.registry import registry
 from rocketmq_spark.spark.ordered_queues import QueueMemory
 from rocketmq_spark.spark.report import CommitMessage, log_summary, micro_batch_of, record_commit, summarise
 

@@ -20,7 +20,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model.message import Message
 from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.producer.producer import Producer
-from rocketmq_spark.routing.registry import registry
+from rocketmq_spark.routing.client_instance import registry
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from tests.support.cluster import SharedCluster
 from tests.support.processes import PATIENCE

@@ -36,7 +36,7 @@ from rocketmq_spark.model.route import MASTER_ID, TopicRouteData
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
-from rocketmq_spark.routing.registry import registry
+from rocketmq_spark.routing.client_instance import registry
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.support.cluster import USER as KNOWN

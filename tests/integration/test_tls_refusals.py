@@ -17,7 +17,7 @@ from rocketmq_spark.cluster.process import Watchdog, find_java
 from rocketmq_spark.cluster.security import Security, TlsFiles, write_tls_properties
 from rocketmq_spark.cluster.servers import NameServer, Site
 from rocketmq_spark.errors import RemotingCertificateException, RouteNotFoundException
-from rocketmq_spark.routing.registry import registry
+from rocketmq_spark.routing.client_instance import registry
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.transport.tls import TlsSettings
 from tests.support.links import TcpProxy

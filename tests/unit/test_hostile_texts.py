@@ -18,7 +18,7 @@ from rocketmq_spark.cli.app import main
 from rocketmq_spark.errors import DeliveryError, InvalidRowError, MQBrokerException, RocketMQError, escaped
 from rocketmq_spark.model.route import MASTER_ID, BrokerData, TopicRouteData
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
-from rocketmq_spark.routing.registry import registry
+from rocketmq_spark.routing.client_instance import registry
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.spark.live import LiveView
 from rocketmq_spark.spark.live_arrivals import BrokerArrivals

@@ -16,7 +16,7 @@ from rocketmq_spark.errors import DeliveryError
 from rocketmq_spark.model.route import MASTER_ID, BrokerData, TopicRouteData
 from rocketmq_spark.options.parsing import parse_sink_options
 from rocketmq_spark.protocol.remoting.codes import NAME_SERVER_REQUESTS
-from rocketmq_spark.routing.registry import registry
+from rocketmq_spark.routing.client_instance import registry
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.spark.writer import RocketMQBatchWriter, _new_instance, stream_writer
 from rocketmq_spark.testing.scripted import Reply, route

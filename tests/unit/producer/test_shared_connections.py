@@ -25,8 +25,8 @@ from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.protocol.remoting.codes import NAME_SERVER_REQUESTS
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.headers import signed
+from rocketmq_spark.routing.client_instance import registry
 from rocketmq_spark.routing.connect import SharedConnection
-from rocketmq_spark.routing.registry import registry
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.spark.writer import _acquire
 from rocketmq_spark.testing.scripted import ScriptedTransport, route

@@ -22,9 +22,8 @@ from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.options.connection import ConnectionOptions
 from rocketmq_spark.options.sink import SinkOptions
-from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.routing.client_instance import ClientInstance, registry
 from rocketmq_spark.routing.fault_strategy import FaultSite
-from rocketmq_spark.routing.registry import registry
 from rocketmq_spark.sink.sender import BatchSender
 from rocketmq_spark.testing.scripted import ManualClock, ScriptedTransport, route
 from rocketmq_spark.transport.remoting.transport import RemotingTransport

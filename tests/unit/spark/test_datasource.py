@@ -34,8 +34,7 @@ from rocketmq_spark.model.route import MASTER_ID, BrokerData
 from rocketmq_spark.options.parsing import parse_sink_options
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.codes import RequestCode
-from rocketmq_spark.routing.client_instance import ClientInstance
-from rocketmq_spark.routing.registry import registry
+from rocketmq_spark.routing.client_instance import ClientInstance, registry
 from rocketmq_spark.spark.datasource import RocketMQDataSource, _warn_once, _with_namespace
 from rocketmq_spark.spark.ordered_queues import _IN_MEMORY, _UNUSABLE
 from rocketmq_spark.spark.ordered_queues import _warn_once as _warn_of_memory_once
