@@ -9,7 +9,7 @@ Follows ``DefaultMQProducerImpl.sendKernelImpl``, ``Validators.java`` and ``Mess
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from rocketmq_spark.errors import CompressionError, MQClientException
@@ -100,11 +100,36 @@ class MessageEncoder:
         max_reconsume_times = _number(properties, MAX_RECONSUME_TIMES)
         return EncodedMessage(sent, topic, encoded, unique_id, reconsume_times, max_reconsume_times)
 
-    def encode_batch(self, messages: Sequence[Message]) -> EncodedMessage:
-        """Return several messages of one topic as one request; raises as `encode_message_batch`."""
-        return encode_message_batch(
-            messages, max_message_size=self._max_message_size, next_id=self._next_id, namespace=self._namespace
-        )
+    def encode_batch(self, messages: Iterable[Message]) -> EncodedMessage:
+        """Return messages as one request: the broker stores all or none. A batch is never compressed.
+
+        ``maxMessageSize`` limits the whole body; a larger one raises ``MQClientException`` (13). Other errors have the
+        code -1 and a cause: no message or too many, several topics or waitStoreMsgOK, a delay, a retry topic, or an
+        invalid message.
+        """
+        namespace, limit, next_id = self._namespace, self._max_message_size, self._next_id
+        try:
+            members = list(messages)
+            _check_members(members)
+            for member in members:
+                check_message(member, limit)
+            members = [
+                member if member.unique_id else member.with_properties({UNIQ_KEY: next_id()}) for member in members
+            ]
+            body = encode_batch(members)
+        except (MQClientException, ValueError, TypeError) as exc:
+            raise MQClientException(f"making a batch of messages: {exc}") from exc
+        topic = wrap(namespace, members[0].topic)
+        properties = {WAIT: str(members[0].wait_store_msg_ok).lower(), UNIQ_KEY: next_id()}
+        if not is_none(namespace):
+            properties[INSTANCE_ID] = namespace
+        # As in Java, the limits of one message hold for the name with its namespace and for the whole body.
+        message = Message(topic, body, properties=properties)
+        check_message(message, limit)
+        text = encode_properties(properties).decode()
+        encoded = EncodedBatch(topic, (body,), len(members), len(body), properties=text)
+        msg_id = ",".join(str(member.unique_id) for member in members)
+        return EncodedMessage(message, unwrap(topic, namespace), encoded, msg_id)
 
     def _compressed(self, message: Message) -> tuple[bytes, int]:
         """Return the body to send, and the flag of its compression."""
@@ -117,37 +142,6 @@ class MessageEncoder:
                 "a message of topic %s goes uncompressed, %d bytes", message.topic, len(message.body), exc_info=True
             )
             return message.body, 0
-
-
-def encode_message_batch(
-    messages: Iterable[Message], *, max_message_size: int, next_id: Callable[[], str], namespace: str | None = None
-) -> EncodedMessage:
-    """Return messages as one request: the broker stores all or none. A batch is never compressed.
-
-    The topic of the messages has no namespace. `max_message_size` limits the whole body; a larger one raises
-    ``MQClientException`` (13). Other errors have the code -1 and a cause: no message or too many, several topics or
-    waitStoreMsgOK, a delay, a retry topic, or an invalid message.
-    """
-    try:
-        members = list(messages)
-        _check_members(members)
-        for member in members:
-            check_message(member, max_message_size)
-        members = [member if member.unique_id else member.with_properties({UNIQ_KEY: next_id()}) for member in members]
-        body = encode_batch(members)
-    except (MQClientException, ValueError, TypeError) as exc:
-        raise MQClientException(f"making a batch of messages: {exc}") from exc
-    topic = wrap(namespace, members[0].topic)
-    properties = {WAIT: str(members[0].wait_store_msg_ok).lower(), UNIQ_KEY: next_id()}
-    if not is_none(namespace):
-        properties[INSTANCE_ID] = str(namespace)
-    # As in Java, the limits of one message hold for the name with its namespace and for the whole body.
-    message = Message(topic, body, properties=properties)
-    check_message(message, max_message_size)
-    encoded = EncodedBatch(topic, (body,), len(members), len(body), properties=encode_properties(properties).decode())
-    return EncodedMessage(
-        message, unwrap(topic, namespace), encoded, ",".join(str(member.unique_id) for member in members)
-    )
 
 
 def check_message(message: Message | None, max_message_size: int) -> None:

@@ -14,9 +14,9 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from rocketmq_spark.errors import MQClientException, RocketMQError, RouteNotFoundException
 from rocketmq_spark.model.message import Message, MessageQueue
@@ -34,8 +34,7 @@ from rocketmq_spark.routing.selectors import MessageQueueSelector, ThreadLocalSe
 logger = logging.getLogger("rocketmq_spark.producer")
 
 
-@dataclass(frozen=True, slots=True)
-class QueueChoice:
+class QueueChoice(NamedTuple):
     """How a caller chooses the queue: directly, by a selector and its argument, or (neither) not at all."""
 
     queue: MessageQueue | None = None

@@ -18,7 +18,8 @@ from rocketmq_spark.model.hashes import java_hash, queue_index, string_hash
 from rocketmq_spark.model.message import Message
 from rocketmq_spark.model.names import FORBIDDEN_TOPICS, check_group, is_blank, namespace_of, unwrap, wrap
 from rocketmq_spark.model.properties import RESERVED_PROPERTIES
-from rocketmq_spark.producer.encode import check_message, encode_message_batch
+from rocketmq_spark.options.producer import ProducerOptions
+from rocketmq_spark.producer.encode import MessageEncoder, check_message
 from rocketmq_spark.protocol.compression import CompressionType, compress, decompress
 from rocketmq_spark.protocol.remoting.records import decode_batch, decode_properties, encode_batch, encode_properties
 from rocketmq_spark.protocol.remoting.route import decode_topic_route
@@ -208,7 +209,7 @@ def facts(decoded: Sequence[Message]) -> list[tuple[bytes, int, dict[str, str]]]
 def test_36_java_reads_our_batches_and_we_read_java_s(java: Java) -> None:
     members = messages(random.Random(9), 300)
     ids = UniqueIdGenerator(bytes([127, 0, 0, 1]))
-    batch = encode_message_batch(members, max_message_size=LIMIT, next_id=ids.next_id)
+    batch = MessageEncoder(ProducerOptions.of(max_message_size=LIMIT), ids.next_id).encode_batch(members)
     with_ids = [
         member.with_properties({"UNIQ_KEY": unique_id})
         for member, unique_id in zip(members, batch.msg_id.split(","), strict=True)
@@ -251,7 +252,7 @@ DELAYS: list[dict[str, int]] = [{"delay_time_level": 1}, {"delay_ms": 1}, {"dela
 
 def _refuses(batch: Sequence[Message]) -> bool:
     try:
-        encode_message_batch(batch, max_message_size=LIMIT, next_id=lambda: "ID")
+        MessageEncoder(ProducerOptions.of(max_message_size=LIMIT), lambda: "ID").encode_batch(batch)
     except MQClientException:
         return True
     return False

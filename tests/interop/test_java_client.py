@@ -15,7 +15,8 @@ from rocketmq_spark.arrow.ids import RowIds, UniqueIds
 from rocketmq_spark.model.hashes import queue_index, row_hash, string_hash
 from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendOutcome, SendRequest, SendStatus
 from rocketmq_spark.model.names import wrap
-from rocketmq_spark.producer.encode import encode_message_batch
+from rocketmq_spark.options.producer import ProducerOptions
+from rocketmq_spark.producer.encode import MessageEncoder
 from rocketmq_spark.protocol.compression import CompressionType, compress, decompress
 from rocketmq_spark.protocol.remoting.records import encode_properties
 from rocketmq_spark.protocol.unique_id import UniqueIdGenerator
@@ -94,7 +95,7 @@ def test_a_java_consumer_reads_our_batch_and_filters_by_its_tags(
         )
         for number in range(100)
     ]
-    batch = encode_message_batch(members, max_message_size=4 * 1024 * 1024, next_id=IDS.next_id)
+    batch = MessageEncoder(ProducerOptions(), IDS.next_id).encode_batch(members)
     [outcome] = send(cluster, batch.encoded)
     found = java.read_topic(cluster.name_server, topic, 50, tags="odd")
     odd = members[1::2]

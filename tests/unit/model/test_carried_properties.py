@@ -18,7 +18,8 @@ from rocketmq_spark.errors import MQClientException, SchemaError
 from rocketmq_spark.model.hashes import NOT_HASHED
 from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendRequest
 from rocketmq_spark.model.properties import CARRIED, Carried
-from rocketmq_spark.producer.encode import encode_message_batch
+from rocketmq_spark.options.producer import ProducerOptions
+from rocketmq_spark.producer.encode import MessageEncoder
 from rocketmq_spark.protocol.grpc._pb.service_pb2 import SendMessageRequest
 from rocketmq_spark.protocol.grpc.messages import encode_send_request, message_ext
 from rocketmq_spark.protocol.remoting.records import decode_batch, decode_properties, encode_single
@@ -26,6 +27,7 @@ from tests.support.encoding import batch_options, encode, queues_of
 
 # A value that is one of the property, where "7" is none.
 VALUES = {const.TRAN_MSG: "true", const.WAIT: "false", const.TIMER_DELIVER_MS: "1900000000000"}
+ENCODER = MessageEncoder(ProducerOptions.of(max_message_size=1000), lambda: "id")
 SEPARATORS = {const.NAME_VALUE_SEPARATOR, const.PROPERTY_SEPARATOR}
 
 
@@ -60,10 +62,10 @@ def test_remoting_batch_carries_each_property_as_the_table_says(name: str) -> No
     message = message_with(name)
     if CARRIED[name].batch is Carried.ALONE:
         with pytest.raises(MQClientException, match=r"has a delay|is a half message"):
-            encode_message_batch([message], max_message_size=1000, next_id=lambda: "id")
+            ENCODER.encode_batch([message])
         return
     assert CARRIED[name].batch is Carried.PROPERTY
-    batch = encode_message_batch([message], max_message_size=1000, next_id=lambda: "id").encoded
+    batch = ENCODER.encode_batch([message]).encoded
     [carried] = decode_batch(b"".join(batch.body), "T")
     assert carried.properties == {const.UNIQ_KEY: "id", **message.properties}
 

@@ -10,7 +10,8 @@ import pytest
 
 from rocketmq_spark.errors import MQClientException
 from rocketmq_spark.model.message import Message, MessageQueue, SendOutcome, SendStatus
-from rocketmq_spark.producer.encode import EncodedMessage, encode_message_batch
+from rocketmq_spark.options.producer import ProducerOptions
+from rocketmq_spark.producer.encode import EncodedMessage, MessageEncoder
 from rocketmq_spark.protocol.remoting.records import MAX_BATCH_ROWS, decode_batch, decode_properties, encode_properties
 
 LIMIT = 4 * 1024 * 1024
@@ -22,7 +23,8 @@ def ids() -> Callable[[], str]:
 
 
 def encode(*messages: Message, limit: int = LIMIT, namespace: str | None = None) -> EncodedMessage:
-    return encode_message_batch(messages, max_message_size=limit, next_id=ids(), namespace=namespace)
+    options = ProducerOptions.of(max_message_size=limit, namespace=namespace)
+    return MessageEncoder(options, ids()).encode_batch(messages)
 
 
 def refusal(*messages: Message) -> MQClientException:
