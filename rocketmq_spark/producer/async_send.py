@@ -34,6 +34,7 @@ logger = logging.getLogger("rocketmq_spark.producer")
 _LEAST_MESSAGES: Final = 10
 _LEAST_BYTES: Final = 1024 * 1024
 
+OnFuture = Callable[[Future[SendResult]], object]
 OnDone = Callable[["SendResult | None", "Exception | None"], None]
 # Broker that failed last -> another queue, or None to stay.
 Reselect = Callable[[str], "MessageQueue | None"]
@@ -50,7 +51,7 @@ class FairPermits:
 
     @property
     def available(self) -> int:
-        """Free permits; negative after the limit was lowered below what is in use."""
+        """Free permits; negative if the limit was lowered below what is in use."""
         return self._limit - self._in_use
 
     def resize(self, limit: int) -> None:
@@ -140,7 +141,7 @@ class SendFuture(Future[SendResult]):
         self._on_end = on_end
         self.release: Callable[[], None] | None = None
 
-    def add_done_callback(self, fn: Callable[[Future[SendResult]], object]) -> None:
+    def add_done_callback(self, fn: OnFuture) -> None:
         """Have `fn` called with the finished future; what it raises is logged."""
         super().add_done_callback(partial(_submit_callback, self._callback_executor, fn))
 
@@ -172,9 +173,7 @@ class SendFuture(Future[SendResult]):
             self.release()
 
 
-def _submit_callback(
-    executor: Executor, callback: Callable[[Future[SendResult]], object], future: Future[SendResult]
-) -> None:
+def _submit_callback(executor: Executor, callback: OnFuture, future: Future[SendResult]) -> None:
     try:
         executor.submit(_call, callback, future)
     except Exception:
@@ -182,7 +181,7 @@ def _submit_callback(
         _call(callback, future)
 
 
-def _call(callback: Callable[[Future[SendResult]], object], future: Future[SendResult]) -> None:
+def _call(callback: OnFuture, future: Future[SendResult]) -> None:
     try:
         callback(future)
     except Exception:

@@ -32,35 +32,22 @@ if TYPE_CHECKING:
 class Producer(MQAdmin):
     """Sends messages to RocketMQ; safe for many threads, in the process that started it.
 
+    Over gRPC the proxy chooses the queues: a queue or selector, `send_oneway` and the methods of `MQAdmin` raise
+    ``MQClientException``.
+
     Parameters
     ----------
-    producer_group : str
-        The name of the application. `start` checks it.
     transport : str or Transport, optional
         ``"remoting"`` for the brokers that `name_server` knows, ``"grpc"`` for the RocketMQ 5 proxies of `endpoints`.
         Default: ``"grpc"`` if only `endpoints` are given. A
         :class:`~rocketmq_spark.testing.scripted.ScriptedTransport` makes tests without a server.
-    transaction_listener : TransactionListener, optional
-        Decides on half messages.
     async_sender_executor, callback_executor : concurrent.futures.Executor, optional
         Where `send_async` prepares its requests, and where its callbacks run. Default: pools of the producer.
     **properties
         The Java producer's properties in snake_case, times in milliseconds: see
         :class:`~rocketmq_spark.options.producer.ProducerOptions`. Required is ``name_server="host:9876;host:9876"``,
-        or the environment variable ``NAMESRV_ADDR``, or ``endpoints="host:8081;host:8081"``.
-
-    Raises
-    ------
-    OptionError
-        A property is unknown or malformed, or not supported over gRPC.
-
-    Notes
-    -----
-    Producers of one client id share connections and routes if their connection options are equal. Otherwise the second
-    one does not start.
-
-    Over gRPC the proxy chooses the queues: a queue or selector, `send_oneway` and the methods of `MQAdmin` raise
-    ``MQClientException``.
+        or the environment variable ``NAMESRV_ADDR``, or ``endpoints="host:8081;host:8081"``. One that is unknown,
+        malformed or not supported over gRPC raises an ``OptionError``.
 
     Examples
     --------
@@ -113,14 +100,9 @@ class Producer(MQAdmin):
     def start(self) -> None:
         """Join the client instance and start heartbeats and route refreshes.
 
-        No connection is made before the first send, unless ``topics`` names topics to look up.
-
-        Raises
-        ------
-        MQClientException
-            The producer was started before, or its group is not allowed or already in this client instance.
-        OptionError
-            A running producer of the same client id has other connection options.
+        No connection is made before the first send, unless ``topics`` names topics to look up. A producer that was
+        started before, or whose group is not allowed or already in the client instance, raises ``MQClientException``. A
+        running producer of the same client id with other connection options raises an ``OptionError``.
         """
         self._lifecycle.begin_start(f"producer {self.producer_group}")
         try:
@@ -231,13 +213,9 @@ class Producer(MQAdmin):
     ) -> SendResult:
         """Send messages of one topic as one request: the broker stores all of them, or none.
 
-        A batch is never compressed. ``max_message_size`` limits it as a whole.
-
-        Raises
-        ------
-        MQClientException
-            As in `send`; or the messages cannot share a batch (topics or waitStoreMsgOK differ, a delay, a retry
-            topic, no message). Code 13: a message without keys to a compaction topic, where brokers would drop it.
+        A batch is never compressed. ``max_message_size`` limits it as a whole. Errors are those of `send`. Messages that
+        cannot share a batch (topics or waitStoreMsgOK differ, a delay, a retry topic, no message), or one without keys
+        to a compaction topic, where brokers would drop it (13), raise ``MQClientException``.
         """
         members = tuple(messages)
         return self._running_service().sender.send_batch(members, self._seconds(timeout_ms), QueueChoice(queue))
@@ -247,12 +225,8 @@ class Producer(MQAdmin):
     ) -> TransactionSendResult:
         """Send a message that becomes visible only if a local transaction succeeds. A delay is dropped.
 
-        The local transaction is ``executor(message, arg)``; default: the listener's ``execute_local_transaction``.
-
-        Raises
-        ------
-        MQClientException
-            There is no listener, or the message could not be sent. The local transaction has not run.
+        The local transaction is ``executor(message, arg)``; default: the listener's ``execute_local_transaction``. It
+        does not run, and ``MQClientException`` is raised, without a listener or if the message could not be sent.
         """
         transactions = self._running_service().transactions
         assert transactions is not None
@@ -267,12 +241,8 @@ class Producer(MQAdmin):
         by their own names, such as ``batchBytes="64k"`` or ``ordered=True``. The summary has rows, retries and
         latencies per broker: ``show()``, ``to_dict()``.
 
-        Raises
-        ------
-        SchemaError, OptionError
-            Before anything is sent.
-        InvalidRowError, DeliveryError
-            Some rows are not stored; the text accounts for all of them.
+        ``SchemaError`` and ``OptionError`` are raised before anything is sent. After ``InvalidRowError`` and
+        ``DeliveryError`` some rows are not stored; the text accounts for all of them.
         """
         from rocketmq_spark.producer.arrow_send import send_arrow
 
