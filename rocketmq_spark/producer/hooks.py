@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
 
 from rocketmq_spark.model.message import Message, MessageQueue, SendStatus
-from rocketmq_spark.model.names import unwrap
 from rocketmq_spark.model.send_result import LocalTransactionState, SendResult
 from rocketmq_spark.sink.trace import FLUSH_SECONDS, MessageType, PubTrace, SendTrace, trace_messages
 
@@ -58,8 +57,8 @@ class CheckForbiddenContext:
 class SendMessageContext:
     """One attempt (``SendMessageContext.java``); hooks get the same object before and after it.
 
-    The message is the one that is sent: its topic has the namespace, its body may be compressed. An answered send sets
-    `send_result`, a failed one `exception` (a ``KeyboardInterrupt`` if it was interrupted). `props` is for the hooks.
+    The message is the one that is sent: its body may be compressed. An answered send sets `send_result`, a failed one
+    `exception` (a ``KeyboardInterrupt`` if it was interrupted). `props` is for the hooks.
     """
 
     producer_group: str
@@ -187,8 +186,8 @@ class TraceDispatcher:
             PubTrace(
                 time_stamp=started,
                 region_id=result.region_id,
-                group_name=unwrap(context.producer_group, context.namespace),
-                topic=unwrap(message.topic, context.namespace),
+                group_name=context.producer_group,
+                topic=message.topic,
                 msg_id=result.msg_id,
                 tags=message.tags,
                 keys=message.keys,

@@ -40,7 +40,8 @@ class Producer(MQAdmin):
     transport : str or Transport, optional
         ``"remoting"`` for the brokers that `name_server` knows, ``"grpc"`` for the RocketMQ 5 proxies of `endpoints`.
         Default: ``"grpc"`` if only `endpoints` are given. A
-        :class:`~rocketmq_spark.testing.scripted.ScriptedTransport` makes tests without a server.
+        :class:`~rocketmq_spark.testing.scripted.ScriptedTransport` makes tests without a server. The property
+        `namespace` does not reach a transport of your own.
     async_sender_executor, callback_executor : concurrent.futures.Executor, optional
         Where `send_async` prepares its requests, and where its callbacks run. Default: pools of the producer.
     **properties
@@ -213,9 +214,9 @@ class Producer(MQAdmin):
     ) -> SendResult:
         """Send messages of one topic as one request: the broker stores all of them, or none.
 
-        A batch is never compressed. ``max_message_size`` limits it as a whole. Errors are those of `send`. Messages that
-        cannot share a batch (topics or waitStoreMsgOK differ, a delay, a retry topic, no message), or one without keys
-        to a compaction topic, where brokers would drop it (13), raise ``MQClientException``.
+        A batch is never compressed. ``max_message_size`` limits it as a whole. Errors are those of `send`.
+        ``MQClientException`` is also raised if the messages cannot share a batch (topics or waitStoreMsgOK differ, a
+        delay, a retry topic, no message), or (13) for one without keys to a compaction topic, which would drop it.
         """
         members = tuple(messages)
         return self._running_service().sender.send_batch(members, self._seconds(timeout_ms), QueueChoice(queue))

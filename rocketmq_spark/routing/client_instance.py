@@ -6,9 +6,9 @@ neither heartbeats nor routes.
 
 - Tasks share by connection options: tasks with other options get another instance. An instance without a task stays
   open for `IDLE_SECONDS`, so that the next task of a reused Python worker finds open connections.
-- Producers share by client id. A producer whose client id is in use with other connection options cannot start. (Java
-  shares by client id alone: the second producer then sends through the first one's connections.) The last producer that
-  leaves closes the instance.
+- Producers share by client id and namespace. A producer cannot start if its client id is in use with other connection
+  options. (Java shares by client id alone: the second producer then sends through the first one's connections.) The
+  last producer that leaves closes the instance.
 - A group has one producer in an instance: a second one would take the place of the first at the brokers.
 - A forked process never uses its parent's instances.
 
@@ -270,13 +270,14 @@ class Registry:
         on_check: OnCheckTransaction | None,
         make: Callable[[], ClientInstance],
     ) -> ClientInstance:
-        """Return the instance of a client id for a producer of a group; `make` makes it if there is none.
+        """Return the instance of a client id and a namespace for a producer; `make` makes it if there is none.
 
         Raises OptionError if the instance has other connection options, GroupTakenError if it has a producer of that
         group.
         """
         with self._locked():
-            member = self._member(client_id, make, connection)
+            key = client_id, connection.namespace
+            member = self._member(key, make, connection)
             if member.connection is not None and (differences := member.connection.differences(connection)):
                 raise OptionError(
                     f"starting a producer of group {producer_group}: client {client_id} is in use by a producer whose "
@@ -288,7 +289,7 @@ class Registry:
                     f"starting a producer of group {producer_group}: client {client_id} has one already; use another "
                     "group, or give this one an instance_name of its own"
                 )
-            instance = self._started(client_id, member, producer_group)
+            instance = self._started(key, member, producer_group)
             member.groups[producer_group] = on_check
             return instance
 

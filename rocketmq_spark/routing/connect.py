@@ -37,12 +37,14 @@ class SharedConnection:
     """What two producers must have in common to share a client instance. Equal if everything is.
 
     The options have the address of this host, and the values of the variables that secrets refer to, because a variable
-    is read once. A reference to a file stays as it is: its content may change. Over remoting they lack the namespace,
-    which each producer adds to its own topics. `provider` is the class of the credentials provider, `transport` the
+    is read once. A reference to a file stays as it is: its content may change. Over remoting they lack the namespace:
+    `namespace` is that of a transport of our own over remoting. Clients of different namespaces have their own
+    instances, whatever else they have in common. `provider` is the class of the credentials provider, `transport` the
     caller's own.
     """
 
     options: ConnectionOptions = field(repr=False)
+    namespace: str
     provider: type[Any] | None
     transport: Transport | None
 
@@ -54,7 +56,8 @@ class SharedConnection:
             client_ip=options.client_ip or local_ip(),
             namespace=options.namespace if options.over_grpc else None,
         )
-        return cls(resolved, provider_class(options), transport)
+        namespace = "" if options.over_grpc or transport is not None else options.namespace or ""
+        return cls(resolved, namespace, provider_class(options), transport)
 
     def differences(self, other: SharedConnection) -> list[str]:
         """Return the names of the options that differ, never their values."""
@@ -127,6 +130,8 @@ def new_transport(options: ConnectionOptions, client_id: str, *, polled: bool = 
         client_async_semaphore_value=options.client_async_semaphore_value,
         client_oneway_semaphore_value=options.client_oneway_semaphore_value,
         sign_name_server_requests=options.sign_name_server_requests,
+        namespace=options.namespace or "",
+        create_topic_key=options.create_topic_key,
         polled=polled,
     )
 
