@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -63,15 +63,13 @@ class FairPermits:
     def acquire(self, permits: int, timeout: float) -> bool:
         """Take permits, waiting at most `timeout` seconds; return whether they were taken."""
         ticket = object()
-        deadline = time.monotonic() + timeout
         with self._changed:
             self._waiting.append(ticket)
             try:
-                while not (self._waiting[0] is ticket and permits <= self.available):
-                    left = deadline - time.monotonic()
-                    if left <= 0:
-                        return False
-                    self._changed.wait(left)
+                if not self._changed.wait_for(
+                    lambda: self._waiting[0] is ticket and permits <= self.available, timeout
+                ):
+                    return False
                 self._in_use += permits
                 return True
             finally:
@@ -139,7 +137,7 @@ class SendFuture(Future[SendResult]):
         super().__init__()
         self._callback_executor = callback_executor
         self._on_end = on_end
-        self.release: Callable[[], None] | None = None
+        self.release: Callable[[], None] = lambda: None
 
     def add_done_callback(self, fn: OnFuture) -> None:
         """Have `fn` called with the finished future; what it raises is logged."""
@@ -149,13 +147,13 @@ class SendFuture(Future[SendResult]):
         """Return True if the send may begin, False if the caller has cancelled it."""
         if self.set_running_or_notify_cancel():
             return True
-        self._release_permits()
+        self.release()
         self._on_end()
         return False
 
     def finish(self, result: SendResult | None, error: Exception | None) -> None:
         """Set the result or the error; called once, after `begin`."""
-        self._release_permits()
+        self.release()
         if error is not None:
             self.set_exception(error)
         else:
@@ -167,10 +165,6 @@ class SendFuture(Future[SendResult]):
         """Fail a send that has not begun."""
         if self.begin():
             self.finish(None, error)
-
-    def _release_permits(self) -> None:
-        if self.release is not None:
-            self.release()
 
 
 def _submit_callback(executor: Executor, callback: OnFuture, future: Future[SendResult]) -> None:
@@ -188,6 +182,7 @@ def _call(callback: OnFuture, future: Future[SendResult]) -> None:
         logger.exception("the callback %r of an asynchronous send raised", callback)
 
 
+@dataclass(slots=True, eq=False)
 class AsyncSend:
     """The attempts of one asynchronous send. It runs on the transport's thread and never waits.
 
@@ -199,23 +194,15 @@ class AsyncSend:
     `on_done` is called exactly once.
     """
 
-    def __init__(
-        self,
-        attempt: SendAttempt,
-        prepared: PreparedAttempt,
-        deadline: Deadline,
-        reselect: Reselect | None,
-        on_done: OnDone,
-    ) -> None:
-        self._attempt = attempt
-        self._prepared = prepared
-        self._deadline = deadline
-        self._reselect = reselect
-        self._on_done = on_done
-        self._retries = 0
-        self._began = 0.0
-        self._done = False
-        self._lock = threading.Lock()
+    attempt: SendAttempt
+    prepared: PreparedAttempt
+    deadline: Deadline
+    reselect: Reselect | None
+    on_done: OnDone
+    _retries: int = field(default=0, init=False)
+    _began: float = field(default=0.0, init=False)
+    _done: bool = field(default=False, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def start(self) -> None:
         """Make an attempt; errors are reported through `on_done`."""
@@ -228,16 +215,16 @@ class AsyncSend:
         except Exception as exc:
             if self._done:
                 raise
-            error = MQClientException(f"{self._prepared}: unexpected {type(exc).__name__}: {exc}")
+            error = MQClientException(f"{self.prepared}: unexpected {type(exc).__name__}: {exc}")
             error.__cause__ = exc
             self._finish(None, error)
 
     def _send(self) -> None:
         self._began = time.monotonic()
         try:
-            left = self._deadline.require(str(self._prepared))
-            self._attempt.instance.transport.send(
-                self._prepared.request,
+            left = self.deadline.require(str(self.prepared))
+            self.attempt.instance.transport.send(
+                self.prepared.request,
                 left,
                 lambda outcome: self._guarded(lambda: self._on_outcome(outcome)),
                 within=left,
@@ -252,7 +239,7 @@ class AsyncSend:
         error = outcome.error
         if error is None:
             self._update_fault(FaultSite.ASYNC_RETURNED)
-            self._finish(self._prepared.message.result_of(outcome), None)
+            self._finish(self.prepared.message.result_of(outcome), None)
         elif isinstance(error, MQBrokerException):
             self._update_fault(FaultSite.ASYNC_REFUSED)
             self._finish(None, error)
@@ -265,14 +252,14 @@ class AsyncSend:
         """Retry after `error`, or report `final`."""
         self._retries += 1
         retriable = error.retriable and not isinstance(error, RemotingTooMuchRequestException)
-        retry_times = self._attempt.options.retry_times_when_send_async_failed
-        if not retriable or self._retries > retry_times or self._deadline.left <= 0:
+        retry_times = self.attempt.options.retry_times_when_send_async_failed
+        if not retriable or self._retries > retry_times or self.deadline.left <= 0:
             self._finish(None, final)
             return
-        request = self._prepared.request
-        queue = self._reselect(request.queue.broker_name) if self._reselect is not None else None
+        request = self.prepared.request
+        queue = self.reselect(request.queue.broker_name) if self.reselect is not None else None
         if queue is not None:
-            address = self._attempt.instance.routes.masters().get(queue.broker_name)
+            address = self.attempt.instance.routes.masters().get(queue.broker_name)
             if address is None:
                 # As in Java, an unknown address counts as an attempt that could not connect.
                 unknown = RemotingConnectException(f"sending to {queue}: no master of {queue.broker_name} is known")
@@ -280,12 +267,12 @@ class AsyncSend:
                 return
             same_queue_id = replace(request.queue, broker_name=queue.broker_name)
             request = replace(request, queue=same_queue_id, address=address)
-            self._prepared = replace(self._prepared, request=request)
+            self.prepared = replace(self.prepared, request=request)
         logger.debug("%s: trying again at %s", error, request.address)
         self.start()
 
     def _update_fault(self, site: FaultSite) -> None:
-        self._attempt.update_fault(site, self._prepared.request.queue.broker_name, self._began)
+        self.attempt.update_fault(site, self.prepared.request.queue.broker_name, self._began)
 
     def _finish(self, result: SendResult | None, error: Exception | None) -> None:
         with self._lock:
@@ -293,9 +280,9 @@ class AsyncSend:
                 return
             self._done = True
         try:
-            self._attempt.hooks.after(self._prepared.context, result, error)
+            self.attempt.hooks.after(self.prepared.context, result, error)
         finally:
-            self._on_done(result, error)
+            self.on_done(result, error)
 
 
 def _as_client_error(error: RocketMQError) -> RocketMQError:

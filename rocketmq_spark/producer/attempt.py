@@ -35,10 +35,8 @@ from rocketmq_spark.routing.route_cache import RouteCache
 from rocketmq_spark.sink.trace import message_type_of
 from rocketmq_spark.transport.base import local_ip
 
-# ClientErrorCode.java
-_CONNECT_BROKER: Final = 10001
-_ACCESS_BROKER_TIMEOUT: Final = 10002
-_BROKER_NOT_EXIST: Final = 10003
+# How the last attempt ended -> code of the send's error (ClientErrorCode.java).
+_CODES: Final = {RemotingConnectException: 10001, RemotingTimeoutException: 10002, MQClientException: 10003}
 
 # A transport ends every request in time. This much later, the attempt fails without an outcome (seconds).
 _GRACE: Final = 10.0
@@ -150,15 +148,9 @@ def _out_of_time(topic: str, deadline: Deadline, brokers: list[str]) -> Remoting
 
 
 def _all_failed(topic: str, deadline: Deadline, brokers: list[str], last: Exception | None) -> MQClientException:
-    code = -1
+    code = next((code for kind, code in _CODES.items() if isinstance(last, kind)), -1)
     if isinstance(last, MQBrokerException):
         code = last.response_code
-    elif isinstance(last, RemotingConnectException):
-        code = _CONNECT_BROKER
-    elif isinstance(last, RemotingTimeoutException):
-        code = _ACCESS_BROKER_TIMEOUT
-    elif isinstance(last, MQClientException):
-        code = _BROKER_NOT_EXIST
     reason = f"; last: {type(last).__name__}: {last}" if last else "; no queue could be selected"
     return MQClientException(
         f"sending to topic {topic} failed {len(brokers)} times in {deadline.spent * 1000:.0f} ms, "

@@ -12,7 +12,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from functools import partial
@@ -60,7 +60,7 @@ class MessageSender:
         *,
         async_executor: Executor,
         callback_executor: Executor,
-        retry_response_codes: set[int],
+        retry_response_codes: Collection[int],
     ) -> None:
         options = attempt.options
         self._options = options

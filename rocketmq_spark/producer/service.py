@@ -17,7 +17,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from ipaddress import IPv4Address
 from typing import Any, Final
@@ -147,7 +147,7 @@ class ProducerService:
         listener: TransactionListener | None = None,
         async_sender_executor: Executor | None = None,
         callback_executor: Executor | None = None,
-        retry_response_codes: set[int] | None = None,
+        retry_response_codes: Collection[int] | None = None,
     ) -> None:
         check_group(options.connection.wire_name(producer_group))
         self.producer_group = producer_group
@@ -176,12 +176,11 @@ class ProducerService:
             encoder,
             async_executor=async_sender_executor or async_pool,
             callback_executor=callback_executor or callback_pool,
-            retry_response_codes=(
-                set(options.retry_response_codes) if retry_response_codes is None else retry_response_codes
-            ),
+            retry_response_codes=options.retry_response_codes if retry_response_codes is None else retry_response_codes,
         )
+        timeout = options.send_msg_timeout / 1000
         self.transactions = Transactions(
-            producer_group, options, self.instance, hooks, self.send, listener, self._check_pool
+            producer_group, timeout, self.instance, hooks, self.send, listener, self._check_pool
         )
 
     def look_up_topics(self) -> None:
@@ -262,8 +261,5 @@ def batch_trace_sender(options: SinkOptions, transport: Transport | None = None)
 
     A given transport is used instead of new connections.
     """
-    tracer = _new_tracer(options.producer_group, transport, options.connection)
-    try:
+    with contextlib.closing(_new_tracer(options.producer_group, transport, options.connection)) as tracer:
         yield tracer.send
-    finally:
-        tracer.close()

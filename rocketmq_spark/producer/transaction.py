@@ -17,7 +17,7 @@ import queue as queues
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Protocol
 
 from rocketmq_spark.errors import MQClientException, RocketMQError
@@ -43,7 +43,6 @@ from rocketmq_spark.model.send_result import (
     TransactionCheck,
     TransactionSendResult,
 )
-from rocketmq_spark.options.producer import ProducerOptions
 from rocketmq_spark.producer.attempt import broker_address
 from rocketmq_spark.producer.encode import decompressed
 from rocketmq_spark.producer.hooks import EndTransactionContext, Hooks
@@ -81,32 +80,25 @@ class TransactionListener(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
 class Transactions:
     """The transactions of one producer.
 
     `send` sends a message synchronously, with retries. The listener's checks run on `check_executor`.
     """
 
-    def __init__(
-        self,
-        producer_group: str,
-        options: ProducerOptions,
-        instance: ClientInstance,
-        hooks: Hooks,
-        send: Callable[[Message], SendResult],
-        listener: TransactionListener | None,
-        check_executor: Executor,
-    ) -> None:
-        self._producer_group = producer_group
-        self._timeout = options.send_msg_timeout / 1000
-        self._instance = instance
-        self._hooks = hooks
-        self._send = send
-        self._listener = listener
-        self._check_executor = check_executor
-        self._free_checks = threading.BoundedSemaphore(_MAX_CHECKS)
-        # Dropped checks are logged as a warning once, until a check is taken again: brokers may repeat them endlessly.
-        self._dropping_checks = False
+    producer_group: str
+    timeout: float
+    instance: ClientInstance
+    hooks: Hooks
+    send: Callable[[Message], SendResult]
+    listener: TransactionListener | None
+    check_executor: Executor
+    _free_checks: threading.BoundedSemaphore = field(
+        default_factory=lambda: threading.BoundedSemaphore(_MAX_CHECKS), init=False
+    )
+    # Dropped checks are logged as a warning once, until a check is taken again: brokers may repeat them endlessly.
+    _dropping_checks: bool = field(default=False, init=False)
 
     def run(self, message: Message, executor: LocalTransactionExecutor | None, arg: Any) -> TransactionSendResult:
         """Send a half message, run the local transaction, and report its end to the broker.
@@ -114,14 +106,14 @@ class Transactions:
         Without a listener, or if the half message could not be sent, ``MQClientException`` is raised, and the local
         transaction has not run.
         """
-        if self._listener is None:
+        if self.listener is None:
             raise MQClientException(
                 "sending in a transaction: this producer has no transaction_listener, which the broker's checks need"
             )
-        execute = executor or self._listener.execute_local_transaction
+        execute = executor or self.listener.execute_local_transaction
         half = self._half(message)
         try:
-            result = self._send(half)
+            result = self.send(half)
         except RocketMQError as exc:
             code = getattr(exc, "response_code", -1)
             raise MQClientException(f"sending a half message to topic {message.topic}: {exc}", code) from exc
@@ -137,14 +129,14 @@ class Transactions:
             end_error = exc if isinstance(exc, RocketMQError) else MQClientException(str(exc))
             logger.warning("ending the transaction of message %s (%s): %s; the broker will ask back", result.msg_id,
                            state.name, exc, exc_info=True)  # fmt: skip
-        values = {field.name: getattr(result, field.name) for field in fields(SendResult)}
+        values = {one.name: getattr(result, one.name) for one in fields(SendResult)}
         return TransactionSendResult(**values, local_transaction_state=state, end_error=end_error)
 
     def submit_check(self, check: TransactionCheck) -> None:
         """Answer a broker's check on the check executor. This call does not block: checks beyond 2,000 are dropped."""
-        if self._listener is None:
+        if self.listener is None:
             logger.warning("%s asks about message %s, and producer %s has no transaction_listener", check.address,
-                           check.unique_id, self._producer_group)  # fmt: skip
+                           check.unique_id, self.producer_group)  # fmt: skip
             return
         if not self._free_checks.acquire(blocking=False):
             level = logging.DEBUG if self._dropping_checks else logging.WARNING
@@ -153,7 +145,7 @@ class Transactions:
             return
         self._dropping_checks = False
         try:
-            self._check_executor.submit(self._answer, check, self._listener)
+            self.check_executor.submit(self._answer, check, self.listener)
         except RuntimeError:
             self._free_checks.release()
             logger.debug("check of message %s dropped: shut down", check.unique_id)
@@ -166,17 +158,17 @@ class Transactions:
         if timers:
             logger.warning("a half message to topic %s can't be delayed: %s dropped", message.topic, ", ".join(timers))
         plain = message.without_properties(DELAY, *timers)
-        return plain.with_properties({TRAN_MSG: "true", PGROUP: self._producer_group})
+        return plain.with_properties({TRAN_MSG: "true", PGROUP: self.producer_group})
 
     def _end(self, half: Message, result: SendResult, state: LocalTransactionState, remark: str) -> None:
         queue = result.message_queue
-        address = broker_address(self._instance.routes, queue)
+        address = broker_address(self.instance.routes, queue)
         # A proxy returns neither queue nor offset.
         has_offset = queue.queue_id >= 0
         commit_log_offset = decode_message_id(result.offset_msg_id or result.msg_id)[1] if has_offset else 0
         end = EndTransaction(
             topic=queue.topic,
-            producer_group=self._producer_group,
+            producer_group=self.producer_group,
             tran_state_table_offset=result.queue_offset,
             commit_log_offset=commit_log_offset,
             commit_or_rollback=_ENDS[state],
@@ -207,16 +199,16 @@ class Transactions:
         self, message: Message, address: str, end: EndTransaction, state: LocalTransactionState, *, from_check: bool
     ) -> None:
         context = EndTransactionContext(
-            self._producer_group, address, message, end.msg_id, end.transaction_id, state, from_check
+            self.producer_group, address, message, end.msg_id, end.transaction_id, state, from_check
         )
-        self._hooks.end_transaction(context)
-        transport = self._instance.transport
+        self.hooks.end_transaction(context)
+        transport = self.instance.transport
         if from_check or state is LocalTransactionState.UNKNOW:
             # Brokers do not answer an undecided end. If the answer to a check is lost, the broker checks again.
-            transport.end_transaction_oneway(address, end, API_TIMEOUT if from_check else self._timeout)
+            transport.end_transaction_oneway(address, end, API_TIMEOUT if from_check else self.timeout)
             return
         outcomes: queues.SimpleQueue[RocketMQError | None] = queues.SimpleQueue()
-        transport.end_transaction(address, end, self._timeout, outcomes.put)
+        transport.end_transaction(address, end, self.timeout, outcomes.put)
         error = outcomes.get()
         if error is not None:
             raise error

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from rocketmq_spark.errors import CredentialsError, RocketMQError, UserRefusedException
@@ -26,6 +27,7 @@ API_TIMEOUT: Final = 3.0
 _LONGEST_ROUND: Final = 30.0
 
 
+@dataclass(slots=True, eq=False)
 class HeartBeats:
     """Sends the heartbeats of one client; safe for many threads, which make one round at a time.
 
@@ -33,25 +35,17 @@ class HeartBeats:
     once, until a broker accepts it again.
     """
 
-    def __init__(
-        self,
-        client_id: str,
-        transport: ProxyTransport,
-        routes: RouteCache,
-        api_timeout: float,
-        clock: Callable[[], float],
-    ) -> None:
-        self._client_id = client_id
-        self._transport = transport
-        self._routes = routes
-        self._api_timeout = api_timeout
-        self._clock = clock
-        # The masters of the last round, and the last address if that round was cut short.
-        self._masters: frozenset[str] = frozenset()
-        self._last_address = ""
-        # Addresses that reject the user.
-        self._rejecting: set[str] = set()
-        self._lock = threading.Lock()
+    client_id: str
+    transport: ProxyTransport
+    routes: RouteCache
+    api_timeout: float
+    clock: Callable[[], float]
+    # The masters of the last round, and the last address if that round was cut short.
+    _masters: frozenset[str] = field(default=frozenset(), init=False)
+    _last_address: str = field(default="", init=False)
+    # Addresses that reject the user.
+    _rejecting: set[str] = field(default_factory=set, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def send(self, groups: Collection[str], *, only_new: bool = False) -> bool:
         """Send the groups to every master; return False without sending if another round is running.
@@ -63,7 +57,7 @@ class HeartBeats:
             logger.debug("another round of heart-beats is under way")
             return False
         try:
-            masters = frozenset(self._routes.masters().values())
+            masters = frozenset(self.routes.masters().values())
             self._rejecting &= masters
             if groups and masters:
                 addresses = masters - self._masters if only_new else masters
@@ -82,16 +76,16 @@ class HeartBeats:
 
         def call(address: str) -> None:
             try:
-                self._transport.unregister_client(address, self._client_id, group, self._api_timeout)
+                self.transport.unregister_client(address, self.client_id, group, self.api_timeout)
             except (CredentialsError, UserRefusedException) as exc:
                 # Earlier requests have reported this.
                 logger.debug("unregistering group %s at %s: %s", group, address, exc)
 
-        self._call_each(self._routes.addresses(), f"unregistering group {group}", call)
+        self._call_each(self.routes.addresses(), f"unregistering group {group}", call)
 
     def _beat(self, address: str, groups: Collection[str]) -> None:
         try:
-            self._transport.heart_beat(address, self._client_id, groups, self._api_timeout)
+            self.transport.heart_beat(address, self.client_id, groups, self.api_timeout)
         except (CredentialsError, UserRefusedException) as exc:
             level = logging.DEBUG if self._rejecting else logging.WARNING
             self._rejecting.add(address)
@@ -101,10 +95,10 @@ class HeartBeats:
 
     def _call_each(self, addresses: Sequence[str], what: str, call: Callable[[str], None]) -> str:
         """Call each address; return the last one called if the time was over before all were, else ""."""
-        deadline = self._clock() + _LONGEST_ROUND
+        deadline = self.clock() + _LONGEST_ROUND
         last_address = ""
         for number, address in enumerate(addresses):
-            if self._clock() >= deadline:
+            if self.clock() >= deadline:
                 left = len(addresses) - number
                 logger.warning("%s: %d of %d servers were left out, %g s are over", what, left, len(addresses),
                                _LONGEST_ROUND)  # fmt: skip
@@ -114,7 +108,7 @@ class HeartBeats:
                 call(address)
             except RocketMQError as exc:
                 # Errors of a transport that was closed meanwhile do not matter.
-                level = logging.DEBUG if self._transport.closed else logging.WARNING
+                level = logging.DEBUG if self.transport.closed else logging.WARNING
                 logger.log(level, "%s at %s failed: %s", what, address, exc)
         return ""
 

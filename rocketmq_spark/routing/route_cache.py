@@ -123,16 +123,6 @@ def _queues(topic: str, nums: Sequence[tuple[str, int]]) -> tuple[MessageQueue, 
     return tuple(MessageQueue(topic, broker, queue_id) for broker, count in nums for queue_id in range(count))
 
 
-def template_route(route: TopicRouteData, default_topic_queue_nums: int) -> TopicRouteData:
-    """Return the route that a topic will have when a broker creates it from the template topic."""
-    queue_datas = []
-    for data in route.queue_datas:
-        # As in Java, the read queues of the template limit both.
-        nums = min(default_topic_queue_nums, data.read_queue_nums)
-        queue_datas.append(replace(data, read_queue_nums=nums, write_queue_nums=nums))
-    return replace(route, queue_datas=tuple(queue_datas))
-
-
 class RouteCache:
     """The routes of one client instance; safe for many threads.
 
@@ -276,8 +266,9 @@ class RouteCache:
             raise RouteNotFoundException(f"looking up the route of topic {topic}: {exc}", unreachable=True) from exc
 
     def _fetch_template(self, topic: str, key: str, timeout: float, unknown: MQBrokerException) -> TopicPublishInfo:
+        """Return the route that a topic will have when a broker creates it from the template topic."""
         try:
-            route = template_route(self._query_route(key, timeout), self._default_topic_queue_nums)
+            route = self._query_route(key, timeout)
         except (RemotingException, MQBrokerException) as exc:
             raise RouteNotFoundException(
                 f"looking up the route of topic {topic}: no name server knows it ({unknown.remark or unknown}), nor "
@@ -285,7 +276,12 @@ class RouteCache:
                 f"(rocketmq-spark create-topic {topic}, or mqadmin updateTopic -t {topic}), or set "
                 "autoCreateTopicEnable=true on a broker",
             ) from exc
-        return publish_info_of(topic, route, template=True)
+        queue_datas = []
+        for data in route.queue_datas:
+            # As in Java, the read queues of the template limit both.
+            nums = min(self._default_topic_queue_nums, data.read_queue_nums)
+            queue_datas.append(replace(data, read_queue_nums=nums, write_queue_nums=nums))
+        return publish_info_of(topic, replace(route, queue_datas=tuple(queue_datas)), template=True)
 
     def __repr__(self) -> str:
         return f"<RouteCache topics={len(self._infos)} brokers={len(self._broker_addrs)}>"
