@@ -126,7 +126,7 @@ class Producer(MQAdmin):
 
         A callback or a listener may call it. Synchronous sends of other threads fail.
         """
-        if not self._lifecycle.enter(ServiceState.SHUTDOWN_ALREADY):
+        if self._lifecycle.foreign or not self._lifecycle.enter(ServiceState.SHUTDOWN_ALREADY):
             return
         assert self._service is not None
         self._service.close()

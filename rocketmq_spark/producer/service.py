@@ -82,15 +82,12 @@ class Lifecycle:
         self._lock = threading.Lock()
 
     def enter(self, state: ServiceState) -> bool:
-        """Change to a state if it may follow the present one; return whether it does.
-
-        A forked child may start a producer that its parent has not started, and not shut down one that runs there.
-        """
+        """Change to a state if it may follow the present one; return whether it does."""
         with self._lock:
-            foreign = self.state is ServiceState.RUNNING and os.getpid() != self._pid
-            if foreign or state not in _NEXT[self.state]:
+            if state not in _NEXT[self.state]:
                 return False
             self.state = state
+            # A forked child may start a producer that its parent has not started.
             self._pid = os.getpid()
             return True
 
@@ -99,11 +96,16 @@ class Lifecycle:
         if not self.enter(ServiceState.START_FAILED):
             raise MQClientException(f"{who} can't start in state {self.state.value}: {_ADVICE[self.state]}")
 
+    @property
+    def foreign(self) -> bool:
+        """True in a forked child: connections and threads are the parent's, which may hold the lock for ever."""
+        return os.getpid() != self._pid
+
     def require_running(self, who: str) -> None:
         """Raise ``MQClientException`` before the start, after the shutdown, and in a forked child."""
         if self.state is not ServiceState.RUNNING:
             raise MQClientException(f"{who} is in state {self.state.value}: {_ADVICE[self.state]}")
-        if os.getpid() != self._pid:
+        if self.foreign:
             raise MQClientException(
                 f"{who} was started in process {self._pid}, this is its fork {os.getpid()}: make another one here"
             )
