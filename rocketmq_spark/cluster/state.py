@@ -127,9 +127,6 @@ class StateFile:
     def __init__(self, folder: Path) -> None:
         self.path = folder / _FILE
 
-    def __repr__(self) -> str:
-        return f"<StateFile {self.path}>"
-
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the lock of commands that change the cluster; a ClusterError if another holds it."""
