@@ -32,16 +32,9 @@ if TYPE_CHECKING:
 
 Tls: TypeAlias = "bool | Literal['mutual']"
 
-# The names that the servers' certificate is for.
-_SERVER_NAMES: Final = ("127.0.0.1", "::1", "localhost")
-
-_ADMINISTRATOR: Final = "admin"
-
 _AUTH: Final = "org.apache.rocketmq.auth"
 _OF_PROXY: Final = "org.apache.rocketmq.proxy.auth"
 
-_SECRET: Final = "admin.secret"
-_TLS_FOLDER: Final = "tls"
 _PROXYS_TLS: Final = ("tlsTestModeEnable", "tlsCertPath", "tlsKeyPath")
 
 
@@ -78,13 +71,13 @@ class Security:
     def made(cls, directory: Path, *, auth: bool, tls: Tls) -> Security:
         """Return the security of a cluster, and write its keys and certificates into the cluster's folder.
 
-        Raises a ClusterError if the folder can't be written, other users may write to it, or trustme is missing.
+        Raises a ClusterError if the folder can't be written, or other users may write to it.
         """
         if auth or tls:
             require_own_folder(directory)
-        secret_file = directory / _SECRET if auth else None
+        secret_file = directory / "admin.secret" if auth else None
         admin = _administrator(secret_file) if secret_file is not None else None
-        return cls(admin, secret_file, _tls_files(directory / _TLS_FOLDER, mutual=tls == "mutual") if tls else None)
+        return cls(admin, secret_file, _tls_files(directory / "tls", mutual=tls == "mutual") if tls else None)
 
     @property
     def options(self) -> dict[str, str]:
@@ -229,7 +222,6 @@ def _require_trustme() -> None:
 
 
 def _tls_files(folder: Path, *, mutual: bool) -> TlsFiles:
-    _require_trustme()
     import trustme
 
     authority = trustme.CA(organization_unit_name="a local cluster of rocketmq-spark")
@@ -238,7 +230,7 @@ def _tls_files(folder: Path, *, mutual: bool) -> TlsFiles:
         folder.mkdir(mode=0o700, exist_ok=True)
         folder.chmod(0o700)
         authority.cert_pem.write_to_path(ca_file)
-        server = write_certificate(authority.issue_cert(*_SERVER_NAMES), folder, "server")
+        server = write_certificate(authority.issue_cert("127.0.0.1", "::1", "localhost"), folder, "server")
         client = write_certificate(authority.issue_cert("client.localhost"), folder, "client") if mutual else None
         files = TlsFiles(ca_file, server, client, folder / "tls.properties")
         write_tls_properties(files)
@@ -290,7 +282,7 @@ def _administrator(secret_file: Path) -> Credentials:
     try:
         if not os.path.lexists(secret_file):
             write_private(secret_file, secrets.token_urlsafe(32).encode())
-        return Credentials(_ADMINISTRATOR, _read_private(secret_file).decode("ascii").strip())
+        return Credentials("admin", _read_private(secret_file).decode("ascii").strip())
     except (OSError, UnicodeError) as exc:
         # The text of a UnicodeError would show bytes of the secret.
         cause = exc.strerror if isinstance(exc, OSError) else type(exc).__name__
