@@ -51,18 +51,15 @@ _STEP: Final = re.compile(r"^\s+(found |\[SUCCESSFUL \])")
 _STEPS: Final = 141 + 148
 
 # The causes of a failure in Ivy's output; the first pattern that matches any line wins.
-_CAUSES: Final = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"No space left on device",
-        r"Host \S+ not found",
-        r"java\.net\.\S+Exception: .*",
-        r"javax\.net\.ssl\.\S+Exception: .*",
-        r"(?i)\bconnect(ion)? timed out.*",
-        r"HTTP response status: \d+.*",
-        r"Exception in thread .*",
-        r":: [\w.]+#[\w.-]+;[\w.-]+: .*",
-    )
+_CAUSES: Final = (
+    r"No space left on device",
+    r"Host \S+ not found",
+    r"java\.net\.\S+Exception: .*",
+    r"javax\.net\.ssl\.\S+Exception: .*",
+    r"(?i)\bconnect(ion)? timed out.*",
+    r"HTTP response status: \d+.*",
+    r"Exception in thread .*",
+    r":: [\w.]+#[\w.-]+;[\w.-]+: .*",
 )
 
 
@@ -96,10 +93,8 @@ def sha256_of(file: Path) -> str:
 
 
 def differences(folder: Path, checksums: Mapping[str, str]) -> str:
-    """Return how the jars of a folder differ from a list, naming the first of them; empty if they are equal.
-
-    Every jar is read: sizes and times could be forged. 106 MB take about 0.1 s, a cluster's start takes about 5 s.
-    """
+    """Return how the jars of a folder differ from a list, naming the first of them; empty if they are equal."""
+    # Every jar is read: sizes and times could be forged. 106 MB take about 0.1 s, a cluster's start takes about 5 s.
     texts = []
     for name in sorted({jar.name for jar in folder.glob("*.jar")} | checksums.keys()):
         try:
@@ -147,7 +142,7 @@ def fetch(
 ) -> tuple[Path, ...]:
     """Fetch the server into `cache`, unless another process has done so while this one waited for the lock.
 
-    `java` is the program, `ivy` its jar, and `free_bytes` returns the free space of a folder. Raises as `server_jars`.
+    `ivy` is a jar, and `free_bytes` returns the free space of a folder. Raises as `server_jars`.
     """
     tell, checksums = progress or no_progress, checksums or server_checksums()
     try:
@@ -285,7 +280,7 @@ def _read(process: subprocess.Popen[str], steps: queue.SimpleQueue[bool]) -> lis
 
 
 def _ivy_failed(output: list[str], code: int) -> ClusterError:
-    found = (match[0] for cause in _CAUSES for line in output if (match := cause.search(line)))
+    found = (match[0] for cause in _CAUSES for line in output if (match := re.search(cause, line)))
     reason = next(found, output[-1].strip() if output else f"exit code {code}")
     return ClusterError(
         f"fetching the RocketMQ server failed: {reason}. It needs the network once; behind an HTTP proxy set"

@@ -104,13 +104,7 @@ class LocalCluster:
         if not is_list_of(str, jvm_options):
             raise ClusterError("jvm_options takes a list with a text for each option, as in ['-Xmx1g', '-Xss1m']")
         self._jvm_options = tuple(jvm_options)
-        check_security(
-            auth,
-            tls,
-            broker_properties=self._overrides,
-            proxy_properties=self._proxy_overrides or {},
-            jvm_options=self._jvm_options,
-        )
+        check_security(auth, tls, self._overrides, self._proxy_overrides or {}, self._jvm_options)
         self._auth = auth
         self._tls: Tls = tls
         self._wanted_directory = Path(directory).absolute() if directory is not None else None
@@ -168,10 +162,7 @@ class LocalCluster:
 
     @property
     def options(self) -> dict[str, str]:
-        """The options of a DataFrame's read or write; the secret key is named by its file (``secretKey=file:...``).
-
-        >>> df.write.format("rocketmq").options(**cluster.options).save("orders")  # doctest: +SKIP
-        """
+        """The options of a DataFrame's read or write; the secret key is named by its file (``secretKey=file:...``)."""
         return {"nameServer": self.name_server, **self._require_running().security.options}
 
     @property
@@ -181,10 +172,7 @@ class LocalCluster:
 
     @property
     def client_options(self) -> dict[str, Any]:
-        """The arguments of a `Producer` and an `Admin`.
-
-        >>> producer = Producer("shop", **cluster.client_options)  # doctest: +SKIP
-        """
+        """The options of a `Producer` and an `Admin`: ``Producer("shop", **cluster.client_options)``."""
         return client_options(self.options)
 
     @property
@@ -237,24 +225,13 @@ class LocalCluster:
     ) -> None:
         """Create a user on all brokers, who may use only the topics and groups that are named here.
 
-        Parameters
-        ----------
-        name : str
-            The option ``accessKey``: letters, digits, ``.``, ``_`` and ``-``.
-        secret_key : str
-            The option ``secretKey``: the secret itself, not a reference to it.
-        publish, subscribe : sequence of str, default none
-            Topics to send to, and topics to read. ``orders-*`` stands for all whose name begins with ``orders-``, ``*``
-            for all.
-        groups : sequence of str, default none
-            Consumer groups to read as. The source's default is ``spark-rocketmq-source``.
+        `name` and `secret_key` are the options ``accessKey`` and ``secretKey``: the secret itself, not a reference to
+        it. `publish` are topics to send to, `subscribe` topics to read, and `groups` consumer groups to read as; the
+        source's default is ``spark-rocketmq-source``. ``orders-*`` stands for all whose name begins with ``orders-``,
+        ``*`` for all.
 
-        Raises
-        ------
-        ClusterError
-            The cluster has no `auth`, or isn't running; an argument is not allowed; or the user exists.
-        MQBrokerException, RemotingException
-            A broker refuses for another reason, or does not answer.
+        Raises a ClusterError if the cluster has no `auth` or isn't running, an argument is not allowed, or the user
+        exists; and the error of a broker that refuses for another reason, or does not answer.
         """
         if not self._auth:
             raise ClusterError("the cluster knows no users: LocalCluster(auth=True)")

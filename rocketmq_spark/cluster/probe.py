@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from rocketmq_spark.errors import ClusterError, RemotingException, RocketMQError
@@ -19,6 +19,7 @@ from rocketmq_spark.options.kinds import ENV, FILE, is_padded, is_printable, is_
 from rocketmq_spark.protocol.remoting.codes import STORED, RequestCode, ResponseCode, broker_error
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.headers import GetRouteInfoRequestHeader, SendMessageRequestHeaderV2
+from rocketmq_spark.protocol.remoting.response_headers import SendMessageResponseHeader
 from rocketmq_spark.protocol.remoting.route import decode_cluster_info, decode_topic_route
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from rocketmq_spark.transport.tls import TlsSettings
@@ -69,7 +70,7 @@ class Probe:
         answer = self.ask(name_server, header.code, header.to_ext_fields(), f"looking up topic {topic}")
         return decode_topic_route(bytes(answer.body))
 
-    def send(self, address: str, broker_name: str, topic: str, body: bytes) -> None:
+    def send(self, address: str, broker_name: str, topic: str, body: bytes) -> SendMessageResponseHeader:
         """Store one message in queue 0 of a topic on one broker."""
         header = SendMessageRequestHeaderV2(
             producer_group="rocketmq-spark-probe",
@@ -78,7 +79,9 @@ class Probe:
             born_timestamp=int(time.time() * 1000),
             broker_name=broker_name,
         )
-        self.ask(address, header.code, header.to_ext_fields(), f"sending a message to {topic}/{broker_name}/0", body)
+        doing = f"sending a message to {topic}/{broker_name}/0"
+        answer = self.ask(address, header.code, header.to_ext_fields(), doing, body)
+        return SendMessageResponseHeader.from_ext_fields(answer.ext_fields)
 
     def configure(self, address: str, properties: Mapping[str, object]) -> None:
         """Change properties of a running broker and in its file (UPDATE_BROKER_CONFIG)."""
@@ -87,20 +90,14 @@ class Probe:
         self.ask(address, RequestCode.UPDATE_BROKER_CONFIG, {}, doing, "\n".join(lines).encode())
 
 
-def create_user(
-    probe: Probe,
-    brokers: Iterable[str],
-    name: str,
-    secret_key: str,
-    *,
-    publish: Sequence[str],
-    subscribe: Sequence[str],
-    groups: Sequence[str],
-) -> None:
-    """Create a user on all brokers, or on none of those that answer; see `LocalCluster.create_user`."""
-    check_user(name, secret_key, publish=publish, subscribe=subscribe, groups=groups)
-    addresses, doing = tuple(brokers), f"creating the user {name}"
-    for address in addresses:
+def create_user(probe: Probe, brokers: Collection[str], name: str, secret_key: str, **rights: Sequence[str]) -> None:
+    """Create a user on all brokers, or on none of those that answer.
+
+    `rights` are publish, subscribe and groups, as of `LocalCluster.create_user`.
+    """
+    check_user(name, secret_key, **rights)
+    doing = f"creating the user {name}"
+    for address in brokers:
         # The answer about an unknown user is empty.
         if probe.ask(address, RequestCode.AUTH_GET_USER, {"username": name}, doing).body:
             raise ClusterError(
@@ -109,13 +106,13 @@ def create_user(
                 "with, or take another name"
             )
     try:
-        for code, fields, body in user_requests(name, secret_key, publish, subscribe, groups):
-            for address in addresses:
+        for code, fields, body in user_requests(name, secret_key, **rights):
+            for address in brokers:
                 probe.ask(address, code, fields, doing, body)
     except RocketMQError as exc:
         # A user that some brokers know, or without rights, could not be created again.
         kept = []
-        for address in addresses:
+        for address in brokers:
             try:
                 probe.ask(address, RequestCode.AUTH_DELETE_USER, {"username": name}, f"taking back the user {name}")
             except RocketMQError:
@@ -128,9 +125,7 @@ def create_user(
         ) from exc
 
 
-def check_user(
-    name: str, secret_key: str, *, publish: Sequence[str], subscribe: Sequence[str], groups: Sequence[str]
-) -> None:
+def check_user(name: str, secret_key: str, **rights: Sequence[str]) -> None:
     """Raise a ClusterError for a user that brokers would accept, but that could not connect or do what is meant."""
     if not isinstance(name, str) or not re.fullmatch(_NAME, name):
         raise ClusterError(f"creating the user {name!r}: allowed in a name are letters, digits, '.', '_' and '-'")
@@ -144,7 +139,7 @@ def check_user(
             f"{doing}: secret_key begins with {ENV} or {FILE}, which the option secretKey takes for the place of a "
             "secret; give the secret itself"
         )
-    for parameter, names in (("publish", publish), ("subscribe", subscribe), ("groups", groups)):
+    for parameter, names in rights.items():
         if isinstance(names, str) or not isinstance(names, Sequence):
             raise ClusterError(
                 f"{doing}: {parameter}={names!r} is no list of names; give one, as in ['orders', 'new-*']"

@@ -47,16 +47,12 @@ class Certificate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """The files of a cluster with TLS.
-
-    All servers show `server`, also to each other. Clients need `client` if the servers demand a certificate.
-    `properties` is the ``tls.config.file`` of the JVMs.
-    """
+    """The files of a cluster with TLS."""
 
     ca_file: Path
-    server: Certificate
-    client: Certificate | None
-    properties: Path
+    server: Certificate  # Shown by all servers, also to each other
+    client: Certificate | None  # For clients, if the servers demand one
+    properties: Path  # The ``tls.config.file`` of the JVMs
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +172,14 @@ def client_options(options: Mapping[str, str]) -> dict[str, Any]:
 def check_security(
     auth: bool,
     tls: Tls,
-    *,
-    broker_properties: Sequence[Mapping[str, object]],
-    proxy_properties: Mapping[str, object],
+    brokers: Sequence[Mapping[str, object]],
+    proxy: Mapping[str, object],
     jvm_options: Sequence[str],
 ) -> None:
-    """Raise a ClusterError for properties that contradict `auth` and `tls`, and for TLS without trustme."""
+    """Raise a ClusterError for TLS without trustme, and for properties that contradict `auth` and `tls`.
+
+    `brokers` has the properties of each broker, `proxy` those of the proxy.
+    """
     if not isinstance(auth, bool):
         # The value is not shown, because it may be a secret.
         raise ClusterError(
@@ -196,29 +194,25 @@ def check_security(
                 " servers demand a certificate of their clients"
             )
     if tls:
-        _require_trustme()
-        _refuse(proxy_properties, _PROXYS_TLS, "proxy", "tls")
+        try:
+            import trustme  # noqa: F401
+        except ImportError as exc:
+            raise ClusterError(
+                f"a cluster with TLS makes its certificates with the Python package trustme, which can't be used here"
+                f" ({exc}): pip install 'rocketmq-spark[cluster]'"
+            ) from exc
+        _refuse(proxy, _PROXYS_TLS, "proxy", "tls")
     if auth:
         own = Security(Credentials("", ""))
-        for properties in broker_properties:
+        for properties in brokers:
             _refuse(properties, own.broker_properties, "broker_properties", "auth")
-        _refuse(proxy_properties, own.proxy_properties, "proxy", "auth")
+        _refuse(proxy, own.proxy_properties, "proxy", "auth")
 
 
 def _refuse(given: Mapping[str, object], own: Mapping[str, object] | Sequence[str], where: str, parameter: str) -> None:
     for name in given:
         if name in own:
             raise ClusterError(f"{where} may not set {name} beside {parameter}=, which sets it: leave one of them out")
-
-
-def _require_trustme() -> None:
-    try:
-        import trustme  # noqa: F401
-    except ImportError as exc:
-        raise ClusterError(
-            f"a cluster with TLS makes its certificates with the Python package trustme, which can't be used here"
-            f" ({exc}): pip install 'rocketmq-spark[cluster]'"
-        ) from exc
 
 
 def _tls_files(folder: Path, *, mutual: bool) -> TlsFiles:
@@ -275,11 +269,9 @@ def write_tls_properties(files: TlsFiles) -> None:
 
 
 def _administrator(secret_file: Path) -> Credentials:
-    """Return the administrator, whose secret key is in a file; the file is created if it is missing.
-
-    A folder that outlives its cluster keeps the brokers' users, and so the file beside them.
-    """
+    """Return the administrator, whose secret key is in a file; the file is created if it is missing."""
     try:
+        # A folder that outlives its cluster keeps the brokers' users, and so the file beside them.
         if not os.path.lexists(secret_file):
             write_private(secret_file, secrets.token_urlsafe(32).encode())
         return Credentials("admin", _read_private(secret_file).decode("ascii").strip())
