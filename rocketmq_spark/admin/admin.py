@@ -9,7 +9,6 @@ import contextlib
 import difflib
 import os
 from collections.abc import Sequence
-from types import TracebackType
 from typing import NoReturn
 
 from rocketmq_spark.admin.answers import BrokerInfo, PeekedMessage, QueueOffsets, Table, TopicInfo
@@ -88,9 +87,7 @@ class Admin:
     def __enter__(self) -> Admin:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __reduce__(self) -> NoReturn:

@@ -309,9 +309,8 @@ def _print_checks(found: Table[Check]) -> None:
             room = max(console.width - len(indent), _NARROWEST)
             text = textwrap.fill(text, room, break_long_words=False, break_on_hyphens=False)
         line = Text(f"{check.state:<{states}}", style=colours[check.state])
-        line.append(f"{escaped(check.check):<{names}}", style="default").append(
-            text.replace("\n", f"\n{indent}"), style="default"
-        )
+        line.append(f"{escaped(check.check):<{names}}", style="default")
+        line.append(text.replace("\n", f"\n{indent}"), style="default")
         console.print(line, soft_wrap=True)
         if check.mend:
             console.print(f"{'':{states}}→ {escaped(check.mend)}", markup=False, soft_wrap=True)

@@ -159,6 +159,4 @@ def run(console: Console, *, over_grpc: bool = False) -> None:
             stored = _stored_messages(cluster.name_server, rows)
             console.print(f"[bold]stored[/]   {stored:,} messages, by the brokers' own queue offsets")
             if stored != rows:
-                raise DeliveryError(
-                    f"the brokers hold {stored:,} messages of topic {TOPIC}, {rows:,} rows were written"
-                )
+                raise DeliveryError(f"the brokers hold {stored:,} messages of topic {TOPIC}, of {rows:,} rows written")

@@ -122,9 +122,7 @@ def broker_overrides(
     if not is_list_of(Mapping, each):
         raise ClusterError("broker_properties takes a mapping for all brokers, or a list with one for each of them")
     if len(each) != brokers:
-        raise ClusterError(
-            f"broker_properties has {len(each)} mappings for {brokers} brokers; give one for each, or one"
-        )
+        raise ClusterError(f"broker_properties has {len(each)} mappings for {brokers} brokers; give one, or one each")
     for properties in each:
         _refuse_own(properties, _BROKERS_OWN, "broker_properties")
     return [
@@ -188,9 +186,7 @@ def pick_port(taken: Iterable[int], *, below: int = 0, draw: Callable[[int, int]
         wanted = range(port - below, port + 1)
         if avoid.isdisjoint(wanted) and all(is_free(each) for each in wanted):
             return port
-    raise ClusterError(
-        f"found no free port on 127.0.0.1 between {_PORTS.start} and {_PORTS.stop}; stop what listens there"
-    )
+    raise ClusterError(f"found no free port on 127.0.0.1 from {_PORTS.start} to {_PORTS.stop}; stop what listens there")
 
 
 def pick_broker_ports(taken: Iterable[int], properties: Mapping[str, str]) -> BrokerPorts:

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 from rocketmq_spark.cluster.config import broker_overrides, checked_port, is_list_of, proxy_overrides
@@ -131,9 +130,7 @@ class LocalCluster:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
@@ -279,9 +276,7 @@ class LocalCluster:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             free = shutil.disk_usage(directory).free
         except OSError as exc:
-            raise ClusterError(
-                f"making the cluster's folder: {exc}; set directory= to one that can be written"
-            ) from exc
+            raise ClusterError(f"making the cluster's folder: {exc}; set directory= to a writable one") from exc
         self._site = Site(
             java=java,
             jars=jars,
@@ -307,9 +302,7 @@ class LocalCluster:
         self._name_server.start()
         # A broker that finds no name server when it starts tries again only after 10 seconds.
         self._name_server.await_ready(deadline)
-        self._brokers = tuple(
-            Broker(site, f"broker-{index}", overrides) for index, overrides in enumerate(self._overrides)
-        )
+        self._brokers = tuple(Broker(site, f"broker-{index}", own) for index, own in enumerate(self._overrides))
         for broker in self._brokers:
             broker.start()
         steps = len(self._brokers) + (self._proxy_overrides is not None) + 1

@@ -229,9 +229,7 @@ def _tls_files(folder: Path, *, mutual: bool) -> TlsFiles:
         files = TlsFiles(ca_file, server, client, folder / "tls.properties")
         write_tls_properties(files)
     except OSError as exc:
-        raise ClusterError(
-            f"making certificates in {folder}: {exc}; set directory= to one that can be written"
-        ) from exc
+        raise ClusterError(f"making certificates in {folder}: {exc}; set directory= to a writable one") from exc
     return files
 
 
