@@ -16,12 +16,9 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from rocketmq_spark.errors import ClusterError
-
-if TYPE_CHECKING:
-    from importlib.abc import Traversable
 
 # Below the range of every system's outgoing connections (Linux starts at 32768, macOS at 49152). Otherwise a client
 # that keeps trying the port while its broker is down could get it as its own port, and talk to itself.
@@ -69,14 +66,13 @@ class BrokerPorts:
 
 def render(template: str, **values: object) -> str:
     """Return a template of conf/ with its values; a ClusterError if the package was installed without templates."""
-    folder: Traversable
     try:
-        folder = importlib.resources.files("rocketmq_spark.conf")
+        file = importlib.resources.files("rocketmq_spark.conf").joinpath(template)
     except ModuleNotFoundError:
         # A source tree that is not installed: setup.cfg maps conf/ into the package only then.
-        folder = Path(__file__).parents[2] / "conf"
+        file = Path(__file__).parents[2] / "conf" / template
     try:
-        text = folder.joinpath(template).read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8")
     except OSError as exc:
         raise ClusterError(f"the package rocketmq_spark.conf is missing ({exc}); install rocketmq-spark again") from exc
     return string.Template(text).substitute(values)
