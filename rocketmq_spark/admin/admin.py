@@ -9,7 +9,6 @@ import contextlib
 import difflib
 import os
 from collections.abc import Sequence
-from types import TracebackType
 from typing import NoReturn
 
 from rocketmq_spark.admin.answers import BrokerInfo, PeekedMessage, QueueOffsets, Table, TopicInfo
@@ -33,39 +32,19 @@ class Admin:
     ----------
     name_server : str or sequence of str, optional
         ``host:9876;host:9876``. Default: the environment variable ``NAMESRV_ADDR``.
-    access_key, secret_key, security_token : str, optional
-        Sign requests to brokers; each also as ``env:NAME`` or ``file:/path``.
-    credentials_provider : str, optional
-        ``module:Class`` that returns them instead; see `CredentialsProvider`.
-    sign_name_server_requests : bool, default False
-        Sign requests to name servers, too. Proxies with access control and some name servers need it.
-    use_tls : bool, default False
-        Encrypt every connection.
-    tls_ca_file : str, optional
-        PEM file of the authorities to trust. Default: the system's.
-    tls_cert_file, tls_key_file : str, optional
-        PEM files of this client's certificate and its key, for servers that demand them.
-    tls_server_name : str, optional
-        The name in all certificates, if it is not the address of the server.
-    tls_insecure_skip_verify : bool, default False
-        Accept every certificate; this is logged as a warning.
-    namespace : str, optional
-        Only the topics of this namespace, by their names without it. Default: that of a name server
-        ``MQ_INST_x_y.host``.
     timeout : float, default 5.0
         Seconds for one request to one server; 3,600 at most.
-
-    Raises
-    ------
-    OptionError
-        An argument is malformed, no name server is given, or two arguments contradict each other.
+    access_key, ..., namespace
+        The options of a read with these names, see docs/options.md. With `namespace` topics have their names without
+        it, and those of other namespaces are left out.
 
     Notes
     -----
     Each method raises a ``RemotingException`` if no name server answers, and an ``MQBrokerException`` if one refuses.
     A broker that does not answer is named in the table's `missing`, and the other answers are shown.
 
-    It is safe for many threads, and can't be pickled.
+    It is safe for many threads, and can't be pickled. An OptionError is raised for an argument that is malformed or
+    contradicts another one, and without a name server.
 
     Examples
     --------
@@ -93,22 +72,8 @@ class Admin:
         namespace: str | None = None,
         timeout: float = 5.0,
     ) -> None:
-        given = {
-            "name_server": name_server,
-            "access_key": access_key,
-            "secret_key": secret_key,
-            "security_token": security_token,
-            "credentials_provider": credentials_provider,
-            "sign_name_server_requests": sign_name_server_requests,
-            "use_tls": use_tls,
-            "tls_ca_file": tls_ca_file,
-            "tls_cert_file": tls_cert_file,
-            "tls_key_file": tls_key_file,
-            "tls_server_name": tls_server_name,
-            "tls_insecure_skip_verify": tls_insecure_skip_verify,
-            "namespace": namespace,
-        }
-        self._options = admin_options(given, timeout, os.environ)
+        # All arguments but the timeout are options of the connection.
+        self._options = admin_options(locals(), timeout, os.environ)
         self._timeout = timeout
         transport = new_transport(self._options.connection, "")
         assert isinstance(transport, RemotingTransport), "there are no proxies among the options"
@@ -120,9 +85,7 @@ class Admin:
     def __enter__(self) -> Admin:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __reduce__(self) -> NoReturn:
@@ -143,29 +106,18 @@ class Admin:
         self._transport.close()
 
     def topics(self, *, all: bool = False) -> Table[TopicInfo]:  # noqa: A002
-        """Return the topics of the cluster.
+        """Return the topics of the cluster; an MQClientException if the given name server is a broker or a proxy.
 
-        Parameters
-        ----------
-        all : bool, default False
-            Include RocketMQ's own topics: retry and dead-letter topics of consumer groups, templates, half messages,
-            timers, and one for each broker and cluster.
-
-        Raises
-        ------
-        MQClientException
-            The given name server is a broker or a proxy.
+        With `all` RocketMQ's own topics are included: retry and dead-letter topics of consumer groups, templates, half
+        messages, timers, and one for each broker and cluster.
         """
         return topics_of(self._transport, self._timeout, everything=all)
 
     def route(self, topic: str) -> TopicRouteData:
         """Return the brokers and queues of a topic.
 
-        Raises
-        ------
-        TopicRouteStaleException
-            No name server knows the topic. The text has similar names, and the name servers that did not answer. It
-            is a ``NoBrokersException`` if they know no broker at all.
+        Raises a TopicRouteStaleException if no name server knows the topic: its text has similar names, and the name
+        servers that did not answer. It is a NoBrokersException if they know no broker at all.
         """
         try:
             return self._transport.query_route(topic, self._timeout * len(self._options.connection.name_server))
@@ -194,13 +146,7 @@ class Admin:
         """Return the offsets of each queue of a topic; the sum of messages is in the notes.
 
         A message is counted a moment after its send was acknowledged: a broker builds its queues in the background.
-
-        Raises
-        ------
-        OptionError
-            The topic is a static one.
-        TopicRouteStaleException
-            No name server knows the topic.
+        Raises an OptionError for a static topic, and a TopicRouteStaleException for one that no name server knows.
         """
         answers = offsets_of(self._options, self._transport, topic, self.route(topic))
         rows = held_by(answers)
@@ -216,8 +162,6 @@ class Admin:
 
         Parameters
         ----------
-        topic : str
-        count : int, default 10
         tag : str, optional
             Only messages with this tag, or with one of several as in ``a || b``. The last 1,000 messages of each queue
             are searched, or the last `count` if that is more.
@@ -229,10 +173,8 @@ class Admin:
         ------
         OptionError
             `count` is less than 1, the tag is not one, or the topic is a static one.
-        TopicRouteStaleException
-            No name server knows the topic.
-        ReadError
-            A queue returned nothing within the timeout, or its broker refuses.
+        TopicRouteStaleException, ReadError
+            No name server knows the topic; a queue returned nothing within the timeout, or its broker refuses.
         """
         answers = offsets_of(self._options, self._transport, topic, route := self.route(topic))
         held = held_by(answers)
@@ -246,10 +188,7 @@ class Admin:
     def brokers(self) -> Table[BrokerInfo]:
         """Return the brokers of the cluster, including slaves, and their status.
 
-        Raises
-        ------
-        MQClientException
-            The given name server is a broker or a proxy.
+        Raises an MQClientException if the given name server is a broker or a proxy.
         """
         return brokers_of(self._transport, self._timeout)
 
@@ -267,7 +206,6 @@ class Admin:
 
         Parameters
         ----------
-        topic : str
         queues : int, default 8
             On each broker.
         message_type : {"NORMAL", "FIFO", "DELAY", "TRANSACTION"}, optional

@@ -18,30 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic.
-
-    Parameters
-    ----------
-    message_type : str or None
-        The messages that a 5.x proxy accepts: ``NORMAL``, ``FIFO``, ``DELAY``, ``TRANSACTION``; None for 4.x brokers.
-    queue_type : str or None
-        ``SimpleCQ``, or ``BatchCQ``: a batch may be stored there as one record.
-    brokers : tuple of str
-        The names of the brokers that have it.
-    queues : int
-        On all brokers together.
-    permission : str
-        ``rw``, ``r``, ``w`` or ``-``; several with a slash between them if brokers differ.
-    """
+    """A topic."""
 
     SPARE: ClassVar[tuple[str, ...]] = ("queue_type", "permission", "message_type")
 
     topic: str
-    message_type: str | None
-    queue_type: str | None
-    brokers: tuple[str, ...]
-    queues: int
-    permission: str
+    message_type: str | None  # What a 5.x proxy accepts: NORMAL, FIFO, DELAY or TRANSACTION; None for 4.x brokers
+    queue_type: str | None  # SimpleCQ, or BatchCQ: a batch may be stored there as one record
+    brokers: tuple[str, ...]  # The names of the brokers that have it
+    queues: int  # On all brokers together
+    permission: str  # rw, r, w or -; several with a slash between them if brokers differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,65 +59,39 @@ class QueueOffsets:
 
 @dataclass(frozen=True, slots=True)
 class PeekedMessage:
-    """A stored message.
-
-    Parameters
-    ----------
-    store_time : datetime or None
-        When its broker stored it, UTC; None if the record cannot be decoded.
-    properties : mapping of str to str
-        The user's own.
-    body : bytes
-        Decompressed; of an unreadable message the bytes as stored.
-    unreadable : str or None, default None
-        Why the message cannot be read.
-    """
+    """A stored message."""
 
     SPARE: ClassVar[tuple[str, ...]] = ("properties", "queue_offset", "queue_id", "broker_name")
     # A column only if such a message is in the table.
     RARE: ClassVar[tuple[str, ...]] = ("unreadable",)
 
-    store_time: datetime | None
+    store_time: datetime | None  # When its broker stored it, UTC; None if the record cannot be decoded
     broker_name: str
     queue_id: int
     queue_offset: int
     tags: str | None
     keys: str | None
-    properties: Mapping[str, str]
-    body: bytes
-    unreadable: str | None = None
+    properties: Mapping[str, str]  # The user's own
+    body: bytes  # Decompressed; of an unreadable message the bytes as stored
+    unreadable: str | None = None  # Why the message cannot be read
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerInfo:
-    """A broker. Values that its release does not report are None.
-
-    Parameters
-    ----------
-    broker_id : int
-        0 is the master.
-    address : str
-        ``host:port``, as it has registered itself (``brokerIP1``).
-    permission : str or None
-        ``rw``, or less by its settings; None also if the user may not see its settings.
-    disk_used_percent : float or None
-        Of the disk with its commit log.
-    messages_in_today, messages_out_today : int or None
-        Since midnight, by its clock.
-    """
+    """A broker. Values that its release does not report are None."""
 
     SPARE: ClassVar[tuple[str, ...]] = (
         "running_since", "cluster", "permission", "broker_id", "messages_out_today", "messages_in_today", "version",
     )  # fmt: skip
 
     broker_name: str
-    broker_id: int
+    broker_id: int  # 0 is the master
     cluster: str
-    address: str
+    address: str  # host:port, as it has registered itself (brokerIP1)
     version: str | None
-    permission: str | None
-    disk_used_percent: float | None
-    messages_in_today: int | None
+    permission: str | None  # rw, or less by its settings; None also if the user may not see its settings
+    disk_used_percent: float | None  # Of the disk with its commit log
+    messages_in_today: int | None  # Since midnight, by its clock
     messages_out_today: int | None
     running_since: datetime | None
 
@@ -143,16 +103,9 @@ _LONGEST_SHOWN: Final = 60
 
 
 class Table(Sequence[T], Generic[T]):
-    """A sequence of rows that prints as a table.
+    """A sequence of rows, of the dataclass `kind`, that prints as a table.
 
-    Parameters
-    ----------
-    kind : type
-        The dataclass of the rows.
-    missing : sequence of str, default none
-        One sentence for each server, queue or topic without an answer.
-    notes : sequence of str, default none
-        Remarks about the rows, such as a total.
+    `missing` has one sentence for each server, queue or topic without an answer, `notes` are remarks such as a total.
     """
 
     def __init__(
@@ -186,9 +139,9 @@ class Table(Sequence[T], Generic[T]):
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the columns."""
-        named: tuple[str, ...] | None = getattr(self._kind, "COLUMNS", None)
-        names = named or tuple(field.name for field in dataclasses.fields(self._kind))  # type: ignore[arg-type]
+        fields = [field.name for field in dataclasses.fields(self._kind)]  # type: ignore[arg-type]
         rare = getattr(self._kind, "RARE", ())
+        names = getattr(self._kind, "COLUMNS", fields)
         return tuple(name for name in names if name not in rare or any(getattr(row, name) for row in self._rows))
 
     @property
@@ -199,13 +152,10 @@ class Table(Sequence[T], Generic[T]):
     @property
     def layout(self) -> table_view.Layout:
         """How the columns fit into a narrow terminal, by the kinds of their values."""
-        kinds = {
-            heading: {_kind_of(getattr(row, name)) for row in self._rows}
-            for name, heading in zip(self.columns, self.headings, strict=True)
-        }
 
         def of(kind: str) -> list[str]:
-            return [heading for heading, found in kinds.items() if kind in found]
+            names = (name for name in self.columns if any(_kind_of(getattr(row, name)) == kind for row in self._rows))
+            return [*map(table_view.heading, names)]
 
         spare = [*map(table_view.heading, getattr(self._kind, "SPARE", ()))]
         return table_view.Layout(right=of("right"), listed=of("listed"), free=of("free"), spare=spare)

@@ -25,18 +25,16 @@ NO_BROKERS: Final = (
     "not register; one that has just started takes a moment"
 )
 _RUNTIME: Final = re.compile(r"\b(\d{1,9}) days?, (\d{1,9}) hours?, (\d{1,9}) minutes?, (\d{1,9}) seconds?")
+_RATIO: Final = re.compile(r"[0-9]{1,19}(\.[0-9]{1,30})?")
 _SECONDS: Final = (86_400, 3_600, 60, 1)
 
 
 class BrokerStatus(NamedTuple):
-    """The answer of a broker about itself.
-
-    `now` is the time of the answer in epoch seconds by our clock. `perm` is None if the user may not see the settings.
-    """
+    """The answer of a broker about itself."""
 
     runtime: Mapping[str, str]
-    now: float
-    perm: int | None
+    now: float  # The time of the answer in epoch seconds by our clock
+    perm: int | None  # None if the user may not see the settings
 
 
 def brokers_of(transport: RemotingTransport, timeout: float) -> Table[BrokerInfo]:
@@ -85,8 +83,9 @@ def version_of(runtime: Mapping[str, str]) -> str | None:
 
 def disk_used_percent(runtime: Mapping[str, str]) -> float | None:
     """Return the used percentage of the disk with the commit log; of several disks, the fullest."""
-    ratios = [number for name in runtime if name.startswith("commitLogDiskRatio") if (number := _float(runtime, name))]
-    return round(max(ratios) * 100, 1) if ratios else None
+    texts = (text for name, text in runtime.items() if name.startswith("commitLogDiskRatio"))
+    ratios = [float(text) for text in texts if _RATIO.fullmatch(text)]
+    return round(max(ratios) * 100, 1) if any(ratios) else None
 
 
 def clock_of(runtime: Mapping[str, str]) -> float | None:
@@ -125,11 +124,6 @@ def _today(runtime: Mapping[str, str], name: str) -> int | None:
 def _integer(runtime: Mapping[str, str], name: str) -> int | None:
     text = runtime.get(name, "")
     return int(text) if re.fullmatch(r"-?[0-9]{1,19}", text) else None
-
-
-def _float(runtime: Mapping[str, str], name: str) -> float | None:
-    text = runtime[name]
-    return float(text) if re.fullmatch(r"[0-9]{1,19}(\.[0-9]{1,30})?", text) else None
 
 
 _PROXYS_OWN: Final = "DefaultHeartBeatSyncerTopic"
@@ -171,7 +165,6 @@ def topics_of(transport: RemotingTransport, timeout: float, *, everything: bool)
 
 def _topic_info(topic: str, route: TopicRouteData, known: Iterable[_Attributes]) -> TopicInfo:
     attributes = [found for of_broker in known if (found := of_broker.get(topic)) is not None]
-
     return TopicInfo(
         topic,
         "/".join(sorted(set(map(message_type_of, attributes)))) or None,

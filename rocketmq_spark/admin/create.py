@@ -56,7 +56,6 @@ class NewTopic:
             raise OptionError(
                 f"creating topic {self.name} with {self.queues!r} queues: allowed is an integer, 1 or more"
             )
-        _check_flag(self, "inner", self.inner)
         if self.message_type is not None and str(self.message_type).upper() not in MESSAGE_TYPES:
             allowed = ", ".join(MESSAGE_TYPES)
             raise OptionError(f"creating topic {self.name} for {self.message_type!r} messages: allowed is {allowed}")
@@ -73,7 +72,9 @@ def create_topic(
 ) -> TopicRouteData:
     """Create or change a topic; see `Admin.create_topic`."""
     new.check()
-    _check_flag(new, "update", update)
+    for name, flag in (("inner", new.inner), ("update", update)):
+        if not isinstance(flag, bool):
+            raise OptionError(f"creating topic {new.name} with {name}={flag!r}: allowed is True or False")
     masters = _masters(transport, cluster, timeout)
     if new.queues * len(masters) > MAX_QUEUES:
         raise OptionError(
@@ -89,17 +90,11 @@ def create_topic(
     failed = {broker: why for broker, why in query_all(masters, create).items() if isinstance(why, RocketMQError)}
     if failed:
         reasons = "; ".join(f"{broker}: {why}" for broker, why in failed.items())
-        raise MQClientException(f"creating topic {new.name} with {new.queues} queues: {reasons}") from next(
-            iter(failed.values())
-        )
+        first = next(iter(failed.values()))
+        raise MQClientException(f"creating topic {new.name} with {new.queues} queues: {reasons}") from first
     # A new topic has no earlier permission.
     perm = _READ_WRITE if update else 0
     return known_to_all(transport, new, frozenset(masters), name_servers, timeout, perm)
-
-
-def _check_flag(new: NewTopic, name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise OptionError(f"creating topic {new.name} with {name}={value!r}: allowed is True or False")
 
 
 def _masters(transport: RemotingTransport, cluster: str | None, timeout: float) -> dict[str, str]:
@@ -119,11 +114,9 @@ def _refuse_existing(transport: RemotingTransport, new: NewTopic, timeout: float
     with contextlib.suppress(TopicRouteStaleException):
         route = transport.query_route(new.name, timeout)
         there = ", ".join(f"{data.broker_name}: {data.write_queue_nums} queues" for data in route.queue_datas)
-        kind = (
-            f"its message type to {new.message_type.upper()}"
-            if new.message_type
-            else "leaves its message type as it is"
-        )
+        kind = "leaves its message type as it is"
+        if new.message_type:
+            kind = f"its message type to {new.message_type.upper()}"
         raise MQClientException(
             f"topic {new.name} exists already ({there}): take another name, or change it with --update (in Python "
             f"update=True), which sets its queues to {new.queues} on each broker and its permission to rw, and {kind}"

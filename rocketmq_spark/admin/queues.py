@@ -45,11 +45,10 @@ _UNKNOWN_TIME: Final = datetime.max.replace(tzinfo=timezone.utc)
 
 
 def admin_options(given: Mapping[str, Any], timeout: float, environ: Mapping[str, str]) -> SourceOptions:
-    """Return the options of a connection.
+    """Return the options of a connection, or raise an OptionError.
 
-    `given` is by field of `SourceOptions`, with None for missing ones; ``NAMESRV_ADDR`` is the default of the name
-    servers. `timeout` is the seconds for each request. Raises an OptionError for malformed, missing or contradicting
-    options.
+    `given` is by field of `SourceOptions`, with None for missing ones; other names are ignored. ``NAMESRV_ADDR`` is the
+    default of the name servers. `timeout` is the seconds for each request.
     """
     check_timeout(timeout)
     table = [spec for spec in SOURCE_OPTIONS if spec.field in given]
@@ -79,11 +78,7 @@ def check_timeout(timeout: float) -> None:
 def offsets_of(
     options: SourceOptions, transport: ReadTransport, topic: str, route: TopicRouteData
 ) -> dict[MessageQueue, QueueOffsets | RocketMQError]:
-    """Return the offsets of each queue of a topic, or the error; by broker name, then queue id.
-
-    A message is counted a moment after its send was acknowledged: a broker builds its queues in the background. Raises
-    an OptionError for a static topic.
-    """
+    """Return the offsets of each queue of a topic, or the error; by broker name, then queue id."""
     refuse_static(topic, route)
     own = replace(options, subscribe=(topic,), read_timeout_ms=options.pull_timeout_ms + _LONGEST_MS)
     queues = TopicQueues(own, transport, time.monotonic, {topic: route})
@@ -108,9 +103,9 @@ def offsets_of(
 def held_by(answers: dict[MessageQueue, QueueOffsets | RocketMQError]) -> list[QueueOffsets]:
     """Return the known offsets; raises the first error if none is known."""
     held = [answer for answer in answers.values() if isinstance(answer, QueueOffsets)]
-    for answer in answers.values():
-        if not held and isinstance(answer, RocketMQError):
-            raise answer
+    errors = [answer for answer in answers.values() if isinstance(answer, RocketMQError)]
+    if errors and not held:
+        raise errors[0]
     return held
 
 
@@ -139,21 +134,17 @@ def queue_offsets(name_servers: str | Sequence[str], topic: str, *, timeout: flo
     ------
     OptionError
         An argument is malformed, or the topic is a static one.
-    RemotingException
-        A server does not answer.
-    TopicRouteStaleException
-        No name server knows the topic.
+    RemotingException, TopicRouteStaleException
+        A server does not answer, or no name server knows the topic.
     """
     options = admin_options({"name_server": name_servers}, timeout, {})
     namespace = options.connection.namespace or ""
     with RemotingTransport(options.connection.name_server, namespace=namespace) as transport:
         answers = offsets_of(options, transport, topic, transport.query_route(topic, timeout))
-    found = []
     for answer in answers.values():
         if isinstance(answer, RocketMQError):
             raise answer
-        found.append(answer)
-    return found
+    return held_by(answers)
 
 
 def peek(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from rocketmq_spark.cli.connection import print_json
 from rocketmq_spark.errors import ClusterError, escaped
 
 if TYPE_CHECKING:
@@ -53,12 +54,12 @@ def up(
     file = _state_file()
     with file.locked():
         running = file.load()
-        if running is not None and running.is_alive():
-            raise ClusterError(
-                f"a cluster runs already, its name server is {running.name_server};"
-                " stop it first: rocketmq-spark cluster down"
-            )
         if running is not None:
+            if running.is_alive():
+                raise ClusterError(
+                    f"a cluster runs already, its name server is {running.name_server};"
+                    " stop it first: rocketmq-spark cluster down"
+                )
             # It died, but its folder may be left.
             running.stop()
             file.remove()
@@ -84,9 +85,8 @@ def status(as_json: Annotated[bool, typer.Option("--json", help="As JSON, for pr
         from rocketmq_spark.cluster.state import ClusterState
 
         servers = [dataclasses.asdict(server) | {"state": server.state()} for server in state.servers] if state else []
-        nothing = dict.fromkeys(field.name for field in dataclasses.fields(ClusterState))
-        known = dataclasses.asdict(state) if state else nothing
-        typer.echo(json.dumps({**known, "running": bool(state and state.is_alive()), "servers": servers}, indent=2))
+        known = {field.name: getattr(state, field.name, None) for field in dataclasses.fields(ClusterState)}
+        print_json({**known, "running": bool(state and state.is_alive()), "servers": servers})
         return
     if state is None:
         typer.echo(_NONE)
@@ -195,12 +195,8 @@ def progress_on_stderr() -> Iterator[Progress]:
 
         yield print_step
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:3.0f}%"),
-        TimeElapsedColumn(),
-    )
+    percentage = TextColumn("{task.percentage:3.0f}%")
+    columns = (TextColumn("{task.description}"), BarColumn(), percentage, TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bars:
         task = bars.add_task("", total=1.0)
         yield lambda what, fraction: bars.update(task, description=what, completed=fraction)

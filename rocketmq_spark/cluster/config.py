@@ -6,7 +6,6 @@ is refused, not replaced.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.resources
 import json
 import random
@@ -17,7 +16,6 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
 from typing import Final
 
 from rocketmq_spark.errors import ClusterError
@@ -68,7 +66,16 @@ class BrokerPorts:
 
 def render(template: str, **values: object) -> str:
     """Return a template of conf/ with its values; a ClusterError if the package was installed without templates."""
-    return string.Template(_read(template)).substitute(values)
+    try:
+        file = importlib.resources.files("rocketmq_spark.conf").joinpath(template)
+    except ModuleNotFoundError:
+        # A source tree that is not installed: setup.cfg maps conf/ into the package only then.
+        file = Path(__file__).parents[2] / "conf" / template
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as exc:
+        raise ClusterError(f"the package rocketmq_spark.conf is missing ({exc}); install rocketmq-spark again") from exc
+    return string.Template(text).substitute(values)
 
 
 def user_folder(kind: str, default: str, environ: Mapping[str, str]) -> Path:
@@ -92,43 +99,42 @@ def properties_text(properties: Mapping[str, str]) -> str:
     return "".join(f"{_escaped(key, ' =:#!')}={_escaped(value, ' ')}\n" for key, value in properties.items())
 
 
+def _escaped(text: str, special: str) -> str:
+    def units(match: re.Match[str]) -> str:
+        data = match[0].encode("utf-16-be", "surrogatepass")
+        return "".join(f"\\u{unit:04x}" for (unit,) in struct.iter_unpack(">H", data))
+
+    quoted = re.sub(rf"[\\{special}]", r"\\\g<0>", text)
+    return re.sub(r"[^ -~]+", units, quoted)
+
+
 def broker_overrides(
     given: Mapping[str, object] | Sequence[Mapping[str, object]] | None, brokers: int
 ) -> list[dict[str, str]]:
-    """Return the properties of each broker. `given` is for all brokers, or has one mapping for each.
-
-    Raises a ClusterError for a wrong number of brokers or mappings, and for a property that the cluster sets itself.
-    """
-    if not _is_number(brokers, int) or brokers < 1:
+    """Return the checked properties of each broker; `given` is for all brokers, or has one mapping for each."""
+    if not isinstance(brokers, int) or isinstance(brokers, bool) or brokers < 1:
         raise ClusterError(f"brokers={brokers!r}: a cluster needs at least one; allowed are integers from 1 on")
     each = [given or {}] * brokers if given is None or isinstance(given, Mapping) else given
-    if not _is_list_of(Mapping, each):
+    if not is_list_of(Mapping, each):
         raise ClusterError("broker_properties takes a mapping for all brokers, or a list with one for each of them")
     if len(each) != brokers:
-        raise ClusterError(
-            f"broker_properties has {len(each)} mappings for {brokers} brokers; give one for each, or one"
-        )
-    overrides = []
+        raise ClusterError(f"broker_properties has {len(each)} mappings for {brokers} brokers; give one, or one each")
     for properties in each:
-        for name in properties:
-            if name in _BROKERS_OWN:
-                raise ClusterError(f"broker_properties may not set {name}: {_BROKERS_OWN[name]}")
-        overrides.append({name: _property_value(value) for name, value in properties.items()})
-    return overrides
+        _refuse_own(properties, _BROKERS_OWN, "broker_properties")
+    return [
+        {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in properties.items()}
+        for properties in each
+    ]
 
 
 def proxy_overrides(given: bool | Mapping[str, object]) -> dict[str, object] | None:
-    """Return the properties of the proxy, or None without a proxy; a mapping, even an empty one, asks for a proxy.
-
-    Raises a ClusterError for another type, a property that the cluster sets itself, or a value that JSON does not have.
-    """
-    if not isinstance(given, bool | Mapping):
-        raise ClusterError(f"proxy takes False, True or a mapping of properties, not a {type(given).__name__}")
-    if not isinstance(given, Mapping):
+    """Return the checked properties of the proxy, or None without a proxy; even an empty mapping asks for one."""
+    if isinstance(given, bool):
         return {} if given else None
+    if not isinstance(given, Mapping):
+        raise ClusterError(f"proxy takes False, True or a mapping of properties, not a {type(given).__name__}")
+    _refuse_own(given, _PROXYS_OWN, "proxy")
     for name, value in given.items():
-        if name in _PROXYS_OWN:
-            raise ClusterError(f"proxy may not set {name}: {_PROXYS_OWN[name]}")
         try:
             json.dumps(value)
         except (TypeError, ValueError) as exc:
@@ -136,25 +142,15 @@ def proxy_overrides(given: bool | Mapping[str, object]) -> dict[str, object] | N
     return dict(given)
 
 
-def checked_jvm_options(given: Sequence[str]) -> tuple[str, ...]:
-    """Return the JVM options of a cluster, or raise a ClusterError."""
-    if not _is_list_of(str, given):
-        raise ClusterError("jvm_options takes a list with a text for each option, as in ['-Xmx1g', '-Xss1m']")
-    return tuple(given)
+def _refuse_own(given: Mapping[str, object], own: Mapping[str, str], parameter: str) -> None:
+    for name in given:
+        if name in own:
+            raise ClusterError(f"{parameter} may not set {name}: {own[name]}")
 
 
-def checked_timeout(given: float) -> float:
-    """Return the `start_timeout` of a cluster, or raise a ClusterError."""
-    if not _is_number(given, int | float) or not given > 0:
-        raise ClusterError(f"start_timeout={given!r}: allowed are seconds above 0")
-    return given
-
-
-def named_port(properties: Mapping[str, str], name: str) -> int | None:
-    """Return the port that a user's properties name, or None; a ClusterError if it is no port."""
-    if name not in properties:
-        return None
-    return checked_port(properties[name], name)
+def is_list_of(kind: type, given: object) -> bool:
+    """Return whether a parameter is a sequence of `kind`, and not a text, which is a sequence of texts."""
+    return isinstance(given, Sequence) and not isinstance(given, str) and all(isinstance(one, kind) for one in given)
 
 
 def checked_port(value: object, name: str) -> int:
@@ -179,81 +175,32 @@ def is_free(port: int) -> bool:
 
 
 def pick_port(taken: Iterable[int], *, below: int = 0, draw: Callable[[int, int], int] = _draw) -> int:
-    """Return a free port that is not in `taken`; the `below` ports before it are free too. `draw` is ``randrange``.
-
-    Raises a ClusterError if none of 200 ports was free.
-    """
+    """Return a free port that is not in `taken`; the `below` ports before it are free too. `draw` is ``randrange``."""
     avoid = set(taken)
     for _ in range(200):
         port = draw(_PORTS.start + below, _PORTS.stop)
         wanted = range(port - below, port + 1)
         if avoid.isdisjoint(wanted) and all(is_free(each) for each in wanted):
             return port
-    raise ClusterError(
-        f"found no free port on 127.0.0.1 between {_PORTS.start} and {_PORTS.stop}; stop what listens there"
-    )
+    raise ClusterError(f"found no free port on 127.0.0.1 from {_PORTS.start} to {_PORTS.stop}; stop what listens there")
 
 
 def pick_broker_ports(taken: Iterable[int], properties: Mapping[str, str]) -> BrokerPorts:
-    """Return the ports of one broker: the ports that its properties name, or free ones.
-
-    Raises a ClusterError if a named port, or the VIP port two below ``listenPort``, is taken.
-    """
-    avoid = set(taken)
-    listen = named_port(properties, "listenPort")
-    if listen is not None:
-        require_free(listen, f"listenPort={listen}")
-        require_free(listen - 2, f"listenPort={listen} (the broker's VIP port is two below)")
-    ha = named_port(properties, "haListenPort")
-    if ha is not None:
-        require_free(ha, f"haListenPort={ha}")
-        avoid.add(ha)
+    """Return the ports of one broker: the ports that its properties name, if they are free, or free ones."""
+    named = {
+        name: checked_port(properties[name], name) for name in ("listenPort", "haListenPort") if name in properties
+    }
+    listen, ha = named.get("listenPort"), named.get("haListenPort")
+    for name, port in named.items():
+        require_free(port, f"{name}={port}")
     if listen is None:
-        listen = pick_port(avoid, below=2)
-    if ha is None:
-        ha = pick_port(avoid | {listen, listen - 2})
-    return BrokerPorts(listen, ha)
+        listen = pick_port({*taken, *named.values()}, below=2)
+    else:
+        require_free(listen - 2, f"listenPort={listen} (the broker's VIP port is two below)")
+    return BrokerPorts(listen, ha or pick_port({*taken, listen, listen - 2}))
 
 
 def require_free(port: int, name: str) -> None:
     """Raise a ClusterError with `name` if something listens on the port."""
     if not is_free(port):
         raise ClusterError(f"{name}: something listens on 127.0.0.1:{port} already; stop it or name another port")
-
-
-def _read(template: str) -> str:
-    with contextlib.suppress(ModuleNotFoundError):
-        return importlib.resources.files("rocketmq_spark.conf").joinpath(template).read_text(encoding="utf-8")
-    # A source tree that is not installed: setup.cfg maps conf/ into the package only then.
-    file = Path(__file__).parents[2] / "conf" / template
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError as exc:
-        raise ClusterError(f"the package rocketmq_spark.conf is missing ({exc}); install rocketmq-spark again") from exc
-
-
-def _is_number(value: object, kind: type | UnionType) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
-
-
-def _is_list_of(kind: type, given: object) -> bool:
-    # A text is a sequence too, of texts.
-    return isinstance(given, Sequence) and not isinstance(given, str) and all(isinstance(one, kind) for one in given)
-
-
-def _property_value(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _escaped(text: str, special: str) -> str:
-    escapes = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
-    out = []
-    for (unit,) in struct.iter_unpack(">H", text.encode("utf-16-be", "surrogatepass")):
-        char = chr(unit)
-        if char in escapes:
-            out.append(escapes[char])
-        elif char in special:
-            out.append("\\" + char)
-        else:
-            out.append(char if 0x20 <= unit < 0x7F else f"\\u{unit:04x}")
-    return "".join(out)

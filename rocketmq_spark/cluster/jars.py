@@ -20,7 +20,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,14 +31,14 @@ from rocketmq_spark.errors import ClusterError
 
 logger = logging.getLogger("rocketmq_spark.cluster")
 
+# Of the server.
 RELEASE: Final = "5.5.0"
-"""The server's release."""
 
+# Called with the current step and the fraction of the work that is done, 0.0 to 1.0.
 Progress: TypeAlias = Callable[[str, float], None]
-"""Called with the current step and the fraction of the work that is done, 0.0 to 1.0."""
 
+# Free disk needed for a fetch: 106 MB of jars, twice (Ivy's cache and ours), and as much again to be safe.
 FETCH_BYTES: Final = 400 * 1024 * 1024
-"""Free disk needed for a fetch: 106 MB of jars, twice (Ivy's cache and ours), and as much again to be safe."""
 
 # The most files that an error names.
 _NAMED: Final = 5
@@ -52,18 +51,15 @@ _STEP: Final = re.compile(r"^\s+(found |\[SUCCESSFUL \])")
 _STEPS: Final = 141 + 148
 
 # The causes of a failure in Ivy's output; the first pattern that matches any line wins.
-_CAUSES: Final = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"No space left on device",
-        r"Host \S+ not found",
-        r"java\.net\.\S+Exception: .*",
-        r"javax\.net\.ssl\.\S+Exception: .*",
-        r"(?i)\bconnect(ion)? timed out.*",
-        r"HTTP response status: \d+.*",
-        r"Exception in thread .*",
-        r":: [\w.]+#[\w.-]+;[\w.-]+: .*",
-    )
+_CAUSES: Final = (
+    r"No space left on device",
+    r"Host \S+ not found",
+    r"java\.net\.\S+Exception: .*",
+    r"javax\.net\.ssl\.\S+Exception: .*",
+    r"(?i)\bconnect(ion)? timed out.*",
+    r"HTTP response status: \d+.*",
+    r"Exception in thread .*",
+    r":: [\w.]+#[\w.-]+;[\w.-]+: .*",
 )
 
 
@@ -91,16 +87,14 @@ def sha256_of(file: Path) -> str:
     """Return the SHA-256 of a file's content, in hexadecimal."""
     digest = hashlib.sha256()
     with file.open("rb") as opened:
-        for block in iter(lambda: opened.read(1 << 20), b""):
+        while block := opened.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
 
 
 def differences(folder: Path, checksums: Mapping[str, str]) -> str:
-    """Return how the jars of a folder differ from a list, naming the first of them; empty if they are equal.
-
-    Every jar is read: sizes and times could be forged. 106 MB take about 0.1 s, a cluster's start takes about 5 s.
-    """
+    """Return how the jars of a folder differ from a list, naming the first of them; empty if they are equal."""
+    # Every jar is read: sizes and times could be forged. 106 MB take about 0.1 s, a cluster's start takes about 5 s.
     texts = []
     for name in sorted({jar.name for jar in folder.glob("*.jar")} | checksums.keys()):
         try:
@@ -125,10 +119,7 @@ def installed_jars(cache: Path, checksums: Mapping[str, str]) -> tuple[Path, ...
 
 
 def server_jars(
-    find_java: Callable[[], Path],
-    progress: Progress | None = None,
-    *,
-    checksums: Mapping[str, str] | None = None,
+    find_java: Callable[[], Path], progress: Progress | None = None, *, checksums: Mapping[str, str] | None = None
 ) -> tuple[Path, ...]:
     """Return the server's jars; the first call of a user fetches them. `find_java` is called only then.
 
@@ -137,9 +128,7 @@ def server_jars(
     """
     cache, checksums = cache_folder(), checksums or server_checksums()
     jars = installed_jars(cache, checksums)
-    if jars is not None:
-        return jars
-    return fetch(cache, find_java(), find_ivy(), progress=progress, checksums=checksums)
+    return jars or fetch(cache, find_java(), find_ivy(), progress=progress, checksums=checksums)
 
 
 def fetch(
@@ -153,7 +142,7 @@ def fetch(
 ) -> tuple[Path, ...]:
     """Fetch the server into `cache`, unless another process has done so while this one waited for the lock.
 
-    `java` is the program, `ivy` its jar, and `free_bytes` returns the free space of a folder. Raises as `server_jars`.
+    `ivy` is a jar, and `free_bytes` returns the free space of a folder. Raises as `server_jars`.
     """
     tell, checksums = progress or no_progress, checksums or server_checksums()
     try:
@@ -188,16 +177,10 @@ def fetch(
 
 
 def find_ivy(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the Ivy jar of the installed PySpark, else of ``SPARK_HOME``.
-
-    Raises a ClusterError if neither has one (``pyspark-client`` ships no jars).
-    """
-    homes = []
+    """Return the Ivy jar of the installed PySpark, else of ``SPARK_HOME``; ``pyspark-client`` ships none."""
     spec = importlib.util.find_spec("pyspark")  # finds it without importing it
-    if spec is not None and spec.submodule_search_locations:
-        homes += list(spec.submodule_search_locations)
-    if environ.get("SPARK_HOME"):
-        homes.append(environ["SPARK_HOME"])
+    packages = spec.submodule_search_locations if spec is not None else None
+    homes = [*(packages or ()), *filter(None, [environ.get("SPARK_HOME")])]
     for home in homes:
         for jar in sorted(Path(home, "jars").glob("ivy-*.jar")):
             return jar
@@ -214,16 +197,11 @@ def _jar_folder(cache: Path) -> Path:
 @contextlib.contextmanager
 def _locked(path: Path, tell: Progress) -> Iterator[None]:
     with path.open("w") as lock:
-        waiting = False
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not waiting:
-                    tell("another process is fetching the RocketMQ server; waiting for it", 0.0)
-                waiting = True
-                time.sleep(0.2)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            tell("another process is fetching the RocketMQ server; waiting for it", 0.0)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
@@ -273,7 +251,7 @@ def retrieve(work: Path, java: Path, ivy: Path, tell: Progress) -> None:
         for process, reader in readers:
             code = process.wait(60)  # its output has ended: it is about to leave
             if code != 0:
-                raise ClusterError(_why_ivy_failed(reader.result(), code))
+                raise _ivy_failed(reader.result(), code)
 
 
 def _shares(ivy_xml: str) -> Iterator[str]:
@@ -301,10 +279,10 @@ def _read(process: subprocess.Popen[str], steps: queue.SimpleQueue[bool]) -> lis
     return output
 
 
-def _why_ivy_failed(output: list[str], code: int) -> str:
-    found = (match[0] for cause in _CAUSES for line in output if (match := cause.search(line)))
+def _ivy_failed(output: list[str], code: int) -> ClusterError:
+    found = (match[0] for cause in _CAUSES for line in output if (match := re.search(cause, line)))
     reason = next(found, output[-1].strip() if output else f"exit code {code}")
-    return (
+    return ClusterError(
         f"fetching the RocketMQ server failed: {reason}. It needs the network once; behind an HTTP proxy set"
         " JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=..., for a mirror set ROCKETMQ_SPARK_IVY_SETTINGS to an ivysettings.xml"
     )

@@ -16,30 +16,21 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from rocketmq_spark.cluster.config import (
-    broker_overrides,
-    checked_jvm_options,
-    checked_port,
-    checked_timeout,
-    proxy_overrides,
-)
+from rocketmq_spark.cluster.config import broker_overrides, checked_port, is_list_of, proxy_overrides
 from rocketmq_spark.cluster.jars import Progress, no_progress, server_jars
-from rocketmq_spark.cluster.probe import Probe
+from rocketmq_spark.cluster.probe import Probe, create_user
 from rocketmq_spark.cluster.process import State, Watchdog, find_java
-from rocketmq_spark.cluster.security import Security, Tls, check_security, client_options, create_user
+from rocketmq_spark.cluster.security import Security, Tls, check_security, client_options
 from rocketmq_spark.cluster.servers import Broker, NameServer, Proxy, Server, Site
 from rocketmq_spark.errors import ClusterError
 from rocketmq_spark.model.credentials import Credentials
 
 logger = logging.getLogger("rocketmq_spark.cluster")
 
-_T = TypeVar("_T")
-
-STORE_BYTES: Final = 512 * 1024 * 1024
-"""Free disk needed per broker. A broker dies when its disk is full, because it writes to mapped files."""
+# Free disk needed per broker. A broker dies when its disk is full, because it writes to mapped files.
+_STORE_BYTES: Final = 512 * 1024 * 1024
 
 
 class LocalCluster:
@@ -65,16 +56,14 @@ class LocalCluster:
         Properties of ``BrokerConfig``, ``MessageStoreConfig`` or ``NettyServerConfig``, for all brokers or one mapping
         for each; they win over conf/broker.conf. ``listenPort`` and ``haListenPort`` name ports.
     jvm_options : sequence of str, default none
-        Added to the command line of every server, after the built-in ones: ``-Xmx1g``. Those of TLS (``-Dtls.``) are
-        set by `tls` alone.
+        Added to the command line of every server, after the built-in ones: ``-Xmx1g``. Not those of TLS (``-Dtls.``).
     start_timeout : float, default 90.0
         Seconds until all servers must serve; also for :meth:`Broker.restart`.
     port : int, optional
         The name server's port. Default: a free one.
     auth : bool, default False
-        Brokers and proxy accept only users with an access key, and only what these may do. Their users are an
-        administrator, ``admin``, with a random secret key (:attr:`options` name its file), and those that
-        :meth:`create_user` adds.
+        Brokers and proxy accept only users with an access key, and only what these may do: the administrator ``admin``
+        with a random secret key (:attr:`options` name its file), and those that :meth:`create_user` adds.
     tls : bool or "mutual", default False
         Name server, brokers and proxy take encrypted connections (TLS 1.2 or newer) and no others. Their certificate is
         for 127.0.0.1, ::1 and localhost, of an authority made for this cluster. With ``"mutual"`` they also demand a
@@ -111,18 +100,16 @@ class LocalCluster:
     ) -> None:
         self._overrides = broker_overrides(broker_properties, brokers)
         self._proxy_overrides = proxy_overrides(proxy)
-        self._jvm_options = checked_jvm_options(jvm_options)
-        check_security(
-            auth,
-            tls,
-            broker_properties=self._overrides,
-            proxy_properties=self._proxy_overrides or {},
-            jvm_options=self._jvm_options,
-        )
+        if not is_list_of(str, jvm_options):
+            raise ClusterError("jvm_options takes a list with a text for each option, as in ['-Xmx1g', '-Xss1m']")
+        self._jvm_options = tuple(jvm_options)
+        check_security(auth, tls, self._overrides, self._proxy_overrides or {}, self._jvm_options)
         self._auth = auth
         self._tls: Tls = tls
         self._wanted_directory = Path(directory).absolute() if directory is not None else None
-        self._start_timeout = checked_timeout(start_timeout)
+        if not isinstance(start_timeout, int | float) or isinstance(start_timeout, bool) or not start_timeout > 0:
+            raise ClusterError(f"start_timeout={start_timeout!r}: allowed are seconds above 0")
+        self._start_timeout = start_timeout
         self._port = None if port is None else checked_port(port, "port")
         self._tell: Progress = progress or no_progress
         self._lock = threading.RLock()
@@ -143,20 +130,18 @@ class LocalCluster:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
     def name_server(self) -> str:
         """``127.0.0.1:port``: the option ``nameServer``."""
-        return self._started(self._name_server).address
+        return self._require_running().name_server
 
     @property
     def brokers(self) -> tuple[Broker, ...]:
         """The brokers, in the order of their names' numbers."""
-        self._started(self._name_server)
+        self._require_running()
         return self._brokers
 
     @property
@@ -167,40 +152,35 @@ class LocalCluster:
     @property
     def endpoints(self) -> str:
         """``127.0.0.1:port`` of the proxy's gRPC: the option ``endpoints``."""
-        return self._started(self._proxy, "the cluster has no proxy: LocalCluster(proxy=True)").endpoints
+        self._require_running()
+        if self._proxy is None:
+            raise ClusterError("the cluster has no proxy: LocalCluster(proxy=True)")
+        return self._proxy.endpoints
 
     @property
     def options(self) -> dict[str, str]:
-        """The options of a DataFrame's read or write, with those of `auth` and `tls`.
-
-        The secret key is named by its file (``secretKey=file:...``), not shown.
-
-        >>> df.write.format("rocketmq").options(**cluster.options).save("orders")  # doctest: +SKIP
-        """
-        return {"nameServer": self.name_server, **self._started(self._site).security.options}
+        """The options of a DataFrame's read or write; the secret key is named by its file (``secretKey=file:...``)."""
+        return {"nameServer": self.name_server, **self._require_running().security.options}
 
     @property
     def grpc_options(self) -> dict[str, str]:
         """The options of a write through the proxy."""
-        return {"endpoints": self.endpoints, **self._started(self._site).security.options}
+        return {"endpoints": self.endpoints, **self._require_running().security.options}
 
     @property
     def client_options(self) -> dict[str, Any]:
-        """The arguments of a `Producer` and an `Admin`.
-
-        >>> producer = Producer("shop", **cluster.client_options)  # doctest: +SKIP
-        """
+        """The options of a `Producer` and an `Admin`: ``Producer("shop", **cluster.client_options)``."""
         return client_options(self.options)
 
     @property
     def admin(self) -> Credentials | None:
         """The administrator, who may do anything; None without `auth`."""
-        return self._started(self._site).security.admin
+        return self._require_running().security.admin
 
     @property
     def directory(self) -> Path:
         """Where configuration, logs and stores are."""
-        return self._started(self._site).directory
+        return self._require_running().directory
 
     @property
     def is_temporary(self) -> bool:
@@ -216,10 +196,7 @@ class LocalCluster:
     def start(self) -> None:
         """Start the servers and return when each broker has stored a message; on any error nothing is left running.
 
-        Raises
-        ------
-        ClusterError
-            See the class.
+        Raises a ClusterError, see the class.
         """
         with self._lock:
             if self._site is not None:
@@ -245,35 +222,26 @@ class LocalCluster:
     ) -> None:
         """Create a user on all brokers, who may use only the topics and groups that are named here.
 
-        Parameters
-        ----------
-        name : str
-            The option ``accessKey``: letters, digits, ``.``, ``_`` and ``-``.
-        secret_key : str
-            The option ``secretKey``: the secret itself, not a reference to it.
-        publish : sequence of str, default none
-            Topics to send to. ``orders-*`` stands for all whose name begins with ``orders-``, ``*`` for all.
-        subscribe : sequence of str, default none
-            Topics to read.
-        groups : sequence of str, default none
-            Consumer groups to read as. The source's default is ``spark-rocketmq-source``.
+        `name` and `secret_key` are the options ``accessKey`` and ``secretKey``: the secret itself, not a reference to
+        it. `publish` are topics to send to, `subscribe` topics to read, and `groups` consumer groups to read as; the
+        source's default is ``spark-rocketmq-source``. ``orders-*`` stands for all whose name begins with ``orders-``,
+        ``*`` for all.
 
-        Raises
-        ------
-        ClusterError
-            The cluster has no `auth`, or isn't running; an argument is not allowed; or the user exists.
-        MQBrokerException, RemotingException
-            A broker refuses for another reason, or does not answer.
-
-        Examples
-        --------
-        >>> cluster.create_user("shop", "a-secret", publish=["orders-*"])  # doctest: +SKIP
+        Raises a ClusterError if the cluster has no `auth` or isn't running, an argument is not allowed, or the user
+        exists; and the error of a broker that refuses for another reason, or does not answer.
         """
         if not self._auth:
             raise ClusterError("the cluster knows no users: LocalCluster(auth=True)")
-        site = self._started(self._site)
         addresses = [broker.address for broker in self._brokers]
-        create_user(site.probe, addresses, name, secret_key, publish=publish, subscribe=subscribe, groups=groups)
+        create_user(
+            self._require_running().probe,
+            addresses,
+            name,
+            secret_key,
+            publish=publish,
+            subscribe=subscribe,
+            groups=groups,
+        )
 
     def check(self) -> None:
         """Raise a ClusterError with the reason if a server died that was not stopped or killed."""
@@ -294,7 +262,7 @@ class LocalCluster:
     def detach(self) -> None:
         """Leave the servers running after this process; this object forgets them."""
         with self._lock:
-            site = self._started(self._site)
+            site = self._require_running()
             for server in self.servers:
                 server.release()
             site.watchdog.release()
@@ -308,9 +276,7 @@ class LocalCluster:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             free = shutil.disk_usage(directory).free
         except OSError as exc:
-            raise ClusterError(
-                f"making the cluster's folder: {exc}; set directory= to one that can be written"
-            ) from exc
+            raise ClusterError(f"making the cluster's folder: {exc}; set directory= to a writable one") from exc
         self._site = Site(
             java=java,
             jars=jars,
@@ -320,7 +286,7 @@ class LocalCluster:
             jvm_options=self._jvm_options,
             start_timeout=self._start_timeout,
         )
-        needed = STORE_BYTES * len(self._overrides)
+        needed = _STORE_BYTES * len(self._overrides)
         if free < needed:
             raise ClusterError(
                 f"the stores of {len(self._overrides)} brokers need {needed >> 20} MB in {directory}, {free >> 20} MB"
@@ -336,14 +302,11 @@ class LocalCluster:
         self._name_server.start()
         # A broker that finds no name server when it starts tries again only after 10 seconds.
         self._name_server.await_ready(deadline)
-        brokers = []
-        for index, overrides in enumerate(self._overrides):
-            brokers.append(Broker(site, f"broker-{index}", overrides))
-            self._brokers = tuple(brokers)
-        for broker in brokers:
+        self._brokers = tuple(Broker(site, f"broker-{index}", own) for index, own in enumerate(self._overrides))
+        for broker in self._brokers:
             broker.start()
-        steps = len(brokers) + (self._proxy_overrides is not None) + 1
-        for done, broker in enumerate(brokers, start=1):
+        steps = len(self._brokers) + (self._proxy_overrides is not None) + 1
+        for done, broker in enumerate(self._brokers, start=1):
             self._tell(f"starting {broker.name}", done / steps)
             broker.await_ready(deadline)
         if self._proxy_overrides is not None:
@@ -385,7 +348,7 @@ class LocalCluster:
         self._site = self._name_server = self._proxy = None
         self._brokers = ()
 
-    def _started(self, value: _T | None, otherwise: str = "the cluster isn't running: call start()") -> _T:
-        if value is None:
-            raise ClusterError(otherwise if self._site is not None else "the cluster isn't running: call start()")
-        return value
+    def _require_running(self) -> Site:
+        if self._site is None or self._name_server is None:
+            raise ClusterError("the cluster isn't running: call start()")
+        return self._site

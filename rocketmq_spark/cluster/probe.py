@@ -1,74 +1,60 @@
-"""Requests to a server of the local cluster, each over a new connection, without retries or state.
+"""Requests to the servers of a local cluster: whether they are ready, and its users.
 
-Unlike transport/remoting this needs no options and no threads, and is enough to see whether a server is ready.
+Follows ``AuthConfig.java``, ``AuthenticationMetadataManagerImpl.java`` and ``Resource.java``.
 """
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import ssl
+import json
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from rocketmq_spark.errors import RemotingCommandException, RemotingConnectException, RemotingTimeoutException
+from rocketmq_spark.errors import ClusterError, RemotingException, RocketMQError
 from rocketmq_spark.model.credentials import Credentials
-from rocketmq_spark.model.route import TopicRouteData
+from rocketmq_spark.model.names import is_legal
+from rocketmq_spark.model.route import TopicRouteData, masters_of
+from rocketmq_spark.options.kinds import ENV, FILE, is_padded, is_printable, is_reference
 from rocketmq_spark.protocol.remoting.codes import STORED, RequestCode, ResponseCode, broker_error
-from rocketmq_spark.protocol.remoting.command import RemotingCommand, encode_command
-from rocketmq_spark.protocol.remoting.framing import FrameBuffer
-from rocketmq_spark.protocol.remoting.headers import GetRouteInfoRequestHeader, SendMessageRequestHeaderV2, signed
+from rocketmq_spark.protocol.remoting.command import RemotingCommand
+from rocketmq_spark.protocol.remoting.headers import GetRouteInfoRequestHeader, SendMessageRequestHeaderV2
 from rocketmq_spark.protocol.remoting.response_headers import SendMessageResponseHeader
-from rocketmq_spark.protocol.remoting.route import decode_topic_route, loads_lenient
+from rocketmq_spark.protocol.remoting.route import decode_cluster_info, decode_topic_route
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from rocketmq_spark.transport.tls import TlsSettings
 
 _ANSWERED: Final = frozenset((int(ResponseCode.SUCCESS), *STORED))
 
+# A user's name appears unescaped in a header of gRPC, which "/", "," and blanks divide, and in "User:name".
+_NAME: Final = r"[A-Za-z0-9._-]+"
+
 
 class Probe:
-    """Asks servers of one cluster, and waits `timeout` seconds for each answer."""
+    """Asks servers of one cluster, each time over a new connection, and waits `timeout` seconds for each answer."""
 
     def __init__(
-        self,
-        *,
-        credentials: Credentials | None = None,
-        tls: ssl.SSLContext | None = None,
-        timeout: float = 3.0,
+        self, *, credentials: Credentials | None = None, tls: TlsSettings | None = None, timeout: float = 3.0
     ) -> None:
         self._credentials = credentials
         self._tls = tls
         self._timeout = timeout
-
-    def __repr__(self) -> str:
-        return f"<Probe tls={self._tls is not None} timeout={self._timeout}>"
 
     def ask(
         self, address: str, code: RequestCode, ext_fields: Mapping[str, str], doing: str, body: bytes = b""
     ) -> RemotingCommand:
         """Send one request and return its answer; `doing` describes it in errors.
 
-        Raises
-        ------
-        RemotingConnectException, RemotingTimeoutException, RemotingCommandException
-            No connection, no answer in time, or an answer that cannot be decoded.
-        MQBrokerException
-            An answer with an error code.
+        Raises a RemotingException without an answer, and an MQBrokerException for one with an error code.
         """
-        host, _, port = address.rpartition(":")
-        if self._credentials is not None:
-            ext_fields = signed(ext_fields, (body,), self._credentials)
-        deadline = time.monotonic() + self._timeout
+        transport = RemotingTransport(
+            (), credentials=self._credentials, sign_name_server_requests=True, tls=self._tls, polled=True
+        )
         try:
-            with contextlib.ExitStack() as stack:
-                connection = stack.enter_context(socket.create_connection((host, int(port)), self._timeout))
-                if self._tls is not None:
-                    connection = stack.enter_context(self._tls.wrap_socket(connection, server_hostname=host))
-                connection.sendall(encode_command(RemotingCommand(code, opaque=0, ext_fields=ext_fields, body=body)))
-                answer = self._receive(connection, deadline, f"{doing} {address}")
-        except TimeoutError as exc:
-            raise RemotingTimeoutException(f"{doing} {address}: no answer within {self._timeout:g} s") from exc
-        except OSError as exc:
-            raise RemotingConnectException(f"{doing} {address}: {exc}") from exc
+            with transport:
+                answer = transport.client.invoke(address, code, ext_fields, body, self._timeout)
+        except RemotingException as exc:
+            raise type(exc)(f"{doing} {address}: {exc}") from exc
         if answer.code not in _ANSWERED:
             raise broker_error(answer.code, answer.remark, address, doing)
         return answer
@@ -76,18 +62,12 @@ class Probe:
     def registered_brokers(self, name_server: str) -> dict[str, str]:
         """Return the master address of each broker that a name server knows, by name (GET_BROKER_CLUSTER_INFO)."""
         answer = self.ask(name_server, RequestCode.GET_BROKER_CLUSTER_INFO, {}, "asking the name server for brokers")
-        info = loads_lenient(bytes(answer.body))
-        table = info.get("brokerAddrTable") if isinstance(info, dict) else None
-        if not isinstance(table, dict):
-            raise RemotingCommandException(f"asking {name_server} for its brokers: the answer has no brokerAddrTable")
-        addresses = {name: entry.get("brokerAddrs", {}).get("0") for name, entry in table.items()}
-        return {name: address for name, address in addresses.items() if address}
+        return masters_of(decode_cluster_info(bytes(answer.body)).brokers)
 
     def route(self, name_server: str, topic: str) -> TopicRouteData:
         """Return a topic's route (GET_ROUTEINFO_BY_TOPIC)."""
-        header = GetRouteInfoRequestHeader(topic=topic, accept_standard_json_only=True)
-        doing = f"looking up topic {topic}"
-        answer = self.ask(name_server, RequestCode.GET_ROUTEINFO_BY_TOPIC, header.to_ext_fields(), doing)
+        header = GetRouteInfoRequestHeader(topic=topic)
+        answer = self.ask(name_server, header.code, header.to_ext_fields(), f"looking up topic {topic}")
         return decode_topic_route(bytes(answer.body))
 
     def send(self, address: str, broker_name: str, topic: str, body: bytes) -> SendMessageResponseHeader:
@@ -100,7 +80,7 @@ class Probe:
             broker_name=broker_name,
         )
         doing = f"sending a message to {topic}/{broker_name}/0"
-        answer = self.ask(address, RequestCode.SEND_MESSAGE_V2, header.to_ext_fields(), doing, body)
+        answer = self.ask(address, header.code, header.to_ext_fields(), doing, body)
         return SendMessageResponseHeader.from_ext_fields(answer.ext_fields)
 
     def configure(self, address: str, properties: Mapping[str, object]) -> None:
@@ -109,18 +89,92 @@ class Probe:
         doing = f"setting {', '.join(lines)} on"
         self.ask(address, RequestCode.UPDATE_BROKER_CONFIG, {}, doing, "\n".join(lines).encode())
 
-    def _receive(self, connection: socket.socket, deadline: float, doing: str) -> RemotingCommand:
-        frames = FrameBuffer()
-        while True:
-            command = frames.take()
-            if command is not None and command.is_response:
-                return command
-            if command is not None:
-                continue  # a request of the broker
-            connection.settimeout(max(deadline - time.monotonic(), 0.001))
-            data = connection.recv(65_536)
-            if not data:
-                raise RemotingConnectException(
-                    f"{doing}: the connection was closed without an answer (a server that demands TLS does that)"
+
+def create_user(probe: Probe, brokers: Collection[str], name: str, secret_key: str, **rights: Sequence[str]) -> None:
+    """Create a user on all brokers, or on none of those that answer.
+
+    `rights` are publish, subscribe and groups, as of `LocalCluster.create_user`.
+    """
+    check_user(name, secret_key, **rights)
+    doing = f"creating the user {name}"
+    for address in brokers:
+        # The answer about an unknown user is empty.
+        if probe.ask(address, RequestCode.AUTH_GET_USER, {"username": name}, doing).body:
+            raise ClusterError(
+                f"{doing}: the broker at {address} knows that user already, and keeps its secret key and rights (so "
+                "does a folder that was named by directory=, for the next cluster in it): use what it was created "
+                "with, or take another name"
+            )
+    try:
+        for code, fields, body in user_requests(name, secret_key, **rights):
+            for address in brokers:
+                probe.ask(address, code, fields, doing, body)
+    except RocketMQError as exc:
+        # A user that some brokers know, or without rights, could not be created again.
+        kept = []
+        for address in brokers:
+            try:
+                probe.ask(address, RequestCode.AUTH_DELETE_USER, {"username": name}, f"taking back the user {name}")
+            except RocketMQError:
+                kept.append(address)
+        if not kept:
+            raise
+        raise ClusterError(
+            f"{exc}; and it could not be taken back from {', '.join(kept)}, which may know the user now: take another "
+            "name, or start the cluster anew"
+        ) from exc
+
+
+def check_user(name: str, secret_key: str, **rights: Sequence[str]) -> None:
+    """Raise a ClusterError for a user that brokers would accept, but that could not connect or do what is meant."""
+    if not isinstance(name, str) or not re.fullmatch(_NAME, name):
+        raise ClusterError(f"creating the user {name!r}: allowed in a name are letters, digits, '.', '_' and '-'")
+    doing = f"creating the user {name}"
+    if not isinstance(secret_key, str) or not is_printable(secret_key) or is_padded(secret_key):
+        raise ClusterError(
+            f"{doing}: secret_key must be a text that is not blank, without control characters and blanks around it"
+        )
+    if is_reference(secret_key):
+        raise ClusterError(
+            f"{doing}: secret_key begins with {ENV} or {FILE}, which the option secretKey takes for the place of a "
+            "secret; give the secret itself"
+        )
+    for parameter, names in rights.items():
+        if isinstance(names, str) or not isinstance(names, Sequence):
+            raise ClusterError(
+                f"{doing}: {parameter}={names!r} is no list of names; give one, as in ['orders', 'new-*']"
+            )
+        for resource in names:
+            if not isinstance(resource, str) or not _is_resource(resource):
+                raise ClusterError(
+                    f"{doing}: {parameter} names {resource!r}; allowed are names (letters, digits, '%', '|', '_' and "
+                    "'-'), the beginning of names with a '*' after it, and '*' alone for all"
                 )
-            frames.feed(data)
+
+
+def user_requests(
+    name: str, secret_key: str, publish: Iterable[str], subscribe: Iterable[str], groups: Iterable[str]
+) -> Iterator[tuple[RequestCode, dict[str, str], bytes]]:
+    """Yield the code, ext fields and body of each request that creates a user on a broker.
+
+    A ``*`` at the end of a topic or group stands for all names that begin so.
+    """
+    user = {"username": name, "password": secret_key, "userType": "Normal"}
+    yield RequestCode.AUTH_CREATE_USER, {"username": name}, json.dumps(user).encode()
+    # A reader needs "Get" to ask for the offsets of a topic.
+    rights = (("Topic", publish, ["Pub"]), ("Topic", subscribe, ["Sub", "Get"]), ("Group", groups, ["Sub"]))
+    entries = [
+        {"resource": f"{kind}:{resource}", "actions": actions, "decision": "Allow"}
+        for kind, resources, actions in rights
+        for resource in resources
+    ]
+    if entries:
+        subject = f"User:{name}"
+        acl = {"subject": subject, "policies": [{"policyType": "Custom", "entries": entries}]}
+        yield RequestCode.AUTH_CREATE_ACL, {"subject": subject}, json.dumps(acl).encode()
+
+
+def _is_resource(name: str) -> bool:
+    # A broker understands only a '*' at the end, and cuts the name at the first one: "*-x" matches nothing, and "a*b*"
+    # matches all that begins with "a" (Resource.of).
+    return name == "*" or is_legal(name.removesuffix("*"))

@@ -35,8 +35,8 @@ for pid in $pids; do kill -9 "$pid" 2>/dev/null; done
 if [ -n "$1" ]; then sleep 1; rm -rf -- "$1"; fi
 """
 
+# Seconds for an orderly end. A broker that waits for its own threads takes 13 to 18.
 STOP_TIMEOUT: Final = 40.0
-"""Seconds for an orderly end. A broker that waits for its own threads takes 13 to 18."""
 
 _LOG_TAIL: Final = 256 * 1024
 _TELLING: Final = re.compile(
@@ -45,26 +45,20 @@ _TELLING: Final = re.compile(
 # A broker logs its whole configuration at INFO, with names such as "timerSkipUnknownError=false".
 _ROUTINE: Final = re.compile(r" INFO \w+ ")
 
-PORT_TAKEN: Final = re.compile(r"Address already in use|Failed to bind")
+PORT_TAKEN: Final = "Address already in use|Failed to bind"
 
-_WHAT_TO_DO: Final = (
-    (PORT_TAKEN, "a port is taken: stop what listens there or name another port"),
-    (
-        re.compile(
-            r"OutOfMemoryError|insufficient memory|Could not reserve enough space|unable to create native thread"
-        ),
-        "too little memory: free some, start fewer brokers, or give jvm_options such as -Xmx",
+# By a pattern in the logs; the first that matches counts.
+_WHAT_TO_DO: Final = {
+    PORT_TAKEN: "a port is taken: stop what listens there or name another port",
+    "OutOfMemoryError|insufficient memory|Could not reserve enough space|unable to create native thread": (
+        "too little memory: free some, start fewer brokers, or give jvm_options such as -Xmx"
     ),
-    (
-        re.compile(r"No space left on device|SIGBUS|Disk quota exceeded"),
-        "the disk is full: free some, or set directory=",
+    "No space left on device|SIGBUS|Disk quota exceeded": "the disk is full: free some, or set directory=",
+    "Lock failed": "another broker uses this folder: stop it or set directory=",
+    "Unrecognized (VM )?option|Could not create the Java Virtual Machine|during initialization of VM": (
+        "the JVM refused its options: check jvm_options"
     ),
-    (re.compile(r"Lock failed"), "another broker uses this folder: stop it or set directory="),
-    (
-        re.compile(r"Unrecognized (VM )?option|Could not create the Java Virtual Machine|during initialization of VM"),
-        "the JVM refused its options: check jvm_options",
-    ),
-)
+}
 _KILLED: Final = "killed from outside, by the system if memory ran out: free some, or start fewer brokers"
 
 
@@ -100,11 +94,6 @@ class Watchdog:
             text=True,
         )
 
-    @property
-    def pid(self) -> int:
-        """The shell's process id."""
-        return self._shell.pid
-
     def add(self, pid: int) -> None:
         """Add a process to kill when this process is gone."""
         self._write(f"+ {pid}")
@@ -133,8 +122,8 @@ class ServerProcess:
     """One JVM: start, stop, kill, pause, resume, and the reason of its end.
 
     Its working directory `folder` gets ``console.log`` (its output) and ``server.log`` (written by itself). Both are
-    readable only by their owner, because they may contain secrets. `hide` removes secrets from a text: errors quote the
-    logs. `env` is the whole environment.
+    readable only by their owner, because they may contain secrets. `hide` removes secrets from the lines that errors
+    quote. `env` is the whole environment.
     """
 
     def __init__(
@@ -161,29 +150,21 @@ class ServerProcess:
         self._starts_at = {self.console: 0, self.log: 0}
         self._lock = threading.RLock()
 
-    def __repr__(self) -> str:
-        return f"<ServerProcess {self.name} {self.state.value} pid={self.pid}>"
-
     @property
     def pid(self) -> int | None:
         """The process id while it is alive."""
-        return self._process.pid if self.is_alive and self._process is not None else None
+        process = self._living()
+        return None if process is None else process.pid
 
     @property
     def is_alive(self) -> bool:
         """Whether the process exists; a paused one does."""
-        with self._lock:
-            if self._process is None:
-                return False
-            if self._process.poll() is None:
-                return True
-            self._ended()
-            return False
+        return self._living() is not None
 
     @property
     def state(self) -> State:
         """The state of the process."""
-        self.is_alive  # noqa: B018 - notes a death
+        self._living()
         return self._state
 
     def start(self) -> None:
@@ -194,7 +175,7 @@ class ServerProcess:
             for file in self._starts_at:
                 self._starts_at[file] = file.stat().st_size if file.exists() else 0
             try:
-                with open(self.console, "ab", opener=_for_its_owner) as console:
+                with open(self.console, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as console:
                     self._process = subprocess.Popen(
                         self._command,
                         cwd=self.folder,
@@ -213,35 +194,34 @@ class ServerProcess:
     def terminate(self) -> None:
         """Ask it to end (SIGTERM), also if it is paused; returns at once."""
         with self._lock:
-            if self.is_alive and self._process is not None:
-                self._ending = State.STOPPED
-                self._process.terminate()
-                if self._state is State.PAUSED:
-                    self._process.send_signal(signal.SIGCONT)
-                    self._state = State.RUNNING
+            process = self._living()
+            if process is None:
+                return
+            self._ending = State.STOPPED
+            process.terminate()
+            if self._state is State.PAUSED:
+                process.send_signal(signal.SIGCONT)
+                self._state = State.RUNNING
 
     def wait_stopped(self, timeout: float = STOP_TIMEOUT) -> None:
         """Wait for the end after `terminate`; after `timeout` seconds, kill."""
-        process = self._process
-        if process is None:
+        if self._process is None:
             return
         try:
-            process.wait(timeout)
+            self._process.wait(timeout)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        self._ended()
+            self._process.kill()
+            self._process.wait()
+        self._living()
 
     def kill(self) -> None:
         """End it at once (SIGKILL) and wait until it is gone."""
-        process = self._process
-        if process is None:
-            return
-        if self.is_alive:
+        process = self._living()
+        if process is not None:
             self._ending = State.KILLED
-        process.kill()  # does nothing if it was waited for
-        process.wait()
-        self._ended()
+            process.kill()
+            process.wait()
+            self._living()
 
     def pause(self) -> None:
         """Freeze it (SIGSTOP): its connections stay open and nothing is answered."""
@@ -267,10 +247,11 @@ class ServerProcess:
         if self._state is not State.DIED:
             return f"{self.name} was {self._state.value} and not started again"
         code = self._process.returncode if self._process is not None else 0
-        end = f"ended with exit code {code}" if code >= 0 else f"ended by {_signal_name(-code)}"
+        names = {number.value: number.name for number in signal.Signals}
+        end = f"ended with exit code {code}" if code >= 0 else f"ended by {names.get(-code, f'signal {-code}')}"
         lines = self.telling_lines()
         text = "\n".join(lines)
-        hints = [hint for pattern, hint in _WHAT_TO_DO if pattern.search(text)]
+        hints = [hint for pattern, hint in _WHAT_TO_DO.items() if re.search(pattern, text)]
         if not hints and code == -signal.SIGKILL:
             hints = [_KILLED]
         parts = [f"{self.name} {end}", *hints[:1]]
@@ -283,26 +264,27 @@ class ServerProcess:
         lines = [line for file in (self.console, self.log) for line in _tail(file, self._starts_at[file])]
         lines = [self._hide(line) for line in lines if not _ROUTINE.search(line)]
         errors = list(dict.fromkeys(line for line in lines if _TELLING.search(line)))
-        first_causes = [line for line in errors if any(hint.search(line) for hint, _ in _WHAT_TO_DO)]
+        first_causes = [line for line in errors if re.search("|".join(_WHAT_TO_DO), line)]
         chosen = (first_causes or errors)[:most] or lines[-most:]
         return [line if len(line) <= 300 else line[:297] + "..." for line in chosen]
 
     def _signal(self, number: signal.Signals, state: State) -> None:
         with self._lock:
-            if not self.is_alive or self._process is None:
+            process = self._living()
+            if process is None:
                 raise ClusterError(f"{number.name} to {self.name}: {self.why()}")
-            self._process.send_signal(number)
+            process.send_signal(number)
             self._state = state
 
-    def _ended(self) -> None:
+    def _living(self) -> subprocess.Popen[bytes] | None:
+        """Return the process while it exists, and note its end."""
         with self._lock:
-            if self._process is not None and self._state in (State.RUNNING, State.PAUSED):
+            if self._process is None or self._process.poll() is None:
+                return self._process
+            if self._state in (State.RUNNING, State.PAUSED):
                 self._watchdog.forget(self._process.pid)
                 self._state = self._ending
-
-
-def _for_its_owner(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+            return None
 
 
 def _tail(file: Path, start: int) -> list[str]:
@@ -316,29 +298,19 @@ def _tail(file: Path, start: int) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+# The oldest Java that Spark 4 supports.
+_MINIMUM: Final = 17
 
-
-MINIMUM: Final = 17
-"""The oldest Java that Spark 4 supports."""
-
-_INSTALL_JAVA: Final = f"install Java {MINIMUM} or newer and set JAVA_HOME to its folder"
+_INSTALL_JAVA: Final = f"install Java {_MINIMUM} or newer and set JAVA_HOME to its folder"
 
 # 'openjdk version "17.0.15" 2025-04-15', 'java version "1.8.0_392"', 'openjdk version "26-ea"'.
-_VERSION: Final = re.compile(r'^\w+ version "(\d+)(?:\.(\d+))?', re.MULTILINE)
+_VERSION: Final = re.compile(r'^\w+ version "(?:1\.)?(\d+)', re.MULTILINE)
 
 
 def parse_java_version(text: str) -> int | None:
     """Return the feature release (8, 17, 21 ...) in the output of ``java -version``, or None if there is none."""
     match = _VERSION.search(text)
-    if match is None:
-        return None
-    major, minor = int(match[1]), int(match[2] or 0)
-    return minor if major == 1 else major
+    return int(match[1]) if match else None
 
 
 def find_java(environ: Mapping[str, str] = os.environ) -> Path:
@@ -347,10 +319,16 @@ def find_java(environ: Mapping[str, str] = os.environ) -> Path:
     Raises a ClusterError if there is none, it doesn't run, or it is older than 17: a newer one elsewhere is not used,
     because the user chose this one.
     """
-    java = _candidate(environ)
+    home = environ.get("JAVA_HOME", "")
+    folders = (str(Path(home, "bin")) if home else "", environ.get("PATH", os.defpath))
+    found = shutil.which("java", path=os.pathsep.join(filter(None, folders)))
+    if found is None:
+        where = f"neither in JAVA_HOME={home} nor on PATH" if home else "JAVA_HOME is not set and PATH has none"
+        raise ClusterError(f"the local cluster needs Java and found none ({where}); {_INSTALL_JAVA}")
+    java = Path(found)
     version = java_version(java)
-    if version < MINIMUM:
-        raise ClusterError(f"{java} is Java {version}, the RocketMQ server needs {MINIMUM} or newer; {_INSTALL_JAVA}")
+    if version < _MINIMUM:
+        raise ClusterError(f"{java} is Java {version}, the RocketMQ server needs {_MINIMUM} or newer; {_INSTALL_JAVA}")
     return java
 
 
@@ -374,16 +352,3 @@ def java_version(java: Path) -> int:
         first = next(iter(text.strip().splitlines()), "no output")
         raise ClusterError(f"{java} -version failed with exit code {answer.returncode} ({first}); {_INSTALL_JAVA}")
     return version
-
-
-def _candidate(environ: Mapping[str, str]) -> Path:
-    home = environ.get("JAVA_HOME", "")
-    if home:
-        java = Path(home, "bin", "java")
-        if os.access(java, os.X_OK):
-            return java
-    found = shutil.which("java", path=environ.get("PATH", os.defpath))
-    if found is None:
-        where = f"neither in JAVA_HOME={home} nor on PATH" if home else "JAVA_HOME is not set and PATH has none"
-        raise ClusterError(f"the local cluster needs Java and found none ({where}); {_INSTALL_JAVA}")
-    return Path(found)

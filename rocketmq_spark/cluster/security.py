@@ -1,71 +1,58 @@
-"""The security of a local cluster: its administrator, its users, and its TLS.
+"""The security of a local cluster: its administrator, its certificates, and who may write to its files.
 
 The administrator's secret key is drawn at random with the cluster, and servers sign their requests to each other as the
 administrator. The name server alone knows no users. Secrets are in files for their owner only, and in no repr, log or
-command line. Follows ``AuthConfig.java``, ``AuthenticationMetadataManagerImpl.java``, ``Resource.java``,
-``TlsSystemConfig.java`` and ``TlsHelper.java``.
+command line.
+
+The authority's own key is in no file, so nobody can make another server of the cluster from its folder. Keys are
+unencrypted PKCS#8, the only form that RocketMQ's servers read (``TlsHelper.java``). A certificate is for clients and
+servers, because RocketMQ's servers are clients of each other. Also follows ``AuthConfig.java`` and
+``TlsSystemConfig.java``.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
-import ssl
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import stat
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
-from rocketmq_spark.cluster.certificates import (
-    Authority,
-    Certificate,
-    read_private,
-    require_own_folder,
-    require_trustme,
-    write_private,
-)
 from rocketmq_spark.cluster.config import properties_text
-from rocketmq_spark.cluster.probe import Probe
-from rocketmq_spark.errors import ClusterError, RocketMQError
+from rocketmq_spark.errors import ClusterError
 from rocketmq_spark.model.credentials import Credentials
-from rocketmq_spark.model.names import is_legal
-from rocketmq_spark.options.kinds import ENV, FILE, is_padded, is_printable, is_reference
 from rocketmq_spark.options.sink import SINK_OPTIONS
-from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.transport.tls import TlsSettings
 
+if TYPE_CHECKING:
+    from trustme import LeafCert
+
 Tls: TypeAlias = "bool | Literal['mutual']"
-
-SERVER_NAMES: Final = ("127.0.0.1", "::1", "localhost")
-"""The names that the servers' certificate is for."""
-
-ADMINISTRATOR: Final = "admin"
-
-# A user's name appears unescaped in a header of gRPC, which "/", "," and blanks divide, and in "User:name".
-_NAME: Final = r"[A-Za-z0-9._-]+"
 
 _AUTH: Final = "org.apache.rocketmq.auth"
 _OF_PROXY: Final = "org.apache.rocketmq.proxy.auth"
 
-_SECRET: Final = "admin.secret"
-_TLS_FOLDER: Final = "tls"
 _PROXYS_TLS: Final = ("tlsTestModeEnable", "tlsCertPath", "tlsKeyPath")
+
+
+class Certificate(NamedTuple):
+    """The PEM files of a certificate, its chain included, and of its key."""
+
+    cert_file: Path
+    key_file: Path
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """The files of a cluster with TLS.
-
-    All servers show `server`, also to each other. Clients need `client` if the servers demand a certificate.
-    `properties` is the ``tls.config.file`` of the JVMs.
-    """
+    """The files of a cluster with TLS."""
 
     ca_file: Path
-    server: Certificate
-    client: Certificate | None
-    properties: Path
+    server: Certificate  # Shown by all servers, also to each other
+    client: Certificate | None  # For clients, if the servers demand one
+    properties: Path  # The ``tls.config.file`` of the JVMs
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +67,13 @@ class Security:
     def made(cls, directory: Path, *, auth: bool, tls: Tls) -> Security:
         """Return the security of a cluster, and write its keys and certificates into the cluster's folder.
 
-        Raises a ClusterError if the folder can't be written, other users may write to it, or trustme is missing.
+        Raises a ClusterError if the folder can't be written, or other users may write to it.
         """
         if auth or tls:
             require_own_folder(directory)
-        secret_file = directory / _SECRET if auth else None
-        admin = administrator(secret_file) if secret_file is not None else None
-        return cls(admin, secret_file, _tls_files(directory / _TLS_FOLDER, mutual=tls == "mutual") if tls else None)
+        secret_file = directory / "admin.secret" if auth else None
+        admin = _administrator(secret_file) if secret_file is not None else None
+        return cls(admin, secret_file, _tls_files(directory / "tls", mutual=tls == "mutual") if tls else None)
 
     @property
     def options(self) -> dict[str, str]:
@@ -146,12 +133,13 @@ class Security:
             properties |= {"tlsTestModeEnable": False, **files}
         return properties
 
-    def context(self) -> ssl.SSLContext | None:
-        """Return the TLS context of our requests to the servers, which trusts only the cluster's authority."""
+    @property
+    def client_tls(self) -> TlsSettings | None:
+        """The TLS of our requests to the servers, which trusts only the cluster's authority."""
         if self.tls is None:
             return None
         cert_file, key_file = map(str, self.tls.server)
-        return TlsSettings(str(self.tls.ca_file), cert_file=cert_file, key_file=key_file).context()
+        return TlsSettings(str(self.tls.ca_file), cert_file=cert_file, key_file=key_file)
 
     def hidden(self, text: str) -> str:
         """Return a text without the secret key."""
@@ -184,12 +172,14 @@ def client_options(options: Mapping[str, str]) -> dict[str, Any]:
 def check_security(
     auth: bool,
     tls: Tls,
-    *,
-    broker_properties: Sequence[Mapping[str, object]],
-    proxy_properties: Mapping[str, object],
+    brokers: Sequence[Mapping[str, object]],
+    proxy: Mapping[str, object],
     jvm_options: Sequence[str],
 ) -> None:
-    """Raise a ClusterError for properties that contradict `auth` and `tls`, and for TLS without trustme."""
+    """Raise a ClusterError for TLS without trustme, and for properties that contradict `auth` and `tls`.
+
+    `brokers` has the properties of each broker, `proxy` those of the proxy.
+    """
     if not isinstance(auth, bool):
         # The value is not shown, because it may be a secret.
         raise ClusterError(
@@ -204,13 +194,19 @@ def check_security(
                 " servers demand a certificate of their clients"
             )
     if tls:
-        require_trustme()
-        _refuse(proxy_properties, _PROXYS_TLS, "proxy", "tls")
+        try:
+            import trustme  # noqa: F401
+        except ImportError as exc:
+            raise ClusterError(
+                f"a cluster with TLS makes its certificates with the Python package trustme, which can't be used here"
+                f" ({exc}): pip install 'rocketmq-spark[cluster]'"
+            ) from exc
+        _refuse(proxy, _PROXYS_TLS, "proxy", "tls")
     if auth:
         own = Security(Credentials("", ""))
-        for properties in broker_properties:
+        for properties in brokers:
             _refuse(properties, own.broker_properties, "broker_properties", "auth")
-        _refuse(proxy_properties, own.proxy_properties, "proxy", "auth")
+        _refuse(proxy, own.proxy_properties, "proxy", "auth")
 
 
 def _refuse(given: Mapping[str, object], own: Mapping[str, object] | Sequence[str], where: str, parameter: str) -> None:
@@ -220,18 +216,31 @@ def _refuse(given: Mapping[str, object], own: Mapping[str, object] | Sequence[st
 
 
 def _tls_files(folder: Path, *, mutual: bool) -> TlsFiles:
+    import trustme
+
+    authority = trustme.CA(organization_unit_name="a local cluster of rocketmq-spark")
+    ca_file = folder / "ca.pem"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         folder.chmod(0o700)
-        authority = Authority(folder)
-        server = authority.issue("server", *SERVER_NAMES)
-        client = authority.issue("client", "client.localhost") if mutual else None
-        files = TlsFiles(authority.ca_file, server, client, folder / "tls.properties")
+        authority.cert_pem.write_to_path(ca_file)
+        server = write_certificate(authority.issue_cert("127.0.0.1", "::1", "localhost"), folder, "server")
+        client = write_certificate(authority.issue_cert("client.localhost"), folder, "client") if mutual else None
+        files = TlsFiles(ca_file, server, client, folder / "tls.properties")
         write_tls_properties(files)
     except OSError as exc:
-        raise ClusterError(
-            f"making certificates in {folder}: {exc}; set directory= to one that can be written"
-        ) from exc
+        raise ClusterError(f"making certificates in {folder}: {exc}; set directory= to a writable one") from exc
+    return files
+
+
+def write_certificate(issued: LeafCert, folder: Path, name: str) -> Certificate:
+    """Write a certificate and its key as ``name.pem`` and ``name.key``."""
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+
+    files = Certificate(folder / f"{name}.pem", folder / f"{name}.key")
+    files.cert_file.write_bytes(b"".join(pem.bytes() for pem in issued.cert_chain_pems))
+    key = load_pem_private_key(issued.private_key_pem.bytes(), None)
+    write_private(files.key_file, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     return files
 
 
@@ -257,118 +266,86 @@ def write_tls_properties(files: TlsFiles) -> None:
     write_private(files.properties, properties_text(properties).encode("latin-1"))
 
 
-def administrator(secret_file: Path) -> Credentials:
-    """Return the administrator of a cluster, whose secret key is in a file; the file is created if it is missing.
-
-    A folder that outlives its cluster keeps the brokers' users, and so the file beside them. Raises a ClusterError if
-    the file can't be read or written, or another user may have written it.
-    """
+def _administrator(secret_file: Path) -> Credentials:
+    """Return the administrator, whose secret key is in a file; the file is created if it is missing."""
     try:
+        # A folder that outlives its cluster keeps the brokers' users, and so the file beside them.
         if not os.path.lexists(secret_file):
             write_private(secret_file, secrets.token_urlsafe(32).encode())
-        return Credentials(ADMINISTRATOR, read_private(secret_file).decode("ascii").strip())
+        return Credentials("admin", _read_private(secret_file).decode("ascii").strip())
     except (OSError, UnicodeError) as exc:
         # The text of a UnicodeError would show bytes of the secret.
         cause = exc.strerror if isinstance(exc, OSError) else type(exc).__name__
         raise ClusterError(f"reading the administrator's secret key in {secret_file}: {cause}") from exc
 
 
-def create_user(
-    probe: Probe,
-    brokers: Iterable[str],
-    name: str,
-    secret_key: str,
-    *,
-    publish: Sequence[str],
-    subscribe: Sequence[str],
-    groups: Sequence[str],
-) -> None:
-    """Create a user on all brokers, or on none of those that answer; see `LocalCluster.create_user`."""
-    check_user(name, secret_key, publish=publish, subscribe=subscribe, groups=groups)
-    addresses, doing = tuple(brokers), f"creating the user {name}"
-    for address in addresses:
-        # The answer about an unknown user is empty.
-        if probe.ask(address, RequestCode.AUTH_GET_USER, {"username": name}, doing).body:
-            raise ClusterError(
-                f"{doing}: the broker at {address} knows that user already, and keeps its secret key and rights (so "
-                "does a folder that was named by directory=, for the next cluster in it): use what it was created "
-                "with, or take another name"
-            )
+def write_private(file: Path, content: bytes) -> None:
+    """Replace a file by one that only its owner may read."""
+    file.unlink(missing_ok=True)
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+        opened.write(content)
+
+
+def _read_private(file: Path) -> bytes:
+    """Return the content of a regular file that only its owner may read and write: this user, or root."""
+    # Without O_NONBLOCK a FIFO would block. The checks are made on the open file, which nobody can exchange.
+    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        for code, fields, body in user_requests(name, secret_key, publish, subscribe, groups):
-            for address in addresses:
-                probe.ask(address, code, fields, doing, body)
-    except RocketMQError as exc:
-        # A user that some brokers know, or without rights, could not be created again.
-        kept = []
-        for address in addresses:
-            try:
-                probe.ask(address, RequestCode.AUTH_DELETE_USER, {"username": name}, f"taking back the user {name}")
-            except RocketMQError:
-                kept.append(address)
-        if not kept:
-            raise
-        raise ClusterError(
-            f"{exc}; and it could not be taken back from {', '.join(kept)}, which may know the user now: take another "
-            "name, or start the cluster anew"
-        ) from exc
-
-
-def check_user(
-    name: str, secret_key: str, *, publish: Sequence[str], subscribe: Sequence[str], groups: Sequence[str]
-) -> None:
-    """Raise a ClusterError for a user that brokers would accept, but that could not connect or do what is meant."""
-    if not isinstance(name, str) or not re.fullmatch(_NAME, name):
-        raise ClusterError(f"creating the user {name!r}: allowed in a name are letters, digits, '.', '_' and '-'")
-    doing = f"creating the user {name}"
-    if not isinstance(secret_key, str) or not is_printable(secret_key) or is_padded(secret_key):
-        raise ClusterError(
-            f"{doing}: secret_key must be a text that is not blank, without control characters and blanks around it"
-        )
-    if is_reference(secret_key):
-        raise ClusterError(
-            f"{doing}: secret_key begins with {ENV} or {FILE}, which the option secretKey takes for the place of a "
-            "secret; give the secret itself"
-        )
-    for parameter, names in (("publish", publish), ("subscribe", subscribe), ("groups", groups)):
-        if isinstance(names, str) or not isinstance(names, Sequence):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ClusterError(f"reading {file}: it is no regular file; remove it")
+        _require_owner(file, status, os.geteuid())
+        if status.st_mode & 0o077:
             raise ClusterError(
-                f"{doing}: {parameter}={names!r} is no list of names; give one, as in ['orders', 'new-*']"
+                f"reading {file}: other users may read or write it (mode {stat.S_IMODE(status.st_mode):o}), so its"
+                " content is no secret; remove it, and a new one is made"
             )
-        for resource in names:
-            if not isinstance(resource, str) or not _is_resource(resource):
-                raise ClusterError(
-                    f"{doing}: {parameter} names {resource!r}; allowed are names (letters, digits, '%', '|', '_' and "
-                    "'-'), the beginning of names with a '*' after it, and '*' alone for all"
-                )
+        with open(descriptor, "rb", closefd=False) as opened:
+            return opened.read()
+    finally:
+        os.close(descriptor)
 
 
-def user_requests(
-    name: str, secret_key: str, publish: Iterable[str], subscribe: Iterable[str], groups: Iterable[str]
-) -> Iterator[tuple[RequestCode, dict[str, str], bytes]]:
-    """Yield the code, ext fields and body of each request that creates a user on a broker.
+def require_own_folder(folder: Path, *, user: int | None = None) -> None:
+    """Raise a ClusterError if another user could have put keys or users into a cluster's folder.
 
-    A ``*`` at the end of a topic or group stands for all names that begin so.
+    Only `user` (by default the effective user) may write to the folder and the folders in it, and everything in it
+    belongs to `user` or to root.
     """
-    user = {"username": name, "password": secret_key, "userType": "Normal"}
-    yield RequestCode.AUTH_CREATE_USER, {"username": name}, json.dumps(user).encode()
-    # A reader needs "Get" to ask for the offsets of a topic.
-    rights = (("Topic", publish, ["Pub"]), ("Topic", subscribe, ["Sub", "Get"]), ("Group", groups, ["Sub"]))
-    entries = [
-        {"resource": f"{kind}:{resource}", "actions": actions, "decision": "Allow"}
-        for kind, resources, actions in rights
-        for resource in resources
-    ]
-    if entries:
-        subject = f"User:{name}"
-        acl = {"subject": subject, "policies": [{"policyType": "Custom", "entries": entries}]}
-        yield RequestCode.AUTH_CREATE_ACL, {"subject": subject}, json.dumps(acl).encode()
+    user = os.geteuid() if user is None else user
+    try:
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            status = os.fstat(opened)
+            with os.scandir(opened) as scanned:
+                entries = [(folder / entry.name, entry.stat(follow_symlinks=False)) for entry in scanned]
+        finally:
+            os.close(opened)
+    except OSError as exc:
+        raise ClusterError(f"checking who may write to {folder}: {exc}; set directory= to another folder") from exc
+    _require_owner(folder, status, user)
+    if status.st_mode & 0o022:
+        raise ClusterError(
+            f"other users may write to {folder} (mode {stat.S_IMODE(status.st_mode):o}), and could replace the"
+            f" cluster's keys and users: run chmod go-w {folder}, or set directory= to another folder"
+        )
+    for path, inner in entries:
+        _require_owner(path, inner, user)
+        # Other users reach the entries only if they may enter the folder.
+        if stat.S_ISDIR(inner.st_mode) and inner.st_mode & 0o022 and status.st_mode & 0o011:
+            raise ClusterError(
+                f"other users may write to {path} (mode {stat.S_IMODE(inner.st_mode):o}) and could have put keys or"
+                " users there: set directory= to another folder, or check what is in it and run chmod -R go-w"
+                f" {path}"
+            )
 
 
-def _is_resource(name: str) -> bool:
-    # A broker understands only a '*' at the end, and cuts the name at the first one: "*-x" matches nothing, and "a*b*"
-    # matches all that begins with "a" (Resource.of).
-    return name == "*" or is_legal(name.removesuffix("*"))
+def _require_owner(path: Path, status: os.stat_result, user: int) -> None:
+    if status.st_uid not in (user, 0):
+        raise ClusterError(
+            f"{path} belongs to user id {status.st_uid}, not to user id {user} of this process: its content can't be"
+            " trusted. Remove it, or set directory= to another folder"
+        )
 
 
 def _auth_properties(admin: Credentials) -> dict[str, str]:

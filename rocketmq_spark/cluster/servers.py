@@ -19,9 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from rocketmq_spark.cluster.certificates import write_private
 from rocketmq_spark.cluster.config import (
-    BrokerPorts,
     pick_broker_ports,
     pick_port,
     properties_of,
@@ -31,7 +29,7 @@ from rocketmq_spark.cluster.config import (
 )
 from rocketmq_spark.cluster.probe import Probe
 from rocketmq_spark.cluster.process import PORT_TAKEN, ServerProcess, Watchdog
-from rocketmq_spark.cluster.security import Security
+from rocketmq_spark.cluster.security import Security, write_private
 from rocketmq_spark.errors import ClusterError, MQBrokerException, RocketMQError
 from rocketmq_spark.model.names import AUTO_CREATE_TOPIC
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
@@ -86,7 +84,7 @@ class Site:
     def secure(self, security: Security) -> None:
         """Set the security of the servers that are started from now on, and of the requests to them."""
         self.security = security
-        self.probe = Probe(credentials=security.admin, tls=security.context())
+        self.probe = Probe(credentials=security.admin, tls=security.client_tls)
 
     def command(self, folder: Path, memory: Sequence[str], main: str, arguments: Sequence[str]) -> list[str]:
         """Return the command line of one JVM; the user's options come last, so they win."""
@@ -107,19 +105,16 @@ class Server(ServerProcess, ABC):
     def __init__(self, site: Site, name: str) -> None:
         super().__init__(name, (), site.directory / name, {}, site.watchdog, lambda text: site.security.hidden(text))
         self._site = site
+        self._port = 0  # of its remoting protocol
+        self.ports: tuple[int, ...] = ()  # all that it listens on
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} {self.state.value} {self.address} pid={self.pid}>"
 
     @property
-    @abstractmethod
     def address(self) -> str:
         """``host:port`` of its remoting protocol."""
-
-    @property
-    @abstractmethod
-    def ports(self) -> tuple[int, ...]:
-        """Every port it listens on."""
+        return f"127.0.0.1:{self._port}"
 
     def stop(self) -> None:
         """End it in order (SIGTERM) and wait until it is gone; a broker unregisters and flushes first, 13 to 18 s."""
@@ -129,10 +124,7 @@ class Server(ServerProcess, ABC):
     def restart(self) -> None:
         """Start it again, same ports, same store, stopping it first if it is alive; returns when it is ready.
 
-        Raises
-        ------
-        ClusterError
-            It died, or isn't ready within the cluster's `start_timeout`.
+        Raises a ClusterError if it died, or isn't ready within the cluster's `start_timeout`.
         """
         if self.is_alive:
             self.stop()
@@ -187,8 +179,12 @@ class Server(ServerProcess, ABC):
     def _choose_ports(self) -> bool:
         """Choose free ports where the user named none, and return whether any was chosen."""
 
+    def _set_ports(self, *ports: int) -> None:
+        self.ports = ports
+        self._site.ports.update(ports)
+
     def _may_try_again(self, keep_ports: bool) -> bool:
-        taken = any(PORT_TAKEN.search(line) for line in self.telling_lines(most=20))
+        taken = any(re.search(PORT_TAKEN, line) for line in self.telling_lines(most=20))
         return taken and not keep_ports and self._choose_ports()
 
     def _poll_until(self, deadline: float) -> RocketMQError | None:
@@ -210,22 +206,11 @@ class NameServer(Server):
         self._named = port
         if port is not None:
             require_free(port, f"port={port}")
-        self._port = 0
         self._choose_ports()
-
-    @property
-    def address(self) -> str:
-        """``host:port``: the option ``nameServer``."""
-        return f"127.0.0.1:{self._port}"
-
-    @property
-    def ports(self) -> tuple[int, ...]:
-        """The one port it listens on."""
-        return (self._port,)
 
     def _choose_ports(self) -> bool:
         self._port = self._named or pick_port(self._site.ports)
-        self._site.ports.add(self._port)
+        self._set_ports(self._port)
         self._site.name_server = self.address
         return self._named is None
 
@@ -245,18 +230,7 @@ class Broker(Server):
     def __init__(self, site: Site, name: str, overrides: Mapping[str, str]) -> None:
         super().__init__(site, name)
         self._overrides = dict(overrides)
-        self._ports = BrokerPorts(0, 0)
         self._choose_ports()
-
-    @property
-    def address(self) -> str:
-        """``host:port`` of its remoting protocol."""
-        return f"127.0.0.1:{self._ports.listen}"
-
-    @property
-    def ports(self) -> tuple[int, ...]:
-        """``listenPort``, the VIP port two below, ``haListenPort``."""
-        return (self._ports.listen, self._ports.vip, self._ports.ha)
 
     @property
     def properties(self) -> dict[str, str]:
@@ -265,14 +239,15 @@ class Broker(Server):
             "broker.conf",
             name=self.name,
             name_server=self._site.name_server,
-            port=self._ports.listen,
-            ha_port=self._ports.ha,
+            port=self._port,
+            ha_port=self._ha_port,
         )
         return {**properties_of(text), **self._overrides}
 
     def _choose_ports(self) -> bool:
-        self._ports = pick_broker_ports(self._site.ports, self._overrides)
-        self._site.ports.update(self.ports)
+        ports = pick_broker_ports(self._site.ports, self._overrides)
+        self._port, self._ha_port = ports.listen, ports.ha
+        self._set_ports(ports.listen, ports.vip, ports.ha)
         return "listenPort" not in self._overrides or "haListenPort" not in self._overrides
 
     def _configure(self) -> list[str]:
@@ -323,7 +298,6 @@ class Proxy(Server):
     def __init__(self, site: Site, overrides: Mapping[str, object]) -> None:
         super().__init__(site, "proxy")
         self._overrides = dict(overrides)
-        self._grpc_port = self._remoting_port = 0
         self._choose_ports()
 
     @property
@@ -333,30 +307,20 @@ class Proxy(Server):
         return self.address if self._site.security.mutual else f"127.0.0.1:{self._grpc_port}"
 
     @property
-    def address(self) -> str:
-        """``host:port`` of its remoting protocol."""
-        return f"127.0.0.1:{self._remoting_port}"
-
-    @property
-    def ports(self) -> tuple[int, ...]:
-        """The gRPC port and the remoting port."""
-        return (self._grpc_port, self._remoting_port)
-
-    @property
     def properties(self) -> dict[str, object]:
         """Its configuration without access control; the user's properties override ours."""
         text = render(
             "proxy.json",
             name_server=self._site.name_server,
             grpc_port=self._grpc_port,
-            remoting_port=self._remoting_port,
+            remoting_port=self._port,
         )
         return {**json.loads(text), **self._overrides}
 
     def _choose_ports(self) -> bool:
         self._grpc_port = pick_port(self._site.ports)
-        self._remoting_port = pick_port(self._site.ports | {self._grpc_port})
-        self._site.ports.update(self.ports)
+        self._port = pick_port(self._site.ports | {self._grpc_port})
+        self._set_ports(self._grpc_port, self._port)
         return True
 
     def _configure(self) -> list[str]:

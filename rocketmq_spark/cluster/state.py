@@ -28,7 +28,6 @@ from rocketmq_spark.cluster.local import LocalCluster
 from rocketmq_spark.cluster.process import STOP_TIMEOUT
 from rocketmq_spark.errors import ClusterError
 
-_FILE: Final = "cluster.json"
 _POLL: Final = 0.1
 
 
@@ -52,17 +51,14 @@ class ServerRecord:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """A cluster that was left running; a `temporary` directory is removed when it is stopped.
-
-    `options` has further options of a connection, by name; a secret is named by its file.
-    """
+    """A cluster that was left running."""
 
     name_server: str
     endpoints: str | None
     directory: str
-    temporary: bool
+    temporary: bool  # Whether the directory is removed when it is stopped
     servers: tuple[ServerRecord, ...]
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)  # More of a connection; a secret is named by its file
 
     @classmethod
     def of(cls, cluster: LocalCluster) -> ClusterState:
@@ -125,10 +121,7 @@ class StateFile:
     """The file of this user, in a folder that is created when something is saved."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / _FILE
-
-    def __repr__(self) -> str:
-        return f"<StateFile {self.path}>"
+        self.path = folder / "cluster.json"
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -216,9 +209,7 @@ def _ps(pid: int, column: str) -> str:
 def _await_end(servers: Sequence[ServerRecord]) -> list[ServerRecord]:
     """Wait until the servers have ended, and return those that have not after 40 s."""
     deadline = time.monotonic() + STOP_TIMEOUT
-    while left := [server for server in servers if server.state() != "died"]:
-        if time.monotonic() > deadline:
-            break
+    while (left := [server for server in servers if server.state() != "died"]) and time.monotonic() <= deadline:
         time.sleep(_POLL)
     return left
 

@@ -18,8 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from rocketmq_spark.cli.doctor import examine
-from rocketmq_spark.cluster.probe import Probe
-from rocketmq_spark.cluster.security import create_user
+from rocketmq_spark.cluster.probe import Probe, create_user
 from rocketmq_spark.errors import (
     ClusterError,
     DeliveryError,
@@ -467,11 +466,11 @@ def the_doctor_says(
 
 def test_a_user_who_exists_already_is_not_made_again_and_keeps_the_secret(secured: SharedCluster) -> None:
     assert secured.tls is not None
-    probe = Probe(credentials=secured.admin, tls=secured.tls.context())
+    probe = Probe(credentials=secured.admin, tls=secured.tls)
     brokers = [broker.address for broker in secured.brokers]
     with pytest.raises(ClusterError, match=r"user spark-user: the broker at .* knows that user already.* another name"):
         create_user(probe, brokers, KNOWN.access_key, "wrong-hush-hush", publish=["*"], subscribe=[], groups=[])
-    theirs = Probe(credentials=KNOWN, tls=secured.tls.context())
+    theirs = Probe(credentials=KNOWN, tls=secured.tls)
     for broker in secured.brokers:
         with pytest.raises(MQBrokerException, match="no permission to access Topic:not-allowed"):
             theirs.send(broker.address, broker.name, "not-allowed", b"let in?")
@@ -479,7 +478,7 @@ def test_a_user_who_exists_already_is_not_made_again_and_keeps_the_secret(secure
 
 def test_a_user_whom_one_broker_could_not_take_can_be_made_again(secured: SharedCluster, allowed: str) -> None:
     assert secured.tls is not None
-    probe = Probe(credentials=secured.admin, tls=secured.tls.context())
+    probe = Probe(credentials=secured.admin, tls=secured.tls)
     brokers = [broker.address for broker in secured.brokers]
     late = Credentials(f"late-{uuid.uuid4().hex[:8]}", "late-hush-hush")
 
@@ -497,7 +496,7 @@ def test_a_user_whom_one_broker_could_not_take_can_be_made_again(secured: Shared
     with pytest.raises(RemotingTimeoutException):
         create_user(cast("Probe", Breaking()), brokers, late.access_key, late.secret_key, **given)
     create_user(probe, brokers, late.access_key, late.secret_key, **given)
-    theirs = Probe(credentials=late, tls=secured.tls.context())
+    theirs = Probe(credentials=late, tls=secured.tls)
     for broker in secured.brokers:
         theirs.send(broker.address, broker.name, allowed, b"let in")
 

@@ -69,7 +69,7 @@ def serve(authority: Authority, tmp_path: Path) -> Iterator[Serve]:
         cert_file, key_file = map(str, client)
         # Whether it is up, whatever it shows.
         anybody = TlsSettings(cert_file=cert_file, key_file=key_file, insecure_skip_verify=True)
-        site.probe = Probe(tls=anybody.context())
+        site.probe = Probe(tls=anybody)
         server = NameServer(site, None)
         servers.append(server)
         server.start()

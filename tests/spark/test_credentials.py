@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from rocketmq_spark import Admin
-from rocketmq_spark.cluster.security import user_requests
+from rocketmq_spark.cluster.probe import user_requests
 from rocketmq_spark.model.credentials import Credentials
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.transport.remoting.transport import RemotingTransport

@@ -7,12 +7,13 @@ import ssl
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import trustme
 
-from rocketmq_spark.cluster import certificates
-from rocketmq_spark.cluster.certificates import Certificate
+from rocketmq_spark.cluster.security import Certificate, write_certificate
 from rocketmq_spark.errors import (
     BrokerBusyException,
     BrokerUnavailableException,
@@ -39,15 +40,22 @@ NOW = datetime.now(timezone.utc).replace(tzinfo=None)
 YESTERDAY, TOMORROW = NOW - timedelta(days=1), NOW + timedelta(days=1)
 
 
-class Authority(certificates.Authority):
+class Authority:
     """A certificate authority of its own; its files are in a folder of the test's."""
+
+    def __init__(self, folder: Path, name: str = "a test of rocketmq-spark") -> None:
+        self._folder = folder
+        self._ca = trustme.CA(organization_unit_name=name)
+        self.ca_file = folder / "ca.pem"
+        self._ca.cert_pem.write_to_path(self.ca_file)
 
     def server(self, name: str, names: str, **valid: datetime) -> Certificate:
         """Return the files of a certificate and its key for `names`, as in ``DNS:localhost,IP:127.0.0.1``.
 
         A client's is made alike. `valid` is ``not_before=TOMORROW`` or ``not_after=YESTERDAY``, if not always.
         """
-        return self.issue(name, *(one.partition(":")[2] for one in names.split(",")), **valid)
+        issued = self._ca.issue_cert(*(one.partition(":")[2] for one in names.split(",")), **valid)
+        return write_certificate(issued, self._folder, name)
 
     def context(self, name: str, names: str, **valid: datetime) -> ssl.SSLContext:
         """Return the context of a server for `names`."""

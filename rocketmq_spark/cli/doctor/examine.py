@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from typing import Any
 
+import rocketmq_spark.cli.doctor.machine as machine
+import rocketmq_spark.cli.doctor.servers as servers
 from rocketmq_spark.admin.admin import Admin
 from rocketmq_spark.admin.answers import Table
 from rocketmq_spark.admin.queues import check_timeout
-from rocketmq_spark.cli.doctor.machine import (
-    FAILED,
-    OK,
-    WARNING,
-    Check,
-    check_java,
-    check_packages,
-    check_python,
-    check_workers,
-)
-from rocketmq_spark.cli.doctor.servers import (
-    access_refused,
-    check_brokers,
-    check_name_server,
-    check_proxies,
-    key_refused,
-    remark_of,
-)
+from rocketmq_spark.cli.doctor.machine import FAILED, OK, WARNING, Check
 from rocketmq_spark.errors import (
     OptionError,
     RemotingException,
@@ -57,12 +43,17 @@ def examine(
     `Admin`: access_key, use_tls, ... Raises an OptionError if `timeout` is not allowed.
     """
     check_timeout(timeout)
-    checks = [check_python(), *check_packages(), check_java(environ), check_workers(environ)]
+    checks = [
+        machine.check_python(),
+        *machine.check_packages(),
+        machine.check_java(environ),
+        machine.check_workers(environ),
+    ]
     named = name_server or os.environ.get("NAMESRV_ADDR", "").strip()
     if named or not endpoints:
         checks += _check_cluster(name_server, topic, timeout, given)
     if endpoints:
-        checks += check_proxies(endpoints, topic, given, timeout)
+        checks += servers.check_proxies(endpoints, topic, given, timeout)
     return Table(Check, checks)
 
 
@@ -71,7 +62,7 @@ def check_name_servers(admin: Admin, timeout: float) -> list[Check]:
     over_tls = admin.options.connection.use_tls
     answers = query_all(
         admin.options.connection.name_server,
-        lambda address: check_name_server(admin.transport, address, timeout, over_tls=over_tls),
+        lambda address: servers.check_name_server(admin.transport, address, timeout, over_tls=over_tls),
     )
     return [answer for answer in answers.values() if not isinstance(answer, RocketMQError)]
 
@@ -86,7 +77,7 @@ def _check_cluster(name_server: str | None, topic: str | None, timeout: float, g
         checks = check_name_servers(admin, timeout)
         if all(check.state == FAILED for check in checks):
             return checks
-        checks += check_brokers(admin.transport, timeout)
+        checks += servers.check_brokers(admin.transport, timeout)
         return checks + (check_topic(admin, topic, timeout) if topic else [])
 
 
@@ -113,11 +104,10 @@ def check_topic(admin: Admin, topic: str, timeout: float) -> list[Check]:
 
 def _unknown(admin: Admin, name: str, topic: str, exc: TopicRouteStaleException, timeout: float) -> Check:
     create = f"create it: rocketmq-spark create-topic {topic}"
-    try:
+    makers: list[str] = []
+    with contextlib.suppress(RocketMQError):
         template = admin.transport.query_route(AUTO_CREATE_TOPIC, timeout)
-    except RocketMQError:
-        return Check(name, FAILED, str(exc), create)
-    makers = [data.broker_name for data in template.queue_datas if data.writable]
+        makers = [data.broker_name for data in template.queue_datas if data.writable]
     if not makers:
         return Check(name, FAILED, str(exc), create)
     found = (
@@ -155,11 +145,11 @@ def _check_on_brokers(admin: Admin, name: str, topic: str, route: TopicRouteData
     for broker, answer in query_all(masters, ask).items():
         if not isinstance(answer, RocketMQError):
             types.add(answer)
-        elif access_refused(answer):
-            checks.append(key_refused(f"{name} on {broker}", answer))
-        elif access_refused(answer) is False:
+        elif servers.access_refused(answer):
+            checks.append(servers.key_refused(f"{name} on {broker}", answer))
+        elif servers.access_refused(answer) is False:
             mend = "have the user allowed to publish (PUB), to subscribe (SUB) and to look at it (GET), as it needs"
-            found = f"the user may not look at it: {remark_of(answer)}"
+            found = f"the user may not look at it: {servers.remark_of(answer)}"
             checks.append(Check(f"{name} on {broker}", WARNING, found, mend))
         elif not isinstance(answer, RemotingException | RequestNotSupportedException):
             # A broker that can't be reached has its own finding; a proxy in its place knows no types.

@@ -40,12 +40,8 @@ class Check:
 
 OLDEST_PYTHON: Final = (3, 10)
 # The oldest release, and the first that is not supported; a test compares them with setup.cfg.
-PACKAGES: Final[Mapping[str, tuple[str, str]]] = {
-    "pyspark": ("4.0", "4.4"),
-    "pyarrow": ("18", ""),
-    "numpy": ("1.26", ""),
-}
-GRPC_PACKAGES: Final[Mapping[str, tuple[str, str]]] = {"grpcio": ("1.76.0", ""), "protobuf": ("6.31.1", "8")}
+PACKAGES: Final = {"pyspark": ("4.0", "4.4"), "pyarrow": ("18", ""), "numpy": ("1.26", "")}
+GRPC_PACKAGES: Final = {"grpcio": ("1.76.0", ""), "protobuf": ("6.31.1", "8")}
 
 _NEEDED_BY_WORKERS: Final = ("rocketmq_spark", "pyarrow", "numpy")
 # Only ``-c`` has the current folder on its path, so that a worker elsewhere would not find its modules.
@@ -118,9 +114,13 @@ def check_workers(environ: Mapping[str, str] = os.environ) -> Check:
     chosen = environ.get("PYSPARK_PYTHON", "")
     name, origin = chosen or "python3", "PYSPARK_PYTHON" if chosen else "python3 on PATH, as PYSPARK_PYTHON is not set"
     use_this = f"export PYSPARK_PYTHON={sys.executable} on the driver, and its like on every node"
+
+    def failed(found: str, mend: str = use_this) -> Check:
+        return Check("Spark's workers", FAILED, found, mend)
+
     interpreter = shutil.which(name, path=environ.get("PATH", os.defpath))
     if interpreter is None:
-        return Check("Spark's workers", FAILED, f"there is no {name} ({origin})", use_this)
+        return failed(f"there is no {name} ({origin})")
     shown = f"{interpreter} ({origin})"
     try:
         done = subprocess.run(
@@ -134,22 +134,20 @@ def check_workers(environ: Mapping[str, str] = os.environ) -> Check:
             check=False,
         )
         answer = json.loads(done.stdout.strip().splitlines()[-1])
-        python, failed = tuple(answer["python"]), answer["failed"]
+        python, missing = tuple(answer["python"]), answer["failed"]
     except (OSError, subprocess.TimeoutExpired) as exc:
-        return Check("Spark's workers", FAILED, f"{shown} does not run: {exc}", use_this)
+        return failed(f"{shown} does not run: {exc}")
     except (ValueError, IndexError, KeyError, TypeError):
-        first = next(iter(done.stderr.strip().splitlines()[-1:]), f"exit code {done.returncode}")
-        return Check("Spark's workers", FAILED, f"{shown} is no Python that runs: {first}", use_this)
+        last = next(iter(done.stderr.strip().splitlines()[-1:]), f"exit code {done.returncode}")
+        return failed(f"{shown} is no Python that runs: {last}")
     if python[:2] != sys.version_info[:2]:
         own = _dotted(sys.version_info[:2])
-        found = (
-            f"{shown} is Python {_dotted(python)}, this one is {own}: Spark refuses a driver and workers that differ"
-        )
-        return Check("Spark's workers", FAILED, found, use_this)
-    if failed:
-        reasons = "; ".join(f"{module} ({why})" for module, why in failed.items())
+        text = f"{shown} is Python {_dotted(python)}, this one is {own}: Spark refuses a driver and workers that differ"
+        return failed(text)
+    if missing:
+        reasons = "; ".join(f"{module} ({why})" for module, why in missing.items())
         mend = f"{use_this}; or install the package there, too: {interpreter} -m pip install . (in a clone)"
-        return Check("Spark's workers", FAILED, f"{shown} can't import {reasons}", mend)
+        return failed(f"{shown} can't import {reasons}", mend)
     return Check("Spark's workers", OK, f"Python {_dotted(python)}, {shown}")
 
 

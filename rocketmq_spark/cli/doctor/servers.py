@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -11,7 +11,6 @@ from rocketmq_spark.admin.brokers import BrokerStatus, ask_brokers, clock_of, di
 from rocketmq_spark.cli.doctor.machine import FAILED, GRPC_PACKAGES, OK, WARNING, Check, check_packages
 from rocketmq_spark.errors import (
     MQBrokerException,
-    OptionError,
     RemotingCertificateException,
     RemotingException,
     RemotingTlsException,
@@ -23,24 +22,15 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model.names import AUTO_CREATE_TOPIC
 from rocketmq_spark.model.route import PERM_WRITE, permission_text
 from rocketmq_spark.options.producer import producer_options
+from rocketmq_spark.protocol import tls
 from rocketmq_spark.protocol.grpc.codes import Code
 from rocketmq_spark.protocol.remoting.codes import RequestCode, missing_right
-from rocketmq_spark.protocol.tls import (
-    DEMANDS_TLS,
-    LEAVE_TLS_OUT,
-    MUST_NAME,
-    NOT_TRUSTED,
-    OURS_REFUSED,
-    OUT_OF_DATE,
-    SPEAKS_NO_TLS,
-    TOO_OLD,
-)
 from rocketmq_spark.routing.connect import client_id_of, new_transport
 from rocketmq_spark.transport.parallel import query_all
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from rocketmq_spark.transport.tls_probe import Listener, who_listens
 
-OLDEST: Final = (4, 9)
+_OLDEST: Final = (4, 9)
 
 # Percent of the disk (MessageStoreConfig): a broker deletes files early from diskSpaceCleanForciblyRatio on, and
 # rejects messages from diskSpaceWarningLevelRatio on.
@@ -55,13 +45,9 @@ def check_brokers(transport: RemotingTransport, timeout: float) -> list[Check]:
         brokers = transport.cluster_info(timeout).brokers
     except RocketMQError:
         return []
+    no_master = "it has no master now, only slaves: it takes no messages"
     checks = [
-        Check(
-            f"broker {broker.broker_name}",
-            WARNING,
-            "it has no master now, only slaves: it takes no messages",
-            "bring its master back",
-        )
+        Check(f"broker {broker.broker_name}", WARNING, no_master, "bring its master back")
         for broker in brokers
         if broker.master is None
     ]
@@ -118,52 +104,49 @@ def _refused(name: str, address: str, exc: RocketMQError) -> Check:
 
 def _examined(name: str, address: str, status: BrokerStatus, *, is_master: bool) -> list[Check]:
     runtime, now, perm = status
-    problems = list(_problems(name, status, is_master=is_master))
-    disk, clock = disk_used_percent(runtime), clock_of(runtime)
-    facts = [f"reachable at {address}", version_of(runtime) or "release unknown"]
-    facts += [] if perm is None else [f"permission {permission_text(perm)}"]
-    facts += [] if disk is None else [f"disk {disk:.0f} % full"]
-    facts += ["clock not told"] if clock is None else [] if _clock_is_off(clock, now) else ["clock as ours"]
-    return [Check(name, OK, ", ".join(facts)), *problems]
-
-
-def _problems(name: str, status: BrokerStatus, *, is_master: bool) -> Iterator[Check]:
-    runtime, now, perm = status
     version, disk, clock = version_of(runtime), disk_used_percent(runtime), clock_of(runtime)
+    facts, problems = [f"reachable at {address}", version or "release unknown"], []
     numbers = tuple(int(part) for part in (version or "").split(".")[:2] if part.isdecimal())
-    if numbers and numbers < OLDEST:
-        yield Check(f"{name}: version", FAILED, f"{version}, and 4.9 is the oldest that is supported", "update it")
-    if perm is not None and is_master and not perm & PERM_WRITE:
-        mend = "set brokerPermission=6 if it should (it may be on its way out of service)"
-        yield Check(f"{name}: permission", WARNING, f"it takes no messages (brokerPermission={perm})", mend)
-    if disk is not None and disk >= _DELETES_FROM:
-        full = disk >= _REFUSES_FROM
-        found = f"{disk:.0f} % full: " + (
-            "from 90 % on a broker refuses messages" if full else "from 85 % on a broker deletes messages early"
-        )
+    if numbers and numbers < _OLDEST:
+        found = f"{version}, and 4.9 is the oldest that is supported"
+        problems.append(Check(f"{name}: version", FAILED, found, "update it"))
+    if perm is not None:
+        facts.append(f"permission {permission_text(perm)}")
+        if is_master and not perm & PERM_WRITE:
+            mend = "set brokerPermission=6 if it should (it may be on its way out of service)"
+            found = f"it takes no messages (brokerPermission={perm})"
+            problems.append(Check(f"{name}: permission", WARNING, found, mend))
+    if disk is not None:
+        facts.append(f"disk {disk:.0f} % full")
         mend = "free some space, give it a larger disk, or keep messages for less long (fileReservedTime)"
-        yield Check(f"{name}: disk", FAILED if full else WARNING, found, mend)
-    if clock is not None and _clock_is_off(clock, now):
-        ahead = clock - now
+        if disk >= _REFUSES_FROM:
+            found = f"{disk:.0f} % full: from 90 % on a broker refuses messages"
+            problems.append(Check(f"{name}: disk", FAILED, found, mend))
+        elif disk >= _DELETES_FROM:
+            found = f"{disk:.0f} % full: from 85 % on a broker deletes messages early"
+            problems.append(Check(f"{name}: disk", WARNING, found, mend))
+    ahead = None if clock is None else clock - now
+    # The broker's clock is cut to seconds.
+    if ahead is None:
+        facts.append("clock not told")
+    elif -_CLOCK_WITHIN - 1 <= ahead <= _CLOCK_WITHIN:
+        facts.append("clock as ours")
+    else:
         found = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} this machine's"
         mend = "set both by NTP: delays, times of messages and reads by time are off by as much"
-        yield Check(f"{name}: clock", WARNING, found, mend)
-
-
-def _clock_is_off(clock: float, now: float) -> bool:
-    # The broker's clock is cut to seconds.
-    return not -_CLOCK_WITHIN - 1 <= clock - now <= _CLOCK_WITHIN
+        problems.append(Check(f"{name}: clock", WARNING, found, mend))
+    return [Check(name, OK, ", ".join(facts)), *problems]
 
 
 # The advice for an error that contains a text.
 _MENDS: Final = (
-    (OURS_REFUSED, "give a certificate (tlsCertFile, --tls-cert-file) and its key (tlsKeyFile, --tls-key-file)"),
-    (MUST_NAME, "give the name that the certificate has (tlsServerName, --tls-server-name), or dial that name"),
-    (OUT_OF_DATE, "give the server a new certificate, or set the clocks"),
-    (NOT_TRUSTED, "give the authority's file (tlsCaFile, --tls-ca-file)"),
-    (TOO_OLD, "have the server speak TLS 1.2 or newer"),
-    (DEMANDS_TLS, "switch TLS on (useTls=true, --tls)"),
-    (SPEAKS_NO_TLS, LEAVE_TLS_OUT),
+    (tls.OURS_REFUSED, "give a certificate (tlsCertFile, --tls-cert-file) and its key (tlsKeyFile, --tls-key-file)"),
+    (tls.MUST_NAME, "give the name that the certificate has (tlsServerName, --tls-server-name), or dial that name"),
+    (tls.OUT_OF_DATE, "give the server a new certificate, or set the clocks"),
+    (tls.NOT_TRUSTED, "give the authority's file (tlsCaFile, --tls-ca-file)"),
+    (tls.TOO_OLD, "have the server speak TLS 1.2 or newer"),
+    (tls.DEMANDS_TLS, "switch TLS on (useTls=true, --tls)"),
+    (tls.SPEAKS_NO_TLS, tls.LEAVE_TLS_OUT),
 )
 _OTHERWISE: Final = "look at the server's certificate, and at the options of TLS"
 
@@ -222,7 +205,7 @@ def _unreachable(name: str, address: str, timeout: float, exc: RemotingException
     if over_tls:
         with RemotingTransport([address]) as plain, contextlib.suppress(RocketMQError):
             plain.name_servers.cluster_info_at(address, timeout)
-            return Check(name, FAILED, "it speaks no TLS", LEAVE_TLS_OUT)
+            return Check(name, FAILED, "it speaks no TLS", tls.LEAVE_TLS_OUT)
     listener = who_listens(address, timeout)
     if isinstance(exc, RemotingTlsException) and over_tls and listener is Listener.TLS:
         return handshake_failed(name, exc)
@@ -245,19 +228,14 @@ def check_proxies(endpoints: str, topic: str | None, given: Mapping[str, Any], t
         return checks
     connection = {name: value for name, value in given.items() if name != "name_server"}
     try:
-        options = producer_options({**connection, "endpoints": endpoints}, {})
-    except OptionError as exc:
-        return [*checks, Check("endpoints", FAILED, str(exc), "correct the option")]
-    for endpoint in options.connection.endpoints:
-        alone = replace(options.connection, endpoints=(endpoint,))
-        try:
-            transport = new_transport(alone, client_id_of(alone, "doctor"))
-        except RocketMQError as exc:
-            return [*checks, Check("endpoints", FAILED, str(exc), "correct the option")]
-        try:
-            checks.append(_check_proxy(f"proxy {endpoint}", endpoint, transport.query_route, topic, timeout))
-        finally:
-            transport.close()
+        options = producer_options({**connection, "endpoints": endpoints}, {}).connection
+        for endpoint in options.endpoints:
+            alone = replace(options, endpoints=(endpoint,))
+            with contextlib.closing(new_transport(alone, client_id_of(alone, "doctor"))) as transport:
+                checks.append(_check_proxy(f"proxy {endpoint}", endpoint, transport.query_route, topic, timeout))
+    except RocketMQError as exc:
+        # Of an option: `_check_proxy` raises none.
+        checks.append(Check("endpoints", FAILED, str(exc), "correct the option"))
     return checks
 
 

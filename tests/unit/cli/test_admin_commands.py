@@ -491,5 +491,5 @@ def test_a_command_gets_its_connection_first_and_keeps_its_own_options() -> None
     one.command()(connected(command))
     assert CliRunner().invoke(one, ["--count", "5", "-n", "a:1", "--json"]).exit_code == 0
     ((connection, count),) = seen
-    assert (connection.name_server, connection.as_json, count) == ("a:1", True, 5)
+    assert (connection.options["name_server"], connection.as_json, count) == ("a:1", True, 5)
     assert "a:1" not in repr(connection)

@@ -19,7 +19,7 @@ from tests.support.transports import Authority
 
 def test_a_server_that_its_authority_vouches_for_is_asked_and_the_connection_closed(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    probe = Probe(tls=TlsSettings(str(authority.ca_file)).context())
+    probe = Probe(tls=TlsSettings(str(authority.ca_file)))
     with BrokerPeer(tls=authority.context("server", "IP:127.0.0.1")) as peer:
         answer = probe.ask(peer.address, RequestCode.HEART_BEAT, {}, "asking")
         gc.collect()  # a socket left open would warn
@@ -29,7 +29,7 @@ def test_a_server_that_its_authority_vouches_for_is_asked_and_the_connection_clo
 
 def test_a_server_of_another_name_is_not_asked(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    probe = Probe(tls=TlsSettings(str(authority.ca_file)).context())
+    probe = Probe(tls=TlsSettings(str(authority.ca_file)))
     with (
         BrokerPeer(tls=authority.context("server", "DNS:elsewhere.example")) as peer,
         pytest.raises(RemotingConnectException, match="certificate is not valid for"),

@@ -17,11 +17,10 @@ import pytest
 from cryptography.x509 import load_pem_x509_certificate
 
 from rocketmq_spark.cluster import LocalCluster
-from rocketmq_spark.cluster.certificates import require_own_folder
 from rocketmq_spark.cluster.config import properties_of
-from rocketmq_spark.cluster.probe import Probe
+from rocketmq_spark.cluster.probe import Probe, check_user, create_user, user_requests
 from rocketmq_spark.cluster.process import ServerProcess, Watchdog
-from rocketmq_spark.cluster.security import Security, check_user, client_options, create_user, user_requests
+from rocketmq_spark.cluster.security import Security, client_options, require_own_folder
 from rocketmq_spark.errors import ClusterError, MQBrokerException, RemotingTimeoutException
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
@@ -39,7 +38,7 @@ def secret_of(security: Security) -> str:
 
 def test_by_default_nothing_is_made_and_nothing_is_demanded(tmp_path: Path) -> None:
     security = Security.made(tmp_path, auth=False, tls=False)
-    assert (security, security.options, security.context()) == (Security(), {}, None)
+    assert (security, security.options, security.client_tls) == (Security(), {}, None)
     assert (security.jvm_options, security.broker_properties, security.proxy_properties) == ((), {}, {})
     assert list(tmp_path.iterdir()) == []
 

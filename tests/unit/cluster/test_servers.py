@@ -54,8 +54,9 @@ class Brokers:
         request = session.read()
         assert request.code == RequestCode.GET_BROKER_CLUSTER_INFO
         self.asked += 1
-        known = {"broker-0": {"brokerAddrs": {"0": "127.0.0.1:1"}}} if self.asked > self.none_until else {}
-        session.answer(request, body=json.dumps({"brokerAddrTable": known}).encode())
+        broker = {"brokerName": "broker-0", "brokerAddrs": {"0": "127.0.0.1:1"}}
+        known = {"broker-0": broker} if self.asked > self.none_until else {}
+        session.answer(request, body=json.dumps({"brokerAddrTable": known, "clusterAddrTable": {}}).encode())
 
 
 @pytest.fixture
