@@ -1,16 +1,16 @@
 """Stored messages -> record batches of a read's columns, vectorised.
 
-`decode_rows` reads one message at a time; the vectorised way must give the same result, and falls back to it for
-compressed inner batches, properties with repeated names or empty values, and unreadable messages. Only the requested
+`decode_rows` reads one message at a time; `decode_columns` must give the same result. It leaves compressed inner
+batches, properties with repeated names or empty values, and unreadable messages to `decode_rows`. Only the requested
 columns are made: bodies and properties that no column needs are neither decompressed nor parsed. Bytes are copied
 twice, when answers are joined for numpy and when Arrow takes each column out.
 """
 
 from __future__ import annotations
 
-import math
+import itertools
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rocketmq_spark.arrow.columns import ByteColumn, Ints, byte_strings, to_arrow, to_numpy
+from rocketmq_spark.arrow.columns import ByteColumn, Ints, byte_strings, text_array, to_arrow, to_numpy
 from rocketmq_spark.arrow.stored import (
     Irregular,
     Properties,
@@ -51,7 +51,6 @@ _MOST_UNPACKED: Final = 64 * 1024 * 1024
 _MESSAGE_COST: Final = 500
 _PROPERTY_COST: Final = 200
 
-
 # The column of a read that says why a message is unreadable, null in all other rows.
 UNREADABLE: Final = "unreadable"
 
@@ -59,7 +58,7 @@ OnUnreadable: TypeAlias = Callable[[Unreadable], bool]
 """Called once for each unreadable message; returns whether it becomes a row with the stored bytes as body."""
 
 
-class TooMuchError(Exception):
+class _TooMuchError(Exception):
     """Several messages unpack to more than a record batch may hold."""
 
 
@@ -77,56 +76,7 @@ def batches_of(
     tags: frozenset[str] | None = None,
     on_unreadable: OnUnreadable = fail,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of several answers as one record batch, or as more if the bodies unpack to very much.
-
-    Parameters and errors as of `decode`. Several messages of one offset that unpack to very much become a record batch
-    each, because a sender of inner batches can claim the offset of another message.
-    """
-    try:
-        batch = decode(pulls, schema, tags, _MOST_UNPACKED, on_unreadable)
-    except TooMuchError:
-        batch = None
-    # Outside the except block: the error holds what was unpacked so far, and so would every level of this recursion.
-    if batch is None:
-        halves = _halves(pulls)
-        for half in halves:
-            yield from batches_of(half, schema, tags, on_unreadable)
-        if not halves:
-            yield from _one_by_one(pulls[0], schema, tags, on_unreadable)
-    elif batch.num_rows:
-        yield batch
-
-
-def _halves(pulls: Sequence[Pulled]) -> tuple[Sequence[Pulled], ...]:
-    """Return the answers in two parts; none if they are of one offset."""
-    if len(pulls) > 1:
-        middle = len(pulls) // 2
-        return pulls[:middle], pulls[middle:]
-    (pull,) = pulls
-    if pull.end - pull.start <= 1:
-        return ()
-    border = (pull.start + pull.end) // 2
-    return [replace(pull, end=border)], [replace(pull, start=border)]
-
-
-def _one_by_one(
-    pull: Pulled, schema: pa.Schema, tags: frozenset[str] | None, on_unreadable: OnUnreadable
-) -> Iterator[pa.RecordBatch]:
-    for message in _messages_of(pull, schema, tags):
-        if tags is None or _has_tag(message, tags):
-            batch = _batch_of([(pull.queue, message)], schema, on_unreadable)
-            if batch.num_rows:
-                yield batch
-
-
-def decode(
-    pulls: Sequence[Pulled],
-    schema: pa.Schema,
-    tags: frozenset[str] | None = None,
-    most: float = math.inf,
-    on_unreadable: OnUnreadable = fail,
-) -> pa.RecordBatch:
-    """Return the messages of several answers, in their order, as one record batch.
+    """Yield the messages of several answers, in their order, as one record batch, or more if they unpack to very much.
 
     Parameters
     ----------
@@ -134,72 +84,101 @@ def decode(
         Some or all of the columns of a read, with their types.
     tags : frozenset of str or None, default None
         Only messages with one of these; None: all. (A broker compares only hashes of tags.)
-    most : float, default inf
-        Bytes that several messages may unpack to together; a single one may have more.
-    on_unreadable : callable, default `fail`
-        Called for the unreadable messages of a batch that does not raise `TooMuchError`, in their order.
 
     Raises
     ------
-    TooMuchError
-        They unpack to more. Each way counts what it has to unpack, so one may raise where the other does not.
     RemotingCommandException
         A message is unreadable, unless `on_unreadable` returns.
     """
-    body = pulls[0].body if len(pulls) == 1 else b"".join(pull.body for pull in pulls)
     try:
-        records = records_of(body)
-        rows, pull_of = _wanted(pulls, records, rows_of(records, body))
-        _check_crc(records)
-        return _Columns(pulls, records, rows, pull_of, most).batch(schema, tags)
+        batches: Iterable[pa.RecordBatch] = [decode_columns(pulls, schema, tags)]
     except (Irregular, pa.ArrowInvalid):
-        return decode_rows(pulls, schema, tags, most, on_unreadable)
+        batches = decode_rows(pulls, schema, tags, on_unreadable)
+    except _TooMuchError:
+        if halves := _halves(pulls):
+            batches = itertools.chain(*(batches_of(half, schema, tags, on_unreadable) for half in halves))
+        else:
+            batches = decode_rows(pulls, schema, tags, on_unreadable)
+    # Outside the except blocks: the error holds what was unpacked so far.
+    for batch in batches:
+        if batch.num_rows:
+            yield batch
+
+
+def _halves(pulls: Sequence[Pulled]) -> list[Sequence[Pulled]]:
+    """Return the answers in two parts; none if they are of one offset."""
+    if len(pulls) > 1:
+        middle = len(pulls) // 2
+        return [pulls[:middle], pulls[middle:]]
+    (pull,) = pulls
+    if pull.end - pull.start <= 1:
+        return []
+    border = (pull.start + pull.end) // 2
+    return [[replace(pull, end=border)], [replace(pull, start=border)]]
+
+
+def decode_columns(pulls: Sequence[Pulled], schema: pa.Schema, tags: frozenset[str] | None = None) -> pa.RecordBatch:
+    """Return the messages of several answers as one record batch; parameters as of `batches_of`.
+
+    Raises
+    ------
+    _TooMuchError
+        The bodies of several messages unpack to more than a record batch may hold.
+    Irregular, pyarrow.ArrowInvalid
+        Only `decode_rows` can read a message, or say why it is unreadable.
+    """
+    body = pulls[0].body if len(pulls) == 1 else b"".join(pull.body for pull in pulls)
+    records = records_of(body)
+    rows, pull_of = _wanted(pulls, records, rows_of(records, body))
+    _check_crc(records)
+    return _Columns(pulls, records, rows, pull_of).batch(schema, tags)
 
 
 def decode_rows(
     pulls: Sequence[Pulled],
     schema: pa.Schema,
     tags: frozenset[str] | None = None,
-    most: float = math.inf,
     on_unreadable: OnUnreadable = fail,
-) -> pa.RecordBatch:
-    """Return the result of `decode`, one message at a time."""
-    messages = []
-    room = most
+) -> Iterator[pa.RecordBatch]:
+    """Yield the result of `batches_of`, made of one message at a time.
+
+    Several messages of one offset may come in several batches, because a sender of inner batches can claim the offset
+    of another message.
+    """
+    names = {*schema.names}
+    decompressed = not names.isdisjoint(("body", UNREADABLE))
+    parsed = tags is not None or not names.isdisjoint((*_PROPERTY_COLUMNS, UNREADABLE))
+    rows: list[tuple[MessageQueue, MessageExt | Unreadable]] = []
+    room = _MOST_UNPACKED
     for pull in pulls:
-        for message in _messages_of(pull, schema, tags):
-            if tags is None or _has_tag(message, tags):
-                messages.append((pull.queue, message))
-                properties = 0 if isinstance(message, Unreadable) else len(message.properties)
-                room -= len(message.body) + _MESSAGE_COST + _PROPERTY_COST * properties
-                if room < 0 and len(messages) > 1:
-                    raise TooMuchError
-    return _batch_of(messages, schema, on_unreadable)
+        for message in messages_of(
+            pull.body, pull.queue, pull.start, pull.end, decompressed=decompressed, parsed=parsed
+        ):
+            if tags is not None and not _has_tag(message, tags):
+                continue
+            if isinstance(message, Unreadable) and not on_unreadable(message):
+                continue
+            properties = 0 if isinstance(message, Unreadable) else len(message.properties)
+            cost = len(message.body) + _MESSAGE_COST + _PROPERTY_COST * properties
+            if cost > room and rows:
+                batch, rows, room = _batch_of(rows, schema), [], _MOST_UNPACKED
+                yield batch
+            rows.append((pull.queue, message))
+            room -= cost
+    yield _batch_of(rows, schema)
 
 
-def _batch_of(
-    messages: Sequence[tuple[MessageQueue, MessageExt | Unreadable]], schema: pa.Schema, on_unreadable: OnUnreadable
-) -> pa.RecordBatch:
-    rows = [row for row in messages if not isinstance(row[1], Unreadable) or on_unreadable(row[1])]
+def _batch_of(rows: Sequence[tuple[MessageQueue, MessageExt | Unreadable]], schema: pa.Schema) -> pa.RecordBatch:
     columns = [pa.array([_value(name, *row) for row in rows], schema.field(name).type) for name in schema.names]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _messages_of(pull: Pulled, schema: pa.Schema, tags: frozenset[str] | None) -> Iterator[MessageExt | Unreadable]:
-    names = {*schema.names}
-    decompressed = not names.isdisjoint(("body", UNREADABLE))
-    parsed = tags is not None or not names.isdisjoint((*_PROPERTY_COLUMNS, UNREADABLE))
-    return messages_of(pull.body, pull.queue, pull.start, pull.end, decompressed=decompressed, parsed=parsed)
-
-
 def _has_tag(message: MessageExt | Unreadable, tags: frozenset[str]) -> bool:
     """Return whether a message has one of the tags, or has tags that cannot be read."""
-    record = message.record if isinstance(message, Unreadable) else message
-    if record is None:
-        return True
-    if isinstance(message, Unreadable) and (
-        not message.properties_known or record.sys_flag & INNER_BATCH == INNER_BATCH
-    ):
+    if not isinstance(message, Unreadable):
+        return message.properties.get(TAGS) in tags
+    record = message.record
+    if record is None or not message.properties_known or record.sys_flag & INNER_BATCH == INNER_BATCH:
         return True
     return record.properties.get(TAGS) in tags
 
@@ -264,19 +243,14 @@ def _check_crc(records: Records) -> None:
         raise Irregular
 
 
-def _strings(texts: Sequence[str]) -> pa.StringArray:
-    return byte_strings([text.encode() for text in texts]).to_arrow().cast(pa.string())
-
-
 class _Columns:
     """Makes the columns of rows on request."""
 
-    def __init__(self, pulls: Sequence[Pulled], records: Records, rows: Rows, pull_of: Ints, most: float) -> None:
+    def __init__(self, pulls: Sequence[Pulled], records: Records, rows: Rows, pull_of: Ints) -> None:
         self._pulls = pulls
         self._records = records
         self._rows = rows
         self._pull_of = pull_of
-        self._most = most
         self._properties: Properties | None = None
 
     def batch(self, schema: pa.Schema, tags: frozenset[str] | None) -> pa.RecordBatch:
@@ -289,7 +263,7 @@ class _Columns:
         batch = pa.RecordBatch.from_arrays(columns, schema=schema)
         if tags is None:
             return batch
-        return batch.filter(pc.is_in(self._split().value_of(TAGS), value_set=_strings(sorted(tags))))
+        return batch.filter(pc.is_in(self._split().value_of(TAGS), value_set=text_array(sorted(tags))))
 
     def _column(self, name: str, kind: pa.DataType) -> pa.Array:
         queues = [pull.queue for pull in self._pulls]
@@ -302,9 +276,9 @@ class _Columns:
             case "properties":
                 return self._split().as_maps(kind)
             case "topic":
-                return _strings([queue.topic for queue in queues]).take(to_arrow(self._pull_of))
+                return text_array([queue.topic for queue in queues]).take(to_arrow(self._pull_of))
             case "brokerName":
-                return _strings([queue.broker_name for queue in queues]).take(to_arrow(self._pull_of))
+                return text_array([queue.broker_name for queue in queues]).take(to_arrow(self._pull_of))
             case "queueId":
                 return to_arrow(np.array([queue.queue_id for queue in queues], np.int32)[self._pull_of])
             case "queueOffset":
@@ -345,7 +319,7 @@ class _Columns:
         if not packed.any():
             return bodies
         unpacked: list[bytes] = []
-        room = self._most
+        room = _MOST_UNPACKED
         for row in np.flatnonzero(packed).tolist():
             try:
                 unpacked.append(decompress(bodies[row].as_py(), int(sys_flag[row])))
@@ -353,13 +327,13 @@ class _Columns:
                 raise Irregular from exc
             room -= len(unpacked[-1])
             if room < 0 and len(bodies) > 1:
-                raise TooMuchError
+                raise _TooMuchError
         return pc.replace_with_mask(bodies, to_arrow(packed), byte_strings(unpacked).to_arrow().cast(pa.binary()))
 
     def _hosts(self) -> pa.StringArray:
         # A queue's messages come from few hosts: each is written out once.
         hosts = self._opaque("born_host").dictionary_encode()
-        texts = _strings([format_host(host) for host in hosts.dictionary.to_pylist()])
+        texts = text_array([format_host(host) for host in hosts.dictionary.to_pylist()])
         return texts.take(hosts.indices).take(to_arrow(self._rows.record))
 
     def _offset_ids(self) -> pa.StringArray:
