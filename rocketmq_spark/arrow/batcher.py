@@ -38,7 +38,7 @@ from rocketmq_spark.arrow.gather import Workspace, chunks
 from rocketmq_spark.arrow.hashes import RowIds
 from rocketmq_spark.arrow.invalid_rows import InvalidRows
 from rocketmq_spark.arrow.split import CustomSelector, GroupKey, Groups, KeyCheck, fill_batches, group_rows
-from rocketmq_spark.model.message import Buffer, EncodedBatch, Encoding, MessageQueue
+from rocketmq_spark.model.message import EncodedBatch, Encoding, MessageQueue
 from rocketmq_spark.options.connection import GRPC
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.compression import CompressionType
@@ -65,6 +65,9 @@ _NO_WAIT: Final = "WAIT\x01false\x02"
 class ArrowBatcher(abc.ABC):
     """Fills batches with the rows of one partition.
 
+    `pending_bytes` and `pending_rows` wait in batches that are not full. `taken_rows` were ever handed to `add`,
+    including those of a refused batch, without invalid rows that were left out.
+
     Parameters
     ----------
     queues_of : callable
@@ -72,19 +75,8 @@ class ArrowBatcher(abc.ABC):
     on_invalid : callable or None, default None
         Called with the `InvalidRows` of a batch; the other rows are sent. None: the first error is raised, and nothing
         of that batch is sent.
-    row_ids : RowIds or None, default None
-        Gives each row the property SPARK_ROW_ID.
     custom : CustomSelector or None, default None
         Chooses the queues, instead of the option ``queueSelector``.
-    check_keys : KeyCheck or None, default None
-        None: no topic requires keys.
-
-    Attributes
-    ----------
-    pending_bytes, pending_rows : int
-        What waits in batches that are not full.
-    taken_rows : int
-        All rows ever handed to `add`, including those of a refused batch, without invalid rows that were left out.
     """
 
     def __init__(
@@ -132,14 +124,8 @@ class ArrowBatcher(abc.ABC):
         """Take the rows of one batch, whose schema has passed `check_schema`, and return the batches that are full.
 
         Rows are checked before this method returns. The caller must exhaust the returned iterator. `now` is monotonic
-        seconds.
-
-        Raises
-        ------
-        InvalidRowError
-            A row that no broker can store; the batch is not taken.
-        RouteNotFoundException
-            The topic of a bound row, or of a row without a key, has no queue. The batch may be added again.
+        seconds. On an InvalidRowError the batch is not taken. A RouteNotFoundException means that the topic of a bound
+        row, or of a row without a key, has no queue; the batch may be added again.
         """
         self.taken_rows += batch.num_rows
         block = read_block(batch, self._options, self._row_ids, self._first_row)
@@ -219,33 +205,33 @@ class ArrowBatcher(abc.ABC):
 
     def _singles(self, chunk: Chunk, groups: Groups) -> Iterator[Ready]:
         """Yield rows as single messages: one Python object a row, because each is a request of its own."""
-        block, packed = chunk.block, chunk.packed
+        block, packed, options = chunk.block, chunk.packed, self._options
         properties = encode_properties(chunk, self._ids, self._workspace)
         for row, text in zip(chunk.numbers.tolist(), properties, strict=True):
             key = groups.keys[0 if groups.codes is None else int(groups.codes[row])]
-            if self._options.ordered:
+            if options.ordered:
                 yield from self._close_before(key, itself=True)
-            elif key.queue is not None and key in self._groups and block.item_sizes[row] > item_limit(self._options):
+            elif key.queue is not None and key in self._groups and block.item_sizes[row] > item_limit(options):
                 # Rows of one shardingKey keep their order, so those before a row too large for a batch go first.
                 yield self._close(key)
             # Copied: a slice would keep the whole block alive until the message is acknowledged.
             short = None if packed is None else packed.value(row - chunk.start)
             body = short or block.body.value(row) or b""
-            sharding_key = None if block.sharding_key is None else block.sharding_key.value(row)
-            yield (
-                EncodedBatch(
-                    key.topic,
-                    (body,),
-                    1,
-                    len(body),
-                    batch=False,
-                    properties=text,
-                    flag=0 if block.flags is None else int(block.flags[row]),
-                    sys_flag=key.sys_flag,
-                    message_group=(sharding_key or b"").decode("utf-8", "replace") if self._options.over_grpc else "",
-                ),
-                key.queue,
+            message_group = None
+            if options.over_grpc and block.sharding_key is not None:
+                message_group = block.sharding_key.text(row, "replace")
+            message = EncodedBatch(
+                key.topic,
+                (body,),
+                1,
+                len(body),
+                batch=False,
+                properties=text,
+                flag=0 if block.flags is None else int(block.flags[row]),
+                sys_flag=key.sys_flag,
+                message_group=message_group or "",
             )
+            yield message, key.queue
 
     def _trim(self) -> Iterator[Ready]:
         """Close the largest batches until the others fit half of ``maxInFlightBytes``."""
@@ -270,12 +256,10 @@ class ArrowBatcher(abc.ABC):
         return self._batch(group), key.queue
 
     @abc.abstractmethod
-    def _encode_items(self, chunk: Chunk, now: float) -> Items:
-        """Return the rows of a chunk as items of batches."""
+    def _encode_items(self, chunk: Chunk, now: float) -> Items: ...
 
     @abc.abstractmethod
-    def _batch(self, group: Group) -> EncodedBatch:
-        """Return the batch of what `_encode_items` gave."""
+    def _batch(self, group: Group) -> EncodedBatch: ...
 
 
 class RemotingBatcher(ArrowBatcher):
@@ -289,16 +273,11 @@ class RemotingBatcher(ArrowBatcher):
         properties = "" if key.wait_store_msg_ok else _NO_WAIT
         if self._options.batch_type == "inner":
             properties += f"UNIQ_KEY\x01{unique_id(self._ids.prefix, self._ids.take(1))}\x02"
-        return EncodedBatch(
-            key.topic, group.body, group.rows, group.nbytes, properties=properties, sys_flag=key.sys_flag
-        )
+        return replace(group.batch(), properties=properties)
 
 
 class GrpcBatcher(ArrowBatcher):
-    """Fills batches for proxies, which choose the queues; other parameters as of `ArrowBatcher`.
-
-    `epoch_offset` is epoch time minus monotonic time, in seconds.
-    """
+    """Fills batches for proxies, which choose the queues; `epoch_offset` is epoch minus monotonic time, seconds."""
 
     def __init__(
         self, options: SinkOptions, *, namespace: str = "", born_host: str, epoch_offset: float, **parameters: Any
@@ -324,16 +303,8 @@ class GrpcBatcher(ArrowBatcher):
         )
 
     def _batch(self, group: Group) -> EncodedBatch:
-        return EncodedBatch(
-            group.key.topic,
-            group.body,
-            group.rows,
-            group.nbytes,
-            sys_flag=group.key.sys_flag,
-            encoding=Encoding.GRPC,
-            # A transport that sends much later puts a new timestamp in.
-            born_timestamp=self._born_timestamp(group.since),
-        )
+        # A transport that sends much later puts a new timestamp in.
+        return replace(group.batch(), encoding=Encoding.GRPC, born_timestamp=self._born_timestamp(group.since))
 
 
 class Group:
@@ -363,11 +334,12 @@ class Group:
                 self._settled.append(bytearray(piece))
         self._slices.clear()
 
-    @property
-    def body(self) -> tuple[Buffer, ...]:
-        """The batch's bytes, in pieces."""
-        settled: tuple[Buffer, ...] = tuple(memoryview(piece).toreadonly() for piece in self._settled)
-        return settled + tuple(self._slices)
+    def batch(self) -> EncodedBatch:
+        """Return the batch of all items."""
+        settled = (memoryview(piece).toreadonly() for piece in self._settled)
+        return EncodedBatch(
+            self.key.topic, (*settled, *self._slices), self.rows, self.nbytes, sys_flag=self.key.sys_flag
+        )
 
 
 def _choose(block: MessageBlock, bad: Mask | None, start: int, stop: int) -> tuple[Ints | None, Ints | None]:

@@ -25,6 +25,7 @@ from rocketmq_spark.arrow.columns import (
     Ints,
     ListColumn,
     Mask,
+    byte_cells,
     byte_column,
     coded_column,
     decimals,
@@ -34,14 +35,7 @@ from rocketmq_spark.arrow.columns import (
     list_column,
     null_bytes,
 )
-from rocketmq_spark.arrow.encoders import (
-    UNIQ_KEY,
-    MessageIds,
-    UniqueIds,
-    join_keys,
-    property_fields,
-    property_strings,
-)
+from rocketmq_spark.arrow.encoders import UNIQ_KEY, MessageIds, UniqueIds, join_keys, property_fields, property_strings
 from rocketmq_spark.arrow.schema import (
     COLUMNS,
     DELAY_COLUMNS,
@@ -64,7 +58,6 @@ from rocketmq_spark.arrow.validate import (
     user_properties,
     violations,
 )
-from rocketmq_spark.model.message import Encoding
 from rocketmq_spark.model.names import RETRY_PREFIX
 from rocketmq_spark.model.properties import CARRIED, KEYS, ROW_ID, SHARDING_KEY, TAGS, WAIT, Carried
 from rocketmq_spark.options.sink import SinkOptions
@@ -83,12 +76,6 @@ _PROPERTIES_TOO_LONG: Final = Rule(
     "message",
     "move what is long into the body",
 )
-
-# How batches of each protocol carry a property. A property without an entry in the table is a KeyError.
-_CARRIED_BY: Final = {
-    Encoding.REMOTING: {name: how.batch for name, how in CARRIED.items()},
-    Encoding.GRPC: {name: how.grpc for name, how in CARRIED.items()},
-}
 
 # Kept free of a batch that a proxy is to make: it adds properties to each message before the broker's 4 MiB are
 # measured.
@@ -149,6 +136,14 @@ class MessageBlock:
         code = 0 if self.topic_codes is None else int(self.topic_codes[row])
         return None if code < 0 else self.topics[code]
 
+    def topics_of(self, rows: Mask) -> list[int]:
+        """Return the codes of the topics of some valid rows, at least one."""
+        return [0] if self.topic_codes is None else np.flatnonzero(np.bincount(self.topic_codes[rows])).tolist()
+
+    def of_topic(self, code: int, rows: Mask) -> Mask:
+        """Return which of some rows have one topic."""
+        return rows if self.topic_codes is None else rows & (self.topic_codes == code)
+
     @property
     def no_wait(self) -> Mask | None:
         """Which rows have ``waitStoreMsgOK`` false; None: none, or the protocol does not carry it."""
@@ -182,7 +177,6 @@ class _Reader:
         self._columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         self._rows = batch.num_rows
         self._options = options
-        self._carried = _CARRIED_BY[Encoding.GRPC if options.over_grpc else Encoding.REMOTING]
         self._row_ids = row_ids
         self._first_row = first_row
         self._violations: list[Violation] = []
@@ -190,10 +184,8 @@ class _Reader:
     def block(self) -> MessageBlock:
         options, rows = self._options, self._rows
         by_column = options.queue_selector == "column"
-        body = byte_column(self._columns.get("body", self._columns.get("value")))
-        self._violations += check_body(body, rows, options.max_message_size)
-        if body is None:
-            body = null_bytes(rows)
+        body = byte_column(self._columns.get("body", self._columns.get("value"))) or null_bytes(rows)
+        self._violations += check_body(body, options.max_message_size)
         topics, topic_codes = self._topics()
         keys = self._keys()
         properties = [] if keys is None else [Property(KEYS, keys, keys.valid)]
@@ -216,7 +208,7 @@ class _Reader:
             else:
                 content = (topics, topic_codes, properties, strings, body, flags)
                 properties.append(self._row_ids.of_content(self._first_row, *content))
-        properties = [prop for prop in properties if self._carried[prop.name] is not Carried.DROPPED]
+        properties = [prop for prop in properties if self._carried(prop) is not Carried.DROPPED]
         unique_id = len(UNIQ_KEY) + (MessageIds if options.over_grpc else UniqueIds).LENGTH + 2
         property_sizes: Ints = np.full(rows, unique_id, np.int64)
         for prop in properties:
@@ -249,6 +241,10 @@ class _Reader:
             violations=tuple(self._violations),
         )
 
+    def _carried(self, prop: Property) -> Carried:
+        how = CARRIED[prop.name]
+        return how.grpc if self._options.over_grpc else how.batch
+
     def _topics(self) -> tuple[list[str], Ints | None]:
         if self._options.topic is not None:
             return [self._options.topic], None
@@ -279,22 +275,16 @@ class _Reader:
         return keys.without_empty()
 
     def _tags(self) -> list[Property]:
-        array = self._columns.get("tags")
-        default = self._options.tags
-        tags = byte_column(array)
-        if tags is not None:
-            self._violations += check_text("tags", tags, blank=True, pipe=True)
-        if not default:
-            if tags is None:
-                return []
-            # Many tables have one tag. A literal costs nothing per row, a column a tenth of the encoding.
-            same = None if self._options.over_grpc else tags.same()
-            return [Property(TAGS, tags, tags.valid) if same is None else Property(TAGS, None, None, same)]
+        default = (self._options.tags or "").encode()
+        tags = byte_column(self._columns.get("tags"))
         if tags is None:
-            return [Property(TAGS, None, None, default.encode())]
-        if tags.valid is not None:
-            tags = byte_column(filled(tags.to_arrow(), default.encode()))
-        return [Property(TAGS, tags, None)]
+            return [Property(TAGS, None, None, default)] if default else []
+        self._violations += check_text("tags", tags, blank=True, pipe=True)
+        if default and tags.valid is not None:
+            tags = byte_cells(filled(tags.to_arrow(), default))
+        # Many tables have one tag. A literal costs nothing per row, a column a tenth of the encoding.
+        same = None if default or self._options.over_grpc else tags.same()
+        return [Property(TAGS, tags, tags.valid) if same is None else Property(TAGS, None, None, same)]
 
     def _sharding_key(self) -> ByteColumn | None:
         column = byte_column(self._columns.get("shardingKey"))
@@ -353,7 +343,7 @@ class _Reader:
         rows, limit = self._rows, item_limit(self._options)
         if not self._options.batching:
             return np.ones(rows, np.bool_)
-        masks = [prop.there(rows) for prop in properties if self._carried[prop.name] is Carried.ALONE]
+        masks = [prop.there(rows) for prop in properties if self._carried(prop) is Carried.ALONE]
         if item_sizes.max(initial=0) > limit:
             masks.append(item_sizes > limit)
         retry = [code for code, topic in enumerate(topics) if topic.startswith(RETRY_PREFIX)]

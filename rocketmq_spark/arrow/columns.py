@@ -60,10 +60,14 @@ class ByteColumn:
             return None
         return self.data[int(self.offsets[row]) : int(self.offsets[row + 1])].tobytes()
 
-    def text(self, row: int) -> str | None:
-        """Return one row for an error text; bytes that are not UTF-8 are escaped."""
+    def text(self, row: int, errors: str = "backslashreplace") -> str | None:
+        """Return one row as text, None where it is null."""
         value = self.value(row)
-        return None if value is None else value.decode("utf-8", "backslashreplace")
+        return None if value is None else value.decode("utf-8", errors)
+
+    def not_null(self, rows: Ints) -> Ints:
+        """Return those of `rows` that are not null."""
+        return rows if self.valid is None else rows[self.valid[rows]]
 
     def slice(self, start: int, stop: int) -> ByteColumn:
         """Return rows `start` up to `stop`, without a copy."""
@@ -256,8 +260,8 @@ def list_column(array: pa.Array | None) -> ListColumn | None:
 def int_column(array: pa.Array | None) -> tuple[npt.NDArray[np.int64], Mask | None] | None:
     """Return an integer or timestamp array as (values, which are not null); None if all are null.
 
-    A timestamp becomes milliseconds since the epoch, rounded down. Values of an unsigned 64-bit array above the signed
-    range become the largest signed one, which no rule allows. The value of a null row is 0.
+    A timestamp becomes milliseconds since the epoch, rounded down. Unsigned values beyond 63 bits become the largest
+    signed one, which no rule allows. The value of a null row is 0.
     """
     array = _plain(array)
     if array is None:

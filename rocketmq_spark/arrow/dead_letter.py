@@ -260,8 +260,7 @@ class _RowReader:
 
 
 def _text(column: ByteColumn | None, row: int) -> str | None:
-    value = None if column is None else column.value(row)
-    return None if value is None else value.decode("utf-8", "replace")
+    return None if column is None else column.text(row, "replace")
 
 
 def _is_blank(text: str) -> bool:

@@ -184,14 +184,11 @@ def _has_tag(message: MessageExt | Unreadable, tags: frozenset[str]) -> bool:
 
 
 def _value(name: str, queue: MessageQueue, message: MessageExt | Unreadable) -> Any:
-    if isinstance(message, Unreadable):
+    if isinstance(message, Unreadable) and name not in ("topic", "brokerName", "queueId"):
         own = {"body": message.body, "queueOffset": message.start, UNREADABLE: message.explanation}
         if name in own:
             return own[name]
-        if message.record is None:
-            # The queue is known without the record.
-            return _VALUES[name](queue, message) if name in ("topic", "brokerName", "queueId") else None
-        if name in _PROPERTY_COLUMNS and not message.properties_known:
+        if message.record is None or (name in _PROPERTY_COLUMNS and not message.properties_known):
             return None
         message = message.record
     return _VALUES[name](queue, message)

@@ -118,14 +118,12 @@ class MessageIds(UniqueIds):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows of a block that are encoded together."""
+    """Rows of a block that are encoded together: some of the range from `start` to `stop`."""
 
     block: MessageBlock
-    # start, stop: A range of the block's rows
     start: int
     stop: int
-    # Rows of the range, counted from `start`, in the order of the result; None: all of them. At least one.
-    rows: Ints | None
+    rows: Ints | None  # Counted from `start`, in the order of the result, at least one; None: all of the range
     packed: ByteColumn | None  # Compressed bodies of the range; null where a row keeps the block's
     first_id: int  # The id of the block's first row; row k has the k-th after it
 
@@ -153,10 +151,7 @@ class Chunk:
 def compress_bodies(
     bodies: ByteColumn, good: Mask | None, kind: CompressionType, options: SinkOptions
 ) -> ByteColumn | None:
-    """Return the bodies that are smaller compressed, null in all other rows; None if none is.
-
-    `good` marks the rows that are sent; None means all.
-    """
+    """Return those of the `good` bodies that are smaller compressed, null in all other rows; None if none is."""
     long = bodies.sizes >= max(1, options.compress_msg_body_over_howmuch)
     if not long.any():
         return None
@@ -242,10 +237,7 @@ def encode_properties(chunk: Chunk, ids: UniqueIds, workspace: Workspace) -> lis
 def encode_grpc(
     chunk: Chunk, ids: UniqueIds, workspace: Workspace, *, namespace: bytes, born_timestamp: int, born_host: bytes
 ) -> Items:
-    """Return the rows of a chunk as messages of a request to a proxy.
-
-    `namespace` and `born_host` are encoded fields; `born_timestamp` is in milliseconds.
-    """
+    """Return the rows of a chunk as messages for proxies; `namespace` and `born_host` are encoded fields."""
     block, start, stop = chunk.block, chunk.start, chunk.stop
     bodies, body_sizes = chunk.bodies()
     topic, topic_size = _topic(chunk, namespace)

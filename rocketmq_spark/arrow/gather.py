@@ -1,9 +1,8 @@
 """Joins rows of bytes from parts (fixed frames, columns, literals) in one pass into one buffer.
 
-Each row of the result is the concatenation of one element of every part. All elements that occur are laid out as one
-binary array (the vocabulary). numpy computes which element comes where, and a single Arrow ``take`` copies them in
-order. Constants and empty parts are one element each, so nulls need no branch. Rows come out in any order, so grouping
-by queue costs nothing extra.
+All elements that occur are laid out as one binary array (the vocabulary). numpy computes which element comes where, and
+a single Arrow ``take`` copies them in order. Constants and empty parts are one element each, so nulls need no branch.
+Rows come out in any order, so grouping by queue costs nothing extra.
 
 Measured on seven parts of a 100-byte row: 55 ns a row, ``binary_join_element_wise`` 90 ns. Each part costs about 6 ns,
 so neighbouring frames are fused.
@@ -31,8 +30,8 @@ class Frame:
     """The same number of bytes in every row: a template with fields in it."""
 
     template: bytes
-    # Where a field starts in the template, its dtype, its values in the order of the result. A value that is the same
-    # in all rows belongs in the template: storing a scalar is slower than storing an array.
+    # Where a field starts, its dtype, its values in the order of the result. A value that all rows have belongs in the
+    # template: storing a scalar is slower than storing an array.
     fields: tuple[tuple[int, str, npt.NDArray[Any]], ...] = ()
 
     def then(self, other: Frame) -> Frame:
@@ -85,7 +84,7 @@ def assemble(
     parts : sequence of Frame, Choice or ByteColumn
         A ByteColumn adds nothing where it is null.
     nbytes : int
-        Length of the result, which the caller knows from the sizes of its columns.
+        Length of the result.
     rows : integer array, shape (count,), or None
         Which rows of the ByteColumns, in the order of the result; None: all of them as they are.
     """
@@ -131,11 +130,11 @@ def chunks(
     borders = [len(sizes)]
     if alone is not None:
         rows = np.flatnonzero(alone)
-        borders = np.unique(np.concatenate([rows, rows + 1, borders])).tolist()
+        borders += [*rows.tolist(), *(rows + 1).tolist()]
     if apart is not None:
-        borders = np.union1d(borders, np.flatnonzero(apart[1:] != apart[:-1]) + 1).tolist()
+        borders += (np.flatnonzero(apart[1:] != apart[:-1]) + 1).tolist()
     start = 0
-    for border in borders:
+    for border in sorted(borders):
         while start < border:
             stop = int(np.searchsorted(ends, ends[start] + limit, side="right")) - 1
             stop = min(max(stop, start + 1), border)

@@ -49,10 +49,7 @@ from rocketmq_spark.model.properties import CARRIED
 Hashes = npt.NDArray[np.uint64]
 
 _STEP: Final = np.uint64(STEP)
-_ROUNDS: Final = (
-    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
-    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
-)
+_ROUNDS: Final = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB)))
 _PADS: Final = tuple(bytes(count) for count in range(8))
 
 # Words are worked on in pieces of about this size, bytes: they stay in a processor's cache, and memory is bounded.
@@ -62,10 +59,7 @@ _PIECE: Final = 256 * 1024
 def byte_hashes(
     column: ByteColumn, head: bytes, tail: bytes, seed: int = 0, workspace: Workspace | None = None
 ) -> Hashes:
-    """Return the hash of ``head + string + tail`` for each string of a column, 0 where it is null.
-
-    `head` and `tail` are not both empty. Another `seed` gives another hash.
-    """
+    """Return the hash of ``head + string + tail`` (not empty) for each string of a column, 0 where it is null."""
     hashes = np.zeros(len(column), np.uint64)
     workspace = workspace or Workspace()
     for start, stop in chunks(column.sizes.astype(np.int64) + len(head) + len(tail), _PIECE, None):
@@ -175,9 +169,7 @@ class RowIds:
     write_id: str  # The same for every attempt of the write
     batch_id: int  # The micro-batch; -1 in a batch write
     partition_id: int
-    # The columns that are hashed. None: the whole row is hashed, and the id holds its place.
-    columns: tuple[str, ...] | None = None
-    # Memory for the hashes, kept from one batch to the next
+    columns: tuple[str, ...] | None = None  # What is hashed. None: the whole row, and the id holds its place
     workspace: Workspace = field(default_factory=Workspace, repr=False, compare=False)
 
     def of_columns(self, columns: Mapping[str, pa.Array], rows: int) -> Property:
@@ -197,8 +189,7 @@ class RowIds:
     def of_rows(self, hashes: Hashes, first_row: int) -> Property:
         """Return the ids of the rows from number `first_row` on, whose content has `hashes`."""
         numbers = decimals(np.arange(first_row, first_row + len(hashes)))
-        if numbers is None:
-            return _property([], [hashes])
+        assert numbers is not None, "no rows"
         place = f"{self.write_id}/{self.batch_id}/{self.partition_id}/".encode()
         return _property([Frame(place), numbers, Frame(b"/")], [hashes])
 
@@ -219,10 +210,9 @@ def content_hashes(
     hashes = byte_hashes(body, b"\x02", b"", 0, workspace)
     names = byte_strings([topic.encode() for topic in topics])
     if len(names):
-        of_topics = byte_hashes(names, b"\x01", b"\x02")
-        hashes += (
-            of_topics[0] if topic_codes is None else np.where(topic_codes < 0, np.uint64(0), of_topics[topic_codes])
-        )
+        # The last one is for rows without a topic, whose code is -1.
+        of_topics = np.append(byte_hashes(names, b"\x01", b"\x02"), np.uint64(0))
+        hashes += of_topics[0 if topic_codes is None else topic_codes]
     # Only flags that are set, so that ids are the same with a column of zeros and without one.
     texts = None if flags is None else decimals(flags, flags != 0)
     if texts is not None:
@@ -263,8 +253,7 @@ def repeatable(ids: pa.Array, topics: pa.Array, bodies: pa.Array, flags: pa.Arra
 
 def _stored_hashes(topics: pa.Array, bodies: pa.Array, flags: pa.Array, properties: pa.Array) -> Hashes:
     """Return the hashes of rows as a read returns them, whose properties are all in one map."""
-    rows = len(topics)
-    codes, texts = coded_column(topics) or (np.full(rows, -1), [])
+    codes, texts = coded_column(topics) or (np.full(len(topics), -1), [])
     entries = list_column(properties)
     if entries is not None and entries.names is not None:
         names = entries.names.to_arrow()
@@ -275,7 +264,7 @@ def _stored_hashes(topics: pa.Array, bodies: pa.Array, flags: pa.Array, properti
     return content_hashes(Workspace(), texts, codes, (), entries, byte_cells(bodies), set_flags)
 
 
-def _property(parts: list[Part], hashes: Iterable[Hashes]) -> Property:
+def _property(parts: list[Frame | ByteColumn], hashes: Iterable[Hashes]) -> Property:
     """Return the property whose value is `parts` and the digits of `hashes`."""
     fields, digits = [], 0
     for numbers in hashes:
@@ -285,9 +274,9 @@ def _property(parts: list[Part], hashes: Iterable[Hashes]) -> Property:
     rows = len(fields[0][2])
     sizes = np.full(rows, digits, np.int64)
     for part in parts:
-        sizes += part.sizes if isinstance(part, ByteColumn) else len(part.template) if isinstance(part, Frame) else 0
+        sizes += part.sizes if isinstance(part, ByteColumn) else len(part.template)
     ends = np.concatenate([[0], np.cumsum(sizes)])
-    data = assemble([*parts, Frame(bytes(digits), tuple(fields))], rows, int(ends[-1])) if rows else b""
+    data = assemble([*parts, Frame(bytes(digits), tuple(fields))], rows, int(ends[-1]))
     return Property(ROW_ID, ByteColumn(ends, np.frombuffer(data, np.uint8)), None)
 
 

@@ -37,12 +37,7 @@ class RowSelector(Protocol):
     def select(self, queues: Sequence[MessageQueue], rows: pa.RecordBatch) -> Any:
         """Return an index into `queues` for each of `rows`, -1 or null for any queue, as an array of whole numbers.
 
-        Parameters
-        ----------
-        queues : sequence of MessageQueue
-            The writable queues of one topic, at least one.
-        rows : pyarrow.RecordBatch
-            Valid rows for that topic, at least one, with all columns of the write.
+        `queues` are all writable queues of one topic. `rows` are valid rows for it, with all columns of the write.
         """
         ...
 
@@ -140,10 +135,7 @@ def group_rows(
     rows: pa.RecordBatch,
     custom: CustomSelector | None = None,
 ) -> Groups:
-    """Return which rows of `block` may share a batch.
-
-    `queues_of` returns the writable queues of a topic, in the producer's order. `rows` is what `block` was made of;
-    `custom` chooses instead of `queue_selector`.
+    """Return which rows of `block`, made of `rows`, may share a batch; `custom` chooses instead of `queue_selector`.
 
     Raises a RouteNotFoundException if a row is to be bound and its topic has no queue now.
     """
@@ -178,19 +170,11 @@ def fill_batches(
     rows: int,
     max_rows: int = MAX_BATCH_ROWS,
 ) -> Iterator[tuple[int, int, bool]]:
-    """Cut the run of items from `start` to `stop` into pieces of batches.
+    """Cut the run of items from `start` to `stop` into pieces of batches; item k ends at byte ``ends[k + 1]``.
 
     Yields the items from, up to, and whether they complete the batch. The first may be an empty piece that does; only
-    the last one may leave its batch open.
-
-    Parameters
-    ----------
-    ends : int64 array
-        Item k takes ``ends[k + 1] - ends[k]`` bytes.
-    limit : int
-        Bytes that a batch may have; an item that is larger gets a batch of its own.
-    nbytes, rows : int
-        What the batch that is being filled holds already.
+    the last one may leave its batch open. The batch that is being filled holds `nbytes` and `rows` already. An item of
+    more than `limit` bytes gets a batch of its own.
     """
     while start < stop:
         fits = int(np.searchsorted(ends, ends[start] + (limit - nbytes), side="right")) - 1
@@ -224,11 +208,11 @@ def _queues_of_rows(
     block: MessageBlock, bound: Mask, queues_of: Callable[[str], Sequence[MessageQueue]]
 ) -> list[Sequence[MessageQueue]]:
     """Return the queues of each topic that has a row to bind, and nothing for any other topic."""
-    bound_topics = {0} if block.topic_codes is None else set(np.unique(block.topic_codes[bound]).tolist())
-    queues: list[Sequence[MessageQueue]] = []
-    for code, topic in enumerate(block.topics):
-        queues.append(queues_of(topic) if code in bound_topics else ())
-        if code in bound_topics and not queues[-1]:
+    queues: list[Sequence[MessageQueue]] = [()] * len(block.topics)
+    for code in block.topics_of(bound):
+        topic = block.topics[code]
+        queues[code] = queues_of(topic)
+        if not queues[code]:
             raise RouteNotFoundException(
                 f"binding rows to queues of topic {topic}: it has no writable queue just now; "
                 "check the topic's permissions and that its brokers are up"
@@ -264,7 +248,7 @@ def _slots_by_choice(
     """Bind rows as a user's selector chooses; it is called once per topic."""
     slots = np.zeros(block.rows, np.int64)
     for code, topic_queues in enumerate(queues):
-        of_topic = bound if block.topic_codes is None else bound & (block.topic_codes == code)
+        of_topic = block.of_topic(code, bound)
         if of_topic.any():
             rows = batch if of_topic.all() else batch.filter(to_arrow(of_topic))
             slots[of_topic] = custom.select(topic_queues, rows) + 1
@@ -285,7 +269,7 @@ def _slots_by_column(
         return f"brokerName {names[code] if code >= 0 else 'null'}, queueId {ids[row]}"
 
     for code, topic_queues in enumerate(queues):
-        rows = np.flatnonzero(bound if block.topic_codes is None else bound & (block.topic_codes == code))
+        rows = np.flatnonzero(block.of_topic(code, bound))
         if len(rows) == 0:
             continue
         brokers = sorted({queue.broker_name for queue in topic_queues})
@@ -297,13 +281,10 @@ def _slots_by_column(
         order = np.argsort(known)
         places = order[np.minimum(np.searchsorted(known, named, sorter=order), len(known) - 1)]
         slots[rows] = places + 1
-        per_broker = [
-            f"{name}: {_ranges([queue.queue_id for queue in topic_queues if queue.broker_name == name])}"
-            for name in brokers
-        ]
+        ids_of = {name: [queue.queue_id for queue in topic_queues if queue.broker_name == name] for name in brokers}
         rule = Rule(
             "the row names a queue that does not exist, or queueId without brokerName",
-            f"the topic's writable queues are {', '.join(per_broker)}",
+            f"the topic's writable queues are {', '.join(f'{name}: {_ranges(ids_of[name])}' for name in brokers)}",
             "correct queueId and brokerName (it may be null where there is one broker), or use null for any queue",
         )
         broken += violations(rule, rows[known[places] != named], None, shown)
@@ -319,13 +300,13 @@ def _ranges(ids: Sequence[int]) -> str:
 KeysRequired: TypeAlias = Callable[[Sequence[str]], Mapping[str, "bool | None"]]
 """Returns, by topic, whether its rows need a key; None if that is unknown."""
 
-NO_KEY: Final = Rule(
+_NO_KEY: Final = Rule(
     "keys is null or blank",
     "a compaction topic (cleanup.policy=COMPACTION) needs a key in every row",
     "fill the column keys, or write to another topic",
 )
 
-INNER_BATCH: Final = Rule(
+_INNER_BATCH: Final = Rule(
     "batchType=inner to a compaction topic",
     "a compaction topic (cleanup.policy=COMPACTION) keeps no inner batches",
     "leave the option batchType out",
@@ -341,7 +322,7 @@ class KeyCheck:
 
     def __init__(self, keys_required: KeysRequired, *, inner_batches: bool = False) -> None:
         self._keys_required = keys_required
-        self._rule = INNER_BATCH if inner_batches else NO_KEY
+        self._rule = _INNER_BATCH if inner_batches else _NO_KEY
         self._probed: set[str] = set()
 
     def __call__(self, block: MessageBlock) -> MessageBlock:
@@ -350,29 +331,20 @@ class KeyCheck:
         If a topic's configuration is unknown, its first row without a key becomes a single message. The broker of a
         compaction topic rejects it, and the write fails.
         """
-        keyless = rows_without_key(None if self._rule is INNER_BATCH else block.keys, block.rows)
+        keyless = rows_without_key(None if self._rule is _INNER_BATCH else block.keys, block.rows)
         bad = block.bad_rows()
         if bad is not None:
             keyless &= ~bad
         if not keyless.any():
             return block
-        if block.topic_codes is None:
-            first_rows = {0: int(keyless.argmax())}
-        else:
-            rows = np.flatnonzero(keyless & (block.topic_codes >= 0))[::-1]
-            firsts = np.full(len(block.topics), -1)
-            # Of rows with one code the last to be assigned, which is the first row, stays.
-            firsts[block.topic_codes[rows]] = rows
-            first_rows = {code: first for code, first in enumerate(firsts.tolist()) if first >= 0}
-        required = self._keys_required([block.topics[code] for code in first_rows])
+        codes = {block.topics[code]: code for code in block.topics_of(keyless)}
+        required = self._keys_required(list(codes))
         violations, single = list(block.violations), block.single
-        for code, first in first_rows.items():
-            topic = block.topics[code]
+        for topic, code in codes.items():
             if required.get(topic):
-                of_topic = keyless if block.topic_codes is None else keyless & (block.topic_codes == code)
-                violations.append(Violation(self._rule, np.flatnonzero(of_topic)))
+                violations.append(Violation(self._rule, np.flatnonzero(block.of_topic(code, keyless))))
             elif required.get(topic) is None and topic not in self._probed:
                 self._probed.add(topic)
                 single = np.zeros(block.rows, np.bool_) if single is None else single.copy()
-                single[first] = True
+                single[block.of_topic(code, keyless).argmax()] = True
         return replace(block, violations=tuple(violations), single=single)

@@ -18,15 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rocketmq_spark.arrow.columns import (
-    ByteColumn,
-    Ints,
-    ListColumn,
-    Mask,
-    rows_with_repeats,
-    text_array,
-    to_numpy,
-)
+from rocketmq_spark.arrow.columns import ByteColumn, Ints, ListColumn, Mask, rows_with_repeats, text_array, to_numpy
 from rocketmq_spark.arrow.schema import COLUMN_OF, COLUMNS, DELAY_COLUMNS
 from rocketmq_spark.model.names import FORBIDDEN_TOPICS, MAX_TOPIC_LENGTH, is_blank, is_legal, java_length
 from rocketmq_spark.model.properties import CARRIED, ROW_ID, SHARDING_KEY, TAGS, Carried
@@ -35,7 +27,6 @@ if TYPE_CHECKING:
     from rocketmq_spark.arrow.block import Property
 
 _SPACE: Final = 0x20
-_PIPE: Final = ord("|")
 _LAST_ASCII: Final = 0x7F  # A control character, too
 # In UTF-8 the control characters U+0080 to U+009F are this byte and one from 0x80 to 0x9F.
 _C1_LEAD: Final = 0xC2
@@ -45,7 +36,6 @@ MAX_PROPERTIES: Final = 128
 MAX_PROPERTY_BYTES: Final = 16_384
 _MAX_GROUP: Final = 63
 _DELAYS: Final = frozenset(COLUMNS[name].makes for name in DELAY_COLUMNS)
-
 
 # The first two bytes of Java's white space outside ASCII: U+1680, U+2000 to U+2029, U+205F, U+3000.
 _SPACES: Final = (0xE19A, 0xE280, 0xE281, 0xE380)
@@ -102,17 +92,13 @@ def topic_rule(topic: str) -> Rule | None:
     return _TOPIC_FORBIDDEN if topic in FORBIDDEN_TOPICS else None
 
 
-def check_body(body: ByteColumn | None, rows: int, max_message_size: int) -> Iterator[Violation]:
+def check_body(body: ByteColumn, max_message_size: int) -> Iterator[Violation]:
     """Check that bodies are not null and have 1 to `max_message_size` bytes."""
     allowed = f"a body has 1 to {max_message_size} bytes"
     todo = "filter such rows out, or set onError to skip or deadLetter"
-    null = Rule("body is null", allowed, todo)
-    if body is None:
-        yield from violations(null, np.arange(rows))
-        return
     if body.sizes.min(initial=1) < 1:
-        there = np.ones(rows, np.bool_) if body.valid is None else body.valid
-        yield from violations(null, np.flatnonzero(~there))
+        there = np.ones(len(body), np.bool_) if body.valid is None else body.valid
+        yield from violations(Rule("body is null", allowed, todo), np.flatnonzero(~there))
         yield from violations(Rule("body is empty", allowed, todo), np.flatnonzero(there & (body.sizes == 0)))
     rule = Rule(
         "body is longer than maxMessageSize",
@@ -132,21 +118,12 @@ def check_sizes(rule: Rule, sizes: Ints, limits: Ints | int, unit: str = "bytes"
 def check_text(
     name: str, column: ByteColumn, *, blank: bool = False, pipe: bool = False, entries: ListColumn | None = None
 ) -> Iterator[Violation]:
-    """Check that texts of property strings are UTF-8 and hold no separator.
+    """Check that texts, one per row or with `entries` one per entry, are UTF-8 and hold no separator of properties.
 
-    Parameters
-    ----------
-    name : str
-        For the rule's text: ``tags``, ``the value of a property``.
-    column : ByteColumn
-        One text per row; with `entries`, one per entry.
-    blank : bool, default False
-        Refuse texts without a character above U+0020, which Java's ``trim`` makes empty.
-    pipe : bool, default False
-        Refuse ``|``, which means "or" in a consumer's subscription.
+    With `blank`, refuse texts that Java's ``trim`` makes empty. With `pipe`, refuse ``|``, which means "or" in a
+    consumer's subscription.
     """
-    lowest = int(column.span.min(initial=0xFF))
-    if lowest <= 2:
+    if int(column.span.min(initial=0xFF)) <= 2:
         rule = Rule(
             f"{name} holds the character 0x01 or 0x02",
             "any other is allowed: these two separate properties",
@@ -155,15 +132,12 @@ def check_text(
         yield from violations(rule, _elements_with(column, (column.span - 1) < 2), entries)
     if blank:
         yield from _check_blank(name, column, entries)
-    if pipe and (hits := column.span == _PIPE).any():
+    if pipe and (hits := column.span == ord("|")).any():
         rule = Rule(f"{name} holds '|'", "one tag a message is allowed", "put the others into keys or properties")
         yield from violations(rule, _elements_with(column, hits), entries)
-    if int(column.span.max(initial=0)) > _LAST_ASCII:
-        yield from _check_utf8(name, column, entries)
-
-
-def _check_utf8(name: str, column: ByteColumn, entries: ListColumn | None) -> Iterator[Violation]:
-    """Check that texts are UTF-8: in Spark, ``cast(binary as string)`` makes strings of any bytes."""
+    if int(column.span.max(initial=0)) <= _LAST_ASCII:
+        return
+    # In Spark, ``cast(binary as string)`` makes strings of any bytes.
     texts = column.to_arrow()
     with contextlib.suppress(pa.ArrowInvalid):
         texts.cast(pa.large_string() if pa.types.is_large_binary(texts.type) else pa.string())
@@ -178,9 +152,8 @@ def _check_utf8(name: str, column: ByteColumn, entries: ListColumn | None) -> It
         "every text is",
         "decode the bytes with their own charset, or move them into the body",
     )
-    yield from violations(
-        rule, np.unique(rows), None, lambda row: column.text(int(elements[np.searchsorted(rows, row)]))
-    )
+    text = column.text
+    yield from violations(rule, np.unique(rows), None, lambda row: text(int(elements[np.searchsorted(rows, row)])))
 
 
 def _check_blank(name: str, column: ByteColumn, entries: ListColumn | None = None) -> Iterator[Violation]:
@@ -240,8 +213,8 @@ def user_properties(
             "names that RocketMQ or the connector writes itself are not allowed",
             "use the column meant for it (keys, tags, shardingKey, delayTimeLevel, ...) or another name",
         )
-        found = names.text
-        broken += violations(rule, np.unique(rows), None, lambda row: found(int(hits[np.searchsorted(rows, row)])))
+        text = names.text
+        broken += violations(rule, np.unique(rows), None, lambda row: text(int(hits[np.searchsorted(rows, row)])))
     broken += check_text("the name of a property", names, blank=True, entries=entries)
     broken += check_text("the value of a property", entries.values, blank=True, entries=entries)
     if entries.values.valid is not None:
@@ -362,14 +335,10 @@ def _check_plain(name: str, column: ByteColumn, entries: ListColumn | None = Non
     yield from violations(rule, _elements_with(column, hits), entries)
 
 
-def _not_null(column: ByteColumn, elements: Ints) -> Ints:
-    return elements if column.valid is None else elements[column.valid[elements]]
-
-
 def _elements_with(column: ByteColumn, hits: Mask) -> Ints:
     """Return the elements that hold one of the marked bytes of the column's span, ascending."""
     positions = np.flatnonzero(hits) + int(column.offsets[0])
-    return _not_null(column, np.unique(np.searchsorted(column.offsets, positions, side="right") - 1))
+    return column.not_null(np.unique(np.searchsorted(column.offsets, positions, side="right") - 1))
 
 
 def _blank_elements(column: ByteColumn) -> Ints:
@@ -377,7 +346,7 @@ def _blank_elements(column: ByteColumn) -> Ints:
     empty = column.offsets[1:] == column.offsets[:-1]
     # The first byte of an empty element is its neighbour's, or lies behind the last one: any will do.
     heads = column.data[np.minimum(column.offsets[:-1], len(column.data) - 1)] if len(column.data) else np.uint8(0)
-    suspects: Ints = _not_null(column, np.flatnonzero(empty | (heads <= _SPACE)))
+    suspects: Ints = column.not_null(np.flatnonzero(empty | (heads <= _SPACE)))
     if len(suspects) == 0:
         return suspects
     visible = np.concatenate([[0], np.cumsum(column.span > _SPACE)])
