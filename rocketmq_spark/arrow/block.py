@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from rocketmq_spark.arrow import validate
 from rocketmq_spark.arrow.columns import (
     ByteColumn,
     Ints,
@@ -44,20 +45,7 @@ from rocketmq_spark.arrow.schema import (
     check_columns,
     reserved_names,
 )
-from rocketmq_spark.arrow.validate import (
-    TOPIC_NULL,
-    Rule,
-    Violation,
-    check_body,
-    check_for_grpc,
-    check_key_items,
-    check_range,
-    check_sizes,
-    check_text,
-    topic_rule,
-    user_properties,
-    violations,
-)
+from rocketmq_spark.arrow.validate import Rule, Violation, violations
 from rocketmq_spark.model.names import RETRY_PREFIX
 from rocketmq_spark.model.properties import CARRIED, KEYS, ROW_ID, SHARDING_KEY, TAGS, WAIT, Carried
 from rocketmq_spark.options.sink import SinkOptions
@@ -185,7 +173,7 @@ class _Reader:
         options, rows = self._options, self._rows
         by_column = options.queue_selector == "column"
         body = byte_column(self._columns.get("body", self._columns.get("value"))) or null_bytes(rows)
-        self._violations += check_body(body, options.max_message_size)
+        self._violations += validate.check_body(body, options.max_message_size)
         topics, topic_codes = self._topics()
         keys = self._keys()
         properties = [] if keys is None else [Property(KEYS, keys, keys.valid)]
@@ -219,9 +207,9 @@ class _Reader:
         single = self._single(properties, item_sizes, topics, topic_codes)
         if property_sizes.max(initial=0) > MAX_SINGLE_PROPERTIES:
             limits = np.where(np.False_ if single is None else single, MAX_SINGLE_PROPERTIES, MAX_PROPERTIES)
-            self._violations += check_sizes(_PROPERTIES_TOO_LONG, property_sizes, limits)
+            self._violations += validate.check_sizes(_PROPERTIES_TOO_LONG, property_sizes, limits)
         if options.over_grpc:
-            self._violations += check_for_grpc(rows, properties, entries, flags)
+            self._violations += validate.check_for_grpc(rows, properties, entries, flags)
         return MessageBlock(
             rows=rows,
             topics=topics,
@@ -250,12 +238,12 @@ class _Reader:
             return [self._options.topic], None
         coded = coded_column(self._columns.get("topic"))
         if coded is None:
-            self._violations += violations(TOPIC_NULL, np.arange(self._rows))
+            self._violations += violations(validate.TOPIC_NULL, np.arange(self._rows))
             return [], np.full(self._rows, -1)
         codes, topics = coded
-        self._violations += violations(TOPIC_NULL, np.flatnonzero(codes < 0))
+        self._violations += violations(validate.TOPIC_NULL, np.flatnonzero(codes < 0))
         for code, topic in enumerate(topics):
-            rule = topic_rule(topic)
+            rule = validate.topic_rule(topic)
             if rule is not None:
                 self._violations.append(Violation(rule, np.flatnonzero(codes == code)))
         return topics, codes
@@ -266,12 +254,12 @@ class _Reader:
             items = list_column(array)
             if items is None:
                 return None
-            self._violations += check_key_items(items)
+            self._violations += validate.check_key_items(items)
             return join_keys(items).without_empty()
         keys = byte_column(array)
         if keys is None:
             return None
-        self._violations += check_text("keys", keys)
+        self._violations += validate.check_text("keys", keys)
         return keys.without_empty()
 
     def _tags(self) -> list[Property]:
@@ -279,7 +267,7 @@ class _Reader:
         tags = byte_column(self._columns.get("tags"))
         if tags is None:
             return [Property(TAGS, None, None, default)] if default else []
-        self._violations += check_text("tags", tags, blank=True, pipe=True)
+        self._violations += validate.check_text("tags", tags, blank=True, pipe=True)
         if default and tags.valid is not None:
             tags = byte_cells(filled(tags.to_arrow(), default))
         # Many tables have one tag. A literal costs nothing per row, a column a tenth of the encoding.
@@ -289,7 +277,7 @@ class _Reader:
     def _sharding_key(self) -> ByteColumn | None:
         column = byte_column(self._columns.get("shardingKey"))
         if column is not None:
-            self._violations += check_text("shardingKey", column)
+            self._violations += validate.check_text("shardingKey", column)
             column = column.without_empty()
         if self._options.ordered:
             there = np.zeros(self._rows, np.bool_) if column is None else column.valid
@@ -318,7 +306,7 @@ class _Reader:
     def _ints(self, name: str) -> tuple[npt.NDArray[np.int64], Mask | None] | None:
         column, rule = int_column(self._columns.get(name)), COLUMNS[name]
         if column is not None and rule.bounds is not None:
-            self._violations += check_range(name, *column, *rule.bounds, rule.advice)
+            self._violations += validate.check_range(name, *column, *rule.bounds, rule.advice)
         return column
 
     def _user_properties(self) -> ListColumn | None:
@@ -329,7 +317,7 @@ class _Reader:
         dropped = reserved if any(name in self._columns for name in READ_COLUMNS) else frozenset()
         if self._row_ids is None and not self._options.keep_row_id:
             dropped |= {ROW_ID}
-        user, user_violations = user_properties(entries, reserved=reserved, dropped=dropped)
+        user, user_violations = validate.user_properties(entries, reserved=reserved, dropped=dropped)
         self._violations += user_violations
         return user
 

@@ -23,11 +23,6 @@ Ints: TypeAlias = "npt.NDArray[np.integer[Any]]"
 Mask: TypeAlias = "npt.NDArray[np.bool_]"
 Octets: TypeAlias = "npt.NDArray[np.uint8]"
 
-# numpy's type for each of Arrow's whole numbers.
-_DTYPES: Final = {
-    pa.from_numpy_dtype(kind): np.dtype(kind)
-    for kind in (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
-}
 _STRING: Final = pa.string()
 _PER_MS: Final = {"ms": 1, "us": 1_000, "ns": 1_000_000}
 
@@ -147,14 +142,10 @@ def to_arrow(values: Ints | Mask, valid: Mask | None = None) -> pa.Array:
 
 def to_numpy(array: pa.Array) -> npt.NDArray[Any]:
     """Return an Arrow array of whole numbers or booleans without nulls as a numpy array; numbers share their memory."""
-    start, stop = array.offset, array.offset + len(array)
-    data = array.buffers()[1]
     if pa.types.is_boolean(array.type):
-        octets = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)[start // 8 : stop // 8 + 1]
-        bits = np.unpackbits(octets, bitorder="little")
-        return bits[start % 8 : start % 8 + len(array)].view(np.bool_)
-    dtype = _DTYPES[array.type]
-    return np.frombuffer(data or b"", dtype, count=len(array), offset=start * dtype.itemsize)
+        return to_numpy(array.cast(pa.uint8())).view(np.bool_)
+    dtype = np.dtype(str(array.type))
+    return np.frombuffer(array.buffers()[1] or b"", dtype, count=len(array), offset=array.offset * dtype.itemsize)
 
 
 def filled(array: pa.Array, value: bytes | int) -> pa.Array:

@@ -1,9 +1,9 @@
 """Stored messages -> record batches of a read's columns, vectorised.
 
-`decode_rows` reads one message at a time; `decode_columns` must give the same result. It leaves compressed inner
-batches, properties with repeated names or empty values, and unreadable messages to `decode_rows`. Only the requested
-columns are made: bodies and properties that no column needs are neither decompressed nor parsed. Bytes are copied
-twice, when answers are joined for numpy and when Arrow takes each column out.
+`decode_rows` reads one message at a time, with the same result; it reads compressed inner batches, properties with
+repeated names or empty values, and unreadable messages. Only the requested columns are made: bodies and properties that
+no column needs are neither decompressed nor parsed. Bytes are copied twice, when answers are joined for numpy and when
+Arrow takes each column out.
 """
 
 from __future__ import annotations
@@ -18,17 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rocketmq_spark.arrow.columns import ByteColumn, Ints, byte_strings, text_array, to_arrow, to_numpy
-from rocketmq_spark.arrow.stored import (
-    Irregular,
-    Properties,
-    Records,
-    Rows,
-    cells,
-    records_of,
-    rows_of,
-    split_properties,
-)
+from rocketmq_spark.arrow.columns import ByteColumn, byte_strings, text_array, to_arrow, to_numpy
+from rocketmq_spark.arrow.stored import Irregular, Properties, cells, records_of, rows_of, split_properties
 from rocketmq_spark.errors import CompressionError, RemotingCommandException
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt, Pulled, encode_message_id, format_host
@@ -78,20 +69,11 @@ def batches_of(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the messages of several answers, in their order, as one record batch, or more if they unpack to very much.
 
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        Some or all of the columns of a read, with their types.
-    tags : frozenset of str or None, default None
-        Only messages with one of these; None: all. (A broker compares only hashes of tags.)
-
-    Raises
-    ------
-    RemotingCommandException
-        A message is unreadable, unless `on_unreadable` returns.
+    `schema` has some or all columns of a read, with their types. With `tags`, only messages with one of them are
+    yielded, because a broker compares only hashes of tags. Raises what `on_unreadable` raises.
     """
     try:
-        batches: Iterable[pa.RecordBatch] = [decode_columns(pulls, schema, tags)]
+        batches: Iterable[pa.RecordBatch] = [_Columns(pulls).batch(schema, tags)]
     except (Irregular, pa.ArrowInvalid):
         batches = decode_rows(pulls, schema, tags, on_unreadable)
     except _TooMuchError:
@@ -115,23 +97,6 @@ def _halves(pulls: Sequence[Pulled]) -> list[Sequence[Pulled]]:
         return []
     border = (pull.start + pull.end) // 2
     return [[replace(pull, end=border)], [replace(pull, start=border)]]
-
-
-def decode_columns(pulls: Sequence[Pulled], schema: pa.Schema, tags: frozenset[str] | None = None) -> pa.RecordBatch:
-    """Return the messages of several answers as one record batch; parameters as of `batches_of`.
-
-    Raises
-    ------
-    _TooMuchError
-        The bodies of several messages unpack to more than a record batch may hold.
-    Irregular, pyarrow.ArrowInvalid
-        Only `decode_rows` can read a message, or say why it is unreadable.
-    """
-    body = pulls[0].body if len(pulls) == 1 else b"".join(pull.body for pull in pulls)
-    records = records_of(body)
-    rows, pull_of = _wanted(pulls, records, rows_of(records, body))
-    _check_crc(records)
-    return _Columns(pulls, records, rows, pull_of).batch(schema, tags)
 
 
 def decode_rows(
@@ -219,36 +184,32 @@ _VALUES: Final[dict[str, Any]] = {
 }
 
 
-def _wanted(pulls: Sequence[Pulled], records: Records, rows: Rows) -> tuple[Rows, Ints]:
-    """Return the rows whose offsets lie between start and end of their pull, and the number of that pull."""
-    borders = np.cumsum([len(pull.body) for pull in pulls])
-    pull_of = np.searchsorted(borders, records.starts, side="right")[rows.record]
-    starts = np.array([pull.start for pull in pulls], np.int64)[pull_of]
-    ends = np.array([pull.end for pull in pulls], np.int64)[pull_of]
-    keep = (rows.queue_offset >= starts) & (rows.queue_offset < ends)
-    if keep.all():
-        return rows, pull_of
-    kept = np.flatnonzero(keep)
-    return rows.select(kept), pull_of[kept]
-
-
-def _check_crc(records: Records) -> None:
-    # A loop over bodies, because zlib computes one CRC per call. Python bytes are faster here than slices of an array.
-    bodies = cells(records.data, records.bodies, records.body_ends).to_pylist()
-    computed = np.fromiter(map(zlib.crc32, bodies), np.uint32, len(bodies))
-    if not np.array_equal(computed & CRC_MASK, records.heads["crc"]):
-        raise Irregular
-
-
 class _Columns:
-    """Makes the columns of rows on request."""
+    """Makes the columns of the messages of several answers on request.
 
-    def __init__(self, pulls: Sequence[Pulled], records: Records, rows: Rows, pull_of: Ints) -> None:
-        self._pulls = pulls
-        self._records = records
-        self._rows = rows
-        self._pull_of = pull_of
+    Raises Irregular, or a pyarrow.ArrowInvalid, if only `decode_rows` can read a message or say why it is unreadable.
+    """
+
+    def __init__(self, pulls: Sequence[Pulled]) -> None:
+        body = pulls[0].body if len(pulls) == 1 else b"".join(pull.body for pull in pulls)
+        self._records = records = records_of(body)
+        self._rows = rows = rows_of(records, body)
+        self._queues = [pull.queue for pull in pulls]
         self._properties: Properties | None = None
+        # The number of the pull that each row is of, and whether its offset lies between the pull's start and end.
+        borders = np.cumsum([len(pull.body) for pull in pulls])
+        self._pull_of = np.searchsorted(borders, records.starts, side="right")[rows.record]
+        starts = np.array([pull.start for pull in pulls], np.int64)[self._pull_of]
+        ends = np.array([pull.end for pull in pulls], np.int64)[self._pull_of]
+        wanted = (rows.queue_offset >= starts) & (rows.queue_offset < ends)
+        if not wanted.all():
+            kept = np.flatnonzero(wanted)
+            self._rows, self._pull_of = rows.select(kept), self._pull_of[kept]
+        # A loop over bodies, because zlib computes one CRC per call. Python bytes are faster here than array slices.
+        bodies = cells(records.data, records.whole.bodies, records.whole.body_ends).to_pylist()
+        computed = np.fromiter(map(zlib.crc32, bodies), np.uint32, len(bodies))
+        if not np.array_equal(computed & CRC_MASK, records.heads["crc"]):
+            raise Irregular
 
     def batch(self, schema: pa.Schema, tags: frozenset[str] | None) -> pa.RecordBatch:
         if UNREADABLE in schema.names:
@@ -263,7 +224,7 @@ class _Columns:
         return batch.filter(pc.is_in(self._split().value_of(TAGS), value_set=text_array(sorted(tags))))
 
     def _column(self, name: str, kind: pa.DataType) -> pa.Array:
-        queues = [pull.queue for pull in self._pulls]
+        queues = self._queues
         match name:
             case "tags" | "keys" | "msgId":
                 values = self._split().value_of(_FROM_PROPERTIES[name])

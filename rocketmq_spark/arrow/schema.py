@@ -43,7 +43,6 @@ READ_COLUMNS: Final = (
 
 DELAY_COLUMNS: Final = ("delayTimeLevel", "delayMs", "deliverTime")
 
-
 _TEXTS: Final = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 _BINARIES: Final = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
 
@@ -89,10 +88,9 @@ def is_instant(arrow_type: pa.DataType) -> bool:
 class Column:
     """A column that a write takes."""
 
-    # allowed, cast: For the text of an error: the type, and how to get it
-    allowed: str
+    allowed: str  # For the text of an error: the type
     fits: Callable[[pa.DataType], bool]
-    cast: str
+    cast: str  # For the text of an error: how to get the type
     makes: str = ""  # The message property that holds its values
     bounds: tuple[int, int | None] | None = None  # Of a column of whole numbers; None: the broker's limit holds
     advice: str = "use null for no delay"  # What a user does with a number out of bounds

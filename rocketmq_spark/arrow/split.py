@@ -150,7 +150,11 @@ def group_rows(
             slots = _slots_by_column(block, bound, queues, broken)
         else:
             slots = _slots_by_hash(block, bound, queues)
-        keys, codes = _targets(block, queues, slots)
+        # Of each topic first "any queue", which is slot 0, then its queues.
+        first = np.cumsum([0, *(1 + len(topic_queues) for topic_queues in queues)])[:-1]
+        targets = zip(block.topics, queues, strict=True)
+        keys = [GroupKey(topic, queue) for topic, of_topic in targets for queue in (None, *of_topic)]
+        codes = slots if codes is None else first[codes] + slots
     no_wait = block.no_wait
     if no_wait is not None:
         codes = no_wait * 1 if codes is None else codes * 2 + no_wait
@@ -218,16 +222,6 @@ def _queues_of_rows(
                 "check the topic's permissions and that its brokers are up"
             )
     return queues
-
-
-def _targets(block: MessageBlock, queues: list[Sequence[MessageQueue]], slots: Ints) -> tuple[list[GroupKey], Ints]:
-    """Return the targets of the rows, and which one each row has; `slots` is 0 for any queue, k for the k-th queue."""
-    keys: list[GroupKey] = []
-    first: list[int] = []
-    for topic, topic_queues in zip(block.topics, queues, strict=True):
-        first.append(len(keys))
-        keys += (GroupKey(topic, queue) for queue in (None, *topic_queues))
-    return keys, slots if block.topic_codes is None else np.array(first)[block.topic_codes] + slots
 
 
 def _slots_by_hash(block: MessageBlock, bound: Mask, queues: list[Sequence[MessageQueue]]) -> Ints:

@@ -72,34 +72,30 @@ class Irregular(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Records:
-    """The records of a buffer, n of them."""
-
-    data: Octets
-    heads: npt.NDArray[Any]  # What comes before the body
-    # Positions; the properties end where the record does.
-    starts: Ints
-    bodies: Ints
-    body_ends: Ints
-    properties: Ints
-    ends: Ints
-
-
-@dataclass(frozen=True, slots=True)
 class Rows:
-    """The messages of records, one element per message; `record` is the number of the record."""
+    """The messages of records, one element per message, with positions in the buffer."""
 
-    record: Ints
+    record: Ints  # The number of the record
     queue_offset: Ints
     flag: Ints
     bodies: Ints
     body_ends: Ints
     properties: Ints
-    ends: Ints
+    ends: Ints  # Of the properties, where the record or the item ends as well
 
     def select(self, rows: Ints) -> Rows:
         """Return some of them, by their numbers."""
         return Rows(*(getattr(self, name)[rows] for name in Rows.__slots__))
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """The records of a buffer."""
+
+    data: Octets
+    heads: npt.NDArray[Any]  # What comes before the body
+    starts: Ints
+    whole: Rows  # Each record as one row, also an inner batch
 
 
 def cells(data: Octets, starts: Ints, ends: Ints) -> pa.BinaryArray:
@@ -139,7 +135,9 @@ def records_of(body: Buffer) -> Records:
         cells(data, topics, topics + topic_lengths).cast(pa.string())
     except pa.ArrowInvalid as exc:
         raise Irregular from exc
-    return Records(data, heads, starts, bodies, body_ends, properties, ends)
+    offsets, flags = heads["queue_offset"].astype(np.int64), heads["flag"].astype(np.int32)
+    whole = Rows(np.arange(len(heads)), offsets, flags, bodies, body_ends, properties, ends)
+    return Records(data, heads, starts, whole)
 
 
 def rows_of(records: Records, body: Buffer) -> Rows:
@@ -148,10 +146,7 @@ def rows_of(records: Records, body: Buffer) -> Rows:
     Raises Irregular if an inner batch is compressed as a whole, has fewer messages than offsets, or contains an item
     that does not fit.
     """
-    heads, sys_flag = records.heads, records.heads["sys_flag"]
-    offsets, flags = heads["queue_offset"].astype(np.int64), heads["flag"].astype(np.int32)
-    spans = (records.bodies, records.body_ends, records.properties, records.ends)
-    whole = Rows(np.arange(len(heads)), offsets, flags, *spans)
+    sys_flag, whole = records.heads["sys_flag"], records.whole
     is_inner = sys_flag & INNER_BATCH == INNER_BATCH
     if not is_inner.any():
         return whole
@@ -163,12 +158,12 @@ def rows_of(records: Records, body: Buffer) -> Rows:
 
 
 def _items(records: Records, body: Buffer, number: int) -> Rows:
-    data = records.data
-    start, end = int(records.bodies[number]), int(records.body_ends[number])
+    data, whole = records.data, records.whole
+    start, end = int(whole.bodies[number]), int(whole.body_ends[number])
     starts, ends = _spans(body, start, end, _ITEM_HEAD.itemsize + 2)
     if not 1 <= len(starts) <= MAX_STORED_ROWS:
         raise Irregular
-    offsets = _INNER_NUM.search(body, int(records.properties[number]), int(records.ends[number]))
+    offsets = _INNER_NUM.search(body, int(whole.properties[number]), int(whole.ends[number]))
     if offsets is not None and int(offsets[1]) > len(starts):
         raise Irregular
     heads = _heads(data, starts, _ITEM_HEAD)
@@ -176,7 +171,7 @@ def _items(records: Records, body: Buffer, number: int) -> Rows:
     bodies = starts + _ITEM_HEAD.itemsize
     body_ends = bodies + lengths
     _fit((lengths >= 0) & (body_ends + 2 <= ends))
-    queue_offsets = int(records.heads["queue_offset"][number]) + np.arange(len(starts))
+    queue_offsets = int(whole.queue_offset[number]) + np.arange(len(starts))
     flags, properties = heads["flag"].astype(np.int32), _properties(data, body_ends, ends)
     return Rows(np.full(len(starts), number), queue_offsets, flags, bodies, body_ends, properties, ends)
 
