@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from rocketmq_spark.arrow.block import MessageBlock, item_limit, read_block
 from rocketmq_spark.arrow.columns import Ints, Mask
+from rocketmq_spark.arrow.dead_letter import InvalidRows
 from rocketmq_spark.arrow.encoders import (
     Chunk,
     Items,
@@ -36,7 +37,6 @@ from rocketmq_spark.arrow.encoders import (
 )
 from rocketmq_spark.arrow.gather import Workspace, chunks
 from rocketmq_spark.arrow.hashes import RowIds
-from rocketmq_spark.arrow.invalid_rows import InvalidRows
 from rocketmq_spark.arrow.split import CustomSelector, GroupKey, Groups, KeyCheck, fill_batches, group_rows
 from rocketmq_spark.model.message import EncodedBatch, Encoding, MessageQueue
 from rocketmq_spark.options.connection import GRPC

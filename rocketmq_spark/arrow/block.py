@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rocketmq_spark.arrow import validate
+from rocketmq_spark.arrow import schema, validate
 from rocketmq_spark.arrow.columns import (
     ByteColumn,
     Ints,
@@ -37,14 +37,6 @@ from rocketmq_spark.arrow.columns import (
     null_bytes,
 )
 from rocketmq_spark.arrow.encoders import UNIQ_KEY, MessageIds, UniqueIds, join_keys, property_fields, property_strings
-from rocketmq_spark.arrow.schema import (
-    COLUMNS,
-    DELAY_COLUMNS,
-    NUMBER_COLUMNS,
-    READ_COLUMNS,
-    check_columns,
-    reserved_names,
-)
 from rocketmq_spark.arrow.validate import Rule, Violation, violations
 from rocketmq_spark.model.names import RETRY_PREFIX
 from rocketmq_spark.model.properties import CARRIED, KEYS, ROW_ID, SHARDING_KEY, TAGS, WAIT, Carried
@@ -161,7 +153,7 @@ class _Reader:
     """Reads the columns of one batch and collects violations. Of several rules, a row breaks the first one checked."""
 
     def __init__(self, batch: pa.RecordBatch, options: SinkOptions, row_ids: RowIds | None, first_row: int) -> None:
-        check_columns(batch.schema.names)
+        schema.check_columns(batch.schema.names)
         self._columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         self._rows = batch.num_rows
         self._options = options
@@ -288,15 +280,15 @@ class _Reader:
     def _numbers(self) -> Iterator[Property]:
         """Yield the properties that columns of whole numbers make."""
         delayed = np.zeros(self._rows, np.bool_)
-        for name in NUMBER_COLUMNS:
+        for name in schema.NUMBER_COLUMNS:
             column = self._ints(name)
             if column is None:
                 continue
-            prop = Property(COLUMNS[name].makes, decimals(*column), column[1])
-            if name in DELAY_COLUMNS:
+            prop = Property(schema.COLUMNS[name].makes, decimals(*column), column[1])
+            if name in schema.DELAY_COLUMNS:
                 twice = Rule(
                     f"{name} is set beside another delay",
-                    f"one of {', '.join(DELAY_COLUMNS)} is allowed",
+                    f"one of {', '.join(schema.DELAY_COLUMNS)} is allowed",
                     "null the others",
                 )
                 self._violations += violations(twice, np.flatnonzero(delayed & prop.there(self._rows)))
@@ -304,7 +296,7 @@ class _Reader:
             yield prop
 
     def _ints(self, name: str) -> tuple[npt.NDArray[np.int64], Mask | None] | None:
-        column, rule = int_column(self._columns.get(name)), COLUMNS[name]
+        column, rule = int_column(self._columns.get(name)), schema.COLUMNS[name]
         if column is not None and rule.bounds is not None:
             self._violations += validate.check_range(name, *column, *rule.bounds, rule.advice)
         return column
@@ -313,8 +305,8 @@ class _Reader:
         entries = list_column(self._columns.get("properties"))
         if entries is None:
             return None
-        reserved = reserved_names(self._columns, row_id=self._row_ids is not None)
-        dropped = reserved if any(name in self._columns for name in READ_COLUMNS) else frozenset()
+        reserved = schema.reserved_names(self._columns, row_id=self._row_ids is not None)
+        dropped = reserved if any(name in self._columns for name in schema.READ_COLUMNS) else frozenset()
         if self._row_ids is None and not self._options.keep_row_id:
             dropped |= {ROW_ID}
         user, user_violations = validate.user_properties(entries, reserved=reserved, dropped=dropped)

@@ -1,5 +1,6 @@
-"""Invalid rows -> rows that any broker stores, for the dead-letter topic.
+"""Rows that no broker could store as they are, the rule that each breaks, and dead letters made of them.
 
+- Of several rules that a row breaks, the first checked counts, so counts by rule add up to the rows.
 - A dead letter is always valid. A null or empty body becomes a placeholder, and a body longer than ``maxMessageSize``
   is cut. An invalid text is moved.
 - What a message can carry keeps its place: body, keys, tags, the user's properties. The other columns, invalid texts
@@ -13,16 +14,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
 
-from rocketmq_spark.arrow.batcher import ArrowBatcher, Ready
-from rocketmq_spark.arrow.columns import ByteColumn, byte_column, false_rows, int_column, list_column
-from rocketmq_spark.arrow.invalid_rows import InvalidRows
+from rocketmq_spark.arrow.block import MessageBlock
+from rocketmq_spark.arrow.columns import ByteColumn, Ints, Mask, byte_column, false_rows, int_column, list_column
 from rocketmq_spark.arrow.schema import COLUMNS, READ_COLUMNS, is_instant, is_int, is_text, reserved_names
-from rocketmq_spark.arrow.validate import MAX_PROPERTIES, MAX_PROPERTY_BYTES
+from rocketmq_spark.arrow.validate import MAX_PROPERTIES, MAX_PROPERTY_BYTES, Rule, Violation
+from rocketmq_spark.errors import InvalidRowError
 from rocketmq_spark.model.hashes import ROW_ID
+
+if TYPE_CHECKING:
+    from rocketmq_spark.arrow.batcher import ArrowBatcher, Ready
 
 PREFIX: Final = "DEAD_LETTER_"
 _LEFT_OUT: Final = f"{PREFIX}leftOut"
@@ -40,6 +45,9 @@ _SLICE_BYTES: Final = 8 * 1024 * 1024
 _CUT: Final = 200
 _LONGEST_KEYS: Final = 8_000
 _LONGEST_TAGS: Final = 1_000
+
+# How much of a topic, of keys or of a value an error shows, characters.
+_SHOWN: Final = 100
 
 # The columns whose values are moved to properties of the dead letter.
 _TEXTS: Final = tuple(
@@ -78,6 +86,71 @@ _SCHEMA: Final = pa.schema(
         "properties": pa.map_(pa.string(), pa.string()),
     }
 )
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidRows:
+    """The invalid rows of one record batch."""
+
+    batch: pa.RecordBatch  # The whole batch, including good rows
+    block: MessageBlock
+    rows: Ints  # Numbers of the invalid rows, ascending; at least one
+    broken: tuple[Violation, ...]
+    codes: Ints  # For each of `rows`, which of `broken` each row breaks first
+    partition_id: int
+    first_row: int  # The number, within the partition, of the batch's first row
+
+    @classmethod
+    def of(
+        cls,
+        batch: pa.RecordBatch,
+        block: MessageBlock,
+        broken: tuple[Violation, ...],
+        partition_id: int,
+        first_row: int,
+    ) -> InvalidRows:
+        """Return the rows that break one of the rules `broken`, at least one."""
+        codes = np.full(block.rows, -1)
+        for code in reversed(range(len(broken))):
+            codes[broken[code].rows] = code
+        rows = np.flatnonzero(codes >= 0)
+        return cls(batch, block, rows, broken, codes[rows], partition_id, first_row)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def mask(self) -> Mask:
+        """Which rows of the batch are invalid."""
+        mask = np.zeros(self.block.rows, np.bool_)
+        mask[self.rows] = True
+        return mask
+
+    def rule(self, place: int) -> Rule:
+        """Return the rule that the row at `place` of `rows` breaks."""
+        return self.broken[int(self.codes[place])].rule
+
+    def by_rule(self) -> dict[str, int]:
+        """Return how many rows break each rule, by the rule's text, which holds no data of the rows."""
+        counts: dict[str, int] = {}
+        for violation, count in zip(self.broken, np.bincount(self.codes, minlength=len(self.broken)), strict=True):
+            if count:
+                counts[violation.rule.broken] = counts.get(violation.rule.broken, 0) + int(count)
+        return counts
+
+    def errors(self) -> Iterator[InvalidRowError]:
+        """Yield an error for each row: its place, topic, keys, the rule, and what to do."""
+        for place, row in enumerate(self.rows.tolist()):
+            violation, rule = self.broken[int(self.codes[place])], self.rule(place)
+            keys = None if self.block.keys is None else self.block.keys.text(row)
+            found = "" if violation.found is None else f" ({str(violation.found(row))[:_SHOWN]})"
+            number = self.first_row + row
+            yield InvalidRowError(
+                f"partition {self.partition_id}, row {number} (topic {(self.block.topic(row) or 'none')[:_SHOWN]}, "
+                f"keys {(keys or 'none')[:_SHOWN]}): {rule.broken}{found}; {rule.allowed}; {rule.todo}",
+                row=number,
+                rule=rule.broken,
+            )
 
 
 class DeadLetterBatcher:

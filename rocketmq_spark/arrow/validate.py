@@ -157,10 +157,22 @@ def check_text(
 
 
 def _check_blank(name: str, column: ByteColumn, entries: ListColumn | None = None) -> Iterator[Violation]:
+    """Check that texts have a byte above 0x20; nulls may not."""
     empty = column.sizes == 0
-    if int(column.span.min(initial=0xFF)) <= _SPACE or (empty if column.valid is None else empty & column.valid).any():
-        rule = Rule(f"{name} is blank", "at least one visible character is needed", "use null where there is none")
-        yield from violations(rule, _blank_elements(column), entries)
+    if column.valid is not None:
+        empty &= column.valid
+    if int(column.span.min(initial=0xFF)) > _SPACE and not empty.any():
+        return
+    # The first byte of an empty element is its neighbour's, or lies behind the last one: any will do.
+    heads = column.data[np.minimum(column.offsets[:-1], len(column.data) - 1)] if len(column.data) else np.uint8(0)
+    suspects = column.not_null(np.flatnonzero(empty | (heads <= _SPACE)))
+    if len(suspects) == 0:
+        return
+    visible = np.concatenate([[0], np.cumsum(column.span > _SPACE)])
+    ends = column.offsets - int(column.offsets[0])
+    blank = suspects[visible[ends[suspects + 1]] == visible[ends[suspects]]]
+    rule = Rule(f"{name} is blank", "at least one visible character is needed", "use null where there is none")
+    yield from violations(rule, blank, entries)
 
 
 def check_key_items(items: ListColumn) -> Iterator[Violation]:
@@ -339,17 +351,3 @@ def _elements_with(column: ByteColumn, hits: Mask) -> Ints:
     """Return the elements that hold one of the marked bytes of the column's span, ascending."""
     positions = np.flatnonzero(hits) + int(column.offsets[0])
     return column.not_null(np.unique(np.searchsorted(column.offsets, positions, side="right") - 1))
-
-
-def _blank_elements(column: ByteColumn) -> Ints:
-    """Return the elements without a byte above 0x20, except nulls."""
-    empty = column.offsets[1:] == column.offsets[:-1]
-    # The first byte of an empty element is its neighbour's, or lies behind the last one: any will do.
-    heads = column.data[np.minimum(column.offsets[:-1], len(column.data) - 1)] if len(column.data) else np.uint8(0)
-    suspects: Ints = column.not_null(np.flatnonzero(empty | (heads <= _SPACE)))
-    if len(suspects) == 0:
-        return suspects
-    visible = np.concatenate([[0], np.cumsum(column.span > _SPACE)])
-    ends = column.offsets - int(column.offsets[0])
-    blank: Mask = visible[ends[suspects + 1]] == visible[ends[suspects]]
-    return suspects[blank]

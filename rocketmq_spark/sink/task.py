@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from rocketmq_spark.arrow.batcher import ArrowBatcher, GrpcBatcher, RemotingBatcher
-from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher, DeadLetters
+from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher, DeadLetters, InvalidRows
 from rocketmq_spark.arrow.encoders import MessageIds, UniqueIds
 from rocketmq_spark.arrow.hashes import RowIds
-from rocketmq_spark.arrow.invalid_rows import InvalidRows
 from rocketmq_spark.arrow.schema import (
     check_grpc,
     check_keys,
