@@ -17,23 +17,32 @@ import abc
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from rocketmq_spark.arrow.block import MessageBlock, item_limit
-from rocketmq_spark.arrow.columns import ByteColumn, Ints, Mask
+from rocketmq_spark.arrow.block import MessageBlock, item_limit, read_block
+from rocketmq_spark.arrow.columns import Ints, Mask
+from rocketmq_spark.arrow.dead_letter import InvalidRows
+from rocketmq_spark.arrow.encoders import (
+    Chunk,
+    Items,
+    UniqueIds,
+    compress_bodies,
+    delimited,
+    encode_grpc,
+    encode_properties,
+    encode_remoting,
+)
 from rocketmq_spark.arrow.gather import Workspace, chunks
-from rocketmq_spark.arrow.ids import RowIds, UniqueIds
-from rocketmq_spark.arrow.invalid_rows import InvalidRows, KeyCheck
-from rocketmq_spark.arrow.properties import encode_properties
-from rocketmq_spark.arrow.split import Chunk, CustomSelector, GroupKey, Groups, fill_batches, group_rows
-from rocketmq_spark.model.message import Buffer, EncodedBatch, MessageQueue
+from rocketmq_spark.arrow.hashes import RowIds
+from rocketmq_spark.arrow.split import CustomSelector, GroupKey, Groups, KeyCheck, fill_batches, group_rows
+from rocketmq_spark.model.message import EncodedBatch, Encoding, MessageQueue
+from rocketmq_spark.options.connection import GRPC
 from rocketmq_spark.options.sink import SinkOptions
-from rocketmq_spark.protocol.compression import CompressionType, compress
-from rocketmq_spark.protocol.remoting.records import MAX_BATCH_ROWS
+from rocketmq_spark.protocol.compression import CompressionType
+from rocketmq_spark.protocol.remoting.records import MAX_BATCH_ROWS, unique_id
 
 Ready: TypeAlias = "tuple[EncodedBatch, MessageQueue | None]"
 
@@ -48,36 +57,26 @@ _CHUNK_BYTES: Final = 2 * 1024 * 1024
 # growing batch does not copy its old pieces again, as one buffer would.
 _PIECE_BYTES: Final = 64 * 1024
 
+# The header of a batch may carry this, and the UNIQ_KEY that asks for an inner batch. Brokers reject any other property
+# there, or lose messages.
+_NO_WAIT: Final = "WAIT\x01false\x02"
+
 
 class ArrowBatcher(abc.ABC):
     """Fills batches with the rows of one partition.
 
+    `pending_bytes` and `pending_rows` wait in batches that are not full. `taken_rows` were ever handed to `add`,
+    including those of a refused batch, without invalid rows that were left out.
+
     Parameters
     ----------
-    partition_id : int
-        For the texts of errors.
     queues_of : callable
         Returns the writable queues of a topic; called only for topics of which a row is bound to a queue.
     on_invalid : callable or None, default None
         Called with the `InvalidRows` of a batch; the other rows are sent. None: the first error is raised, and nothing
         of that batch is sent.
-    row_ids : RowIds or None, default None
-        Gives each row the property SPARK_ROW_ID.
     custom : CustomSelector or None, default None
-        Chooses the queues, instead of the settings' `queue_selector`.
-    check_keys : KeyCheck or None, default None
-        None: no topic requires keys.
-    max_rows : int, default 32,000
-        Of one batch.
-    chunk_bytes : int, default 2 MiB
-        Rows are encoded in chunks of about this size.
-
-    Attributes
-    ----------
-    pending_bytes, pending_rows : int
-        What waits in batches that are not full.
-    taken_rows : int
-        All rows ever handed to `add`, including those of a refused batch, without invalid rows that were left out.
+        Chooses the queues, instead of the option ``queueSelector``.
     """
 
     def __init__(
@@ -105,6 +104,9 @@ class ArrowBatcher(abc.ABC):
         self._check_keys = check_keys
         self._max_rows = max_rows
         self._chunk_bytes = chunk_bytes
+        # The compression bits of an inner batch's record mean its whole body, not the items in it.
+        kind = "NONE" if options.batch_type == "inner" else options.compress_type
+        self._compression = CompressionType.__members__.get(kind)
         self._workspace = Workspace()
         self._first_row = 0
         self._groups: dict[GroupKey, Group] = {}
@@ -119,37 +121,26 @@ class ArrowBatcher(abc.ABC):
         )
 
     def add(self, batch: pa.RecordBatch, now: float) -> Iterator[Ready]:
-        """Take the rows of one batch and return the batches that are full.
+        """Take the rows of one batch, whose schema has passed `check_schema`, and return the batches that are full.
 
-        Rows are checked before this method returns. The caller must exhaust the returned iterator.
-
-        Parameters
-        ----------
-        batch : pyarrow.RecordBatch
-            Of a schema that has passed `check_schema`.
-        now : float
-            Seconds, monotonic.
-
-        Raises
-        ------
-        InvalidRowError
-            A row that no broker can store; the batch is not taken.
-        RouteNotFoundException
-            The topic of a bound row, or of a row without a key, has no queue. The batch may be added again.
+        Rows are checked before this method returns. The caller must exhaust the returned iterator. `now` is monotonic
+        seconds. On an InvalidRowError the batch is not taken. A RouteNotFoundException means that the topic of a bound
+        row, or of a row without a key, has no queue; the batch may be added again.
         """
         self.taken_rows += batch.num_rows
-        block = MessageBlock.of(batch, self._options, self._row_ids, self._first_row)
+        block = read_block(batch, self._options, self._row_ids, self._first_row)
         if self._check_keys is not None:
             block = self._check_keys(block)
         groups = group_rows(block, self._options.queue_selector, self._queues_of, batch, self._custom)
-        invalid = InvalidRows.of(batch, block, groups.violations, self._partition_id, self._first_row)
-        if invalid is not None:
+        bad = None
+        if broken := (*block.violations, *groups.violations):
+            invalid = InvalidRows.of(batch, block, broken, self._partition_id, self._first_row)
             if self._on_invalid is None:
                 raise next(invalid.errors())
             self._on_invalid(invalid)
             self.taken_rows -= len(invalid)
+            bad = invalid.mask
         self._first_row += block.rows
-        bad = None if invalid is None else invalid.mask
         return self._encode(block, groups, bad, self._ids.take(block.rows), now)
 
     def expired(self, now: float, known: Callable[[str], bool]) -> Iterator[Ready]:
@@ -170,11 +161,12 @@ class ArrowBatcher(abc.ABC):
         for start, stop in chunks(block.item_sizes, self._chunk_bytes, alone, apart):
             ready: list[Ready] = []
             batched, single = _choose(block, bad, start, stop)
-            good = None if bad is None else ~bad[start:stop]
-            packed = compress_bodies(block.body.slice(start, stop), good, self._options)
-            grouped, kind = groups, CompressionType.__members__.get(self._options.compress_type)
-            if packed is not None and packed.valid is not None and kind is not None:
-                grouped = groups.apart(slice(start, stop), packed.valid, kind.sys_flag)
+            packed, grouped = None, groups
+            if self._compression is not None:
+                good = None if bad is None else ~bad[start:stop]
+                packed = compress_bodies(block.body.slice(start, stop), good, self._compression, self._options)
+                if packed is not None and packed.valid is not None:
+                    grouped = groups.apart(slice(start, stop), packed.valid, self._compression.sys_flag)
             if batched is None or len(batched):
                 ready += self._fill(Chunk(block, start, stop, batched, packed, first_id), grouped, now)
             if single is not None and len(single):
@@ -185,11 +177,10 @@ class ArrowBatcher(abc.ABC):
             group.settle()
 
     def _fill(self, chunk: Chunk, groups: Groups, now: float) -> Iterator[Ready]:
-        count = chunk.stop - chunk.start if chunk.rows is None else len(chunk.rows)
-        runs = [(groups.keys[0], 0, count)]
+        runs = [(groups.keys[0], 0, len(chunk))]
         if groups.codes is not None:
-            rows = np.arange(count) if chunk.rows is None else chunk.rows
-            rows, runs = _sorted_runs(groups, chunk.start, rows, ordered=self._options.ordered)
+            rows = np.arange(len(chunk)) if chunk.rows is None else chunk.rows
+            rows, runs = groups.sorted_runs(chunk.start, rows, ordered=self._options.ordered)
             chunk = replace(chunk, rows=rows)
         data, ends = self._encode_items(chunk, now)
         for key, begin, end in runs:
@@ -214,41 +205,42 @@ class ArrowBatcher(abc.ABC):
 
     def _singles(self, chunk: Chunk, groups: Groups) -> Iterator[Ready]:
         """Yield rows as single messages: one Python object a row, because each is a request of its own."""
-        block, packed = chunk.block, chunk.packed
+        block, packed, options = chunk.block, chunk.packed, self._options
         properties = encode_properties(chunk, self._ids, self._workspace)
         for row, text in zip(chunk.numbers.tolist(), properties, strict=True):
             key = groups.keys[0 if groups.codes is None else int(groups.codes[row])]
-            if self._options.ordered:
+            if options.ordered:
                 yield from self._close_before(key, itself=True)
-            elif key.queue is not None and key in self._groups and block.item_sizes[row] > item_limit(self._options):
+            elif key.queue is not None and key in self._groups and block.item_sizes[row] > item_limit(options):
                 # Rows of one shardingKey keep their order, so those before a row too large for a batch go first.
                 yield self._close(key)
             # Copied: a slice would keep the whole block alive until the message is acknowledged.
             short = None if packed is None else packed.value(row - chunk.start)
             body = short or block.body.value(row) or b""
-            flag = 0 if block.flags is None else int(block.flags[row])
-            yield (
-                EncodedBatch(
-                    key.topic,
-                    (body,),
-                    1,
-                    len(body),
-                    batch=False,
-                    properties=text,
-                    flag=flag,
-                    sys_flag=key.sys_flag,
-                    message_group=_message_group(block, row) if self._options.over_grpc else "",
-                ),
-                key.queue,
+            message_group = None
+            if options.over_grpc and block.sharding_key is not None:
+                message_group = block.sharding_key.text(row, "replace")
+            message = EncodedBatch(
+                key.topic,
+                (body,),
+                1,
+                len(body),
+                batch=False,
+                properties=text,
+                flag=0 if block.flags is None else int(block.flags[row]),
+                sys_flag=key.sys_flag,
+                message_group=message_group or "",
             )
+            yield message, key.queue
 
     def _trim(self) -> Iterator[Ready]:
-        """Close the largest batches until the others fit ``max_pending_bytes``."""
-        if self.pending_bytes <= self._options.max_in_flight_bytes // 2:
+        """Close the largest batches until the others fit half of ``maxInFlightBytes``."""
+        most = self._options.max_in_flight_bytes // 2
+        if self.pending_bytes <= most:
             return
         for group in sorted(self._groups.values(), key=lambda group: group.nbytes, reverse=True):
             yield self._close(group.key)
-            if self.pending_bytes <= self._options.max_in_flight_bytes // 2:
+            if self.pending_bytes <= most:
                 return
 
     def _close_before(self, key: GroupKey, *, itself: bool = False) -> Iterator[Ready]:
@@ -264,12 +256,55 @@ class ArrowBatcher(abc.ABC):
         return self._batch(group), key.queue
 
     @abc.abstractmethod
-    def _encode_items(self, chunk: Chunk, now: float) -> tuple[memoryview, npt.NDArray[np.int64]]:
-        """Return the chunk's rows encoded back to back, and where each begins and the last one ends."""
+    def _encode_items(self, chunk: Chunk, now: float) -> Items: ...
 
     @abc.abstractmethod
+    def _batch(self, group: Group) -> EncodedBatch: ...
+
+
+class RemotingBatcher(ArrowBatcher):
+    """Fills batches for brokers; parameters as of `ArrowBatcher`."""
+
+    def _encode_items(self, chunk: Chunk, now: float) -> Items:  # noqa: ARG002
+        return encode_remoting(chunk, self._ids, self._workspace)
+
     def _batch(self, group: Group) -> EncodedBatch:
-        """Return the batch of what `_encode_items` gave."""
+        key = group.key
+        properties = "" if key.wait_store_msg_ok else _NO_WAIT
+        if self._options.batch_type == "inner":
+            properties += f"UNIQ_KEY\x01{unique_id(self._ids.prefix, self._ids.take(1))}\x02"
+        return replace(group.batch(), properties=properties)
+
+
+class GrpcBatcher(ArrowBatcher):
+    """Fills batches for proxies, which choose the queues; `epoch_offset` is epoch minus monotonic time, seconds."""
+
+    def __init__(
+        self, options: SinkOptions, *, namespace: str = "", born_host: str, epoch_offset: float, **parameters: Any
+    ) -> None:
+        connection = replace(options.connection, transport=GRPC)
+        options = replace(options, connection=connection, queue_selector="roundRobin", batch_type="plain")
+        super().__init__(options, **parameters)
+        self._namespace = delimited(b"\x0a", namespace.encode()) if namespace else b""
+        self._born_host = delimited(b"\x42", born_host.encode())
+        self._epoch_offset = epoch_offset
+
+    def _born_timestamp(self, now: float) -> int:
+        return int((now + self._epoch_offset) * 1000)
+
+    def _encode_items(self, chunk: Chunk, now: float) -> Items:
+        return encode_grpc(
+            chunk,
+            self._ids,
+            self._workspace,
+            namespace=self._namespace,
+            born_timestamp=self._born_timestamp(now),
+            born_host=self._born_host,
+        )
+
+    def _batch(self, group: Group) -> EncodedBatch:
+        # A transport that sends much later puts a new timestamp in.
+        return replace(group.batch(), encoding=Encoding.GRPC, born_timestamp=self._born_timestamp(group.since))
 
 
 class Group:
@@ -299,17 +334,12 @@ class Group:
                 self._settled.append(bytearray(piece))
         self._slices.clear()
 
-    @property
-    def body(self) -> tuple[Buffer, ...]:
-        """The batch's bytes, in pieces."""
-        settled: tuple[Buffer, ...] = tuple(memoryview(piece).toreadonly() for piece in self._settled)
-        return settled + tuple(self._slices)
-
-
-def _message_group(block: MessageBlock, row: int) -> str:
-    """Return the group in which a single message keeps its order, empty for none."""
-    key = None if block.sharding_key is None else block.sharding_key.value(row)
-    return (key or b"").decode("utf-8", "replace")
+    def batch(self) -> EncodedBatch:
+        """Return the batch of all items."""
+        settled = (memoryview(piece).toreadonly() for piece in self._settled)
+        return EncodedBatch(
+            self.key.topic, (*settled, *self._slices), self.rows, self.nbytes, sys_flag=self.key.sys_flag
+        )
 
 
 def _choose(block: MessageBlock, bad: Mask | None, start: int, stop: int) -> tuple[Ints | None, Ints | None]:
@@ -321,54 +351,3 @@ def _choose(block: MessageBlock, bad: Mask | None, start: int, stop: int) -> tup
         return np.flatnonzero(good), None
     single = block.single[start:stop]
     return np.flatnonzero(good & ~single), np.flatnonzero(good & single)
-
-
-def _sorted_runs(
-    groups: Groups, start: int, rows: Ints, *, ordered: bool
-) -> tuple[Ints, list[tuple[GroupKey, int, int]]]:
-    """Sort rows of a chunk by group, stable, and return where each group lies.
-
-    With `ordered`, rows are sorted by queue only, because a queue's groups alternate as its rows do.
-    """
-    codes = groups.codes[start + rows] if groups.codes is not None else np.zeros(len(rows), np.uint16)
-    order = np.argsort(_queue_codes(groups)[codes] if ordered else codes, kind="stable")
-    codes = codes[order]
-    borders: npt.NDArray[np.intp] = np.flatnonzero(codes[1:] != codes[:-1]) + 1
-    starts = [0, *borders.tolist()]
-    ends = [*borders.tolist(), len(codes)]
-    return rows[order], [(groups.keys[int(codes[begin])], begin, end) for begin, end in zip(starts, ends, strict=True)]
-
-
-def _queue_codes(groups: Groups) -> Ints:
-    """Return, for each group, a number that all groups of its queue share."""
-    numbers: dict[tuple[str, MessageQueue | None], int] = {}
-    return np.array([numbers.setdefault((key.topic, key.queue), len(numbers)) for key in groups.keys])
-
-
-def compress_bodies(bodies: ByteColumn, good: Mask | None, options: SinkOptions) -> ByteColumn | None:
-    """Return the bodies that are smaller compressed, null in all other rows; None if none is.
-
-    `good` marks the rows that are sent; None means all.
-    """
-    kind = CompressionType.__members__.get(options.compress_type)
-    # The compression bits of an inner batch's record mean its whole body, not the items in it.
-    if (
-        kind is None
-        or options.batch_type == "inner"
-        or bodies.sizes.max(initial=0) < options.compress_msg_body_over_howmuch
-    ):
-        return None
-    long = bodies.sizes >= max(1, options.compress_msg_body_over_howmuch)
-    packed_sizes = np.zeros(len(bodies), np.int64)
-    pieces: list[bytes] = []
-    # Each row's body is compressed by itself.
-    for row in np.flatnonzero(long if good is None else long & good).tolist():
-        body = bodies.data[int(bodies.offsets[row]) : int(bodies.offsets[row + 1])].data
-        piece = compress(body, kind, options.compress_level)
-        if len(piece) < len(body):
-            packed_sizes[row] = len(piece)
-            pieces.append(piece)
-    if not pieces:
-        return None
-    ends = np.concatenate([[0], np.cumsum(packed_sizes)])
-    return ByteColumn(ends, np.frombuffer(b"".join(pieces), np.uint8), packed_sizes > 0)

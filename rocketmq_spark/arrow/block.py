@@ -14,69 +14,48 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from rocketmq_spark.arrow import schema, validate
 from rocketmq_spark.arrow.columns import (
     ByteColumn,
     Ints,
     ListColumn,
     Mask,
+    byte_cells,
     byte_column,
     coded_column,
+    decimals,
     false_rows,
     filled,
     int_column,
     list_column,
-    to_arrow,
+    null_bytes,
 )
-from rocketmq_spark.arrow.ids import MessageIds, RowIds, UniqueIds, content_hashes
-from rocketmq_spark.arrow.properties import (
-    UNIQ_KEY,
-    Property,
-    join_keys,
-    property_fields,
-    property_strings,
-    reserved_names,
-    user_properties,
-)
-from rocketmq_spark.arrow.schema import COLUMNS, DELAY_COLUMNS, NUMBER_BOUNDS, READ_COLUMNS, check_columns, check_schema
-from rocketmq_spark.arrow.validate import (
-    TOPIC_NULL,
-    Rule,
-    Violation,
-    check_body,
-    check_for_grpc,
-    check_key_items,
-    check_range,
-    check_text,
-    topic_rule,
-    violations,
-)
-from rocketmq_spark.model.message import Encoding
+from rocketmq_spark.arrow.encoders import UNIQ_KEY, MessageIds, UniqueIds, join_keys, property_fields, property_strings
+from rocketmq_spark.arrow.validate import Rule, Violation, violations
 from rocketmq_spark.model.names import RETRY_PREFIX
 from rocketmq_spark.model.properties import CARRIED, KEYS, ROW_ID, SHARDING_KEY, TAGS, WAIT, Carried
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.records import ITEM_OVERHEAD, MAX_BODY, MAX_PROPERTIES
 
-__all__ = ["MessageBlock", "Property", "check_schema"]
+if TYPE_CHECKING:
+    from rocketmq_spark.arrow.hashes import RowIds
 
 # The broker adds up to about 150 bytes to a single message's properties, and more to a delayed one's, before it
 # compares them with 32,767. Measured: 32,600 passed, 32,700 did not.
 MAX_SINGLE_PROPERTIES: Final = 32_000
 
-# How batches of each protocol carry a property. A property without an entry in the table is a KeyError.
-_CARRIED_BY: Final = {
-    Encoding.REMOTING: {name: how.batch for name, how in CARRIED.items()},
-    Encoding.GRPC: {name: how.grpc for name, how in CARRIED.items()},
-}
-
-_INT32_MIN: Final = -(2**31)
-_INT32_MAX: Final = 2**31 - 1
-
+_PROPERTIES_TOO_LONG: Final = Rule(
+    "properties are too long",
+    f"keys, tags and properties have {MAX_PROPERTIES} bytes together in a batch, {MAX_SINGLE_PROPERTIES} in a single "
+    "message",
+    "move what is long into the body",
+)
 
 # Kept free of a batch that a proxy is to make: it adds properties to each message before the broker's 4 MiB are
 # measured.
@@ -86,6 +65,27 @@ _PROXY_ROOM: Final = 512 * 1024
 def item_limit(options: SinkOptions) -> int:
     """Return the bytes of the largest batch, so also of the largest item. A larger row goes as a single message."""
     return min(MAX_BODY - _PROXY_ROOM if options.over_grpc else MAX_BODY, options.max_message_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Property:
+    """One system property of the rows of a block."""
+
+    name: str  # ASCII
+    values: ByteColumn | None  # None: every row that has the property has `literal` as its value
+    valid: Mask | None  # Which rows have it; None: all
+    literal: bytes = b""
+
+    def there(self, rows: int) -> Mask:
+        """Return which of all rows have the property."""
+        return np.ones(rows, np.bool_) if self.valid is None else self.valid
+
+    def sizes(self, rows: int) -> Ints:
+        """Return how many bytes the property takes in each row's property string."""
+        fixed = len(self.name) + 2
+        if self.values is None:
+            return self.there(rows) * (fixed + len(self.literal))
+        return self.values.sizes + fixed if self.valid is None else self.values.sizes + self.valid * fixed
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,25 +111,18 @@ class MessageBlock:
     single: Mask | None  # Rows that go as single messages; None: none
     violations: tuple[Violation, ...]
 
-    @classmethod
-    def of(
-        cls, batch: pa.RecordBatch, options: SinkOptions, row_ids: RowIds | None = None, first_row: int = 0
-    ) -> MessageBlock:
-        """Normalise and check one batch, whose schema has passed `check_schema`.
-
-        Parameters
-        ----------
-        row_ids : RowIds or None, default None
-            Gives each row the property SPARK_ROW_ID.
-        first_row : int, default 0
-            The number, within the partition, of the batch's first row.
-        """
-        return _Reader(batch, options, row_ids, first_row).block()
-
     def topic(self, row: int) -> str | None:
         """Return the topic of one row, None where it is null."""
         code = 0 if self.topic_codes is None else int(self.topic_codes[row])
         return None if code < 0 else self.topics[code]
+
+    def topics_of(self, rows: Mask) -> list[int]:
+        """Return the codes of the topics of some valid rows, at least one."""
+        return [0] if self.topic_codes is None else np.flatnonzero(np.bincount(self.topic_codes[rows])).tolist()
+
+    def of_topic(self, code: int, rows: Mask) -> Mask:
+        """Return which of some rows have one topic."""
+        return rows if self.topic_codes is None else rows & (self.topic_codes == code)
 
     @property
     def no_wait(self) -> Mask | None:
@@ -146,15 +139,24 @@ class MessageBlock:
         return bad
 
 
+def read_block(
+    batch: pa.RecordBatch, options: SinkOptions, row_ids: RowIds | None = None, first_row: int = 0
+) -> MessageBlock:
+    """Normalise and check one batch, whose schema has passed `check_schema`.
+
+    `row_ids` gives each row the property SPARK_ROW_ID; `first_row` is the number of its first row in the partition.
+    """
+    return _Reader(batch, options, row_ids, first_row).block()
+
+
 class _Reader:
-    """Reads the columns of one batch, each by its own method, and collects violations."""
+    """Reads the columns of one batch and collects violations. Of several rules, a row breaks the first one checked."""
 
     def __init__(self, batch: pa.RecordBatch, options: SinkOptions, row_ids: RowIds | None, first_row: int) -> None:
-        check_columns(batch.schema.names)
+        schema.check_columns(batch.schema.names)
         self._columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         self._rows = batch.num_rows
         self._options = options
-        self._carried = _CARRIED_BY[Encoding.GRPC if options.over_grpc else Encoding.REMOTING]
         self._row_ids = row_ids
         self._first_row = first_row
         self._violations: list[Violation] = []
@@ -162,42 +164,44 @@ class _Reader:
     def block(self) -> MessageBlock:
         options, rows = self._options, self._rows
         by_column = options.queue_selector == "column"
-        body = byte_column(self._columns.get("body", self._columns.get("value")))
-        self._violations += check_body(body, rows, options.max_message_size)
-        if body is None:
-            body = ByteColumn(np.zeros(rows + 1, np.int32), np.empty(0, np.uint8), np.zeros(rows, np.bool_))
+        body = byte_column(self._columns.get("body", self._columns.get("value"))) or null_bytes(rows)
+        self._violations += validate.check_body(body, options.max_message_size)
         topics, topic_codes = self._topics()
         keys = self._keys()
-        tags = self._tags()
+        properties = [] if keys is None else [Property(KEYS, keys, keys.valid)]
+        properties += self._tags()
         no_wait = false_rows(self._columns.get("waitStoreMsgOK"))
-        sharding_key = self._sharding_key()
-        numbers = list(self._numbers())
-        flags = self._flags()
-        properties: list[Property] = [] if keys is None else [Property(KEYS, keys, keys.valid)]
-        properties += tags
         if no_wait is not None:
             properties.append(Property(WAIT, None, no_wait, b"false"))
+        sharding_key = self._sharding_key()
         if sharding_key is not None:
             properties.append(Property(SHARDING_KEY, sharding_key, sharding_key.valid))
-        properties += numbers
+        properties += self._numbers()
+        flag_column = self._ints("flag")
+        flags = None if flag_column is None else flag_column[0]
         entries = self._user_properties()
         strings = None if entries is None else property_strings(entries)
         user = None if strings is None else strings.joined()
         if self._row_ids is not None and rows:
-            properties.append(self._row_id(self._row_ids, topics, topic_codes, properties, strings, body, flags))
-        properties = [prop for prop in properties if self._carried[prop.name] is not Carried.DROPPED]
-        property_sizes: npt.NDArray[np.int64] = np.full(
-            rows, len(UNIQ_KEY) + (MessageIds if options.over_grpc else UniqueIds).LENGTH + 2, np.int64
-        )
+            if self._row_ids.columns is not None:
+                properties.append(self._row_ids.of_columns(self._columns, rows))
+            else:
+                content = (topics, topic_codes, properties, strings, body, flags)
+                properties.append(self._row_ids.of_content(self._first_row, *content))
+        properties = [prop for prop in properties if self._carried(prop) is not Carried.DROPPED]
+        unique_id = len(UNIQ_KEY) + (MessageIds if options.over_grpc else UniqueIds).LENGTH + 2
+        property_sizes: Ints = np.full(rows, unique_id, np.int64)
         for prop in properties:
             property_sizes += prop.sizes(rows)
         if user is not None:
             property_sizes += user.sizes
         item_sizes: npt.NDArray[np.int64] = property_sizes + body.sizes + ITEM_OVERHEAD
         single = self._single(properties, item_sizes, topics, topic_codes)
-        self._check_property_sizes(property_sizes, single)
+        if property_sizes.max(initial=0) > MAX_SINGLE_PROPERTIES:
+            limits = np.where(np.False_ if single is None else single, MAX_SINGLE_PROPERTIES, MAX_PROPERTIES)
+            self._violations += validate.check_sizes(_PROPERTIES_TOO_LONG, property_sizes, limits)
         if options.over_grpc:
-            self._violations += check_for_grpc(rows, properties, entries, flags)
+            self._violations += validate.check_for_grpc(rows, properties, entries, flags)
         return MessageBlock(
             rows=rows,
             topics=topics,
@@ -209,7 +213,7 @@ class _Reader:
             user=user,
             user_fields=property_fields(entries).joined() if options.over_grpc and entries is not None else None,
             flags=flags,
-            queue_ids=self._queue_ids() if by_column else None,
+            queue_ids=self._ints("queueId") if by_column else None,
             broker_names=coded_column(self._columns.get("brokerName")) if by_column else None,
             property_sizes=property_sizes,
             item_sizes=item_sizes,
@@ -217,17 +221,21 @@ class _Reader:
             violations=tuple(self._violations),
         )
 
+    def _carried(self, prop: Property) -> Carried:
+        how = CARRIED[prop.name]
+        return how.grpc if self._options.over_grpc else how.batch
+
     def _topics(self) -> tuple[list[str], Ints | None]:
         if self._options.topic is not None:
             return [self._options.topic], None
         coded = coded_column(self._columns.get("topic"))
         if coded is None:
-            self._violations += violations(TOPIC_NULL, np.arange(self._rows))
+            self._violations += violations(validate.TOPIC_NULL, np.arange(self._rows))
             return [], np.full(self._rows, -1)
         codes, topics = coded
-        self._violations += violations(TOPIC_NULL, np.flatnonzero(codes < 0))
+        self._violations += violations(validate.TOPIC_NULL, np.flatnonzero(codes < 0))
         for code, topic in enumerate(topics):
-            rule = topic_rule(topic)
+            rule = validate.topic_rule(topic)
             if rule is not None:
                 self._violations.append(Violation(rule, np.flatnonzero(codes == code)))
         return topics, codes
@@ -238,36 +246,30 @@ class _Reader:
             items = list_column(array)
             if items is None:
                 return None
-            self._violations += check_key_items(items)
+            self._violations += validate.check_key_items(items)
             return join_keys(items).without_empty()
         keys = byte_column(array)
         if keys is None:
             return None
-        self._violations += check_text("keys", keys)
+        self._violations += validate.check_text("keys", keys)
         return keys.without_empty()
 
     def _tags(self) -> list[Property]:
-        array = self._columns.get("tags")
-        default = self._options.tags
-        tags = byte_column(array)
-        if tags is not None:
-            self._violations += check_text("tags", tags, blank=True, pipe=True)
-        if not default:
-            if tags is None:
-                return []
-            # Many tables have one tag. A literal costs nothing per row, a column a tenth of the encoding.
-            same = None if self._options.over_grpc else tags.same()
-            return [Property(TAGS, tags, tags.valid) if same is None else Property(TAGS, None, None, same)]
+        default = (self._options.tags or "").encode()
+        tags = byte_column(self._columns.get("tags"))
         if tags is None:
-            return [Property(TAGS, None, None, default.encode())]
-        if tags.valid is not None:
-            tags = byte_column(filled(tags.to_arrow(), default.encode()))
-        return [Property(TAGS, tags, None)]
+            return [Property(TAGS, None, None, default)] if default else []
+        self._violations += validate.check_text("tags", tags, blank=True, pipe=True)
+        if default and tags.valid is not None:
+            tags = byte_cells(filled(tags.to_arrow(), default))
+        # Many tables have one tag. A literal costs nothing per row, a column a tenth of the encoding.
+        same = None if default or self._options.over_grpc else tags.same()
+        return [Property(TAGS, tags, tags.valid) if same is None else Property(TAGS, None, None, same)]
 
     def _sharding_key(self) -> ByteColumn | None:
         column = byte_column(self._columns.get("shardingKey"))
         if column is not None:
-            self._violations += check_text("shardingKey", column)
+            self._violations += validate.check_text("shardingKey", column)
             column = column.without_empty()
         if self._options.ordered:
             there = np.zeros(self._rows, np.bool_) if column is None else column.valid
@@ -278,66 +280,38 @@ class _Reader:
     def _numbers(self) -> Iterator[Property]:
         """Yield the properties that columns of whole numbers make."""
         delayed = np.zeros(self._rows, np.bool_)
-        for name, (low, high) in NUMBER_BOUNDS.items():
-            column = int_column(self._columns.get(name))
+        for name in schema.NUMBER_COLUMNS:
+            column = self._ints(name)
             if column is None:
                 continue
-            values, valid = column
-            rule = COLUMNS[name]
-            prop = Property(rule.makes, byte_column(to_arrow(values, valid).cast(pa.string())), valid)
-            self._violations += check_range(name, values, valid, low, high, rule.advice)
-            if name in DELAY_COLUMNS:
+            prop = Property(schema.COLUMNS[name].makes, decimals(*column), column[1])
+            if name in schema.DELAY_COLUMNS:
                 twice = Rule(
                     f"{name} is set beside another delay",
-                    f"one of {', '.join(DELAY_COLUMNS)} is allowed",
+                    f"one of {', '.join(schema.DELAY_COLUMNS)} is allowed",
                     "null the others",
                 )
                 self._violations += violations(twice, np.flatnonzero(delayed & prop.there(self._rows)))
                 delayed |= prop.there(self._rows)
             yield prop
 
-    def _row_id(
-        self,
-        ids: RowIds,
-        topics: list[str],
-        topic_codes: Ints | None,
-        properties: Sequence[Property],
-        user: ListColumn | None,
-        body: ByteColumn,
-        flags: npt.NDArray[np.int64] | None,
-    ) -> Property:
-        if ids.columns is not None:
-            return ids.of_columns(self._columns, self._rows)
-        hashed = [prop for prop in properties if CARRIED[prop.name].hashed]
-        # Only those that are set, so that ids are the same with a column of zeros and without one.
-        texts = None if flags is None else byte_column(to_arrow(flags, flags != 0).cast(pa.string()))
-        hashes = content_hashes(topics, topic_codes, hashed, user, body, texts, ids.workspace)
-        return ids.of_rows(hashes, self._first_row)
+    def _ints(self, name: str) -> tuple[npt.NDArray[np.int64], Mask | None] | None:
+        column, rule = int_column(self._columns.get(name)), schema.COLUMNS[name]
+        if column is not None and rule.bounds is not None:
+            self._violations += validate.check_range(name, *column, *rule.bounds, rule.advice)
+        return column
 
     def _user_properties(self) -> ListColumn | None:
         entries = list_column(self._columns.get("properties"))
         if entries is None:
             return None
-        reserved = reserved_names(self._columns, row_id=self._row_ids is not None)
-        dropped = reserved if any(name in self._columns for name in READ_COLUMNS) else frozenset()
+        reserved = schema.reserved_names(self._columns, row_id=self._row_ids is not None)
+        dropped = reserved if any(name in self._columns for name in schema.READ_COLUMNS) else frozenset()
         if self._row_ids is None and not self._options.keep_row_id:
             dropped |= {ROW_ID}
-        user, user_violations = user_properties(entries, reserved=reserved, dropped=dropped)
+        user, user_violations = validate.user_properties(entries, reserved=reserved, dropped=dropped)
         self._violations += user_violations
         return user
-
-    def _flags(self) -> npt.NDArray[np.int64] | None:
-        column = int_column(self._columns.get("flag"))
-        if column is None:
-            return None
-        self._violations += check_range("flag", *column, _INT32_MIN, _INT32_MAX, "it must fit 32 bits")
-        return column[0]
-
-    def _queue_ids(self) -> tuple[npt.NDArray[np.int64], Mask | None] | None:
-        column = int_column(self._columns.get("queueId"))
-        if column is not None:
-            self._violations += check_range("queueId", *column, 0, _INT32_MAX, "use null for any queue")
-        return column
 
     def _single(
         self, properties: Sequence[Property], item_sizes: Ints, topics: list[str], codes: Ints | None
@@ -349,23 +323,10 @@ class _Reader:
         rows, limit = self._rows, item_limit(self._options)
         if not self._options.batching:
             return np.ones(rows, np.bool_)
-        masks = [prop.there(rows) for prop in properties if self._carried[prop.name] is Carried.ALONE]
+        masks = [prop.there(rows) for prop in properties if self._carried(prop) is Carried.ALONE]
         if item_sizes.max(initial=0) > limit:
             masks.append(item_sizes > limit)
         retry = [code for code, topic in enumerate(topics) if topic.startswith(RETRY_PREFIX)]
         if retry:
             masks.append(np.ones(rows, np.bool_) if codes is None else np.isin(codes, retry))
         return np.logical_or.reduce(masks) if masks else None
-
-    def _check_property_sizes(self, sizes: Ints, single: Mask | None) -> None:
-        if sizes.max(initial=0) <= MAX_SINGLE_PROPERTIES:
-            return
-        limits = np.where(np.False_ if single is None else single, MAX_SINGLE_PROPERTIES, MAX_PROPERTIES)
-        rule = Rule(
-            "properties are too long",
-            f"keys, tags and properties have {MAX_PROPERTIES} bytes together in a batch, {MAX_SINGLE_PROPERTIES} in a "
-            "single message",
-            "move what is long into the body",
-        )
-        too_long = np.flatnonzero(sizes > limits)
-        self._violations += violations(rule, too_long, None, lambda row: f"{sizes[row]} bytes")

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -23,11 +23,7 @@ Ints: TypeAlias = "npt.NDArray[np.integer[Any]]"
 Mask: TypeAlias = "npt.NDArray[np.bool_]"
 Octets: TypeAlias = "npt.NDArray[np.uint8]"
 
-# numpy's type for each of Arrow's whole numbers.
-_DTYPES: Final = {
-    pa.from_numpy_dtype(kind): np.dtype(kind)
-    for kind in (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
-}
+_STRING: Final = pa.string()
 _PER_MS: Final = {"ms": 1, "us": 1_000, "ns": 1_000_000}
 
 
@@ -35,13 +31,10 @@ _PER_MS: Final = {"ms": 1, "us": 1_000, "ns": 1_000_000}
 class ByteColumn:
     """Byte strings, one per row."""
 
-    # Shape (rows + 1,): Row k is ``data[offsets[k]:offsets[k + 1]]``. The first is not 0 where the Arrow array was a
-    # slice.
-    offsets: Ints
+    offsets: Ints  # Row k is ``data[offsets[k]:offsets[k + 1]]``. The first is not 0 where the Arrow array was a slice
     data: Octets
-    # Shape (rows,): False where the row is null (its span may still hold bytes); None: no row is
-    valid: Mask | None = None
-    sizes: Ints = field(init=False)  # Shape (rows,): Bytes of each row; 0 where it is null
+    valid: Mask | None = None  # False where the row is null (its span may still hold bytes); None: no row is
+    sizes: Ints = field(init=False)  # Bytes of each row; 0 where it is null
 
     def __post_init__(self) -> None:
         # Not np.diff: on the few thousand rows of a chunk its argument checks cost as much as the subtraction.
@@ -62,10 +55,14 @@ class ByteColumn:
             return None
         return self.data[int(self.offsets[row]) : int(self.offsets[row + 1])].tobytes()
 
-    def text(self, row: int) -> str | None:
-        """Return one row for an error text; bytes that are not UTF-8 are escaped."""
+    def text(self, row: int, errors: str = "backslashreplace") -> str | None:
+        """Return one row as text, None where it is null."""
         value = self.value(row)
-        return None if value is None else value.decode("utf-8", "backslashreplace")
+        return None if value is None else value.decode("utf-8", errors)
+
+    def not_null(self, rows: Ints) -> Ints:
+        """Return those of `rows` that are not null."""
+        return rows if self.valid is None else rows[self.valid[rows]]
 
     def slice(self, start: int, stop: int) -> ByteColumn:
         """Return rows `start` up to `stop`, without a copy."""
@@ -100,11 +97,14 @@ class ByteColumn:
 class ListColumn:
     """A list of byte strings per row, or with `names` a map; a null row has no entries."""
 
-    # Shape (rows + 1,): Row k owns the entries ``offsets[k]`` up to ``offsets[k + 1]``. From 0 to the number of
-    # entries.
-    offsets: Ints
+    offsets: Ints  # Row k owns the entries ``offsets[k]`` up to ``offsets[k + 1]``; the first is 0
     values: ByteColumn  # The entries of all rows
     names: ByteColumn | None = None  # The keys of a map's entries
+
+    @property
+    def counts(self) -> Ints:
+        """How many entries each row has."""
+        return self.offsets[1:] - self.offsets[:-1]
 
     def rows_of(self, entries: Ints) -> Ints:
         """Return the row of each of `entries`."""
@@ -118,8 +118,8 @@ class ListColumn:
         """Return a copy with only the entries for which `keep` is True."""
         before = np.concatenate([[0], np.cumsum(keep)])
         mask = to_arrow(keep)
-        names = None if self.names is None else _all_entries(self.names.to_arrow().filter(mask))
-        return ListColumn(before[self.offsets], _all_entries(self.values.to_arrow().filter(mask)), names)
+        names = None if self.names is None else byte_cells(self.names.to_arrow().filter(mask))
+        return ListColumn(before[self.offsets], byte_cells(self.values.to_arrow().filter(mask)), names)
 
 
 def byte_strings(values: Sequence[bytes]) -> ByteColumn:
@@ -127,6 +127,11 @@ def byte_strings(values: Sequence[bytes]) -> ByteColumn:
     offsets = np.zeros(len(values) + 1, np.int64)
     np.cumsum([len(value) for value in values], out=offsets[1:])
     return ByteColumn(offsets, np.frombuffer(b"".join(values), np.uint8))
+
+
+def text_array(texts: Iterable[str], arrow_type: pa.DataType = _STRING) -> pa.Array:
+    """Return a few texts as an Arrow array."""
+    return byte_strings([text.encode() for text in texts]).to_arrow().cast(arrow_type)
 
 
 def to_arrow(values: Ints | Mask, valid: Mask | None = None) -> pa.Array:
@@ -137,14 +142,10 @@ def to_arrow(values: Ints | Mask, valid: Mask | None = None) -> pa.Array:
 
 def to_numpy(array: pa.Array) -> npt.NDArray[Any]:
     """Return an Arrow array of whole numbers or booleans without nulls as a numpy array; numbers share their memory."""
-    start, stop = array.offset, array.offset + len(array)
-    data = array.buffers()[1]
     if pa.types.is_boolean(array.type):
-        octets = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)[start // 8 : stop // 8 + 1]
-        bits = np.unpackbits(octets, bitorder="little")
-        return bits[start % 8 : start % 8 + len(array)].view(np.bool_)
-    dtype = _DTYPES[array.type]
-    return np.frombuffer(data or b"", dtype, count=len(array), offset=start * dtype.itemsize)
+        return to_numpy(array.cast(pa.uint8())).view(np.bool_)
+    dtype = np.dtype(str(array.type))
+    return np.frombuffer(array.buffers()[1] or b"", dtype, count=len(array), offset=array.offset * dtype.itemsize)
 
 
 def filled(array: pa.Array, value: bytes | int) -> pa.Array:
@@ -175,22 +176,23 @@ def _offsets(array: pa.Array, dtype: type[np.int32] | type[np.int64]) -> Ints:
     return offsets
 
 
-def _unpacked(array: pa.Array) -> pa.Array:
-    """Return `array` without a dictionary and without views."""
+def _plain(array: pa.Array | None) -> pa.Array | None:
+    """Return `array` without a dictionary and without views; None if every row is null."""
+    if array is None or array.null_count == len(array):
+        return None
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if pa.types.is_string_view(array.type) or pa.types.is_binary_view(array.type):
         array = array.cast(pa.large_binary())
-    return array
+    # Once more: a dictionary's own null values count as nulls only now.
+    return None if array.null_count == len(array) else array
 
 
 def byte_column(array: pa.Array | None) -> ByteColumn | None:
     """Return an array of strings or binaries, of any layout, as bytes; None if every row is null."""
-    if array is None or array.null_count == len(array):
+    array = _plain(array)
+    if array is None:
         return None
-    array = _unpacked(array)
-    if array.null_count == len(array):
-        return None  # a dictionary whose only values are null says so only once it is unpacked
     large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
     offsets = _offsets(array, np.int64 if large else np.int32)
     raw = array.buffers()[2]
@@ -198,16 +200,32 @@ def byte_column(array: pa.Array | None) -> ByteColumn | None:
     return ByteColumn(offsets, data, valid_mask(array))
 
 
+def byte_cells(array: pa.Array) -> ByteColumn:
+    """Return an array of strings or binaries as bytes, also if every row is null."""
+    return byte_column(array) or null_bytes(len(array))
+
+
+def null_bytes(rows: int) -> ByteColumn:
+    """Return a column of nulls."""
+    return ByteColumn(np.zeros(rows + 1, np.int32), np.empty(0, np.uint8), np.zeros(rows, np.bool_))
+
+
+def decimals(values: Ints, valid: Mask | None = None) -> ByteColumn | None:
+    """Return numbers as decimal texts, null where `valid` is False; None if every row is null."""
+    return byte_column(to_arrow(values, valid).cast(pa.string()))
+
+
 def coded_column(array: pa.Array | None) -> tuple[Ints, list[str]] | None:
     """Return a text array as (a number for each row, the text of each number); None if every row is null.
 
     A null row has the number -1. Each distinct value becomes a Python string, so a column must have few of them.
     """
-    if array is None or array.null_count == len(array):
+    array = _plain(array)
+    if array is None:
         return None
-    encoded = _unpacked(array).dictionary_encode()
+    encoded = array.dictionary_encode()
     texts = [value.decode("utf-8", "replace") for value in encoded.dictionary.cast(pa.large_binary()).to_pylist()]
-    return (to_numpy(filled(encoded.indices, -1)), texts) if texts else None
+    return to_numpy(filled(encoded.indices, -1)), texts
 
 
 def list_column(array: pa.Array | None) -> ListColumn | None:
@@ -219,36 +237,25 @@ def list_column(array: pa.Array | None) -> ListColumn | None:
     if first == last:
         return None
     # `keys`, `items` and `values` are the whole child, whatever slice of its parent the array is.
-    if pa.types.is_map(array.type):
-        names = _all_entries(array.keys[first:last])
-        values = _all_entries(array.items[first:last])
-    else:
-        names, values = None, _all_entries(array.values[first:last])
+    is_map = pa.types.is_map(array.type)
+    names = byte_cells(array.keys[first:last]) if is_map else None
+    values = byte_cells((array.items if is_map else array.values)[first:last])
     column = ListColumn(offsets - first, values, names)
     valid = valid_mask(array)
     if valid is None:
         return column
-    keep = np.repeat(valid, offsets[1:] - offsets[:-1])
+    keep = np.repeat(valid, column.counts)
     return column if keep.all() else column.filter(keep)
-
-
-def _all_entries(array: pa.Array) -> ByteColumn:
-    column = byte_column(array)
-    if column is None:  # nothing but nulls
-        return ByteColumn(np.zeros(len(array) + 1, np.int32), np.empty(0, np.uint8), np.zeros(len(array), np.bool_))
-    return column
 
 
 def int_column(array: pa.Array | None) -> tuple[npt.NDArray[np.int64], Mask | None] | None:
     """Return an integer or timestamp array as (values, which are not null); None if all are null.
 
-    A timestamp becomes milliseconds since the epoch, rounded down. Values of an unsigned 64-bit array above the signed
-    range become the largest signed one, which no rule allows. The value of a null row is 0.
+    A timestamp becomes milliseconds since the epoch, rounded down. Unsigned values beyond 63 bits become the largest
+    signed one, which no rule allows. The value of a null row is 0.
     """
-    if array is None or array.null_count == len(array):
-        return None
-    array = _unpacked(array)
-    if array.null_count == len(array):
+    array = _plain(array)
+    if array is None:
         return None
     valid = valid_mask(array)
     unit = array.type.unit if pa.types.is_timestamp(array.type) else "ms"

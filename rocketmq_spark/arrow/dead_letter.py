@@ -1,5 +1,6 @@
-"""Invalid rows -> rows that any broker stores, for the dead-letter topic.
+"""Rows that no broker could store as they are, the rule that each breaks, and dead letters made of them.
 
+- Of several rules that a row breaks, the first checked counts, so counts by rule add up to the rows.
 - A dead letter is always valid. A null or empty body becomes a placeholder, and a body longer than ``maxMessageSize``
   is cut. An invalid text is moved.
 - What a message can carry keeps its place: body, keys, tags, the user's properties. The other columns, invalid texts
@@ -13,17 +14,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
 
-from rocketmq_spark.arrow.batcher import ArrowBatcher, Ready
-from rocketmq_spark.arrow.columns import ListColumn, byte_column, false_rows, int_column, list_column
-from rocketmq_spark.arrow.invalid_rows import InvalidRows
-from rocketmq_spark.arrow.properties import is_blank, reserved_names
-from rocketmq_spark.arrow.schema import COLUMNS, READ_COLUMNS, is_instant, is_int, is_text
-from rocketmq_spark.arrow.validate import MAX_PROPERTIES, MAX_PROPERTY_BYTES
+from rocketmq_spark.arrow.block import MessageBlock
+from rocketmq_spark.arrow.columns import ByteColumn, Ints, Mask, byte_column, false_rows, int_column, list_column
+from rocketmq_spark.arrow.schema import COLUMNS, READ_COLUMNS, is_instant, is_int, is_text, reserved_names
+from rocketmq_spark.arrow.validate import MAX_PROPERTIES, MAX_PROPERTY_BYTES, Rule, Violation
+from rocketmq_spark.errors import InvalidRowError
 from rocketmq_spark.model.hashes import ROW_ID
+
+if TYPE_CHECKING:
+    from rocketmq_spark.arrow.batcher import ArrowBatcher, Ready
 
 PREFIX: Final = "DEAD_LETTER_"
 _LEFT_OUT: Final = f"{PREFIX}leftOut"
@@ -41,6 +45,9 @@ _SLICE_BYTES: Final = 8 * 1024 * 1024
 _CUT: Final = 200
 _LONGEST_KEYS: Final = 8_000
 _LONGEST_TAGS: Final = 1_000
+
+# How much of a topic, of keys or of a value an error shows, characters.
+_SHOWN: Final = 100
 
 # The columns whose values are moved to properties of the dead letter.
 _TEXTS: Final = tuple(
@@ -81,15 +88,76 @@ _SCHEMA: Final = pa.schema(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class InvalidRows:
+    """The invalid rows of one record batch."""
+
+    batch: pa.RecordBatch  # The whole batch, including good rows
+    block: MessageBlock
+    rows: Ints  # Numbers of the invalid rows, ascending; at least one
+    broken: tuple[Violation, ...]
+    codes: Ints  # For each of `rows`, which of `broken` each row breaks first
+    partition_id: int
+    first_row: int  # The number, within the partition, of the batch's first row
+
+    @classmethod
+    def of(
+        cls,
+        batch: pa.RecordBatch,
+        block: MessageBlock,
+        broken: tuple[Violation, ...],
+        partition_id: int,
+        first_row: int,
+    ) -> InvalidRows:
+        """Return the rows that break one of the rules `broken`, at least one."""
+        codes = np.full(block.rows, -1)
+        for code in reversed(range(len(broken))):
+            codes[broken[code].rows] = code
+        rows = np.flatnonzero(codes >= 0)
+        return cls(batch, block, rows, broken, codes[rows], partition_id, first_row)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def mask(self) -> Mask:
+        """Which rows of the batch are invalid."""
+        mask = np.zeros(self.block.rows, np.bool_)
+        mask[self.rows] = True
+        return mask
+
+    def rule(self, place: int) -> Rule:
+        """Return the rule that the row at `place` of `rows` breaks."""
+        return self.broken[int(self.codes[place])].rule
+
+    def by_rule(self) -> dict[str, int]:
+        """Return how many rows break each rule, by the rule's text, which holds no data of the rows."""
+        counts: dict[str, int] = {}
+        for violation, count in zip(self.broken, np.bincount(self.codes, minlength=len(self.broken)), strict=True):
+            if count:
+                counts[violation.rule.broken] = counts.get(violation.rule.broken, 0) + int(count)
+        return counts
+
+    def errors(self) -> Iterator[InvalidRowError]:
+        """Yield an error for each row: its place, topic, keys, the rule, and what to do."""
+        for place, row in enumerate(self.rows.tolist()):
+            violation, rule = self.broken[int(self.codes[place])], self.rule(place)
+            keys = None if self.block.keys is None else self.block.keys.text(row)
+            found = "" if violation.found is None else f" ({str(violation.found(row))[:_SHOWN]})"
+            number = self.first_row + row
+            yield InvalidRowError(
+                f"partition {self.partition_id}, row {number} (topic {(self.block.topic(row) or 'none')[:_SHOWN]}, "
+                f"keys {(keys or 'none')[:_SHOWN]}): {rule.broken}{found}; {rule.allowed}; {rule.todo}",
+                row=number,
+                rule=rule.broken,
+            )
+
+
 class DeadLetterBatcher:
     """Batches the good rows of one partition, and its invalid ones as dead letters; methods as of `ArrowBatcher`.
 
-    Parameters
-    ----------
-    rows : ArrowBatcher
-        Its `on_invalid` is the `take` of `letters`.
-    dead : ArrowBatcher
-        Of the dead-letter topic. All its rows are valid.
+    The `on_invalid` of `rows` calls the `take` of `letters`. `dead` is of the dead-letter topic, and gets valid rows
+    only.
     """
 
     def __init__(self, rows: ArrowBatcher, dead: ArrowBatcher, letters: DeadLetters) -> None:
@@ -124,26 +192,12 @@ class DeadLetterBatcher:
         for letters in self._letters.slices():
             yield from self._dead.add(letters, now)
 
-    def __repr__(self) -> str:
-        return f"<DeadLetterBatcher rows={self._rows!r} dead={self._dead!r}>"
-
 
 class DeadLetters:
     """Turns invalid rows into valid ones.
 
-    Parameters
-    ----------
-    max_message_size : int
-        Longer bodies are cut, bytes.
-    batch_id : int
-        The micro-batch; -1 in a batch write.
-    tags : str or None, default None
-        The option ``tags``: the tag of a letter without its own.
-
-    Attributes
-    ----------
-    waiting_rows : int
-        Rows that were taken and not yet yielded.
+    Bodies longer than `max_message_size` bytes are cut. `batch_id` is the micro-batch, -1 in a batch write. `tags` is
+    the option of that name: the tag of a letter without its own. `waiting_rows` were taken and not yet yielded.
     """
 
     def __init__(
@@ -170,29 +224,23 @@ class DeadLetters:
     def slices(self) -> Iterator[pa.RecordBatch]:
         """Yield what was taken as record batches of a bounded size, for the schema of a write without ``topic``."""
         while self._taken:
-            invalid = self._taken.pop(0)
-            letters: list[_Letter] = []
+            letters: list[dict[str, Any]] = []
             nbytes = 0
-            for letter in self._letters_of(invalid):
+            for letter in self._letters_of(self._taken.pop(0)):
                 letters.append(letter)
-                nbytes += len(letter.body)
+                nbytes += len(letter["body"])
                 if len(letters) == _SLICE_ROWS or nbytes >= _SLICE_BYTES:
                     yield self._record_batch(letters)
                     letters, nbytes = [], 0
             if letters:
                 yield self._record_batch(letters)
 
-    def _record_batch(self, letters: list[_Letter]) -> pa.RecordBatch:
+    def _record_batch(self, letters: list[dict[str, Any]]) -> pa.RecordBatch:
         self.waiting_rows -= len(letters)
-        columns = {
-            "body": [letter.body for letter in letters],
-            "keys": [letter.keys for letter in letters],
-            "tags": [letter.tags for letter in letters],
-            "properties": [list(letter.properties.items()) for letter in letters],
-        }
-        return pa.RecordBatch.from_pydict(columns, _SCHEMA)
+        return pa.RecordBatch.from_pylist(letters, _SCHEMA)
 
-    def _letters_of(self, invalid: InvalidRows) -> Iterator[_Letter]:
+    def _letters_of(self, invalid: InvalidRows) -> Iterator[dict[str, Any]]:
+        """Yield the columns of `_SCHEMA` for each row."""
         reader = _RowReader(invalid, self._limits)
         for place, row in enumerate(invalid.rows.tolist()):
             properties = {
@@ -201,23 +249,14 @@ class DeadLetters:
                 f"{PREFIX}partition": str(invalid.partition_id),
                 f"{PREFIX}row": str(invalid.first_row + row),
             }
-            body = reader.body(row)
+            body = invalid.block.body.value(row)
             if body is not None:
                 properties[f"{PREFIX}bodySize"] = str(len(body))
-                # A body of one byte is allowed whatever maxMessageSize is.
-                body = body[: self._max_message_size]
+            # A body of one byte is allowed whatever maxMessageSize is.
+            body = (body or (_NULL_BODY if body is None else _EMPTY_BODY))[: self._max_message_size]
             keys, tags = reader.add_columns(row, properties)
             reader.add_user_properties(row, properties, len(f"{keys}{tags or self._default_tags}".encode()))
-            placeholder = _NULL_BODY if body is None else _EMPTY_BODY
-            yield _Letter(body or placeholder[: self._max_message_size], keys, tags, properties)
-
-
-@dataclass(frozen=True, slots=True)
-class _Letter:
-    body: bytes
-    keys: str | None
-    tags: str | None
-    properties: dict[str, str]
+            yield {"body": body, "keys": keys, "tags": tags, "properties": list(properties.items())}
 
 
 class _RowReader:
@@ -237,34 +276,30 @@ class _RowReader:
         self._reserved = reserved_names(columns, row_id=self._row_id is not None)
         self._drop_reserved = any(name in columns for name in READ_COLUMNS)
 
-    def body(self, row: int) -> bytes | None:
-        return self._block.body.value(row)
-
     def add_columns(self, row: int, properties: dict[str, str]) -> tuple[str | None, str | None]:
         """Move columns that a dead letter does not have to its properties; return keys and tags if they stay."""
         block, limits = self._block, self._limits
-        keys = None if block.keys is None else _decoded(block.keys.value(row))
-        tags = None if self._tags is None else _decoded(self._tags.value(row))
+        keys, tags = _text(block.keys, row), _text(self._tags, row)
         moved: dict[str, object] = {"topic": block.topic(row)}
-        if keys is not None and (
-            not limits.takes(keys) or (is_blank(keys) and not limits.blank_keys) or len(keys.encode()) > _LONGEST_KEYS
+        if keys is not None and not (
+            limits.takes(keys) and (limits.blank_keys or not _is_blank(keys)) and len(keys.encode()) <= _LONGEST_KEYS
         ):
             moved["keys"], keys = keys, None
-        if tags is not None and (
-            not limits.takes(tags) or is_blank(tags) or "|" in tags or len(tags.encode()) > _LONGEST_TAGS
+        if tags is not None and not (
+            limits.takes(tags) and not _is_blank(tags) and "|" not in tags and len(tags.encode()) <= _LONGEST_TAGS
         ):
             moved["tags"], tags = tags, None
         for name, column in self._texts.items():
-            moved[name] = None if column is None else _decoded(column.value(row))
+            moved[name] = _text(column, row)
         for name, numbers in self._numbers.items():
             if numbers is not None and (numbers[1] is None or numbers[1][row]):
                 moved[name] = int(numbers[0][row])
         if self._no_wait is not None and self._no_wait[row]:
             moved["waitStoreMsgOK"] = "false"
         if self._row_id is not None:
-            properties[ROW_ID] = _decoded(self._row_id.value(row)) or ""
+            properties[ROW_ID] = _text(self._row_id, row) or ""
         for name, value in moved.items():
-            if value is not None and not is_blank(text := limits.cleaned(value)):
+            if value is not None and not _is_blank(text := limits.cleaned(value)):
                 properties[f"{PREFIX}{name}"] = text
         return keys, tags
 
@@ -275,7 +310,8 @@ class _RowReader:
             return
         left_out = 0
         used += sum(map(_size_of, properties.items()))
-        for name, value in _entries_of(entries, row):
+        for entry in range(int(entries.offsets[row]), int(entries.offsets[row + 1])):
+            name, value = _text(entries.names, entry) or "", _text(entries.values, entry)
             if name in self._reserved and self._drop_reserved:
                 continue
             if name == ROW_ID and self._row_id is None:
@@ -287,7 +323,7 @@ class _RowReader:
             size = _size_of((name, text))
             # One more will say how many are left out.
             full = used + size + _LEFT_OUT_SIZE > limits.room or len(properties) + 1 >= limits.most
-            if is_blank(name) or is_blank(text) or name in properties or full:
+            if _is_blank(name) or _is_blank(text) or name in properties or full:
                 left_out += 1
             else:
                 properties[name] = text
@@ -296,14 +332,13 @@ class _RowReader:
             properties[_LEFT_OUT] = str(left_out)
 
 
-def _entries_of(entries: ListColumn, row: int) -> Iterator[tuple[str, str | None]]:
-    for entry in range(int(entries.offsets[row]), int(entries.offsets[row + 1])):
-        name = None if entries.names is None else entries.names.value(entry)
-        yield _decoded(name) or "", _decoded(entries.values.value(entry))
+def _text(column: ByteColumn | None, row: int) -> str | None:
+    return None if column is None else column.text(row, "replace")
 
 
-def _decoded(value: bytes | None) -> str | None:
-    return None if value is None else value.decode("utf-8", "replace")
+def _is_blank(text: str) -> bool:
+    """Return whether no character of `text` is above U+0020, so that Java's ``String.trim`` makes it empty."""
+    return not any(character > " " for character in text)
 
 
 def _size_of(entry: tuple[str, str]) -> int:

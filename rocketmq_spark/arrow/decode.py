@@ -1,16 +1,16 @@
 """Stored messages -> record batches of a read's columns, vectorised.
 
-`decode_rows` reads one message at a time; the vectorised way must give the same result, and falls back to it for
-compressed inner batches, properties with repeated names or empty values, and unreadable messages. Only the requested
-columns are made: bodies and properties that no column needs are neither decompressed nor parsed. Bytes are copied
-twice, when answers are joined for numpy and when Arrow takes each column out.
+`decode_rows` reads one message at a time, with the same result; it reads compressed inner batches, properties with
+repeated names or empty values, and unreadable messages. Only the requested columns are made: bodies and properties that
+no column needs are neither decompressed nor parsed. Bytes are copied twice, when answers are joined for numpy and when
+Arrow takes each column out.
 """
 
 from __future__ import annotations
 
-import math
+import itertools
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
@@ -18,17 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rocketmq_spark.arrow.columns import ByteColumn, Ints, byte_strings, to_arrow, to_numpy
-from rocketmq_spark.arrow.stored import (
-    Irregular,
-    Properties,
-    Records,
-    Rows,
-    cells,
-    records_of,
-    rows_of,
-    split_properties,
-)
+from rocketmq_spark.arrow.columns import ByteColumn, byte_strings, text_array, to_arrow, to_numpy
+from rocketmq_spark.arrow.stored import Irregular, Properties, cells, records_of, rows_of, split_properties
 from rocketmq_spark.errors import CompressionError, RemotingCommandException
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt, Pulled, encode_message_id, format_host
@@ -51,7 +42,6 @@ _MOST_UNPACKED: Final = 64 * 1024 * 1024
 _MESSAGE_COST: Final = 500
 _PROPERTY_COST: Final = 200
 
-
 # The column of a read that says why a message is unreadable, null in all other rows.
 UNREADABLE: Final = "unreadable"
 
@@ -59,7 +49,7 @@ OnUnreadable: TypeAlias = Callable[[Unreadable], bool]
 """Called once for each unreadable message; returns whether it becomes a row with the stored bytes as body."""
 
 
-class TooMuchError(Exception):
+class _TooMuchError(Exception):
     """Several messages unpack to more than a record batch may hold."""
 
 
@@ -77,142 +67,93 @@ def batches_of(
     tags: frozenset[str] | None = None,
     on_unreadable: OnUnreadable = fail,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of several answers as one record batch, or as more if the bodies unpack to very much.
+    """Yield the messages of several answers, in their order, as one record batch, or more if they unpack to very much.
 
-    Parameters and errors as of `decode`. Several messages of one offset that unpack to very much become a record batch
-    each, because a sender of inner batches can claim the offset of another message.
+    `schema` has some or all columns of a read, with their types. With `tags`, only messages with one of them are
+    yielded, because a broker compares only hashes of tags. Raises what `on_unreadable` raises.
     """
     try:
-        batch = decode(pulls, schema, tags, _MOST_UNPACKED, on_unreadable)
-    except TooMuchError:
-        batch = None
-    # Outside the except block: the error holds what was unpacked so far, and so would every level of this recursion.
-    if batch is None:
-        halves = _halves(pulls)
-        for half in halves:
-            yield from batches_of(half, schema, tags, on_unreadable)
-        if not halves:
-            yield from _one_by_one(pulls[0], schema, tags, on_unreadable)
-    elif batch.num_rows:
-        yield batch
+        batches: Iterable[pa.RecordBatch] = [_Columns(pulls).batch(schema, tags)]
+    except (Irregular, pa.ArrowInvalid):
+        batches = decode_rows(pulls, schema, tags, on_unreadable)
+    except _TooMuchError:
+        if halves := _halves(pulls):
+            batches = itertools.chain(*(batches_of(half, schema, tags, on_unreadable) for half in halves))
+        else:
+            batches = decode_rows(pulls, schema, tags, on_unreadable)
+    # Outside the except blocks: the error holds what was unpacked so far.
+    for batch in batches:
+        if batch.num_rows:
+            yield batch
 
 
-def _halves(pulls: Sequence[Pulled]) -> tuple[Sequence[Pulled], ...]:
+def _halves(pulls: Sequence[Pulled]) -> list[Sequence[Pulled]]:
     """Return the answers in two parts; none if they are of one offset."""
     if len(pulls) > 1:
         middle = len(pulls) // 2
-        return pulls[:middle], pulls[middle:]
+        return [pulls[:middle], pulls[middle:]]
     (pull,) = pulls
     if pull.end - pull.start <= 1:
-        return ()
+        return []
     border = (pull.start + pull.end) // 2
-    return [replace(pull, end=border)], [replace(pull, start=border)]
-
-
-def _one_by_one(
-    pull: Pulled, schema: pa.Schema, tags: frozenset[str] | None, on_unreadable: OnUnreadable
-) -> Iterator[pa.RecordBatch]:
-    for message in _messages_of(pull, schema, tags):
-        if tags is None or _has_tag(message, tags):
-            batch = _batch_of([(pull.queue, message)], schema, on_unreadable)
-            if batch.num_rows:
-                yield batch
-
-
-def decode(
-    pulls: Sequence[Pulled],
-    schema: pa.Schema,
-    tags: frozenset[str] | None = None,
-    most: float = math.inf,
-    on_unreadable: OnUnreadable = fail,
-) -> pa.RecordBatch:
-    """Return the messages of several answers, in their order, as one record batch.
-
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        Some or all of the columns of a read, with their types.
-    tags : frozenset of str or None, default None
-        Only messages with one of these; None: all. (A broker compares only hashes of tags.)
-    most : float, default inf
-        Bytes that several messages may unpack to together; a single one may have more.
-    on_unreadable : callable, default `fail`
-        Called for the unreadable messages of a batch that does not raise `TooMuchError`, in their order.
-
-    Raises
-    ------
-    TooMuchError
-        They unpack to more. Each way counts what it has to unpack, so one may raise where the other does not.
-    RemotingCommandException
-        A message is unreadable, unless `on_unreadable` returns.
-    """
-    body = pulls[0].body if len(pulls) == 1 else b"".join(pull.body for pull in pulls)
-    try:
-        records = records_of(body)
-        rows, pull_of = _wanted(pulls, records, rows_of(records, body))
-        _check_crc(records)
-        return _Columns(pulls, records, rows, pull_of, most).batch(schema, tags)
-    except (Irregular, pa.ArrowInvalid):
-        return decode_rows(pulls, schema, tags, most, on_unreadable)
+    return [[replace(pull, end=border)], [replace(pull, start=border)]]
 
 
 def decode_rows(
     pulls: Sequence[Pulled],
     schema: pa.Schema,
     tags: frozenset[str] | None = None,
-    most: float = math.inf,
     on_unreadable: OnUnreadable = fail,
-) -> pa.RecordBatch:
-    """Return the result of `decode`, one message at a time."""
-    messages = []
-    room = most
+) -> Iterator[pa.RecordBatch]:
+    """Yield the result of `batches_of`, made of one message at a time.
+
+    Several messages of one offset may come in several batches, because a sender of inner batches can claim the offset
+    of another message.
+    """
+    names = {*schema.names}
+    decompressed = not names.isdisjoint(("body", UNREADABLE))
+    parsed = tags is not None or not names.isdisjoint((*_PROPERTY_COLUMNS, UNREADABLE))
+    rows: list[tuple[MessageQueue, MessageExt | Unreadable]] = []
+    room = _MOST_UNPACKED
     for pull in pulls:
-        for message in _messages_of(pull, schema, tags):
-            if tags is None or _has_tag(message, tags):
-                messages.append((pull.queue, message))
-                properties = 0 if isinstance(message, Unreadable) else len(message.properties)
-                room -= len(message.body) + _MESSAGE_COST + _PROPERTY_COST * properties
-                if room < 0 and len(messages) > 1:
-                    raise TooMuchError
-    return _batch_of(messages, schema, on_unreadable)
+        for message in messages_of(
+            pull.body, pull.queue, pull.start, pull.end, decompressed=decompressed, parsed=parsed
+        ):
+            if tags is not None and not _has_tag(message, tags):
+                continue
+            if isinstance(message, Unreadable) and not on_unreadable(message):
+                continue
+            properties = 0 if isinstance(message, Unreadable) else len(message.properties)
+            cost = len(message.body) + _MESSAGE_COST + _PROPERTY_COST * properties
+            if cost > room and rows:
+                batch, rows, room = _batch_of(rows, schema), [], _MOST_UNPACKED
+                yield batch
+            rows.append((pull.queue, message))
+            room -= cost
+    yield _batch_of(rows, schema)
 
 
-def _batch_of(
-    messages: Sequence[tuple[MessageQueue, MessageExt | Unreadable]], schema: pa.Schema, on_unreadable: OnUnreadable
-) -> pa.RecordBatch:
-    rows = [row for row in messages if not isinstance(row[1], Unreadable) or on_unreadable(row[1])]
+def _batch_of(rows: Sequence[tuple[MessageQueue, MessageExt | Unreadable]], schema: pa.Schema) -> pa.RecordBatch:
     columns = [pa.array([_value(name, *row) for row in rows], schema.field(name).type) for name in schema.names]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _messages_of(pull: Pulled, schema: pa.Schema, tags: frozenset[str] | None) -> Iterator[MessageExt | Unreadable]:
-    names = {*schema.names}
-    decompressed = not names.isdisjoint(("body", UNREADABLE))
-    parsed = tags is not None or not names.isdisjoint((*_PROPERTY_COLUMNS, UNREADABLE))
-    return messages_of(pull.body, pull.queue, pull.start, pull.end, decompressed=decompressed, parsed=parsed)
-
-
 def _has_tag(message: MessageExt | Unreadable, tags: frozenset[str]) -> bool:
     """Return whether a message has one of the tags, or has tags that cannot be read."""
-    record = message.record if isinstance(message, Unreadable) else message
-    if record is None:
-        return True
-    if isinstance(message, Unreadable) and (
-        not message.properties_known or record.sys_flag & INNER_BATCH == INNER_BATCH
-    ):
+    if not isinstance(message, Unreadable):
+        return message.properties.get(TAGS) in tags
+    record = message.record
+    if record is None or not message.properties_known or record.sys_flag & INNER_BATCH == INNER_BATCH:
         return True
     return record.properties.get(TAGS) in tags
 
 
 def _value(name: str, queue: MessageQueue, message: MessageExt | Unreadable) -> Any:
-    if isinstance(message, Unreadable):
+    if isinstance(message, Unreadable) and name not in ("topic", "brokerName", "queueId"):
         own = {"body": message.body, "queueOffset": message.start, UNREADABLE: message.explanation}
         if name in own:
             return own[name]
-        if message.record is None:
-            # The queue is known without the record.
-            return _VALUES[name](queue, message) if name in ("topic", "brokerName", "queueId") else None
-        if name in _PROPERTY_COLUMNS and not message.properties_known:
+        if message.record is None or (name in _PROPERTY_COLUMNS and not message.properties_known):
             return None
         message = message.record
     return _VALUES[name](queue, message)
@@ -243,41 +184,32 @@ _VALUES: Final[dict[str, Any]] = {
 }
 
 
-def _wanted(pulls: Sequence[Pulled], records: Records, rows: Rows) -> tuple[Rows, Ints]:
-    """Return the rows whose offsets lie between start and end of their pull, and the number of that pull."""
-    borders = np.cumsum([len(pull.body) for pull in pulls])
-    pull_of = np.searchsorted(borders, records.starts, side="right")[rows.record]
-    starts = np.array([pull.start for pull in pulls], np.int64)[pull_of]
-    ends = np.array([pull.end for pull in pulls], np.int64)[pull_of]
-    keep = (rows.queue_offset >= starts) & (rows.queue_offset < ends)
-    if keep.all():
-        return rows, pull_of
-    kept = np.flatnonzero(keep)
-    return rows.select(kept), pull_of[kept]
-
-
-def _check_crc(records: Records) -> None:
-    # A loop over bodies, because zlib computes one CRC per call. Python bytes are faster here than slices of an array.
-    bodies = cells(records.data, records.bodies, records.body_ends).to_pylist()
-    computed = np.fromiter(map(zlib.crc32, bodies), np.uint32, len(bodies))
-    if not np.array_equal(computed & CRC_MASK, records.heads["crc"]):
-        raise Irregular
-
-
-def _strings(texts: Sequence[str]) -> pa.StringArray:
-    return byte_strings([text.encode() for text in texts]).to_arrow().cast(pa.string())
-
-
 class _Columns:
-    """Makes the columns of rows on request."""
+    """Makes the columns of the messages of several answers on request.
 
-    def __init__(self, pulls: Sequence[Pulled], records: Records, rows: Rows, pull_of: Ints, most: float) -> None:
-        self._pulls = pulls
-        self._records = records
-        self._rows = rows
-        self._pull_of = pull_of
-        self._most = most
+    Raises Irregular, or a pyarrow.ArrowInvalid, if only `decode_rows` can read a message or say why it is unreadable.
+    """
+
+    def __init__(self, pulls: Sequence[Pulled]) -> None:
+        body = pulls[0].body if len(pulls) == 1 else b"".join(pull.body for pull in pulls)
+        self._records = records = records_of(body)
+        self._rows = rows = rows_of(records, body)
+        self._queues = [pull.queue for pull in pulls]
         self._properties: Properties | None = None
+        # The number of the pull that each row is of, and whether its offset lies between the pull's start and end.
+        borders = np.cumsum([len(pull.body) for pull in pulls])
+        self._pull_of = np.searchsorted(borders, records.starts, side="right")[rows.record]
+        starts = np.array([pull.start for pull in pulls], np.int64)[self._pull_of]
+        ends = np.array([pull.end for pull in pulls], np.int64)[self._pull_of]
+        wanted = (rows.queue_offset >= starts) & (rows.queue_offset < ends)
+        if not wanted.all():
+            kept = np.flatnonzero(wanted)
+            self._rows, self._pull_of = rows.select(kept), self._pull_of[kept]
+        # A loop over bodies, because zlib computes one CRC per call. Python bytes are faster here than array slices.
+        bodies = cells(records.data, records.whole.bodies, records.whole.body_ends).to_pylist()
+        computed = np.fromiter(map(zlib.crc32, bodies), np.uint32, len(bodies))
+        if not np.array_equal(computed & CRC_MASK, records.heads["crc"]):
+            raise Irregular
 
     def batch(self, schema: pa.Schema, tags: frozenset[str] | None) -> pa.RecordBatch:
         if UNREADABLE in schema.names:
@@ -289,10 +221,10 @@ class _Columns:
         batch = pa.RecordBatch.from_arrays(columns, schema=schema)
         if tags is None:
             return batch
-        return batch.filter(pc.is_in(self._split().value_of(TAGS), value_set=_strings(sorted(tags))))
+        return batch.filter(pc.is_in(self._split().value_of(TAGS), value_set=text_array(sorted(tags))))
 
     def _column(self, name: str, kind: pa.DataType) -> pa.Array:
-        queues = [pull.queue for pull in self._pulls]
+        queues = self._queues
         match name:
             case "tags" | "keys" | "msgId":
                 values = self._split().value_of(_FROM_PROPERTIES[name])
@@ -302,9 +234,9 @@ class _Columns:
             case "properties":
                 return self._split().as_maps(kind)
             case "topic":
-                return _strings([queue.topic for queue in queues]).take(to_arrow(self._pull_of))
+                return text_array([queue.topic for queue in queues]).take(to_arrow(self._pull_of))
             case "brokerName":
-                return _strings([queue.broker_name for queue in queues]).take(to_arrow(self._pull_of))
+                return text_array([queue.broker_name for queue in queues]).take(to_arrow(self._pull_of))
             case "queueId":
                 return to_arrow(np.array([queue.queue_id for queue in queues], np.int32)[self._pull_of])
             case "queueOffset":
@@ -345,7 +277,7 @@ class _Columns:
         if not packed.any():
             return bodies
         unpacked: list[bytes] = []
-        room = self._most
+        room = _MOST_UNPACKED
         for row in np.flatnonzero(packed).tolist():
             try:
                 unpacked.append(decompress(bodies[row].as_py(), int(sys_flag[row])))
@@ -353,13 +285,13 @@ class _Columns:
                 raise Irregular from exc
             room -= len(unpacked[-1])
             if room < 0 and len(bodies) > 1:
-                raise TooMuchError
+                raise _TooMuchError
         return pc.replace_with_mask(bodies, to_arrow(packed), byte_strings(unpacked).to_arrow().cast(pa.binary()))
 
     def _hosts(self) -> pa.StringArray:
         # A queue's messages come from few hosts: each is written out once.
         hosts = self._opaque("born_host").dictionary_encode()
-        texts = _strings([format_host(host) for host in hosts.dictionary.to_pylist()])
+        texts = text_array([format_host(host) for host in hosts.dictionary.to_pylist()])
         return texts.take(hosts.indices).take(to_arrow(self._rows.record))
 
     def _offset_ids(self) -> pa.StringArray:

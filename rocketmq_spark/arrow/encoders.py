@@ -1,6 +1,6 @@
-"""The batchers of both protocols, which encode columns as request bodies without a Python object per row.
+"""Rows of a block -> bytes of requests, without a Python object per row: batch items, property strings, unique ids.
 
-`RemotingBatcher` follows ``MessageDecoder.encodeMessages``; the tests compare it with `protocol.remoting.records`. An
+`encode_remoting` follows ``MessageDecoder.encodeMessages``; the tests compare it with `protocol.remoting.records`. An
 item of its batches:
 
     4  total size      22 + body + properties
@@ -12,9 +12,8 @@ item of its batches:
     2  properties length
        properties      in the order of `MessageBlock.properties`
 
-`GrpcBatcher` encodes the field ``messages`` of a SendMessageRequest; the tests compare it with
-`protocol.grpc.messages`. The fields of a message may come in any order, so those of a fixed length stand where they
-form one frame. A message:
+`encode_grpc` makes the field ``messages`` of a SendMessageRequest; the tests compare it with `protocol.grpc.messages`.
+The fields of a message may come in any order, so those of a fixed length stand where they form one frame. A message:
 
     0A  message
         0A  topic               { 0A namespace, 12 name }
@@ -32,29 +31,30 @@ form one frame. A message:
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, Final
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from rocketmq_spark.arrow.batcher import ArrowBatcher, Group
-from rocketmq_spark.arrow.columns import ByteColumn, Ints, Mask
-from rocketmq_spark.arrow.gather import Choice, Frame, Part, Varints, assemble, varint
-from rocketmq_spark.arrow.ids import MessageIds
-from rocketmq_spark.arrow.properties import Property, property_parts, unique_id_frame
-from rocketmq_spark.arrow.split import Chunk
-from rocketmq_spark.model.message import EncodedBatch, Encoding
+from rocketmq_spark.arrow.columns import ByteColumn, Ints, ListColumn, Mask
+from rocketmq_spark.arrow.gather import Choice, Frame, Part, Varints, Workspace, assemble, varint
 from rocketmq_spark.model.properties import CARRIED, KEYS, TAGS, Carried
-from rocketmq_spark.options.connection import GRPC
 from rocketmq_spark.options.sink import SinkOptions
-from rocketmq_spark.protocol.remoting.records import ITEM_OVERHEAD, unique_id
+from rocketmq_spark.protocol.compression import CompressionType, compress
+from rocketmq_spark.protocol.remoting.records import ITEM_OVERHEAD, unique_id_prefix
+from rocketmq_spark.protocol.unique_id import message_id_prefix, message_id_sequence, milliseconds_of_month
 
-__all__ = ["GrpcBatcher", "RemotingBatcher"]
+if TYPE_CHECKING:
+    from rocketmq_spark.arrow.block import MessageBlock, Property
 
-# The header of a batch may carry this, and the UNIQ_KEY that asks for an inner batch. Brokers reject any other property
-# there, or lose messages.
-_NO_WAIT: Final = "WAIT\x01false\x02"
+_ScalarT = TypeVar("_ScalarT", bound="np.generic[Any]")
+
+UNIQ_KEY: Final = b"UNIQ_KEY"
+_END: Final = b"\x02"
 
 _IDENTITY: Final = b"\x28\x01"
 _GZIP: Final = b"\x28\x02"
@@ -63,158 +63,279 @@ _NORMAL: Final = b"\x30\x01"
 # Protobuf tags of the system properties that hold message properties with a field of their own (`Carried.FIELD`).
 _FIELDS: Final = {TAGS: b"\x0a", KEYS: b"\x12"}
 
-
-class RemotingBatcher(ArrowBatcher):
-    """Fills batches for brokers; parameters as of `ArrowBatcher`."""
-
-    def _encode_items(self, chunk: Chunk, now: float) -> tuple[memoryview, npt.NDArray[np.int64]]:  # noqa: ARG002
-        block, start, stop = chunk.block, chunk.start, chunk.stop
-        bodies, body_sizes = chunk.bodies()
-        body_sizes = chunk.picked(body_sizes)
-        property_sizes = chunk.picked(block.property_sizes[start:stop])
-        item_sizes = property_sizes + body_sizes + ITEM_OVERHEAD
-        head = Frame(bytes(20), ((0, ">i4", item_sizes), (16, ">i4", body_sizes)))
-        if block.flags is not None:
-            head = Frame(head.template, (*head.fields, (12, ">i4", chunk.picked(block.flags[start:stop]))))
-        parts = [head, *bodies, Frame(bytes(2), ((0, ">i2", property_sizes),)), *property_parts(chunk, self._ids)]
-        ends = np.zeros(len(item_sizes) + 1, np.int64)
-        np.cumsum(item_sizes, out=ends[1:])
-        return assemble(parts, len(item_sizes), int(ends[-1]), chunk.rows, self._workspace), ends
-
-    def _batch(self, group: Group) -> EncodedBatch:
-        properties = "" if group.key.wait_store_msg_ok else _NO_WAIT
-        if self._options.batch_type == "inner":
-            properties += f"UNIQ_KEY\x01{unique_id(self._ids.prefix, self._ids.take(1))}\x02"
-        return EncodedBatch(
-            group.key.topic, group.body, group.rows, group.nbytes, properties=properties, sys_flag=group.key.sys_flag
-        )
+# "0000" to "FFFF", each read as one 32-bit number: a group of four hex digits is one look-up and one store.
+_HEX4: Final = np.frombuffer("".join(f"{number:04X}" for number in range(0x10000)).encode("ascii"), np.uint32)
 
 
-class GrpcBatcher(ArrowBatcher):
-    """Fills batches for proxies, which choose the queues; other parameters as of `ArrowBatcher`.
+class UniqueIds:
+    """Hands out ranges of unique message ids to one task.
 
-    Parameters
-    ----------
-    namespace : str
-        Empty for none.
-    born_host : str
-    epoch_offset : float
-        Epoch time minus monotonic time, seconds.
+    `ip` is the client's IPv4 address, or any 4 bytes where it has none. `wall_clock` returns epoch seconds.
     """
 
-    def __init__(
-        self, options: SinkOptions, *, namespace: str = "", born_host: str, epoch_offset: float, **parameters: Any
-    ) -> None:
-        super().__init__(
-            replace(
-                options,
-                connection=replace(options.connection, transport=GRPC),
-                queue_selector="roundRobin",
-                batch_type="plain",
-            ),
-            **parameters,
-        )
-        self._namespace = _delimited(b"\x0a", namespace.encode()) if namespace else b""
-        self._born_host = _delimited(b"\x42", born_host.encode())
-        self._epoch_offset = epoch_offset
+    LENGTH: ClassVar[int] = 32
 
-    def _born_timestamp(self, now: float) -> int:
-        return int((now + self._epoch_offset) * 1000)
+    def __init__(self, *, ip: bytes, pid: int, wall_clock: Callable[[], float], rng: random.Random) -> None:
+        if len(ip) != 4:
+            raise ValueError(f"ip must be the 4 bytes of an IPv4 address, got {len(ip)}")
+        self.prefix = unique_id_prefix(ip, pid, rng.getrandbits(32))
+        self._next = milliseconds_of_month(wall_clock()) << 16
 
-    def _encode_items(self, chunk: Chunk, now: float) -> tuple[memoryview, npt.NDArray[np.int64]]:
-        block, start, stop, packed = chunk.block, chunk.start, chunk.stop, chunk.packed
-        bodies, body_sizes = chunk.bodies()
-        topic, topic_size = self._topic(chunk)
-        user: list[Part] = [] if block.user_fields is None else [block.user_fields.slice(start, stop)]
-        user_size: Ints | int = 0 if block.user_fields is None else block.user_fields.sizes[start:stop]
-        system: list[Part] = []
-        tail = self._tail(chunk, now)
-        system_size: Ints | int = len(tail.template) + len(_IDENTITY)
-        for prop in block.properties:
-            match CARRIED[prop.name].grpc:
-                case Carried.PROPERTY:
-                    parts, size = _user_property(chunk, prop)
-                    user += parts
-                    user_size = user_size + size
-                case Carried.FIELD:
-                    parts, size = _field(chunk, _FIELDS[prop.name], prop)
-                    system += parts
-                    system_size = system_size + size
-                case Carried.ALONE:
-                    # Rows that have it go as single messages, which the transport encodes.
-                    pass
-                case other:
-                    raise ValueError(f"batches over gRPC carry the property {prop.name} {other.value}")
-        system_sizes = np.broadcast_to(system_size, stop - start)
-        body_length, system_length = Varints.of(body_sizes), Varints.of(system_sizes)
-        lengths = topic_size + user_size + system_sizes + body_sizes + 2 + body_length.width + system_length.width
-        lengths = chunk.picked(lengths)
-        length = Varints.of(lengths)
-        encodings: list[Part] = [Frame(_IDENTITY)]
-        if packed is not None and packed.valid is not None:
-            encodings = [Choice((_IDENTITY, _GZIP), chunk.picked(packed.valid).view(np.int8))]
-        parts = [
-            length.after(Frame(b"\x0a")),
-            topic,
-            _length(chunk, b"\x22", body_length),
-            *bodies,
-            *user,
-            _length(chunk, b"\x1a", system_length),
-            *system,
-            *encodings,
-            tail,
-        ]
-        ends = np.zeros(len(lengths) + 1, np.int64)
-        np.cumsum(lengths + 1 + length.width, out=ends[1:])
-        return assemble(parts, len(lengths), int(ends[-1]), chunk.rows, self._workspace), ends
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.prefix.hex().upper()} next={self._next:012X}>"
 
-    def _batch(self, group: Group) -> EncodedBatch:
-        return EncodedBatch(
-            group.key.topic,
-            group.body,
-            group.rows,
-            group.nbytes,
-            sys_flag=group.key.sys_flag,
-            encoding=Encoding.GRPC,
-            # A transport that sends much later puts a new timestamp in.
-            born_timestamp=self._born_timestamp(group.since),
-        )
+    def take(self, count: int) -> int:
+        """Reserve `count` ids and return the sequence number of the first."""
+        first = self._next
+        self._next += count
+        return first
 
-    def _topic(self, chunk: Chunk) -> tuple[Part, Ints | int]:
-        block = chunk.block
-        literals = [_delimited(b"\x0a", self._namespace + _delimited(b"\x12", name.encode())) for name in block.topics]
-        if block.topic_codes is None:
-            return Frame(literals[0]), len(literals[0])
-        codes = block.topic_codes[chunk.start : chunk.stop]
-        return Choice(tuple(literals), chunk.picked(codes)), np.array([*map(len, literals), 0])[codes]
-
-    def _tail(self, chunk: Chunk, now: float) -> Frame:
-        """Return the last fields of the system properties, of one length in every row."""
-        seconds, milliseconds = divmod(self._born_timestamp(now), 1000)
-        born = b"\x08" + varint(seconds) + b"\x10" + varint(milliseconds * 1_000_000)
-        message_id = Frame(b"\x1a" + varint(MessageIds.LENGTH)).then(unique_id_frame(chunk, self._ids))
-        return message_id.then(Frame(_NORMAL + _delimited(b"\x3a", born) + self._born_host))
+    def frame(self, first: int, rows: Ints) -> Frame:
+        """Return, as hex digits, the ids of some `rows` of a range that begins at `first`."""
+        head = self.prefix.hex().upper()
+        bits = 4 * (self.LENGTH - len(head))
+        low: npt.NDArray[Any] = rows + (first & 0xFFFF)
+        carry, high = low >> 16, first >> 16
+        if carry.any():
+            numbers = carry + high
+            groups = [numbers >> shift & 0xFFFF for shift in range(bits - 32, -1, -16)] + [low & 0xFFFF]
+        else:
+            head += f"{high & (1 << bits - 16) - 1:0{bits // 4 - 4}X}"
+            groups = [low]
+        fields = tuple((len(head) + 4 * place, "=u4", _HEX4[group]) for place, group in enumerate(groups))
+        return Frame(head.encode() + bytes(4 * len(groups)), fields)
 
 
-def _length(chunk: Chunk, tag: bytes, length: Varints) -> Frame:
-    """Return the tag and the length of a field that every row has."""
-    return Varints(length.width, chunk.picked(length.values)).after(Frame(tag))
+class MessageIds(UniqueIds):
+    """Unique ids for gRPC: version 1, with random bytes in the place of the network card's address."""
+
+    LENGTH = 34
+
+    def __init__(self, *, pid: int, wall_clock: Callable[[], float], rng: random.Random) -> None:
+        self.prefix = message_id_prefix(pid, rng)
+        self._next = message_id_sequence(wall_clock())
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows of a block that are encoded together: some of the range from `start` to `stop`."""
+
+    block: MessageBlock
+    start: int
+    stop: int
+    rows: Ints | None  # Counted from `start`, in the order of the result, at least one; None: all of the range
+    packed: ByteColumn | None  # Compressed bodies of the range; null where a row keeps the block's
+    first_id: int  # The id of the block's first row; row k has the k-th after it
+
+    def __len__(self) -> int:
+        return self.stop - self.start if self.rows is None else len(self.rows)
+
+    @property
+    def numbers(self) -> Ints:
+        """The rows' numbers within the block."""
+        return np.arange(self.start, self.stop) if self.rows is None else self.rows + self.start
+
+    def picked(self, values: npt.NDArray[_ScalarT]) -> npt.NDArray[_ScalarT]:
+        """Return values of the range in the order of the result."""
+        return values if self.rows is None else values[self.rows]
+
+    def bodies(self) -> tuple[list[ByteColumn], Ints]:
+        """Return columns that together hold one body per row, null in the others, and the bodies' sizes."""
+        bodies = self.block.body.slice(self.start, self.stop)
+        if self.packed is None or self.packed.valid is None:
+            return [bodies], bodies.sizes
+        plain = replace(bodies, valid=~self.packed.valid)
+        return [plain, self.packed], plain.sizes + self.packed.sizes
+
+
+def compress_bodies(
+    bodies: ByteColumn, good: Mask | None, kind: CompressionType, options: SinkOptions
+) -> ByteColumn | None:
+    """Return those of the `good` bodies that are smaller compressed, null in all other rows; None if none is."""
+    long = bodies.sizes >= max(1, options.compress_msg_body_over_howmuch)
+    if not long.any():
+        return None
+    packed_sizes = np.zeros(len(bodies), np.int64)
+    pieces: list[bytes] = []
+    # Each row's body is compressed by itself.
+    for row in np.flatnonzero(long if good is None else long & good).tolist():
+        body = bodies.data[int(bodies.offsets[row]) : int(bodies.offsets[row + 1])].data
+        piece = compress(body, kind, options.compress_level)
+        if len(piece) < len(body):
+            packed_sizes[row] = len(piece)
+            pieces.append(piece)
+    if not pieces:
+        return None
+    ends = np.concatenate([[0], np.cumsum(packed_sizes)])
+    return ByteColumn(ends, np.frombuffer(b"".join(pieces), np.uint8), packed_sizes > 0)
+
+
+def join_keys(items: ListColumn) -> ByteColumn:
+    """Return each row's items joined by one space (``Message.setKeys(Collection)``); a row without items is empty."""
+    first = np.zeros(len(items.values) + 1, np.int8)
+    first[items.offsets[:-1]] = 1
+    parts: list[Part] = [Choice((b" ", b""), first[:-1]), items.values]
+    return _entries(items, parts, items.values.sizes + 1 - first[:-1]).joined()
+
+
+def property_strings(entries: ListColumn) -> ListColumn:
+    """Return ``name 0x01 value 0x02`` of each entry."""
+    names, values = entries.names, entries.values
+    assert names is not None
+    return _entries(entries, [names, Frame(b"\x01"), values, Frame(_END)], names.sizes + values.sizes + 2)
+
+
+def property_fields(entries: ListColumn) -> ListColumn:
+    """Return the field ``user_properties`` of a gRPC message for each entry."""
+    names, values = entries.names, entries.values
+    assert names is not None
+    name_size, value_size = Varints.of(names.sizes), Varints.of(values.sizes)
+    sizes = 2 + name_size.width + value_size.width + names.sizes + values.sizes
+    size = Varints.of(sizes)
+    head = size.after(Frame(b"\x12")).then(name_size.after(Frame(b"\x0a")))
+    parts: list[Part] = [head, names, value_size.after(Frame(b"\x12")), values]
+    return _entries(entries, parts, sizes + 1 + size.width)
+
+
+def _entries(items: ListColumn, parts: list[Part], sizes: Ints) -> ListColumn:
+    """Return a list column with one string per entry of `items`, assembled from `parts` and `sizes` long."""
+    ends = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    data = assemble(parts, len(sizes), int(ends[-1])) if ends[-1] else b""
+    return ListColumn(items.offsets, ByteColumn(ends, np.frombuffer(data, np.uint8)))
+
+
+# The rows of a chunk back to back, and where each begins and the last one ends.
+Items = tuple[memoryview, npt.NDArray[np.int64]]
+
+
+def encode_remoting(chunk: Chunk, ids: UniqueIds, workspace: Workspace) -> Items:
+    """Return the rows of a chunk as items of batches for brokers."""
+    block, start, stop = chunk.block, chunk.start, chunk.stop
+    bodies, body_sizes = chunk.bodies()
+    body_sizes = chunk.picked(body_sizes)
+    property_sizes = chunk.picked(block.property_sizes[start:stop])
+    item_sizes = property_sizes + body_sizes + ITEM_OVERHEAD
+    head = Frame(bytes(20), ((0, ">i4", item_sizes), (16, ">i4", body_sizes)))
+    if block.flags is not None:
+        head = Frame(head.template, (*head.fields, (12, ">i4", chunk.picked(block.flags[start:stop]))))
+    parts = [head, *bodies, Frame(bytes(2), ((0, ">i2", property_sizes),)), *_property_parts(chunk, ids)]
+    return _items(chunk, parts, item_sizes, workspace)
+
+
+def encode_properties(chunk: Chunk, ids: UniqueIds, workspace: Workspace) -> list[str]:
+    """Return the property strings of single messages.
+
+    Bytes that are not UTF-8 become U+FFFD, because a request header is text. A Java consumer does the same to such
+    bytes in a batch, which stores them unchanged.
+    """
+    sizes = chunk.picked(chunk.block.property_sizes[chunk.start : chunk.stop])
+    data, ends = _items(chunk, _property_parts(chunk, ids), sizes, workspace)
+    borders = ends.tolist()
+    return [str(data[begin:end], "utf-8", "replace") for begin, end in itertools.pairwise(borders)]
+
+
+def encode_grpc(
+    chunk: Chunk, ids: UniqueIds, workspace: Workspace, *, namespace: bytes, born_timestamp: int, born_host: bytes
+) -> Items:
+    """Return the rows of a chunk as messages for proxies; `namespace` and `born_host` are encoded fields."""
+    block, start, stop = chunk.block, chunk.start, chunk.stop
+    bodies, body_sizes = chunk.bodies()
+    topic, topic_size = _topic(chunk, namespace)
+    user: list[Part] = [] if block.user_fields is None else [block.user_fields.slice(start, stop)]
+    user_size: Ints | int = 0 if block.user_fields is None else block.user_fields.sizes[start:stop]
+    system: list[Part] = []
+    seconds, milliseconds = divmod(born_timestamp, 1000)
+    born = b"\x08" + varint(seconds) + b"\x10" + varint(milliseconds * 1_000_000)
+    # The last fields of the system properties have one length in every row.
+    tail = Frame(b"\x1a" + varint(ids.LENGTH)).then(ids.frame(chunk.first_id, chunk.numbers))
+    tail = tail.then(Frame(_NORMAL + delimited(b"\x3a", born) + born_host))
+    system_size: Ints | int = len(tail.template) + len(_IDENTITY)
+    for prop in block.properties:
+        match CARRIED[prop.name].grpc:
+            case Carried.PROPERTY:
+                parts, size = _user_property(chunk, prop)
+                user += parts
+                user_size = user_size + size
+            case Carried.FIELD:
+                parts, size = _field(chunk, _FIELDS[prop.name], prop)
+                system += parts
+                system_size = system_size + size
+            case Carried.ALONE:
+                # Rows that have it go as single messages, which the transport encodes.
+                pass
+            case other:
+                raise ValueError(f"batches over gRPC carry the property {prop.name} {other.value}")
+    if chunk.packed is None or chunk.packed.valid is None:
+        system.append(Frame(_IDENTITY))
+    else:
+        system.append(Choice((_IDENTITY, _GZIP), chunk.picked(chunk.packed.valid).view(np.int8)))
+    system_sizes = np.broadcast_to(system_size, stop - start)
+    body_length, system_length = Varints.of(body_sizes), Varints.of(system_sizes)
+    lengths = topic_size + user_size + system_sizes + body_sizes + 2 + body_length.width + system_length.width
+    lengths = chunk.picked(lengths)
+    length = Varints.of(lengths)
+    body_head = _picked(chunk, body_length.after(Frame(b"\x22")))
+    system_head = _picked(chunk, system_length.after(Frame(b"\x1a")))
+    parts = [length.after(Frame(b"\x0a")), topic, body_head, *bodies, *user, system_head, *system, tail]
+    return _items(chunk, parts, lengths + 1 + length.width, workspace)
+
+
+def _items(chunk: Chunk, parts: list[Part], sizes: Ints, workspace: Workspace) -> Items:
+    ends = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=ends[1:])
+    return assemble(parts, len(sizes), int(ends[-1]), chunk.rows, workspace), ends
+
+
+def _property_parts(chunk: Chunk, ids: UniqueIds) -> list[Part]:
+    """Return the parts of the property strings of a chunk's rows, in the order of `MessageBlock.properties`."""
+    block, start, stop = chunk.block, chunk.start, chunk.stop
+    parts: list[Part] = []
+    # Which rows have a property already, one value for all where it is the same: 0x02 stands between two properties.
+    # It could end each of them instead, but that would be one more part after every value.
+    before: Mask | bool = False
+    for prop in block.properties:
+        name = prop.name.encode() + b"\x01" + prop.literal
+        if prop.valid is None:
+            parts.append(_lead(name, before))
+            before = True
+        else:
+            there = chunk.picked(prop.valid[start:stop])
+            parts.append(Choice((b"", name, _END + name), there * (1 + np.asarray(before, np.int8))))
+            before = there | np.asarray(before)
+        if prop.values is not None:
+            parts.append(prop.values.slice(start, stop))
+    parts.append(_lead(UNIQ_KEY + b"\x01", before))
+    parts.append(ids.frame(chunk.first_id, chunk.numbers).then(Frame(_END)))
+    if block.user is not None:
+        parts.append(block.user.slice(start, stop))
+    return parts
+
+
+def _lead(name: bytes, before: Mask | bool) -> Part:
+    if isinstance(before, bool):
+        return Frame(_END + name if before else name)
+    return Choice((name, _END + name), before.view(np.int8))
+
+
+def _topic(chunk: Chunk, namespace: bytes) -> tuple[Part, Ints | int]:
+    block = chunk.block
+    literals = [delimited(b"\x0a", namespace + delimited(b"\x12", name.encode())) for name in block.topics]
+    if block.topic_codes is None:
+        return Frame(literals[0]), len(literals[0])
+    codes = block.topic_codes[chunk.start : chunk.stop]
+    return Choice(tuple(literals), chunk.picked(codes)), np.array([*map(len, literals), 0])[codes]
 
 
 def _field(chunk: Chunk, tag: bytes, prop: Property) -> tuple[list[Part], Ints | int]:
     """Return the parts of a property's own field, and its size in each row of the range."""
     if prop.values is None:
-        literal = _delimited(tag, prop.literal)
+        literal = delimited(tag, prop.literal)
         if prop.valid is None:
             return [Frame(literal)], len(literal)
         there = prop.valid[chunk.start : chunk.stop]
         return [Choice((b"", literal), chunk.picked(there).view(np.int8))], there * len(literal)
     values = prop.values.slice(chunk.start, chunk.stop)
-    length = Varints.of(values.sizes)
-    width = len(tag) + length.width
-    if values.valid is None:
-        return [_length(chunk, tag, length), values], values.sizes + width
-    return [_sparse_frames(length.after(Frame(tag)), values.valid), values], values.sizes + values.valid * width
+    return _headed(chunk, Varints.of(values.sizes).after(Frame(tag)), values)
 
 
 def _user_property(chunk: Chunk, prop: Property) -> tuple[list[Part], Ints | int]:
@@ -222,25 +343,28 @@ def _user_property(chunk: Chunk, prop: Property) -> tuple[list[Part], Ints | int
     assert prop.values is not None
     values = prop.values.slice(chunk.start, chunk.stop)
     length = Varints.of(values.sizes)
-    name = _delimited(b"\x0a", prop.name.encode())
-    inner = values.sizes + len(name) + 1 + length.width
-    whole = Varints.of(inner)
-    head = whole.after(Frame(b"\x12")).then(length.after(Frame(name + b"\x12")))
-    sizes = inner + 1 + whole.width
-    if values.valid is not None:
-        return [_sparse_frames(head, values.valid), values], sizes * values.valid
-    fields = tuple((at, dtype, chunk.picked(numbers)) for at, dtype, numbers in head.fields)
-    return [Frame(head.template, fields), values], sizes
+    name = delimited(b"\x0a", prop.name.encode())
+    whole = Varints.of(values.sizes + len(name) + 1 + length.width)
+    return _headed(chunk, whole.after(Frame(b"\x12")).then(length.after(Frame(name + b"\x12"))), values)
 
 
-def _sparse_frames(frame: Frame, valid: Mask) -> ByteColumn:
-    """Return a frame of every row of a range as a column with nulls where `valid` is False."""
-    width, count = len(frame.template), len(valid)
-    data = np.frombuffer(bytearray(frame.template * count), np.uint8)
-    for at, dtype, values in frame.fields:
-        np.ndarray(count, dtype, data, at, (width,))[:] = values
-    return ByteColumn(np.arange(count + 1) * width, data, valid)
+def _headed(chunk: Chunk, head: Frame, values: ByteColumn) -> tuple[list[Part], Ints]:
+    """Return the parts of values of the range, with a head before each, and their size in each row."""
+    width, count = len(head.template), len(values)
+    sizes = values.sizes + width
+    if values.valid is None:
+        return [_picked(chunk, head), values], sizes
+    data = np.frombuffer(bytearray(head.template * count), np.uint8)
+    for at, dtype, numbers in head.fields:
+        np.ndarray(count, dtype, data, at, (width,))[:] = numbers
+    return [ByteColumn(np.arange(count + 1) * width, data, values.valid), values], sizes * values.valid
 
 
-def _delimited(tag: bytes, value: bytes) -> bytes:
+def _picked(chunk: Chunk, frame: Frame) -> Frame:
+    """Return a frame of the range in the order of the result."""
+    return Frame(frame.template, tuple((at, dtype, chunk.picked(values)) for at, dtype, values in frame.fields))
+
+
+def delimited(tag: bytes, value: bytes) -> bytes:
+    """Return a protobuf field of bytes."""
     return tag + varint(len(value)) + value

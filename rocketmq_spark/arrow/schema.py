@@ -18,7 +18,10 @@ from rocketmq_spark.errors import SchemaError
 from rocketmq_spark.model.properties import (
     CARRIED,
     DELAY,
+    INNER_PROPERTIES,
     KEYS,
+    RESERVED_PROPERTIES,
+    ROW_ID,
     SHARDING_KEY,
     TAGS,
     TIMER_DELAY_MS,
@@ -40,22 +43,22 @@ READ_COLUMNS: Final = (
 
 DELAY_COLUMNS: Final = ("delayTimeLevel", "delayMs", "deliverTime")
 
+_TEXTS: Final = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+_BINARIES: Final = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
 
-def value_type(arrow_type: pa.DataType) -> pa.DataType:
-    """Return a dictionary's value type, any other type as it is."""
-    return arrow_type.value_type if pa.types.is_dictionary(arrow_type) else arrow_type
+
+def _is_one_of(arrow_type: pa.DataType, kinds: Iterable[Callable[[pa.DataType], bool]]) -> bool:
+    plain = arrow_type.value_type if pa.types.is_dictionary(arrow_type) else arrow_type
+    return any(is_kind(plain) for is_kind in kinds)
 
 
 def is_text(arrow_type: pa.DataType) -> bool:
     """Return whether values of `arrow_type` are UTF-8 text."""
-    plain = value_type(arrow_type)
-    return bool(pa.types.is_string(plain) or pa.types.is_large_string(plain) or pa.types.is_string_view(plain))
+    return _is_one_of(arrow_type, _TEXTS)
 
 
 def _is_payload(arrow_type: pa.DataType) -> bool:
-    plain = value_type(arrow_type)
-    binary = pa.types.is_binary(plain) or pa.types.is_large_binary(plain) or pa.types.is_binary_view(plain)
-    return is_text(plain) or bool(binary)
+    return _is_one_of(arrow_type, (*_TEXTS, *_BINARIES))
 
 
 def _is_keys(arrow_type: pa.DataType) -> bool:
@@ -73,11 +76,7 @@ def _is_properties(arrow_type: pa.DataType) -> bool:
 
 def is_int(arrow_type: pa.DataType) -> bool:
     """Return whether values of `arrow_type` are whole numbers."""
-    return bool(pa.types.is_integer(value_type(arrow_type)))
-
-
-def _is_boolean(arrow_type: pa.DataType) -> bool:
-    return bool(pa.types.is_boolean(arrow_type))
+    return _is_one_of(arrow_type, (pa.types.is_integer,))
 
 
 def is_instant(arrow_type: pa.DataType) -> bool:
@@ -89,13 +88,11 @@ def is_instant(arrow_type: pa.DataType) -> bool:
 class Column:
     """A column that a write takes."""
 
-    # allowed, cast: For the text of an error: the type, and how to get it
-    allowed: str
+    allowed: str  # For the text of an error: the type
     fits: Callable[[pa.DataType], bool]
-    cast: str
+    cast: str  # For the text of an error: how to get the type
     makes: str = ""  # The message property that holds its values
-    # The allowed values of a column of whole numbers that makes a property; None: the broker's limit holds
-    bounds: tuple[int, int | None] | None = None
+    bounds: tuple[int, int | None] | None = None  # Of a column of whole numbers; None: the broker's limit holds
     advice: str = "use null for no delay"  # What a user does with a number out of bounds
     message_type: str = "NORMAL"  # The type that a value makes the row's message over gRPC
     not_over_grpc: str = ""  # What a user does where gRPC refuses the property
@@ -114,11 +111,11 @@ COLUMNS: Final[Mapping[str, Column]] = {
     "tags": replace(_TEXT, makes=TAGS),
     "keys": Column("string or array<string>", _is_keys, "{name}.cast('string') or .cast('array<string>')", KEYS),
     "properties": Column("map<string,string>", _is_properties, "{name}.cast('map<string,string>')"),
-    "flag": _INT,
+    "flag": replace(_INT, bounds=(-(2**31), 2**31 - 1), advice="it must fit 32 bits"),
     "shardingKey": replace(_TEXT, makes=SHARDING_KEY, message_type="FIFO"),
-    "queueId": _INT,
+    "queueId": replace(_INT, bounds=(0, 2**31 - 1), advice="use null for any queue"),
     "brokerName": _TEXT,
-    "waitStoreMsgOK": Column("boolean", _is_boolean, "{name}.cast('boolean')", WAIT),
+    "waitStoreMsgOK": Column("boolean", pa.types.is_boolean, "{name}.cast('boolean')", WAIT),
     "delayTimeLevel": replace(
         _INT,
         makes=DELAY,
@@ -129,35 +126,41 @@ COLUMNS: Final[Mapping[str, Column]] = {
     "deliverTime": replace(_INSTANT, makes=TIMER_DELIVER_MS, bounds=(1, None), message_type="DELAY"),
 }
 
-NUMBER_BOUNDS: Final = {name: column.bounds for name, column in COLUMNS.items() if column.bounds is not None}
-"""The columns of whole numbers that make properties, and their allowed values."""
+NUMBER_COLUMNS: Final = tuple(name for name, column in COLUMNS.items() if column.makes and column.bounds is not None)
+"""The columns of whole numbers that make properties."""
 
 COLUMN_OF: Final[Mapping[str, str]] = {column.makes: name for name, column in COLUMNS.items() if column.makes}
 """The column that makes a property."""
 
 _KNOWN: Final = (*COLUMNS, *READ_COLUMNS)
 
-# Beside texts and lists of them, what a column that makes an id may hold.
-_ID_TYPES: Final = (is_int, _is_boolean, pa.types.is_timestamp, pa.types.is_null)
+# What a column that makes an id may hold.
+_ID_TYPES: Final = (_is_payload, _is_keys, is_int, pa.types.is_boolean, pa.types.is_timestamp, pa.types.is_null)
+
+
+def reserved_names(columns: Iterable[str], *, row_id: bool) -> frozenset[str]:
+    """Return the names that a user property may not have in a write of these columns."""
+    made = {COLUMNS[name].makes for name in columns if name in COLUMNS}
+    return (RESERVED_PROPERTIES | INNER_PROPERTIES | made | ({ROW_ID} if row_id else set())) - {""}
 
 
 def check_schema(schema: pa.Schema, *, topic: str | None, queue_selector: str | None) -> None:
-    """Refuse a schema that a write could not send in full.
+    """Raise a SchemaError for a schema that a write could not send in full.
 
     Any column may also be of the ``null`` type: then every row of it is null. The option `topic` wins over a column.
-
-    Raises
-    ------
-    SchemaError
-        On the first of: a name twice, an unknown column, a missing or doubled payload, a type that does not fit,
-        no topic from anywhere, a selector without its column.
     """
     names = list(schema.names)
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise SchemaError(f"column {twice[0]} occurs more than once: drop or rename all but one")
     check_columns(names)
-    _check_payload(names)
+    if "body" in names and "value" in names:
+        raise SchemaError("columns body and value are both present, and both mean the payload: drop one of them")
+    if "body" not in names and "value" not in names:
+        raise SchemaError(
+            f"no column body (or value) among {', '.join(names) or 'no columns at all'}: it is the payload and must be "
+            "string or binary; build it from the other columns with to_json(struct(...)) AS body"
+        )
     for field in schema:
         column = COLUMNS.get(field.name)
         if column is not None and not pa.types.is_null(field.type) and not column.fits(field.type):
@@ -167,14 +170,31 @@ def check_schema(schema: pa.Schema, *, topic: str | None, queue_selector: str | 
         raise SchemaError(
             "topic option required when no 'topic' column is present. Use the topic option for setting a topic."
         )
-    _check_selector(names, queue_selector)
+    needed = {"hash": "shardingKey", "column": "queueId"}.get(queue_selector or "")
+    if needed is not None and needed not in names:
+        raise SchemaError(
+            f"queueSelector={queue_selector} needs the column {needed}, and there is none: "
+            f"add it, or choose another queueSelector"
+        )
 
 
 def check_columns(names: Iterable[str]) -> None:
     """Raise a SchemaError for the first column that no write reads."""
     for name in names:
-        if name not in _KNOWN:
-            raise SchemaError(_unknown(name))
+        if name in _KNOWN:
+            continue
+        folded = {known.lower(): known for known in _KNOWN}
+        near = difflib.get_close_matches(name.lower(), folded, n=1)
+        if name.lower() in folded:
+            hint = f"column names are case-sensitive, rename it to {folded[name.lower()]}"
+        elif near:
+            hint = f"did you mean {folded[near[0]]}?"
+        else:
+            hint = f"known are {', '.join(COLUMNS)} and what a read returns"
+        raise SchemaError(
+            f"unknown column {name}: {hint}; to send its data, put it into the payload: to_json(struct(...)) AS body; "
+            "otherwise drop it"
+        )
 
 
 def check_ordered(names: Sequence[str]) -> None:
@@ -196,19 +216,10 @@ def check_grpc(schema: pa.Schema) -> None:
 
 
 def check_message_types(schema: pa.Schema, topic: str, message_types: Collection[str]) -> None:
-    """Refuse columns that make messages of a type that their topic does not accept.
+    """Raise a SchemaError for columns that make messages of a type that their topic does not accept.
 
-    Parameters
-    ----------
-    topic : str
-        The one that all rows go to.
-    message_types : collection of str
-        What the topic accepts, such as ``NORMAL``, ``FIFO``, ``DELAY``; empty if unknown.
-
-    Raises
-    ------
-    SchemaError
-        A column makes messages of another type, or no column makes messages of an accepted type.
+    `message_types` is what `topic` accepts, such as ``NORMAL``, ``FIFO``, ``DELAY``; empty if unknown. All rows go to
+    `topic`.
     """
     if not message_types:
         return
@@ -247,7 +258,7 @@ def check_row_id(schema: pa.Schema, columns: Sequence[str]) -> None:
         if name not in schema.names:
             raise SchemaError(f"rowId=columns:{','.join(columns)}: there is no column {name} among {schema.names}")
         arrow_type = schema.field(name).type
-        if not (_is_payload(arrow_type) or _is_keys(arrow_type) or any(is_a(arrow_type) for is_a in _ID_TYPES)):
+        if not any(is_kind(arrow_type) for is_kind in _ID_TYPES):
             raise SchemaError(
                 f"rowId=columns:{','.join(columns)}: column {name} is {arrow_type}; strings, binaries, arrays of "
                 "strings, whole numbers, booleans and timestamps make an id"
@@ -257,36 +268,6 @@ def check_row_id(schema: pa.Schema, columns: Sequence[str]) -> None:
 def _filled(schema: pa.Schema) -> set[str]:
     """Return the columns that may hold a value."""
     return {field.name for field in schema if not pa.types.is_null(field.type)}
-
-
-def _check_payload(names: list[str]) -> None:
-    if "body" in names and "value" in names:
-        raise SchemaError("columns body and value are both present, and both mean the payload: drop one of them")
-    if "body" not in names and "value" not in names:
-        raise SchemaError(
-            f"no column body (or value) among {', '.join(names) or 'no columns at all'}: it is the payload and must be "
-            "string or binary; build it from the other columns with to_json(struct(...)) AS body"
-        )
-
-
-def _check_selector(names: list[str], queue_selector: str | None) -> None:
-    needed = {"hash": "shardingKey", "column": "queueId"}.get(queue_selector or "")
-    if needed is not None and needed not in names:
-        raise SchemaError(
-            f"queueSelector={queue_selector} needs the column {needed}, and there is none: "
-            f"add it, or choose another queueSelector"
-        )
-
-
-def _unknown(name: str) -> str:
-    advice = "to send its data, put it into the payload: to_json(struct(...)) AS body; otherwise drop it"
-    for known in _KNOWN:
-        if name.lower() == known.lower():
-            return f"unknown column {name}: column names are case-sensitive, rename it to {known}; {advice}"
-    folded = {known.lower(): known for known in _KNOWN}
-    near = difflib.get_close_matches(name.lower(), folded, n=1)
-    hint = f"did you mean {folded[near[0]]}?" if near else f"known are {', '.join(COLUMNS)} and what a read returns"
-    return f"unknown column {name}: {hint}; {advice}"
 
 
 def _creating(message_type: str) -> str:

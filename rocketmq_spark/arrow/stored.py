@@ -1,17 +1,14 @@
 """Positions of everything in the stored records of one or many pulls, as numpy arrays over one buffer.
 
-`rocketmq_spark.arrow.decode` reads what is there. Every length is compared with the end of its record before it is
-used. Malformed or rare bytes raise `Irregular`; the caller then reads row by row and reports what is wrong.
-
-One loop over records reads their sizes, because a record's position depends on all sizes before it. The rest is array
-arithmetic. A row is a record, or an item of an inner batch.
+Every length is compared with the end of its record before it is used. Malformed or rare bytes raise `Irregular`; the
+caller then reads row by row and reports what is wrong. One loop over records reads their sizes, because a record's
+position depends on all sizes before it. The rest is array arithmetic. A row is a record, or an item of an inner batch.
 """
 
 from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,8 +21,9 @@ from rocketmq_spark.arrow.columns import (
     ByteColumn,
     Ints,
     ListColumn,
+    Mask,
     Octets,
-    byte_column,
+    byte_cells,
     byte_strings,
     rows_with_repeats,
     to_arrow,
@@ -63,9 +61,7 @@ _HEAD: Final = (
     ("prepared_transaction_offset", ">i8"),
     ("body_length", ">i4"),
 )
-_ITEM_HEAD: Final = np.dtype(
-    [("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("flag", ">i4"), ("body_length", ">i4")]
-)
+_ITEM_HEAD: Final = np.dtype([(name, ">i4") for name in ("size", "magic", "crc", "flag", "body_length")])
 _SYS_FLAG_AT: Final = 36
 # An empty topic and no properties: the lengths alone.
 _AFTER_BODY: Final = 3
@@ -76,34 +72,30 @@ class Irregular(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Records:
-    """The records of a buffer, n of them."""
-
-    data: Octets
-    heads: npt.NDArray[Any]  # Shape (n,): What comes before the body
-    # starts, bodies, body_ends, properties, ends: shape (n,); Positions; the properties end where the record does
-    starts: Ints
-    bodies: Ints
-    body_ends: Ints
-    properties: Ints
-    ends: Ints
-
-
-@dataclass(frozen=True, slots=True)
 class Rows:
-    """The messages of records, one element per message; `record` is the number of the record."""
+    """The messages of records, one element per message, with positions in the buffer."""
 
-    record: Ints
+    record: Ints  # The number of the record
     queue_offset: Ints
     flag: Ints
     bodies: Ints
     body_ends: Ints
     properties: Ints
-    ends: Ints
+    ends: Ints  # Of the properties, where the record or the item ends as well
 
     def select(self, rows: Ints) -> Rows:
         """Return some of them, by their numbers."""
         return Rows(*(getattr(self, name)[rows] for name in Rows.__slots__))
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """The records of a buffer."""
+
+    data: Octets
+    heads: npt.NDArray[Any]  # What comes before the body
+    starts: Ints
+    whole: Rows  # Each record as one row, also an inner batch
 
 
 def cells(data: Octets, starts: Ints, ends: Ints) -> pa.BinaryArray:
@@ -118,11 +110,8 @@ def cells(data: Octets, starts: Ints, ends: Ints) -> pa.BinaryArray:
 def records_of(body: Buffer) -> Records:
     """Return the positions of everything in the records of `body`.
 
-    Raises
-    ------
-    Irregular
-        A record is truncated, longer than its fields, or has an unknown magic; a topic is not UTF-8; IPv4 and IPv6
-        hosts are mixed.
+    Raises Irregular if a record is truncated, longer than its fields, or has an unknown magic, if a topic is not UTF-8,
+    or if IPv4 and IPv6 hosts are mixed.
     """
     data = np.frombuffer(body, np.uint8)
     kind = _head_of(data)
@@ -146,46 +135,35 @@ def records_of(body: Buffer) -> Records:
         cells(data, topics, topics + topic_lengths).cast(pa.string())
     except pa.ArrowInvalid as exc:
         raise Irregular from exc
-    return Records(data, heads, starts, bodies, body_ends, properties, ends)
+    offsets, flags = heads["queue_offset"].astype(np.int64), heads["flag"].astype(np.int32)
+    whole = Rows(np.arange(len(heads)), offsets, flags, bodies, body_ends, properties, ends)
+    return Records(data, heads, starts, whole)
 
 
 def rows_of(records: Records, body: Buffer) -> Rows:
     """Return the messages of the records, in their order.
 
-    Raises
-    ------
-    Irregular
-        An inner batch is compressed as a whole, has fewer messages than offsets, or contains an item that does not fit.
+    Raises Irregular if an inner batch is compressed as a whole, has fewer messages than offsets, or contains an item
+    that does not fit.
     """
-    heads = records.heads
-    numbers = np.arange(len(heads))
-    sys_flag = heads["sys_flag"]
-    whole = Rows(
-        numbers,
-        heads["queue_offset"].astype(np.int64),
-        heads["flag"].astype(np.int32),
-        records.bodies,
-        records.body_ends,
-        records.properties,
-        records.ends,
-    )
-    inner = np.flatnonzero(sys_flag & INNER_BATCH == INNER_BATCH)
-    if not len(inner):
+    sys_flag, whole = records.heads["sys_flag"], records.whole
+    is_inner = sys_flag & INNER_BATCH == INNER_BATCH
+    if not is_inner.any():
         return whole
-    _fit(sys_flag[inner] & COMPRESSED_FLAG == 0)
-    taken_apart = [_items(records, body, int(number)) for number in inner]
-    plain = whole.select(np.flatnonzero(sys_flag & INNER_BATCH != INNER_BATCH))
-    together = _joined([plain, *taken_apart])
+    _fit(sys_flag[is_inner] & COMPRESSED_FLAG == 0)
+    parts = [_items(records, body, int(number)) for number in np.flatnonzero(is_inner)]
+    parts.append(whole.select(np.flatnonzero(~is_inner)))
+    together = Rows(*(np.concatenate([getattr(part, name) for part in parts]) for name in Rows.__slots__))
     return together.select(np.argsort(together.record, kind="stable"))
 
 
 def _items(records: Records, body: Buffer, number: int) -> Rows:
-    data = records.data
-    start, end = int(records.bodies[number]), int(records.body_ends[number])
+    data, whole = records.data, records.whole
+    start, end = int(whole.bodies[number]), int(whole.body_ends[number])
     starts, ends = _spans(body, start, end, _ITEM_HEAD.itemsize + 2)
     if not 1 <= len(starts) <= MAX_STORED_ROWS:
         raise Irregular
-    offsets = _INNER_NUM.search(body, int(records.properties[number]), int(records.ends[number]))
+    offsets = _INNER_NUM.search(body, int(whole.properties[number]), int(whole.ends[number]))
     if offsets is not None and int(offsets[1]) > len(starts):
         raise Irregular
     heads = _heads(data, starts, _ITEM_HEAD)
@@ -193,16 +171,9 @@ def _items(records: Records, body: Buffer, number: int) -> Rows:
     bodies = starts + _ITEM_HEAD.itemsize
     body_ends = bodies + lengths
     _fit((lengths >= 0) & (body_ends + 2 <= ends))
-    first = int(records.heads["queue_offset"][number])
-    return Rows(
-        np.full(len(starts), number),
-        first + np.arange(len(starts)),
-        heads["flag"].astype(np.int32),
-        bodies,
-        body_ends,
-        _properties(data, body_ends, ends),
-        ends,
-    )
+    queue_offsets = int(whole.queue_offset[number]) + np.arange(len(starts))
+    flags, properties = heads["flag"].astype(np.int32), _properties(data, body_ends, ends)
+    return Rows(np.full(len(starts), number), queue_offsets, flags, bodies, body_ends, properties, ends)
 
 
 def _head_of(data: Octets) -> np.dtype[Any]:
@@ -215,9 +186,7 @@ def _head_of(data: Octets) -> np.dtype[Any]:
 
 
 def _heads(data: Octets, starts: Ints, kind: np.dtype[Any]) -> npt.NDArray[Any]:
-    copied = byte_column(cells(data, starts, starts + kind.itemsize))
-    octets = np.empty(0, np.uint8) if copied is None else copied.span
-    heads: npt.NDArray[Any] = octets.view(kind)
+    heads: npt.NDArray[Any] = byte_cells(cells(data, starts, starts + kind.itemsize)).span.view(kind)
     return heads
 
 
@@ -227,10 +196,6 @@ def _properties(data: Octets, at: Ints, ends: Ints) -> Ints:
     lengths = data[at].astype(np.int64) << 8 | data[at + 1]
     _fit(at + 2 + lengths == ends)
     return at + 2
-
-
-def _joined(parts: Sequence[Rows]) -> Rows:
-    return Rows(*(np.concatenate([getattr(part, name) for part in parts]) for name in Rows.__slots__))
 
 
 def _spans(body: Buffer, at: int, end: int, smallest: int) -> tuple[Ints, Ints]:
@@ -249,7 +214,7 @@ def _spans(body: Buffer, at: int, end: int, smallest: int) -> tuple[Ints, Ints]:
     return borders[:-1], borders[1:]
 
 
-def _fit(fits: npt.NDArray[np.bool_]) -> None:
+def _fit(fits: Mask) -> None:
     if not fits.all():
         raise Irregular
 
@@ -268,12 +233,12 @@ def missing_offsets(pull: Pulled) -> list[tuple[int, int]]:
         ends = starts + 1
     except (Irregular, pa.ArrowInvalid):
         messages = messages_of(pull.body, pull.queue, pull.start, pull.end, decompressed=False, parsed=False)
-        spans = [
-            (message.start, message.end)
-            if isinstance(message, Unreadable)
-            else (message.queue_offset, message.queue_offset + 1)
-            for message in messages
-        ]
+        spans = []
+        for message in messages:
+            if isinstance(message, Unreadable):
+                spans.append((message.start, message.end))
+            else:
+                spans.append((message.queue_offset, message.queue_offset + 1))
         starts, ends = np.array(spans, np.int64).reshape(-1, 2).T
     order = np.argsort(starts, kind="stable")
     before, after = np.append(pull.start, np.maximum.accumulate(ends[order])), np.append(starts[order], pull.end)
@@ -313,7 +278,7 @@ class Properties:
 
 def split_properties(texts: pa.BinaryArray) -> Properties | None:
     """Return the entries of n rows' property strings, none of which is null; None if they are not regular."""
-    column = byte_column(_closed(texts)) or ByteColumn(np.zeros(1, np.int32), np.empty(0, np.uint8))
+    column = byte_cells(_closed(texts))
     data = column.span
     borders = column.offsets - column.offsets[0]
     marks = np.flatnonzero(data <= _VALUE_END)
@@ -345,8 +310,7 @@ def _coded(names: pa.BinaryArray, offsets: Ints) -> pa.DictionaryArray | None:
 
     Each name includes its end mark, so the joined names of two different rows differ.
     """
-    column = byte_column(names)
-    if column is not None and ListColumn(offsets, column).joined().same() is not None:
+    if ListColumn(offsets, byte_cells(names)).joined().same() is not None:
         # As most topics are: every row has the names of the first one.
         known = names[: int(offsets[1])].dictionary_encode()
         indices = np.tile(to_numpy(known.indices), len(offsets) - 1)
@@ -363,9 +327,7 @@ def _coded(names: pa.BinaryArray, offsets: Ints) -> pa.DictionaryArray | None:
 
 def _closed(texts: pa.BinaryArray) -> pa.Array:
     """Return the texts with a separator at the end of each that is not empty."""
-    column = byte_column(texts)
-    if column is None:
-        return texts
+    column = byte_cells(texts)
     filled = column.sizes > 0
     closed = ~filled
     closed[filled] = column.data[column.offsets[1:][filled] - 1] == _VALUE_END

@@ -8,6 +8,7 @@ Follows ``Validators.java`` and ``Message.putUserProperty``. Further rules keep 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -15,19 +16,18 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from rocketmq_spark.arrow.columns import ByteColumn, Ints, ListColumn, Mask
+from rocketmq_spark.arrow.columns import ByteColumn, Ints, ListColumn, Mask, rows_with_repeats, text_array, to_numpy
 from rocketmq_spark.arrow.schema import COLUMN_OF, COLUMNS, DELAY_COLUMNS
 from rocketmq_spark.model.names import FORBIDDEN_TOPICS, MAX_TOPIC_LENGTH, is_blank, is_legal, java_length
 from rocketmq_spark.model.properties import CARRIED, ROW_ID, SHARDING_KEY, TAGS, Carried
 
 if TYPE_CHECKING:
-    from rocketmq_spark.arrow.properties import Property
+    from rocketmq_spark.arrow.block import Property
 
 _SPACE: Final = 0x20
-_PIPE: Final = ord("|")
-_LAST_ASCII: Final = 0x7F
-_DELETE: Final = 0x7F
+_LAST_ASCII: Final = 0x7F  # A control character, too
 # In UTF-8 the control characters U+0080 to U+009F are this byte and one from 0x80 to 0x9F.
 _C1_LEAD: Final = 0xC2
 
@@ -36,6 +36,12 @@ MAX_PROPERTIES: Final = 128
 MAX_PROPERTY_BYTES: Final = 16_384
 _MAX_GROUP: Final = 63
 _DELAYS: Final = frozenset(COLUMNS[name].makes for name in DELAY_COLUMNS)
+
+# The first two bytes of Java's white space outside ASCII: U+1680, U+2000 to U+2029, U+205F, U+3000.
+_SPACES: Final = (0xE19A, 0xE280, 0xE281, 0xE380)
+
+# Up to this many different names in a block, a name is one bit of a 64-bit number; the other bits hold a sum's carry.
+_BITS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,46 +92,38 @@ def topic_rule(topic: str) -> Rule | None:
     return _TOPIC_FORBIDDEN if topic in FORBIDDEN_TOPICS else None
 
 
-def check_body(body: ByteColumn | None, rows: int, max_message_size: int) -> Iterator[Violation]:
+def check_body(body: ByteColumn, max_message_size: int) -> Iterator[Violation]:
     """Check that bodies are not null and have 1 to `max_message_size` bytes."""
     allowed = f"a body has 1 to {max_message_size} bytes"
     todo = "filter such rows out, or set onError to skip or deadLetter"
-    null = Rule("body is null", allowed, todo)
-    if body is None:
-        yield from violations(null, np.arange(rows))
+    if body.sizes.min(initial=1) < 1:
+        there = np.ones(len(body), np.bool_) if body.valid is None else body.valid
+        yield from violations(Rule("body is null", allowed, todo), np.flatnonzero(~there))
+        yield from violations(Rule("body is empty", allowed, todo), np.flatnonzero(there & (body.sizes == 0)))
+    rule = Rule(
+        "body is longer than maxMessageSize",
+        f"{max_message_size} bytes are allowed",
+        "send less per row, or raise maxMessageSize here and on every broker",
+    )
+    yield from check_sizes(rule, body.sizes, max_message_size)
+
+
+def check_sizes(rule: Rule, sizes: Ints, limits: Ints | int, unit: str = "bytes") -> Iterator[Violation]:
+    """Check that sizes of rows are not above their limits."""
+    if isinstance(limits, int) and sizes.max(initial=0) <= limits:
         return
-    sizes = body.sizes
-    if sizes.min(initial=1) < 1:
-        there = np.ones(rows, np.bool_) if body.valid is None else body.valid
-        yield from violations(null, np.flatnonzero(~there))
-        yield from violations(Rule("body is empty", allowed, todo), np.flatnonzero(there & (sizes == 0)))
-    if sizes.max(initial=0) > max_message_size:
-        rule = Rule(
-            "body is longer than maxMessageSize",
-            f"{max_message_size} bytes are allowed",
-            "send less per row, or raise maxMessageSize here and on every broker",
-        )
-        yield Violation(rule, np.flatnonzero(sizes > max_message_size), lambda row: f"{sizes[row]} bytes")
+    yield from violations(rule, np.flatnonzero(sizes > limits), None, lambda row: f"{sizes[row]} {unit}")
 
 
 def check_text(
     name: str, column: ByteColumn, *, blank: bool = False, pipe: bool = False, entries: ListColumn | None = None
 ) -> Iterator[Violation]:
-    """Check that texts of property strings are UTF-8 and hold no separator.
+    """Check that texts, one per row or with `entries` one per entry, are UTF-8 and hold no separator of properties.
 
-    Parameters
-    ----------
-    name : str
-        For the rule's text: ``tags``, ``the value of a property``.
-    column : ByteColumn
-        One text per row; with `entries`, one per entry.
-    blank : bool, default False
-        Refuse empty strings, and strings of characters up to U+0020 only, as Java's ``trim`` does.
-    pipe : bool, default False
-        Refuse ``|``, which means "or" in a consumer's subscription.
+    With `blank`, refuse texts that Java's ``trim`` makes empty. With `pipe`, refuse ``|``, which means "or" in a
+    consumer's subscription.
     """
-    lowest = int(column.span.min(initial=0xFF))
-    if lowest <= 2:
+    if int(column.span.min(initial=0xFF)) <= 2:
         rule = Rule(
             f"{name} holds the character 0x01 or 0x02",
             "any other is allowed: these two separate properties",
@@ -134,48 +132,47 @@ def check_text(
         yield from violations(rule, _elements_with(column, (column.span - 1) < 2), entries)
     if blank:
         yield from _check_blank(name, column, entries)
-    if pipe and (hits := column.span == _PIPE).any():
+    if pipe and (hits := column.span == ord("|")).any():
         rule = Rule(f"{name} holds '|'", "one tag a message is allowed", "put the others into keys or properties")
         yield from violations(rule, _elements_with(column, hits), entries)
-    if int(column.span.max(initial=0)) > _LAST_ASCII:
-        yield from _check_utf8(name, column, entries)
-
-
-def _check_utf8(name: str, column: ByteColumn, entries: ListColumn | None) -> Iterator[Violation]:
-    """Check that texts are UTF-8: in Spark, ``cast(binary as string)`` makes strings of any bytes."""
+    if int(column.span.max(initial=0)) <= _LAST_ASCII:
+        return
+    # In Spark, ``cast(binary as string)`` makes strings of any bytes.
     texts = column.to_arrow()
-    try:
+    with contextlib.suppress(pa.ArrowInvalid):
         texts.cast(pa.large_string() if pa.types.is_large_binary(texts.type) else pa.string())
-    except pa.ArrowInvalid:
-        pass
-    else:
         return
     # Arrow does not name the element. This loop searches only blocks with such a text, and only non-ASCII texts.
-    beyond_ascii = _elements_with(column, column.span > _LAST_ASCII).tolist()
-    elements = np.array([element for element in beyond_ascii if not _is_utf8(column, element)], np.int64)
+    suspects = {element: column.value(element) or b"" for element in _elements_with(column, column.span > _LAST_ASCII)}
+    bad = [element for element, text in suspects.items() if text.decode("utf-8", "ignore").encode() != text]
+    elements = np.array(bad, np.int64)
     rows = elements if entries is None else entries.rows_of(elements)
     rule = Rule(
         f"{name} is not valid UTF-8",
         "every text is",
         "decode the bytes with their own charset, or move them into the body",
     )
-    yield from violations(
-        rule, np.unique(rows), None, lambda row: column.text(int(elements[np.searchsorted(rows, row)]))
-    )
-
-
-def _is_utf8(column: ByteColumn, element: int) -> bool:
-    try:
-        (column.value(element) or b"").decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+    text = column.text
+    yield from violations(rule, np.unique(rows), None, lambda row: text(int(elements[np.searchsorted(rows, row)])))
 
 
 def _check_blank(name: str, column: ByteColumn, entries: ListColumn | None = None) -> Iterator[Violation]:
-    if int(column.span.min(initial=0xFF)) <= _SPACE or _has_empty(column):
-        rule = Rule(f"{name} is blank", "at least one visible character is needed", "use null where there is none")
-        yield from violations(rule, _blank_elements(column), entries)
+    """Check that texts have a byte above 0x20; nulls may not."""
+    empty = column.sizes == 0
+    if column.valid is not None:
+        empty &= column.valid
+    if int(column.span.min(initial=0xFF)) > _SPACE and not empty.any():
+        return
+    # The first byte of an empty element is its neighbour's, or lies behind the last one: any will do.
+    heads = column.data[np.minimum(column.offsets[:-1], len(column.data) - 1)] if len(column.data) else np.uint8(0)
+    suspects = column.not_null(np.flatnonzero(empty | (heads <= _SPACE)))
+    if len(suspects) == 0:
+        return
+    visible = np.concatenate([[0], np.cumsum(column.span > _SPACE)])
+    ends = column.offsets - int(column.offsets[0])
+    blank = suspects[visible[ends[suspects + 1]] == visible[ends[suspects]]]
+    rule = Rule(f"{name} is blank", "at least one visible character is needed", "use null where there is none")
+    yield from violations(rule, blank, entries)
 
 
 def check_key_items(items: ListColumn) -> Iterator[Violation]:
@@ -188,6 +185,75 @@ def check_key_items(items: ListColumn) -> Iterator[Violation]:
         yield from violations(rule, _elements_with(values, hits), items)
     rule = Rule("an item of keys is null or empty", "each item is a key of at least one character", todo)
     yield from violations(rule, np.flatnonzero(values.sizes == 0), items)
+
+
+def rows_without_key(keys: ByteColumn | None, rows: int) -> Mask:
+    """Return which rows have keys that are null, empty or blank to Java (``StringUtils.isBlank``)."""
+    if keys is None:
+        return np.ones(rows, np.bool_)
+    keyless: Mask = keys.sizes == 0
+    if not len(keys.data):
+        return keyless
+    last = len(keys.data) - 1
+    heads = keys.data[np.minimum(keys.offsets[:-1], last)]
+    suspects = heads <= 0x20
+    if heads.max(initial=0) >= 0xE1:
+        seconds = keys.data[np.minimum(keys.offsets[:-1] + 1, last)]
+        suspects |= np.isin(heads.astype(np.uint16) << 8 | seconds, _SPACES)
+    # A loop over the few rows whose first character is white space.
+    for row in np.flatnonzero(suspects & ~keyless).tolist():
+        keyless[row] = is_blank((keys.value(row) or b"").decode("utf-8", "replace"))
+    return keyless
+
+
+def user_properties(
+    entries: ListColumn, *, reserved: frozenset[str], dropped: frozenset[str]
+) -> tuple[ListColumn, list[Violation]]:
+    """Check a map column, and return it without the entries whose names are `dropped`.
+
+    Names in `reserved` are violations unless they are dropped. The values of dropped entries are not checked.
+    """
+    broken: list[Violation] = []
+    names, codes, is_special = _named(entries, reserved | dropped)
+    if is_special.any():
+        entries = entries.filter(~_named(entries, dropped)[2][codes])
+        names, codes, is_reserved = _named(entries, reserved)
+        hits = np.flatnonzero(is_reserved[codes])
+        rows = entries.rows_of(hits)
+        rule = Rule(
+            "the name of a property is reserved",
+            "names that RocketMQ or the connector writes itself are not allowed",
+            "use the column meant for it (keys, tags, shardingKey, delayTimeLevel, ...) or another name",
+        )
+        text = names.text
+        broken += violations(rule, np.unique(rows), None, lambda row: text(int(hits[np.searchsorted(rows, row)])))
+    broken += check_text("the name of a property", names, blank=True, entries=entries)
+    broken += check_text("the value of a property", entries.values, blank=True, entries=entries)
+    if entries.values.valid is not None:
+        rule = Rule("the value of a property is null", "every property has a value", "leave the entry out of the map")
+        broken += violations(rule, np.flatnonzero(~entries.values.valid), entries)
+    rule = Rule("a name occurs twice among the properties", "a name occurs once in a message", "merge the values")
+    broken += violations(rule, _rows_with_twins(entries, codes, len(is_special)))
+    return entries, broken
+
+
+def _named(entries: ListColumn, special: frozenset[str]) -> tuple[ByteColumn, Ints, Mask]:
+    """Return the names of `entries`, a number for each, and which numbers are special names."""
+    assert entries.names is not None
+    encoded = entries.names.to_arrow().dictionary_encode()
+    is_special = pc.is_in(encoded.dictionary, text_array(special, encoded.dictionary.type))
+    return entries.names, to_numpy(encoded.indices), to_numpy(is_special)
+
+
+def _rows_with_twins(entries: ListColumn, codes: Ints, names: int) -> Ints:
+    """Return the rows in which a name occurs twice. Spark's maps hold none, Arrow's may."""
+    counts = entries.counts
+    if counts.max(initial=0) < 2:
+        return counts[:0]
+    if names <= _BITS:
+        return rows_with_repeats(codes, entries.offsets)
+    pairs = np.sort(np.repeat(np.arange(len(counts)), counts) * names + codes)
+    return np.unique(pairs[1:][pairs[1:] == pairs[:-1]] // names)
 
 
 def check_range(
@@ -208,19 +274,11 @@ def check_range(
 def check_for_grpc(
     rows: int, properties: Sequence[Property], entries: ListColumn | None, flags: npt.NDArray[np.int64] | None
 ) -> Iterator[Violation]:
-    """Check all that a proxy would reject or could not carry.
+    """Check system `properties`, the user's `entries` and flags for all that a proxy would reject or could not carry.
 
     A proxy rejects a whole batch and does not say which message is wrong, so each of its rules is checked here.
-
-    Parameters
-    ----------
-    properties : sequence of Property
-        System properties.
-    entries : ListColumn or None
-        The user's properties.
     """
-    counts: npt.NDArray[np.int64] = np.zeros(rows, np.int64)
-    sizes: npt.NDArray[np.int64] = np.zeros(rows, np.int64)
+    counts, sizes = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
     grouped, delayed = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
     for prop in properties:
         name = prop.name
@@ -238,11 +296,21 @@ def check_for_grpc(
                 counts += prop.there(rows)
                 sizes += prop.there(rows) * len(name)
             if name != ROW_ID:
-                yield from _check_for_grpc(name, prop.values)
+                column = COLUMN_OF.get(name, name)
+                yield from _check_plain(column, prop.values)
+                if name != TAGS:
+                    yield from _check_blank(column, prop.values)
+            if name == SHARDING_KEY:
+                rule = Rule(
+                    "shardingKey is too long",
+                    f"over gRPC it is the message group, of at most {_MAX_GROUP} bytes",
+                    "use a shorter key, such as a hash of it",
+                )
+                yield from check_sizes(rule, prop.values.sizes, _MAX_GROUP)
     if entries is not None and entries.names is not None:
         yield from _check_plain("the name of a property", entries.names, entries)
         yield from _check_plain("the value of a property", entries.values, entries)
-        counts += entries.offsets[1:] - entries.offsets[:-1]
+        counts += entries.counts
         ends = np.concatenate([[0], np.cumsum(entries.names.sizes + entries.values.sizes)])[entries.offsets]
         sizes += ends[1:] - ends[:-1]
     if flags is not None:
@@ -255,37 +323,21 @@ def check_for_grpc(
     )
     yield from violations(rule, np.flatnonzero(grouped & delayed))
     rule = Rule("too many properties", f"over gRPC {MAX_PROPERTIES} are allowed", "move some into the body")
-    yield from violations(rule, np.flatnonzero(counts > MAX_PROPERTIES), None, lambda row: f"{counts[row]} properties")
+    yield from check_sizes(rule, counts, MAX_PROPERTIES, "properties")
     rule = Rule(
         "properties are too long",
         f"keys, tags and properties have {MAX_PROPERTY_BYTES} bytes together over gRPC",
         "move what is long into the body",
     )
-    yield from violations(rule, np.flatnonzero(sizes > MAX_PROPERTY_BYTES), None, lambda row: f"{sizes[row]} bytes")
-
-
-def _check_for_grpc(name: str, values: ByteColumn) -> Iterator[Violation]:
-    """Check one system property."""
-    column = COLUMN_OF.get(name, name)
-    yield from _check_plain(column, values)
-    if name != TAGS:
-        yield from _check_blank(column, values)
-    if name == SHARDING_KEY:
-        rule = Rule(
-            "shardingKey is too long",
-            f"over gRPC it is the message group, of at most {_MAX_GROUP} bytes",
-            "use a shorter key, such as a hash of it",
-        )
-        too_long = np.flatnonzero(values.sizes > _MAX_GROUP)
-        yield from violations(rule, too_long, None, lambda row: f"{values.sizes[row]} bytes")
+    yield from check_sizes(rule, sizes, MAX_PROPERTY_BYTES)
 
 
 def _check_plain(name: str, column: ByteColumn, entries: ListColumn | None = None) -> Iterator[Violation]:
     """Check that texts hold no control character (``Character.isISOControl``)."""
     span = column.span
-    if span.min(initial=0xFF) >= _SPACE and span.max(initial=0) < _DELETE:
+    if span.min(initial=0xFF) >= _SPACE and span.max(initial=0) < _LAST_ASCII:
         return
-    hits: Mask = (span < _SPACE) | (span == _DELETE)
+    hits: Mask = (span < _SPACE) | (span == _LAST_ASCII)
     hits[:-1] |= (span[:-1] == _C1_LEAD) & (span[1:] >= 0x80) & (span[1:] < 0xA0)
     rule = Rule(
         f"{name} holds a control character",
@@ -295,30 +347,7 @@ def _check_plain(name: str, column: ByteColumn, entries: ListColumn | None = Non
     yield from violations(rule, _elements_with(column, hits), entries)
 
 
-def _not_null(column: ByteColumn, elements: Ints) -> Ints:
-    return elements if column.valid is None else elements[column.valid[elements]]
-
-
 def _elements_with(column: ByteColumn, hits: Mask) -> Ints:
     """Return the elements that hold one of the marked bytes of the column's span, ascending."""
     positions = np.flatnonzero(hits) + int(column.offsets[0])
-    return _not_null(column, np.unique(np.searchsorted(column.offsets, positions, side="right") - 1))
-
-
-def _has_empty(column: ByteColumn) -> bool:
-    empty = column.sizes == 0
-    return bool(empty.any() if column.valid is None else (empty & column.valid).any())
-
-
-def _blank_elements(column: ByteColumn) -> Ints:
-    """Return the elements without a byte above 0x20, except nulls."""
-    empty = column.offsets[1:] == column.offsets[:-1]
-    # The first byte of an empty element is its neighbour's, or lies behind the last one: any will do.
-    heads = column.data[np.minimum(column.offsets[:-1], len(column.data) - 1)] if len(column.data) else np.uint8(0)
-    suspects: Ints = _not_null(column, np.flatnonzero(empty | (heads <= _SPACE)))
-    if len(suspects) == 0:
-        return suspects
-    visible = np.concatenate([[0], np.cumsum(column.span > _SPACE)])
-    ends = column.offsets - int(column.offsets[0])
-    blank: Mask = visible[ends[suspects + 1]] == visible[ends[suspects]]
-    return suspects[blank]
+    return column.not_null(np.unique(np.searchsorted(column.offsets, positions, side="right") - 1))

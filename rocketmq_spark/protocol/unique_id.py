@@ -5,8 +5,8 @@ into the time rather than repeat an id. A fork draws a new prefix before its fir
 too, so that no id of last month is repeated. Ids for gRPC have another format: 6 random bytes, the process id, and a
 64-bit sequence that starts at the seconds since 2021.
 
-Follows ``MessageClientIDSetter.java``, and ``MessageIdCodec.java`` of the gRPC client. `rocketmq_spark.arrow.ids` draws
-ids by the thousand.
+Follows ``MessageClientIDSetter.java``, and ``MessageIdCodec.java`` of the gRPC client. `rocketmq_spark.arrow.encoders`
+draws ids by the thousand.
 """
 
 from __future__ import annotations

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from rocketmq_spark.arrow.batcher import ArrowBatcher
-from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher, DeadLetters
-from rocketmq_spark.arrow.encoders import GrpcBatcher, RemotingBatcher
-from rocketmq_spark.arrow.ids import MessageIds, RowIds, UniqueIds
-from rocketmq_spark.arrow.invalid_rows import InvalidRows, KeyCheck, KeysRequired
+from rocketmq_spark.arrow.batcher import ArrowBatcher, GrpcBatcher, RemotingBatcher
+from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher, DeadLetters, InvalidRows
+from rocketmq_spark.arrow.encoders import MessageIds, UniqueIds
+from rocketmq_spark.arrow.hashes import RowIds
 from rocketmq_spark.arrow.schema import (
     check_grpc,
     check_keys,
@@ -32,7 +31,7 @@ from rocketmq_spark.arrow.schema import (
     check_row_id,
     check_schema,
 )
-from rocketmq_spark.arrow.split import CustomSelector
+from rocketmq_spark.arrow.split import CustomSelector, KeyCheck, KeysRequired
 from rocketmq_spark.errors import OptionError, RouteNotFoundException
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue

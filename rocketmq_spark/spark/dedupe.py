@@ -111,7 +111,7 @@ def _verification(functions: Any) -> Any:
     if not hasattr(functions, "arrow_udf"):
         # In PySpark 4.0 functions on Arrow arrays need pandas.
         return functions.udf(is_repeatable, "boolean")
-    from rocketmq_spark.arrow.ids import repeatable
+    from rocketmq_spark.arrow.hashes import repeatable
 
     return functions.arrow_udf(repeatable, "boolean")
 

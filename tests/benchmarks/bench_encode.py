@@ -16,8 +16,9 @@ from functools import partial
 
 import pyarrow as pa
 
-from rocketmq_spark.arrow.encoders import RemotingBatcher
-from rocketmq_spark.arrow.ids import RowIds, UniqueIds
+from rocketmq_spark.arrow.batcher import RemotingBatcher
+from rocketmq_spark.arrow.encoders import UniqueIds
+from rocketmq_spark.arrow.hashes import RowIds
 from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.compression import CompressionType

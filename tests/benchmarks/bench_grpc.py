@@ -91,8 +91,8 @@ def ready_made() -> list[tuple[bytes, int]]:
     """Return requests as a write makes them, and how many rows each has."""
     import random
 
-    from rocketmq_spark.arrow.encoders import GrpcBatcher
-    from rocketmq_spark.arrow.ids import MessageIds
+    from rocketmq_spark.arrow.batcher import GrpcBatcher
+    from rocketmq_spark.arrow.encoders import MessageIds
     from rocketmq_spark.options.parsing import parse_sink_options
     from rocketmq_spark.sink.task import rows_of_batch
 

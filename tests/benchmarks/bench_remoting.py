@@ -102,8 +102,8 @@ def write(sock: socket.socket, given: list[memoryview]) -> None:
 
 def ready_made(nbytes: int) -> list[tuple[list[memoryview], int]]:
     """Return requests as a write makes them, in pieces, and how many rows each has."""
-    from rocketmq_spark.arrow.encoders import RemotingBatcher
-    from rocketmq_spark.arrow.ids import UniqueIds
+    from rocketmq_spark.arrow.batcher import RemotingBatcher
+    from rocketmq_spark.arrow.encoders import UniqueIds
     from rocketmq_spark.options.parsing import parse_sink_options
     from rocketmq_spark.protocol.remoting.command import RemotingCommand, encode_head
     from rocketmq_spark.protocol.remoting.headers import SendMessageRequestHeaderV2

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from rocketmq_spark.arrow.columns import byte_column
-from rocketmq_spark.arrow.ids import string_hashes
+from rocketmq_spark.arrow.hashes import string_hashes
 from rocketmq_spark.errors import MQClientException, RouteNotFoundException
 from rocketmq_spark.model.hashes import java_hash, queue_index, string_hash
 from rocketmq_spark.model.message import Message

@@ -10,8 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rocketmq_spark.arrow.encoders import RemotingBatcher
-from rocketmq_spark.arrow.ids import RowIds, UniqueIds
+from rocketmq_spark.arrow.batcher import RemotingBatcher
+from rocketmq_spark.arrow.encoders import UniqueIds
+from rocketmq_spark.arrow.hashes import RowIds
 from rocketmq_spark.model.hashes import queue_index, row_hash, string_hash
 from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendOutcome, SendRequest, SendStatus
 from rocketmq_spark.model.names import wrap

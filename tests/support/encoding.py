@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from rocketmq_spark.arrow.encoders import RemotingBatcher
-from rocketmq_spark.arrow.ids import UniqueIds
+from rocketmq_spark.arrow.batcher import RemotingBatcher
+from rocketmq_spark.arrow.encoders import UniqueIds
 from rocketmq_spark.model.hashes import queue_index, string_hash
 from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue
 from rocketmq_spark.options.sink import SinkOptions

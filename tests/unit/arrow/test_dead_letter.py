@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketmq_spark.arrow.batcher import GrpcBatcher
 from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher, DeadLetters
-from rocketmq_spark.arrow.encoders import GrpcBatcher
-from rocketmq_spark.arrow.ids import MessageIds
+from rocketmq_spark.arrow.encoders import MessageIds
 from rocketmq_spark.model.message import EncodedBatch, Encoding, Message
 from rocketmq_spark.model.properties import RESERVED_PROPERTIES
 from rocketmq_spark.options.sink import SinkOptions

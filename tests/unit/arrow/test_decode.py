@@ -6,7 +6,8 @@ import dataclasses
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.arrow import decode as decoder
-from rocketmq_spark.arrow.decode import batches_of, decode, decode_rows
+from rocketmq_spark.arrow.decode import batches_of
 from rocketmq_spark.arrow.stored import Irregular, records_of, rows_of, split_properties
 from rocketmq_spark.errors import RemotingCommandException
 from rocketmq_spark.model.message import Message, MessageQueue
@@ -68,6 +69,21 @@ def sound(message: MessageExt, **changes: object) -> MessageExt:
     """Return the message with a checksum that is right."""
     changed = dataclasses.replace(message, **changes)
     return dataclasses.replace(changed, body_crc=zlib.crc32(changed.body) & 0x7FFFFFFF)
+
+
+def decode(pulls: Sequence[Pulled], schema: pa.Schema, *parameters: Any, **named: Any) -> pa.RecordBatch:
+    """Return what `batches_of` yields as one record batch."""
+    return _joined(batches_of(pulls, schema, *parameters, **named), schema)
+
+
+def decode_rows(pulls: Sequence[Pulled], schema: pa.Schema, *parameters: Any, **named: Any) -> pa.RecordBatch:
+    """Return what the decoder of one message at a time yields as one record batch."""
+    return _joined(decoder.decode_rows(pulls, schema, *parameters, **named), schema)
+
+
+def _joined(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    found = list(batches)
+    return found[0] if len(found) == 1 else pa.concat_batches([pa.RecordBatch.from_pylist([], schema), *found])
 
 
 def pulled(messages: Sequence[MessageExt], start: int = 0, end: int = 2**63 - 1, queue: MessageQueue = QUEUE) -> Pulled:

@@ -29,7 +29,7 @@ ITEM = 22 + 42
 ENCODER = """
 import sys
 import pyarrow as pa
-from rocketmq_spark.arrow.ids import RowIds
+from rocketmq_spark.arrow.hashes import RowIds
 from rocketmq_spark.protocol.remoting.records import decode_properties
 from tests.support.encoding import batch_options, encode
 batches = list(pa.ipc.open_stream(sys.stdin.buffer))

@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.arrow.encoders import RemotingBatcher
+from rocketmq_spark.arrow.batcher import RemotingBatcher
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue
 from rocketmq_spark.protocol.compression import CompressionType, decompress
 from rocketmq_spark.protocol.remoting.records import decode_batch

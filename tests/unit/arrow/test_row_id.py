@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.arrow.columns import ByteColumn, byte_column
-from rocketmq_spark.arrow.ids import RowIds, byte_hashes, repeatable
+from rocketmq_spark.arrow.hashes import RowIds, byte_hashes, repeatable
 from rocketmq_spark.arrow.schema import check_row_id
 from rocketmq_spark.errors import InvalidRowError, SchemaError
 from rocketmq_spark.model.hashes import STEP, entry_hash, is_repeatable, row_hash

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from rocketmq_spark.arrow.block import check_schema
-from rocketmq_spark.arrow.schema import check_grpc, check_message_types
+from rocketmq_spark.arrow.schema import check_grpc, check_message_types, check_schema
 from rocketmq_spark.errors import SchemaError
 
 EVERY_COLUMN = pa.schema(

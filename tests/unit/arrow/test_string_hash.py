@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.arrow.columns import byte_column
-from rocketmq_spark.arrow.ids import string_hashes
+from rocketmq_spark.arrow.hashes import string_hashes
 from rocketmq_spark.model.hashes import string_hash
 from rocketmq_spark.model.message import MessageQueue
 from tests.support.encoding import batch_options, encode

@@ -7,18 +7,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rocketmq_spark.arrow.ids import UniqueIds
+from rocketmq_spark.arrow.encoders import UniqueIds
+from rocketmq_spark.arrow.gather import assemble
 from rocketmq_spark.protocol.remoting.records import decode_batch, unique_id, unique_id_prefix
 from tests.support.encoding import encode, joined, new_ids
 
 
 def text_of(ids: UniqueIds, first: int, rows: np.ndarray) -> list[str]:
-    groups = [
-        np.broadcast_to(np.frombuffer(part, np.uint32) if isinstance(part, bytes) else part, len(rows))
-        for part in ids.digits(first, rows)
-    ]
-    prefix = ids.prefix.hex().upper()
-    return [prefix + b"".join(digits.tobytes() for digits in row).decode() for row in zip(*groups, strict=True)]
+    frame = ids.frame(first, rows)
+    whole = bytes(assemble([frame], len(rows), len(rows) * ids.LENGTH)).decode()
+    return [whole[at : at + ids.LENGTH] for at in range(0, len(whole), ids.LENGTH)]
 
 
 def test_ids_are_the_oracle_s_in_any_order_and_over_a_carry():

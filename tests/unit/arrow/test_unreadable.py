@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.arrow.decode import UNREADABLE, batches_of, decode, decode_rows
+from rocketmq_spark.arrow.decode import UNREADABLE, batches_of
 from rocketmq_spark.arrow.stored import missing_offsets
 from rocketmq_spark.errors import RemotingCommandException
 from rocketmq_spark.model.message import Message
@@ -24,7 +24,7 @@ from rocketmq_spark.protocol.remoting.records import decode_properties, encode_b
 from rocketmq_spark.protocol.remoting.unwrap import Unreadable
 from rocketmq_spark.source.read import SkippedMessages
 from tests.support.strategies import encode_stored_record
-from tests.unit.arrow.test_decode import PLAIN, QUEUE, SCHEMA, regular, sound
+from tests.unit.arrow.test_decode import PLAIN, QUEUE, SCHEMA, decode, decode_rows, regular, sound
 
 RAW = SCHEMA.append(pa.field(UNREADABLE, pa.string()))
 ITEMS = encode_batch([Message("orders", b"item %d" % number, 0, {"TAGS": "a"}) for number in range(3)])

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pytest
 
 import rocketmq_spark.model.properties as const
-from rocketmq_spark.arrow.encoders import GrpcBatcher
-from rocketmq_spark.arrow.ids import MessageIds, RowIds
-from rocketmq_spark.arrow.properties import Property
+from rocketmq_spark.arrow.batcher import GrpcBatcher
+from rocketmq_spark.arrow.block import Property
+from rocketmq_spark.arrow.encoders import MessageIds
+from rocketmq_spark.arrow.hashes import RowIds
 from rocketmq_spark.arrow.schema import COLUMN_OF, COLUMNS, check_grpc
 from rocketmq_spark.errors import MQClientException, SchemaError
 from rocketmq_spark.model.hashes import NOT_HASHED

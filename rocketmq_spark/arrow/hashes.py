@@ -1,4 +1,4 @@
-"""Ids and hashes of rows by the thousand: ``SPARK_ROW_ID``, unique message ids, and Java's string hashes.
+"""Hashes of rows by the thousand: Java's string hashes, and those in ``SPARK_ROW_ID``.
 
 `rocketmq_spark.model.hashes` computes the same hashes one row at a time. The forms of ``SPARK_ROW_ID`` are:
 
@@ -15,42 +15,41 @@ over all words replace a loop over strings. pyarrow has no such hash, and Python
 from __future__ import annotations
 
 import functools
-import random
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rocketmq_spark.arrow.block import Property
 from rocketmq_spark.arrow.columns import (
     ByteColumn,
     Ints,
     ListColumn,
+    byte_cells,
     byte_column,
     byte_strings,
     coded_column,
+    decimals,
     int_column,
     list_column,
+    text_array,
     to_arrow,
     to_numpy,
 )
+from rocketmq_spark.arrow.encoders import join_keys, property_strings
 from rocketmq_spark.arrow.gather import Choice, Frame, Part, Workspace, assemble, chunks
-from rocketmq_spark.arrow.properties import Property, join_keys, property_strings
 from rocketmq_spark.model.hashes import BY_COLUMNS, BY_PLACE, NOT_HASHED, ROW_ID, STEP
-from rocketmq_spark.protocol.remoting.records import unique_id_prefix
-from rocketmq_spark.protocol.unique_id import message_id_prefix, message_id_sequence, milliseconds_of_month
+from rocketmq_spark.model.properties import CARRIED
 
 Hashes = npt.NDArray[np.uint64]
 
 _STEP: Final = np.uint64(STEP)
-_ROUNDS: Final = (
-    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
-    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
-)
+_ROUNDS: Final = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB)))
 _PADS: Final = tuple(bytes(count) for count in range(8))
 
 # Words are worked on in pieces of about this size, bytes: they stay in a processor's cache, and memory is bounded.
@@ -60,10 +59,7 @@ _PIECE: Final = 256 * 1024
 def byte_hashes(
     column: ByteColumn, head: bytes, tail: bytes, seed: int = 0, workspace: Workspace | None = None
 ) -> Hashes:
-    """Return the hash of ``head + string + tail`` for each string of a column, 0 where it is null.
-
-    `head` and `tail` are not both empty. Another `seed` gives another hash.
-    """
+    """Return the hash of ``head + string + tail`` (not empty) for each string of a column, 0 where it is null."""
     hashes = np.zeros(len(column), np.uint64)
     workspace = workspace or Workspace()
     for start, stop in chunks(column.sizes.astype(np.int64) + len(head) + len(tail), _PIECE, None):
@@ -126,11 +122,15 @@ def string_hashes(column: ByteColumn) -> npt.NDArray[np.int32]:
         return _java_hashes(span, ends)
     if column.valid is not None:
         # What lies under a null may not even be text: it goes before anything is decoded.
-        return _scattered(column)
+        hashes = np.zeros(len(column), np.int32)
+        hashes[column.valid] = string_hashes(byte_cells(column.to_arrow().drop_null()))
+        return hashes
     try:
         text = span.tobytes().decode()
     except UnicodeDecodeError:
-        return string_hashes(_with_replacements(column))
+        # A loop over rows, for blocks that hold ill-formed text only.
+        texts = [_SURROGATE.sub(_REPLACEMENT, column.value(row) or b"") for row in range(len(column))]
+        return string_hashes(byte_strings([text.decode("utf-8", "replace").encode() for text in texts]))
     units = np.frombuffer(text.encode("utf-16-le"), "<u2")
     starts = np.concatenate([[0], np.cumsum(_UNITS[span], dtype=np.int64)])
     return _java_hashes(units, starts[ends])
@@ -157,20 +157,6 @@ def _powers(size: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
     return np.cumprod(powers, dtype=np.uint32), np.cumprod(inverses, dtype=np.uint32)
 
 
-def _scattered(column: ByteColumn) -> npt.NDArray[np.int32]:
-    hashes = np.zeros(len(column), np.int32)
-    there = byte_column(column.to_arrow().drop_null())
-    if there is not None:
-        hashes[column.valid] = string_hashes(there)
-    return hashes
-
-
-def _with_replacements(column: ByteColumn) -> ByteColumn:
-    # A loop over rows, for blocks that hold ill-formed text only.
-    texts = [_SURROGATE.sub(_REPLACEMENT, column.value(row) or b"") for row in range(len(column))]
-    return byte_strings([text.decode("utf-8", "replace").encode() for text in texts])
-
-
 _LOW: Final = np.uint64(0xFFFF)
 # "0000" to "ffff", each read as one 32-bit number.
 _LOWER_HEX4: Final = np.frombuffer("".join(f"{number:04x}" for number in range(0x10000)).encode("ascii"), np.uint32)
@@ -183,9 +169,7 @@ class RowIds:
     write_id: str  # The same for every attempt of the write
     batch_id: int  # The micro-batch; -1 in a batch write
     partition_id: int
-    # The columns that are hashed. None: the whole row is hashed, and the id holds its place.
-    columns: tuple[str, ...] | None = None
-    # Memory for the hashes, kept from one batch to the next
+    columns: tuple[str, ...] | None = None  # What is hashed. None: the whole row, and the id holds its place
     workspace: Workspace = field(default_factory=Workspace, repr=False, compare=False)
 
     def of_columns(self, columns: Mapping[str, pa.Array], rows: int) -> Property:
@@ -198,50 +182,49 @@ class RowIds:
                     half += byte_hashes(texts, f"{name}\x01".encode(), b"\x02", seed, self.workspace)
         return _property([Frame(f"{self.write_id}/{self.batch_id}/".encode())], halves)
 
+    def of_content(self, first_row: int, *content: Any) -> Property:
+        """Return the ids of rows by place, with the hashes of their `content` (see `content_hashes`)."""
+        return self.of_rows(content_hashes(self.workspace, *content), first_row)
+
     def of_rows(self, hashes: Hashes, first_row: int) -> Property:
         """Return the ids of the rows from number `first_row` on, whose content has `hashes`."""
-        numbers = byte_column(to_arrow(np.arange(first_row, first_row + len(hashes))).cast(pa.string()))
-        if numbers is None:
-            return _property([], [hashes])
+        numbers = decimals(np.arange(first_row, first_row + len(hashes)))
+        assert numbers is not None, "no rows"
         place = f"{self.write_id}/{self.batch_id}/{self.partition_id}/".encode()
         return _property([Frame(place), numbers, Frame(b"/")], [hashes])
 
 
 def content_hashes(
+    workspace: Workspace,
     topics: Iterable[str],
     topic_codes: Ints | None,
     properties: Iterable[Property],
     user: ListColumn | None,
     body: ByteColumn,
-    flags: ByteColumn | None,
-    workspace: Workspace,
+    flags: Ints | None,
 ) -> Hashes:
     """Return the hashes of rows, as `rocketmq_spark.model.hashes.row_hash` computes them.
 
-    Parameters
-    ----------
-    topic_codes : int array or None
-        Which of `topics` each row has, -1 where null; None: all have the only one.
-    user : ListColumn or None
-        The user's properties as property strings, entry by entry.
-    flags : ByteColumn or None
-        Decimal, null where a flag is 0; None: all are.
+    The first arguments are as in `MessageBlock`; `user` holds the user's properties as strings, entry by entry.
     """
     hashes = byte_hashes(body, b"\x02", b"", 0, workspace)
-    texts = byte_strings([topic.encode() for topic in topics])
-    if len(texts):
-        of_topics = byte_hashes(texts, b"\x01", b"\x02")
-        hashes += (
-            of_topics[0] if topic_codes is None else np.where(topic_codes < 0, np.uint64(0), of_topics[topic_codes])
-        )
-    if flags is not None:
-        hashes += byte_hashes(flags, b"\x01\x01", b"\x02", 0, workspace)
+    names = byte_strings([topic.encode() for topic in topics])
+    if len(names):
+        # The last one is for rows without a topic, whose code is -1.
+        of_topics = np.append(byte_hashes(names, b"\x01", b"\x02"), np.uint64(0))
+        hashes += of_topics[0 if topic_codes is None else topic_codes]
+    # Only flags that are set, so that ids are the same with a column of zeros and without one.
+    texts = None if flags is None else decimals(flags, flags != 0)
+    if texts is not None:
+        hashes += byte_hashes(texts, b"\x01\x01", b"\x02", 0, workspace)
     for prop in properties:
+        if not CARRIED[prop.name].hashed:
+            continue
         head = prop.name.encode() + b"\x01" + prop.literal
         if prop.values is not None:
             hashes += byte_hashes(prop.values, head, b"\x02", 0, workspace)
         else:
-            literal = byte_hashes(ByteColumn(np.zeros(2, np.int32), np.empty(0, np.uint8)), head, b"\x02")
+            literal = byte_hashes(byte_strings([b""]), head, b"\x02")
             hashes += literal if prop.valid is None else literal * prop.valid
     if user is not None:
         sums = np.zeros(len(user.values) + 1, np.uint64)
@@ -270,22 +253,18 @@ def repeatable(ids: pa.Array, topics: pa.Array, bodies: pa.Array, flags: pa.Arra
 
 def _stored_hashes(topics: pa.Array, bodies: pa.Array, flags: pa.Array, properties: pa.Array) -> Hashes:
     """Return the hashes of rows as a read returns them, whose properties are all in one map."""
-    rows = len(topics)
-    codes, texts = coded_column(topics) or (np.full(rows, -1), [])
+    codes, texts = coded_column(topics) or (np.full(len(topics), -1), [])
     entries = list_column(properties)
     if entries is not None and entries.names is not None:
         names = entries.names.to_arrow()
-        counts = pc.invert(
-            pc.is_in(names, byte_strings([name.encode() for name in NOT_HASHED]).to_arrow().cast(names.type))
-        )
-        entries = property_strings(entries.filter(to_numpy(counts)))
+        left_out = pc.is_in(names, text_array(NOT_HASHED, names.type))
+        entries = property_strings(entries.filter(~to_numpy(left_out)))
     numbers = int_column(flags)
-    decimals = None if numbers is None else byte_column(to_arrow(numbers[0], numbers[0] != 0).cast(pa.string()))
-    body = byte_column(bodies) or ByteColumn(np.zeros(rows + 1, np.int32), np.empty(0, np.uint8))
-    return content_hashes(texts, codes, (), entries, body, decimals, Workspace())
+    set_flags = None if numbers is None else numbers[0]
+    return content_hashes(Workspace(), texts, codes, (), entries, byte_cells(bodies), set_flags)
 
 
-def _property(parts: list[Part], hashes: Iterable[Hashes]) -> Property:
+def _property(parts: list[Frame | ByteColumn], hashes: Iterable[Hashes]) -> Property:
     """Return the property whose value is `parts` and the digits of `hashes`."""
     fields, digits = [], 0
     for numbers in hashes:
@@ -295,9 +274,9 @@ def _property(parts: list[Part], hashes: Iterable[Hashes]) -> Property:
     rows = len(fields[0][2])
     sizes = np.full(rows, digits, np.int64)
     for part in parts:
-        sizes += part.sizes if isinstance(part, ByteColumn) else len(part.template) if isinstance(part, Frame) else 0
+        sizes += part.sizes if isinstance(part, ByteColumn) else len(part.template)
     ends = np.concatenate([[0], np.cumsum(sizes)])
-    data = assemble([*parts, Frame(bytes(digits), tuple(fields))], rows, int(ends[-1])) if rows else b""
+    data = assemble([*parts, Frame(bytes(digits), tuple(fields))], rows, int(ends[-1]))
     return Property(ROW_ID, ByteColumn(ends, np.frombuffer(data, np.uint8)), None)
 
 
@@ -314,66 +293,3 @@ def _texts(array: pa.Array) -> ByteColumn | None:
     if pa.types.is_integer(array.type) or pa.types.is_boolean(array.type):
         array = array.cast(pa.string())
     return byte_column(array)
-
-
-# "0000" to "FFFF", each read as one 32-bit number: a group of four hex digits is one look-up and one store.
-_HEX4: Final = np.frombuffer("".join(f"{number:04X}" for number in range(0x10000)).encode("ascii"), np.uint32)
-
-
-class UniqueIds:
-    """Hands out ranges of unique message ids to one task.
-
-    Parameters
-    ----------
-    ip : bytes
-        The client's IPv4 address; where it has none, any 4 bytes.
-    wall_clock : callable
-        Returns epoch seconds; called once, here.
-    rng : random.Random
-        Used once, here.
-    """
-
-    LENGTH: ClassVar[int] = 32
-    # Where the groups of digits before the last begin in a number without its low 16 bits.
-    _SHIFTS: ClassVar[tuple[int, ...]] = (16, 0)
-
-    def __init__(self, *, ip: bytes, pid: int, wall_clock: Callable[[], float], rng: random.Random) -> None:
-        if len(ip) != 4:
-            raise ValueError(f"ip must be the 4 bytes of an IPv4 address, got {len(ip)}")
-        self.prefix = unique_id_prefix(ip, pid, rng.getrandbits(32))
-        self._next = milliseconds_of_month(wall_clock()) << 16
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.prefix.hex().upper()} next={self._next:012X}>"
-
-    def take(self, count: int) -> int:
-        """Reserve `count` ids and return the sequence number of the first."""
-        first = self._next
-        self._next += count
-        return first
-
-    @classmethod
-    def digits(cls, first: int, rows: Ints) -> tuple[bytes | npt.NDArray[np.uint32], ...]:
-        """Return the last hex digits of some ids, in groups of four.
-
-        `first` comes from `take`; `rows` selects ids of that range. A group is bytes if it is the same for all rows,
-        else numbers whose four bytes are four ASCII digits.
-        """
-        low = rows + (first & 0xFFFF)
-        carry = low >> 16
-        high = first >> 16
-        if not carry.any():
-            return *(_HEX4[high >> shift & 0xFFFF].tobytes() for shift in cls._SHIFTS), _HEX4[low]
-        numbers = carry + high
-        return *(_HEX4[numbers >> shift & 0xFFFF] for shift in cls._SHIFTS), _HEX4[low & 0xFFFF]
-
-
-class MessageIds(UniqueIds):
-    """Unique ids for gRPC: version 1, with random bytes in the place of the network card's address."""
-
-    LENGTH = 34
-    _SHIFTS = (32, 16, 0)
-
-    def __init__(self, *, pid: int, wall_clock: Callable[[], float], rng: random.Random) -> None:
-        self.prefix = message_id_prefix(pid, rng)
-        self._next = message_id_sequence(wall_clock())
