@@ -83,10 +83,7 @@ class RocketMQError(Exception):
 class MQClientException(RocketMQError):
     """A request that the client rejects, or that used up its attempts.
 
-    Parameters
-    ----------
-    response_code : int, default -1
-        A broker's response code or one of the client error codes (10001 to 10007).
+    `response_code` is a broker's, or one of the client error codes (10001 to 10007), or -1.
     """
 
     def __init__(self, message: str, response_code: int = -1) -> None:
@@ -97,12 +94,8 @@ class MQClientException(RocketMQError):
 class RouteNotFoundException(MQClientException):
     """A topic without a route; a name server may register one later.
 
-    Parameters
-    ----------
-    response_code : int, default 10005
-        10004 without any name server, else 10005 (``ClientErrorCode.java``).
-    unreachable : bool, default False
-        True if no name server answered. False if one answered and has no usable route.
+    The code is 10004 without any name server, else 10005 (``ClientErrorCode.java``). `unreachable` is True if no name
+    server answered, and False if one answered and has no usable route.
     """
 
     retriable = True
@@ -114,15 +107,7 @@ class RouteNotFoundException(MQClientException):
 
 
 class MQBrokerException(RocketMQError):
-    """An error code that a broker, name server or proxy answered.
-
-    Parameters
-    ----------
-    remark : str
-        The server's own text.
-    broker_addr : str
-        ``host:port`` of the server that answered.
-    """
+    """An error code that a broker, name server or proxy answered; `remark` is the server's own text."""
 
     def __init__(self, message: str, response_code: int, remark: str, broker_addr: str) -> None:
         super().__init__(message, response_code, remark, broker_addr)
@@ -245,12 +230,7 @@ class SchemaError(RocketMQError, ValueError):
 class InvalidRowError(RocketMQError, ValueError):
     """A row that no broker can store as it is. Sending it again does not help.
 
-    Parameters
-    ----------
-    row : int, default -1
-        Row number within the partition, from 0.
-    rule : str, default ""
-        The rule that the row breaks, without the row's own data.
+    `row` is its number within the partition, from 0; `rule` is the rule that it breaks, without the row's own data.
     """
 
     def __init__(self, message: str, row: int = -1, rule: str = "") -> None:

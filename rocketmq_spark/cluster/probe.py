@@ -16,8 +16,7 @@ from rocketmq_spark.errors import RemotingCommandException, RemotingConnectExcep
 from rocketmq_spark.model.credentials import Credentials
 from rocketmq_spark.model.route import TopicRouteData
 from rocketmq_spark.protocol.remoting.codes import STORED, RequestCode, ResponseCode, broker_error
-from rocketmq_spark.protocol.remoting.command import RemotingCommand, encode_command
-from rocketmq_spark.protocol.remoting.framing import FrameBuffer
+from rocketmq_spark.protocol.remoting.command import FrameBuffer, RemotingCommand, encode_command
 from rocketmq_spark.protocol.remoting.headers import GetRouteInfoRequestHeader, SendMessageRequestHeaderV2, signed
 from rocketmq_spark.protocol.remoting.response_headers import SendMessageResponseHeader
 from rocketmq_spark.protocol.remoting.route import decode_topic_route, loads_lenient

@@ -21,8 +21,13 @@ from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
 from rocketmq_spark.protocol.grpc.messages import transaction_check
 from rocketmq_spark.protocol.grpc.values import route_of
 from rocketmq_spark.protocol.remoting import response_headers
-from rocketmq_spark.protocol.remoting.command import RemotingCommand, SerializeType, decode_command, encode_command
-from rocketmq_spark.protocol.remoting.framing import FrameBuffer
+from rocketmq_spark.protocol.remoting.command import (
+    FrameBuffer,
+    RemotingCommand,
+    SerializeType,
+    decode_command,
+    encode_command,
+)
 from rocketmq_spark.protocol.remoting.records import decode_batch, decode_properties, decode_records, encode_batch
 from rocketmq_spark.protocol.remoting.route import decode_topic_route
 from rocketmq_spark.routing.route_cache import publish_info_of

@@ -28,7 +28,7 @@ from rocketmq_spark.protocol.remoting.command import shortened
 
 
 class RequestCode(enum.IntEnum):
-    """What a request asks for (``RequestCode.java``): the codes that a client sends, or a broker sends to a client."""
+    """What a request asks for (``RequestCode.java``)."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -46,40 +46,25 @@ class RequestCode(enum.IntEnum):
     VIEW_MESSAGE_BY_ID = 33
     HEART_BEAT = 34
     UNREGISTER_CLIENT = 35
-    CONSUMER_SEND_MSG_BACK = 36
     END_TRANSACTION = 37
     GET_CONSUMER_LIST_BY_GROUP = 38
     CHECK_TRANSACTION_STATE = 39
     NOTIFY_CONSUMER_IDS_CHANGED = 40
-    LOCK_BATCH_MQ = 41
-    UNLOCK_BATCH_MQ = 42
     CHECK_CLIENT_CONFIG = 46
     GET_ROUTEINFO_BY_TOPIC = 105
     GET_BROKER_CLUSTER_INFO = 106
-    GET_TOPIC_STATS_INFO = 202
-    GET_CONSUMER_CONNECTION_LIST = 203
     GET_ALL_TOPIC_LIST_FROM_NAMESERVER = 206
-    GET_CONSUME_STATS = 208
     DELETE_TOPIC_IN_BROKER = 215
-    DELETE_TOPIC_IN_NAMESRV = 216
-    RESET_CONSUMER_CLIENT_OFFSET = 220
-    GET_CONSUMER_STATUS_FROM_CLIENT = 221
-    GET_TOPICS_BY_CLUSTER = 224
     GET_CONSUMER_RUNNING_INFO = 307
-    CONSUME_MESSAGE_DIRECTLY = 309
     SEND_MESSAGE_V2 = 310
     SEND_BATCH_MESSAGE = 320
-    SEND_REPLY_MESSAGE = 324
     SEND_REPLY_MESSAGE_V2 = 325
-    PUSH_REPLY_MESSAGE_TO_CLIENT = 326
     GET_TOPIC_CONFIG = 351
-    LITE_PULL_MESSAGE = 361
     RECALL_MESSAGE = 370
     AUTH_CREATE_USER = 3001
     AUTH_DELETE_USER = 3003
     AUTH_GET_USER = 3004
     AUTH_CREATE_ACL = 3006
-    POP_MESSAGE = 200050
 
 
 NAME_SERVER_REQUESTS: Final = frozenset(
@@ -87,8 +72,6 @@ NAME_SERVER_REQUESTS: Final = frozenset(
         RequestCode.GET_ROUTEINFO_BY_TOPIC,
         RequestCode.GET_BROKER_CLUSTER_INFO,
         RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
-        RequestCode.DELETE_TOPIC_IN_NAMESRV,
-        RequestCode.GET_TOPICS_BY_CLUSTER,
     }
 )
 """Requests to name servers, or to proxies in their place (``DefaultRequestProcessor``), but not to brokers."""
@@ -266,14 +249,7 @@ def code_name(code: int) -> str:
 def broker_error(code: int, remark: str, address: str, doing: str) -> MQBrokerException:
     """Return the error for a server's answer; its class carries the decision on a retry.
 
-    Parameters
-    ----------
-    code : int
-        Any code but SUCCESS.
-    remark : str
-        Decides the class for SYSTEM_ERROR, NO_PERMISSION and INVALID_PARAMETER.
-    doing : str
-        What was requested, such as ``sending 500 rows to orders/broker-a/3``.
+    `doing` is what was requested, such as ``sending 500 rows to orders/broker-a/3``.
     """
     error = _class_of(code, remark)
     hint = access_hint(error, remark) or (NEEDS_KEYS if KEY_MISSING in remark else _HINTS.get(code, ""))
