@@ -127,6 +127,9 @@ class MessageIdGenerator:
         self._getpid = getpid
         self._of_process = self._begin()
 
+    def __repr__(self) -> str:
+        return f"<MessageIdGenerator {self._of_process[1]}>"
+
     def next_id(self) -> str:
         """Return an id that no other call returns: 34 upper-case hex digits."""
         pid, prefix, numbers = self._of_process

@@ -38,14 +38,22 @@ from rocketmq_spark.protocol.remoting.records import decode_batch, decode_proper
 # times the encoding, and batches wait for seconds where a proxy is slower than the rows come.
 _STALE_MS: Final = 30_000
 
+# How gRPC carries properties; all others are the user's.
+_CARRIED: Final = {
+    **dict.fromkeys(const.RESERVED_PROPERTIES, Carried.REFUSED),
+    **{name: how.grpc for name, how in CARRIED.items()},
+}
+_REFUSED: Final = frozenset(name for name, how in _CARRIED.items() if how is Carried.REFUSED)
+_NOT_USERS: Final = frozenset(name for name, how in _CARRIED.items() if how is not Carried.PROPERTY)
+
 _REMOTING: Final = "the gRPC protocol can't carry it; use transport=remoting"
 
 
 def encode_send_request(request: SendRequest, *, namespace: str = "", born_host: str = "") -> bytes:
     """Return the bytes of the SendMessageRequest that one attempt sends.
 
-    Raises an MQClientException with code 13 if the protocol can't carry a message or batch, or an encoded batch can't be
-    read; a CompressionError for an unknown compression.
+    Raises an MQClientException with code 13 for a message or batch that the protocol can't carry, or an encoded batch
+    that can't be read, and a CompressionError for an unknown compression.
 
     Parameters
     ----------
@@ -54,7 +62,7 @@ def encode_send_request(request: SendRequest, *, namespace: str = "", born_host:
     namespace : str, default ""
         Of the topic; an encoded batch has it inside.
     born_host : str, default ""
-        Empty: the proxy notes the address that it sees.
+        Empty: the proxy stores the address that it sees.
     """
     batch = request.batch
     body = b"".join(batch.body)
@@ -168,14 +176,13 @@ def transaction_check(
 def _encoded(message: Message, born_timestamp: int) -> pb.Message:
     if message.flag:
         raise _illegal(message.topic, f"its flag is {message.flag}; {_REMOTING}, or leave the flag 0")
-    carried = {name: _carried(name) for name in message.properties}
-    refused = sorted(name for name, how in carried.items() if how is Carried.REFUSED)
+    refused = sorted(_REFUSED & message.properties.keys())
     if refused:
         instead = " (delay by time: delayMs, deliverTime)" if const.DELAY in refused else ""
         raise _illegal(message.topic, f"it has the property {', '.join(refused)}{instead}; {_REMOTING}")
     made = pb.Message(
         topic=pb.Resource(name=message.topic),
-        user_properties={name: text for name, text in message.properties.items() if carried[name] is Carried.PROPERTY},
+        user_properties={name: text for name, text in message.properties.items() if name not in _NOT_USERS},
         body=message.body,
     )
     system = made.system_properties
@@ -195,12 +202,6 @@ def _encoded(message: Message, born_timestamp: int) -> pb.Message:
     system.message_id = message.unique_id or ""
     system.message_type = _message_type(message, delayed=deliver_at is not None)
     return made
-
-
-def _carried(name: str) -> Carried:
-    if name in CARRIED:
-        return CARRIED[name].grpc
-    return Carried.REFUSED if name in const.RESERVED_PROPERTIES else Carried.PROPERTY
 
 
 def _deliver_at(message: Message, now_ms: int) -> int | None:

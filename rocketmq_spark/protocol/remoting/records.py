@@ -87,10 +87,10 @@ def decode_properties(data: Buffer) -> dict[str, str]:
 def encode_single(message: Message, sys_flag: int = 0) -> EncodedBatch:
     """Return what SEND_MESSAGE carries of one message; raises as `encode_properties`."""
     return EncodedBatch(
-        topic=message.topic,
-        body=(message.body,),
-        rows=1,
-        nbytes=len(message.body),
+        message.topic,
+        (message.body,),
+        1,
+        len(message.body),
         batch=False,
         properties=encode_properties(message.properties).decode(),
         flag=message.flag,

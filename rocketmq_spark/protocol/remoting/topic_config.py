@@ -46,8 +46,13 @@ class TopicConfig:
         cls, attributes: Mapping[str, str], *, order: bool = False, perm: int = PERM_READ | PERM_WRITE
     ) -> TopicConfig:
         """Return the configuration that a broker's attributes describe; missing attributes have their defaults."""
-        policy = attributes.get(CLEANUP_POLICY, "DELETE")
-        return cls(message_type_of(attributes), queue_type_of(attributes), policy, order, perm)
+        return cls(
+            attributes.get(MESSAGE_TYPE, "NORMAL"),
+            attributes.get(QUEUE_TYPE, "SimpleCQ"),
+            attributes.get(CLEANUP_POLICY, "DELETE"),
+            order,
+            perm,
+        )
 
     @property
     def compacted(self) -> bool:
@@ -58,16 +63,6 @@ class TopicConfig:
     def holds_batches(self) -> bool:
         """True if a queue entry can be a whole batch (``batchType=inner``)."""
         return self.queue_type == BATCH_CQ
-
-
-def message_type_of(attributes: Mapping[str, str]) -> str:
-    """Return which messages a topic of these attributes is for (``TopicConfig.java``)."""
-    return attributes.get(MESSAGE_TYPE, "NORMAL")
-
-
-def queue_type_of(attributes: Mapping[str, str]) -> str:
-    """Return what the consume queues of a topic of these attributes are (``QueueTypeUtils.java``)."""
-    return attributes.get(QUEUE_TYPE, "SimpleCQ")
 
 
 def decode_topic_config(body: bytes) -> TopicConfig:
