@@ -27,7 +27,7 @@ class Credentials:
 class CredentialsProvider(Protocol):
     """The interface of a class for ``credentialsProvider``; it is made without arguments, once for each client.
 
-    A thread of its own calls `credentials`: when the first request is signed, before the last result expires (once a
+    A separate thread calls `credentials`: when the first request is signed, before the last result expires (once a
     minute if it has no expiry), and as soon as a server rejects it.
     """
 

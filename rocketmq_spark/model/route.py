@@ -13,9 +13,8 @@ from rocketmq_spark.model import table as table_view
 
 MASTER_ID: Final = 0
 
+# Queues of one topic: 20 MB of objects, and more than 1,000 brokers with 64 of them each.
 MAX_QUEUES: Final = 100_000
-"""Queues of one topic. Each becomes an object: these are 20 MB, and more than 1,000 brokers with 64 of them each."""
-
 # The largest clusters have some hundreds of brokers; a broker has a handful of slaves.
 MAX_BROKERS: Final = 10_000
 MAX_ADDRESSES: Final = 100
@@ -107,16 +106,9 @@ class TopicRouteData:
         routes = []
         for name in sorted(brokers.keys() | queues.keys()):
             broker, data = brokers.get(name, BrokerData(name, {})), queues.get(name, QueueData(name, 0, 0, 0))
-            routes.append(
-                BrokerRoute(
-                    name,
-                    broker.cluster,
-                    dict(sorted(broker.broker_addrs.items())),
-                    data.read_queue_nums,
-                    data.write_queue_nums,
-                    permission_text(data.perm),
-                )
-            )
+            addresses, permission = dict(sorted(broker.broker_addrs.items())), permission_text(data.perm)
+            numbers = data.read_queue_nums, data.write_queue_nums
+            routes.append(BrokerRoute(name, broker.cluster, addresses, *numbers, permission))
         return tuple(routes)
 
     def _repr_html_(self) -> str:

@@ -18,12 +18,10 @@ from rocketmq_spark.model.message import Buffer
 COMPRESSED_FLAG: Final = 0x1
 _TYPE_MASK: Final = 0x700
 
+# ``compressLevel`` of the Java producer; LZ4 has no levels.
 DEFAULT_LEVEL: Final = 5
-"""``compressLevel`` of the Java producer; LZ4 has no levels."""
-
+# The default limit of an unpacked body: 16 times the brokers' default maxMessageSize.
 MAX_DECOMPRESSED: Final = 64 * 1024 * 1024
-"""What a body may unpack to unless the caller says otherwise, bytes: 16 times the brokers' default maxMessageSize."""
-
 # Unpacked piece by piece, so that a zip bomb reaches the limit before it fills the memory.
 _CHUNK: Final = 64 * 1024
 

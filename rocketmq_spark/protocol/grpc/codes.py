@@ -95,6 +95,7 @@ class Code(enum.IntEnum):
     FAILED_TO_CONSUME_MESSAGE = 60000
 
 
+# The codes of a send that mean "stored".
 STORED: Final[Mapping[int, SendStatus]] = MappingProxyType(
     {
         int(Code.OK): SendStatus.SEND_OK,
@@ -103,7 +104,6 @@ STORED: Final[Mapping[int, SendStatus]] = MappingProxyType(
         int(Code.SLAVE_PERSISTENCE_TIMEOUT): SendStatus.FLUSH_SLAVE_TIMEOUT,
     }
 )
-"""Codes of a send that mean "stored", with the status each one is."""
 
 _AnswerError: TypeAlias = type[MQBrokerException]
 
@@ -243,7 +243,7 @@ _FAILURES: Final = (
     _Failure("UNAVAILABLE", "is not in peer certificate", RemotingCertificateException, MUST_NAME),
     _Failure("UNAVAILABLE", "failed to create security handshaker", RemotingCertificateException, _NO_PEM),
     _Failure("UNAVAILABLE", "wrong_version_number", RemotingTlsException, SPEAKS_NO_TLS),
-    # The server's word for it, and this side's.
+    # The alert of the server, and the error of this side.
     _Failure("UNAVAILABLE", "alert_protocol_version", RemotingTlsException, TOO_OLD),
     _Failure("UNAVAILABLE", "unsupported_protocol", RemotingTlsException, TOO_OLD),
     _Failure("UNAVAILABLE", "failed to connect", RemotingConnectException, _ADDRESS),

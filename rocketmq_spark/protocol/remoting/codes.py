@@ -1,9 +1,7 @@
 """The codes of the remoting protocol, and the error of each response code.
 
-One table maps a code to an error class; where one code has several causes, a second table looks into the remark. The
-class carries the decision on a retry (:mod:`rocketmq_spark.errors`), so callers do not compare codes.
-
-Follows ``RequestCode.java``, ``ResponseCode.java`` and ``RemotingSysResponseCode.java``.
+The error's class carries the decision on a retry, so callers do not compare codes. Follows ``RequestCode.java``,
+``ResponseCode.java`` and ``RemotingSysResponseCode.java``.
 """
 
 from __future__ import annotations
@@ -117,14 +115,16 @@ class ResponseCode(enum.IntEnum):
     RPC_TIME_OUT = -1006
 
 
+# ``ClientErrorCode.NO_NAME_SERVER_EXCEPTION``: no name server or proxy is configured.
 NO_NAME_SERVER: Final = 10004
-"""``ClientErrorCode.NO_NAME_SERVER_EXCEPTION``: no name server or proxy is configured."""
 
+# The response codes of a send that mean "stored".
 STORED: Final[Mapping[int, SendStatus]] = MappingProxyType({int(status.value): status for status in SendStatus})
-"""Response codes of a send that mean "stored", with the status each one is."""
+
+_FORWARDING_FAILED: Final = tuple(code for code in ResponseCode if code.name.startswith("RPC_"))
 
 _CLASSES: Final[Mapping[int, type[MQBrokerException]]] = {
-    # A remark that no table knows: the broker may have failed before or after storing, and Java tries again.
+    # For remarks that `_BY_REMARK` does not have: the broker may have stored the message, and Java tries again.
     ResponseCode.SYSTEM_ERROR: BrokerOutcomeUnknownException,
     ResponseCode.REQUEST_CODE_NOT_SUPPORTED: RequestNotSupportedException,
     ResponseCode.SYSTEM_BUSY: BrokerBusyException,
@@ -133,10 +133,7 @@ _CLASSES: Final[Mapping[int, type[MQBrokerException]]] = {
     ResponseCode.GO_AWAY: BrokerUnavailableException,
     ResponseCode.TOPIC_NOT_EXIST: TopicRouteStaleException,
     ResponseCode.NOT_LEADER_FOR_QUEUE: TopicRouteStaleException,
-    ResponseCode.RPC_UNKNOWN: BrokerOutcomeUnknownException,
-    ResponseCode.RPC_ADDR_IS_NULL: BrokerOutcomeUnknownException,
-    ResponseCode.RPC_SEND_TO_CHANNEL_FAILED: BrokerOutcomeUnknownException,
-    ResponseCode.RPC_TIME_OUT: BrokerOutcomeUnknownException,
+    **dict.fromkeys(_FORWARDING_FAILED, BrokerOutcomeUnknownException),
 }
 
 PASSING_TROUBLE: Final = (
@@ -150,9 +147,8 @@ PASSING_TROUBLE: Final = (
 )
 """Remarks of brokers that temporarily store nothing, under an unspecific code, and the error of each."""
 
+# The remark of servers about a known user without the right.
 NO_RIGHT: Final = "no permission to access"
-"""The remark of servers about a known user without the right."""
-
 _MISSING_RIGHT: Final = re.compile(
     rf"(?:{NO_RIGHT}|no (?:default )?permission for) ((?:topic|group|cluster):[^\s,]+)", re.IGNORECASE
 )
@@ -204,7 +200,6 @@ _BY_REMARK: Final[Mapping[int, tuple[tuple[str, type[MQBrokerException]], ...]]]
 }
 
 _BUSY: Final = "the broker refused for now and stored nothing; lower maxInFlight or the number of tasks"
-_FORWARDED: Final = "the request was forwarded and its outcome is unknown"
 
 KEY_MISSING: Final = "Required message key is missing"
 """The remark of a broker that rejects a single message without keys."""
@@ -231,10 +226,7 @@ _HINTS: Final[Mapping[int, str]] = {
     ResponseCode.INVALID_PARAMETER: "check the topic's name and number of queues",
     ResponseCode.NOT_LEADER_FOR_QUEUE: "the queue moved to another broker",
     ResponseCode.GO_AWAY: "the server is shutting down and did not execute the request",
-    ResponseCode.RPC_UNKNOWN: _FORWARDED,
-    ResponseCode.RPC_ADDR_IS_NULL: _FORWARDED,
-    ResponseCode.RPC_SEND_TO_CHANNEL_FAILED: _FORWARDED,
-    ResponseCode.RPC_TIME_OUT: _FORWARDED,
+    **dict.fromkeys(_FORWARDING_FAILED, "the request was forwarded and its outcome is unknown"),
 }
 
 

@@ -1,7 +1,7 @@
 """Encodes and decodes requests and responses, and finds their frames in received bytes.
 
-A client may send either header type and must read both, because a server answers in its own. The memory that a frame
-takes is bounded: 16 MiB of ``{},`` would become half a gigabyte of objects.
+Headers are sent as JSON. Binary headers are only read, because a server may choose them for its own requests. The
+memory that a frame takes is bounded: 16 MiB of ``{},`` would become half a gigabyte of objects.
 
 Follows ``RemotingCommand.java``, ``RocketMQSerializable.java`` and ``NettyDecoder.java``.
 """
@@ -15,7 +15,6 @@ Follows ``RemotingCommand.java``, ``RocketMQSerializable.java`` and ``NettyDecod
 
 from __future__ import annotations
 
-import enum
 import json
 import struct
 from collections.abc import Callable, Mapping
@@ -41,6 +40,10 @@ LANGUAGES: Final = (
 )
 _OTHER: Final = LANGUAGES.index("OTHER")
 
+# SerializeType.java.
+_JSON_HEADER: Final = 0
+_BINARY_HEADER: Final = 1
+
 _HEAD: Final = struct.Struct(">iI")
 _HEADER_WORD: Final = struct.Struct(">I")
 _INT16: Final = struct.Struct(">h")
@@ -63,13 +66,6 @@ _MIN_INT32: Final = -(2**31)
 _SHOWN: Final = 4_096
 
 _JSON: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":"))
-
-
-class SerializeType(enum.IntEnum):
-    """How the header of one frame is written (``SerializeType.java``)."""
-
-    JSON = 0
-    ROCKETMQ = 1
 
 
 @dataclass(slots=True)
@@ -111,36 +107,31 @@ def shortened(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
 
 
-def encode_head(
-    command: RemotingCommand, body_length: int, serialize_type: SerializeType = SerializeType.JSON
-) -> bytes:
+def encode_head(command: RemotingCommand, body_length: int) -> bytes:
     """Encode both length words and the header, so that a body in pieces can follow without a copy.
 
-    Raises an MQClientException if a number or text does not fit the format, or the frame exceeds 2 GiB.
+    Raises an MQClientException if a text is no valid Unicode, or the frame exceeds 2 GiB.
     """
     problem = None
     try:
-        header = _encode_json(command) if serialize_type is SerializeType.JSON else _encode_binary(command)
-    except (struct.error, UnicodeEncodeError) as exc:
+        header = _encode_json(command)
+    except UnicodeEncodeError as exc:
         problem = str(exc)
     if problem is not None:
         # Outside the except block: a UnicodeEncodeError holds the text, which may contain a token.
-        raise MQClientException(
-            f"encoding the {serialize_type.name} header of {command!r}: {problem};"
-            " numbers must fit their fields and texts must be valid Unicode"
-        )
+        raise MQClientException(f"encoding the header of {command!r}: {problem}; texts must be valid Unicode")
     length = 4 + len(header) + body_length
     if len(header) > _MAX_HEADER or not 0 <= body_length <= _MAX_INT32 - 4 - len(header):
         raise MQClientException(
             f"encoding {command!r}: header of {len(header)} bytes (at most {_MAX_HEADER}) and body of {body_length}"
             f" bytes don't fit one frame (at most {_MAX_INT32} bytes); send less per request"
         )
-    return _HEAD.pack(length, serialize_type << 24 | len(header)) + header
+    return _HEAD.pack(length, _JSON_HEADER << 24 | len(header)) + header
 
 
-def encode_command(command: RemotingCommand, serialize_type: SerializeType = SerializeType.JSON) -> bytes:
+def encode_command(command: RemotingCommand) -> bytes:
     """Encode a whole frame; raises as `encode_head`."""
-    return b"".join((encode_head(command, len(command.body), serialize_type), command.body))
+    return b"".join((encode_head(command, len(command.body)), command.body))
 
 
 def decode_command(frame: Buffer) -> RemotingCommand:
@@ -159,9 +150,9 @@ def decode_command(frame: Buffer) -> RemotingCommand:
         )
     header, body = view[4 : 4 + header_length], view[4 + header_length :]
     serialize_type = word >> 24
-    if serialize_type == SerializeType.JSON:
+    if serialize_type == _JSON_HEADER:
         return _decode_json(header, body)
-    if serialize_type == SerializeType.ROCKETMQ:
+    if serialize_type == _BINARY_HEADER:
         return _decode_binary(header, body)
     raise RemotingCommandException(f"decoding a frame: serialize type {serialize_type}, known are 0 (JSON), 1 (binary)")
 
@@ -213,20 +204,6 @@ def _encode_json(command: RemotingCommand) -> bytes:
         fields = [f"{_quoted(name)}:{_quoted(value)}" for name, value in command.ext_fields.items()]
         text += f',"extFields":{{{",".join(fields)}}}'
     return f"{text}}}".encode()
-
-
-def _encode_binary(command: RemotingCommand) -> bytes:
-    language = LANGUAGES.index(command.language) if command.language in LANGUAGES else _OTHER
-    remark = command.remark.encode()
-    pieces: list[bytes] = []
-    for name, value in command.ext_fields.items():
-        # The server would read an empty value as null, and sign "null".
-        if value:
-            key, data = name.encode(), value.encode()
-            pieces += (_INT16.pack(len(key)), key, _INT32.pack(len(data)), data)
-    ext = b"".join(pieces)
-    fixed = _BINARY_FIXED.pack(command.code, language, command.version, command.opaque, command.flag)
-    return b"".join((fixed, _INT32.pack(len(remark)), remark, _INT32.pack(len(ext)), ext))
 
 
 def _decode_json(header: memoryview, body: memoryview) -> RemotingCommand:

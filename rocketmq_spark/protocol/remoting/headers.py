@@ -1,8 +1,7 @@
 """The custom headers of the requests that the connector sends, as ext fields.
 
 Attributes are the long names in snake_case. On the wire they are camelCase, in `SendMessageRequestHeaderV2` one letter
-each. None and empty text are left out, because an empty value breaks signatures in binary headers. `broker_name` has no
-default where a proxy needs it; brokers ignore it.
+each. None and empty text are left out. `broker_name` has no default where a proxy needs it; brokers ignore it.
 
 Follows the ``*RequestHeader.java`` classes.
 """

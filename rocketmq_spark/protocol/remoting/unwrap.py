@@ -107,10 +107,7 @@ def message_id(message: MessageExt) -> str:
 def _record_at(
     data: memoryview, at: int, queue: MessageQueue, following: int, end: int, *, parsed: bool
 ) -> tuple[int, MessageExt | Unreadable]:
-    """Return how many bytes a record has, and the record; `following` is its offset if it shows none.
-
-    A length that cannot be right makes the rest of `data` one unreadable record, up to offset `end`.
-    """
+    """Return the length of a record, and the record; `following` is its offset if the record shows none."""
     try:
         record = record_at(data, at)
     except RemotingCommandException as exc:
