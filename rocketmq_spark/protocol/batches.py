@@ -13,7 +13,7 @@ import rocketmq_spark.model.properties as const
 from rocketmq_spark.errors import RemotingCommandException
 from rocketmq_spark.model.message import EncodedBatch, Encoding, Message
 from rocketmq_spark.model.properties import WAIT
-from rocketmq_spark.protocol.remoting.records import decode_batch, decode_properties, encode_single
+from rocketmq_spark.protocol.remoting.records import decode_properties, encode_single, messages_in
 
 _VARINT: Final = 0
 _DELIMITED: Final = 2
@@ -137,7 +137,7 @@ def singles_of(batch: EncodedBatch) -> list[EncodedBatch] | None:
     shared = {} if wait is None else {WAIT: wait}
     return [
         encode_single(replace(message, properties={**shared, **message.properties}), batch.sys_flag)
-        for message in decode_batch(b"".join(batch.body), batch.topic)
+        for message in messages_in(batch)
     ]
 
 
@@ -159,12 +159,10 @@ def lone_message(batch: EncodedBatch) -> Message | None:
     """
     if batch.rows != 1:
         return None
-    body = memoryview(b"".join(batch.body))
-    if not batch.batch:
-        return Message(batch.topic, bytes(body), batch.flag, decode_properties(batch.properties.encode()))
     if batch.encoding is Encoding.REMOTING:
-        messages = decode_batch(body, batch.topic)
+        messages = messages_in(batch)
     else:
+        body = memoryview(b"".join(batch.body))
         messages = [_message(data, batch.topic) for number, data in delimited_fields(body) if number == _MESSAGES]
     return messages[0] if messages else None
 

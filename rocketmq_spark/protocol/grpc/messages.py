@@ -32,7 +32,7 @@ from rocketmq_spark.protocol.grpc._pb.service_pb2 import (
 )
 from rocketmq_spark.protocol.grpc.codes import STORED, proxy_error
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
-from rocketmq_spark.protocol.remoting.records import decode_batch, decode_properties
+from rocketmq_spark.protocol.remoting.records import messages_in
 
 # How much older than the request the born timestamps of an encoded batch may be, milliseconds. New timestamps cost ten
 # times the encoding, and batches wait for seconds where a proxy is slower than the rows come.
@@ -65,8 +65,8 @@ def encode_send_request(request: SendRequest, *, namespace: str = "", born_host:
         Empty: the proxy stores the address that it sees.
     """
     batch = request.batch
-    body = b"".join(batch.body)
     if batch.encoding is Encoding.GRPC:
+        body = b"".join(batch.body)
         if request.born_timestamp - batch.born_timestamp < _STALE_MS:
             return body
         try:
@@ -78,12 +78,8 @@ def encode_send_request(request: SendRequest, *, namespace: str = "", born_host:
                 "so that no proxy could either; is one of their texts not valid UTF-8?",
                 ResponseCode.MESSAGE_ILLEGAL,
             ) from exc
-    if batch.batch:
-        messages = decode_batch(body, batch.topic)
-    else:
-        messages = [Message(batch.topic, body, batch.flag, decode_properties(batch.properties.encode()))]
     encoding = _body_encoding(batch.topic, batch.sys_flag)
-    made = [_encoded(message, request.born_timestamp) for message in messages]
+    made = [_encoded(message, request.born_timestamp) for message in messages_in(batch)]
     if len(made) > 1 and any(one.system_properties.message_type != pb.NORMAL for one in made):
         raise _illegal(batch.topic, "a message with a shardingKey, a delay or a transaction goes alone, not in a batch")
     for one in made:

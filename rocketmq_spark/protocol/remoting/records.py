@@ -123,6 +123,14 @@ def encode_batch(messages: Iterable[Message]) -> bytes:
     return b"".join(encode_batch_item(message) for message in batch)
 
 
+def messages_in(batch: EncodedBatch) -> list[Message]:
+    """Return the messages of a batch in the remoting encoding."""
+    body = b"".join(batch.body)
+    if batch.batch:
+        return decode_batch(body, batch.topic)
+    return [Message(batch.topic, body, batch.flag, decode_properties(batch.properties.encode()))]
+
+
 def decode_batch(body: Buffer, topic: str = "") -> list[Message]:
     """Decode a batch body, which is also the body of a stored inner batch; raises as `iter_batch_with_properties`."""
     return [message for message, _ in iter_batch_with_properties(body, topic)]
