@@ -78,11 +78,10 @@ _MASK: Final = 2**64 - 1
 BY_PLACE: Final = r"^[^/]+/-?[0-9]+/[0-9]+/[0-9]+/[0-9a-f]{16}$"
 BY_COLUMNS: Final = r"^[^/]+/-?[0-9]+/[0-9a-f]{32}$"
 
-HASHED: Final = frozenset(name for name, how in CARRIED.items() if how.hashed)
-"""The properties beside the user's own that the hash covers."""
-
-NOT_HASHED: Final = (RESERVED_PROPERTIES | INNER_PROPERTIES | {ROW_ID}) - HASHED
-"""The properties that the hash leaves out."""
+# The properties that the hash leaves out; it covers all of the user's own.
+NOT_HASHED: Final = (RESERVED_PROPERTIES | INNER_PROPERTIES | {ROW_ID}) - {
+    name for name, how in CARRIED.items() if how.hashed
+}
 
 
 def row_hash(topic: str, body: bytes, properties: Mapping[str, str], flag: int = 0) -> str:

@@ -50,12 +50,8 @@ def _month_start(now: float) -> float:
 class UniqueIdGenerator:
     """Draws ids. Share one for a process; any thread may use it, and a fork may inherit it.
 
-    Parameters
-    ----------
-    ip : bytes
-        The client's address: 4 bytes, or 16 on a host that has IPv6 only.
-    rng : random.Random, default SystemRandom
-        Read once per process and month. A seeded one gives a fork the prefix of its parent again, except for the pid.
+    `ip` has 4 bytes, or 16 on a host that has IPv6 only. `rng` is read once per process and month. A seeded one gives a
+    fork the prefix of its parent again, except for the pid.
     """
 
     def __init__(

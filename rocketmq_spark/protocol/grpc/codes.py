@@ -279,14 +279,10 @@ def code_name(code: int) -> str:
 
 
 def proxy_error(code: int, message: str, address: str, doing: str) -> MQBrokerException:
-    """Return the error for a proxy's answer; its class carries the decision on a retry.
+    """Return the error for a proxy's answer, or for one of its results; the class carries the decision on a retry.
 
-    Parameters
-    ----------
-    code : int
-        Of the answer's status or of a result. It may be in `STORED` if nothing shows that the message was stored.
-    doing : str
-        What was requested, such as ``sending 500 rows to topic orders``.
+    The code may be in `STORED` if nothing shows that the message was stored. `doing` is what was requested, such as
+    ``sending 500 rows to topic orders``.
     """
     said = message.lower()
     words = next((words for words in _WORDS if words.code == code and words.fragment in said), None)

@@ -231,10 +231,7 @@ def encode_record(message: MessageExt) -> bytes:
 def decode_record_with_text(data: memoryview, at: int) -> tuple[MessageExt, memoryview, memoryview]:
     """Decode one record; return it with its topic and its property string as stored. Raises as `iter_records`.
 
-    Parameters
-    ----------
-    at : int
-        Its position in the answer, for errors.
+    `at` is its position in the answer, for errors.
     """
     record = _Cursor(data, f"the stored record at byte {at}")
     head = record.unpack(_RECORD_HEAD)
@@ -273,12 +270,7 @@ def decode_record_with_text(data: memoryview, at: int) -> tuple[MessageExt, memo
 def unique_id_prefix(ip: bytes, pid: int, loader: int) -> bytes:
     """Return the part of client message ids that one process keeps: 10 bytes, or 22 on IPv6.
 
-    Parameters
-    ----------
-    ip : bytes
-        4 or 16 address bytes of the client.
-    loader : int
-        Any random number per process and task (Java: hash of the class loader); its low 32 bits are used.
+    `loader` is any random number per process and task (Java: hash of the class loader); its low 32 bits are used.
     """
     if len(ip) not in (4, 16):
         raise ValueError(f"ip must be 4 or 16 address bytes, got {len(ip)}")
