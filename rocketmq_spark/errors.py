@@ -14,9 +14,8 @@ from typing import ClassVar, Final
 # Characters of a whole error, log record, or table cell: enough for a write's error with counts of 1,000 brokers.
 LONGEST: Final = 100_000
 
-# C0, DEL, C1 and the separators of lines and paragraphs. Also bidirectional controls, tags and other invisible format
-# characters, which reorder or hide text, and surrogates, which UTF-8 cannot encode. U+200C and U+200D stay, because
-# Persian, Indic scripts and emoji need them.
+# Control characters, line separators, invisible characters that reorder or hide text, and surrogates, which no UTF-8
+# has. U+200C and U+200D stay, because Persian, Indic scripts and emoji need them.
 _UNSAFE: Final = re.compile(
     "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
     "\U000e0000-\U000e0fff]"
@@ -61,20 +60,13 @@ def _code(match: re.Match[str]) -> str:
 class RocketMQError(Exception):
     """The base of all errors of this package. Its flags say what the caller may do next."""
 
-    # Sending the same bytes again later may succeed.
-    retriable: ClassVar[bool] = False
-    # The cached route is probably stale and is looked up again before the next attempt.
-    refresh_route: ClassVar[bool] = False
-    # The failure counts as a fault of the broker in the latency-fault table.
-    isolate: ClassVar[bool] = False
-    # The broker works but is busy: retry the same queue, after a wait, with a smaller window.
-    flow_control: ClassVar[bool] = False
-    # The broker may have stored the rows although no acknowledgement came.
-    maybe_stored: ClassVar[bool] = False
-    # The server rejects one row of the batch, or the batch is too large: its halves may be sent.
-    split: ClassVar[bool] = False
-    # The server does not support batches: the rows may be sent one by one.
-    unbatch: ClassVar[bool] = False
+    retriable: ClassVar[bool] = False  # Sending the same bytes again later may succeed
+    refresh_route: ClassVar[bool] = False  # The cached route is probably stale: look it up before the next attempt
+    isolate: ClassVar[bool] = False  # The failure counts as a fault of the broker in the latency-fault table
+    flow_control: ClassVar[bool] = False  # The broker is busy: retry the same queue later, with a smaller window
+    maybe_stored: ClassVar[bool] = False  # The broker may have stored the rows although no acknowledgement came
+    split: ClassVar[bool] = False  # One row is rejected, or the batch is too large: its halves may be sent
+    unbatch: ClassVar[bool] = False  # The server does not support batches: the rows may be sent one by one
 
     def __str__(self) -> str:
         return escaped(str(self.args[0])) if self.args else ""
@@ -83,10 +75,7 @@ class RocketMQError(Exception):
 class MQClientException(RocketMQError):
     """A request that the client rejects, or that used up its attempts.
 
-    Parameters
-    ----------
-    response_code : int, default -1
-        A broker's response code or one of the client error codes (10001 to 10007).
+    `response_code` is a broker's, or one of the client error codes (10001 to 10007), or -1.
     """
 
     def __init__(self, message: str, response_code: int = -1) -> None:
@@ -97,12 +86,8 @@ class MQClientException(RocketMQError):
 class RouteNotFoundException(MQClientException):
     """A topic without a route; a name server may register one later.
 
-    Parameters
-    ----------
-    response_code : int, default 10005
-        10004 without any name server, else 10005 (``ClientErrorCode.java``).
-    unreachable : bool, default False
-        True if no name server answered. False if one answered and has no usable route.
+    The code is 10004 without any name server, else 10005 (``ClientErrorCode.java``). `unreachable` is True if no name
+    server answered, and False if one answered and has no usable route.
     """
 
     retriable = True
@@ -114,15 +99,7 @@ class RouteNotFoundException(MQClientException):
 
 
 class MQBrokerException(RocketMQError):
-    """An error code that a broker, name server or proxy answered.
-
-    Parameters
-    ----------
-    remark : str
-        The server's own text.
-    broker_addr : str
-        ``host:port`` of the server that answered.
-    """
+    """An error code that a broker, name server or proxy answered; `remark` is the server's own text."""
 
     def __init__(self, message: str, response_code: int, remark: str, broker_addr: str) -> None:
         super().__init__(message, response_code, remark, broker_addr)
@@ -245,12 +222,7 @@ class SchemaError(RocketMQError, ValueError):
 class InvalidRowError(RocketMQError, ValueError):
     """A row that no broker can store as it is. Sending it again does not help.
 
-    Parameters
-    ----------
-    row : int, default -1
-        Row number within the partition, from 0.
-    rule : str, default ""
-        The rule that the row breaks, without the row's own data.
+    `row` is its number within the partition, from 0; `rule` is the rule that it breaks, without the row's own data.
     """
 
     def __init__(self, message: str, row: int = -1, rule: str = "") -> None:

@@ -16,7 +16,7 @@ from rocketmq_spark.errors import RocketMQError, TopicRouteStaleException
 from rocketmq_spark.model.names import is_internal_topic
 from rocketmq_spark.model.route import BrokerData, TopicRouteData, masters_of, permission_text
 from rocketmq_spark.protocol.remoting.route import ClusterInfo
-from rocketmq_spark.protocol.remoting.topic_config import message_type_of, queue_type_of
+from rocketmq_spark.protocol.remoting.topic_config import TopicConfig
 from rocketmq_spark.transport.parallel import query_all
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 
@@ -164,11 +164,12 @@ def topics_of(transport: RemotingTransport, timeout: float, *, everything: bool)
 
 
 def _topic_info(topic: str, route: TopicRouteData, known: Iterable[_Attributes]) -> TopicInfo:
-    attributes = [found for of_broker in known if (found := of_broker.get(topic)) is not None]
+    attributes = (of_broker.get(topic) for of_broker in known)
+    configs = [TopicConfig.of_attributes(found) for found in attributes if found is not None]
     return TopicInfo(
         topic,
-        "/".join(sorted(set(map(message_type_of, attributes)))) or None,
-        "/".join(sorted(set(map(queue_type_of, attributes)))) or None,
+        "/".join(sorted({config.message_type for config in configs})) or None,
+        "/".join(sorted({config.queue_type for config in configs})) or None,
         tuple(data.broker_name for data in route.queue_datas),
         sum(data.queue_nums for data in route.queue_datas),
         "/".join(sorted({permission_text(data.perm) for data in route.queue_datas})) or "-",

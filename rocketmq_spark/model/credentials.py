@@ -12,24 +12,12 @@ from typing import Protocol, runtime_checkable
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A user of the cluster. As a provider, it never changes.
+    """A user of the cluster. As a provider, it never changes."""
 
-    Parameters
-    ----------
-    access_key : str
-        The user's name.
-    secret_key : str
-        The user's password; it is never sent.
-    security_token : str, default ""
-        Of a temporary user; sent unchanged.
-    expires_at : float, optional
-        When they expire, epoch seconds. Default: unknown.
-    """
-
-    access_key: str
-    secret_key: str = field(repr=False)
-    security_token: str = field(default="", repr=False)
-    expires_at: float | None = None
+    access_key: str  # The user's name
+    secret_key: str = field(repr=False)  # The user's password; it is never sent
+    security_token: str = field(default="", repr=False)  # Of a temporary user; sent unchanged
+    expires_at: float | None = None  # Epoch seconds; None if unknown
 
     def credentials(self) -> Credentials:
         """Return these credentials."""
@@ -39,7 +27,7 @@ class Credentials:
 class CredentialsProvider(Protocol):
     """The interface of a class for ``credentialsProvider``; it is made without arguments, once for each client.
 
-    A thread of its own calls `credentials`: when the first request is signed, before the last result expires (once a
+    A separate thread calls `credentials`: when the first request is signed, before the last result expires (once a
     minute if it has no expiry), and as soon as a server rejects it.
     """
 
@@ -66,12 +54,9 @@ def tell_refused(provider: CredentialsProvider | None, credentials: Credentials 
 def gives_another(provider: CredentialsProvider | None, refused: Credentials) -> bool:
     """Return whether a provider returns new credentials after a rejection; waits for the provider.
 
-    Raises
-    ------
-    CredentialsError
-        The provider returns none.
+    Raises a CredentialsError if the provider returns none.
     """
     if not isinstance(provider, HeldCredentials):
         return False
-    # Until when they are good is no difference.
+    # A new expiry alone is no difference.
     return replace(provider.credentials(), expires_at=refused.expires_at) != refused

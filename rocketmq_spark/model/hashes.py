@@ -1,7 +1,6 @@
 """Java's hash codes, the queue that one selects, and the hash in ``SPARK_ROW_ID``.
 
-Python's own `hash` is salted per process and would break the order of keys across Spark tasks. A value whose hash Java
-would compute differently is refused: ``byte[]`` hashes by identity, floats and other objects are no keys.
+Python's own `hash` is salted per process and would break the order of keys across Spark tasks.
 
 Follows ``String.hashCode``, ``Integer.hashCode``, ``Long.hashCode``, ``Boolean.hashCode`` and
 ``SelectMessageQueueByHash.java`` as of 5.x.
@@ -27,20 +26,11 @@ _FALSE: Final = 1237
 
 
 def java_hash(arg: object) -> int:
-    """Return what ``arg.hashCode()`` is in Java, signed 32 bit.
+    """Return Java's ``arg.hashCode()`` of a str, int or bool, signed 32 bit.
 
-    Parameters
-    ----------
-    arg : str, int or bool
-        An int that fits 32 bits counts as ``Integer``, a longer one as ``Long``. The two differ only for a negative
-        number that fits 32 bits: the hash of ``Long`` n is then that of ``~n``.
-
-    Raises
-    ------
-    TypeError
-        Anything else.
-    ValueError
-        An int of more than 64 bits.
+    An int that fits 32 bits counts as ``Integer``, a longer one as ``Long``. The two differ only for a negative number
+    that fits 32 bits: the hash of ``Long`` n is then that of ``~n``. Other types raise a TypeError, because Java hashes
+    them differently (``byte[]`` by identity); an int of more than 64 bits raises a ValueError.
     """
     if isinstance(arg, str):
         return string_hash(arg)
@@ -68,10 +58,8 @@ def string_hash(text: str) -> int:
 
 
 def queue_index(hash_code: NumberT, queues: NumberT) -> NumberT:
-    """Return the queue that a hash code selects: ``Math.abs(hash % queues)``, of one hash or of an array.
-
-    Java's remainder has the sign of the hash, so its absolute value is the remainder of the absolute value.
-    """
+    """Return the queue that a hash code, or each of an array, selects: ``Math.abs(hash % queues)``."""
+    # Java's remainder has the sign of the hash, so its absolute value is the remainder of the absolute value.
     return abs(hash_code) % queues
 
 
@@ -90,22 +78,16 @@ _MASK: Final = 2**64 - 1
 BY_PLACE: Final = r"^[^/]+/-?[0-9]+/[0-9]+/[0-9]+/[0-9a-f]{16}$"
 BY_COLUMNS: Final = r"^[^/]+/-?[0-9]+/[0-9a-f]{32}$"
 
-HASHED: Final = frozenset(name for name, how in CARRIED.items() if how.hashed)
-"""The properties beside the user's own that the hash covers."""
-
-NOT_HASHED: Final = (RESERVED_PROPERTIES | INNER_PROPERTIES | {ROW_ID}) - HASHED
-"""The properties that the hash leaves out."""
+# The properties that the hash leaves out; it covers all of the user's own.
+NOT_HASHED: Final = (RESERVED_PROPERTIES | INNER_PROPERTIES | {ROW_ID}) - {
+    name for name, how in CARRIED.items() if how.hashed
+}
 
 
 def row_hash(topic: str, body: bytes, properties: Mapping[str, str], flag: int = 0) -> str:
     """Return the last part of a message's ``SPARK_ROW_ID`` (``rowId=true``), 16 hex digits.
 
-    Parameters
-    ----------
-    body : bytes
-        Decompressed.
-    properties : mapping of str to str
-        All of the message, as a reader gets them (of a delayed one, as its sender gave them).
+    `body` is decompressed. `properties` are all that a reader gets (of a delayed message, those of its sender).
     """
     entries = [b"\x01" + topic.encode() + b"\x02", b"\x02" + body]
     if flag:
@@ -117,16 +99,10 @@ def row_hash(topic: str, body: bytes, properties: Mapping[str, str], flag: int =
 def is_repeatable(
     row_id: str | None, topic: str | None, body: bytes | None, flag: int | None, properties: Mapping[str, str] | None
 ) -> bool:
-    """Return whether a row counts as a repeat of others with its id: the hash in the id fits the row.
+    """Return whether a row counts as a repeat of others with its id: the hash in the id fits the row as it is read.
 
-    An id by columns is not verified, because a message does not say which columns were hashed.
-
-    Parameters
-    ----------
-    topic : str or None
-        The topic that the row was first written to.
-    body, flag, properties
-        As a read returns them.
+    `topic` is the one that the row was first written to. An id by columns is not verified, because a message does not
+    say which columns were hashed.
     """
     if row_id is None or topic is None or body is None:
         return False

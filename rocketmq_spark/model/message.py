@@ -30,20 +30,12 @@ class SendStatus(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message as its sender sees it. `Message.of` makes one and checks its arguments.
-
-    Parameters
-    ----------
-    flag : int, default 0
-        The user's own 32-bit flag.
-    properties : mapping of str to str
-        System and user properties, in the order in which they are encoded.
-    """
+    """One message as its sender sees it. `Message.of` makes one and checks its arguments."""
 
     topic: str
     body: bytes
-    flag: int = 0
-    properties: Mapping[str, str] = field(default_factory=dict)
+    flag: int = 0  # The user's own, 32 bits with a sign
+    properties: Mapping[str, str] = field(default_factory=dict)  # The system's and the user's, in encoding order
 
     @classmethod
     def of(
@@ -64,37 +56,23 @@ class Message:
     ) -> Message:
         """Return a message with the system properties that the arguments set.
 
+        Raises a ValueError for more than one kind of delay, a negative one, or a key or tag that could not be read back
+        unchanged; for user properties as `put_user_property`; a TypeError for an argument of another type.
+
         Parameters
         ----------
-        body : bytes
-            The caller encodes text.
         tags : str, optional
             The one tag that consumers filter by.
         keys : str or iterable of str, optional
-            What `query message by key` finds the message by: several as an iterable, or joined by one space.
-        flag : int, default 0
-            The user's own, 32 bits with a sign.
+            Search keys of the message: several as an iterable, or joined by one space.
         wait_store_msg_ok : bool, default True
             False: the broker acknowledges before it has flushed or replicated.
         sharding_key : str, optional
             Stored with the message; the selector chooses the queue.
         delay_time_level : int, default 0
             The broker's delay levels, from 1; 0 is no delay.
-        delay_ms, delay_sec : int, default 0
-            Delay of the delivery, milliseconds or seconds.
         deliver_ms : int, default 0
             Time of the delivery, epoch milliseconds.
-        properties : mapping of str to str, optional
-            The user's own, with the rules of `put_user_property`.
-
-        Raises
-        ------
-        ValueError
-            More than one kind of delay, or a negative one; a key or tag that could not be read back unchanged.
-        ReservedPropertyError
-            A user property has a name that RocketMQ uses itself.
-        TypeError
-            An argument of another type.
         """
         if not isinstance(body, bytes | bytearray | memoryview):
             raise TypeError(f"the body of a message for {topic!r} must be bytes, got {type(body).__name__}; encode it")
@@ -192,12 +170,8 @@ class Message:
     def put_user_property(self, name: str, value: str) -> Message:
         """Return the message with one more user property, which replaces one of the same name.
 
-        Raises
-        ------
-        ReservedPropertyError
-            RocketMQ itself uses the name.
-        ValueError
-            Name or value is None or blank (``String.trim``), or holds 0x01 or 0x02.
+        Raises a ReservedPropertyError for a name that RocketMQ itself uses, and a ValueError for a name or value that
+        is None or blank (``String.trim``), or holds 0x01 or 0x02.
         """
         const.check_user_property(name, value)
         return self.with_properties({name: value})
@@ -224,7 +198,7 @@ def _joined_keys(keys: str | Iterable[str] | None) -> str | None:
     items = list(keys)
     for item in items:
         const.check_property_text("an item of keys", item)
-        # The broker indexes what stands between two spaces.
+        # The broker indexes the texts between spaces.
         if not item or " " in item:
             raise ValueError(f"an item of keys is {item!r}: each is one key of at least one character, without a space")
     return " ".join(items)

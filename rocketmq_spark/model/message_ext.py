@@ -17,37 +17,19 @@ from rocketmq_spark.model.message import Buffer, Message, MessageQueue
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageExt(Message):
-    """A message as a broker stored it (``MessageExt.java``).
-
-    Parameters
-    ----------
-    body : bytes
-        As stored: compressed if `sys_flag` says so.
-    queue_offset : int
-        For an inner batch, of its first item.
-    physical_offset : int
-        Commit-log offset.
-    sys_flag : int
-        Compression, transaction and address family bits (``MessageSysFlag.java``).
-    born_timestamp, store_timestamp : int
-        Epoch milliseconds.
-    born_host, store_host : str
-        ``1.2.3.4:port`` or ``[v6]:port``.
-    body_crc : int
-        CRC-32 of the body as stored, top bit cleared. Not verified.
-    """
+    """A message as a broker stored it (``MessageExt.java``); its body is compressed if `sys_flag` says so."""
 
     queue_id: int
-    queue_offset: int
-    physical_offset: int
-    sys_flag: int
-    born_timestamp: int
-    born_host: str
-    store_timestamp: int
+    queue_offset: int  # For an inner batch, of its first item
+    physical_offset: int  # Commit-log offset
+    sys_flag: int  # Compression, transaction and address family bits (``MessageSysFlag.java``)
+    born_timestamp: int  # Epoch milliseconds
+    born_host: str  # ``1.2.3.4:port`` or ``[v6]:port``
+    store_timestamp: int  # Epoch milliseconds
     store_host: str
     reconsume_times: int
     prepared_transaction_offset: int
-    body_crc: int
+    body_crc: int  # CRC-32 of the body as stored, top bit cleared. Not verified.
 
     @property
     def offset_msg_id(self) -> str:
@@ -63,12 +45,8 @@ def encode_message_id(store_host: str, physical_offset: int) -> str:
 def decode_message_id(offset_msg_id: str) -> tuple[str, int]:
     """Return the store host (``host:port``) and the commit-log offset in an offset message id.
 
-    The host is the address that the broker advertises (``brokerIP1``); a client may not be able to reach it.
-
-    Raises
-    ------
-    MQClientException
-        Neither 32 hex digits nor 56 (a broker on IPv6). An acknowledgement of a batch joins its ids with commas.
+    The host is the address that the broker advertises (``brokerIP1``); a client may not be able to reach it. Raises an
+    MQClientException for another text. An acknowledgement of a batch joins its ids with commas.
     """
     try:
         data = bytes.fromhex(offset_msg_id) if len(offset_msg_id) in (32, 56) else b""
@@ -132,11 +110,9 @@ class PullOutcome:
     """The result of one pull request; `status` is None if there is an error."""
 
     status: PullStatus | None
-    # next_begin_offset, min_offset, max_offset: Where to continue, and the offsets that the queue holds, without
-    # `max_offset`
-    next_begin_offset: int = -1
+    next_begin_offset: int = -1  # Where to continue
     min_offset: int = -1
-    max_offset: int = -1
+    max_offset: int = -1  # The offset after the last message of the queue
     body: Buffer = b""  # Stored records
     error: RocketMQError | None = None
 
@@ -146,8 +122,7 @@ class Pulled:
     """The records of one response, and which of their messages count."""
 
     queue: MessageQueue
-    # start, end: The first offset that counts, and the one after the last
-    start: int
-    end: int
+    start: int  # The first offset that counts
+    end: int  # The offset after the last
     body: Buffer  # Empty if the broker no longer has the messages
     contiguous: bool = False  # Every offset from `start` to `end` must be in the body; a missing one is lost data

@@ -131,12 +131,7 @@ def namespace_of(name_server_address: str) -> str | None:
 def effective_namespace(namespace: str | None, name_server: Sequence[str]) -> str | None:
     """Return the namespace of a client, None for none (``ClientConfig.getNamespace``).
 
-    Parameters
-    ----------
-    namespace : str or None
-        The option, which wins over the address.
-    name_server : sequence of str
-        Addresses without a scheme. Only the first one counts, as in Java. Empty over gRPC.
+    The option wins over the first address of a name server, which has no scheme. Over gRPC there is no address.
     """
     return namespace or (namespace_of(name_server[0]) if name_server else None)
 

@@ -116,17 +116,7 @@ _UP_TO_SPACE: Final = "".join(map(chr, range(0x21)))
 
 
 def check_user_property(name: str | None, value: str | None) -> None:
-    """Refuse an invalid user property.
-
-    Raises
-    ------
-    ReservedPropertyError
-        RocketMQ itself uses the name.
-    ValueError
-        Name or value is None or blank, or holds 0x01 or 0x02.
-    TypeError
-        Name or value is not a str.
-    """
+    """Raise the error that `Message.put_user_property` documents, or a TypeError for anything but texts."""
     if name in RESERVED_PROPERTIES:
         raise ReservedPropertyError(
             f"user property {name!r}: RocketMQ uses this name itself; choose another one, or the argument made for it"

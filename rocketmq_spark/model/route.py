@@ -13,9 +13,8 @@ from rocketmq_spark.model import table as table_view
 
 MASTER_ID: Final = 0
 
+# Queues of one topic: 20 MB of objects, and more than 1,000 brokers with 64 of them each.
 MAX_QUEUES: Final = 100_000
-"""Queues of one topic. Each becomes an object: these are 20 MB, and more than 1,000 brokers with 64 of them each."""
-
 # The largest clusters have some hundreds of brokers; a broker has a handful of slaves.
 MAX_BROKERS: Final = 10_000
 MAX_ADDRESSES: Final = 100
@@ -66,43 +65,31 @@ class QueueData:
 
 @dataclass(frozen=True, slots=True)
 class BrokerRoute:
-    """A broker's addresses and queues in a route.
-
-    Parameters
-    ----------
-    addresses : mapping of int to str
-        ``host:port`` by broker id; 0 is the master, which may be missing.
-    permission : str
-        ``rw``, ``r``, ``w`` or ``-``.
-    """
+    """A broker's addresses and queues in a route."""
 
     SPARE: ClassVar[tuple[str, ...]] = ("cluster", "permission")
 
     broker_name: str
     cluster: str
-    addresses: Mapping[int, str]
+    addresses: Mapping[int, str]  # ``host:port`` by broker id; 0 is the master, which may be missing
     read_queues: int
     write_queues: int
-    permission: str
+    permission: str  # ``rw``, ``r``, ``w`` or ``-``
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRouteData:
     """The brokers and queues of one topic (``TopicRouteData.java``).
 
-    Both tuples are sorted by broker name, so that two equal routes compare equal. `order_topic_conf` is None if the
-    response has no order configuration; an empty one makes a static topic an ordinary one (5.5.0).
-
-    Over gRPC a proxy takes a broker's place: its ``host:port`` is the broker's name and its address, with one queue.
-    `message_types` are the types of message that the topic accepts then (``NORMAL``, ``FIFO``, ``DELAY``,
-    ``TRANSACTION``); name servers do not report them.
+    Both tuples are sorted by broker name, so that two equal routes compare equal. Over gRPC a proxy takes a broker's
+    place: its ``host:port`` is the broker's name and its address, with one queue.
     """
 
     queue_datas: tuple[QueueData, ...]
     broker_datas: tuple[BrokerData, ...]
-    order_topic_conf: str | None = None
-    static_topic: bool = False
-    message_types: frozenset[str] = frozenset()
+    order_topic_conf: str | None = None  # An empty one makes a static topic an ordinary one (5.5.0)
+    static_topic: bool = False  # Queue ids are logical
+    message_types: frozenset[str] = frozenset()  # Accepted by the topic, such as ``FIFO``; empty from a name server
 
     def only(self, broker_names: Collection[str]) -> TopicRouteData:
         """Return the route with only these brokers."""
@@ -119,16 +106,9 @@ class TopicRouteData:
         routes = []
         for name in sorted(brokers.keys() | queues.keys()):
             broker, data = brokers.get(name, BrokerData(name, {})), queues.get(name, QueueData(name, 0, 0, 0))
-            routes.append(
-                BrokerRoute(
-                    name,
-                    broker.cluster,
-                    dict(sorted(broker.broker_addrs.items())),
-                    data.read_queue_nums,
-                    data.write_queue_nums,
-                    permission_text(data.perm),
-                )
-            )
+            addresses, permission = dict(sorted(broker.broker_addrs.items())), permission_text(data.perm)
+            numbers = data.read_queue_nums, data.write_queue_nums
+            routes.append(BrokerRoute(name, broker.cluster, addresses, *numbers, permission))
         return tuple(routes)
 
     def _repr_html_(self) -> str:

@@ -30,32 +30,19 @@ class LocalTransactionState(enum.Enum):
 class SendResult:
     """Where a message, or a batch of them, was stored.
 
-    Parameters
-    ----------
-    status : SendStatus
-        With any other status than SEND_OK the message is stored too, but not flushed or replicated yet.
-    msg_id : str
-        The client's own id (``UNIQ_KEY``). Of a batch, its members' ids joined by commas, or the batch's id where the
-        broker stored it as one.
-    queue_offset : int
-        Of a batch, the offset of its first message.
-    offset_msg_id : str, default ""
-        The broker's own id, which `view_message` takes; comma-separated for a batch.
-    trace_on : bool, default True
-        Whether the broker lets this message be traced.
-    recall_handle : str, default ""
-        The handle that recalls a delayed message.
+    `msg_id` is the client's own id (``UNIQ_KEY``). Of a batch it is its members' ids joined by commas, or the batch's
+    id where the broker stored it as one.
     """
 
-    status: SendStatus
+    status: SendStatus  # Any other than SEND_OK: the message is stored, but not flushed or replicated yet
     msg_id: str
     message_queue: MessageQueue
-    queue_offset: int
-    offset_msg_id: str = ""
+    queue_offset: int  # Of a batch, the offset of its first message
+    offset_msg_id: str = ""  # The broker's own id, which `view_message` takes; comma-separated for a batch
     transaction_id: str = ""
     region_id: str = "DefaultRegion"
-    trace_on: bool = True
-    recall_handle: str = ""
+    trace_on: bool = True  # Whether the broker lets this message be traced
+    recall_handle: str = ""  # The handle that recalls a delayed message
 
     def facts(self) -> dict[str, str | int | None]:
         """Return the main facts by name; None where the broker sent none."""
@@ -79,11 +66,8 @@ class SendResult:
 class TransactionSendResult(SendResult):
     """Where a half message was stored, and how its local transaction ended.
 
-    Parameters
-    ----------
-    end_error : RocketMQError or None, default None
-        Why the broker did not acknowledge the commit or rollback; it asks the listener later. If the error has
-        `maybe_stored`, the commit or rollback may have been executed.
+    `end_error` is why the broker did not acknowledge the commit or rollback; it asks the listener later. If the error
+    has `maybe_stored`, the commit or rollback may have been executed.
     """
 
     local_transaction_state: LocalTransactionState = LocalTransactionState.UNKNOW
@@ -185,13 +169,7 @@ class RecallMessage:
 
 
 def broker_name_of(recall_handle: str) -> str:
-    """Return the broker in a recall handle (URL-safe base64 of ``v1 topic broker deliverMs id``).
-
-    Raises
-    ------
-    MQClientException
-        It is no recall handle.
-    """
+    """Return the broker in a recall handle (URL-safe base64 of ``v1 topic broker deliverMs id``)."""
     try:
         words = base64.urlsafe_b64decode(recall_handle.encode("ascii")).decode().split(" ")
     except (binascii.Error, UnicodeError):

@@ -1,11 +1,8 @@
-"""Tables of texts: printed, as one text, or as HTML.
+"""Tables of texts: printed, as one text, or as HTML without colours, which suits light and dark pages.
 
-- HTML has no colours of its own, so that light and dark pages both work.
-- Control characters are shown as codes, because a text may come from a foreign message.
-- A number, name, address, id or time is never broken, so that it can be copied whole. On a narrow terminal, texts are
-  folded first; then expendable columns are left out, which a note says; then each row becomes a list of its own, as in
-  psql's expanded display.
-- In a file nothing is folded or left out.
+Control characters are shown as codes, because a text may come from a foreign message. A number, name, address, id or
+time is never broken, so that it can be copied whole. On a narrow terminal, texts are folded first; then expendable
+columns are left out, which a note says; then each row becomes a list. In a file nothing is folded or left out.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-# More than any line has; rich would assume 80 columns of a file.
+# Longer than any line; rich would assume 80 columns for a file.
 _FILE_WIDTH: Final = 1_000_000
 # Blanks between two columns, and at both ends of a line.
 _BETWEEN: Final = 3
@@ -120,7 +117,7 @@ def _print(
     from rich.text import Text
 
     shown = fitted(headings, rows, layout, console.width) if rows or not empty else empty
-    # A row that is a list: what is too long for the terminal all the same is the terminal's to wrap.
+    # The terminal wraps the lines of rows that became lists.
     console.print(shown, soft_wrap=isinstance(shown, Text))
     for note in notes:
         console.print(escaped(note), markup=False)
@@ -141,7 +138,7 @@ def fitted(headings: Sequence[str], rows: Iterable[Sequence[str]], layout: Layou
         return _stacked(headings, cells)
     room = width - _width(least[place] for place in shown)
     widths = {}
-    # The last column is the first to get room: in what has several free texts, it is the body.
+    # The last column gets room first: of several free texts, it is the body.
     for place in reversed(shown):
         widths[place] = least[place] + min(natural[place] - least[place], room)
         room -= widths[place] - least[place]
@@ -154,7 +151,7 @@ def fitted(headings: Sequence[str], rows: Iterable[Sequence[str]], layout: Layou
 
 
 def _least(heading: str, texts: Sequence[str], layout: Layout) -> int:
-    """Return the smallest width at which nothing is broken that must stay whole."""
+    """Return the smallest width that breaks nothing but free texts."""
     from rich.cells import cell_len
 
     whole = " ".join(texts).split() if heading in layout.listed else texts
@@ -193,7 +190,7 @@ def _table(
         justify = "right" if headings[place] in right else "left"
         table.add_column(headings[place], justify=justify, width=widths[place], overflow="fold")  # type: ignore[arg-type]
     for row in cells:
-        # Texts, not markup: a body may hold what rich would take for a style.
+        # Texts, not markup: a body may contain rich's style tags.
         table.add_row(*(Text(row[place]) for place in shown))
     return table
 

@@ -1,12 +1,11 @@
-"""Reads fields of an encoded Protocol Buffers message without the protobuf package, which remoting clients may lack.
+"""Splits encoded batches, and reads Protocol Buffers without their package, which remoting clients may lack.
 
-`delimited_fields` reads requests that this package encoded, `check_parts` checks replies of servers. Nothing is copied.
-A field is a tag (number << 3 | type) and, by its type, a varint or a length and that many bytes.
+A field of Protocol Buffers is a tag (number << 3 | type) and, by its type, a varint or a length and that many bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -14,7 +13,7 @@ import rocketmq_spark.model.properties as const
 from rocketmq_spark.errors import RemotingCommandException
 from rocketmq_spark.model.message import EncodedBatch, Encoding, Message
 from rocketmq_spark.model.properties import WAIT
-from rocketmq_spark.protocol.remoting.records import decode_batch, decode_properties, encode_single
+from rocketmq_spark.protocol.remoting.records import decode_properties, encode_single, messages_in
 
 _VARINT: Final = 0
 _DELIMITED: Final = 2
@@ -27,13 +26,7 @@ REPEATED: Final = "repeated"
 
 
 def read_varint(data: memoryview | bytes, at: int) -> tuple[int, int]:
-    """Return the number that begins at `at`, and where the next thing begins.
-
-    Raises
-    ------
-    RemotingCommandException
-        The bytes end within it, or it has more than 10 of them.
-    """
+    """Return the number at `at`, and the position after it; a RemotingCommandException if it does not end."""
     number = shift = 0
     for end in range(at, min(len(data), at + _LONGEST_VARINT)):
         number |= (data[end] & 0x7F) << shift
@@ -44,12 +37,9 @@ def read_varint(data: memoryview | bytes, at: int) -> tuple[int, int]:
 
 
 def delimited_fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield the number and the bytes of each field that says its length; pass over the others.
+    """Yield the number and the bytes of each field with a length; skip varints.
 
-    Raises
-    ------
-    RemotingCommandException
-        A field reaches beyond the message, or is of a type that no request has.
+    Raises a RemotingCommandException for a field that reaches beyond the message, or is of another type.
     """
     at = 0
     while at < len(data):
@@ -65,7 +55,7 @@ def delimited_fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 
 def check_parts(data: bytes, fields: Mapping[int, Any], most: int) -> None:
-    """Check, before a message is parsed, that a parser allocates objects for at most `most` parts.
+    """Raise a RemotingCommandException if a server's message is malformed, or a parser would make too many objects.
 
     A parser needs up to 64 bytes for a part of 2 bytes, and Python 1,000 more for each that it reads.
 
@@ -75,12 +65,7 @@ def check_parts(data: bytes, fields: Mapping[int, Any], most: int) -> None:
         By field number: the fields of an inner message, or None for a single value, which is no part. An inner message
         or unknown field is one part. A repeated value is as many as it has bytes, because several may be packed.
     most : int
-        Twice as many single values are allowed: more occur only if a message repeats them, and each takes time.
-
-    Raises
-    ------
-    RemotingCommandException
-        There are more, or the bytes are no message.
+        The limit on parts, and half the limit on single values: only a message that repeats them has more.
     """
     parts = singles = at = 0
     # The messages around `at`, the innermost last: where each ends, and its fields.
@@ -120,16 +105,20 @@ def check_parts(data: bytes, fields: Mapping[int, Any], most: int) -> None:
                 raise RemotingCommandException(f"more than {most} parts in {len(data)} bytes")
 
 
-# Field 1 of SendMessageRequest, length-delimited.
-MESSAGES_TAG: Final = 0x0A
+# Fields of SendMessageRequest, Message and SystemProperties (definition.proto).
+_MESSAGES: Final = 1
+_BODY: Final = 4
+_SYSTEM: Final = 3
+_PROPERTIES: Final = {1: const.TAGS, 2: const.KEYS, 3: const.UNIQ_KEY}
+_MESSAGES_TAG: Final = _MESSAGES << 3 | _DELIMITED
 
 
 def split_batch(batch: EncodedBatch) -> tuple[EncodedBatch, EncodedBatch] | None:
-    """Return the first and the second half of a batch; None of one message alone."""
+    """Return the two halves of a batch; None for one message."""
     if not batch.batch or batch.rows < 2:
         return None
     body = memoryview(b"".join(batch.body))
-    end_of = _ENDS[batch.encoding]
+    end_of = _end_of_field if batch.encoding is Encoding.GRPC else _end_of_item
     rows, border = batch.rows // 2, 0
     for _ in range(rows):
         border = end_of(body, border)
@@ -141,14 +130,14 @@ def split_batch(batch: EncodedBatch) -> tuple[EncodedBatch, EncodedBatch] | None
 
 
 def singles_of(batch: EncodedBatch) -> list[EncodedBatch] | None:
-    """Return the messages of a batch as requests of their own, in their order; None of what is no batch of items."""
+    """Return the messages of a remoting batch as requests of their own, in their order; None for any other batch."""
     if not batch.batch or batch.encoding is not Encoding.REMOTING:
         return None
     wait = decode_properties(batch.properties.encode()).get(WAIT)
     shared = {} if wait is None else {WAIT: wait}
     return [
         encode_single(replace(message, properties={**shared, **message.properties}), batch.sys_flag)
-        for message in decode_batch(b"".join(batch.body), batch.topic)
+        for message in messages_in(batch)
     ]
 
 
@@ -157,43 +146,25 @@ def _end_of_item(body: memoryview, at: int) -> int:
 
 
 def _end_of_field(body: memoryview, at: int) -> int:
-    if body[at] != MESSAGES_TAG:
-        raise ValueError(f"byte {at} of a gRPC batch is {body[at]:#04x}, the tag of a message is {MESSAGES_TAG:#04x}")
+    if body[at] != _MESSAGES_TAG:
+        raise ValueError(f"byte {at} of a gRPC batch is {body[at]:#04x}, the tag of a message is {_MESSAGES_TAG:#04x}")
     length, start = read_varint(body, at + 1)
     return start + length
 
 
-_ENDS: Final[dict[Encoding, Callable[[memoryview, int], int]]] = {
-    Encoding.REMOTING: _end_of_item,
-    Encoding.GRPC: _end_of_field,
-}
-
-
-# Fields of SendMessageRequest, Message and SystemProperties (definition.proto).
-_MESSAGES: Final = 1
-_BODY: Final = 4
-_SYSTEM: Final = 3
-_PROPERTIES: Final = {1: const.TAGS, 2: const.KEYS, 3: const.UNIQ_KEY}
-
-
 def lone_message(batch: EncodedBatch) -> Message | None:
-    """Return the message of a batch of one, with its tags, keys and id among its properties; None of more.
+    """Return the message of a batch of one, with its tags, keys and id among its properties; None for more.
 
-    Raises
-    ------
-    RemotingCommandException
-        The batch can't be read.
+    Raises a RemotingCommandException for a batch that can't be read.
     """
     if batch.rows != 1:
         return None
-    body = memoryview(b"".join(batch.body))
-    if not batch.batch:
-        return Message(batch.topic, bytes(body), batch.flag, decode_properties(batch.properties.encode()))
-    return next(iter(_MESSAGES_OF[batch.encoding](body, batch.topic)), None)
-
-
-def _of_proxy(body: memoryview, topic: str) -> list[Message]:
-    return [_message(data, topic) for number, data in delimited_fields(body) if number == _MESSAGES]
+    if batch.encoding is Encoding.REMOTING:
+        messages = messages_in(batch)
+    else:
+        body = memoryview(b"".join(batch.body))
+        messages = [_message(data, batch.topic) for number, data in delimited_fields(body) if number == _MESSAGES]
+    return messages[0] if messages else None
 
 
 def _message(data: memoryview, topic: str) -> Message:
@@ -204,9 +175,3 @@ def _message(data: memoryview, topic: str) -> Message:
         if number in _PROPERTIES
     }
     return Message(topic, bytes(fields.get(_BODY, b"")), properties=properties)
-
-
-_MESSAGES_OF: Final[dict[Encoding, Callable[[memoryview, str], list[Message]]]] = {
-    Encoding.REMOTING: decode_batch,
-    Encoding.GRPC: _of_proxy,
-}

@@ -18,16 +18,14 @@ from rocketmq_spark.model.message import Buffer
 COMPRESSED_FLAG: Final = 0x1
 _TYPE_MASK: Final = 0x700
 
+# ``compressLevel`` of the Java producer; LZ4 has no levels.
 DEFAULT_LEVEL: Final = 5
-"""``compressLevel`` of the Java producer; LZ4 has no levels."""
-
+# The default limit of an unpacked body: 16 times the brokers' default maxMessageSize.
 MAX_DECOMPRESSED: Final = 64 * 1024 * 1024
-"""What a body may unpack to unless the caller says otherwise, bytes: 16 times the brokers' default maxMessageSize."""
-
-# Unpacked piece by piece, so that a bomb meets the limit before it fills the memory.
+# Unpacked piece by piece, so that a zip bomb reaches the limit before it fills the memory.
 _CHUNK: Final = 64 * 1024
 
-# LZ4's names of its block sizes (frame format: BD byte): the smallest that holds the body, for readers allocate one.
+# LZ4's names of its block sizes (frame format: BD byte). The smallest is used, because readers allocate a block.
 _LZ4_BLOCKS: Final = ((64 * 1024, 4), (256 * 1024, 5), (1024 * 1024, 6))
 _LZ4_LARGEST: Final = 7
 
@@ -41,18 +39,12 @@ class CompressionType(enum.Enum):
 
     @property
     def sys_flag(self) -> int:
-        """The bits that say "compressed, in this way"."""
+        """The bits of the sysFlag that mean "compressed in this way"."""
         return COMPRESSED_FLAG | self.value
 
     @classmethod
     def parse(cls, text: str) -> CompressionType:
-        """Return the type of that name, in any case.
-
-        Raises
-        ------
-        ValueError
-            There is none of that name.
-        """
+        """Return the type of that name, in any case; a ValueError if there is none."""
         try:
             return cls[text.strip().upper()]
         except KeyError:
@@ -60,13 +52,7 @@ class CompressionType(enum.Enum):
 
     @classmethod
     def of_sys_flag(cls, sys_flag: int) -> CompressionType | None:
-        """Return how a body with that sysFlag is compressed, None if it isn't.
-
-        Raises
-        ------
-        CompressionError
-            The type bits are none that a client of today writes.
-        """
+        """Return how a body with that sysFlag is compressed, None if it isn't; a CompressionError if unknown."""
         if not sys_flag & COMPRESSED_FLAG:
             return None
         bits = sys_flag & _TYPE_MASK
@@ -90,23 +76,19 @@ _MAGIC: Final = {b"\x04\x22\x4d\x18": CompressionType.LZ4, b"\x28\xb5\x2f\xfd": 
 
 
 def compress(body: Buffer, kind: CompressionType, level: int = DEFAULT_LEVEL) -> bytes:
-    """Return `body` compressed; it may come out longer than it was.
+    """Return `body` compressed; the result may be longer than `body`.
 
-    Parameters
-    ----------
-    level : int, default 5
-        ZLIB: 0 to 9; ZSTD: 1 to 22, beyond that the nearest; LZ4 has none and ignores it, as in Java.
-
-    Raises
-    ------
-    CompressionError
-        The level doesn't exist, or this pyarrow was built without the codec.
+    `level` is 0 to 9 for ZLIB, 1 to 22 for ZSTD (beyond that the nearest); LZ4 ignores it, as in Java. Raises a
+    CompressionError for another level, or a pyarrow without the codec.
     """
     try:
         if kind is CompressionType.ZLIB:
             return zlib.compress(body, level)
         if kind is CompressionType.LZ4:
-            return _lz4_frame(body)
+            import lz4.frame
+
+            block_size = next((name for size, name in _LZ4_BLOCKS if len(body) <= size), _LZ4_LARGEST)
+            return bytes(lz4.frame.compress(body, block_size=block_size, block_linked=False, store_size=False))
         import pyarrow as pa
 
         return bytes(pa.Codec("zstd", compression_level=level).compress(body, asbytes=True))
@@ -117,21 +99,10 @@ def compress(body: Buffer, kind: CompressionType, level: int = DEFAULT_LEVEL) ->
 
 
 def decompress(body: Buffer, sys_flag: int, *, limit: int = MAX_DECOMPRESSED) -> bytes:
-    """Return a body as its sender had it.
+    """Return a stored body as its sender had it; one that is not compressed is returned unchanged.
 
-    Parameters
-    ----------
-    body : bytes or memoryview
-        As stored.
-    sys_flag : int
-        Says whether and how it is compressed; a body that isn't comes back as it is.
-    limit : int, default 64 MiB
-        Bytes that a compressed body may unpack to.
-
-    Raises
-    ------
-    CompressionError
-        The body is not what its sysFlag says, is cut off, or unpacks to more than `limit`.
+    Raises a CompressionError if the body is not what its sysFlag says, is cut off, or unpacks to more than `limit`
+    bytes.
     """
     kind = CompressionType.of_sys_flag(sys_flag)
     if kind is None:
@@ -146,13 +117,6 @@ def decompress(body: Buffer, sys_flag: int, *, limit: int = MAX_DECOMPRESSED) ->
 
 class _NotWhole(Exception):
     pass
-
-
-def _lz4_frame(body: Buffer) -> bytes:
-    import lz4.frame
-
-    block_size = next((name for size, name in _LZ4_BLOCKS if len(body) <= size), _LZ4_LARGEST)
-    return bytes(lz4.frame.compress(body, block_size=block_size, block_linked=False, store_size=False))
 
 
 def _inflated(body: Buffer, limit: int) -> bytes:
@@ -171,8 +135,7 @@ def _unpacked_lz4(body: Buffer, limit: int) -> bytes:
 
     stream = lz4.frame.LZ4FrameDecompressor()
     pieces: list[bytes] = []
-    # The room for a piece is allocated at once, whether it will be filled or not; and each call copies what is left of
-    # the body, so there must not be many.
+    # A piece is allocated whole, and each call copies the rest of the body, so pieces begin small and double.
     size, room = 0, _CHUNK
     try:
         while not stream.eof:

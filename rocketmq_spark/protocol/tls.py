@@ -1,4 +1,4 @@
-"""Why two sides fail to agree on TLS, and what to do about it, in the same words for both protocols."""
+"""Causes and remedies of failed TLS handshakes, the same texts for both protocols."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MUST_NAME: Final = "the server's certificate must name"
 OURS_REFUSED: Final = "the server refuses this client's certificate, or demands one"
 TOO_OLD: Final = "the server's TLS is older than 1.2, which is the oldest allowed: update the server"
 DEMANDS_TLS: Final = "it demands TLS: set useTls=true"
-# A man in the middle who answers in plain text must not make the user switch TLS off.
+# An attacker who answers in plain text must not make the user switch TLS off.
 INTERCEPTED: Final = "if it should speak TLS, somebody may be intercepting the connection"
 SPEAKS_NO_TLS: Final = f"it speaks no TLS: set useTls=false if it is meant to have none; {INTERCEPTED}"
 LEAVE_TLS_OUT: Final = f"leave TLS out (useTls, --tls), or switch it on there; {INTERCEPTED}"
@@ -27,8 +27,7 @@ _TOO_OLD: Final = frozenset({"UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSI
 OUT_OF_DATE_CODES: Final = frozenset({9, 10})
 _OTHER_HOST: Final = frozenset({62, 64})
 
-# Alerts about the client's certificate (RFC 8446 section 6.2), as OpenSSL names them. TLS 1.2 sends the second one for
-# a missing certificate.
+# Alerts about the client's certificate (RFC 8446 section 6.2); TLS 1.2 sends the second one for a missing certificate.
 REFUSAL_ALERTS: Final = frozenset(
     {
         "TLSV13_ALERT_CERTIFICATE_REQUIRED",
@@ -74,9 +73,8 @@ def handshake_error(error: OSError, refusals: frozenset[str]) -> HandshakeError:
                 f" meant to have none; {INTERCEPTED}"
             )
         return HandshakeError(f"the TLS handshake failed ({error.reason or error}); {hint}")
-    if isinstance(error, ConnectionError):
-        return HandshakeError(f"the server hung up during the TLS handshake ({error}); {hint}")
-    return HandshakeError(f"the TLS handshake failed ({error}); {hint}")
+    what = "server hung up during the TLS handshake" if isinstance(error, ConnectionError) else "TLS handshake failed"
+    return HandshakeError(f"the {what} ({error}); {hint}")
 
 
 def refusal(error: ssl.SSLError) -> CertificateError:

@@ -1,9 +1,8 @@
 """Client message ids (``UNIQ_KEY``), one at a time, for all threads of a process.
 
-An id is a prefix that a process keeps, and a 48-bit sequence: milliseconds of the month, with a counter that carries
-into the time rather than repeat an id. A fork draws a new prefix before its first id. A new month draws a new prefix
-too, so that no id of last month is repeated. Ids for gRPC have another format: 6 random bytes, the process id, and a
-64-bit sequence that starts at the seconds since 2021.
+An id is a prefix of the process and a 48-bit sequence: milliseconds of the month and a counter, which carries into the
+time. A fork and a new month draw a new prefix, so that no id is repeated. Ids for gRPC are 6 random bytes, the process
+id, and a 64-bit sequence that starts at the seconds since 2021.
 
 Follows ``MessageClientIDSetter.java``, and ``MessageIdCodec.java`` of the gRPC client. `rocketmq_spark.arrow.encoders`
 draws ids by the thousand.
@@ -27,14 +26,8 @@ _EPOCH_V1: Final = 1_609_459_200
 
 
 def milliseconds_of_month(now: float) -> int:
-    """Return the milliseconds since the current month began, in local time.
-
-    Parameters
-    ----------
-    now : float
-        Epoch seconds.
-    """
-    return int((now - month_start(now)) * 1000)
+    """Return the milliseconds since the current month began in local time; `now` is epoch seconds."""
+    return int((now - _month_start(now)) * 1000)
 
 
 def message_id_prefix(pid: int, rng: random.Random) -> bytes:
@@ -50,22 +43,15 @@ def message_id_sequence(now: float) -> int:
     return (int(now) - _EPOCH_V1) << 32
 
 
-def month_start(now: float) -> float:
-    """Return when the current month began in local time, epoch seconds."""
+def _month_start(now: float) -> float:
     return datetime.fromtimestamp(now).replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
 
 
 class UniqueIdGenerator:
-    """Draws ids. Share one for a process; it may be used by any thread, and inherited over a fork.
+    """Draws ids. Share one for a process; any thread may use it, and a fork may inherit it.
 
-    Parameters
-    ----------
-    ip : bytes
-        The client's address: 4 bytes; 16 on a host that has IPv6 only, whose ids are longer (56 digits instead of 32).
-    wall_clock : callable, default time.time
-        Returns epoch seconds.
-    rng : random.Random, default SystemRandom
-        Read once a process and month. A seeded one gives a fork the prefix of its parent again, but for the pid.
+    `ip` has 4 bytes, or 16 on a host that has IPv6 only. `rng` is read once per process and month. A seeded one gives a
+    fork the prefix of its parent again, except for the pid.
     """
 
     def __init__(
@@ -98,8 +84,6 @@ class UniqueIdGenerator:
 
 
 class _Sequence:
-    """The ids of one process."""
-
     def __init__(self, ip: bytes, pid: int, rng: random.Random, now: float) -> None:
         self.pid = pid
         self._ip = ip
@@ -118,22 +102,14 @@ class _Sequence:
 
     def _begin_month(self, now: float) -> None:
         self.prefix = unique_id_prefix(self._ip, self.pid, self._rng.getrandbits(32))
-        self._month_start = month_start(now)
+        self._month_start = _month_start(now)
         # 32 days after the first of a month is always in the next one.
-        self._month_end = month_start(self._month_start + 32 * 86_400)
+        self._month_end = _month_start(self._month_start + 32 * 86_400)
         self._last = -1
 
 
 class MessageIdGenerator:
-    """Draws message ids of gRPC. Share one for a process; it may be used by any thread, and inherited over a fork.
-
-    Parameters
-    ----------
-    wall_clock : callable, default time.time
-        Returns epoch seconds; read once a process.
-    rng : random.Random, default SystemRandom
-        Read once a process.
-    """
+    """Draws message ids of gRPC. Share one for a process; any thread may use it, and a fork may inherit it."""
 
     def __init__(
         self,

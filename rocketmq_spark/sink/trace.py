@@ -25,7 +25,7 @@ from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model.message import EncodedBatch, Message, SendOutcome, SendStatus
 from rocketmq_spark.model.properties import KEYS, TAGS, UNIQ_KEY
 from rocketmq_spark.options.sink import SinkOptions
-from rocketmq_spark.protocol.remoting.records import decode_batch, decode_properties
+from rocketmq_spark.protocol.remoting.records import messages_in
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -204,7 +204,7 @@ class BatchTracer:
         if not (outcome.trace_on and outcome.status):
             return
         ids = outcome.offset_msg_id.split(",")
-        for number, message in enumerate(_messages(batch)):
+        for number, message in enumerate(messages_in(batch)):
             yield PubTrace(
                 time_stamp=int(answered * 1000 - outcome.latency_ms),
                 region_id=outcome.region_id or "DefaultRegion",
@@ -221,10 +221,3 @@ class BatchTracer:
                 offset_msg_id=ids[number] if number < len(ids) else ids[0],
                 success=outcome.status is SendStatus.SEND_OK,
             )
-
-
-def _messages(batch: EncodedBatch) -> list[Message]:
-    body = b"".join(batch.body)
-    if batch.batch:
-        return decode_batch(body, batch.topic)
-    return [Message(batch.topic, body, batch.flag, decode_properties(batch.properties.encode()))]

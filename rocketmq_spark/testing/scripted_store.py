@@ -14,7 +14,7 @@ from rocketmq_spark.model.message import EncodedBatch, Encoding, Message, Messag
 from rocketmq_spark.model.message_ext import MessageExt, PullOutcome, PullRequest, PullStatus, encode_message_id
 from rocketmq_spark.model.properties import KEYS, TAGS, UNIQ_KEY
 from rocketmq_spark.model.send_result import TRANSACTION_COMMIT_TYPE, EndTransaction, TransactionCheck
-from rocketmq_spark.protocol.remoting.records import decode_batch, decode_properties, encode_record
+from rocketmq_spark.protocol.remoting.records import encode_record, messages_in
 from rocketmq_spark.testing.replies import MOST_PULLED
 
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
@@ -176,16 +176,13 @@ class ScriptedStore:
 
 
 def _messages_of(batch: EncodedBatch) -> list[Message]:
-    body = b"".join(batch.body)
-    if not batch.batch:
-        return [Message(batch.topic, body, batch.flag, decode_properties(batch.properties.encode()))]
     if batch.encoding is Encoding.REMOTING:
-        return decode_batch(body, batch.topic)
+        return messages_in(batch)
     # Who writes to brokers need not have protobuf.
     from rocketmq_spark.protocol.grpc._pb.service_pb2 import SendMessageRequest
 
     found = []
-    for message in SendMessageRequest.FromString(body).messages:
+    for message in SendMessageRequest.FromString(b"".join(batch.body)).messages:
         system = message.system_properties
         named = {KEYS: " ".join(system.keys), TAGS: system.tag, UNIQ_KEY: system.message_id}
         properties = {name: text for name, text in named.items() if text} | dict(message.user_properties)

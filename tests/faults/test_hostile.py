@@ -13,14 +13,9 @@ from contextlib import ExitStack
 import pytest
 
 from rocketmq_spark.errors import RemotingCommandException, RocketMQError
-from rocketmq_spark.protocol.remoting.command import (
-    FLAG_ONEWAY,
-    FLAG_RESPONSE,
-    RemotingCommand,
-    SerializeType,
-    encode_command,
-)
+from rocketmq_spark.protocol.remoting.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.frames import SerializeType, encode_command
 from tests.support.peer import Peer, Session
 from tests.support.processes import PATIENCE, wait_for
 

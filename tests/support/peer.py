@@ -31,11 +31,11 @@ from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, Se
 from rocketmq_spark.model.route import QueueData, TopicRouteData
 from rocketmq_spark.model.send_result import EndTransaction, TransactionCheck
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
-from rocketmq_spark.protocol.remoting.command import RemotingCommand, SerializeType, encode_command
-from rocketmq_spark.protocol.remoting.framing import FrameBuffer
+from rocketmq_spark.protocol.remoting.command import FrameBuffer, RemotingCommand
 from rocketmq_spark.testing.scripted import Reply
 from rocketmq_spark.testing.scripted_store import HALF_TOPIC, ScriptedStore
 from rocketmq_spark.transport.tls_probe import REMOTING_HELLO
+from tests.support.frames import SerializeType, encode_command
 from tests.support.processes import PATIENCE
 
 _ABOUT_A_QUEUE = (

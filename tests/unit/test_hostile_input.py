@@ -21,8 +21,7 @@ from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
 from rocketmq_spark.protocol.grpc.messages import transaction_check
 from rocketmq_spark.protocol.grpc.values import route_of
 from rocketmq_spark.protocol.remoting import response_headers
-from rocketmq_spark.protocol.remoting.command import RemotingCommand, SerializeType, decode_command, encode_command
-from rocketmq_spark.protocol.remoting.framing import FrameBuffer
+from rocketmq_spark.protocol.remoting.command import FrameBuffer, RemotingCommand, decode_command
 from rocketmq_spark.protocol.remoting.records import decode_batch, decode_properties, decode_records, encode_batch
 from rocketmq_spark.protocol.remoting.route import decode_topic_route
 from rocketmq_spark.routing.route_cache import publish_info_of
@@ -30,6 +29,7 @@ from rocketmq_spark.transport.grpc.client import GrpcAnswer, parsed
 from rocketmq_spark.transport.grpc.transport import _outcome_of as proxy_outcome_of
 from rocketmq_spark.transport.remoting.frames import outcome_of, transaction_check_of
 from rocketmq_spark.transport.remoting.requests import Answer
+from tests.support.frames import SerializeType, encode_command
 from tests.support.proxy import route_reply, status
 from tests.support.strategies import HALF, damaged, encode_route, encode_stored_record
 from tests.vectors import load

@@ -2,8 +2,8 @@
 
 gRPC's status says whether there is an answer; the answer's code says how the call ended. Tables map a code to a class,
 and look into the text (without case) where one code has several causes. Unknown codes are classified by their hundreds;
-if nothing is known, the message may be stored and is retried. ``MessageRefusedException`` is only for what is wrong
-with one message: then halving a batch finds it.
+by default, the message may be stored and is retried. ``MessageRefusedException`` is only for an error of one message:
+halving the batch finds it.
 
 Follows ``definition.proto`` (Code) and ``ResponseBuilder.java`` of the proxy. The proxy turns every error of a broker
 but flow control into INTERNAL_SERVER_ERROR with the broker's text.
@@ -95,6 +95,7 @@ class Code(enum.IntEnum):
     FAILED_TO_CONSUME_MESSAGE = 60000
 
 
+# The codes of a send that mean "stored".
 STORED: Final[Mapping[int, SendStatus]] = MappingProxyType(
     {
         int(Code.OK): SendStatus.SEND_OK,
@@ -103,12 +104,11 @@ STORED: Final[Mapping[int, SendStatus]] = MappingProxyType(
         int(Code.SLAVE_PERSISTENCE_TIMEOUT): SendStatus.FLUSH_SLAVE_TIMEOUT,
     }
 )
-"""Codes of a send that mean "stored", with the status each one is."""
 
 _AnswerError: TypeAlias = type[MQBrokerException]
 
 _CLASSES: Final[Mapping[int, _AnswerError]] = {
-    # Of 400xx, what is wrong with more than one message.
+    # Codes 400xx about more than one message.
     Code.ILLEGAL_ACCESS_POINT: MQBrokerException,
     Code.ILLEGAL_TOPIC: MQBrokerException,
     Code.ILLEGAL_CONSUMER_GROUP: MQBrokerException,
@@ -195,7 +195,7 @@ _HINTS: Final[Mapping[int, str]] = {
 
 
 class _Words(NamedTuple):
-    """A cause that only the words of an answer tell, looked up by "contains"; the first match wins."""
+    """A cause that only the text of an answer shows. The text contains `fragment`; the first match wins."""
 
     code: int
     fragment: str
@@ -219,24 +219,18 @@ _WORDS: Final = (
     _Words(Code.INTERNAL_SERVER_ERROR, KEY_MISSING.lower(), MessageRefusedException, NEEDS_KEYS),
     _Words(Code.INTERNAL_SERVER_ERROR, "recall handle is invalid", MQBrokerException),
     _Words(Code.INTERNAL_SERVER_ERROR, "operation is forbidden", MQBrokerException, _RECALL),
-    _Words(
-        Code.INTERNAL_SERVER_ERROR,
-        "cannot found transaction data",
-        MQBrokerException,
-        _TRANSACTION,
-    ),
+    _Words(Code.INTERNAL_SERVER_ERROR, "cannot found transaction data", MQBrokerException, _TRANSACTION),
 )
 
 
 class _Failure(NamedTuple):
-    """What a status of gRPC's own stands for, looked up by "contains" in its details; the first match wins."""
+    """The meaning of a status of gRPC itself. Its details contain `fragment`; the first match wins."""
 
     status: str
     fragment: str
     error: _AnswerError | type[RemotingException]
     hint: str
-    # The protocol's own code for the same; 0 where nobody answered.
-    code: int = 0
+    code: int = 0  # The protocol's own code for the same; 0 where nobody answered
 
 
 _FAILURES: Final = (
@@ -249,7 +243,7 @@ _FAILURES: Final = (
     _Failure("UNAVAILABLE", "is not in peer certificate", RemotingCertificateException, MUST_NAME),
     _Failure("UNAVAILABLE", "failed to create security handshaker", RemotingCertificateException, _NO_PEM),
     _Failure("UNAVAILABLE", "wrong_version_number", RemotingTlsException, SPEAKS_NO_TLS),
-    # The server's word for it, and this side's.
+    # The alert of the server, and the error of this side.
     _Failure("UNAVAILABLE", "alert_protocol_version", RemotingTlsException, TOO_OLD),
     _Failure("UNAVAILABLE", "unsupported_protocol", RemotingTlsException, TOO_OLD),
     _Failure("UNAVAILABLE", "failed to connect", RemotingConnectException, _ADDRESS),
@@ -285,16 +279,10 @@ def code_name(code: int) -> str:
 
 
 def proxy_error(code: int, message: str, address: str, doing: str) -> MQBrokerException:
-    """Return the error for a proxy's answer; its class carries the decision on a retry.
+    """Return the error for a proxy's answer, or for one of its results; the class carries the decision on a retry.
 
-    Parameters
-    ----------
-    code : int
-        Of the answer's status or of a result. It may be in `STORED` if nothing shows that the message was stored.
-    message : str
-        The status's text, which decides the class for some codes.
-    doing : str
-        What was requested, such as ``sending 500 rows to topic orders``.
+    The code may be in `STORED` if nothing shows that the message was stored. `doing` is what was requested, such as
+    ``sending 500 rows to topic orders``.
     """
     said = message.lower()
     words = next((words for words in _WORDS if words.code == code and words.fragment in said), None)
@@ -308,16 +296,9 @@ def proxy_error(code: int, message: str, address: str, doing: str) -> MQBrokerEx
 def call_error(
     status: str, details: str, address: str, doing: str, server_name: str | None = None
 ) -> MQBrokerException | RemotingException:
-    """Return the error of a call that gRPC ended with a status of its own, without an answer.
+    """Return the error of a call that ended without an answer, with a status (name of a ``grpc.StatusCode``).
 
-    Parameters
-    ----------
-    status : str
-        The name of a ``grpc.StatusCode``.
-    details : str
-        gRPC's text, which tells a broken connection from one that never opened.
-    server_name : str, optional
-        The option ``tlsServerName``.
+    `details` is gRPC's text, which shows whether the connection broke or never opened; `server_name` is tlsServerName.
     """
     said = details.lower()
     text = f"{doing}: {address}: gRPC {status}: {shortened(details) or '(no details)'}"
@@ -335,7 +316,5 @@ def call_error(
 
 
 def _class_of(code: int) -> _AnswerError:
-    error = _CLASSES.get(code) or _BY_HUNDREDS.get(code // 100)
-    if error is None:
-        error = MQBrokerException if code // 10_000 == 4 else BrokerOutcomeUnknownException
-    return error
+    unknown = MQBrokerException if code // 10_000 == 4 else BrokerOutcomeUnknownException
+    return _CLASSES.get(code) or _BY_HUNDREDS.get(code // 100, unknown)

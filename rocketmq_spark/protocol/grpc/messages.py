@@ -1,12 +1,10 @@
 """Messages in the form of the gRPC protocol, and the meaning of its answers.
 
 An encoded batch is sent as it is, unless its born timestamps are too old. Everything else comes in the remoting form
-and is translated for every attempt. What the protocol can't carry is rejected before anything is sent. Dropped are only
-WAIT (without it a broker waits, which is safer), INSTANCE_ID and PGROUP, which have no meaning here.
+and is translated for every attempt. Messages that the protocol can't carry are rejected before anything is sent.
 
 The server derives a message's type from its properties, so a message has at most one of shardingKey, delay and
-transaction. Each of these goes alone: a batch of them loses its order or is rejected. The ids in the answer to a batch
-are not read, because their form depends on the proxy's mode.
+transaction. Each of these goes alone: a batch of them loses its order or is rejected.
 
 Follows ``SendMessageActivity.java`` and ``GrpcConverter.java`` of the proxy.
 """
@@ -34,21 +32,28 @@ from rocketmq_spark.protocol.grpc._pb.service_pb2 import (
 )
 from rocketmq_spark.protocol.grpc.codes import STORED, proxy_error
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
-from rocketmq_spark.protocol.remoting.records import decode_batch, decode_properties
+from rocketmq_spark.protocol.remoting.records import messages_in
 
-# How much older than its request an encoded batch may say that it is, milliseconds. A new time costs ten times what the
-# encoding has cost, and batches wait their turn for seconds wherever proxies are slower than the rows come.
+# How much older than the request the born timestamps of an encoded batch may be, milliseconds. New timestamps cost ten
+# times the encoding, and batches wait for seconds where a proxy is slower than the rows come.
 _STALE_MS: Final = 30_000
 
-# Properties of RocketMQ's own that gRPC carries in a field, or that mean nothing to a proxy.
-_FIELDS: Final = frozenset(name for name, how in CARRIED.items() if how.grpc in (Carried.FIELD, Carried.ALONE))
-_DROPPED: Final = frozenset(name for name, how in CARRIED.items() if how.grpc is Carried.DROPPED)
+# How gRPC carries properties; all others are the user's.
+_CARRIED: Final = {
+    **dict.fromkeys(const.RESERVED_PROPERTIES, Carried.REFUSED),
+    **{name: how.grpc for name, how in CARRIED.items()},
+}
+_REFUSED: Final = frozenset(name for name, how in _CARRIED.items() if how is Carried.REFUSED)
+_NOT_USERS: Final = frozenset(name for name, how in _CARRIED.items() if how is not Carried.PROPERTY)
 
 _REMOTING: Final = "the gRPC protocol can't carry it; use transport=remoting"
 
 
 def encode_send_request(request: SendRequest, *, namespace: str = "", born_host: str = "") -> bytes:
     """Return the bytes of the SendMessageRequest that one attempt sends.
+
+    Raises an MQClientException with code 13 for a message or batch that the protocol can't carry, or an encoded batch
+    that can't be read, and a CompressionError for an unknown compression.
 
     Parameters
     ----------
@@ -57,37 +62,24 @@ def encode_send_request(request: SendRequest, *, namespace: str = "", born_host:
     namespace : str, default ""
         Of the topic; an encoded batch has it inside.
     born_host : str, default ""
-        Empty: the proxy notes the address that it sees.
-
-    Raises
-    ------
-    MQClientException
-        Code 13: the protocol can't carry a message, or not in a batch; the text names what. Or an encoded batch that is
-        to be born anew can't be read.
-    CompressionError
-        The sysFlag says a kind of compression that doesn't exist.
+        Empty: the proxy stores the address that it sees.
     """
     batch = request.batch
-    body = b"".join(batch.body)
     if batch.encoding is Encoding.GRPC:
-        late = request.born_timestamp - batch.born_timestamp >= _STALE_MS
-        if not late:
+        body = b"".join(batch.body)
+        if request.born_timestamp - batch.born_timestamp < _STALE_MS:
             return body
         try:
             return restamp(body, request.born_timestamp)
         except DecodeError as exc:
-            # A transport's errors are ours, or whoever sends could not name the rows.
+            # The sender names the rows only in errors of this package.
             raise MQClientException(
                 f"sending {batch.rows} rows to topic {batch.topic!r}: they are encoded as no request that can be read, "
                 "so that no proxy could either; is one of their texts not valid UTF-8?",
                 ResponseCode.MESSAGE_ILLEGAL,
             ) from exc
-    if batch.batch:
-        messages = decode_batch(body, batch.topic)
-    else:
-        messages = [Message(batch.topic, body, batch.flag, decode_properties(batch.properties.encode()))]
     encoding = _body_encoding(batch.topic, batch.sys_flag)
-    made = [_encoded(message, request.born_timestamp) for message in messages]
+    made = [_encoded(message, request.born_timestamp) for message in messages_in(batch)]
     if len(made) > 1 and any(one.system_properties.message_type != pb.NORMAL for one in made):
         raise _illegal(batch.topic, "a message with a shardingKey, a delay or a transaction goes alone, not in a batch")
     for one in made:
@@ -98,13 +90,7 @@ def encode_send_request(request: SendRequest, *, namespace: str = "", born_host:
 
 
 def restamp(body: bytes, born_timestamp: int) -> bytes:
-    """Return the bytes of a SendMessageRequest with all its messages born at `born_timestamp` (epoch milliseconds).
-
-    Raises
-    ------
-    DecodeError
-        The bytes are none; `encode_send_request` makes an error of ours of it.
-    """
+    """Return a SendMessageRequest with new born timestamps (epoch milliseconds); may raise a DecodeError."""
     request = SendMessageRequest.FromString(body)
     for message in request.messages:
         message.system_properties.born_timestamp.FromMilliseconds(born_timestamp)
@@ -112,14 +98,9 @@ def restamp(body: bytes, born_timestamp: int) -> bytes:
 
 
 def outcome_of(request: SendRequest, response: SendMessageResponse, latency_ms: float, doing: str = "") -> SendOutcome:
-    """Return what an answer says of an attempt.
+    """Return the outcome of an answer: stored if the status and all results, of which there is one at least, say so.
 
-    Stored is only what the status and every result call stored, of which there must be one at least.
-
-    Parameters
-    ----------
-    doing : str, optional
-        What was sent, to what, by which call, for the text of an error. Default: rows and topic.
+    `doing` says for errors what was sent where by which call; by default rows and topic.
     """
     judged = _judged(request, response, doing or f"sending {request.batch.rows} rows to topic {request.batch.topic}")
     if isinstance(judged, MQBrokerException):
@@ -137,7 +118,7 @@ def outcome_of(request: SendRequest, response: SendMessageResponse, latency_ms: 
 
 
 def message_ext(message: pb.Message) -> MessageExt:
-    """Return a message that a proxy delivers; where in the commit log it is the proxy does not tell."""
+    """Return a message that a proxy delivers; proxies do not report its position in the commit log."""
     system = message.system_properties
     properties = {name: text for name, text in message.user_properties.items() if name not in const.RESERVED_PROPERTIES}
     fields = {
@@ -172,14 +153,9 @@ def message_ext(message: pb.Message) -> MessageExt:
 def transaction_check(
     command: RecoverOrphanedTransactionCommand, address: str, producer_group: str
 ) -> TransactionCheck:
-    """Return the question that a proxy asks about a half message.
+    """Return a proxy's question about a half message; only the proxy at `address` takes the answer.
 
-    Parameters
-    ----------
-    address : str
-        ``host:port`` of the proxy that asks: it alone takes the answer.
-    producer_group : str
-        Whose half messages the topic's are; the protocol knows no group.
+    The protocol has no group, so `producer_group` comes from the caller.
     """
     message = message_ext(command.message)
     return TransactionCheck(
@@ -196,15 +172,13 @@ def transaction_check(
 def _encoded(message: Message, born_timestamp: int) -> pb.Message:
     if message.flag:
         raise _illegal(message.topic, f"its flag is {message.flag}; {_REMOTING}, or leave the flag 0")
-    refused = sorted((const.RESERVED_PROPERTIES & message.properties.keys()) - _FIELDS - _DROPPED)
+    refused = sorted(_REFUSED & message.properties.keys())
     if refused:
         instead = " (delay by time: delayMs, deliverTime)" if const.DELAY in refused else ""
         raise _illegal(message.topic, f"it has the property {', '.join(refused)}{instead}; {_REMOTING}")
     made = pb.Message(
         topic=pb.Resource(name=message.topic),
-        user_properties={
-            name: text for name, text in message.properties.items() if name not in _FIELDS and name not in _DROPPED
-        },
+        user_properties={name: text for name, text in message.properties.items() if name not in _NOT_USERS},
         body=message.body,
     )
     system = made.system_properties
@@ -252,7 +226,7 @@ def _body_encoding(topic: str, sys_flag: int) -> pb.Encoding:
         return pb.IDENTITY
     if kind is not CompressionType.ZLIB:
         raise _illegal(topic, f"its body is compressed with {kind.name}; set compressType to ZLIB or NONE")
-    # So it is called, and what the proxy makes of it is the flag of a zlib body: the remoting consumers' format.
+    # The proxy makes the flag of a zlib body of this, which remoting consumers read.
     return pb.GZIP
 
 
@@ -266,7 +240,7 @@ def _judged(request: SendRequest, response: SendMessageResponse, doing: str) -> 
         return failure(status)
     if not results:
         return failure(status, "it holds no result")
-    # Before anything is made of an entry: a reply of 4 MB holds 2,000,000 of them.
+    # Checked before any entry is read: a reply of 4 MB holds 2,000,000 of them.
     if results != rows and (results > 1 or status.code == pb.MULTIPLE_RESULTS):
         return failure(status, f"it holds {results} results")
     failures, first = 0, None

@@ -1,6 +1,6 @@
-"""The requests of the gRPC protocol other than sends, and their answers, as values of the model. Pure functions.
+"""Requests of the gRPC protocol other than sends, and their answers, as values of the model. Pure functions.
 
-An endpoint takes a broker's place in a route, with one queue, because the proxy chooses broker and queue. Endpoints in
+In a route an endpoint takes a broker's place, with one queue, because the proxy chooses broker and queue. Endpoints in
 answers are ignored: behind a load balancer or a mapped port the proxy's own addresses are wrong.
 """
 
@@ -32,7 +32,7 @@ _WRITABLE: Final = (pb.WRITE, pb.READ_WRITE)
 
 
 def endpoints_of(endpoint: str) -> pb.Endpoints:
-    """Return a ``host:port`` as proxies are told the address that they were reached by."""
+    """Return the ``host:port`` by which the proxy is reached, as it is sent to the proxy."""
     host, port = parse_address(endpoint)
     try:
         scheme = pb.IPv4 if ipaddress.ip_address(host).version == 4 else pb.IPv6
@@ -42,7 +42,7 @@ def endpoints_of(endpoint: str) -> pb.Endpoints:
 
 
 def route_request(topic: str, namespace: str, endpoint: str) -> service.QueryRouteRequest:
-    """Return the question for a topic's route."""
+    """Return the request for a topic's route."""
     return service.QueryRouteRequest(
         topic=pb.Resource(resource_namespace=namespace, name=topic), endpoints=endpoints_of(endpoint)
     )
@@ -51,10 +51,7 @@ def route_request(topic: str, namespace: str, endpoint: str) -> service.QueryRou
 def route_of(reply: service.QueryRouteResponse, endpoints: Iterable[str]) -> TopicRouteData:
     """Return a topic's route: every endpoint, writable if any queue of the topic is, and the types it accepts.
 
-    Raises
-    ------
-    RemotingCommandException
-        It has more queues, brokers or addresses of a broker than the route of a name server may have.
+    Raises a RemotingCommandException if it exceeds the bounds of a name server's route.
     """
     _check("queues", len(reply.message_queues), MAX_QUEUES)
     _check("brokers", len({queue.broker.name for queue in reply.message_queues}), MAX_BROKERS)
@@ -80,7 +77,7 @@ def _check(what: str, count: int, most: int) -> None:
 
 
 def settings_of(endpoint: str, topics: Iterable[str], namespace: str, version: str) -> service.TelemetryCommand:
-    """Return what a producer says of itself when it opens its stream."""
+    """Return the settings that a producer sends when it opens its stream."""
     settings = pb.Settings(
         client_type=pb.PRODUCER,
         access_point=endpoints_of(endpoint),

@@ -1,9 +1,7 @@
 """The codes of the remoting protocol, and the error of each response code.
 
-One table maps a code to an error class; where one code has several causes, a second table looks into the remark. The
-class carries the decision on a retry (:mod:`rocketmq_spark.errors`), so callers do not compare codes.
-
-Follows ``RequestCode.java``, ``ResponseCode.java`` and ``RemotingSysResponseCode.java``.
+The error's class carries the decision on a retry, so callers do not compare codes. Follows ``RequestCode.java``,
+``ResponseCode.java`` and ``RemotingSysResponseCode.java``.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from rocketmq_spark.protocol.remoting.command import shortened
 
 
 class RequestCode(enum.IntEnum):
-    """What a request asks for (``RequestCode.java``): the codes that a client sends, or a broker sends to a client."""
+    """What a request asks for (``RequestCode.java``)."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -46,40 +44,25 @@ class RequestCode(enum.IntEnum):
     VIEW_MESSAGE_BY_ID = 33
     HEART_BEAT = 34
     UNREGISTER_CLIENT = 35
-    CONSUMER_SEND_MSG_BACK = 36
     END_TRANSACTION = 37
     GET_CONSUMER_LIST_BY_GROUP = 38
     CHECK_TRANSACTION_STATE = 39
     NOTIFY_CONSUMER_IDS_CHANGED = 40
-    LOCK_BATCH_MQ = 41
-    UNLOCK_BATCH_MQ = 42
     CHECK_CLIENT_CONFIG = 46
     GET_ROUTEINFO_BY_TOPIC = 105
     GET_BROKER_CLUSTER_INFO = 106
-    GET_TOPIC_STATS_INFO = 202
-    GET_CONSUMER_CONNECTION_LIST = 203
     GET_ALL_TOPIC_LIST_FROM_NAMESERVER = 206
-    GET_CONSUME_STATS = 208
     DELETE_TOPIC_IN_BROKER = 215
-    DELETE_TOPIC_IN_NAMESRV = 216
-    RESET_CONSUMER_CLIENT_OFFSET = 220
-    GET_CONSUMER_STATUS_FROM_CLIENT = 221
-    GET_TOPICS_BY_CLUSTER = 224
     GET_CONSUMER_RUNNING_INFO = 307
-    CONSUME_MESSAGE_DIRECTLY = 309
     SEND_MESSAGE_V2 = 310
     SEND_BATCH_MESSAGE = 320
-    SEND_REPLY_MESSAGE = 324
     SEND_REPLY_MESSAGE_V2 = 325
-    PUSH_REPLY_MESSAGE_TO_CLIENT = 326
     GET_TOPIC_CONFIG = 351
-    LITE_PULL_MESSAGE = 361
     RECALL_MESSAGE = 370
     AUTH_CREATE_USER = 3001
     AUTH_DELETE_USER = 3003
     AUTH_GET_USER = 3004
     AUTH_CREATE_ACL = 3006
-    POP_MESSAGE = 200050
 
 
 NAME_SERVER_REQUESTS: Final = frozenset(
@@ -87,8 +70,6 @@ NAME_SERVER_REQUESTS: Final = frozenset(
         RequestCode.GET_ROUTEINFO_BY_TOPIC,
         RequestCode.GET_BROKER_CLUSTER_INFO,
         RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
-        RequestCode.DELETE_TOPIC_IN_NAMESRV,
-        RequestCode.GET_TOPICS_BY_CLUSTER,
     }
 )
 """Requests to name servers, or to proxies in their place (``DefaultRequestProcessor``), but not to brokers."""
@@ -134,14 +115,16 @@ class ResponseCode(enum.IntEnum):
     RPC_TIME_OUT = -1006
 
 
+# ``ClientErrorCode.NO_NAME_SERVER_EXCEPTION``: no name server or proxy is configured.
 NO_NAME_SERVER: Final = 10004
-"""``ClientErrorCode.NO_NAME_SERVER_EXCEPTION``: no name server or proxy is configured."""
 
+# The response codes of a send that mean "stored".
 STORED: Final[Mapping[int, SendStatus]] = MappingProxyType({int(status.value): status for status in SendStatus})
-"""Response codes of a send that mean "stored", with the status each one is."""
+
+_FORWARDING_FAILED: Final = tuple(code for code in ResponseCode if code.name.startswith("RPC_"))
 
 _CLASSES: Final[Mapping[int, type[MQBrokerException]]] = {
-    # A remark that no table knows: the broker may have failed before or after storing, and Java tries again.
+    # For remarks that `_BY_REMARK` does not have: the broker may have stored the message, and Java tries again.
     ResponseCode.SYSTEM_ERROR: BrokerOutcomeUnknownException,
     ResponseCode.REQUEST_CODE_NOT_SUPPORTED: RequestNotSupportedException,
     ResponseCode.SYSTEM_BUSY: BrokerBusyException,
@@ -150,10 +133,7 @@ _CLASSES: Final[Mapping[int, type[MQBrokerException]]] = {
     ResponseCode.GO_AWAY: BrokerUnavailableException,
     ResponseCode.TOPIC_NOT_EXIST: TopicRouteStaleException,
     ResponseCode.NOT_LEADER_FOR_QUEUE: TopicRouteStaleException,
-    ResponseCode.RPC_UNKNOWN: BrokerOutcomeUnknownException,
-    ResponseCode.RPC_ADDR_IS_NULL: BrokerOutcomeUnknownException,
-    ResponseCode.RPC_SEND_TO_CHANNEL_FAILED: BrokerOutcomeUnknownException,
-    ResponseCode.RPC_TIME_OUT: BrokerOutcomeUnknownException,
+    **dict.fromkeys(_FORWARDING_FAILED, BrokerOutcomeUnknownException),
 }
 
 PASSING_TROUBLE: Final = (
@@ -167,9 +147,8 @@ PASSING_TROUBLE: Final = (
 )
 """Remarks of brokers that temporarily store nothing, under an unspecific code, and the error of each."""
 
+# The remark of servers about a known user without the right.
 NO_RIGHT: Final = "no permission to access"
-"""The remark of servers about a known user without the right."""
-
 _MISSING_RIGHT: Final = re.compile(
     rf"(?:{NO_RIGHT}|no (?:default )?permission for) ((?:topic|group|cluster):[^\s,]+)", re.IGNORECASE
 )
@@ -221,7 +200,6 @@ _BY_REMARK: Final[Mapping[int, tuple[tuple[str, type[MQBrokerException]], ...]]]
 }
 
 _BUSY: Final = "the broker refused for now and stored nothing; lower maxInFlight or the number of tasks"
-_FORWARDED: Final = "the request was forwarded and its outcome is unknown"
 
 KEY_MISSING: Final = "Required message key is missing"
 """The remark of a broker that rejects a single message without keys."""
@@ -248,10 +226,7 @@ _HINTS: Final[Mapping[int, str]] = {
     ResponseCode.INVALID_PARAMETER: "check the topic's name and number of queues",
     ResponseCode.NOT_LEADER_FOR_QUEUE: "the queue moved to another broker",
     ResponseCode.GO_AWAY: "the server is shutting down and did not execute the request",
-    ResponseCode.RPC_UNKNOWN: _FORWARDED,
-    ResponseCode.RPC_ADDR_IS_NULL: _FORWARDED,
-    ResponseCode.RPC_SEND_TO_CHANNEL_FAILED: _FORWARDED,
-    ResponseCode.RPC_TIME_OUT: _FORWARDED,
+    **dict.fromkeys(_FORWARDING_FAILED, "the request was forwarded and its outcome is unknown"),
 }
 
 
@@ -266,14 +241,7 @@ def code_name(code: int) -> str:
 def broker_error(code: int, remark: str, address: str, doing: str) -> MQBrokerException:
     """Return the error for a server's answer; its class carries the decision on a retry.
 
-    Parameters
-    ----------
-    code : int
-        Any code but SUCCESS.
-    remark : str
-        Decides the class for SYSTEM_ERROR, NO_PERMISSION and INVALID_PARAMETER.
-    doing : str
-        What was requested, such as ``sending 500 rows to orders/broker-a/3``.
+    `doing` is what was requested, such as ``sending 500 rows to orders/broker-a/3``.
     """
     error = _class_of(code, remark)
     hint = access_hint(error, remark) or (NEEDS_KEYS if KEY_MISSING in remark else _HINTS.get(code, ""))

@@ -1,10 +1,9 @@
-"""Encodes and decodes one request or response, a RemotingCommand.
+"""Encodes and decodes requests and responses, and finds their frames in received bytes.
 
-A client may send either header type and must read both, because a server answers in its own. The body is never copied:
-`encode_head` leaves it out, `decode_command` slices it. A repr shows no values of ext fields, which may be signatures
-and tokens. The memory that a frame takes is bounded: 16 MiB of ``{},`` would become half a gigabyte of objects.
+Headers are sent as JSON. Binary headers are only read, because a server may choose them for its own requests. The
+memory that a frame takes is bounded: 16 MiB of ``{},`` would become half a gigabyte of objects.
 
-Follows ``RemotingCommand.java`` and ``RocketMQSerializable.java``.
+Follows ``RemotingCommand.java``, ``RocketMQSerializable.java`` and ``NettyDecoder.java``.
 """
 
 # Frame                                   | Binary header, type 1
@@ -16,7 +15,6 @@ Follows ``RemotingCommand.java`` and ``RocketMQSerializable.java``.
 
 from __future__ import annotations
 
-import enum
 import json
 import struct
 from collections.abc import Callable, Mapping
@@ -30,6 +28,9 @@ from rocketmq_spark.model.message import Buffer
 FLAG_RESPONSE: Final = 1
 FLAG_ONEWAY: Final = 2
 
+MAX_FRAME: Final = 16_777_216
+"""``com.rocketmq.remoting.frameMaxLength``: the largest frame, its first length word included, bytes."""
+
 # Ordinal of V5_4_0. Below 401 a name server answers routes in non-standard JSON.
 VERSION: Final = 493
 
@@ -39,87 +40,58 @@ LANGUAGES: Final = (
 )
 _OTHER: Final = LANGUAGES.index("OTHER")
 
+# SerializeType.java.
+_JSON_HEADER: Final = 0
+_BINARY_HEADER: Final = 1
+
 _HEAD: Final = struct.Struct(">iI")
 _HEADER_WORD: Final = struct.Struct(">I")
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
-_BINARY_FIXED: Final = struct.Struct(
-    ">"
-    "h"  # code
-    "b"  # language
-    "h"  # version
-    "i"  # opaque
-    "i"  # flag
-)
+# code, language, version, opaque, flag
+_BINARY_FIXED: Final = struct.Struct(">hbhii")
 
 _MAX_HEADER: Final = 0xFFFFFF
 # Ext fields that are read; servers write a dozen. Their length is no measure: the msgId that answers a batch has 33
 # characters for each of its messages.
 _MAX_FIELDS: Final = 10_000
-# Objects and lists in a JSON text. An entry of any list that servers send takes 35 bytes or more for each: in a body
-# of 16 MiB there are not as many.
+# Objects and lists in a JSON text. Servers' lists have entries of 35 bytes or more, so a body of 16 MiB has fewer.
 _MAX_CONTAINERS: Final = 500_000
 # Digits of an integer; a long has 19. Python would read 4,300, and before 3.10.7 any number, in the square of the time.
 _MAX_DIGITS: Final = 40
 _MAX_INT32: Final = 2**31 - 1
 _MIN_INT32: Final = -(2**31)
 
-# What an error shows of a server's words, characters: a Java stack trace with all that matters of it.
+# How much of a server's text an error shows, characters: enough for the cause in a Java stack trace.
 _SHOWN: Final = 4_096
 
 _JSON: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":"))
 
 
-class SerializeType(enum.IntEnum):
-    """How the header of one frame is written (``SerializeType.java``)."""
-
-    JSON = 0
-    ROCKETMQ = 1
-
-
 @dataclass(slots=True)
 class RemotingCommand:
-    """A request or a response, without the frame around it.
+    """A request or a response. Its repr shows no values of ext fields, which may be signatures and tokens.
 
     Not frozen, because two are made for every request, and creating frozen ones takes three times as long.
-
-    Parameters
-    ----------
-    code : int
-        Request code, or response code when the response bit of `flag` is set.
-    opaque : int
-        Correlation id, int32, chosen by whoever asks.
-    ext_fields : mapping of str to str, default empty
-        The "custom header" of the code, in the order in which it is written.
-    body : bytes or memoryview, default empty
-        On the wire an absent body and an empty one are the same.
-    flag : int, default 0
-        Bit 0 response, bit 1 one-way.
-    remark : str, default ""
-        The server's words.
-    language : str, default "PYTHON"
-        A name of ``LanguageCode.java``.
-    version : int, default 493
-        Ordinal of ``MQVersion.java``.
     """
 
     code: int
-    opaque: int
-    ext_fields: Mapping[str, str] = field(default_factory=dict)
-    body: Buffer = b""
+    opaque: int  # Correlation id, int32, chosen by the side that sends the request
+    ext_fields: Mapping[str, str] = field(default_factory=dict)  # The custom header, in the order of the wire
+    body: Buffer = b""  # On the wire an absent body and an empty one are the same
     flag: int = 0
     remark: str = ""
-    language: str = "PYTHON"
-    version: int = VERSION
+    language: str = "PYTHON"  # A name of ``LanguageCode.java``
+    version: int = VERSION  # Ordinal of ``MQVersion.java``
 
     @property
     def is_response(self) -> bool:
-        """Answers one of our requests; otherwise it is a request of the server."""
+        """Whether it answers a request."""
         return bool(self.flag & FLAG_RESPONSE)
 
     @property
     def is_oneway(self) -> bool:
-        """Never answered, not even with an error."""
+        """Whether it is a request that nobody answers, not even with an error."""
         return bool(self.flag & FLAG_ONEWAY)
 
     def __repr__(self) -> str:
@@ -131,58 +103,41 @@ class RemotingCommand:
 
 
 def shortened(text: str) -> str:
-    """Return the start of a text that a server chose, short enough for an error or a log."""
+    """Return the start of a server's text, short enough for an error or a log."""
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
 
 
-def encode_head(
-    command: RemotingCommand, body_length: int, serialize_type: SerializeType = SerializeType.JSON
-) -> bytes:
-    """Encode both length words and the header, so that a body in pieces can follow without being joined.
+def encode_head(command: RemotingCommand, body_length: int) -> bytes:
+    """Encode both length words and the header, so that a body in pieces can follow without a copy.
 
-    Raises
-    ------
-    MQClientException
-        The command doesn't fit the format: a code over 32,767 in a binary header, a header over 16,777,215 bytes, a
-        frame over 2 GiB, or invalid Unicode.
+    Raises an MQClientException if a text is no valid Unicode, or the frame exceeds 2 GiB.
     """
     problem = None
     try:
-        header = _encode_json(command) if serialize_type is SerializeType.JSON else _encode_binary(command)
-    except (struct.error, UnicodeEncodeError) as exc:
+        header = _encode_json(command)
+    except UnicodeEncodeError as exc:
         problem = str(exc)
     if problem is not None:
         # Outside the except block: a UnicodeEncodeError holds the text, which may contain a token.
-        raise MQClientException(
-            f"encoding the {serialize_type.name} header of {command!r}: {problem};"
-            " numbers must fit their fields and texts must be valid Unicode"
-        )
+        raise MQClientException(f"encoding the header of {command!r}: {problem}; texts must be valid Unicode")
     length = 4 + len(header) + body_length
     if len(header) > _MAX_HEADER or not 0 <= body_length <= _MAX_INT32 - 4 - len(header):
         raise MQClientException(
             f"encoding {command!r}: header of {len(header)} bytes (at most {_MAX_HEADER}) and body of {body_length}"
             f" bytes don't fit one frame (at most {_MAX_INT32} bytes); send less per request"
         )
-    return _HEAD.pack(length, serialize_type << 24 | len(header)) + header
+    return _HEAD.pack(length, _JSON_HEADER << 24 | len(header)) + header
 
 
-def encode_command(command: RemotingCommand, serialize_type: SerializeType = SerializeType.JSON) -> bytes:
-    """Encode a whole frame, body included; raises what :func:`encode_head` raises."""
-    return b"".join((encode_head(command, len(command.body), serialize_type), command.body))
+def encode_command(command: RemotingCommand) -> bytes:
+    """Encode a whole frame; raises as `encode_head`."""
+    return b"".join((encode_head(command, len(command.body)), command.body))
 
 
 def decode_command(frame: Buffer) -> RemotingCommand:
-    """Decode one frame.
+    """Decode what follows the first length word of a frame; the body is a slice of it, not a copy.
 
-    Parameters
-    ----------
-    frame : memoryview or bytes
-        All that follows the frame's first length word. The returned body is a slice of it, not a copy.
-
-    Raises
-    ------
-    RemotingCommandException
-        The header is truncated or ill-formed, or lacks a field. The connection it came from can't be trusted further.
+    Raises a RemotingCommandException for an ill-formed header. The connection can't be used after that.
     """
     view = memoryview(frame)
     if len(view) < 4:
@@ -195,21 +150,18 @@ def decode_command(frame: Buffer) -> RemotingCommand:
         )
     header, body = view[4 : 4 + header_length], view[4 + header_length :]
     serialize_type = word >> 24
-    if serialize_type == SerializeType.JSON:
+    if serialize_type == _JSON_HEADER:
         return _decode_json(header, body)
-    if serialize_type == SerializeType.ROCKETMQ:
+    if serialize_type == _BINARY_HEADER:
         return _decode_binary(header, body)
     raise RemotingCommandException(f"decoding a frame: serialize type {serialize_type}, known are 0 (JSON), 1 (binary)")
 
 
 def loads(data: Buffer, repair: Callable[[str], str] | None = None) -> Any:
-    """Return the value of a server's JSON text; `repair` may turn other text into JSON, and is tried once.
+    """Return the value of a server's JSON text. If the text is no JSON, `repair` is tried on it once.
 
-    Raises
-    ------
-    ValueError
-        The text is no JSON, has too many objects and lists or nests them too deeply, has a number that is too long, or
-        half of a surrogate pair, which no log, error or request could repeat.
+    Raises a ValueError if the text is no JSON, exceeds a bound, or has half of a surrogate pair, which UTF-8 cannot
+    encode.
     """
     try:
         text = str(data, "utf-8")
@@ -221,7 +173,7 @@ def loads(data: Buffer, repair: Callable[[str], str] | None = None) -> Any:
             if repair is None:
                 raise
             value = _DECODER.decode(repair(text))
-        # Only an escape can smuggle one in: the text itself came as UTF-8.
+        # Only an escape makes half of a surrogate pair: the text itself came as UTF-8.
         if "\\" in text:
             _JSON.encode(value).encode()
         return value
@@ -252,20 +204,6 @@ def _encode_json(command: RemotingCommand) -> bytes:
         fields = [f"{_quoted(name)}:{_quoted(value)}" for name, value in command.ext_fields.items()]
         text += f',"extFields":{{{",".join(fields)}}}'
     return f"{text}}}".encode()
-
-
-def _encode_binary(command: RemotingCommand) -> bytes:
-    language = LANGUAGES.index(command.language) if command.language in LANGUAGES else _OTHER
-    remark = command.remark.encode()
-    pieces: list[bytes] = []
-    for name, value in command.ext_fields.items():
-        # The server would read an empty value as null, and sign "null".
-        if value:
-            key, data = name.encode(), value.encode()
-            pieces += (_INT16.pack(len(key)), key, _INT32.pack(len(data)), data)
-    ext = b"".join(pieces)
-    fixed = _BINARY_FIXED.pack(command.code, language, command.version, command.opaque, command.flag)
-    return b"".join((fixed, _INT32.pack(len(remark)), remark, _INT32.pack(len(ext)), ext))
 
 
 def _decode_json(header: memoryview, body: memoryview) -> RemotingCommand:
@@ -316,11 +254,9 @@ def _json_ext_fields(value: object) -> dict[str, str]:
 
 
 def _json_text(name: str, value: object) -> str:
-    # A server may write numbers and booleans bare; the strings are what Java's would be.
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    # A server may write numbers and booleans bare; the texts are those of Java.
     if isinstance(value, int | float):
-        return str(value)
+        return str(value).lower() if isinstance(value, bool) else str(value)
     raise RemotingCommandException(f"decoding a JSON header: ext field {shortened(name)!r} is a {type(value).__name__}")
 
 
@@ -370,3 +306,52 @@ def _binary_text(data: memoryview, at: int, length: struct.Struct, what: str) ->
         return str(piece, "utf-8"), end
     except UnicodeDecodeError as exc:
         raise RemotingCommandException(f"decoding a binary header: {what} is not UTF-8: {exc}") from exc
+
+
+class FrameBuffer:
+    """Collects received bytes and returns the commands in them, however the bytes were cut.
+
+    After a broken frame it stays broken, because the place of the next frame is unknown. Every byte is copied a bounded
+    number of times.
+    """
+
+    def __init__(self, max_frame: int = MAX_FRAME) -> None:
+        self._max_length = max_frame - _INT32.size
+        self._data = bytearray()
+
+    def __repr__(self) -> str:
+        return f"<FrameBuffer waiting={len(self._data)} bytes max_frame={self._max_length + _INT32.size}>"
+
+    @property
+    def pending(self) -> int:
+        """Bytes of a command that is not whole yet."""
+        return len(self._data)
+
+    def feed(self, data: Buffer) -> None:
+        """Add bytes as they were received; `data` may be reused afterwards."""
+        self._data += data
+
+    def take(self) -> RemotingCommand | None:
+        """Return the next whole command, or None until more bytes have come.
+
+        Its body is a slice of the frame's own copy: it stays valid, and keeps that copy alive. A broken frame raises a
+        RemotingCommandException now and on every later call.
+        """
+        if len(self._data) < _INT32.size:
+            return None
+        (length,) = _INT32.unpack_from(self._data)
+        if not _HEADER_WORD.size <= length <= self._max_length:
+            raise RemotingCommandException(
+                f"receiving a frame: length {length}, allowed are {_HEADER_WORD.size} to {self._max_length};"
+                " the other side speaks another protocol, or TLS, or its frameMaxLength is higher than ours"
+            )
+        end = _INT32.size + length
+        if len(self._data) < end:
+            return None
+        # One copy, so that the body outlives the buffer. Slicing a bytearray directly would make a second one.
+        with memoryview(self._data) as received:
+            frame = bytes(received[_INT32.size : end])
+        command = decode_command(memoryview(frame))
+        # Cutting off the front moves the bytearray's start; it copies only once half of its memory is free.
+        del self._data[:end]
+        return command

@@ -1,8 +1,7 @@
 """The custom headers of the requests that the connector sends, as ext fields.
 
-Attributes are the long names in snake_case; on the wire they are camelCase (`SendMessageRequestHeaderV2`: one letter
-each). None and empty text are left out, because an empty value breaks signatures in binary headers. `broker_name` has
-no default where a proxy needs it; brokers ignore it.
+Attributes are the long names in snake_case. On the wire they are camelCase, in `SendMessageRequestHeaderV2` one letter
+each. None and empty text are left out. `broker_name` has no default where a proxy needs it; brokers ignore it.
 
 Follows the ``*RequestHeader.java`` classes.
 """
@@ -37,20 +36,14 @@ _PULLS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestHeader:
-    """A request's custom header; each dataclass field is one ext field, in the order of the fields.
-
-    Attributes
-    ----------
-    code : RequestCode
-        The request that it belongs to.
-    """
+    """The custom header of the request `code`; each field of the dataclass is an ext field, in that order."""
 
     code: ClassVar[RequestCode]
 
     def to_ext_fields(self) -> dict[str, str]:
         """Return the ext fields in wire order."""
         ext_fields: dict[str, str] = {}
-        for attribute, name in _wire_names(type(self)):  # type: ignore[arg-type]
+        for attribute, name in wire_names(type(self)):  # type: ignore[arg-type]
             value = getattr(self, attribute)
             if value is None or value == "":
                 continue
@@ -59,9 +52,10 @@ class RequestHeader:
 
 
 @functools.cache
-def _wire_names(header: type[RequestHeader]) -> tuple[tuple[str, str], ...]:
+def wire_names(header: type) -> tuple[tuple[str, str], ...]:
     """Return the attributes of a header, each with its name on the wire."""
-    attributes = [item.name for item in dataclasses.fields(header)]
+    # The broker's name is always the last.
+    attributes = sorted((item.name for item in dataclasses.fields(header)), key="broker_name".__eq__)
     letters = header is SendMessageRequestHeaderV2
     wire = "abcdefghijklmn" if letters else [_IRREGULAR.get(name) or _camel_case(name) for name in attributes]
     return tuple(zip(attributes, wire, strict=True))
@@ -74,42 +68,28 @@ def _camel_case(attribute: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendMessageRequestHeaderV2(RequestHeader):
-    """SEND_MESSAGE_V2, SEND_BATCH_MESSAGE and SEND_REPLY_MESSAGE_V2.
-
-    Parameters
-    ----------
-    queue_id : int
-        -1 lets the broker pick.
-    born_timestamp : int
-        Epoch milliseconds.
-    flag : int, default 0
-        The user's flag of a single message; brokers ignore it for a batch.
-    properties : str or None, default None
-        Property string of a single message; for a batch only ``WAIT``.
-    batch : bool, default False
-        The body is batch items. This, not the request code, makes a batch.
-    """
+    """The header of SEND_MESSAGE_V2, SEND_BATCH_MESSAGE and SEND_REPLY_MESSAGE_V2."""
 
     code: ClassVar[RequestCode] = RequestCode.SEND_MESSAGE_V2
     producer_group: str
     topic: str
     default_topic: str = "TBW102"
     default_topic_queue_nums: int = 4
-    queue_id: int
+    queue_id: int  # -1 lets the broker choose
     sys_flag: int = 0
-    born_timestamp: int
-    flag: int = 0
-    properties: str | None = None
+    born_timestamp: int  # Epoch milliseconds
+    flag: int = 0  # The user's flag of a single message; brokers ignore it for a batch
+    properties: str | None = None  # The property string of a single message; of a batch only ``WAIT``
     reconsume_times: int = 0
     unit_mode: bool = False
     max_reconsume_times: int | None = None
-    batch: bool = False
+    batch: bool = False  # The body is batch items. This, not the request code, makes a batch.
     broker_name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetRouteInfoRequestHeader(RequestHeader):
-    """`accept_standard_json_only` forces standard JSON, which name servers from 4.9.4 on send to our version anyway."""
+    """Name servers from 4.9.4 on send standard JSON to our version; `accept_standard_json_only` forces it."""
 
     code: ClassVar[RequestCode] = RequestCode.GET_ROUTEINFO_BY_TOPIC
     topic: str
@@ -128,50 +108,44 @@ class UnregisterClientRequestHeader(RequestHeader):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GetMaxOffsetRequestHeader(RequestHeader):
+class QueueRequestHeader(RequestHeader):
+    """A question about one queue."""
+
+    topic: str
+    queue_id: int
+    broker_name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetMaxOffsetRequestHeader(QueueRequestHeader):
     """An unknown topic or queue answers 0, not an error: check against the route."""
 
     code: ClassVar[RequestCode] = RequestCode.GET_MAX_OFFSET
-    topic: str
-    queue_id: int
     committed: bool | None = None
-    broker_name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GetMinOffsetRequestHeader(RequestHeader):
+class GetMinOffsetRequestHeader(QueueRequestHeader):
     """Asks for the offset of the oldest message."""
 
     code: ClassVar[RequestCode] = RequestCode.GET_MIN_OFFSET
-    topic: str
-    queue_id: int
-    broker_name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchOffsetRequestHeader(RequestHeader):
-    """Searches by store time, epoch milliseconds.
-
-    With `boundary_type` ``lower`` the answer is the first offset stored at or after `timestamp`, or the max offset.
-    With ``upper`` it is the last offset stored at or before it.
-    """
-
-    code: ClassVar[RequestCode] = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
-    topic: str
-    queue_id: int
-    timestamp: int
-    boundary_type: str = "lower"
-    broker_name: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GetEarliestMsgStoreTimeRequestHeader(RequestHeader):
+class GetEarliestMsgStoreTimeRequestHeader(QueueRequestHeader):
     """Asks when the oldest message was stored."""
 
     code: ClassVar[RequestCode] = RequestCode.GET_EARLIEST_MSG_STORETIME
-    topic: str
-    queue_id: int
-    broker_name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOffsetRequestHeader(QueueRequestHeader):
+    """Asks for the first offset stored at or after `timestamp` (epoch milliseconds), or the max offset.
+
+    With `boundary_type` ``upper`` the answer is the last offset stored at or before it.
+    """
+
+    code: ClassVar[RequestCode] = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
+    timestamp: int
+    boundary_type: str = "lower"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,16 +186,13 @@ class RecallMessageRequestHeader(RequestHeader):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullMessageRequestHeader(RequestHeader):
-    """`queue_offset` is the first offset to return.
-
-    Bits of `sys_flag`: 1 commit offset, 2 suspend, 4 the request carries the subscription, 16 lite pull.
-    """
+    """Bits of `sys_flag`: 1 commit offset, 2 suspend, 4 the request carries the subscription, 16 lite pull."""
 
     code: ClassVar[RequestCode] = RequestCode.PULL_MESSAGE
     consumer_group: str
     topic: str
     queue_id: int
-    queue_offset: int
+    queue_offset: int  # The first offset to return
     max_msg_nums: int
     sys_flag: int = 4
     commit_offset: int = 0
@@ -233,15 +204,12 @@ class PullMessageRequestHeader(RequestHeader):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateConsumerOffsetRequestHeader(RequestHeader):
+class UpdateConsumerOffsetRequestHeader(QueueRequestHeader):
     """Commits a group's offset."""
 
     code: ClassVar[RequestCode] = RequestCode.UPDATE_CONSUMER_OFFSET
     consumer_group: str
-    topic: str
-    queue_id: int
     commit_offset: int
-    broker_name: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,10 +249,9 @@ class CreateTopicRequestHeader(RequestHeader):
 
 
 def heart_beat_body(client_id: str, producer_groups: Iterable[str] = (), consumer_groups: Iterable[str] = ()) -> bytes:
-    """Encode the body of HEART_BEAT.
+    """Encode the body of HEART_BEAT; groups are sorted, so that equal clients send equal bytes.
 
-    Groups are sorted, so that equal clients send equal bytes. Consumer groups pull and have no subscriptions, so a
-    broker assigns them no queue of another consumer.
+    Consumer groups have no subscriptions, so a broker assigns them no queue of another consumer.
     """
     body = {
         "clientID": client_id,
@@ -298,8 +265,8 @@ def heart_beat_body(client_id: str, producer_groups: Iterable[str] = (), consume
 def signed(ext_fields: Mapping[str, str], body: Iterable[Buffer], credentials: Credentials) -> dict[str, str]:
     """Return the ext fields with AccessKey, SecurityToken (if there is one) and Signature.
 
-    The signature covers the value of every other ext field, ordered by the fields' names, and then the body. It covers
-    no names, and neither code, opaque nor remark. Follows ``AclClientRPCHook.java`` and ``AclSigner.java``.
+    The signature covers the values of all other ext fields in the order of their names, and then the body. Follows
+    ``AclClientRPCHook.java`` and ``AclSigner.java``.
     """
     fields = {**ext_fields, "AccessKey": credentials.access_key}
     if credentials.security_token:

@@ -18,44 +18,24 @@ from rocketmq_spark.protocol.remoting.codes import ResponseCode
 
 # Above 32,767 items a broker acknowledges and then corrupts its queue.
 MAX_BATCH_ROWS: Final = 32_000
-# What is read of others, who may not know that.
+# The limit of a batch that another client stored.
 MAX_STORED_ROWS: Final = 65_535
 MAX_BODY: Final = 4 * 1024 * 1024
 MAX_PROPERTIES: Final = 32_767
 
-# Batch item: the head, the body, a length, the property string.
-_ITEM_HEAD: Final = struct.Struct(
-    ">"
-    "i"  # total size: 22 + body + properties
-    "i"  # magic, ignored: 0
-    "i"  # body CRC, ignored: 0
-    "i"  # flag
-    "i"  # body length
-)
+# Batch item: total size (22 + body + properties), magic and CRC (ignored: 0), flag, body length; then the body, the
+# length of the property string, and the property string.
+_ITEM_HEAD: Final = struct.Struct(">iiiii")
 _SHORT: Final = struct.Struct(">h")
 _INT: Final = struct.Struct(">i")
 ITEM_OVERHEAD: Final = _ITEM_HEAD.size + _SHORT.size
 
-# Stored record: three fixed parts with the two hosts between them, then body, topic, properties.
-_RECORD_HEAD: Final = struct.Struct(
-    ">"
-    "i"  # total size
-    "I"  # magic
-    "I"  # body CRC
-    "i"  # queue id
-    "i"  # flag
-    "q"  # queue offset
-    "q"  # physical offset
-    "i"  # sys flag
-    "q"  # born timestamp
-)
+# Stored record: head, born host, store timestamp, store host, tail, body, topic and properties.
+# Head: total size, magic, body CRC, queue id, flag, queue offset, physical offset, sys flag, born timestamp.
+_RECORD_HEAD: Final = struct.Struct(">iIIiiqqiq")
 _LONG: Final = struct.Struct(">q")
-_RECORD_TAIL: Final = struct.Struct(
-    ">"
-    "i"  # reconsume times
-    "q"  # prepared transaction offset
-    "i"  # body length
-)
+# Reconsume times, prepared transaction offset, body length.
+_RECORD_TAIL: Final = struct.Struct(">iqi")
 _BYTE: Final = struct.Struct(">b")
 # IPv4 hosts; empty body, topic and properties.
 _SMALLEST_RECORD: Final = _RECORD_HEAD.size + 8 + _LONG.size + 8 + _RECORD_TAIL.size + _BYTE.size + _SHORT.size
@@ -69,15 +49,10 @@ SYS_FLAG_STORE_HOST_V6: Final = 0x20
 
 
 def encode_properties(properties: Mapping[str, str | None]) -> bytes:
-    """Encode a property string: name 0x01 value 0x02 for each entry, in the order given.
+    """Encode a property string: name 0x01 value 0x02 for each entry whose value is not None, in the order given.
 
-    An entry whose value is None is left out, as in Java.
-
-    Raises
-    ------
-    MQClientException
-        Code 13: a name or value holds 0x01 or 0x02 (there is no escaping) or isn't Unicode, or the whole is over 32,767
-        bytes.
+    Raises an MQClientException with code 13 for a text that holds 0x01 or 0x02 (there is no escaping) or is no valid
+    Unicode, and for more than 32,767 bytes.
     """
     pieces: list[str] = []
     for name, value in properties.items():
@@ -99,8 +74,7 @@ def encode_properties(properties: Mapping[str, str | None]) -> bytes:
 def decode_properties(data: Buffer) -> dict[str, str]:
     """Decode a property string as ``MessageDecoder.string2messageProperties`` does.
 
-    Entries without 0x01, with an empty name or an empty value are skipped; the last of equal names wins; what isn't
-    UTF-8 becomes U+FFFD.
+    Entries without a name or a value are skipped; the last of equal names wins; what isn't UTF-8 becomes U+FFFD.
     """
     properties: dict[str, str] = {}
     for entry in str(data, "utf-8", "replace").split(PROPERTY_SEPARATOR):
@@ -111,35 +85,21 @@ def decode_properties(data: Buffer) -> dict[str, str]:
 
 
 def encode_single(message: Message, sys_flag: int = 0) -> EncodedBatch:
-    """Return what SEND_MESSAGE carries of one message: its body as it is, its properties for the header.
-
-    Raises
-    ------
-    MQClientException
-        See `encode_properties`.
-    """
-    properties = encode_properties(message.properties).decode()
-    size = len(message.body)
+    """Return what SEND_MESSAGE carries of one message; raises as `encode_properties`."""
     return EncodedBatch(
         message.topic,
         (message.body,),
         1,
-        size,
+        len(message.body),
         batch=False,
-        properties=properties,
+        properties=encode_properties(message.properties).decode(),
         flag=message.flag,
         sys_flag=sys_flag,
     )
 
 
 def encode_batch_item(message: Message) -> bytes:
-    """Encode one item of a batch body; the topic isn't in it.
-
-    Raises
-    ------
-    MQClientException
-        Code 13: the flag isn't an int32, or :func:`encode_properties` refuses the properties.
-    """
+    """Encode one item of a batch body; raises as `encode_properties`, and for a flag of more than 32 bits."""
     properties = encode_properties(message.properties)
     total_size = ITEM_OVERHEAD + len(message.body) + len(properties)
     try:
@@ -150,14 +110,9 @@ def encode_batch_item(message: Message) -> bytes:
 
 
 def encode_batch(messages: Iterable[Message]) -> bytes:
-    """Encode the body of SEND_BATCH_MESSAGE.
+    """Encode the body of SEND_BATCH_MESSAGE: 1 to 32,000 messages for one topic. The caller checks its size.
 
-    The limit on the body's size is the broker's ``maxMessageSize``, which the producer knows; it isn't checked here.
-
-    Raises
-    ------
-    MQClientException
-        Code 13: no message, more than 32,000 of them, several topics, or an item that can't be encoded.
+    Raises an MQClientException with code 13 for other numbers, for several topics, and as `encode_batch_item`.
     """
     batch = list(messages)
     if not 1 <= len(batch) <= MAX_BATCH_ROWS:
@@ -168,29 +123,24 @@ def encode_batch(messages: Iterable[Message]) -> bytes:
     return b"".join(encode_batch_item(message) for message in batch)
 
 
+def messages_in(batch: EncodedBatch) -> list[Message]:
+    """Return the messages of a batch in the remoting encoding."""
+    body = b"".join(batch.body)
+    if batch.batch:
+        return decode_batch(body, batch.topic)
+    return [Message(batch.topic, body, batch.flag, decode_properties(batch.properties.encode()))]
+
+
 def decode_batch(body: Buffer, topic: str = "") -> list[Message]:
-    """Decode a batch body, which is also the body of a stored inner batch.
-
-    Parameters
-    ----------
-    topic : str, default ""
-        Given to every message: items carry none.
-
-    Raises
-    ------
-    RemotingCommandException
-        An item reaches beyond the body; or there are more than `MAX_STORED_ROWS`.
-    """
-    return list(iter_batch(body, topic))
-
-
-def iter_batch(body: Buffer, topic: str = "") -> Iterator[Message]:
-    """Decode the same, one item after the other; the items before one that raises are valid."""
-    return (message for message, _ in iter_batch_with_properties(body, topic))
+    """Decode a batch body, which is also the body of a stored inner batch; raises as `iter_batch_with_properties`."""
+    return [message for message, _ in iter_batch_with_properties(body, topic)]
 
 
 def iter_batch_with_properties(body: Buffer, topic: str = "") -> Iterator[tuple[Message, memoryview]]:
-    """Decode the same, each message with its property string as stored."""
+    """Yield each message of a batch body with its property string as stored; `topic` is given to every message.
+
+    Raises a RemotingCommandException for an item that reaches beyond the body, and for more than `MAX_STORED_ROWS`.
+    """
     cursor = _Cursor(memoryview(body), "a batch body")
     count = 0
     while cursor.left:
@@ -213,26 +163,17 @@ def decode_records(body: Buffer) -> list[MessageExt]:
 def iter_records(body: Buffer) -> Iterator[MessageExt]:
     """Decode the same, one record after the other.
 
-    Raises
-    ------
-    RemotingCommandException
-        A record is truncated or has an unknown magic. Nothing is skipped: offsets would silently go missing.
+    Raises a RemotingCommandException for a truncated record or an unknown magic: to skip it would lose messages.
     """
     data, at = memoryview(body), 0
     while at < len(data):
         record = record_at(data, at)
-        yield decode_record(record, at)
+        yield decode_record_with_text(record, at)[0]
         at += len(record)
 
 
 def record_at(data: memoryview, at: int) -> memoryview:
-    """Return the bytes of the record that begins at position `at`.
-
-    Raises
-    ------
-    RemotingCommandException
-        Its length is negative, too small for any record, or reaches beyond `data`: no later record can be located.
-    """
+    """Return the bytes of the record at `at`; a RemotingCommandException for a length that cannot be right."""
     cursor = _Cursor(data, "stored records", at)
     (total_size,) = cursor.unpack(_INT)
     cursor.at = at
@@ -287,25 +228,14 @@ def encode_record(message: MessageExt) -> bytes:
     return b"".join((head, hosts[0], _LONG.pack(message.store_timestamp), hosts[1], tail, message.body, after_body))
 
 
-def decode_record(data: memoryview, at: int = 0) -> MessageExt:
-    """Decode one record; `at` is its position in the answer, for errors. Raises as `iter_records`."""
-    return decode_record_with_text(data, at)[0]
+def decode_record_with_text(data: memoryview, at: int) -> tuple[MessageExt, memoryview, memoryview]:
+    """Decode one record; return it with its topic and its property string as stored. Raises as `iter_records`.
 
-
-def decode_record_with_text(data: memoryview, at: int = 0) -> tuple[MessageExt, memoryview, memoryview]:
-    """Decode one record; return it with its topic and its property string as stored."""
+    `at` is its position in the answer, for errors.
+    """
     record = _Cursor(data, f"the stored record at byte {at}")
-    (
-        _,
-        magic,
-        body_crc,
-        queue_id,
-        flag,
-        queue_offset,
-        physical_offset,
-        sys_flag,
-        born_timestamp,
-    ) = record.unpack(_RECORD_HEAD)
+    head = record.unpack(_RECORD_HEAD)
+    _, magic, body_crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_timestamp = head
     if magic not in _TOPIC_LENGTH:
         raise record.error(f"magic 0x{magic:08X}, known are 0xDAA320A7 and 0xDAA320AB")
     born_host = format_host(bytes(record.take(20 if sys_flag & SYS_FLAG_BORN_HOST_V6 else 8)))
@@ -340,14 +270,7 @@ def decode_record_with_text(data: memoryview, at: int = 0) -> tuple[MessageExt, 
 def unique_id_prefix(ip: bytes, pid: int, loader: int) -> bytes:
     """Return the part of client message ids that one process keeps: 10 bytes, or 22 on IPv6.
 
-    Parameters
-    ----------
-    ip : bytes
-        4 or 16 address bytes of the client.
-    pid : int
-        Its low 16 bits are used.
-    loader : int
-        Any random number per process and task (Java: hash of the class loader); its low 32 bits are used.
+    `loader` is any random number per process and task (Java: hash of the class loader); its low 32 bits are used.
     """
     if len(ip) not in (4, 16):
         raise ValueError(f"ip must be 4 or 16 address bytes, got {len(ip)}")
@@ -357,13 +280,7 @@ def unique_id_prefix(ip: bytes, pid: int, loader: int) -> bytes:
 def unique_id(prefix: bytes, sequence: int) -> str:
     """Return a client message id (``UNIQ_KEY``): upper-case hex of the prefix and 6 bytes of sequence.
 
-    Parameters
-    ----------
-    prefix : bytes
-        From :func:`unique_id_prefix`.
-    sequence : int
-        Counts up by one from ``ms << 16``, ms since the start of the month: a carry moves into the time by itself.
-        Its low 48 bits are used.
+    `sequence` counts up by one from ``ms << 16``, ms since the start of the month: a carry moves into the time.
     """
     return (prefix + (sequence & 0xFFFFFFFFFFFF).to_bytes(6, "big")).hex().upper()
 

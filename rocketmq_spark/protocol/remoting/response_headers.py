@@ -1,7 +1,7 @@
 """The custom headers of answers and of a broker's requests, read from their ext fields.
 
-Attributes are the long names in snake_case; on the wire they are camelCase. An error names the field that is missing or
-no number; unknown fields are ignored. Follows the ``*ResponseHeader.java`` classes.
+Attributes are the long names in snake_case; on the wire they are camelCase. Unknown fields are ignored. Follows the
+``*ResponseHeader.java`` classes.
 """
 
 from __future__ import annotations
@@ -9,35 +9,27 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from rocketmq_spark.errors import RemotingCommandException
 from rocketmq_spark.protocol.remoting.command import shortened
+from rocketmq_spark.protocol.remoting.headers import wire_names
 
 DEFAULT_REGION: Final = "DefaultRegion"
 
-_INTEGER: Final = re.compile(r"-?[0-9]{1,19}")
-_MAX_LONG: Final = 2**63 - 1
-_MIN_LONG: Final = -(2**63)
+# Of `CheckTransactionStateRequestHeader`.
+_TEXTS: Final = frozenset({"msgId", "transactionId", "offsetMsgId", "bname"})
+
+HeaderT = TypeVar("HeaderT", bound="ResponseHeader")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendMessageResponseHeader:
-    """The answer to a send that stored (codes 0, 10, 11, 12).
+    """The answer to a send that stored (codes 0, 10, 11, 12)."""
 
-    Parameters
-    ----------
-    msg_id : str
-        Offset message id; one per item, comma-separated, for a batch.
-    queue_id : int
-        The queue really used.
-    queue_offset : int
-        Of the first message.
-    """
-
-    msg_id: str
-    queue_id: int
-    queue_offset: int
+    msg_id: str  # Offset message id; of a batch one for each item, separated by commas
+    queue_id: int  # The queue that the broker used
+    queue_offset: int  # Of the first message
     transaction_id: str = ""
     batch_uniq_id: str = ""
     recall_handle: str = ""
@@ -46,7 +38,7 @@ class SendMessageResponseHeader:
 
     @classmethod
     def from_ext_fields(cls, ext_fields: Mapping[str, str]) -> SendMessageResponseHeader:
-        """Read the ext fields; raises RemotingCommandException naming a field that is missing or no number."""
+        """Read the ext fields; a RemotingCommandException names a field that is missing or no number."""
         return cls(
             msg_id=_text(ext_fields, "msgId"),
             queue_id=_long(ext_fields, "queueId"),
@@ -61,60 +53,6 @@ class SendMessageResponseHeader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffsetResponseHeader:
-    """The answer to GET_MAX_OFFSET, GET_MIN_OFFSET and SEARCH_OFFSET_BY_TIMESTAMP."""
-
-    offset: int
-
-    @classmethod
-    def from_ext_fields(cls, ext_fields: Mapping[str, str]) -> OffsetResponseHeader:
-        """Read the ext fields; raises RemotingCommandException if the offset is missing or no number."""
-        return cls(offset=_long(ext_fields, "offset"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EarliestMsgStoreTimeResponseHeader:
-    """The answer to GET_EARLIEST_MSG_STORETIME: epoch milliseconds."""
-
-    timestamp: int
-
-    @classmethod
-    def from_ext_fields(cls, ext_fields: Mapping[str, str]) -> EarliestMsgStoreTimeResponseHeader:
-        """Read the ext fields; raises RemotingCommandException if the time is missing or no number."""
-        return cls(timestamp=_long(ext_fields, "timestamp"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckTransactionStateRequestHeader:
-    """What a broker sends with CHECK_TRANSACTION_STATE.
-
-    Parameters
-    ----------
-    tran_state_table_offset, commit_log_offset : int
-        What the answer must carry.
-    """
-
-    tran_state_table_offset: int
-    commit_log_offset: int
-    msg_id: str = ""
-    transaction_id: str = ""
-    offset_msg_id: str = ""
-    broker_name: str = ""
-
-    @classmethod
-    def from_ext_fields(cls, ext_fields: Mapping[str, str]) -> CheckTransactionStateRequestHeader:
-        """Read the ext fields; raises RemotingCommandException naming an offset that is missing or no number."""
-        return cls(
-            tran_state_table_offset=_long(ext_fields, "tranStateTableOffset"),
-            commit_log_offset=_long(ext_fields, "commitLogOffset"),
-            msg_id=ext_fields.get("msgId", ""),
-            transaction_id=ext_fields.get("transactionId", ""),
-            offset_msg_id=ext_fields.get("offsetMsgId", ""),
-            broker_name=ext_fields.get("bname", ""),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PullMessageResponseHeader:
     """The answer to a pull, found or not (codes 0, 19, 20, 21)."""
 
@@ -124,12 +62,55 @@ class PullMessageResponseHeader:
 
     @classmethod
     def from_ext_fields(cls, ext_fields: Mapping[str, str]) -> PullMessageResponseHeader:
-        """Read the ext fields; raises RemotingCommandException naming a field that is missing or no number."""
+        """Read the ext fields; a RemotingCommandException names a field that is missing or no number."""
         return cls(
             next_begin_offset=_long(ext_fields, "nextBeginOffset"),
             min_offset=_long(ext_fields, "minOffset"),
             max_offset=_long(ext_fields, "maxOffset"),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseHeader:
+    """An answer's custom header: numbers, which are required, and texts, which may be missing."""
+
+    @classmethod
+    def from_ext_fields(cls: type[HeaderT], ext_fields: Mapping[str, str]) -> HeaderT:
+        """Read the ext fields; a RemotingCommandException names a number that is missing or ill-formed."""
+        values = {
+            attribute: ext_fields.get(name, "") if name in _TEXTS else _long(ext_fields, name)
+            for attribute, name in wire_names(cls)  # type: ignore[arg-type]
+        }
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetResponseHeader(ResponseHeader):
+    """The answer to GET_MAX_OFFSET, GET_MIN_OFFSET and SEARCH_OFFSET_BY_TIMESTAMP."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarliestMsgStoreTimeResponseHeader(ResponseHeader):
+    """The answer to GET_EARLIEST_MSG_STORETIME: epoch milliseconds."""
+
+    timestamp: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckTransactionStateRequestHeader(ResponseHeader):
+    """What a broker sends with CHECK_TRANSACTION_STATE; the answer carries both offsets."""
+
+    tran_state_table_offset: int
+    commit_log_offset: int
+    msg_id: str = ""
+    transaction_id: str = ""
+    offset_msg_id: str = ""
+    broker_name: str = ""
+
+
+_INTEGER: Final = re.compile(r"-?[0-9]{1,19}")
 
 
 def _text(ext_fields: Mapping[str, str], name: str) -> str:
@@ -143,6 +124,6 @@ def _text(ext_fields: Mapping[str, str], name: str) -> str:
 
 def _long(ext_fields: Mapping[str, str], name: str) -> int:
     text = _text(ext_fields, name)
-    if _INTEGER.fullmatch(text) and _MIN_LONG <= (value := int(text)) <= _MAX_LONG:
+    if _INTEGER.fullmatch(text) and -(2**63) <= (value := int(text)) < 2**63:
         return value
     raise RemotingCommandException(f"reading a header: ext field {name!r} is {text[:40]!r}, not an integer")

@@ -1,7 +1,7 @@
-"""Decodes a name server's JSON: routes, brokers, topics.
+"""Decodes a server's JSON: routes, brokers, topics.
 
-Standard JSON is tried first; the repair is for fastjson's unquoted numeric keys only. Nothing is filtered: read-only
-queues and brokers without a master are kept. The number of brokers, queues and names is bounded here for all callers.
+Nothing is filtered: read-only queues and brokers without a master are kept. The number of brokers, queues and names is
+bounded here for all callers.
 
 Follows ``TopicRouteData.java``, ``BrokerData.java`` and ``QueueData.java``.
 """
@@ -19,8 +19,8 @@ from rocketmq_spark.model.names import java_order
 from rocketmq_spark.model.route import MAX_ADDRESSES, MAX_BROKERS, MAX_QUEUES, BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.protocol.remoting.command import loads
 
-# A string is consumed whole before a key can match inside it. Its closing quote is optional so that a body cut off
-# within a string costs one scan, not one per quote.
+# A string is consumed whole before a key can match inside it. Its closing quote is optional, so that a body that ends
+# within a string costs one scan.
 _STRING_OR_KEY: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|([{,]\s*)(-?[0-9]+)(\s*:)', re.DOTALL)
 
 # Of a broker, a cluster, an address. A DNS name has 253 characters at most.
@@ -32,10 +32,7 @@ _BROKER_ID: Final = re.compile(r"[0-9]{1,19}")
 def loads_lenient(body: bytes) -> Any:
     """Load JSON that may have numbers as unquoted keys, as fastjson writes ``Map<Long, ..>``.
 
-    Raises
-    ------
-    RemotingCommandException
-        It is neither; it is nested too deeply, or holds too much; or a text in it is no valid Unicode.
+    Raises a RemotingCommandException where `loads` raises a ValueError.
     """
     try:
         return loads(body, lambda text: _STRING_OR_KEY.sub(_quote_key, text))
@@ -46,17 +43,9 @@ def loads_lenient(body: bytes) -> Any:
 
 
 def decode_topic_route(body: bytes) -> TopicRouteData:
-    """Decode the body of a GET_ROUTEINFO_BY_TOPIC answer.
+    """Decode the body of a GET_ROUTEINFO_BY_TOPIC answer; both tuples are sorted by broker name as Java sorts it.
 
-    Returns
-    -------
-    TopicRouteData
-        Broker ids as int; both tuples sorted by broker name as Java sorts it; `static_topic` if queue ids are logical.
-
-    Raises
-    ------
-    RemotingCommandException
-        Not JSON; or a field is missing, has the wrong type, or is beyond all measure; the text names it.
+    Raises a RemotingCommandException that names a field that is missing, has the wrong type, or is too large.
     """
     route = loads_lenient(body)
     if not isinstance(route, dict):
@@ -66,22 +55,17 @@ def decode_topic_route(body: bytes) -> TopicRouteData:
     queues = sum(max(data.queue_nums, 0) for data in queue_datas)
     if queues > MAX_QUEUES:
         raise _wrong("the number of queues", queues, f"at most {MAX_QUEUES}")
+    order = route.get("orderTopicConf")
     return TopicRouteData(
         queue_datas=tuple(sorted(queue_datas, key=lambda queue: java_order(queue.broker_name))),
         broker_datas=tuple(sorted(broker_datas, key=lambda broker: java_order(broker.broker_name))),
-        order_topic_conf=_order_topic_conf(route),
+        order_topic_conf=None if order is None else _string(route, "orderTopicConf", longest=MAX_BROKERS * _LONGEST),
         static_topic=bool(route.get("topicQueueMappingByBroker")),
     )
 
 
 def decode_broker_data(item: dict[str, Any]) -> BrokerData:
-    """Return the broker of an entry of ``brokerDatas``, or of ``brokerAddrTable`` in what is told of a cluster.
-
-    Raises
-    ------
-    RemotingCommandException
-        A field is missing or has the wrong type.
-    """
+    """Return the broker of an entry of a route's ``brokerDatas``, or of a cluster's ``brokerAddrTable``."""
     addrs = item.get("brokerAddrs")
     if not isinstance(addrs, dict):
         raise _wrong("brokerAddrs", addrs, "an object")
@@ -134,12 +118,6 @@ def _string(item: dict[str, Any], name: str, default: str | None = None, *, long
     return value
 
 
-def _order_topic_conf(route: dict[str, Any]) -> str | None:
-    if route.get("orderTopicConf") is None:
-        return None
-    return _string(route, "orderTopicConf", longest=MAX_BROKERS * _LONGEST)
-
-
 def _int(item: dict[str, Any], name: str, default: int | None = None) -> int:
     value = item.get(name, default)
     if type(value) is not int:
@@ -153,28 +131,14 @@ def _wrong(what: str, value: object, wanted: str) -> RemotingCommandException:
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:
-    """The brokers that a name server knows (``ClusterInfo.java``).
+    """The brokers that a name server knows (``ClusterInfo.java``)."""
 
-    Parameters
-    ----------
-    brokers : tuple of BrokerData
-        By name.
-    clusters : mapping of str to tuple of str
-        The names of each cluster's brokers, sorted.
-    """
-
-    brokers: tuple[BrokerData, ...]
-    clusters: Mapping[str, tuple[str, ...]]
+    brokers: tuple[BrokerData, ...]  # Sorted by name
+    clusters: Mapping[str, tuple[str, ...]]  # The names of each cluster's brokers, sorted
 
 
 def decode_cluster_info(body: bytes) -> ClusterInfo:
-    """Decode the body of a GET_BROKER_CLUSTER_INFO answer.
-
-    Raises
-    ------
-    RemotingCommandException
-        Not JSON, or not of this form.
-    """
+    """Decode the body of a GET_BROKER_CLUSTER_INFO answer."""
     doing = "reading the brokers of a cluster"
     told = loads_lenient(body)
     table, clusters = _object(told, "brokerAddrTable", doing), _object(told, "clusterAddrTable", doing)
@@ -190,13 +154,7 @@ def decode_cluster_info(body: bytes) -> ClusterInfo:
 
 
 def decode_runtime_info(body: bytes) -> Mapping[str, str]:
-    """Decode the body of a GET_BROKER_RUNTIME_INFO answer: figures by name, all of them texts.
-
-    Raises
-    ------
-    RemotingCommandException
-        Not JSON, or not of this form.
-    """
+    """Decode the body of a GET_BROKER_RUNTIME_INFO answer: figures by name, all of them texts."""
     table = _object(loads_lenient(body), "table", "reading a broker's figures")
     return {name: str(value) for name, value in table.items()}
 
@@ -219,24 +177,12 @@ _MAX_NAMES: Final = 200_000
 
 
 def decode_topic_list(body: bytes) -> frozenset[str]:
-    """Decode the names in the body of a GET_ALL_TOPIC_LIST_FROM_NAMESERVER answer.
-
-    Raises
-    ------
-    RemotingCommandException
-        Not JSON, or not of this form.
-    """
+    """Decode the names in the body of a GET_ALL_TOPIC_LIST_FROM_NAMESERVER answer."""
     return frozenset(_names(body, "topicList", "reading the list of topics", "names"))
 
 
 def decode_consumer_list(body: bytes) -> tuple[str, ...]:
-    """Decode the client ids in the body of a GET_CONSUMER_LIST_BY_GROUP answer.
-
-    Raises
-    ------
-    RemotingCommandException
-        Not JSON, or not of this form.
-    """
+    """Decode the client ids in the body of a GET_CONSUMER_LIST_BY_GROUP answer."""
     return tuple(_names(body, "consumerIdList", "reading who is in a group", "ids"))
 
 

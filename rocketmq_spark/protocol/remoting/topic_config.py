@@ -1,9 +1,7 @@
 """The configuration of topics: the answers to GET_TOPIC_CONFIG and GET_ALL_TOPIC_CONFIG, both JSON.
 
-Attributes have a leading ``+`` in the request that creates a topic, and none in these answers (5.5.0). An attribute
-that was not set is missing. Brokers before 5.0 send no attributes.
-
-Follows ``TopicConfig.java`` and ``TopicAttributes.java``.
+Attributes have a leading ``+`` in the request that creates a topic, and none in these answers (5.5.0). Brokers before
+5.0 send no attributes. Follows ``TopicConfig.java`` and ``TopicAttributes.java``.
 """
 
 from __future__ import annotations
@@ -17,47 +15,30 @@ from rocketmq_spark.errors import RemotingCommandException
 from rocketmq_spark.model.route import PERM_READ, PERM_WRITE
 from rocketmq_spark.protocol.remoting.route import loads_lenient
 
+# Attributes; those that were not set are missing.
 MESSAGE_TYPE: Final = "message.type"
-"""The attribute that says which messages a topic is for; proxies refuse others. ``NORMAL`` where it is missing."""
-
 QUEUE_TYPE: Final = "queue.type"
-"""The attribute that says what a topic's consume queues are: `BATCH_CQ`, or ``SimpleCQ`` where it is missing."""
+CLEANUP_POLICY: Final = "cleanup.policy"
 
 BATCH_CQ: Final = "BatchCQ"
-"""Queues that hold batches as units (inner batches)."""
-
-CLEANUP_POLICY: Final = "cleanup.policy"
-"""The attribute that says how a broker removes messages: `COMPACTION`, or ``DELETE`` where it is missing."""
+"""The queue type of queues that hold batches as units (inner batches)."""
 
 COMPACTION: Final = "COMPACTION"
-"""The broker keeps the newest message of each key, and drops messages without keys."""
+"""The cleanup policy that keeps the newest message of each key, and drops messages without keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
     """The configuration of a topic on one broker (``TopicConfig.java``).
 
-    The defaults are those of a topic that a broker creates with its first message.
-
-    Parameters
-    ----------
-    message_type : str, default "NORMAL"
-        ``NORMAL``, ``FIFO``, ``DELAY``, ``TRANSACTION``, ``MIXED``. Proxies reject messages of another type; brokers
-        do not.
-    queue_type : str, default "SimpleCQ"
-        `BATCH_CQ` or ``SimpleCQ``.
-    cleanup_policy : str, default "DELETE"
-        `COMPACTION` or ``DELETE``.
-    order : bool, default False
-        The flag of ``mqadmin updateTopic -o``. An order configuration at the name server does not need it.
-    perm : int, default 6
-        4 to read, 2 to write.
+    The defaults are those of a topic that a broker creates with its first message. Proxies reject messages of another
+    type than `message_type`; brokers do not.
     """
 
-    message_type: str = "NORMAL"
-    queue_type: str = "SimpleCQ"
-    cleanup_policy: str = "DELETE"
-    order: bool = False
+    message_type: str = "NORMAL"  # Or ``FIFO``, ``DELAY``, ``TRANSACTION``, ``MIXED``
+    queue_type: str = "SimpleCQ"  # Or `BATCH_CQ`
+    cleanup_policy: str = "DELETE"  # Or `COMPACTION`
+    order: bool = False  # The flag of ``mqadmin updateTopic -o``; name servers' order configurations do not need it
     perm: int = PERM_READ | PERM_WRITE
 
     @classmethod
@@ -65,8 +46,13 @@ class TopicConfig:
         cls, attributes: Mapping[str, str], *, order: bool = False, perm: int = PERM_READ | PERM_WRITE
     ) -> TopicConfig:
         """Return the configuration that a broker's attributes describe; missing attributes have their defaults."""
-        policy = attributes.get(CLEANUP_POLICY, "DELETE")
-        return cls(message_type_of(attributes), queue_type_of(attributes), policy, order, perm)
+        return cls(
+            attributes.get(MESSAGE_TYPE, "NORMAL"),
+            attributes.get(QUEUE_TYPE, "SimpleCQ"),
+            attributes.get(CLEANUP_POLICY, "DELETE"),
+            order,
+            perm,
+        )
 
     @property
     def compacted(self) -> bool:
@@ -79,24 +65,8 @@ class TopicConfig:
         return self.queue_type == BATCH_CQ
 
 
-def message_type_of(attributes: Mapping[str, str]) -> str:
-    """Return which messages a topic of these attributes is for (``TopicConfig.java``)."""
-    return attributes.get(MESSAGE_TYPE, "NORMAL")
-
-
-def queue_type_of(attributes: Mapping[str, str]) -> str:
-    """Return what the consume queues of a topic of these attributes are (``QueueTypeUtils.java``)."""
-    return attributes.get(QUEUE_TYPE, "SimpleCQ")
-
-
 def decode_topic_config(body: bytes) -> TopicConfig:
-    """Decode the body of a GET_TOPIC_CONFIG answer.
-
-    Raises
-    ------
-    RemotingCommandException
-        The body is not JSON, or a field has the wrong type.
-    """
+    """Decode the body of a GET_TOPIC_CONFIG answer."""
     config = loads_lenient(body)
     attributes = _attributes(config) or {}
     order, perm = config.get("order", False), config.get("perm", PERM_READ | PERM_WRITE)
@@ -109,18 +79,7 @@ def decode_topic_config(body: bytes) -> TopicConfig:
 
 
 def decode_all_topic_attributes(body: bytes) -> Mapping[str, Mapping[str, str] | None]:
-    """Decode the attributes of every topic in the body of a GET_ALL_TOPIC_CONFIG answer.
-
-    Returns
-    -------
-    mapping of str to mapping or None
-        By topic; None of a broker before 5.0, which knows no attributes.
-
-    Raises
-    ------
-    RemotingCommandException
-        Not JSON, or not of this form.
-    """
+    """Decode the attributes of every topic in a GET_ALL_TOPIC_CONFIG answer; None from a broker before 5.0."""
     told = loads_lenient(body)
     configs = told.get("topicConfigTable") if isinstance(told, dict) else None
     if not isinstance(configs, dict):

@@ -1,9 +1,8 @@
 """Stored records as a reader sees them: inner batches split, bodies decompressed, checksums verified.
 
 This is the oracle of the vectorised decoder, and its fallback for rare layouts. An unreadable message is returned as
-`Unreadable` at its place, and does not affect its neighbours: the record's length locates the next one. Only an invalid
-length makes the rest of the answer unreadable. One record is decompressed at a time, and none outside the requested
-offsets.
+`Unreadable` at its place; only an invalid record length makes the rest of the answer unreadable. No record outside the
+requested offsets is decompressed.
 
 Follows ``MessageDecoder.java`` and ``MessageClientExt.getMsgId``.
 """
@@ -41,29 +40,15 @@ _SHOWN: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A message that cannot be read, or several with consecutive offsets.
+    """A message that cannot be read, or several with consecutive offsets."""
 
-    Parameters
-    ----------
-    queue : MessageQueue
-        With the topic as the user knows it.
-    start, end : int
-        Its offsets; `end` is not one of them.
-    body : bytes
-        The body as stored; without `record`, all bytes of the record.
-    record : MessageExt or None, default None
-        The stored record; None if it cannot be decoded.
-    properties_known : bool, default True
-        False: the property string of `record` cannot be parsed, so that its properties are incomplete or wrong.
-    """
-
-    queue: MessageQueue
+    queue: MessageQueue  # With the topic as the user knows it
     start: int
-    end: int
+    end: int  # The offset after the last
     reason: str
-    body: bytes
-    record: MessageExt | None = None
-    properties_known: bool = True
+    body: bytes  # As stored; without `record`, all bytes of the record
+    record: MessageExt | None = None  # None if it cannot be decoded
+    properties_known: bool = True  # False: the properties of `record` are incomplete or wrong
 
     def __str__(self) -> str:
         one = self.end - self.start == 1
@@ -80,16 +65,12 @@ class Unreadable:
 def messages_of(
     body: Buffer, queue: MessageQueue, start: int, end: int, *, decompressed: bool = True, parsed: bool = True
 ) -> Iterator[MessageExt | Unreadable]:
-    """Yield the messages of a pull's body from one offset up to another, as their sender had them.
+    """Yield the messages of a pull's body from offset `start` up to `end`, as their sender had them.
+
+    A broker returns whole inner batches, and more messages than requested.
 
     Parameters
     ----------
-    body : bytes or memoryview
-        Stored records.
-    queue : MessageQueue
-        The queue that they are from.
-    start, end : int
-        Offsets; a broker gives the whole of an inner batch, and more than was asked for where that fits.
     decompressed : bool, default True
         False: compressed bodies stay as they are, except those of inner batches.
     parsed : bool, default True
@@ -126,10 +107,7 @@ def message_id(message: MessageExt) -> str:
 def _record_at(
     data: memoryview, at: int, queue: MessageQueue, following: int, end: int, *, parsed: bool
 ) -> tuple[int, MessageExt | Unreadable]:
-    """Return how many bytes a record has, and the record; `following` is its offset if it shows none.
-
-    A length that cannot be right makes the rest of `data` one unreadable record, up to offset `end`.
-    """
+    """Return the length of a record, and the record; `following` is its offset if the record shows none."""
     try:
         record = record_at(data, at)
     except RemotingCommandException as exc:
@@ -142,21 +120,12 @@ def _record_at(
         offset = following if offset is None else offset
         return len(record), Unreadable(queue, offset, offset + 1, str(exc), bytes(record))
     # The messages of an inner batch have their own properties; those of the batch itself are not delivered.
-    inner = message.sys_flag & INNER_BATCH == INNER_BATCH
-    properties_fault = _properties_fault(properties) if parsed and not inner else None
+    properties_fault = _properties_fault(properties) if parsed and not _is_inner_batch(message) else None
     fault = _text_fault(topic, "the topic") or properties_fault
     if fault is None:
         return len(record), message
-    offset = message.queue_offset
-    return len(record), Unreadable(
-        queue,
-        offset,
-        offset + _offsets_of(message),
-        fault,
-        message.body,
-        message,
-        properties_known=not properties_fault,
-    )
+    offset, known = message.queue_offset, properties_fault is None
+    return len(record), Unreadable(queue, offset, offset + _offsets_of(message), fault, message.body, message, known)
 
 
 def _text_fault(data: Buffer, what: str) -> str | None:
@@ -168,10 +137,7 @@ def _text_fault(data: Buffer, what: str) -> str | None:
 
 
 def _properties_fault(data: Buffer) -> str | None:
-    """Return why a property string cannot be parsed without a change of its text; None if it can be.
-
-    Entries without a name, without a value, or without any character are valid: the Java client skips them.
-    """
+    """Return why a property string cannot be parsed; entries that the Java client skips are no reason."""
     fault = _text_fault(data, "the property string")
     if fault is not None:
         return fault
@@ -182,9 +148,13 @@ def _properties_fault(data: Buffer) -> str | None:
     return None
 
 
+def _is_inner_batch(record: MessageExt) -> bool:
+    return record.sys_flag & INNER_BATCH == INNER_BATCH
+
+
 def _offsets_of(record: MessageExt) -> int:
     """Return how many offsets a record has in its queue."""
-    number = record.properties.get(_INNER_NUM, "") if record.sys_flag & INNER_BATCH == INNER_BATCH else ""
+    number = record.properties.get(_INNER_NUM, "") if _is_inner_batch(record) else ""
     return min(max(int(number), 1), MAX_STORED_ROWS) if re.fullmatch("[0-9]{1,5}", number) else 1
 
 
@@ -205,7 +175,7 @@ def _unpacked(
             "store or on the network",
         )
         return
-    message, inner = record, record.sys_flag & INNER_BATCH == INNER_BATCH
+    message, inner = record, _is_inner_batch(record)
     if inner or decompressed:
         try:
             body = decompress(record.body, record.sys_flag)

@@ -22,7 +22,7 @@ from rocketmq_spark.errors import (
     RocketMQError,
 )
 from rocketmq_spark.model.route import parse_address
-from rocketmq_spark.protocol.remoting.framing import MAX_FRAME
+from rocketmq_spark.protocol.remoting.command import MAX_FRAME
 from rocketmq_spark.protocol.tls import OUT_OF_DATE, OUT_OF_DATE_CODES, refusal
 from rocketmq_spark.transport.tls import TlsSettings
 from rocketmq_spark.transport.tls_probe import H2, HTTP2_HELLO, Remembered, disagreement, secured

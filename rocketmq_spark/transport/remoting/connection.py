@@ -26,8 +26,7 @@ from rocketmq_spark.errors import (
     RemotingSendRequestException,
 )
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
-from rocketmq_spark.protocol.remoting.command import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand, shortened
-from rocketmq_spark.protocol.remoting.framing import FrameBuffer
+from rocketmq_spark.protocol.remoting.command import FLAG_ONEWAY, FLAG_RESPONSE, FrameBuffer, RemotingCommand, shortened
 from rocketmq_spark.transport.dial import Dial
 from rocketmq_spark.transport.remoting.frames import broken, overdue
 from rocketmq_spark.transport.remoting.requests import FLAG_REQUEST, WRITTEN, Answer, Outbound, Pending, Request

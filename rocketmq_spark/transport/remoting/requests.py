@@ -18,8 +18,7 @@ from rocketmq_spark.errors import MQClientException, RocketMQError
 from rocketmq_spark.model.credentials import Credentials
 from rocketmq_spark.model.message import Buffer
 from rocketmq_spark.protocol.remoting.codes import RequestCode
-from rocketmq_spark.protocol.remoting.command import RemotingCommand, encode_head
-from rocketmq_spark.protocol.remoting.framing import MAX_FRAME
+from rocketmq_spark.protocol.remoting.command import MAX_FRAME, RemotingCommand, encode_head
 from rocketmq_spark.transport.parallel import Permit
 
 logger = logging.getLogger("rocketmq_spark.transport")

@@ -13,7 +13,7 @@ from rocketmq_spark.errors import RemotingCommandException
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.protocol.grpc.codes import call_error, proxy_error
 from rocketmq_spark.protocol.remoting.codes import broker_error
-from rocketmq_spark.protocol.remoting.command import RemotingCommand, SerializeType, decode_command, encode_command
+from rocketmq_spark.protocol.remoting.command import RemotingCommand, decode_command
 from rocketmq_spark.protocol.remoting.records import decode_batch
 from rocketmq_spark.protocol.remoting.response_headers import OffsetResponseHeader
 from rocketmq_spark.protocol.remoting.route import (
@@ -24,6 +24,7 @@ from rocketmq_spark.protocol.remoting.route import (
 )
 from rocketmq_spark.protocol.remoting.topic_config import decode_all_topic_attributes
 from rocketmq_spark.protocol.remoting.unwrap import Unreadable, messages_of
+from tests.support.frames import SerializeType, encode_command
 from tests.support.strategies import HALF, encode_stored_record
 
 # No error, log line or repr is longer than a screen or two.

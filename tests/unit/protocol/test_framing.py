@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.errors import RemotingCommandException
-from rocketmq_spark.protocol.remoting.command import RemotingCommand, SerializeType, encode_command
-from rocketmq_spark.protocol.remoting.framing import MAX_FRAME, FrameBuffer
+from rocketmq_spark.protocol.remoting.command import MAX_FRAME, FrameBuffer, RemotingCommand
+from tests.support.frames import SerializeType, encode_command
 from tests.support.strategies import chunkings, commands
 from tests.vectors import load
 

@@ -7,13 +7,7 @@ import pytest
 from rocketmq_spark.model.message import Message
 from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.protocol.remoting.codes import RequestCode
-from rocketmq_spark.protocol.remoting.command import (
-    RemotingCommand,
-    SerializeType,
-    decode_command,
-    encode_command,
-    encode_head,
-)
+from rocketmq_spark.protocol.remoting.command import RemotingCommand, decode_command
 from rocketmq_spark.protocol.remoting.headers import (
     GetRouteInfoRequestHeader,
     PullMessageRequestHeader,
@@ -28,6 +22,7 @@ from rocketmq_spark.protocol.remoting.response_headers import (
     SendMessageResponseHeader,
 )
 from rocketmq_spark.protocol.remoting.route import decode_topic_route
+from tests.support.frames import SerializeType, encode_command, encode_head
 from tests.vectors import load
 
 FRAMES = {frame["name"]: frame for frame in load("remoting_frames.json")["frames"]}

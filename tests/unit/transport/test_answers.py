@@ -11,9 +11,10 @@ import pytest
 
 from rocketmq_spark.model.message import SendRequest, SendStatus
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
-from rocketmq_spark.protocol.remoting.command import RemotingCommand, SerializeType, encode_command
+from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.transport.remoting.requests import next_opaque
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.frames import SerializeType, encode_command
 from tests.support.peer import Peer, Session, stored_fields
 from tests.support.processes import PATIENCE
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rocketmq_spark.protocol.remoting.command import RemotingCommand
-from rocketmq_spark.protocol.remoting.framing import FrameBuffer
+from rocketmq_spark.protocol.remoting.command import FrameBuffer, RemotingCommand
 from rocketmq_spark.transport.remoting.connection import Connection, State
 from rocketmq_spark.transport.remoting.requests import Request
 

@@ -17,12 +17,13 @@ from rocketmq_spark.model.message import SendRequest, SendStatus
 from rocketmq_spark.model.send_result import TransactionCheck
 from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
 from rocketmq_spark.protocol.remoting.codes import RequestCode
-from rocketmq_spark.protocol.remoting.command import FLAG_ONEWAY, RemotingCommand, SerializeType, encode_command
+from rocketmq_spark.protocol.remoting.command import FLAG_ONEWAY, RemotingCommand
 from rocketmq_spark.transport.grpc.transport import GrpcTransport
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from rocketmq_spark.transport.tls import TlsSettings
 from rocketmq_spark.transport.tls_stream import TlsStream
 from tests.support.contract import Outcomes, single
+from tests.support.frames import SerializeType, encode_command
 from tests.support.peer import Peer, Session
 from tests.support.processes import PATIENCE
 from tests.support.proxy import FakeProxy, status

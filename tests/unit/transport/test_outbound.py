@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.errors import MQClientException
 from rocketmq_spark.model.message import Buffer
-from rocketmq_spark.protocol.remoting.framing import FrameBuffer
+from rocketmq_spark.protocol.remoting.command import FrameBuffer
 from rocketmq_spark.transport.remoting.requests import IOV_MAX, MAX_FRAME_LENGTH, WRITE_LIMIT, Outbound, Request
 
 
