@@ -7,17 +7,27 @@ counted as such.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
-from rocketmq_spark.metrics.histogram import HIGHEST_US, LOWEST_US, index_of
-from rocketmq_spark.metrics.measures import NO_OFFSET, BrokerMeasures, Measures
+from rocketmq_spark.metrics.measures import (
+    HIGHEST_US,
+    LOWEST_US,
+    MAX_SECONDS,
+    METRIC_BITS,
+    Measures,
+    Metric,
+    index_of,
+)
 from rocketmq_spark.model.message import MessageQueue
 
 # A broker may answer with any queue id and offset.
 _MAX_QUEUES: Final = 1 << 20
 _MAX_LONG: Final = 2**63 - 1
+
+_Counts: TypeAlias = defaultdict[tuple[str, str], defaultdict[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +71,12 @@ class Recorder:
         self.batch_id = batch_id
         self.partition_id = partition_id
         self._epoch_offset = time.time() - time.monotonic() if epoch_offset is None else epoch_offset
-        self._measures = Measures()
+        # As in `Measures.of`.
+        self._counts: _Counts = _no_counts()
+        # Earlier measurements. There, a long timeline becomes coarser.
+        self._past = Measures()
+        self._second_now = -1
+        self._seconds = 0
         # Start and end of every isolation by broker, monotonic seconds; no two of a broker overlap.
         self._isolations: dict[str, list[tuple[float, float]]] = {}
         self._first_now = float("inf")
@@ -82,64 +97,63 @@ class Recorder:
         `latency_ms` counts from its last byte written to its acknowledgement. An impossible queue id, such as the -1 of
         gRPC, leaves no receipt. `queue_offset` is that of its first row, negative if unknown.
         """
-        entry = self._measures.brokers.get(broker) or self._new_broker(broker)
         latency = latency_ms * 1000
+        clamped = 0
         # Written so that NaN is clamped, too.
         if not latency >= LOWEST_US:
-            latency = LOWEST_US
-            entry.clamped += 1
+            latency, clamped = LOWEST_US, 1
         elif latency > HIGHEST_US:
-            latency = HIGHEST_US
-            entry.clamped += 1
+            latency, clamped = HIGHEST_US, 1
         latency_us = int(latency + 0.5)
-        entry.rows += rows
-        entry.requests += 1
-        entry.nbytes += nbytes
-        index = index_of(latency_us)
-        entry.latency[index] = entry.latency.get(index, 0) + 1
+        second = self._second(now, latency_us)
+        counts = self._counts[broker, ""]
+        counts[Metric.ROWS] += rows
+        counts[Metric.REQUESTS] += 1
+        counts[Metric.NBYTES] += nbytes
+        if clamped:
+            counts[Metric.CLAMPED] += 1
+        counts[index_of(latency_us) << METRIC_BITS | Metric.LATENCY] += 1
+        counts[second | Metric.SECOND_ROWS] += rows
+        counts[second | Metric.SECOND_REQUESTS] += 1
+        if latency_us > counts[second | Metric.SECOND_MAX_US]:
+            counts[second | Metric.SECOND_MAX_US] = latency_us
         if 0 <= queue.queue_id < _MAX_QUEUES:
-            key = queue.topic, queue.queue_id
-            stored = entry.queues.get(key)
-            if stored is None:
-                stored = entry.queues[key] = [0, NO_OFFSET, NO_OFFSET]
-            stored[0] += rows
+            counts = self._counts[broker, queue.topic]
+            place = queue.queue_id << METRIC_BITS
+            counts[place | Metric.QUEUE_ROWS] += rows
             if 0 <= queue_offset <= _MAX_LONG - rows:
-                stored[1] = max(stored[1], queue_offset + rows - 1)
-                stored[2] = max(stored[2], -queue_offset)
-        second = self._second(broker, now, latency_us)
-        second[0] += rows
-        second[1] += 1
-        if latency_us > second[3]:
-            second[3] = latency_us
+                last = queue_offset + rows - 1
+                counts[place | Metric.LAST_OFFSET] = max(counts.get(place | Metric.LAST_OFFSET, last), last)
+                counts[place | Metric.FIRST_OFFSET] = max(
+                    counts.get(place | Metric.FIRST_OFFSET, -queue_offset), -queue_offset
+                )
 
     def record_sent(self, broker: str, rows: int, nbytes: int, now: float) -> None:
         """Count a request that no broker acknowledges (``sendMode=oneway``)."""
-        entry = self._measures.brokers.get(broker) or self._new_broker(broker)
-        entry.sent_rows += rows
-        entry.requests += 1
-        entry.nbytes += nbytes
-        second = self._second(broker, now)
-        second[0] += rows
-        second[1] += 1
+        second = self._second(now)
+        counts = self._counts[broker, ""]
+        counts[Metric.SENT_ROWS] += rows
+        counts[Metric.REQUESTS] += 1
+        counts[Metric.NBYTES] += nbytes
+        counts[second | Metric.SECOND_ROWS] += rows
+        counts[second | Metric.SECOND_REQUESTS] += 1
 
     def record_retry(self, broker: str, reason: str, now: float) -> None:
         """Count a failed attempt whose bytes will be sent again; `reason` names the error or the status."""
-        entry = self._measures.brokers.get(broker) or self._new_broker(broker)
-        entry.retries += 1
-        entry.reasons.setdefault(reason, [0, 0])[0] += 1
-        self._second(broker, now)[2] += 1
+        second = self._second(now)
+        counts = self._counts[broker, ""]
+        counts[Metric.RETRIES] += 1
+        counts[second | Metric.SECOND_RETRIES] += 1
+        self._counts[broker, reason][Metric.REASON_RETRIES] += 1
 
     def record_failure(self, broker: str, code: str, now: float) -> None:
         """Count a failed attempt after which its batch is given up; `code` names the error or the status."""
-        entry = self._measures.brokers.get(broker) or self._new_broker(broker)
-        entry.failures += 1
-        entry.reasons.setdefault(code, [0, 0])[1] += 1
         self._last_now = max(self._last_now, now)
+        self._counts[broker, ""][Metric.FAILURES] += 1
+        self._counts[broker, code][Metric.REASON_FAILURES] += 1
 
     def record_isolation(self, broker: str, duration_ms: float, now: float) -> None:
         """Count an isolation that begins now, or extend a running one by `duration_ms`."""
-        if broker not in self._measures.brokers:
-            self._new_broker(broker)
         self._last_now = max(self._last_now, now)
         isolations = self._isolations.setdefault(broker, [])
         if isolations and isolations[-1][1] > now:
@@ -151,12 +165,12 @@ class Recorder:
     def record_skipped(self, by_rule: Mapping[str, int]) -> None:
         """Count rows that were skipped, by the rule that they break."""
         for rule, rows in by_rule.items():
-            self._measures.invalid.setdefault(rule, [0, 0])[0] += rows
+            self._counts["", rule][Metric.SKIPPED] += rows
 
     def record_dead_letters(self, by_rule: Mapping[str, int]) -> None:
         """Count rows that go to the dead-letter topic, by the rule that they break."""
         for rule, rows in by_rule.items():
-            self._measures.invalid.setdefault(rule, [0, 0])[1] += rows
+            self._counts["", rule][Metric.DEAD_LETTERED] += rows
 
     def snapshot(self) -> PartitionReport:
         """Return the measurements so far, packed; recording may continue."""
@@ -166,7 +180,7 @@ class Recorder:
         """Return a line of rows, requests and latencies for every broker that took a request."""
         measures = self._so_far()
         found = []
-        for name, broker in sorted(measures.brokers.items()):
+        for name, broker in measures.brokers.items():
             if broker.sent_rows:
                 found.append(f"{name} {broker.sent_rows} rows in {broker.requests} requests")
             elif quantiles := measures.quantiles_ms(name):
@@ -179,46 +193,48 @@ class Recorder:
 
     def _so_far(self) -> Measures:
         """Return a copy of the measurements, with every isolation until the last `now` that was recorded."""
-        measures = Measures()
-        measures.merge(self._measures)
+        spans = _no_counts()
         for name, isolations in self._isolations.items():
-            past = [(start, min(end, self._last_now)) for start, end in isolations if start <= self._last_now]
-            broker = measures.brokers[name]
-            broker.isolated_times = len(past)
-            broker.isolated_us = round(sum(end - start for start, end in past) * 1e6)
-            for start, end in past:
+            counts = spans[name, ""]
+            for start, end in isolations:
+                end = min(end, self._last_now)
+                if start > end:
+                    continue
+                counts[Metric.ISOLATED_TIMES] += 1
+                counts[Metric.ISOLATED_US] += round((end - start) * 1e6)
                 first, last = int(start + self._epoch_offset), int(end + self._epoch_offset)
-                for second in (*range(first, last, measures.width), last):
-                    measures.second(second).setdefault(name, [0, 0, 0, 0, 0])[4] = 1
+                for second in (*range(first, last, self._past.width), last):
+                    counts[second << METRIC_BITS | Metric.SECOND_ISOLATED] = 1
         if self._first_now <= self._last_now:
-            first_ms, last_ms = (round((now + self._epoch_offset) * 1000) for now in (self._first_now, self._last_now))
-            measures.span_ms = first_ms, last_ms
+            spans["", ""][Metric.START_MS] = -round((self._first_now + self._epoch_offset) * 1000)
+            spans["", ""][Metric.END_MS] = round((self._last_now + self._epoch_offset) * 1000)
+        measures = Measures()
+        for part in (self._past, Measures.of(self._counts), Measures.of(spans)):
+            measures.merge(part)
         return measures
 
-    def _new_broker(self, name: str) -> BrokerMeasures:
-        broker = self._measures.brokers[name] = BrokerMeasures()
-        return broker
-
-    def _second(self, broker: str, now: float, latency_us: int = 0) -> list[int]:
+    def _second(self, now: float, latency_us: int = 0) -> int:
+        """Return the place of the timeline's second; it may replace `_counts`."""
         # Comparisons instead of min and max: with single messages this runs once per row.
         if now - latency_us / 1e6 < self._first_now:
             self._first_now = now - latency_us / 1e6
         if now > self._last_now:
             self._last_now = now
-        measures = self._measures
         second = int(now + self._epoch_offset)
-        brokers = measures.timeline.get(second // measures.width)
-        if brokers is None:
-            brokers = measures.second(second)
-        row = brokers.get(broker)
-        if row is None:
-            row = brokers[broker] = [0, 0, 0, 0, 0]
-        return row
+        if second != self._second_now:
+            self._second_now = second
+            self._seconds += 1
+            if self._seconds > MAX_SECONDS:
+                self._past.merge(Measures.of(self._counts))
+                self._counts, self._seconds = _no_counts(), 0
+        return second << METRIC_BITS
 
     def __repr__(self) -> str:
-        brokers = self._measures.brokers.values()
-        rows, requests = sum(each.rows for each in brokers), sum(each.requests for each in brokers)
         return (
             f"<Recorder write={self.write_id} batch={self.batch_id} partition={self.partition_id} "
-            f"brokers={len(brokers)} rows={rows} requests={requests}>"
+            f"{self._so_far().describe()}>"
         )
+
+
+def _no_counts() -> _Counts:
+    return defaultdict(lambda: defaultdict(int))
