@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -25,8 +25,9 @@ import numpy.typing as npt
 
 IntArray: TypeAlias = "npt.NDArray[np.int64]"
 Subject: TypeAlias = tuple[str, str]
+# The first metric, broker, detail, index, and the values of this metric and the next ones.
+Row: TypeAlias = tuple[int, str, str, int, Sequence[int]]
 
-METRIC_BITS: Final = 5
 _INDEX_BITS: Final = 34
 _SUBJECT_BITS: Final = 24
 _METRIC_SHIFT: Final = _SUBJECT_BITS + _INDEX_BITS
@@ -103,17 +104,17 @@ class Measures:
         self.width = 1
 
     @classmethod
-    def of(cls, counts: Mapping[Subject, Mapping[int, int]]) -> Measures:
-        """Return the measurements of a task: by subject, and by ``index << METRIC_BITS | metric``; `width` is 1."""
+    def of(cls, rows: Iterable[Row]) -> Measures:
+        """Return the measurements of one task; no two may have the same metric, subject and index."""
         measures = cls()
-        keys, values = [], []
-        for number, (subject, row) in enumerate(counts.items()):
-            measures._subjects[subject] = number
-            for place, value in row.items():
-                metric, index = place & ((1 << METRIC_BITS) - 1), place >> METRIC_BITS
-                keys.append(metric << _METRIC_SHIFT | number << _INDEX_BITS | index)
-                values.append(value)
-        measures._add(np.array(keys, np.int64), np.array(values, np.int64))
+        subjects, keys, values = measures._subjects, [], []
+        for metric, broker, detail, index, row in rows:
+            number = subjects.setdefault((broker, detail), len(subjects))
+            for place, value in enumerate(row, metric):
+                if value or place in (Metric.LAST_OFFSET, Metric.FIRST_OFFSET):
+                    keys.append(place << _METRIC_SHIFT | number << _INDEX_BITS | index)
+                    values.append(value)
+        measures._keys, measures._values = _sorted(np.array(keys, np.int64), np.array(values, np.int64))
         return measures
 
     def merge(self, other: Measures) -> None:
@@ -131,30 +132,28 @@ class Measures:
         self._add(keys, other._values)
 
     def _add(self, keys: IntArray, values: IntArray) -> None:
-        """Add measurements; `keys` may repeat, and come in any order."""
+        """Add measurements, in any order."""
         at = self._keys.searchsorted(keys)
-        new = np.unique(keys[np.append(self._keys, -1)[at] != keys])
+        new = np.sort(keys[np.append(self._keys, -1)[at] != keys])
         if len(new):
             places = self._keys.searchsorted(new)
             self._keys = np.insert(self._keys, places, new)
             self._values = np.insert(self._values, places, np.where(new < _MAXIMA, 0, _LEAST))
             at = self._keys.searchsorted(keys)
-        is_sum = keys < _MAXIMA
-        np.add.at(self._values, at[is_sum], values[is_sum])
-        np.maximum.at(self._values, at[~is_sum], values[~is_sum])
-        if len(new):
-            # The final width depends only on the seconds that were measured, not on the order of merging.
-            seconds = np.sort(self._keys[self._timeline()] & _INDEX_MASK)
-            if np.count_nonzero(np.diff(seconds)) >= MAX_SECONDS:
-                self._widen(2 * self.width)
+        own = self._values[at]
+        self._values[at] = np.where(keys < _MAXIMA, own + values, np.maximum(own, values))
+        # The final width depends only on the seconds that were measured, not on the order of merging.
+        while (
+            len(new) and np.count_nonzero(np.diff(np.sort(self._keys[self._timeline()] & _INDEX_MASK))) >= MAX_SECONDS
+        ):
+            self._widen(2 * self.width)
 
     def _widen(self, width: int) -> None:
         keys, timeline = self._keys.copy(), self._timeline()
         buckets = keys[timeline] & _INDEX_MASK
         keys[timeline] += buckets // (width // self.width) - buckets
-        values, self.width = self._values, width
-        self._keys = self._values = np.empty(0, np.int64)
-        self._add(keys, values)
+        self._keys, self._values = _sorted(keys, self._values)
+        self.width = width
 
     def _timeline(self) -> slice:
         return slice(self._start(Metric.SECOND_ROWS), self._start(Metric.SECOND_ISOLATED + 1))
@@ -185,7 +184,7 @@ class Measures:
         result = Measures()
         subjects = list(self._subjects)
         result._subjects = {subjects[number]: place for place, number in enumerate(used.tolist())}
-        result._add(keys, self._values[:end])
+        result._keys, result._values = _sorted(keys, self._values[:end])
         return result
 
     def entries(self, first: int, last: int) -> Iterator[tuple[str, str, int, int, int]]:
@@ -289,6 +288,15 @@ class Measures:
 
     def __repr__(self) -> str:
         return f"<Measures {self.describe()}>"
+
+
+def _sorted(keys: IntArray, values: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the keys, ascending and each once, and their merged values."""
+    order = keys.argsort(kind="stable")
+    keys, values = keys[order], values[order]
+    starts = np.flatnonzero(np.diff(keys, prepend=-1))
+    keys = keys[starts]
+    return keys, np.where(keys < _MAXIMA, np.add.reduceat(values, starts), np.maximum.reduceat(values, starts))
 
 
 def index_of(latency_us: int) -> int:

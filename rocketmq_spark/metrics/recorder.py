@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 from rocketmq_spark.metrics.measures import (
     HIGHEST_US,
     LOWEST_US,
-    MAX_SECONDS,
-    METRIC_BITS,
+    BrokerTotals,
     Measures,
     Metric,
+    Row,
     index_of,
 )
 from rocketmq_spark.model.message import MessageQueue
@@ -27,7 +27,10 @@ from rocketmq_spark.model.message import MessageQueue
 _MAX_QUEUES: Final = 1 << 20
 _MAX_LONG: Final = 2**63 - 1
 
-_Counts: TypeAlias = defaultdict[tuple[str, str], defaultdict[int, int]]
+# Rows of the timeline. When there are more, all measurements are merged into one table, which is smaller.
+_MAX_TIMELINE: Final = 4_096
+# Less than any offset, and than any negative one.
+_NO_OFFSET: Final = -(1 << 63)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +74,25 @@ class Recorder:
         self.batch_id = batch_id
         self.partition_id = partition_id
         self._epoch_offset = time.time() - time.monotonic() if epoch_offset is None else epoch_offset
-        # As in `Measures.of`.
-        self._counts: _Counts = _no_counts()
         # Earlier measurements. There, a long timeline becomes coarser.
         self._past = Measures()
-        self._second_now = -1
-        self._seconds = 0
+        self._start_empty()
         # Start and end of every isolation by broker, monotonic seconds; no two of a broker overlap.
         self._isolations: dict[str, list[tuple[float, float]]] = {}
         self._first_now = float("inf")
         self._last_now = -float("inf")
+
+    def _start_empty(self) -> None:
+        # By broker: as in `BrokerTotals`, and requests by latency bucket.
+        self._totals: defaultdict[str, list[int]] = defaultdict(lambda: [0] * len(BrokerTotals._fields))
+        self._latencies: defaultdict[str, defaultdict[int, int]] = defaultdict(lambda: defaultdict(int))
+        # By epoch second and broker: rows, requests, retries, largest latency.
+        self._timeline: defaultdict[tuple[int, str], list[int]] = defaultdict(lambda: [0] * 4)
+        # By broker, topic and queue id: rows, last offset, negative first offset.
+        self._queues: defaultdict[tuple[str, str, int], list[int]] = defaultdict(lambda: [0, _NO_OFFSET, _NO_OFFSET])
+        # By broker and reason: retries, failures. By rule: rows skipped, rows dead-lettered.
+        self._reasons: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+        self._invalid: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
 
     def record_success(
         self,
@@ -97,60 +109,53 @@ class Recorder:
         `latency_ms` counts from its last byte written to its acknowledgement. An impossible queue id, such as the -1 of
         gRPC, leaves no receipt. `queue_offset` is that of its first row, negative if unknown.
         """
+        totals = self._totals[broker]
         latency = latency_ms * 1000
-        clamped = 0
         # Written so that NaN is clamped, too.
         if not latency >= LOWEST_US:
-            latency, clamped = LOWEST_US, 1
+            latency = LOWEST_US
+            totals[Metric.CLAMPED] += 1
         elif latency > HIGHEST_US:
-            latency, clamped = HIGHEST_US, 1
+            latency = HIGHEST_US
+            totals[Metric.CLAMPED] += 1
         latency_us = int(latency + 0.5)
-        second = self._second(now, latency_us)
-        counts = self._counts[broker, ""]
-        counts[Metric.ROWS] += rows
-        counts[Metric.REQUESTS] += 1
-        counts[Metric.NBYTES] += nbytes
-        if clamped:
-            counts[Metric.CLAMPED] += 1
-        counts[index_of(latency_us) << METRIC_BITS | Metric.LATENCY] += 1
-        counts[second | Metric.SECOND_ROWS] += rows
-        counts[second | Metric.SECOND_REQUESTS] += 1
-        if latency_us > counts[second | Metric.SECOND_MAX_US]:
-            counts[second | Metric.SECOND_MAX_US] = latency_us
+        totals[Metric.ROWS] += rows
+        totals[Metric.REQUESTS] += 1
+        totals[Metric.NBYTES] += nbytes
+        self._latencies[broker][index_of(latency_us)] += 1
         if 0 <= queue.queue_id < _MAX_QUEUES:
-            counts = self._counts[broker, queue.topic]
-            place = queue.queue_id << METRIC_BITS
-            counts[place | Metric.QUEUE_ROWS] += rows
+            stored = self._queues[broker, queue.topic, queue.queue_id]
+            stored[0] += rows
             if 0 <= queue_offset <= _MAX_LONG - rows:
-                last = queue_offset + rows - 1
-                counts[place | Metric.LAST_OFFSET] = max(counts.get(place | Metric.LAST_OFFSET, last), last)
-                counts[place | Metric.FIRST_OFFSET] = max(
-                    counts.get(place | Metric.FIRST_OFFSET, -queue_offset), -queue_offset
-                )
+                stored[1] = max(stored[1], queue_offset + rows - 1)
+                stored[2] = max(stored[2], -queue_offset)
+        second = self._second(broker, now, latency_us)
+        second[0] += rows
+        second[1] += 1
+        if latency_us > second[3]:
+            second[3] = latency_us
 
     def record_sent(self, broker: str, rows: int, nbytes: int, now: float) -> None:
         """Count a request that no broker acknowledges (``sendMode=oneway``)."""
-        second = self._second(now)
-        counts = self._counts[broker, ""]
-        counts[Metric.SENT_ROWS] += rows
-        counts[Metric.REQUESTS] += 1
-        counts[Metric.NBYTES] += nbytes
-        counts[second | Metric.SECOND_ROWS] += rows
-        counts[second | Metric.SECOND_REQUESTS] += 1
+        totals = self._totals[broker]
+        totals[Metric.SENT_ROWS] += rows
+        totals[Metric.REQUESTS] += 1
+        totals[Metric.NBYTES] += nbytes
+        second = self._second(broker, now)
+        second[0] += rows
+        second[1] += 1
 
     def record_retry(self, broker: str, reason: str, now: float) -> None:
         """Count a failed attempt whose bytes will be sent again; `reason` names the error or the status."""
-        second = self._second(now)
-        counts = self._counts[broker, ""]
-        counts[Metric.RETRIES] += 1
-        counts[second | Metric.SECOND_RETRIES] += 1
-        self._counts[broker, reason][Metric.REASON_RETRIES] += 1
+        self._totals[broker][Metric.RETRIES] += 1
+        self._reasons[broker, reason][0] += 1
+        self._second(broker, now)[2] += 1
 
     def record_failure(self, broker: str, code: str, now: float) -> None:
         """Count a failed attempt after which its batch is given up; `code` names the error or the status."""
+        self._totals[broker][Metric.FAILURES] += 1
+        self._reasons[broker, code][1] += 1
         self._last_now = max(self._last_now, now)
-        self._counts[broker, ""][Metric.FAILURES] += 1
-        self._counts[broker, code][Metric.REASON_FAILURES] += 1
 
     def record_isolation(self, broker: str, duration_ms: float, now: float) -> None:
         """Count an isolation that begins now, or extend a running one by `duration_ms`."""
@@ -165,12 +170,12 @@ class Recorder:
     def record_skipped(self, by_rule: Mapping[str, int]) -> None:
         """Count rows that were skipped, by the rule that they break."""
         for rule, rows in by_rule.items():
-            self._counts["", rule][Metric.SKIPPED] += rows
+            self._invalid[rule][0] += rows
 
     def record_dead_letters(self, by_rule: Mapping[str, int]) -> None:
         """Count rows that go to the dead-letter topic, by the rule that they break."""
         for rule, rows in by_rule.items():
-            self._counts["", rule][Metric.DEAD_LETTERED] += rows
+            self._invalid[rule][1] += rows
 
     def snapshot(self) -> PartitionReport:
         """Return the measurements so far, packed; recording may continue."""
@@ -193,48 +198,57 @@ class Recorder:
 
     def _so_far(self) -> Measures:
         """Return a copy of the measurements, with every isolation until the last `now` that was recorded."""
-        spans = _no_counts()
-        for name, isolations in self._isolations.items():
-            counts = spans[name, ""]
-            for start, end in isolations:
-                end = min(end, self._last_now)
-                if start > end:
-                    continue
-                counts[Metric.ISOLATED_TIMES] += 1
-                counts[Metric.ISOLATED_US] += round((end - start) * 1e6)
-                first, last = int(start + self._epoch_offset), int(end + self._epoch_offset)
-                for second in (*range(first, last, self._past.width), last):
-                    counts[second << METRIC_BITS | Metric.SECOND_ISOLATED] = 1
-        if self._first_now <= self._last_now:
-            spans["", ""][Metric.START_MS] = -round((self._first_now + self._epoch_offset) * 1000)
-            spans["", ""][Metric.END_MS] = round((self._last_now + self._epoch_offset) * 1000)
         measures = Measures()
-        for part in (self._past, Measures.of(self._counts), Measures.of(spans)):
+        for part in (self._past, Measures.of(self._rows()), Measures.of(self._spans())):
             measures.merge(part)
         return measures
 
-    def _second(self, now: float, latency_us: int = 0) -> int:
-        """Return the place of the timeline's second; it may replace `_counts`."""
+    def _rows(self) -> Iterator[Row]:
+        for broker, row in self._totals.items():
+            yield Metric.ROWS, broker, "", 0, row
+        for broker, counts in self._latencies.items():
+            for bucket, count in counts.items():
+                yield Metric.LATENCY, broker, "", bucket, [count]
+        for (second, broker), row in self._timeline.items():
+            yield Metric.SECOND_ROWS, broker, "", second, row
+        for (broker, topic, queue_id), row in self._queues.items():
+            yield Metric.QUEUE_ROWS, broker, topic, queue_id, row[:1]
+            if row[1] != _NO_OFFSET:
+                yield Metric.LAST_OFFSET, broker, topic, queue_id, row[1:]
+        for (broker, reason), row in self._reasons.items():
+            yield Metric.REASON_RETRIES, broker, reason, 0, row
+        for rule, row in self._invalid.items():
+            yield Metric.SKIPPED, "", rule, 0, row
+
+    def _spans(self) -> Iterator[Row]:
+        for broker, isolations in self._isolations.items():
+            past = [(start, min(end, self._last_now)) for start, end in isolations if start <= self._last_now]
+            isolated_us = round(sum(end - start for start, end in past) * 1e6)
+            yield Metric.ISOLATED_TIMES, broker, "", 0, [len(past), isolated_us]
+            seconds: set[int] = set()
+            for start, end in past:
+                first, last = int(start + self._epoch_offset), int(end + self._epoch_offset)
+                seconds.update((*range(first, last, self._past.width), last))
+            for second in seconds:
+                yield Metric.SECOND_ISOLATED, broker, "", second, [1]
+        if self._first_now <= self._last_now:
+            first_ms, last_ms = (round((now + self._epoch_offset) * 1000) for now in (self._first_now, self._last_now))
+            yield Metric.END_MS, "", "", 0, [last_ms, -first_ms]
+
+    def _second(self, broker: str, now: float, latency_us: int = 0) -> list[int]:
         # Comparisons instead of min and max: with single messages this runs once per row.
         if now - latency_us / 1e6 < self._first_now:
             self._first_now = now - latency_us / 1e6
         if now > self._last_now:
             self._last_now = now
-        second = int(now + self._epoch_offset)
-        if second != self._second_now:
-            self._second_now = second
-            self._seconds += 1
-            if self._seconds > MAX_SECONDS:
-                self._past.merge(Measures.of(self._counts))
-                self._counts, self._seconds = _no_counts(), 0
-        return second << METRIC_BITS
+        if len(self._timeline) >= _MAX_TIMELINE:
+            # All other measurements of this request are complete, or come after this call.
+            self._past.merge(Measures.of(self._rows()))
+            self._start_empty()
+        return self._timeline[int(now + self._epoch_offset), broker]
 
     def __repr__(self) -> str:
         return (
             f"<Recorder write={self.write_id} batch={self.batch_id} partition={self.partition_id} "
             f"{self._so_far().describe()}>"
         )
-
-
-def _no_counts() -> _Counts:
-    return defaultdict(lambda: defaultdict(int))
