@@ -81,6 +81,7 @@ class Metric:
 
 
 _MAXIMA: Final = Metric.SECOND_MAX_US << _METRIC_SHIFT
+_TIMELINE: Final = Metric.SECOND_ROWS << _METRIC_SHIFT, (Metric.SECOND_ISOLATED + 1) << _METRIC_SHIFT
 # Less than any value.
 _LEAST: Final = -(1 << 63)
 
@@ -139,14 +140,13 @@ class Measures:
             places = self._keys.searchsorted(new)
             self._keys = np.insert(self._keys, places, new)
             self._values = np.insert(self._values, places, np.where(new < _MAXIMA, 0, _LEAST))
-            at = self._keys.searchsorted(keys)
+            at += new.searchsorted(keys)
         own = self._values[at]
         self._values[at] = np.where(keys < _MAXIMA, own + values, np.maximum(own, values))
         # The final width depends only on the seconds that were measured, not on the order of merging.
-        while (
-            len(new) and np.count_nonzero(np.diff(np.sort(self._keys[self._timeline()] & _INDEX_MASK))) >= MAX_SECONDS
-        ):
-            self._widen(2 * self.width)
+        if ((new >= _TIMELINE[0]) & (new < _TIMELINE[1])).any():
+            while len(np.unique(self._keys[self._timeline()] & _INDEX_MASK)) > MAX_SECONDS:
+                self._widen(2 * self.width)
 
     def _widen(self, width: int) -> None:
         keys, timeline = self._keys.copy(), self._timeline()
@@ -156,7 +156,7 @@ class Measures:
         self.width = width
 
     def _timeline(self) -> slice:
-        return slice(self._start(Metric.SECOND_ROWS), self._start(Metric.SECOND_ISOLATED + 1))
+        return slice(*self._keys.searchsorted(_TIMELINE))
 
     def _start(self, metric: int, subject: int = 0) -> int:
         return int(self._keys.searchsorted(metric << _METRIC_SHIFT | subject << _INDEX_BITS))
