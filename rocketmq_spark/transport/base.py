@@ -202,7 +202,7 @@ class Pulls(Protocol):
     """Reads messages, and commits a group's offsets."""
 
     def topics(self, timeout: float) -> frozenset[str]:
-        """Return the names of all topics that a name server knows, including internal ones."""
+        """Return the names of all topics that a name server knows, or of those in the namespace; also internal ones."""
         ...
 
     def check_filter(
