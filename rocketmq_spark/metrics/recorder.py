@@ -63,7 +63,6 @@ class Recorder:
         One batch write, or one streaming query.
     batch_id : int
         The micro-batch; -1 in a batch write.
-    partition_id : int
     epoch_offset : float or None, default None
         Added to `now`, it gives epoch seconds, so that the seconds of tasks on several hosts line up. None: the offset
         of ``time.monotonic``.

@@ -18,8 +18,7 @@ from typing import Final
 from rocketmq_spark.errors import DeliveryError, MQBrokerException, RocketMQError
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendOutcome
 from rocketmq_spark.protocol.batches import lone_message
-from rocketmq_spark.sink.retry import Attempts
-from rocketmq_spark.sink.window import BATCH_COST, SINGLE_COST
+from rocketmq_spark.sink.pacing import BATCH_COST, SINGLE_COST, Attempts
 
 # Memory of the objects around a waiting single message, measured, bytes.
 _SINGLE_OVERHEAD = 512
