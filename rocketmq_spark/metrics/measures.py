@@ -241,7 +241,8 @@ class Measures:
 
         The lowest bytes of all numbers come first, then the next higher ones. Nearly all of these are 0.
         """
-        head = json.dumps([self.width, list(self._subjects)], separators=(",", ":"))
+        brokers, details = ([subject[place] for subject in self._subjects] for place in (0, 1))
+        head = json.dumps([self.width, brokers, details], separators=(",", ":"))
         numbers = np.concatenate((np.diff(self._keys, prepend=0), self._values)).astype("<i8")
         return zlib.compress(head.encode() + b"\n" + numbers.view(np.uint8).reshape(-1, 8).T.tobytes())
 
@@ -261,19 +262,19 @@ class Measures:
             raise ValueError(f"not the measures of a task: {exc!r}") from exc
 
     @classmethod
-    def _of_bytes(cls, data: bytes, width: Any, subjects: Any) -> Measures:
+    def _of_bytes(cls, data: bytes, width: Any, brokers: Any, details: Any) -> Measures:
         measures = cls()
         measures.width = width
-        measures._subjects = {(broker, detail): number for number, (broker, detail) in enumerate(subjects)}
+        measures._subjects = {subject: number for number, subject in enumerate(zip(brokers, details, strict=True))}
         numbers = np.frombuffer(data, np.uint8).reshape(8, -1).T.copy().view("<i8").reshape(2, -1)
         keys, measures._values = numbers[0].cumsum(), numbers[1].copy()
         measures._keys = keys
         "".join(name for subject in measures._subjects for name in subject)  # a TypeError unless all names are text
         if type(width) is not int or not 1 <= width <= _INDEX_MASK or width & (width - 1):
             raise ValueError("the width of the timeline is no power of two")
-        if len(measures._subjects) != len(subjects) or (keys[1:] <= keys[:-1]).any() or keys.min(initial=0) < 0:
+        if len(measures._subjects) != len(brokers) or (keys[1:] <= keys[:-1]).any() or keys.min(initial=0) < 0:
             raise ValueError("a measurement or a subject is there twice, or out of order")
-        if (keys >> _METRIC_SHIFT > Metric.START_MS).any() or (measures._subject_numbers() >= len(subjects)).any():
+        if (keys >> _METRIC_SHIFT > Metric.START_MS).any() or (measures._subject_numbers() >= len(brokers)).any():
             raise ValueError("a metric or a subject is unknown")
         latencies = slice(measures._start(Metric.LATENCY), measures._start(Metric.LATENCY + 1))
         if (keys[latencies] & _INDEX_MASK >= BUCKETS).any() or (measures._values[latencies] < 1).any():

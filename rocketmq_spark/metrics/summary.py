@@ -128,11 +128,13 @@ class WriteSummary:
         }
         for key, metric in (("retries_by_reason", Metric.REASON_RETRIES), ("failures_by_code", Metric.REASON_FAILURES)):
             for name, reason, _, _, count in measures.entries(metric, metric):
-                by_broker[name][key][reason] = count
+                if name in by_broker:
+                    by_broker[name][key][reason] = count
         for key, metric in _RECEIPT.items():
             for name, topic, _, queue_id, value in measures.entries(metric, metric):
-                queues = by_broker[name]["queues"].setdefault(topic, {})
-                queues.setdefault(str(queue_id), dict.fromkeys(_RECEIPT))[key] = abs(value)
+                if name in by_broker:
+                    queues = by_broker[name]["queues"].setdefault(topic, {})
+                    queues.setdefault(str(queue_id), dict.fromkeys(_RECEIPT))[key] = abs(value)
         return by_broker
 
     def by_write(self, write_id: str | None = None) -> list[dict[str, Any]]:

@@ -29,7 +29,6 @@ from rocketmq_spark.protocol.remoting.records import decode_batch, decode_proper
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
-DEFAULT_TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 MAX_MESSAGE_BYTES: Final = 128_000
 FLUSH_SECONDS: Final = 5.0
 
