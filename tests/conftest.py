@@ -127,6 +127,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         threading.Thread(target=fetch_jars, name="fetch-jars", daemon=True).start()
 
 
+# `--dist loadgroup` would do the same, but not with pytest 9.2: pytest-xdist 3.8 adds the group to `item._nodeid`, and
+# `item.nodeid` no longer shows it. Each test would be a group of its own.
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
     """Have one process run a file, and those that share what starts slowly: servers to break, a Spark session."""

@@ -49,12 +49,14 @@ def started(make_producer: Make, **properties: Any) -> Producer:
 
 
 def test_an_asynchronous_send_returns_at_once_and_calls_back_exactly_once(
-    producer: Producer, transport: ScriptedTransport
+    make_producer: Make, held: ScriptedTransport
 ) -> None:
-    transport.always = {"a": Reply(delay=0.1), "b": Reply(delay=0.1)}
+    producer = started(make_producer, transport=held)
     calls: list[Future[SendResult]] = []
     future = producer.send_async(MESSAGE, callback=calls.append)
+    wait_for(lambda: held.in_flight == 1)
     assert not future.done()
+    held.advance(0.001)
     assert future.result(PATIENCE).queue_offset == 0
     producer.shutdown()
     assert calls == [future]
@@ -132,7 +134,7 @@ def test_what_another_attempt_would_not_change_ends_it(
 def test_retries_stop_when_the_shared_time_is_over(make_producer: Make, transport: ScriptedTransport) -> None:
     transport.always = {"a": Reply(silent=True), "b": Reply(silent=True)}
     producer = started(make_producer, retry_times_when_send_async_failed=50)
-    error = producer.send_async(MESSAGE, timeout_ms=60).exception(PATIENCE)
+    error = producer.send_async(MESSAGE, timeout_ms=1000).exception(PATIENCE)
     assert isinstance(error, MQClientException)
     assert isinstance(error.__cause__, RemotingTimeoutException)
     assert len(transport.requests) == 1

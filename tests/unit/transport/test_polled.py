@@ -30,12 +30,16 @@ def polled() -> Iterator[RemotingTransport]:
         yield transport
 
 
+def answer_one(session: Session) -> None:
+    request = session.read()
+    offset = int(request.ext_fields.get("queueOffset", "0"))
+    fields = {"nextBeginOffset": str(offset + 1), "minOffset": "0", "maxOffset": "100", "offset": "7"}
+    session.answer(request, 0, fields, b"%d" % offset)
+
+
 def answering(session: Session) -> None:
     while True:
-        request = session.read()
-        offset = int(request.ext_fields.get("queueOffset", "0"))
-        fields = {"nextBeginOffset": str(offset + 1), "minOffset": "0", "maxOffset": "100", "offset": "7"}
-        session.answer(request, 0, fields, b"%d" % offset)
+        answer_one(session)
 
 
 def poll_until(transport: RemotingTransport, outcomes: list[PullOutcome], count: int) -> None:
@@ -88,15 +92,27 @@ def test_a_call_that_waits_is_refused_in_a_callback(polled: RemotingTransport) -
             polled.poll(1.0)
 
 
-def test_an_answer_that_came_while_nobody_polled_counts(polled: RemotingTransport) -> None:
+def test_an_answer_that_came_while_nobody_polled_counts() -> None:
+    held_up, answered = 0.0, threading.Event()
     outcomes: list[PullOutcome] = []
-    with Peer(answering) as peer:
-        polled.max_offset(QUEUE, peer.address, PATIENCE)
-        polled.pull(PullRequest(TARGET, peer.address, 0), 0.2, outcomes.append)
-        polled.poll(0.0)
-        # Longer than its timeout: it is here, and nobody has looked.
-        time.sleep(0.4)
-        poll_until(polled, outcomes, 1)
+
+    def answer_two(session: Session) -> None:
+        answer_one(session)
+        answer_one(session)
+        answered.set()
+        session.wait_for_hangup()
+
+    with (
+        Peer(answer_two) as peer,
+        RemotingTransport([], polled=True, clock=lambda: time.monotonic() + held_up) as transport,
+    ):
+        transport.max_offset(QUEUE, peer.address, PATIENCE)
+        transport.pull(PullRequest(TARGET, peer.address, 0), PATIENCE, outcomes.append)
+        transport.poll(0.0)
+        assert answered.wait(PATIENCE)
+        # The answer is in the socket's buffer, and the pull's timeout passes before the next poll.
+        held_up = 10 * PATIENCE
+        poll_until(transport, outcomes, 1)
     assert outcomes[0].status is PullStatus.FOUND
 
 
