@@ -87,13 +87,7 @@ _LEAST: Final = -(1 << 63)
 
 
 class Measures:
-    """Measurements of one task, or of many merged ones.
-
-    Attributes
-    ----------
-    width : int
-        Seconds per bucket of the timeline, a power of two.
-    """
+    """Measurements of one task, or of many merged ones. `width` is the seconds per bucket of the timeline."""
 
     __slots__ = ("_keys", "_subjects", "_values", "width")
 
@@ -102,6 +96,7 @@ class Measures:
         self._subjects: dict[Subject, int] = {}
         self._keys: IntArray = np.empty(0, np.int64)
         self._values: IntArray = np.empty(0, np.int64)
+        # A power of two.
         self.width = 1
 
     @classmethod
@@ -167,11 +162,8 @@ class Measures:
     def totals_only(self, latency_bits: int | None = None) -> Measures:
         """Return a copy without timeline, queues, reasons and span, for a commit message.
 
-        Parameters
-        ----------
-        latency_bits : int or None, default None
-            With latencies, where each 2^bits neighbouring buckets become one; None: without latencies. 7 bits are an
-            octave, the most.
+        In its latencies each 2^`latency_bits` neighbouring buckets are one; None leaves them out. 7 bits are an octave,
+        the most.
         """
         latencies, end = self._start(Metric.LATENCY), self._start(Metric.LATENCY + 1)
         if latency_bits is None:
@@ -248,13 +240,7 @@ class Measures:
 
     @classmethod
     def unpack(cls, packed: bytes) -> Measures:
-        """Return the measurements that `pack` made bytes of.
-
-        Raises
-        ------
-        ValueError
-            These are not such bytes.
-        """
+        """Return the measurements that `pack` made bytes of; a `ValueError` for other bytes."""
         try:
             head, _, data = zlib.decompress(packed).partition(b"\n")
             return cls._of_bytes(data, *json.loads(head))

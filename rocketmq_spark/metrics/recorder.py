@@ -57,15 +57,9 @@ class ReadReport:
 class Recorder:
     """Counts what one task sends, per broker, second and queue. Each `now` is monotonic time in seconds.
 
-    Parameters
-    ----------
-    write_id : str
-        One batch write, or one streaming query.
-    batch_id : int
-        The micro-batch; -1 in a batch write.
-    epoch_offset : float or None, default None
-        Added to `now`, it gives epoch seconds, so that the seconds of tasks on several hosts line up. None: the offset
-        of ``time.monotonic``.
+    `write_id` is one batch write or one streaming query, `batch_id` the micro-batch (-1 in a batch write). `now` plus
+    `epoch_offset` is epoch time, so that the seconds of tasks on several hosts line up. The default is that of
+    ``time.monotonic``.
     """
 
     def __init__(self, write_id: str, batch_id: int, partition_id: int, epoch_offset: float | None = None) -> None:

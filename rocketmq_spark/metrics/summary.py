@@ -61,17 +61,8 @@ class WriteSummary:
     every method, a `write_id` of None means all writes. An unknown one has no data; showing or drawing it raises
     `OptionError`.
 
-    Parameters
-    ----------
-    keep : int, default 1000
-        How many writes and micro-batches are kept apart. Older ones are merged into one without a write id.
-
-    Attributes
-    ----------
-    reports : int
-        How many reports were merged.
-    dropped_reports : int
-        How many reports could not be merged; the reason was logged.
+    The newest `keep` writes and micro-batches are kept apart. Older ones are merged into one without a write id.
+    `reports` were merged; `dropped_reports` could not be, and the reason was logged.
     """
 
     def __init__(self, keep: int = _KEPT) -> None:

@@ -216,13 +216,12 @@ def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schem
     Raises
     ------
     MQClientException
-        10005: no name server or proxy answers, or the topic does not exist and there is no template for it.
+        As `RouteFinder.find`.
     SchemaError
         The topic does not accept messages of the columns' type (over gRPC only: brokers accept every type), or it
         requires keys and there is no such column.
     OptionError
-        ``batchType=inner`` and the topic has another type, or the topic or the dead-letter topic is a compaction topic
-        that would drop the rows.
+        The topic's brokers would drop the rows, or store inner batches row by row.
     """
     if options.topic is None:
         return

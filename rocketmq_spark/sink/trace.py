@@ -142,12 +142,7 @@ class BatchTracer:
     """A context manager around a write that traces the stored batches.
 
     `address_of` returns the ``host:port`` of a broker name, or "". `open_sender` returns a context manager around the
-    function that sends one trace message. `clock` returns epoch seconds.
-
-    Attributes
-    ----------
-    discarded : int
-        Rows that were stored and not traced.
+    function that sends one trace message. `clock` returns epoch seconds. `discarded` rows were stored and not traced.
     """
 
     def __init__(
