@@ -1,59 +1,57 @@
 """Measurements of a write: a task fills and packs them once, and the driver merges them in any order.
 
-A report that cannot be read raises `ValueError` before anything is merged.
+All of them are one table of integers, sorted by key. So a merge is a few numpy calls whatever the number of brokers.
+
+    key      metric (5 bits) | subject (24 bits) | index (34 bits)
+    value    a sum, or from `Metric.SECOND_MAX_US` on a maximum
+    subject  a broker and a detail: "", a topic, or the reason of a failed attempt; an invalid row has only a detail
+    index    latency bucket, queue id, or epoch second divided by `Measures.width`
+
+Latency buckets are those of HdrHistogram, from 1 us to 1 hour, so that every quantile agrees with it
+(``AbstractHistogram.java``, ``countsArrayIndex`` and ``getValueAtPercentile``). With two significant digits a bucket is
+at most 1/128 of its value wide. Three digits would need 23,552 buckets instead of 3,328.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import zlib
-from collections.abc import Collection, Hashable, Mapping
-from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
-from typing import Any, Final, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from rocketmq_spark.metrics.histogram import BUCKETS, IntArray, coarser, percentiles_us
+IntArray: TypeAlias = "npt.NDArray[np.int64]"
+Subject: TypeAlias = tuple[str, str]
+# The first metric, broker, detail, index, and the values of this metric and the next ones.
+Row: TypeAlias = tuple[int, str, str, int, Sequence[int]]
+
+_INDEX_BITS: Final = 34
+_SUBJECT_BITS: Final = 24
+_METRIC_SHIFT: Final = _SUBJECT_BITS + _INDEX_BITS
+_INDEX_MASK: Final = (1 << _INDEX_BITS) - 1
+_SUBJECT_MASK: Final = (1 << _SUBJECT_BITS) - 1
 
 # The timeline keeps at most this many buckets. When there are more, buckets of twice the width replace them.
 MAX_SECONDS: Final = 600
 
-# The first offset is stored as its negative, so that a merge keeps the larger number. This value means unknown.
-NO_OFFSET: Final = -(1 << 62)
-
-_COUNTERS: Final = (
-    "rows", "sent_rows", "requests", "nbytes", "retries", "failures", "isolated_times", "isolated_us", "clamped",
-)  # fmt: skip
-# How many leading numbers of a row are sums; a merge keeps the larger of the others.
-_QUEUE_SUMS: Final = 1
-_SECOND_SUMS: Final = 3
-
-_Key = TypeVar("_Key", bound=Hashable)
+LOWEST_US: Final = 1
+HIGHEST_US: Final = 3_600_000_000
+SIGNIFICANT_DIGITS: Final = 2
+# 26 halves of 128 buckets.
+BUCKETS: Final = 3_328
+# 2 * 10^digits rounded up to a power of two: the first buckets are one unit wide, then the width doubles.
+_SUB_BUCKET_BITS: Final = 8
+_HALF_BITS: Final = _SUB_BUCKET_BITS - 1
 
 
-@dataclass(slots=True)
-class BrokerMeasures:
-    """Measurements of one broker.
+class BrokerTotals(NamedTuple):
+    """The counters of one broker.
 
-    Attributes
-    ----------
-    rows : int
-        Acknowledged rows.
-    sent_rows : int
-        Rows of ``sendMode=oneway``, which no broker acknowledges. They are not among `rows`.
-    requests, nbytes : int
-        Requests that the broker acknowledged (with ``sendMode=oneway``: took), and their size.
-    isolated_us : int
-        How long the task avoided the broker, microseconds.
-    clamped : int
-        Latencies outside 1 us .. 1 hour.
-    latency : dict of int to int
-        Successful attempts by latency bucket.
-    queues : dict of (str, int) to list of int
-        By topic and queue id: rows, last offset, negative first offset.
-    reasons : dict of str to list of int
-        By error or status: retries, failures.
+    `rows` were acknowledged, `sent_rows` cannot be (``sendMode=oneway``), and `requests` and `nbytes` cover both.
+    `isolated_us` is how long tasks avoided the broker. `clamped` counts latencies outside 1 us .. 1 hour.
     """
 
     rows: int = 0
@@ -65,122 +63,162 @@ class BrokerMeasures:
     isolated_times: int = 0
     isolated_us: int = 0
     clamped: int = 0
-    latency: dict[int, int] = field(default_factory=dict)
-    queues: dict[tuple[str, int], list[int]] = field(default_factory=dict)
-    reasons: dict[str, list[int]] = field(default_factory=dict)
 
-    def merge(self, other: BrokerMeasures) -> None:
-        """Add the measurements of another task."""
-        for name in _COUNTERS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for index, count in other.latency.items():
-            self.latency[index] = self.latency.get(index, 0) + count
-        _merge_rows(self.queues, other.queues, _QUEUE_SUMS)
-        _merge_rows(self.reasons, other.reasons)
 
-    def without_details(self, latency_bits: int | None) -> BrokerMeasures:
-        """Return a copy without queues and reasons; `latency_bits` as in `Measures.totals_only`."""
-        latency: dict[int, int] = {}
-        if latency_bits is not None:
-            for index, count in self.latency.items():
-                index = coarser(index, latency_bits)
-                latency[index] = latency.get(index, 0) + count
-        return replace(self, latency=latency, queues={}, reasons={})
+class Metric:
+    """What a number counts, in the order of keys.
+
+    The first are the fields of `BrokerTotals`; a commit message has those until `LATENCY`. From `SECOND_MAX_US` on a
+    merge keeps the larger value. So the first offset and the start of a write are stored as their negatives.
+    """
+
+    (
+        ROWS, SENT_ROWS, REQUESTS, NBYTES, RETRIES, FAILURES, ISOLATED_TIMES, ISOLATED_US, CLAMPED,
+        SKIPPED, DEAD_LETTERED, LATENCY,
+        REASON_RETRIES, REASON_FAILURES, QUEUE_ROWS, SECOND_ROWS, SECOND_REQUESTS, SECOND_RETRIES,
+        SECOND_MAX_US, SECOND_ISOLATED, LAST_OFFSET, FIRST_OFFSET, END_MS, START_MS,
+    ) = range(24)  # fmt: skip
+
+
+_MAXIMA: Final = Metric.SECOND_MAX_US << _METRIC_SHIFT
+_TIMELINE: Final = Metric.SECOND_ROWS << _METRIC_SHIFT, (Metric.SECOND_ISOLATED + 1) << _METRIC_SHIFT
+# Less than any value.
+_LEAST: Final = -(1 << 63)
 
 
 class Measures:
-    """Measurements of one task, or of many merged ones.
+    """Measurements of one task, or of many merged ones. `width` is the seconds per bucket of the timeline."""
 
-    Attributes
-    ----------
-    brokers : dict of str to BrokerMeasures
-    timeline : dict of int to dict of str to list of int
-        By bucket (epoch seconds divided by `width`) and broker: rows, requests, retries, largest latency (us), and 1 if
-        the broker was isolated.
-    width : int
-        Seconds per bucket of the timeline, a power of two.
-    invalid : dict of str to list of int
-        By the rule that rows break: rows skipped, rows sent to the dead-letter topic.
-    span_ms : tuple of int or None
-        When the first request was written and when the last one was answered, epoch milliseconds.
-    """
-
-    __slots__ = ("brokers", "invalid", "span_ms", "timeline", "width")
+    __slots__ = ("_keys", "_subjects", "_values", "width")
 
     def __init__(self) -> None:
-        self.brokers: dict[str, BrokerMeasures] = {}
-        self.timeline: dict[int, dict[str, list[int]]] = {}
+        # The number of each subject, in ascending order.
+        self._subjects: dict[Subject, int] = {}
+        self._keys: IntArray = np.empty(0, np.int64)
+        self._values: IntArray = np.empty(0, np.int64)
+        # A power of two.
         self.width = 1
-        self.invalid: dict[str, list[int]] = {}
-        self.span_ms: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> Measures:
+        """Return the measurements of one task; no two may have the same metric, subject and index."""
+        measures = cls()
+        subjects, keys, values = measures._subjects, [], []
+        for metric, broker, detail, index, row in rows:
+            number = subjects.setdefault((broker, detail), len(subjects))
+            for place, value in enumerate(row, metric):
+                if value or place in (Metric.LAST_OFFSET, Metric.FIRST_OFFSET):
+                    keys.append(place << _METRIC_SHIFT | number << _INDEX_BITS | index)
+                    values.append(value)
+        measures._keys, measures._values = _sorted(np.array(keys, np.int64), np.array(values, np.int64))
+        return measures
 
     def merge(self, other: Measures) -> None:
         """Add the measurements of `other`, which stays unchanged."""
-        for name, theirs in other.brokers.items():
-            own = self.brokers.get(name)
-            if own is None:
-                own = self.brokers[name] = BrokerMeasures()
-            own.merge(theirs)
-        _merge_rows(self.invalid, other.invalid)
-        if other.span_ms is not None:
-            first, last = other.span_ms
-            own_first, own_last = self.span_ms or other.span_ms
-            self.span_ms = min(first, own_first), max(last, own_last)
+        if len(self._subjects) + len(other._subjects) > _SUBJECT_MASK:
+            raise ValueError(f"more than {_SUBJECT_MASK} brokers, topics and reasons in one write")
         if other.width > self.width:
             self._widen(other.width)
-        factor = self.width // other.width
-        for bucket, rows in other.timeline.items():
-            _merge_rows(self.timeline.setdefault(bucket // factor, {}), rows, _SECOND_SUMS)
-        self._limit_timeline()
+        elif other.width < self.width:
+            other = copy.copy(other)
+            other._widen(self.width)
+        numbers = np.array([self._subjects.setdefault(each, len(self._subjects)) for each in other._subjects], np.int64)
+        subjects = other._subject_numbers()
+        keys = other._keys + (numbers[subjects] - subjects << _INDEX_BITS)
+        self._add(keys, other._values)
 
-    def second(self, second: int) -> dict[str, list[int]]:
-        """Return the timeline's bucket that holds an epoch second, creating it if it is missing."""
-        brokers = self.timeline.get(second // self.width)
-        if brokers is None:
-            self.timeline[second // self.width] = {}
-            self._limit_timeline()
-            brokers = self.timeline[second // self.width]
-        return brokers
-
-    def _limit_timeline(self) -> None:
+    def _add(self, keys: IntArray, values: IntArray) -> None:
+        """Add measurements, in any order."""
+        at = self._keys.searchsorted(keys)
+        new = np.sort(keys[np.append(self._keys, -1)[at] != keys])
+        if len(new):
+            places = self._keys.searchsorted(new)
+            self._keys = np.insert(self._keys, places, new)
+            self._values = np.insert(self._values, places, np.where(new < _MAXIMA, 0, _LEAST))
+            at += new.searchsorted(keys)
+        own = self._values[at]
+        self._values[at] = np.where(keys < _MAXIMA, own + values, np.maximum(own, values))
         # The final width depends only on the seconds that were measured, not on the order of merging.
-        while len(self.timeline) > MAX_SECONDS:
-            self._widen(2 * self.width)
+        if ((new >= _TIMELINE[0]) & (new < _TIMELINE[1])).any():
+            while len(np.unique(self._keys[self._timeline()] & _INDEX_MASK)) > MAX_SECONDS:
+                self._widen(2 * self.width)
 
     def _widen(self, width: int) -> None:
-        factor = width // self.width
-        timeline: dict[int, dict[str, list[int]]] = {}
-        for bucket, rows in self.timeline.items():
-            _merge_rows(timeline.setdefault(bucket // factor, {}), rows, _SECOND_SUMS)
-        self.timeline, self.width = timeline, width
+        keys, timeline = self._keys.copy(), self._timeline()
+        buckets = keys[timeline] & _INDEX_MASK
+        keys[timeline] += buckets // (width // self.width) - buckets
+        self._keys, self._values = _sorted(keys, self._values)
+        self.width = width
+
+    def _timeline(self) -> slice:
+        return slice(*self._keys.searchsorted(_TIMELINE))
+
+    def _start(self, metric: int, subject: int = 0) -> int:
+        return int(self._keys.searchsorted(metric << _METRIC_SHIFT | subject << _INDEX_BITS))
+
+    def _subject_numbers(self) -> IntArray:
+        return (self._keys >> _INDEX_BITS) & _SUBJECT_MASK
 
     def totals_only(self, latency_bits: int | None = None) -> Measures:
         """Return a copy without timeline, queues, reasons and span, for a commit message.
 
-        Parameters
-        ----------
-        latency_bits : int or None, default None
-            With latencies, where each 2^bits neighbouring buckets become one; None: without latencies.
+        In its latencies each 2^`latency_bits` neighbouring buckets are one; None leaves them out. 7 bits are an octave,
+        the most.
         """
+        latencies, end = self._start(Metric.LATENCY), self._start(Metric.LATENCY + 1)
+        if latency_bits is None:
+            end = latencies
+        numbers = self._subject_numbers()[:end]
+        used, new_numbers = np.unique(numbers, return_inverse=True)
+        keys = self._keys[:end] + (new_numbers - numbers << _INDEX_BITS)
+        if latency_bits:
+            keys[latencies:] = (keys[latencies:] >> latency_bits << latency_bits) + (1 << latency_bits >> 1)
         result = Measures()
-        result.brokers = {name: broker.without_details(latency_bits) for name, broker in self.brokers.items()}
-        result.invalid = {rule: row.copy() for rule, row in self.invalid.items()}
+        subjects = list(self._subjects)
+        result._subjects = {subjects[number]: place for place, number in enumerate(used.tolist())}
+        result._keys, result._values = _sorted(keys, self._values[:end])
         return result
+
+    def entries(self, first: int, last: int) -> Iterator[tuple[str, str, int, int, int]]:
+        """Yield broker, detail, metric, index and value of every measurement from metric `first` to `last`."""
+        subjects = list(self._subjects)
+        part = slice(self._start(first), self._start(last + 1))
+        for key, value in zip(self._keys[part].tolist(), self._values[part].tolist(), strict=True):
+            broker, detail = subjects[key >> _INDEX_BITS & _SUBJECT_MASK]
+            yield broker, detail, key >> _METRIC_SHIFT, key & _INDEX_MASK, value
+
+    @property
+    def brokers(self) -> dict[str, BrokerTotals]:
+        """Counters by broker, names ascending."""
+        totals: dict[str, list[int]] = {}
+        for broker, _, metric, _, value in self.entries(Metric.ROWS, Metric.CLAMPED):
+            totals.setdefault(broker, [0] * len(BrokerTotals._fields))[metric] = value
+        return {broker: BrokerTotals(*totals[broker]) for broker in sorted(totals)}
 
     def invalid_rows(self) -> tuple[dict[str, int], dict[str, int]]:
         """Return the skipped rows by rule, and the dead-lettered rows by rule."""
-        skipped = {rule: rows[0] for rule, rows in self.invalid.items() if rows[0]}
-        return skipped, {rule: rows[1] for rule, rows in self.invalid.items() if rows[1]}
+        skipped, dead_lettered = (
+            {rule: rows for _, rule, _, _, rows in self.entries(metric, metric)}
+            for metric in (Metric.SKIPPED, Metric.DEAD_LETTERED)
+        )
+        return skipped, dead_lettered
+
+    def span_ms(self) -> tuple[int, int] | None:
+        """Return when the first request was written and when the last one was answered, epoch milliseconds."""
+        span = {metric: value for _, _, metric, _, value in self.entries(Metric.END_MS, Metric.START_MS)}
+        return (-span[Metric.START_MS], span[Metric.END_MS]) if len(span) == 2 else None
 
     def latencies(self, broker: str | None) -> tuple[IntArray, IntArray]:
         """Return bucket indices, ascending, and counts of one broker (None: of all); empty for an unknown one."""
-        counts: dict[int, int] = {}
-        for name, measures in self.brokers.items():
-            if broker in (None, name):
-                for index, count in measures.latency.items():
-                    counts[index] = counts.get(index, 0) + count
-        indices = sorted(counts)
-        return np.array(indices, np.int64), np.array([counts[index] for index in indices], np.int64)
+        if broker is None:
+            part = slice(self._start(Metric.LATENCY), self._start(Metric.LATENCY + 1))
+            indices, places = np.unique(self._keys[part] & _INDEX_MASK, return_inverse=True)
+            counts = np.zeros(len(indices), np.int64)
+            np.add.at(counts, places, self._values[part])
+            return indices, counts
+        number = self._subjects.get((broker, ""), _SUBJECT_MASK - 1)
+        part = slice(self._start(Metric.LATENCY, number), self._start(Metric.LATENCY, number + 1))
+        return self._keys[part] & _INDEX_MASK, self._values[part]
 
     def quantiles_ms(self, broker: str | None) -> tuple[float, float, float, float] | None:
         """Return p50, p90, p99 and the largest latency of a broker (None: of all); None without latencies."""
@@ -191,95 +229,85 @@ class Measures:
         return p50 / 1000, p90 / 1000, p99 / 1000, longest / 1000
 
     def pack(self) -> bytes:
-        """Return compressed JSON for `unpack`. Columns and differences make it small."""
-        numbers = {name: number for number, name in enumerate(self.brokers)}
-        brokers = []
-        for name, broker in self.brokers.items():
-            indices = sorted(broker.latency)
-            brokers.append([
-                name,
-                [getattr(broker, counter) for counter in _COUNTERS],
-                [index - before for before, index in pairwise([0, *indices])],
-                [broker.latency[index] for index in indices],
-                [[topic, queue_id, *row] for (topic, queue_id), row in broker.queues.items()],
-                broker.reasons,
-            ])  # fmt: skip
-        timeline = [
-            (bucket, numbers[name], *row) for bucket, rows in self.timeline.items() for name, row in rows.items()
-        ]
-        content = [self.width, self.span_ms, self.invalid, brokers, list(zip(*timeline, strict=True))]
-        return zlib.compress(json.dumps(content, separators=(",", ":")).encode())
+        """Return compressed bytes for `unpack`: a line of JSON, then differences of keys, and values.
+
+        The lowest bytes of all numbers come first, then the next higher ones. Nearly all of these are 0.
+        """
+        brokers, details = ([subject[place] for subject in self._subjects] for place in (0, 1))
+        head = json.dumps([self.width, brokers, details], separators=(",", ":"))
+        numbers = np.concatenate((np.diff(self._keys, prepend=0), self._values)).astype("<i8")
+        return zlib.compress(head.encode() + b"\n" + numbers.view(np.uint8).reshape(-1, 8).T.tobytes())
 
     @classmethod
     def unpack(cls, packed: bytes) -> Measures:
-        """Return the measurements that `pack` made bytes of.
-
-        Raises
-        ------
-        ValueError
-            These are not such bytes.
-        """
+        """Return the measurements that `pack` made bytes of; a `ValueError` for other bytes."""
         try:
-            return cls._of(*json.loads(zlib.decompress(packed)))
-        except (zlib.error, ValueError, TypeError, AttributeError, LookupError) as exc:
+            head, _, data = zlib.decompress(packed).partition(b"\n")
+            return cls._of_bytes(data, *json.loads(head))
+        except (zlib.error, ValueError, TypeError) as exc:
             raise ValueError(f"not the measures of a task: {exc!r}") from exc
 
     @classmethod
-    def _of(cls, width: int, span_ms: Any, invalid: Any, brokers: Any, timeline: Any) -> Measures:
+    def _of_bytes(cls, data: bytes, width: Any, brokers: Any, details: Any) -> Measures:
         measures = cls()
-        if width < 1 or width & (width - 1):
-            raise ValueError("the width of the timeline is no power of two")
         measures.width = width
-        if span_ms is not None:
-            first, last = _numbers(span_ms, 2)
-            measures.span_ms = first, last
-        measures.invalid = {rule: _numbers(rows, 2) for rule, rows in invalid.items()}
-        for name, counters, differences, counts, queues, reasons in brokers:
-            broker = BrokerMeasures()
-            for counter, value in zip(_COUNTERS, _numbers(counters, len(_COUNTERS)), strict=True):
-                setattr(broker, counter, value)
-            indices = list(accumulate(_numbers(differences, len(counts))))
-            broker.latency = dict(zip(indices, _numbers(counts, len(counts)), strict=True))
-            if indices and (min(indices) < 0 or max(indices) >= BUCKETS or min(counts) < 1):
-                raise ValueError("a latency lies outside the buckets")
-            broker.queues = {(_text(topic), queue_id): _numbers(row, 3) for topic, queue_id, *row in queues}
-            _numbers([queue_id for _, queue_id in broker.queues], len(broker.queues))
-            broker.reasons = {reason: _numbers(row, 2) for reason, row in reasons.items()}
-            measures.brokers[_text(name)] = broker
-        names = list(measures.brokers)
-        for column in timeline:
-            _numbers(column, len(timeline[0]))
-        for bucket, number, rows, requests, retries, max_us, isolated in zip(*timeline, strict=True):
-            row = [rows, requests, retries, max_us, isolated]
-            measures.timeline.setdefault(bucket, {})[names[number]] = row
+        measures._subjects = {subject: number for number, subject in enumerate(zip(brokers, details, strict=True))}
+        numbers = np.frombuffer(data, np.uint8).reshape(8, -1).T.copy().view("<i8").reshape(2, -1)
+        keys, measures._values = numbers[0].cumsum(), numbers[1].copy()
+        measures._keys = keys
+        "".join(name for subject in measures._subjects for name in subject)  # a TypeError unless all names are text
+        if type(width) is not int or not 1 <= width <= _INDEX_MASK or width & (width - 1):
+            raise ValueError("the width of the timeline is no power of two")
+        if len(measures._subjects) != len(brokers) or (keys[1:] <= keys[:-1]).any() or keys.min(initial=0) < 0:
+            raise ValueError("a measurement or a subject is there twice, or out of order")
+        if (keys >> _METRIC_SHIFT > Metric.START_MS).any() or (measures._subject_numbers() >= len(brokers)).any():
+            raise ValueError("a metric or a subject is unknown")
+        latencies = slice(measures._start(Metric.LATENCY), measures._start(Metric.LATENCY + 1))
+        if (keys[latencies] & _INDEX_MASK >= BUCKETS).any() or (measures._values[latencies] < 1).any():
+            raise ValueError("a latency lies outside the buckets")
         return measures
 
+    def describe(self) -> str:
+        """Return the number of brokers, and the sums of their rows and requests, for a ``repr``."""
+        brokers = self.brokers.values()
+        rows, requests = sum(each.rows for each in brokers), sum(each.requests for each in brokers)
+        return f"brokers={len(brokers)} rows={rows} requests={requests}"
+
     def __repr__(self) -> str:
-        rows, requests = (sum(getattr(each, name) for each in self.brokers.values()) for name in ("rows", "requests"))
-        return f"<Measures brokers={len(self.brokers)} rows={rows} requests={requests}>"
+        return f"<Measures {self.describe()}>"
 
 
-def _merge_rows(own: dict[_Key, list[int]], other: Mapping[_Key, list[int]], sums: int = 2) -> None:
-    """Add the first `sums` numbers of each row to `own` in place, and keep the larger of the others."""
-    for key, row in other.items():
-        known = own.get(key)
-        if known is None:
-            own[key] = row.copy()
-            continue
-        for place, number in enumerate(row):
-            if place < sums:
-                known[place] += number
-            elif number > known[place]:
-                known[place] = number
+def _sorted(keys: IntArray, values: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the keys, ascending and each once, and their merged values."""
+    order = keys.argsort(kind="stable")
+    keys, values = keys[order], values[order]
+    starts = np.flatnonzero(np.diff(keys, prepend=-1))
+    keys = keys[starts]
+    return keys, np.where(keys < _MAXIMA, np.add.reduceat(values, starts), np.maximum.reduceat(values, starts))
 
 
-def _numbers(row: Collection[Any], count: int) -> list[int]:
-    if type(row) is not list or len(row) != count or set(map(type, row)) - {int}:
-        raise ValueError(f"{count} numbers were expected, not {row!r}")
-    return row
+def index_of(latency_us: int) -> int:
+    """Return the bucket of a latency between 0 and `HIGHEST_US`, microseconds."""
+    bucket = max(latency_us.bit_length() - _SUB_BUCKET_BITS, 0)
+    return (bucket << _HALF_BITS) + (latency_us >> bucket)
 
 
-def _text(name: Any) -> str:
-    if type(name) is not str:
-        raise ValueError(f"a name was expected, not {name!r}")
-    return name
+def lowest_us(index: int) -> int:
+    """Return the smallest latency of a bucket, microseconds."""
+    bucket = max((index >> _HALF_BITS) - 1, 0)
+    return (index - (bucket << _HALF_BITS)) << bucket
+
+
+def highest_us(index: int) -> int:
+    """Return the largest latency of a bucket, microseconds."""
+    return lowest_us(index + 1) - 1
+
+
+def percentiles_us(indices: IntArray, counts: IntArray, percents: tuple[float, ...]) -> list[int]:
+    """Return the latencies that the given percentages of all values do not exceed.
+
+    `indices` are ascending, and there is at least one; each percentage is above 0 and at most 100.
+    """
+    reached = np.cumsum(counts)
+    targets = [max(int(percent * int(reached[-1]) / 100 + 0.5), 1) for percent in percents]
+    return [highest_us(int(indices[at])) for at in np.searchsorted(reached, targets)]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from rocketmq_spark.errors import escaped
-from rocketmq_spark.metrics.histogram import IntArray, highest_us, lowest_us
+from rocketmq_spark.metrics.measures import IntArray, highest_us, lowest_us
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,17 +7,30 @@ counted as such.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from rocketmq_spark.metrics.histogram import HIGHEST_US, LOWEST_US, index_of
-from rocketmq_spark.metrics.measures import NO_OFFSET, BrokerMeasures, Measures
+from rocketmq_spark.metrics.measures import (
+    HIGHEST_US,
+    LOWEST_US,
+    BrokerTotals,
+    Measures,
+    Metric,
+    Row,
+    index_of,
+)
 from rocketmq_spark.model.message import MessageQueue
 
 # A broker may answer with any queue id and offset.
 _MAX_QUEUES: Final = 1 << 20
 _MAX_LONG: Final = 2**63 - 1
+
+# Rows of the timeline. When there are more, all measurements are merged into one table, which is smaller.
+_MAX_TIMELINE: Final = 4_096
+# Less than any offset, and than any negative one.
+_NO_OFFSET: Final = -(1 << 63)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +57,9 @@ class ReadReport:
 class Recorder:
     """Counts what one task sends, per broker, second and queue. Each `now` is monotonic time in seconds.
 
-    Parameters
-    ----------
-    write_id : str
-        One batch write, or one streaming query.
-    batch_id : int
-        The micro-batch; -1 in a batch write.
-    partition_id : int
-    epoch_offset : float or None, default None
-        Added to `now`, it gives epoch seconds, so that the seconds of tasks on several hosts line up. None: the offset
-        of ``time.monotonic``.
+    `write_id` is one batch write or one streaming query, `batch_id` the micro-batch (-1 in a batch write). `now` plus
+    `epoch_offset` is epoch time, so that the seconds of tasks on several hosts line up. The default is that of
+    ``time.monotonic``.
     """
 
     def __init__(self, write_id: str, batch_id: int, partition_id: int, epoch_offset: float | None = None) -> None:
@@ -61,11 +67,25 @@ class Recorder:
         self.batch_id = batch_id
         self.partition_id = partition_id
         self._epoch_offset = time.time() - time.monotonic() if epoch_offset is None else epoch_offset
-        self._measures = Measures()
+        # Earlier measurements. There, a long timeline becomes coarser.
+        self._past = Measures()
+        self._start_empty()
         # Start and end of every isolation by broker, monotonic seconds; no two of a broker overlap.
         self._isolations: dict[str, list[tuple[float, float]]] = {}
         self._first_now = float("inf")
         self._last_now = -float("inf")
+
+    def _start_empty(self) -> None:
+        # By broker: as in `BrokerTotals`, and requests by latency bucket.
+        self._totals: defaultdict[str, list[int]] = defaultdict(lambda: [0] * len(BrokerTotals._fields))
+        self._latencies: defaultdict[str, defaultdict[int, int]] = defaultdict(lambda: defaultdict(int))
+        # By epoch second and broker: rows, requests, retries, largest latency.
+        self._timeline: defaultdict[tuple[int, str], list[int]] = defaultdict(lambda: [0] * 4)
+        # By broker, topic and queue id: rows, last offset, negative first offset.
+        self._queues: defaultdict[tuple[str, str, int], list[int]] = defaultdict(lambda: [0, _NO_OFFSET, _NO_OFFSET])
+        # By broker and reason: retries, failures. By rule: rows skipped, rows dead-lettered.
+        self._reasons: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+        self._invalid: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
 
     def record_success(
         self,
@@ -82,26 +102,22 @@ class Recorder:
         `latency_ms` counts from its last byte written to its acknowledgement. An impossible queue id, such as the -1 of
         gRPC, leaves no receipt. `queue_offset` is that of its first row, negative if unknown.
         """
-        entry = self._measures.brokers.get(broker) or self._new_broker(broker)
+        totals = self._totals[broker]
         latency = latency_ms * 1000
         # Written so that NaN is clamped, too.
         if not latency >= LOWEST_US:
             latency = LOWEST_US
-            entry.clamped += 1
+            totals[Metric.CLAMPED] += 1
         elif latency > HIGHEST_US:
             latency = HIGHEST_US
-            entry.clamped += 1
+            totals[Metric.CLAMPED] += 1
         latency_us = int(latency + 0.5)
-        entry.rows += rows
-        entry.requests += 1
-        entry.nbytes += nbytes
-        index = index_of(latency_us)
-        entry.latency[index] = entry.latency.get(index, 0) + 1
+        totals[Metric.ROWS] += rows
+        totals[Metric.REQUESTS] += 1
+        totals[Metric.NBYTES] += nbytes
+        self._latencies[broker][index_of(latency_us)] += 1
         if 0 <= queue.queue_id < _MAX_QUEUES:
-            key = queue.topic, queue.queue_id
-            stored = entry.queues.get(key)
-            if stored is None:
-                stored = entry.queues[key] = [0, NO_OFFSET, NO_OFFSET]
+            stored = self._queues[broker, queue.topic, queue.queue_id]
             stored[0] += rows
             if 0 <= queue_offset <= _MAX_LONG - rows:
                 stored[1] = max(stored[1], queue_offset + rows - 1)
@@ -114,32 +130,28 @@ class Recorder:
 
     def record_sent(self, broker: str, rows: int, nbytes: int, now: float) -> None:
         """Count a request that no broker acknowledges (``sendMode=oneway``)."""
-        entry = self._measures.brokers.get(broker) or self._new_broker(broker)
-        entry.sent_rows += rows
-        entry.requests += 1
-        entry.nbytes += nbytes
+        totals = self._totals[broker]
+        totals[Metric.SENT_ROWS] += rows
+        totals[Metric.REQUESTS] += 1
+        totals[Metric.NBYTES] += nbytes
         second = self._second(broker, now)
         second[0] += rows
         second[1] += 1
 
     def record_retry(self, broker: str, reason: str, now: float) -> None:
         """Count a failed attempt whose bytes will be sent again; `reason` names the error or the status."""
-        entry = self._measures.brokers.get(broker) or self._new_broker(broker)
-        entry.retries += 1
-        entry.reasons.setdefault(reason, [0, 0])[0] += 1
+        self._totals[broker][Metric.RETRIES] += 1
+        self._reasons[broker, reason][0] += 1
         self._second(broker, now)[2] += 1
 
     def record_failure(self, broker: str, code: str, now: float) -> None:
         """Count a failed attempt after which its batch is given up; `code` names the error or the status."""
-        entry = self._measures.brokers.get(broker) or self._new_broker(broker)
-        entry.failures += 1
-        entry.reasons.setdefault(code, [0, 0])[1] += 1
+        self._totals[broker][Metric.FAILURES] += 1
+        self._reasons[broker, code][1] += 1
         self._last_now = max(self._last_now, now)
 
     def record_isolation(self, broker: str, duration_ms: float, now: float) -> None:
         """Count an isolation that begins now, or extend a running one by `duration_ms`."""
-        if broker not in self._measures.brokers:
-            self._new_broker(broker)
         self._last_now = max(self._last_now, now)
         isolations = self._isolations.setdefault(broker, [])
         if isolations and isolations[-1][1] > now:
@@ -151,12 +163,12 @@ class Recorder:
     def record_skipped(self, by_rule: Mapping[str, int]) -> None:
         """Count rows that were skipped, by the rule that they break."""
         for rule, rows in by_rule.items():
-            self._measures.invalid.setdefault(rule, [0, 0])[0] += rows
+            self._invalid[rule][0] += rows
 
     def record_dead_letters(self, by_rule: Mapping[str, int]) -> None:
         """Count rows that go to the dead-letter topic, by the rule that they break."""
         for rule, rows in by_rule.items():
-            self._measures.invalid.setdefault(rule, [0, 0])[1] += rows
+            self._invalid[rule][1] += rows
 
     def snapshot(self) -> PartitionReport:
         """Return the measurements so far, packed; recording may continue."""
@@ -166,7 +178,7 @@ class Recorder:
         """Return a line of rows, requests and latencies for every broker that took a request."""
         measures = self._so_far()
         found = []
-        for name, broker in sorted(measures.brokers.items()):
+        for name, broker in measures.brokers.items():
             if broker.sent_rows:
                 found.append(f"{name} {broker.sent_rows} rows in {broker.requests} requests")
             elif quantiles := measures.quantiles_ms(name):
@@ -180,24 +192,41 @@ class Recorder:
     def _so_far(self) -> Measures:
         """Return a copy of the measurements, with every isolation until the last `now` that was recorded."""
         measures = Measures()
-        measures.merge(self._measures)
-        for name, isolations in self._isolations.items():
-            past = [(start, min(end, self._last_now)) for start, end in isolations if start <= self._last_now]
-            broker = measures.brokers[name]
-            broker.isolated_times = len(past)
-            broker.isolated_us = round(sum(end - start for start, end in past) * 1e6)
-            for start, end in past:
-                first, last = int(start + self._epoch_offset), int(end + self._epoch_offset)
-                for second in (*range(first, last, measures.width), last):
-                    measures.second(second).setdefault(name, [0, 0, 0, 0, 0])[4] = 1
-        if self._first_now <= self._last_now:
-            first_ms, last_ms = (round((now + self._epoch_offset) * 1000) for now in (self._first_now, self._last_now))
-            measures.span_ms = first_ms, last_ms
+        for part in (self._past, Measures.of(self._rows()), Measures.of(self._spans())):
+            measures.merge(part)
         return measures
 
-    def _new_broker(self, name: str) -> BrokerMeasures:
-        broker = self._measures.brokers[name] = BrokerMeasures()
-        return broker
+    def _rows(self) -> Iterator[Row]:
+        for broker, row in self._totals.items():
+            yield Metric.ROWS, broker, "", 0, row
+        for broker, counts in self._latencies.items():
+            for bucket, count in counts.items():
+                yield Metric.LATENCY, broker, "", bucket, [count]
+        for (second, broker), row in self._timeline.items():
+            yield Metric.SECOND_ROWS, broker, "", second, row
+        for (broker, topic, queue_id), row in self._queues.items():
+            yield Metric.QUEUE_ROWS, broker, topic, queue_id, row[:1]
+            if row[1] != _NO_OFFSET:
+                yield Metric.LAST_OFFSET, broker, topic, queue_id, row[1:]
+        for (broker, reason), row in self._reasons.items():
+            yield Metric.REASON_RETRIES, broker, reason, 0, row
+        for rule, row in self._invalid.items():
+            yield Metric.SKIPPED, "", rule, 0, row
+
+    def _spans(self) -> Iterator[Row]:
+        for broker, isolations in self._isolations.items():
+            past = [(start, min(end, self._last_now)) for start, end in isolations if start <= self._last_now]
+            isolated_us = round(sum(end - start for start, end in past) * 1e6)
+            yield Metric.ISOLATED_TIMES, broker, "", 0, [len(past), isolated_us]
+            seconds: set[int] = set()
+            for start, end in past:
+                first, last = int(start + self._epoch_offset), int(end + self._epoch_offset)
+                seconds.update((*range(first, last, self._past.width), last))
+            for second in seconds:
+                yield Metric.SECOND_ISOLATED, broker, "", second, [1]
+        if self._first_now <= self._last_now:
+            first_ms, last_ms = (round((now + self._epoch_offset) * 1000) for now in (self._first_now, self._last_now))
+            yield Metric.END_MS, "", "", 0, [last_ms, -first_ms]
 
     def _second(self, broker: str, now: float, latency_us: int = 0) -> list[int]:
         # Comparisons instead of min and max: with single messages this runs once per row.
@@ -205,20 +234,14 @@ class Recorder:
             self._first_now = now - latency_us / 1e6
         if now > self._last_now:
             self._last_now = now
-        measures = self._measures
-        second = int(now + self._epoch_offset)
-        brokers = measures.timeline.get(second // measures.width)
-        if brokers is None:
-            brokers = measures.second(second)
-        row = brokers.get(broker)
-        if row is None:
-            row = brokers[broker] = [0, 0, 0, 0, 0]
-        return row
+        if len(self._timeline) >= _MAX_TIMELINE:
+            # All other measurements of this request are complete, or come after this call.
+            self._past.merge(Measures.of(self._rows()))
+            self._start_empty()
+        return self._timeline[int(now + self._epoch_offset), broker]
 
     def __repr__(self) -> str:
-        brokers = self._measures.brokers.values()
-        rows, requests = sum(each.rows for each in brokers), sum(each.requests for each in brokers)
         return (
             f"<Recorder write={self.write_id} batch={self.batch_id} partition={self.partition_id} "
-            f"brokers={len(brokers)} rows={rows} requests={requests}>"
+            f"{self._so_far().describe()}>"
         )

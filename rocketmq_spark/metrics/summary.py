@@ -12,8 +12,15 @@ from collections.abc import Iterable, Sequence
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.metrics.histogram import to_hdr
-from rocketmq_spark.metrics.measures import NO_OFFSET, BrokerMeasures, Measures
+from rocketmq_spark.metrics.measures import (
+    HIGHEST_US,
+    LOWEST_US,
+    SIGNIFICANT_DIGITS,
+    BrokerTotals,
+    Measures,
+    Metric,
+    lowest_us,
+)
 from rocketmq_spark.metrics.recorder import PartitionReport, ReadReport
 from rocketmq_spark.model import table as table_view
 
@@ -31,6 +38,10 @@ _SHOWN: Final = 5
 _COUNTS: Final = {
     "rows": "rows", "sent_rows": "sent_rows", "requests": "requests", "bytes": "nbytes", "retries": "retries",
     "failures": "failures",
+}  # fmt: skip
+# Without an offset the broker's answer had none.
+_RECEIPT: Final = {
+    "rows": Metric.QUEUE_ROWS, "first_offset": Metric.FIRST_OFFSET, "last_offset": Metric.LAST_OFFSET,
 }  # fmt: skip
 _QUANTILES: Final = ("p50_ms", "p90_ms", "p99_ms", "max_ms")
 _COLUMNS: Final = (*_COUNTS, *_QUANTILES, "isolated_times", "isolated_ms")
@@ -50,17 +61,8 @@ class WriteSummary:
     every method, a `write_id` of None means all writes. An unknown one has no data; showing or drawing it raises
     `OptionError`.
 
-    Parameters
-    ----------
-    keep : int, default 1000
-        How many writes and micro-batches are kept apart. Older ones are merged into one without a write id.
-
-    Attributes
-    ----------
-    reports : int
-        How many reports were merged.
-    dropped_reports : int
-        How many reports could not be merged; the reason was logged.
+    The newest `keep` writes and micro-batches are kept apart. Older ones are merged into one without a write id.
+    `reports` were merged; `dropped_reports` could not be, and the reason was logged.
     """
 
     def __init__(self, keep: int = _KEPT) -> None:
@@ -103,18 +105,28 @@ class WriteSummary:
             ``isolated_ms`` (both summed over tasks).
         """
         measures = self.measures(write_id)
-        return {
+        by_broker: dict[str, dict[str, Any]] = {
             name: {
                 **_counts([broker]),
                 **_quantiles(measures, name),
-                "retries_by_reason": {reason: row[0] for reason, row in broker.reasons.items() if row[0]},
-                "failures_by_code": {code: row[1] for code, row in broker.reasons.items() if row[1]},
-                "queues": _receipts(broker),
+                "retries_by_reason": {},
+                "failures_by_code": {},
+                "queues": {},
                 "isolated_times": broker.isolated_times,
                 "isolated_ms": broker.isolated_us / 1000,
             }
-            for name, broker in sorted(measures.brokers.items())
+            for name, broker in measures.brokers.items()
         }
+        for key, metric in (("retries_by_reason", Metric.REASON_RETRIES), ("failures_by_code", Metric.REASON_FAILURES)):
+            for name, reason, _, _, count in measures.entries(metric, metric):
+                if name in by_broker:
+                    by_broker[name][key][reason] = count
+        for key, metric in _RECEIPT.items():
+            for name, topic, _, queue_id, value in measures.entries(metric, metric):
+                if name in by_broker:
+                    queues = by_broker[name]["queues"].setdefault(topic, {})
+                    queues.setdefault(str(queue_id), dict.fromkeys(_RECEIPT))[key] = abs(value)
+        return by_broker
 
     def by_write(self, write_id: str | None = None) -> list[dict[str, Any]]:
         """Return the sums over all brokers for each write and micro-batch that is kept apart, oldest first.
@@ -165,24 +177,31 @@ class WriteSummary:
             sent), ``requests``, ``retries``, ``max_ms``, ``isolated``.
         """
         measures = self.measures(write_id)
+        rows: dict[tuple[int, str], list[int]] = {}
+        for broker, _, metric, bucket, value in measures.entries(Metric.SECOND_ROWS, Metric.SECOND_ISOLATED):
+            rows.setdefault((bucket, broker), [0] * 5)[metric - Metric.SECOND_ROWS] = value
         return [
             {
                 "second": bucket * measures.width,
                 "width_s": measures.width,
                 "broker": broker,
-                "rows": rows,
-                "requests": requests,
-                "retries": retries,
-                "max_ms": max_us / 1000,
-                "isolated": bool(isolated),
+                "rows": row[0],
+                "requests": row[1],
+                "retries": row[2],
+                "max_ms": row[3] / 1000,
+                "isolated": bool(row[4]),
             }
-            for bucket, brokers in sorted(measures.timeline.items())
-            for broker, (rows, requests, retries, max_us, isolated) in brokers.items()
+            for (bucket, broker), row in sorted(rows.items(), key=lambda item: item[0][0])
         ]
 
     def latencies(self, broker: str, write_id: str | None = None) -> HdrHistogram:
         """Return a broker's successful latencies in microseconds; empty for an unknown broker."""
-        return to_hdr(*self.measures(write_id).latencies(broker))
+        from hdrh.histogram import HdrHistogram
+
+        histogram = HdrHistogram(LOWEST_US, HIGHEST_US, SIGNIFICANT_DIGITS)
+        for index, count in zip(*self.measures(write_id).latencies(broker), strict=True):
+            histogram.record_value(lowest_us(int(index)), int(count))
+        return histogram
 
     def to_pandas(self, write_id: str | None = None) -> pd.DataFrame:
         """Return the numbers of `to_dict` as a pandas DataFrame indexed by broker; an `ImportError` without pandas."""
@@ -206,7 +225,7 @@ class WriteSummary:
 
         self._require(write_id)
         measures = self.measures(write_id)
-        return plots.plot_latencies({broker: measures.latencies(broker) for broker in sorted(measures.brokers)}, ax)
+        return plots.plot_latencies({broker: measures.latencies(broker) for broker in measures.brokers}, ax)
 
     def plot_timeline(self, axes: Sequence[Axes] | None = None, write_id: str | None = None) -> list[Axes]:
         """Draw rows per second, largest latency and retries of each broker over time into three axes.
@@ -216,7 +235,7 @@ class WriteSummary:
         from rocketmq_spark.metrics import plots
 
         self._require(write_id)
-        return plots.plot_timeline(self.timeline(write_id), sorted(self.measures(write_id).brokers), axes)
+        return plots.plot_timeline(self.timeline(write_id), list(self.measures(write_id).brokers), axes)
 
     def notes(self, write_id: str | None = None) -> list[str]:
         """Return what a reader of the numbers must know."""
@@ -310,7 +329,7 @@ def invalid_notes(measures: Measures) -> list[str]:
 
 def sent_notes(measures: Measures) -> list[str]:
     """Return a sentence on rows without an acknowledgement (``sendMode=oneway``), if any."""
-    sent = {name: broker.sent_rows for name, broker in sorted(measures.brokers.items()) if broker.sent_rows}
+    sent = {name: broker.sent_rows for name, broker in measures.brokers.items() if broker.sent_rows}
     if not sent:
         return []
     brokers = ", ".join(f"{broker} {rows}" for broker, rows in sent.items())
@@ -318,7 +337,7 @@ def sent_notes(measures: Measures) -> list[str]:
     return [f"{text}, whether they are stored is unknown."]
 
 
-def _counts(brokers: Iterable[BrokerMeasures]) -> dict[str, int]:
+def _counts(brokers: Iterable[BrokerTotals]) -> dict[str, int]:
     found = list(brokers)
     return {name: sum(getattr(broker, attribute) for broker in found) for name, attribute in _COUNTS.items()}
 
@@ -329,8 +348,8 @@ def _quantiles(measures: Measures, broker: str | None) -> dict[str, float | None
 
 def _of_write(write_id: str, batch_id: int, measures: Measures) -> dict[str, Any]:
     start = duration = None
-    if measures.span_ms is not None:
-        first, last = measures.span_ms
+    if span := measures.span_ms():
+        first, last = span
         start, duration = first / 1000, last / 1000 - first / 1000
     return {
         "write_id": write_id,
@@ -340,14 +359,3 @@ def _of_write(write_id: str, batch_id: int, measures: Measures) -> dict[str, Any
         **_counts(measures.brokers.values()),
         **_quantiles(measures, None),
     }
-
-
-def _receipts(broker: BrokerMeasures) -> dict[str, dict[str, dict[str, int | None]]]:
-    receipts: dict[str, dict[str, dict[str, int | None]]] = {}
-    for (topic, queue_id), (rows, last, first) in sorted(broker.queues.items()):
-        receipts.setdefault(topic, {})[str(queue_id)] = {
-            "rows": rows,
-            "first_offset": None if first == NO_OFFSET else -first,
-            "last_offset": None if last == NO_OFFSET else last,
-        }
-    return receipts

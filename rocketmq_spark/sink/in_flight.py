@@ -18,8 +18,7 @@ from typing import Final
 from rocketmq_spark.errors import DeliveryError, MQBrokerException, RocketMQError
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendOutcome
 from rocketmq_spark.protocol.batches import lone_message
-from rocketmq_spark.sink.retry import Attempts
-from rocketmq_spark.sink.window import BATCH_COST, SINGLE_COST
+from rocketmq_spark.sink.pacing import BATCH_COST, SINGLE_COST, Attempts
 
 # Memory of the objects around a waiting single message, measured, bytes.
 _SINGLE_OVERHEAD = 512
@@ -164,15 +163,10 @@ class SendQueues:
 
         A line that was served goes to the end; one whose first batch cannot start keeps its turn.
 
-        Parameters
-        ----------
-        start : callable
-            Returns the attempt, or the brokers whose windows have no room for the batch.
-        admits : callable
-            ``(broker name, cost) -> bool``: the broker's window has room.
-        recheck : bool
-            Also try the blocked lines that were tried longest ago, until a 20th of them, and at least 64, could neither
-            start nor wait for other brokers than before. So all lines recover at once when an outage ends.
+        `start` returns the attempt, or the brokers whose windows have no room for the batch. `admits` tells whether a
+        broker's window has room for a cost. A `recheck` also tries the blocked lines that were tried longest ago, until
+        a 20th of them, and at least 64, could neither start nor wait for other brokers than before. So all lines
+        recover at once when an outage ends.
         """
         rechecked = iter(tuple(self._blocked.values()) if recheck else ())
         rechecks = max(_CHECKS, len(self._blocked) // _RECHECKED_PART)

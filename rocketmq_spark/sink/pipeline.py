@@ -43,8 +43,7 @@ from rocketmq_spark.sink.in_flight import (
     reason,
     refused_for_good,
 )
-from rocketmq_spark.sink.retry import Backoff, RetryPolicy, Verdict
-from rocketmq_spark.sink.window import RateLimit, Window
+from rocketmq_spark.sink.pacing import Backoff, RateLimit, RetryPolicy, Verdict, Window
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -74,18 +73,12 @@ class SendPipeline:
 
     Parameters
     ----------
-    options : SinkOptions
-    faults : FaultStrategy
-        The client instance's.
-    recorder : Recorder
     publish_info : callable
         Returns the cached route of a topic, or None. Makes no request.
     refresh_route : callable
         Requests a fresh route of a topic in the background.
     new_selector : callable
         Makes the `QueueSelector` of a topic.
-    rng : random.Random
-    rate : RateLimit or None, default None
     on_stored : callable, optional
         Called with every stored batch and its outcome; must neither block nor raise.
     """

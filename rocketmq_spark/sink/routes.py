@@ -14,7 +14,7 @@ from rocketmq_spark.protocol.remoting.codes import NO_NAME_SERVER
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.heart_beat import API_TIMEOUT
 from rocketmq_spark.routing.route_cache import TopicPublishInfo
-from rocketmq_spark.sink.retry import Backoff
+from rocketmq_spark.sink.pacing import Backoff
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -28,11 +28,6 @@ class RouteFinder:
 
     Parameters
     ----------
-    options : SinkOptions
-    instance : ClientInstance
-    clock : callable, default time.monotonic
-        Seconds.
-    rng : random.Random, optional
     fixed_queues : sequence of MessageQueue, optional
         With ``ordered``, the queues of the whole write, whatever the route says now.
     servers_reached : bool, default False

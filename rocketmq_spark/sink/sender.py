@@ -24,9 +24,9 @@ from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.selectors import selector_of
 from rocketmq_spark.sink.in_flight import Dispatch, InFlightBatch, batch_weight
+from rocketmq_spark.sink.pacing import RateLimit
 from rocketmq_spark.sink.pipeline import OnStored, SendPipeline
 from rocketmq_spark.sink.routes import RouteFinder
-from rocketmq_spark.sink.window import RateLimit
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,24 +47,16 @@ class BatchSender:
 
     Parameters
     ----------
-    options : SinkOptions
     instance : ClientInstance
         Shared with other producers of this process. The caller registers and unregisters its group.
     recorder : Recorder
         Read it only after `write` has returned or raised.
-    clock, wall_clock : callable
-        Seconds; the first one is monotonic, the second one counts from the epoch.
-    rng : random.Random, optional
     fixed_queues, servers_reached
         See `RouteFinder`.
     max_rate_per_second : float, optional
         This task's share of ``maxRatePerSecond``.
     on_stored : callable, optional
         Called with every stored batch and its outcome; must neither block nor raise.
-
-    Attributes
-    ----------
-    routes : RouteFinder
     """
 
     # How the account of a failed write calls the rows that are done.

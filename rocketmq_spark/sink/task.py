@@ -41,10 +41,10 @@ from rocketmq_spark.protocol.remoting.records import MAX_BATCH_ROWS
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.route_cache import TopicPublishInfo
 from rocketmq_spark.routing.topic_configs import TopicConfigs
+from rocketmq_spark.sink.pacing import largest_batch
 from rocketmq_spark.sink.routes import RouteFinder
 from rocketmq_spark.sink.sender import BatchSender, OnewaySender
 from rocketmq_spark.sink.trace import BatchTracer, SendTrace
-from rocketmq_spark.sink.window import largest_batch
 from rocketmq_spark.transport.base import local_ip
 
 if TYPE_CHECKING:
@@ -126,10 +126,8 @@ def write_rows(
 
     Parameters
     ----------
-    options : SinkOptions
     instance : ClientInstance
         The caller registers and unregisters its producer group.
-    recorder : Recorder
     batches : iterator of pyarrow.RecordBatch
         Of a schema that has passed `check_schema`.
     write_id : str
@@ -152,7 +150,9 @@ def write_rows(
             tracer = BatchTracer(options, lambda broker_name: masters().get(broker_name, ""), open_trace_sender)
             stack.enter_context(tracer)
             on_stored = tracer.append
-        rate = _share_of_rate(options)
+        rate = None
+        if options.max_rate_per_second is not None:
+            rate = options.max_rate_per_second / (options.max_rate_tasks or 1)
         sender_class = OnewaySender if options.send_mode == "oneway" else BatchSender
         sender = sender_class(
             options,
@@ -188,10 +188,8 @@ def _keys_required(
 
 
 def _unique_ids(options: SinkOptions) -> UniqueIds:
-    if options.over_grpc:
-        return MessageIds(pid=os.getpid(), wall_clock=time.time, rng=random.SystemRandom())
-    ip = IPv4Address(local_ip()).packed
-    return UniqueIds(ip=ip, pid=os.getpid(), wall_clock=time.time, rng=random.SystemRandom())
+    source: dict[str, Any] = {"pid": os.getpid(), "wall_clock": time.time, "rng": random.SystemRandom()}
+    return MessageIds(**source) if options.over_grpc else UniqueIds(ip=IPv4Address(local_ip()).packed, **source)
 
 
 def rows_of_batch(options: SinkOptions, rate: float | None) -> int:
@@ -217,13 +215,12 @@ def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schem
     Raises
     ------
     MQClientException
-        10005: no name server or proxy answers, or the topic does not exist and there is no template for it.
+        As `RouteFinder.find`.
     SchemaError
         The topic does not accept messages of the columns' type (over gRPC only: brokers accept every type), or it
         requires keys and there is no such column.
     OptionError
-        ``batchType=inner`` and the topic has another type, or the topic or the dead-letter topic is a compaction topic
-        that would drop the rows.
+        The topic's brokers would drop the rows, or store inner batches row by row.
     """
     if options.topic is None:
         return
@@ -310,9 +307,3 @@ def ordered_queues(
 def _queues_of(topic: str, numbers: Mapping[str, int]) -> Sequence[MessageQueue]:
     names = sorted(numbers, key=java_order)
     return tuple(MessageQueue(topic, name, queue_id) for name in names for queue_id in range(numbers[name]))
-
-
-def _share_of_rate(options: SinkOptions) -> float | None:
-    """Return how many messages a task may send in a second, None without a limit."""
-    rate, tasks = options.max_rate_per_second, options.max_rate_tasks
-    return None if rate is None else rate / (tasks or 1)

@@ -29,7 +29,6 @@ from rocketmq_spark.protocol.remoting.records import messages_in
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
-DEFAULT_TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 MAX_MESSAGE_BYTES: Final = 128_000
 FLUSH_SECONDS: Final = 5.0
 
@@ -143,12 +142,7 @@ class BatchTracer:
     """A context manager around a write that traces the stored batches.
 
     `address_of` returns the ``host:port`` of a broker name, or "". `open_sender` returns a context manager around the
-    function that sends one trace message. `clock` returns epoch seconds.
-
-    Attributes
-    ----------
-    discarded : int
-        Rows that were stored and not traced.
+    function that sends one trace message. `clock` returns epoch seconds. `discarded` rows were stored and not traced.
     """
 
     def __init__(

@@ -22,7 +22,6 @@ logger = logging.getLogger("rocketmq_spark.transport")
 
 _JOIN_TIMEOUT: Final = 5.0
 
-
 _K = TypeVar("_K")
 _Request = TypeVar("_Request")
 _Reply = TypeVar("_Reply")
@@ -33,18 +32,12 @@ MOST_PULLED: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a scripted broker does with one send.
+    """What a scripted broker does with one send: acknowledge it with `status`, fail with `error`, or stay `silent`.
 
     Parameters
     ----------
-    status : SendStatus, default SEND_OK
-        The acknowledgement, unless `error` or `silent` says otherwise.
-    error : RocketMQError, optional
-        The attempt fails with this.
     delay : float, default 0.0
         Seconds until the outcome; beyond the send's own timeout it becomes a ``RemotingTimeoutException``.
-    silent : bool, default False
-        No answer ever comes: the send times out.
     stored : bool, optional
         Whether the rows are kept, whatever the sender learns. Default: an answer with a status keeps them, an error
         or silence does not; ``Reply(silent=True, stored=True)`` is the lost acknowledgement.
@@ -64,18 +57,9 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class PullReply:
-    """What a scripted broker does with one pull.
+    """What a scripted broker does with one pull: return `outcome`, or at most `most` messages that the queue holds.
 
-    Parameters
-    ----------
-    outcome : PullOutcome, optional
-        The answer, or the error. Default: what the queue holds.
-    most : int, default 32
-        So many messages at most, if the queue holds them.
-    delay : float, default 0.0
-        Seconds until the outcome; beyond the pull's own timeout it becomes a ``RemotingTimeoutException``.
-    silent : bool, default False
-        No answer ever comes: the pull times out.
+    After `delay` seconds, or never if `silent`. Beyond the pull's own timeout it is a ``RemotingTimeoutException``.
     """
 
     outcome: PullOutcome | None = None
@@ -128,19 +112,13 @@ class Script(Generic[_K, _Request, _Reply]):
 
 
 class ManualClock:
-    """A clock that stands still until it is moved.
-
-    Parameters
-    ----------
-    now : float, default 0.0
-        Seconds.
-    """
+    """A clock, in seconds, that stands still until it is moved."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
 
     def __call__(self) -> float:
-        """Return the time, seconds."""
+        """Return the time."""
         return self.now
 
     def advance(self, seconds: float) -> None:
@@ -151,17 +129,8 @@ class ManualClock:
 class Deliveries:
     """Outcomes in flight, in the order in which they fall due; equal ones in the order of their requests.
 
-    Parameters
-    ----------
-    clock : callable
-        Seconds.
-    threaded : bool
-        A thread delivers outcomes as they fall due. Otherwise `deliver` and `advance` do.
-
-    Attributes
-    ----------
-    changed : threading.Condition
-        Guards this object and the transport's state; `schedule` is called under it.
+    If `threaded`, a thread delivers them as they fall due, otherwise `deliver` and `advance` do. The condition
+    `changed` guards this object and the transport's state. The caller of `schedule` holds it.
     """
 
     def __init__(self, clock: Callable[[], float], *, threaded: bool) -> None:
@@ -206,11 +175,9 @@ class Deliveries:
             raise TypeError(f"advance() needs a ManualClock, this transport has {clock!r}")
         until, count = clock.now + seconds, 0
         while self.next_due <= until:
-            clock.now = max(clock.now, self.next_due)
-            self._notify()
+            self._move(clock, max(clock.now, self.next_due))
             count += self.deliver()
-        clock.now = until
-        self._notify()
+        self._move(clock, until)
         return count
 
     def close(self) -> None:
@@ -224,7 +191,8 @@ class Deliveries:
         elif thread is not threading.current_thread():
             thread.join(_JOIN_TIMEOUT)
 
-    def _notify(self) -> None:
+    def _move(self, clock: ManualClock, now: float) -> None:
+        clock.now = now
         with self.changed:
             self.changed.notify_all()
 

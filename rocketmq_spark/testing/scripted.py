@@ -36,7 +36,7 @@ logger = logging.getLogger("rocketmq_spark.transport")
 
 
 class ScriptedTransport:
-    """Implements all interfaces of `transport.base` in memory.
+    """Implements all interfaces of `transport.base` in memory. If `threaded`, a thread delivers due outcomes.
 
     Parameters
     ----------
@@ -47,8 +47,6 @@ class ScriptedTransport:
         When the script of a broker is used up, `always` decides, and without an entry there the send is ``SEND_OK``.
     clock : callable, optional
         Default: a :class:`ManualClock`, or ``time.monotonic`` when threaded.
-    threaded : bool, default False
-        A thread delivers outcomes as they fall due.
 
     Attributes
     ----------
@@ -69,8 +67,6 @@ class ScriptedTransport:
         The first offset of a queue that has not expired, where that is not 0.
     members : dict of (str, str) to set of str
         By group and broker's address, the client ids of its readers.
-    on_check_transaction : callable or None
-        Called by :meth:`check_transaction`.
 
     Examples
     --------

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from rocketmq_spark.model.message import EncodedBatch, Encoding, Message, MessageQueue, SendRequest
-from rocketmq_spark.model.message_ext import MessageExt, PullOutcome, PullRequest, PullStatus, encode_message_id
+from rocketmq_spark.model.message_ext import MessageExt, PullOutcome, PullRequest, PullStatus
 from rocketmq_spark.model.properties import KEYS, TAGS, UNIQ_KEY
 from rocketmq_spark.model.send_result import TRANSACTION_COMMIT_TYPE, EndTransaction, TransactionCheck
 from rocketmq_spark.protocol.remoting.records import encode_record, messages_in
@@ -23,28 +22,20 @@ _STORE_HOST: Final = "127.0.0.1:10911"
 _BORN_HOST: Final = "127.0.0.1:50000"
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """One position of the commit log: where the message lies, and where it was meant for."""
+class _Entry(NamedTuple):
+    """One position of the commit log: a message as it was sent and as it is read, where it lies and is meant for."""
 
-    message: Message
+    sent: Message
+    read: MessageExt
     stored_in: MessageQueue
     meant_for: MessageQueue
-    queue_offset: int
-    sys_flag: int
-    born_timestamp: int
-    store_timestamp: int
 
 
 class ScriptedStore:
     """Messages that were acknowledged, or stored although they were not.
 
-    Attributes
-    ----------
-    queues : dict of MessageQueue to list of Message
-        What consumers would see, and the half topic's queues.
-    expired, removed : dict of MessageQueue to int
-        The first message left of each queue. `removed`: without the correction of the minimum offset that follows.
+    `queues` has what consumers would see, and the half topic's queues. `expired` and `removed` have the first message
+    left of each queue; brokers correct the minimum offset only for `expired`.
     """
 
     def __init__(self) -> None:
@@ -59,25 +50,20 @@ class ScriptedStore:
         messages = _messages_of(batch)
         half = not batch.batch and messages[0].is_half_message
         stored_in = MessageQueue(HALF_TOPIC, queue.broker_name, 0) if half else queue
-        first, store_timestamp = len(self._log), int(now * 1000)
-        offset = len(self.queues.get(stored_in, ()))
-        for message in messages:
-            self._append(message, stored_in, queue, batch.sys_flag, request.born_timestamp, store_timestamp)
-        return offset, ",".join(encode_message_id(_STORE_HOST, at) for at in range(first, len(self._log)))
+        read = [
+            self._append(message, stored_in, queue, batch.sys_flag, request.born_timestamp, now) for message in messages
+        ]
+        return read[0].queue_offset, ",".join(message.offset_msg_id for message in read)
 
     def put(self, queue: MessageQueue, messages: Iterable[Message], now: float) -> None:
         """Store messages without a request."""
         for message in messages:
-            self._append(message, queue, queue, 0, int(now * 1000), int(now * 1000))
+            self._append(message, queue, queue, 0, int(now * 1000), now)
 
     def messages(self, queue: MessageQueue, start: int, stop: int) -> list[MessageExt]:
         """Return what lies in a queue from one offset up to another."""
-        inside = [
-            self.view(at)
-            for at, entry in enumerate(self._log)
-            if entry.stored_in == queue and start <= entry.queue_offset < stop
-        ]
-        return [message for message in inside if message is not None]
+        lying = (entry.read for entry in self._log if entry.stored_in == queue)
+        return [message for message in lying if start <= message.queue_offset < stop]
 
     def pull(self, request: PullRequest, most: int) -> PullOutcome:
         """Return what a pull finds, at most `most` messages."""
@@ -96,64 +82,35 @@ class ScriptedStore:
 
     def view(self, physical_offset: int) -> MessageExt | None:
         """Return what lies at a commit-log offset, under the topic and queue it is meant for."""
-        if not 0 <= physical_offset < len(self._log):
-            return None
-        entry = self._log[physical_offset]
-        message = entry.message
-        return MessageExt(
-            topic=message.topic,
-            body=message.body,
-            flag=message.flag,
-            properties=message.properties,
-            queue_id=entry.meant_for.queue_id,
-            queue_offset=entry.queue_offset,
-            physical_offset=physical_offset,
-            sys_flag=entry.sys_flag,
-            born_timestamp=entry.born_timestamp,
-            born_host=_BORN_HOST,
-            store_timestamp=entry.store_timestamp,
-            store_host=_STORE_HOST,
-            reconsume_times=0,
-            prepared_transaction_offset=0,
-            body_crc=zlib.crc32(message.body) & 0x7FFFFFFF,
-        )
+        return self._log[physical_offset].read if 0 <= physical_offset < len(self._log) else None
 
     def search(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """Return the first offset stored at or after a time, or the end."""
-        times = (entry.store_timestamp for entry in self._log if entry.stored_in == queue)
+        times = (entry.read.store_timestamp for entry in self._log if entry.stored_in == queue)
         return sum(stored < timestamp_ms for stored in times)
 
     def earliest(self, queue: MessageQueue) -> int:
         """Return when the queue's first message was stored; -1 if there is none."""
-        return next((entry.store_timestamp for entry in self._log if entry.stored_in == queue), -1)
+        return next((entry.read.store_timestamp for entry in self._log if entry.stored_in == queue), -1)
 
     def end_transaction(self, request: EndTransaction, now: float) -> None:
         """Make a committed half message visible; every time anew, as a broker does."""
         if request.commit_or_rollback == TRANSACTION_COMMIT_TYPE and request.commit_log_offset < len(self._log):
             half = self._log[request.commit_log_offset]
-            self._append(
-                half.message, half.meant_for, half.meant_for, half.sys_flag, half.born_timestamp, int(now * 1000)
-            )
+            self._append(half.sent, half.meant_for, half.meant_for, half.read.sys_flag, half.read.born_timestamp, now)
 
     def check(self, address: str, physical_offset: int, now: float) -> TransactionCheck:
-        """Write a half message again, as a broker does before it asks back, and return what it asks.
-
-        Raises
-        ------
-        IndexError
-            Nothing is stored there.
-        """
+        """Write a half message again, as a broker does before it asks back, and return what it asks."""
         half = self._log[physical_offset]
-        again = len(self._log)
-        self._append(half.message, half.stored_in, half.meant_for, half.sys_flag, half.born_timestamp, int(now * 1000))
-        message = self.view(again)
-        assert message is not None
+        message = self._append(
+            half.sent, half.stored_in, half.meant_for, half.read.sys_flag, half.read.born_timestamp, now
+        )
         unique_id = message.unique_id or ""
         return TransactionCheck(
             address=address,
             message=message,
             tran_state_table_offset=message.queue_offset,
-            commit_log_offset=again,
+            commit_log_offset=message.physical_offset,
             msg_id=unique_id,
             transaction_id=unique_id,
             offset_msg_id=message.offset_msg_id,
@@ -167,12 +124,29 @@ class ScriptedStore:
         meant_for: MessageQueue,
         sys_flag: int,
         born_timestamp: int,
-        store_timestamp: int,
-    ) -> None:
+        now: float,
+    ) -> MessageExt:
         kept = self.queues.setdefault(stored_in, [])
-        entry = _Entry(message, stored_in, meant_for, len(kept), sys_flag, born_timestamp, store_timestamp)
+        read = MessageExt(
+            topic=message.topic,
+            body=message.body,
+            flag=message.flag,
+            properties=message.properties,
+            queue_id=meant_for.queue_id,
+            queue_offset=len(kept),
+            physical_offset=len(self._log),
+            sys_flag=sys_flag,
+            born_timestamp=born_timestamp,
+            born_host=_BORN_HOST,
+            store_timestamp=int(now * 1000),
+            store_host=_STORE_HOST,
+            reconsume_times=0,
+            prepared_transaction_offset=0,
+            body_crc=zlib.crc32(message.body) & 0x7FFFFFFF,
+        )
         kept.append(message)
-        self._log.append(entry)
+        self._log.append(_Entry(message, read, stored_in, meant_for))
+        return read
 
 
 def _messages_of(batch: EncodedBatch) -> list[Message]:

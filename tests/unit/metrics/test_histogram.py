@@ -7,7 +7,7 @@ from hdrh.histogram import HdrHistogram
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketmq_spark.metrics.histogram import (
+from rocketmq_spark.metrics.measures import (
     BUCKETS,
     HIGHEST_US,
     LOWEST_US,

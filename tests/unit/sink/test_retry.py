@@ -15,7 +15,7 @@ from rocketmq_spark.errors import (
     RocketMQError,
 )
 from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendStatus
-from rocketmq_spark.sink.retry import Attempts, Backoff, RetryPolicy, Verdict
+from rocketmq_spark.sink.pacing import Attempts, Backoff, RetryPolicy, Verdict
 
 QUEUE = MessageQueue("T", "a", 0)
 

@@ -215,13 +215,15 @@ def test_totals_without_histograms_have_no_latencies() -> None:
     assert numbers["queues"] == numbers["retries_by_reason"] == {}
 
 
-def test_latencies_of_a_small_message_are_exact() -> None:
-    small = report(requests=8)
+@pytest.mark.parametrize(("brokers", "requests"), [(("a", "b"), 8), (BROKERS, 20)])
+def test_latencies_of_a_small_message_are_exact(brokers: tuple[str, ...], requests: int) -> None:
+    small = report(brokers=brokers, requests=requests)
     summary = WriteSummary()
     merge_into(summary, small)
-    exact, coarse = summary.to_dict()["a"], summarise([CommitMessage.of(small, histograms=True)]).to_dict()["a"]
-    for name in ("p50_ms", "p90_ms", "p99_ms", "max_ms"):
-        assert coarse[name] == exact[name]
+    exact, coarse = summary.to_dict(), summarise([CommitMessage.of(small, histograms=True)]).to_dict()
+    for broker in brokers:
+        for name in ("p50_ms", "p90_ms", "p99_ms", "max_ms"):
+            assert coarse[broker][name] == exact[broker][name]
 
 
 def test_latencies_of_a_large_message_stay_in_their_octave() -> None:
