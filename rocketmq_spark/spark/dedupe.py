@@ -8,6 +8,7 @@ queue may be read hours behind another, and Spark drops rows that are late by it
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 from rocketmq_spark.errors import OptionError, SchemaError
@@ -40,11 +41,10 @@ def dedupe(
     Parameters
     ----------
     df : pyspark.sql.DataFrame
-        Batch or streaming, Classic or Connect, with the columns ``topic``, ``body``, ``flag`` and ``properties`` of a
-        read. A column ``SPARK_ROW_ID`` replaces that entry of ``properties``.
+        Batch or streaming, with the columns ``topic``, ``body``, ``flag`` and ``properties`` of a read. A column
+        ``SPARK_ROW_ID`` replaces that entry of ``properties``.
     within : str or None, default None
-        Required for a stream: how long an id is remembered at least, as in "1 hour"; later repeats stay. A batch
-        ignores it.
+        Required for a stream: how long an id is remembered at least, as in "1 hour"; later repeats stay.
     event_time : str or None, default None
         For a stream: the timestamp column for the watermark of `within`, if an aggregation follows (Spark allows one
         watermark). **Rows older than the watermark are then dropped**, as in any such query. None: rows are timed by
@@ -52,11 +52,6 @@ def dedupe(
     topic : str or None, default None
         The topic that the rows were first written to, where `df` is of a copy (``keepRowId=true``). None: the column
         ``topic``.
-
-    Returns
-    -------
-    pyspark.sql.DataFrame
-        With the columns of `df`.
 
     Raises
     ------
@@ -88,7 +83,12 @@ def dedupe(
 
 def _marked(df: DataFrame, topic: str | None) -> DataFrame:
     """Return the rows with a column of their ids, null for rows that cannot be repeats."""
-    row_id = _row_id(df)
+    if ROW_ID not in df.columns and "properties" not in df.columns:
+        raise SchemaError(
+            f"dedupe: there is no column {ROW_ID}, nor a column properties that could hold it; there are "
+            f"{', '.join(df.columns)}: keep one of the two until repeats are dropped"
+        )
+    row_id = ROW_ID if ROW_ID in df.columns else f"try_element_at(properties, '{ROW_ID}')"
     needed = ("body", "flag", "properties") if topic is not None else ("topic", "body", "flag", "properties")
     missing = [name for name in needed if name not in df.columns]
     if missing:
@@ -97,11 +97,8 @@ def _marked(df: DataFrame, topic: str | None) -> DataFrame:
             "flag and properties fit the hash in its id. Call dedupe on what a read returns, before columns are "
             "selected or changed"
         )
-    functions: Any
-    if is_connect(df.sparkSession):
-        from pyspark.sql.connect import functions
-    else:
-        from pyspark.sql import functions
+    module = "pyspark.sql.connect.functions" if is_connect(df.sparkSession) else "pyspark.sql.functions"
+    functions: Any = importlib.import_module(module)
     own_id, *columns = map(functions.expr, (f"string({row_id})", "binary(body)", "int(flag)", "properties"))
     topics = functions.expr("string(topic)") if topic is None else functions.lit(topic)
     return df.withColumn(_ID, functions.when(_verification(functions)(own_id, topics, *columns), own_id))
@@ -114,17 +111,6 @@ def _verification(functions: Any) -> Any:
     from rocketmq_spark.arrow.ids import repeatable
 
     return functions.arrow_udf(repeatable, "boolean")
-
-
-def _row_id(df: DataFrame) -> str:
-    if ROW_ID in df.columns:
-        return ROW_ID
-    if "properties" in df.columns:
-        return f"try_element_at(properties, '{ROW_ID}')"
-    raise SchemaError(
-        f"dedupe: there is no column {ROW_ID}, nor a column properties that could hold it; there are "
-        f"{', '.join(df.columns)}: keep one of the two until repeats are dropped"
-    )
 
 
 def _refuse_second_watermark(df: DataFrame) -> None:

@@ -2,7 +2,6 @@
 
 An offset names every queue that was ever seen, so that none is read twice. A new queue is read from its earliest
 message. A queue without an answer stays where it is, and the others continue; after ``readTimeoutMs`` it is an error.
-Lost data is reported by ``failOnDataLoss``.
 
 An offset never changes its meaning: a repeated micro-batch reads the same messages. So an offset has the beginnings of
 queues that are new in its micro-batch. Spark stores only the end of a micro-batch. It asks for the start of a query's
@@ -14,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
@@ -75,18 +74,18 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         """Return the end of the next micro-batch. (Releases before 4.2 pass neither its start nor a limit.)"""
         passed = self._last if start is None else start
         # Before 4.2 a new query asks for this end before it asks for its start. A restarted query first passes its
-        # offset to `partitions`, as an empty range. It does not where Spark wraps a source for Trigger.AvailableNow,
-        # which is off by default: then the beginnings in this end are those of a new query, and `partitions` knows.
+        # offset to `partitions`, as an empty range. Where Spark wraps a source for Trigger.AvailableNow (off by
+        # default) it does not: then the beginnings in this end are those of a new query, and `partitions` knows.
         last = self._beginning() if passed is None else passed
         known = flat(last)
         cluster = self._offsets()
         if passed is not None:
             # Everything before is finished; Spark itself commits it only with the next micro-batch.
             self._commit(known)
-        unknown = not known and self._target is None
         if self._target is not None:
             self._target = cluster.completed(self._target, known)
-        self._available = available = cluster.latest() if unknown else cluster.available(known, self._target)
+        is_new = not known and self._target is None
+        self._available = available = cluster.latest() if is_new else cluster.available(known, self._target)
         starts = cluster.begun(known, available)
         ends = self._limited(starts, available, limit)
         # Spark compares texts: the same offset as another text would be an empty micro-batch.
@@ -162,26 +161,15 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
 
 
 class RefusedStreamReader(DataSourceStreamReader):
-    """Raises an error from every method, for a reader that cannot be made."""
+    """Raises an error from every method that Spark calls, for a reader that cannot be made."""
 
     def __init__(self, error: RocketMQError) -> None:
         self._error = error
 
-    def initialOffset(self) -> NoReturn:  # noqa: N802 - Spark's name
-        """Raise the error to a new query."""
+    def _refuse(self, *_: Any, **__: Any) -> Any:
         raise self._error
 
-    def latestOffset(self, start: Any = None, limit: Any = None) -> NoReturn:  # noqa: ARG002, N802 - Spark's name
-        """Raise the error to a restarted query."""
-        raise self._error
-
-    def partitions(self, start: Any, end: Any) -> NoReturn:  # noqa: ARG002 - Spark's names
-        """Raise the error to a query that repeats an unfinished micro-batch."""
-        raise self._error
-
-    def read(self, partition: InputPartition) -> NoReturn:  # noqa: ARG002 - Spark's name
-        """Raise the error."""
-        raise self._error
+    initialOffset = latestOffset = partitions = read = _refuse  # noqa: N815 - Spark's names
 
 
 if _LIMITS:
@@ -208,19 +196,14 @@ def stream_reader(
     parallelism: int | None,
     accumulator: Accumulator[Any] | None = None,
 ) -> RocketMQStreamReader:
-    """Return the reader of a streaming query; parameters as of `PartitionReader`.
-
-    Raises
-    ------
-    OptionError
-        This release of PySpark cannot limit a micro-batch.
-    """
+    """Return the reader of a streaming query; raises an OptionError for limits that this PySpark does not support."""
     if _LIMITS:
         return LimitedStreamReader(options, schema, parallelism, accumulator)
-    for name, value in (
-        ("maxOffsetsPerTrigger", options.max_offsets_per_trigger),
-        ("minOffsetsPerTrigger", options.min_offsets_per_trigger),
-    ):
+    limits = {
+        "maxOffsetsPerTrigger": options.max_offsets_per_trigger,
+        "minOffsetsPerTrigger": options.min_offsets_per_trigger,
+    }
+    for name, value in limits.items():
         if value is not None:
             raise OptionError(f"{name} needs PySpark 4.2 or newer, which can limit a micro-batch; leave it out here")
     return RocketMQStreamReader(options, schema, parallelism, accumulator)
