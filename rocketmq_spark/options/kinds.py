@@ -105,7 +105,7 @@ def choice(*values: str, or_class: bool = False) -> ValueKind:
     def parse(text: str) -> str:
         lowered = text.strip().lower()
         if or_class and ":" in text:
-            return _parse_class(text)
+            return str(CLASS.parse(text))
         if lowered not in by_lower:
             raise ValueError
         return by_lower[lowered]
@@ -123,6 +123,18 @@ def name(longest: int, refused: Iterable[str]) -> ValueKind:
         return text
 
     return ValueKind(f"1 to {longest} characters of a-z A-Z 0-9 _ - % |, and none of {', '.join(sorted(taken))}", parse)
+
+
+def matching(allowed: str, pattern: str) -> ValueKind:
+    """Return the kind of a text that a pattern fits as a whole; the value is the pattern's group."""
+
+    def parse(text: str) -> str:
+        found = re.fullmatch(pattern, text)
+        if found is None:
+            raise ValueError
+        return found[1]
+
+    return ValueKind(allowed, parse)
 
 
 def text(allowed: str, refused: str) -> ValueKind:
@@ -168,12 +180,6 @@ def _parse_secret(text: str) -> str:
     return re.sub("^file:///", "file:/", text)
 
 
-def _parse_class(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text.strip()):
-        raise ValueError
-    return text.strip()
-
-
 def words(allowed: str, pattern: str) -> ValueKind:
     """Return the kind of a list of words, separated by commas; each matches the whole pattern."""
 
@@ -184,13 +190,6 @@ def words(allowed: str, pattern: str) -> ValueKind:
         return found
 
     return ValueKind(allowed, parse)
-
-
-def _parse_location(text: str) -> str:
-    # A password in a URI would end up in logs: file systems have better places for it.
-    if not re.match(r"/|[A-Za-z][A-Za-z0-9+.-]*://(?![^/]*:[^/]*@)", text) or re.search("[\x00-\x1f]", text):
-        raise ValueError
-    return text
 
 
 def ladder(*, strictly: bool) -> ValueKind:
@@ -217,22 +216,17 @@ def _parse_row_id(text: str) -> bool | tuple[str, ...]:
     return columns
 
 
-def _parse_addresses(text: str) -> tuple[str, ...]:
-    # "http://host/path/a:9876" means a:9876, as in NameServerAddressUtils.java, which looks at the first address only.
-    return _split_addresses(text, "^http://([^;,]*/)?")
+def addresses(port: int, prefix: str) -> ValueKind:
+    """Return the kind of a list of servers; what the pattern `prefix` fits is not part of an address."""
 
+    def parse(text: str) -> tuple[str, ...]:
+        parts = filter(None, map(str.strip, re.split("[;,]", text)))
+        found = tuple(dict.fromkeys(_parse_address(re.sub(prefix, "", part, flags=re.IGNORECASE)) for part in parts))
+        if not found:
+            raise ValueError
+        return found
 
-def _parse_endpoints(text: str) -> tuple[str, ...]:
-    # A scheme is not part of the address. `against_schemes` compares it with the option useTls.
-    return _split_addresses(text, "^https?://")
-
-
-def _split_addresses(text: str, prefix: str) -> tuple[str, ...]:
-    parts = filter(None, map(str.strip, re.split("[;,]", text)))
-    found = tuple(dict.fromkeys(_parse_address(re.sub(prefix, "", part, flags=re.IGNORECASE)) for part in parts))
-    if not found:
-        raise ValueError
-    return found
+    return ValueKind(f"host:port;host:port, as in 10.0.0.1:{port};10.0.0.2:{port} or [::1]:{port}", parse)
 
 
 def _parse_address(text: str) -> str:
@@ -251,15 +245,19 @@ SECRET: Final = ValueKind(
     "file:/absolute/path",
     _parse_secret,
 )
-CLASS: Final = ValueKind("a class of yours as module:Class", _parse_class)
+CLASS: Final = matching("a class of yours as module:Class", r"\s*([A-Za-z_][\w.]*:[A-Za-z_]\w*)\s*")
 PATTERN: Final = ValueKind("a regular expression of Python, as in orders-.*", _parse_pattern, explains=True)
-LOCATION: Final = ValueKind(
-    "an absolute path, or a URI without a password, as in /var/log/sink.jsonl or s3://bucket/folder", _parse_location
+# A password in a URI would end up in logs: file systems have better places for it.
+LOCATION: Final = matching(
+    "an absolute path, or a URI without a password, as in /var/log/sink.jsonl or s3://bucket/folder",
+    r"((?:/|[A-Za-z][A-Za-z0-9+.-]*://(?![^/]*:[^/]*@))[^\x00-\x1f]*)",
 )
 BOOLEAN: Final = ValueKind("true or false", _parse_boolean)
 ROW_ID: Final = ValueKind("false, true, or columns:a,b with the names of columns, each once", _parse_row_id)
-ADDRESSES: Final = ValueKind("host:port;host:port, as in 10.0.0.1:9876;10.0.0.2:9876 or [::1]:9876", _parse_addresses)
-ENDPOINTS: Final = ValueKind("host:port;host:port, as in 10.0.0.1:8081;10.0.0.2:8081 or [::1]:8081", _parse_endpoints)
+# "http://host/path/a:9876" means a:9876, as in NameServerAddressUtils.java, which looks at the first address only.
+ADDRESSES: Final = addresses(9876, "^http://([^;,]*/)?")
+# `refused_over_grpc` compares the scheme with the option useTls.
+ENDPOINTS: Final = addresses(8081, "^https?://")
 # A topic that a client may send to.
 TOPIC: Final = name(MAX_TOPIC_LENGTH, FORBIDDEN_TOPICS)
 INSTANCE_NAME: Final = text("a text that is not blank", "[\x00-\x1f]")

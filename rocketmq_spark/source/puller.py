@@ -3,18 +3,13 @@
     plan segments -> pull -> outcome -> records of the oldest segment of a queue
 
 One thread does everything; the transport sends and receives while it waits. The results of a queue cover its range
-from start to end, in order; missing messages appear as an empty body. A queue without results for ``readTimeoutMs`` is
-an error.
-
-Requests of a queue overlap only where the last answer shows what the next will hold: not with a filter, and not where
-a broker returns whole batches. The number of answers in memory is bounded, and lowered where answers are large. An
-answer that would wait behind others and exceed the bound is dropped, and pulled again.
+from start to end, in order; missing messages appear as an empty body. Requests of a queue overlap only where the last
+answer shows what the next will hold: not with a filter, and not where a broker returns whole batches. Answers in memory
+are bounded: one that would exceed the bound behind others is dropped, and pulled again.
 
 A broker skips deleted messages as it skips those that a filter rejects. So in a filtered read the first message of the
 skipped part is pulled again without the filter, once a second and at the end of the range. A broker deletes the oldest
-messages first, so if this message exists, none was missed.
-
-Follows ``DefaultMQPushConsumerImpl.pullMessage``.
+messages first, so if this message exists, none was missed. Follows ``DefaultMQPushConsumerImpl.pullMessage``.
 """
 
 from __future__ import annotations
@@ -112,10 +107,9 @@ class _QueueFetch:
         return segment.start
 
     def is_being_written(self, segment: _Segment, outcome: PullOutcome) -> bool:
-        """Return whether a broker has skipped a message of a compacted topic that is not in its log yet.
+        """Return whether a broker has skipped a message of a compacted topic that is in its index, not yet in its log.
 
-        It adds a message to the queue's index before the log's end includes it (CompactionLog.getMessage). Messages
-        that compaction removed are not in the index.
+        Messages that compaction removed are not in the index (CompactionLog.getMessage).
         """
         removing = self.range.compacted and outcome.status is PullStatus.OFFSET_ILLEGAL
         return removing and outcome.next_begin_offset > max(segment.start, outcome.min_offset)

@@ -60,20 +60,17 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC") if required else to_arrow_schema(schema)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class RangesPartition(InputPartition):
     """The ranges that one task reads, of different queues, with the routes of their brokers.
 
-    So a task asks a name server only when a broker does not answer. With `filters_here` only the task looks for tags.
+    So a task asks a name server only when a broker does not answer. With `filters_here` only the task looks for tags;
+    this is no attribute of the reader, which Spark pickles before it asks for partitions.
     """
 
-    def __init__(
-        self, ranges: tuple[OffsetRange, ...], routes: dict[str, TopicRouteData], *, filters_here: bool
-    ) -> None:
-        super().__init__(None)
-        self.ranges = ranges
-        self.routes = routes
-        # Not an attribute of the reader, which Spark pickles before it asks for partitions.
-        self.filters_here = filters_here
+    ranges: tuple[OffsetRange, ...]
+    routes: dict[str, TopicRouteData]
+    filters_here: bool
 
 
 class PartitionReader:
@@ -128,7 +125,7 @@ class PartitionReader:
         tasks = tasks_of(ranges, options.min_partitions, options.max_records_per_partition, self._parallelism)
         filters_here = self._filters_here(ranges, known)
         routes = known.routes([one.queue for one in ranges])
-        return [RangesPartition(task, _routes_of(task, routes), filters_here=filters_here) for task in tasks]
+        return [RangesPartition(task, _routes_of(task, routes), filters_here) for task in tasks]
 
     def _filters_here(self, ranges: list[OffsetRange], known: TopicQueues) -> bool:
         """Return whether tasks filter by tags themselves; let brokers check a SQL92 expression."""

@@ -190,15 +190,11 @@ class RocketMQRowStreamWriter(_StreamWriter, DataSourceStreamWriter):
 
     def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
         """Send one partition (runs in a task)."""
-        return super().write(self._record_batches(iterator))
-
-    def _record_batches(self, rows: Iterator[Row]) -> Iterator[pa.RecordBatch]:
         from pyspark.sql.conversion import LocalDataToArrowConversion
 
         assert self._schema is not None
-        for chunk in chunks_of(rows):
-            table = LocalDataToArrowConversion.convert(chunk, self._schema, use_large_var_types=False)
-            yield from table.to_batches()
+        to_table = partial(LocalDataToArrowConversion.convert, schema=self._schema, use_large_var_types=False)
+        return super().write(chain.from_iterable(to_table(chunk).to_batches() for chunk in chunks_of(iterator)))
 
 
 def chunks_of(
@@ -219,11 +215,10 @@ def chunks_of(
 
 def _nbytes(value: object) -> int:
     """Return the memory of a row's value, with everything that it contains."""
+    inner: Iterable[object] = value if isinstance(value, list | tuple) else ()
     if isinstance(value, dict):
-        return sys.getsizeof(value) + sum(_nbytes(key) + _nbytes(item) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return sys.getsizeof(value) + sum(map(_nbytes, value))
-    return sys.getsizeof(value)
+        inner = chain(value, value.values())
+    return sys.getsizeof(value) + sum(map(_nbytes, inner))
 
 
 if _STREAM_ARROW_WRITER is not None:
