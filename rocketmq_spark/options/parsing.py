@@ -114,20 +114,19 @@ def parse_values(table: Sequence[OptionSpec], options: Mapping[str, str], use: s
 
     Raises an OptionError if an option is unknown or malformed, or two names of one option disagree.
     """
-    spec_of = {name.lower(): spec for spec in table for name in spec.names}
+    known = {name.lower(): (spec, name) for spec in table for name in spec.names}
     own = {
         key: text
         for key, text in options.items()
         if key.lower() not in _SPARK_KEYS and not key.lower().startswith(_SPARK_PREFIX)
     }
-    unknown = [key for key in own if key.lower() not in spec_of]
+    unknown = [key for key in own if key.lower() not in known]
     if unknown:
         raise OptionError(_unknown_text(unknown, table, use))
     values: dict[str, Any] = {}
     given_as: dict[str, str] = {}
     for key, text in own.items():
-        spec = spec_of[key.lower()]
-        name = next(name for name in spec.names if name.lower() == key.lower())
+        spec, name = known[key.lower()]
         value = parse_one(spec, text, name)
         if values.setdefault(spec.field, value) != value:
             raise OptionError(
@@ -150,18 +149,14 @@ def parse_environment(
 
 def _unknown_text(keys: Sequence[str], table: Sequence[OptionSpec], use: str) -> str:
     canonical = {name.lower(): spec.name for spec in table for name in spec.names}
-    elsewhere = {
-        name.lower(): f"{name} is an option of a {other}"
-        for other, specs in _OPTIONS.items()
-        for spec in specs
-        for name in spec.names
-        if other != use
-    }
+    other = READ if use == WRITE else WRITE
+    names_there = {name.lower(): name for spec in _OPTIONS[other] for name in spec.names}
     hints = {}
     for key in keys:
         near = difflib.get_close_matches(key.lower(), canonical, n=1)
         meant = f"did you mean {canonical[near[0]]}?" if near else ""
-        hints[key] = elsewhere.get(key.lower()) or name_here(key, use) or meant
+        there = names_there.get(key.lower())
+        hints[key] = f"{there} is an option of a {other}" if there else name_here(key, use) or meant
     texts = [f"unknown option {key!r}" + (f": {hint}" if hint else "") for key, hint in hints.items()]
     if not all(hints.values()):
         texts.append(f"the options of a {use} are {', '.join(spec.name for spec in table)}")

@@ -21,7 +21,7 @@ from rocketmq_spark.options.connection import (
     security_contradictions,
     transport_of,
 )
-from rocketmq_spark.options.kinds import BOOLEAN, INSTANCE_NAME, INT_MAX, MIB, PRODUCER, OptionSpec, option, specs_of
+from rocketmq_spark.options.kinds import BOOLEAN, INSTANCE_NAME, INT_MAX, MIB, PRODUCER, option, specs_of
 from rocketmq_spark.options.sink import SendOptions
 
 # retryResponseCodes of the Java producer 5.x.
@@ -58,15 +58,18 @@ class ProducerOptions(SendOptions):
     # fmt: on
 
 
-def _properties() -> tuple[OptionSpec, ...]:
-    """Return the options of a producer under their names in Python, which their texts use too."""
-    specs = specs_of(ProducerOptions, PRODUCER)
-    by_name = {spec.name: spec.field for spec in specs}
-    docs = (re.sub(r"\w+", lambda word: by_name.get(word[0], word[0]), spec.doc) for spec in specs)
-    return tuple(replace(spec, name=spec.field, aliases=(), doc=doc) for spec, doc in zip(specs, docs, strict=True))
-
-
-PRODUCER_OPTIONS: Final = _properties()
+_SPECS: Final = specs_of(ProducerOptions, PRODUCER)
+_FIELD_OF: Final = {spec.name: spec.field for spec in _SPECS}
+# Under their names in Python, which their texts use, too.
+PRODUCER_OPTIONS: Final = tuple(
+    replace(
+        spec,
+        name=spec.field,
+        aliases=(),
+        doc=re.sub(r"\w+", lambda word: _FIELD_OF.get(word[0], word[0]), spec.doc),
+    )
+    for spec in _SPECS
+)
 _SPEC_OF: Final = {spec.name: spec for spec in PRODUCER_OPTIONS}
 
 

@@ -191,7 +191,7 @@ class StreamOffsets:
         """
         self.queues.deadline.restart()
         present = set(self.queues.present())
-        wanted = present | set(filter(self._options.reads, known))
+        wanted = present.union(filter(self._options.reads, known))
         gone = {queue for queue in wanted - present if self.queues.exists(queue) is False}
         for queue in sorted(gone - self._gone):
             lost(self._options, f"queue {queue} is gone: what was in it behind offset {known[queue]} can't be read")

@@ -116,7 +116,9 @@ class TopicQueues:
             # Name servers are slow, and all routes are known: brokers have time to answer, too.
             self.deadline.restart()
         for topic, route in routes.items():
-            if route is not None and not (by_pattern and _is_of_servers(topic, route)):
+            # A broker creates topics for itself, with its own name or its cluster's.
+            of_servers = route and any(topic in (broker.broker_name, broker.cluster) for broker in route.broker_datas)
+            if route is not None and not (by_pattern and of_servers):
                 queues += _readable(topic, route)
         return sorted(filter(self._options.reads, queues))
 
@@ -295,11 +297,6 @@ class TopicQueues:
 def place(queue: MessageQueue) -> tuple[str, str]:
     """Return the topic and broker of a queue."""
     return queue.topic, queue.broker_name
-
-
-def _is_of_servers(topic: str, route: TopicRouteData) -> bool:
-    """Return whether a broker created the topic for itself, with its own name or its cluster's."""
-    return any(topic in (broker.broker_name, broker.cluster) for broker in route.broker_datas)
 
 
 def _readable(topic: str, route: TopicRouteData) -> list[MessageQueue]:

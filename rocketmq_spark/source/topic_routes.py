@@ -200,6 +200,7 @@ class TopicRoutes:
         self._was_asked(topic)
         try:
             route = self._request(topic)
+            refuse_static(topic, route)
         except RocketMQError as exc:
             known = self.known(topic)
             # Fresh from now on: asking may have taken long, and must not take all the time.
@@ -226,17 +227,15 @@ class TopicRoutes:
 
     def _request(self, topic: str) -> TopicRouteData:
         wired = wrap(self._options.wrapped_namespace, topic)
+        timeout = self._deadline.limit(self._timeout * len(self._options.connection.name_server))
         try:
-            timeout = self._deadline.limit(self._timeout * len(self._options.connection.name_server))
-            route = self._transport.query_route(wired, timeout)
+            return self._transport.query_route(wired, timeout)
         except TopicRouteStaleException as exc:
             raise RouteNotFoundException(f"reading topic {topic}: {exc}") from exc
         except RemotingException as exc:
             if not exc.retriable:
                 raise
             raise RouteNotFoundException(f"reading topic {topic}: {exc}", unreachable=True) from exc
-        refuse_static(topic, route)
-        return route
 
 
 def is_gone(error: RocketMQError) -> bool:

@@ -56,22 +56,13 @@ class RocketMQDataSource(DataSource):
     promises nothing.
 
     **Columns of a write** (any other is an error): ``body`` (string or binary, required; ``value`` is an alias),
-    ``topic``, ``tags``, ``keys`` (string or array of strings), ``properties`` (map of strings), ``flag`` (int),
-    ``shardingKey`` (same key, same queue), ``queueId`` and ``brokerName`` (with ``queueSelector=column``),
-    ``delayTimeLevel`` / ``delayMs`` / ``deliverTime``, ``waitStoreMsgOK`` (boolean).
+    ``topic``, ``tags``, ``keys``, ``properties`` (map of strings), ``flag`` (int), ``shardingKey`` (same key, same
+    queue), ``queueId`` and ``brokerName`` (with ``queueSelector=column``), ``delayTimeLevel`` / ``delayMs`` /
+    ``deliverTime``, ``waitStoreMsgOK`` (boolean).
 
-    **Options of a write**: ``nameServer`` (or the environment variable ``NAMESRV_ADDR``) or, for gRPC, ``endpoints`` is
-    required; ``topic`` (also ``.save("topic")``) wins over the column. The others are in
-    `rocketmq_spark.options.sink.SINK_OPTIONS`. Names are case-insensitive; an unknown one is an error.
-
-    **Over gRPC** a topic must exist and accept the type of message that the columns make: ``FIFO`` with
-    ``shardingKey``, ``DELAY`` with ``delayMs`` or ``deliverTime`` (``delayTimeLevel`` is an error), else ``NORMAL``.
-    The proxy chooses the queues, and tells neither them nor offsets.
-
-    **Options of a read**: ``nameServer``; one of ``subscribe`` (``topic``, ``.load("topic")``), ``subscribePattern``
-    and ``assign``. The others are in `rocketmq_spark.options.source.SOURCE_OPTIONS`; they mean what they mean in
-    Spark's Kafka source. A batch reads the messages that existed when it was planned. A stream reads every message
-    exactly once into Spark.
+    **Options** are in `rocketmq_spark.options.sink.SINK_OPTIONS` and `rocketmq_spark.options.source.SOURCE_OPTIONS`.
+    Names are case-insensitive; an unknown one is an error. A write needs ``nameServer``, or ``endpoints`` for gRPC. A
+    read needs ``nameServer`` and one of ``subscribe``, ``subscribePattern`` and ``assign``.
 
     Examples
     --------

@@ -74,7 +74,12 @@ def dedupe(
                 'dedupe of a stream needs within (such as within="1 hour"): how long an id is remembered; each takes '
                 "memory until then"
             )
-        _refuse_second_watermark(df)
+        on = [field.name for field in df.schema.fields if _WATERMARK in (field.metadata or {})]
+        if on:
+            raise OptionError(
+                f"dedupe sets a watermark, and Spark allows no second one after that on {', '.join(on)}: call dedupe "
+                f"on the stream without it, as in dedupe(df, within=..., event_time={on[0]!r})"
+            )
         if event_time is None:
             with_id = with_id.selectExpr("*", f"current_timestamp() AS {_ARRIVAL}")
         once = with_id.withWatermark(event_time or _ARRIVAL, within).dropDuplicatesWithinWatermark([_ID]).drop(_ARRIVAL)
@@ -101,22 +106,11 @@ def _marked(df: DataFrame, topic: str | None) -> DataFrame:
     functions: Any = importlib.import_module(module)
     own_id, *columns = map(functions.expr, (f"string({row_id})", "binary(body)", "int(flag)", "properties"))
     topics = functions.expr("string(topic)") if topic is None else functions.lit(topic)
-    return df.withColumn(_ID, functions.when(_verification(functions)(own_id, topics, *columns), own_id))
+    if hasattr(functions, "arrow_udf"):
+        from rocketmq_spark.arrow.ids import repeatable
 
-
-def _verification(functions: Any) -> Any:
-    if not hasattr(functions, "arrow_udf"):
+        fits = functions.arrow_udf(repeatable, "boolean")
+    else:
         # In PySpark 4.0 functions on Arrow arrays need pandas.
-        return functions.udf(is_repeatable, "boolean")
-    from rocketmq_spark.arrow.ids import repeatable
-
-    return functions.arrow_udf(repeatable, "boolean")
-
-
-def _refuse_second_watermark(df: DataFrame) -> None:
-    on = [field.name for field in df.schema.fields if _WATERMARK in (field.metadata or {})]
-    if on:
-        raise OptionError(
-            f"dedupe sets a watermark, and Spark allows no second one after that on {', '.join(on)}: call dedupe on "
-            f"the stream without it, as in dedupe(df, within=..., event_time={on[0]!r})"
-        )
+        fits = functions.udf(is_repeatable, "boolean")
+    return df.withColumn(_ID, functions.when(fits(own_id, topics, *columns), own_id))

@@ -118,7 +118,7 @@ class CommitMessage(PartitionReport, WriterCommitMessage):
 
 
 def summarise(messages: Iterable[WriterCommitMessage | None]) -> WriteSummary:
-    """Return the merged commit messages; the None of a task that did not finish is skipped."""
+    """Return the merged commit messages, without the None of a task that did not finish."""
     summary = WriteSummary()
     for message in _finished(messages):
         merge_into(summary, message)

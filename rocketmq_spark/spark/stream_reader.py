@@ -20,17 +20,12 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.options.offsets import beginnings_in, flat, nested
-from rocketmq_spark.options.source import SourceOptions
+from rocketmq_spark.options.source import SOURCE_SPELLING, SourceOptions
 from rocketmq_spark.spark.reader import PartitionReader
 
 try:
-    from pyspark.sql.streaming.datasource import (
-        ReadAllAvailable,
-        ReadLimit,
-        ReadMaxRows,
-        ReadMinRows,
-        SupportsTriggerAvailableNow,
-    )
+    import pyspark.sql.streaming.datasource as limits
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 except ImportError:
     # PySpark before 4.2 has no limits, and handles Trigger.AvailableNow itself.
     _LIMITS = False
@@ -69,7 +64,7 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         return self._beginning()
 
     def latestOffset(  # noqa: N802 - Spark's name
-        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+        self, start: dict[str, Any] | None = None, limit: limits.ReadLimit | None = None
     ) -> dict[str, Any]:
         """Return the end of the next micro-batch. (Releases before 4.2 pass neither its start nor a limit.)"""
         passed = self._last if start is None else start
@@ -81,7 +76,7 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         cluster = self._offsets()
         if passed is not None:
             # Everything before is finished; Spark itself commits it only with the next micro-batch.
-            self._commit(known)
+            self.commit(passed)
         if self._target is not None:
             self._target = cluster.completed(self._target, known)
         is_new = not known and self._target is None
@@ -113,7 +108,8 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Commit the group's offsets to the brokers, with ``commitOffsets``."""
-        self._commit(flat(end))
+        if self._options.commit_offsets:
+            self._offsets().commit(flat(end))
 
     def stop(self) -> None:
         """Close the driver's connections."""
@@ -126,14 +122,10 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
             self._initial = nested(self._offsets().starts())
         return self._initial
 
-    def _commit(self, offsets: Offsets) -> None:
-        if self._options.commit_offsets:
-            self._offsets().commit(offsets)
-
     def _limited(self, starts: Offsets, available: Offsets, limit: Any) -> Offsets:
         from rocketmq_spark.source.ranges import limited
 
-        if not _LIMITS or limit is None or isinstance(limit, ReadAllAvailable):
+        if not _LIMITS or limit is None or isinstance(limit, limits.ReadAllAvailable):
             return available
         waiting = sum(max(0, end - starts[queue]) for queue, end in available.items())
         now = time.monotonic()
@@ -145,7 +137,7 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
             return starts
         if waiting:
             self._batch_at = now
-        return limited(starts, available, limit.max_rows) if isinstance(limit, ReadMaxRows) else available
+        return limited(starts, available, limit.max_rows) if isinstance(limit, limits.ReadMaxRows) else available
 
     def _offsets(self) -> StreamOffsets:
         # Only when Spark asks: a reader is also made in processes that only pickle it.
@@ -177,13 +169,12 @@ if _LIMITS:
     class LimitedStreamReader(RocketMQStreamReader, SupportsTriggerAvailableNow):
         """The reader on PySpark 4.2 and newer, with limits and Trigger.AvailableNow."""
 
-        def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        def getDefaultReadLimit(self) -> limits.ReadLimit:  # noqa: N802 - Spark's name
             """Return the options' limit of a micro-batch."""
-            options = self._options
-            if options.max_offsets_per_trigger is not None:
-                return ReadMaxRows(options.max_offsets_per_trigger)
-            fewest = options.min_offsets_per_trigger
-            return ReadAllAvailable() if fewest is None else ReadMinRows(fewest)
+            most, fewest = self._options.max_offsets_per_trigger, self._options.min_offsets_per_trigger
+            if most is not None:
+                return limits.ReadMaxRows(most)
+            return limits.ReadAllAvailable() if fewest is None else limits.ReadMinRows(fewest)
 
         def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
             """Keep the present ends of the queues: the query ends when it has read them."""
@@ -199,11 +190,8 @@ def stream_reader(
     """Return the reader of a streaming query; raises an OptionError for limits that this PySpark does not support."""
     if _LIMITS:
         return LimitedStreamReader(options, schema, parallelism, accumulator)
-    limits = {
-        "maxOffsetsPerTrigger": options.max_offsets_per_trigger,
-        "minOffsetsPerTrigger": options.min_offsets_per_trigger,
-    }
-    for name, value in limits.items():
-        if value is not None:
+    for field in ("max_offsets_per_trigger", "min_offsets_per_trigger"):
+        if getattr(options, field) is not None:
+            name = SOURCE_SPELLING(field)
             raise OptionError(f"{name} needs PySpark 4.2 or newer, which can limit a micro-batch; leave it out here")
     return RocketMQStreamReader(options, schema, parallelism, accumulator)

@@ -284,7 +284,9 @@ def _look_up(
     options: SinkOptions, columns: pa.Schema, instance: ClientInstance, memory: QueueMemory | None
 ) -> Sequence[MessageQueue] | None:
     """Check the topics, and return the queues of an ordered write; `memory` has those of brokers that are down."""
-    from rocketmq_spark.sink.task import ordered_queues
+    import pyarrow as pa
+
+    from rocketmq_spark.sink.task import check_topic, ordered_queues
 
     known = memory.load() if memory else {}
     queues = ordered_queues(options, instance, known)
@@ -302,25 +304,17 @@ def _look_up(
                     "again",
                     *(options.topic, ", ".join(missing), memory.place),
                 )
-    _check_topics(options, columns, instance, waits=bool(known))
-    return queues
-
-
-def _check_topics(options: SinkOptions, columns: pa.Schema, instance: ClientInstance, *, waits: bool) -> None:
-    """Check the columns against the topics that options name; with `waits` the topic may lack a route now."""
-    import pyarrow as pa
-
-    from rocketmq_spark.sink.task import check_topic
-
     try:
         check_topic(options, instance, columns)
     except RouteNotFoundException as exc:
-        if exc.unreachable or not waits:
+        # A topic with known queues may lack a route now.
+        if exc.unreachable or not known:
             raise
     if options.dead_letter_topic is not None:
         # Dead letters have neither sharding keys nor delays, and topics of all types accept them.
         dead_letters = replace(options, topic=options.dead_letter_topic, batch_type="plain")
         check_topic(dead_letters, instance, pa.schema([]))
+    return queues
 
 
 def _await_any_answer(options: SinkOptions, instance: ClientInstance) -> None:
