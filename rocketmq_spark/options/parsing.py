@@ -13,13 +13,7 @@ from typing import Any, Final
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model.names import effective_namespace
-from rocketmq_spark.options.connection import (
-    GRPC,
-    GRPC_DEFAULTS,
-    GRPC_MAX_IN_FLIGHT,
-    refused_over_grpc,
-    transport_of,
-)
+from rocketmq_spark.options.connection import GRPC, GRPC_DEFAULTS, GRPC_MAX_IN_FLIGHT, refused_over_grpc, transport_of
 from rocketmq_spark.options.kinds import READ, WRITE, OptionSpec
 from rocketmq_spark.options.offsets import OffsetSpec
 from rocketmq_spark.options.sink import SINK_OPTIONS, SINK_SPELLING, SinkOptions, sink_contradictions

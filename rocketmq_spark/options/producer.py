@@ -63,10 +63,7 @@ _FIELD_OF: Final = {spec.name: spec.field for spec in _SPECS}
 # Under their names in Python, which their texts use, too.
 PRODUCER_OPTIONS: Final = tuple(
     replace(
-        spec,
-        name=spec.field,
-        aliases=(),
-        doc=re.sub(r"\w+", lambda word: _FIELD_OF.get(word[0], word[0]), spec.doc),
+        spec, name=spec.field, aliases=(), doc=re.sub(r"\w+", lambda word: _FIELD_OF.get(word[0], word[0]), spec.doc)
     )
     for spec in _SPECS
 )

@@ -148,10 +148,7 @@ SOURCE_SPELLING: Final[Spelling] = {spec.field: spec.name for spec in SOURCE_OPT
 _OF_BATCHES: Final = ("ending_offsets", "ending_timestamp", "ending_offsets_by_timestamp")
 _OF_STREAMS: Final = ("commit_offsets", "max_offsets_per_trigger", "min_offsets_per_trigger", "max_trigger_delay")
 _WHICH: Final = ("subscribe", "subscribe_pattern", "assign")
-_NOT_ABOVE: Final = (
-    ("min_offsets_per_trigger", "max_offsets_per_trigger"),
-    ("pull_timeout_ms", "read_timeout_ms"),
-)
+_NOT_ABOVE: Final = (("min_offsets_per_trigger", "max_offsets_per_trigger"), ("pull_timeout_ms", "read_timeout_ms"))
 # 1973 began after this many milliseconds; as seconds it is a moment far ahead.
 _SECONDS: Final = 10**11
 

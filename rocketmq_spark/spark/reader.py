@@ -182,10 +182,7 @@ class FilteringBatchReader(RocketMQBatchReader):
 
 
 def batch_reader(
-    options: SourceOptions,
-    schema: StructType,
-    parallelism: int | None,
-    accumulator: Accumulator[Any] | None = None,
+    options: SourceOptions, schema: StructType, parallelism: int | None, accumulator: Accumulator[Any] | None = None
 ) -> RocketMQBatchReader:
     """Return the reader of a batch query.
 

@@ -182,10 +182,7 @@ if _LIMITS:
 
 
 def stream_reader(
-    options: SourceOptions,
-    schema: StructType,
-    parallelism: int | None,
-    accumulator: Accumulator[Any] | None = None,
+    options: SourceOptions, schema: StructType, parallelism: int | None, accumulator: Accumulator[Any] | None = None
 ) -> RocketMQStreamReader:
     """Return the reader of a streaming query; raises an OptionError for limits that this PySpark does not support."""
     if _LIMITS:

@@ -228,10 +228,7 @@ if _STREAM_ARROW_WRITER is not None:
 
 
 def stream_writer(
-    options: SinkOptions,
-    accumulator: Accumulator[Any] | None,
-    schema: StructType,
-    lookup: RouteLookup = _NO_LOOKUP,
+    options: SinkOptions, accumulator: Accumulator[Any] | None, schema: StructType, lookup: RouteLookup = _NO_LOOKUP
 ) -> DataSourceStreamWriter:
     """Return the streaming writer for this PySpark release."""
     if _STREAM_ARROW_WRITER is None:
