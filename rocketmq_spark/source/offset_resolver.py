@@ -215,19 +215,16 @@ class OffsetResolver:
         found = {queue: offset for queue, offset in found.items() if offset < ends[queue]}
         plain = self._queues.by_topic(found, self._queues.is_plain)
         doubtful = {queue: offset for queue, offset in found.items() if not plain[queue]}
-        older = [queue for queue, stamp in self._stored_at(doubtful).items() if stamp < times[queue]]
-        return {queue: None if queue in older else found.get(queue) for queue in times}
 
-    def _stored_at(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        """Return the store times (epoch, ms) of the messages at some offsets; `sys.maxsize` for an expired message."""
-
-        def pull(queue: MessageQueue, address: str, timeout: float) -> int:
-            outcome = self._pulled(queue, offsets[queue], address, timeout)
+        def stored_at(queue: MessageQueue, address: str, timeout: float) -> int:
+            outcome = self._pulled(queue, doubtful[queue], address, timeout)
             if outcome.status is not PullStatus.FOUND:
+                # The message has expired.
                 return sys.maxsize
             return next(iter(decode_records(outcome.body))).store_timestamp
 
-        return self._of_all(offsets, pull)
+        older = [queue for queue, stamp in self._of_all(doubtful, stored_at).items() if stamp < times[queue]]
+        return {queue: None if queue in older else found.get(queue) for queue in times}
 
     def starts(self, queues: Sequence[MessageQueue]) -> Offsets:
         """Return the first offset to read of each queue.

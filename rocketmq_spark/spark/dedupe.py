@@ -38,11 +38,13 @@ def dedupe(
     `df` is evaluated twice, for rows with an id and for those without. In batch, ``cache`` what is expensive. A stream
     reads its source twice, and its progress counts both.
 
+    A missing column is a SchemaError. A stream without `within`, or with a watermark already, is an OptionError.
+
     Parameters
     ----------
     df : pyspark.sql.DataFrame
-        Batch or streaming, with the columns ``topic``, ``body``, ``flag`` and ``properties`` of a read. A column
-        ``SPARK_ROW_ID`` replaces that entry of ``properties``.
+        Batch or streaming, Classic or Connect, with the columns ``topic``, ``body``, ``flag`` and ``properties`` of a
+        read. A column ``SPARK_ROW_ID`` replaces that entry of ``properties``.
     within : str or None, default None
         Required for a stream: how long an id is remembered at least, as in "1 hour"; later repeats stay.
     event_time : str or None, default None
@@ -52,13 +54,6 @@ def dedupe(
     topic : str or None, default None
         The topic that the rows were first written to, where `df` is of a copy (``keepRowId=true``). None: the column
         ``topic``.
-
-    Raises
-    ------
-    SchemaError
-        A column is missing.
-    OptionError
-        A stream without `within`, or one that has a watermark already.
 
     Examples
     --------
