@@ -28,13 +28,11 @@ _TIME_SUFFIXES: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, 
 
 @dataclass(frozen=True, slots=True)
 class ValueKind:
-    """What an option's value may be."""
+    """What an option's value may be; `allowed` completes "allowed is ..." in error texts."""
 
-    # Completes "allowed is ..." in error texts.
     allowed: str
-    # Raises a ValueError for a text that is not allowed.
     parse: Callable[[str], Any]
-    # The text of that ValueError says what is wrong.
+    # The text of the parser's ValueError says what is wrong.
     explains: bool = False
 
 
@@ -60,8 +58,7 @@ def _plain_int(text: str) -> int:
 
 def integer(lowest: int, highest: int = INT_MAX, unit: str = "") -> ValueKind:
     """Return the kind of an integer within bounds, both included."""
-    span = f"an integer from {lowest} to {highest}"
-    allowed = f"{span} ({unit})" if unit else span
+    allowed = f"an integer from {lowest} to {highest}" + (f" ({unit})" if unit else "")
     return ValueKind(allowed, lambda text: _bounded(_plain_int(text), lowest, highest))
 
 
@@ -77,19 +74,14 @@ def duration(lowest: int, highest: int = INT_MAX) -> ValueKind:
     return ValueKind(allowed, lambda text: _bounded(_with_suffix(text, _TIME_SUFFIXES), lowest, highest))
 
 
-def pattern() -> ValueKind:
-    """Return the kind of a regular expression, as text."""
-
-    def parse(text: str) -> str:
-        if not text.strip():
-            raise ValueError("it is blank")
-        try:
-            re.compile(text)
-        except (re.error, OverflowError, RecursionError) as exc:
-            raise ValueError(" ".join(f"it is no regular expression: {exc}".split())) from None
-        return text
-
-    return ValueKind("a regular expression of Python, as in orders-.*", parse, explains=True)
+def _parse_pattern(text: str) -> str:
+    if not text.strip():
+        raise ValueError("it is blank")
+    try:
+        re.compile(text)
+    except (re.error, OverflowError, RecursionError) as exc:
+        raise ValueError(" ".join(f"it is no regular expression: {exc}".split())) from None
+    return text
 
 
 def _with_suffix(text: str, suffixes: Mapping[str, int]) -> int:
@@ -106,25 +98,19 @@ def _shown_size(nbytes: int) -> str:
     return "1 byte" if nbytes == 1 else f"{nbytes} bytes"
 
 
-def choice(*values: str) -> ValueKind:
-    """Return the kind of a word out of several, in any case; the value has the spelling given here."""
+def choice(*values: str, or_class: bool = False) -> ValueKind:
+    """Return the kind of a word out of several, in any case; with `or_class` also of a class by its name."""
     by_lower = {value.lower(): value for value in values}
 
     def parse(text: str) -> str:
         lowered = text.strip().lower()
+        if or_class and ":" in text:
+            return str(CLASS.parse(text))
         if lowered not in by_lower:
             raise ValueError
         return by_lower[lowered]
 
-    allowed = f"one of {', '.join(values)}"
-    return ValueKind(allowed, parse)
-
-
-def choice_or_class(*values: str) -> ValueKind:
-    """Return the kind of a word out of several, in any case, or of a class by its name."""
-    word = choice(*values)
-    allowed = f"{word.allowed}, or {CLASS.allowed}"
-    return ValueKind(allowed, lambda text: (CLASS if ":" in text else word).parse(text))
+    return ValueKind(f"one of {', '.join(values)}" + (f", or {CLASS.allowed}" if or_class else ""), parse)
 
 
 def name(longest: int, refused: Iterable[str]) -> ValueKind:
@@ -136,7 +122,18 @@ def name(longest: int, refused: Iterable[str]) -> ValueKind:
             raise ValueError
         return text
 
-    allowed = f"1 to {longest} characters of a-z A-Z 0-9 _ - % |, and none of {', '.join(sorted(taken))}"
+    return ValueKind(f"1 to {longest} characters of a-z A-Z 0-9 _ - % |, and none of {', '.join(sorted(taken))}", parse)
+
+
+def matching(allowed: str, pattern: str) -> ValueKind:
+    """Return the kind of a text that a pattern fits as a whole; the value is the pattern's group."""
+
+    def parse(text: str) -> str:
+        found = re.fullmatch(pattern, text)
+        if found is None:
+            raise ValueError
+        return found[1]
+
     return ValueKind(allowed, parse)
 
 
@@ -176,19 +173,11 @@ def _parse_secret(text: str) -> str:
     if is_reference(text):
         kind, _, place = text.strip().partition(":")
         text = f"{kind.lower()}:{place}"
+        if not re.fullmatch("env:[A-Za-z_][A-Za-z0-9_]*|file:/.*", text):
+            raise ValueError
     if is_padded(text):
         raise ValueError
-    if text.startswith(ENV) and not re.fullmatch(r"env:[A-Za-z_][A-Za-z0-9_]*", text):
-        raise ValueError
-    if text.startswith(FILE) and not text.startswith(f"{FILE}/"):
-        raise ValueError
-    return text.replace(f"{FILE}///", f"{FILE}/", 1) if text.startswith(f"{FILE}///") else text
-
-
-def _parse_class(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text.strip()):
-        raise ValueError
-    return text.strip()
+    return re.sub("^file:///", "file:/", text)
 
 
 def words(allowed: str, pattern: str) -> ValueKind:
@@ -200,19 +189,6 @@ def words(allowed: str, pattern: str) -> ValueKind:
             raise ValueError
         return found
 
-    return ValueKind(allowed, parse)
-
-
-def location() -> ValueKind:
-    """Return the kind of an absolute local path or a URI."""
-
-    def parse(text: str) -> str:
-        # A password in a URI would end up in logs: file systems have better places for it.
-        if not re.match(r"/|[A-Za-z][A-Za-z0-9+.-]*://(?![^/]*:[^/]*@)", text) or re.search("[\x00-\x1f]", text):
-            raise ValueError
-        return text
-
-    allowed = "an absolute path, or a URI without a password, as in /var/log/sink.jsonl or s3://bucket/folder"
     return ValueKind(allowed, parse)
 
 
@@ -240,29 +216,17 @@ def _parse_row_id(text: str) -> bool | tuple[str, ...]:
     return columns
 
 
-def _parse_addresses(text: str) -> tuple[str, ...]:
-    # "http://host/path/a:9876" means a:9876, as in NameServerAddressUtils.java, which looks at the first address only.
-    found = []
-    for part in re.split("[;,]", text):
-        address = part.strip()
-        if address.lower().startswith("http://"):
-            address = address.rpartition("/")[2]
-        if address:
-            found.append(_parse_address(address))
-        elif part.strip():
+def addresses(port: int, prefix: str) -> ValueKind:
+    """Return the kind of a list of servers; what the pattern `prefix` fits is not part of an address."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        parts = filter(None, map(str.strip, re.split("[;,]", text)))
+        found = tuple(dict.fromkeys(_parse_address(re.sub(prefix, "", part, flags=re.IGNORECASE)) for part in parts))
+        if not found:
             raise ValueError
-    if not found:
-        raise ValueError
-    return tuple(dict.fromkeys(found))
+        return found
 
-
-def _parse_endpoints(text: str) -> tuple[str, ...]:
-    # A scheme is not part of the address. `against_schemes` compares it with the option useTls.
-    parts = filter(None, map(str.strip, re.split("[;,]", text)))
-    found = tuple(dict.fromkeys(_parse_address(re.sub("^https?://", "", part, flags=re.IGNORECASE)) for part in parts))
-    if not found:
-        raise ValueError
-    return found
+    return ValueKind(f"host:port;host:port, as in 10.0.0.1:{port};10.0.0.2:{port} or [::1]:{port}", parse)
 
 
 def _parse_address(text: str) -> str:
@@ -281,11 +245,19 @@ SECRET: Final = ValueKind(
     "file:/absolute/path",
     _parse_secret,
 )
-CLASS: Final = ValueKind("a class of yours as module:Class", _parse_class)
+CLASS: Final = matching("a class of yours as module:Class", r"\s*([A-Za-z_][\w.]*:[A-Za-z_]\w*)\s*")
+PATTERN: Final = ValueKind("a regular expression of Python, as in orders-.*", _parse_pattern, explains=True)
+# A password in a URI would end up in logs: file systems have better places for it.
+LOCATION: Final = matching(
+    "an absolute path, or a URI without a password, as in /var/log/sink.jsonl or s3://bucket/folder",
+    r"((?:/|[A-Za-z][A-Za-z0-9+.-]*://(?![^/]*:[^/]*@))[^\x00-\x1f]*)",
+)
 BOOLEAN: Final = ValueKind("true or false", _parse_boolean)
 ROW_ID: Final = ValueKind("false, true, or columns:a,b with the names of columns, each once", _parse_row_id)
-ADDRESSES: Final = ValueKind("host:port;host:port, as in 10.0.0.1:9876;10.0.0.2:9876 or [::1]:9876", _parse_addresses)
-ENDPOINTS: Final = ValueKind("host:port;host:port, as in 10.0.0.1:8081;10.0.0.2:8081 or [::1]:8081", _parse_endpoints)
+# "http://host/path/a:9876" means a:9876, as in NameServerAddressUtils.java, which looks at the first address only.
+ADDRESSES: Final = addresses(9876, "^http://([^;,]*/)?")
+# `refused_over_grpc` compares the scheme with the option useTls.
+ENDPOINTS: Final = addresses(8081, "^https?://")
 # A topic that a client may send to.
 TOPIC: Final = name(MAX_TOPIC_LENGTH, FORBIDDEN_TOPICS)
 INSTANCE_NAME: Final = text("a text that is not blank", "[\x00-\x1f]")
@@ -304,7 +276,6 @@ class OptionSpec:
     # As users of Spark write it, in camelCase.
     name: str
     kind: ValueKind
-    # For docs/options.md.
     doc: str
     default: Any = None
     aliases: tuple[str, ...] = ()
@@ -318,7 +289,7 @@ class OptionSpec:
     # In place of `doc` for a producer, or for a read.
     producer_doc: str = ""
     read_doc: str = ""
-    # The help of the flag that the commands have for it. Empty: they have none.
+    # The help of the commands' flag for it. Empty: they have none.
     cli: str = ""
 
     @property
@@ -331,16 +302,6 @@ class OptionSpec:
         """Every accepted name, the canonical one first."""
         return (self.name, *self.aliases)
 
-    @property
-    def shown_default(self) -> str:
-        """The default as a user would write it."""
-        if self.default is None:
-            return "none"
-        if isinstance(self.default, bool):
-            return str(self.default).lower()
-        many = isinstance(self.default, tuple | frozenset)
-        return ",".join(map(str, self.default)) or "none" if many else str(self.default)
-
 
 def option(name: str, default: Any, kind: ValueKind, doc: str, **more: Any) -> Any:
     """Return the dataclass field that declares an option; `more` are parameters of `OptionSpec`."""
@@ -349,10 +310,7 @@ def option(name: str, default: Any, kind: ValueKind, doc: str, **more: Any) -> A
 
 
 def specs_of(options: type[Any], use: str) -> tuple[OptionSpec, ...]:
-    """Return the options that a dataclass declares for a use, each with its section and the documentation of that use.
-
-    The options of a dataclass that it contains are among them.
-    """
+    """Return the options that a dataclass, and those in it, declare for a use, with the section and the doc of each."""
     found: list[OptionSpec] = []
     section = ""
     for field in dataclasses.fields(options):
@@ -368,13 +326,7 @@ def specs_of(options: type[Any], use: str) -> tuple[OptionSpec, ...]:
 
 
 def load_class(option: str, name: str, method: str) -> type[Any]:
-    """Return the class that ``module:Class`` names; errors call it by the name of the option.
-
-    Raises
-    ------
-    OptionError
-        The module or the class does not exist, or the class has no such method.
-    """
+    """Return the class that ``module:Class`` names; raises an OptionError if it does not exist or lacks the method."""
     module_name, _, class_name = name.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -391,7 +343,7 @@ def load_class(option: str, name: str, method: str) -> type[Any]:
 
 
 def make(option: str, name: str, method: str) -> Any:
-    """Return an instance of the class that `load_class` returns, made without arguments; raises as that does."""
+    """Return an instance of the class that `load_class` returns; raises an OptionError as that does."""
     made = load_class(option, name, method)
     try:
         return made()

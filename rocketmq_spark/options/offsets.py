@@ -35,13 +35,13 @@ _Leaf = TypeVar("_Leaf")
 
 @dataclass(frozen=True, slots=True)
 class OffsetSpec:
-    """Where a read begins or ends: one word for all queues, or an offset for each queue."""
+    """Where a read begins or ends (exclusive): one word for all queues, or sorted offsets.
 
-    # "earliest", "latest", or None: see `offsets`.
+    `EARLIEST` and `LATEST` are offsets, too. With `receipt`, no other queue is read.
+    """
+
     word: str | None = None
-    # Sorted. An end is exclusive. `EARLIEST` and `LATEST` are allowed.
     offsets: tuple[tuple[MessageQueue, int], ...] = ()
-    # The offsets are those of a write's receipt: no other queue is read.
     receipt: bool = False
 
     def offset_of(self, queue: MessageQueue) -> int | None:
@@ -54,11 +54,9 @@ class OffsetSpec:
         return self.word or json.dumps(nested(dict(self.offsets)))
 
 
+# All functions here that parse raise a ValueError that says what is wrong and where.
 def parse_start(text: str) -> OffsetSpec:
-    """Return where a read begins: ``earliest``, ``latest``, offsets, or the first offsets of a receipt.
-
-    Like all functions of this module that parse a text, it raises a ValueError that says what is wrong and where.
-    """
+    """Return where a read begins: ``earliest``, ``latest``, offsets, or the first offsets of a receipt."""
     return _spec(text, lambda span: span[0])
 
 
@@ -67,19 +65,9 @@ def parse_end(text: str) -> OffsetSpec:
     return _spec(text, lambda span: span[1] + 1)
 
 
-def parse_offsets(text: str) -> dict[MessageQueue, int]:
-    """Return the offset of each queue; `EARLIEST` and `LATEST` are allowed."""
-    return _offsets(_load(text), EARLIEST)
-
-
-def parse_timestamps(text: str) -> dict[MessageQueue, int]:
-    """Return the time of each queue, epoch milliseconds, from a text of the shape of offsets."""
-    return _offsets(_load(text), 0)
-
-
-def parse_receipt(text: str) -> dict[MessageQueue, tuple[int, int]]:
-    """Return the first and the last offset of each queue of a write's receipt, which must have all of them."""
-    return _receipt(_load(text))
+def parse_numbers(text: str, lowest: int) -> dict[MessageQueue, int]:
+    """Return the number of each queue, such as a time, from a text of the shape of offsets."""
+    return _leaves(_load(text), lambda value, where: _integer(value, where, lowest, _MAX_LONG))
 
 
 def parse_queues(text: str) -> frozenset[MessageQueue]:
@@ -100,8 +88,7 @@ def nested(
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Return offsets as JSON: by topic, broker and the queue id's text, each sorted.
 
-    `beginnings` are the offsets at which the stream's first micro-batch of a queue begins. Such an offset is written if
-    it is below the queue's offset.
+    `beginnings` are where new queues begin in a stream; they are written for queues whose offset is above.
     """
     tree: dict[str, dict[str, dict[str, Any]]] = {}
     for queue in sorted(offsets):
@@ -114,13 +101,16 @@ def nested(
 
 def flat(offsets: Mapping[str, Any]) -> dict[MessageQueue, int]:
     """Return the `offsets` that `nested` has written: none may be below 0, and no queues are allowed, too."""
-    return {} if offsets == {} else _leaves(offsets, _end)
+    return {queue: end for queue, (_, end) in _of_stream(offsets).items()}
 
 
 def beginnings_in(offsets: Mapping[str, Any]) -> dict[MessageQueue, int]:
     """Return the `beginnings` that `nested` has written."""
-    begins = {} if offsets == {} else _leaves(offsets, _begin)
-    return {queue: begin for queue, begin in begins.items() if begin is not None}
+    return {queue: begin for queue, (begin, _) in _of_stream(offsets).items() if begin is not None}
+
+
+def _of_stream(offsets: Mapping[str, Any]) -> dict[MessageQueue, tuple[int | None, int]]:
+    return {} if offsets == {} else _leaves(offsets, _begin_and_end)
 
 
 def _spec(text: str, chosen: Callable[[tuple[int, int]], int]) -> OffsetSpec:
@@ -130,11 +120,13 @@ def _spec(text: str, chosen: Callable[[tuple[int, int]], int]) -> OffsetSpec:
     if not word.startswith("{"):
         raise ValueError("it is neither earliest nor latest, and no JSON object")
     tree = _load(text)
-    if _is_receipt(tree):
-        ends = {queue: chosen(span) for queue, span in _receipt(tree).items()}
-        return OffsetSpec(None, tuple(sorted(ends.items())), receipt=True)
-    # The offset of a stream, copied from its progress or checkpoint, is allowed too.
-    return OffsetSpec(None, tuple(sorted(_leaves(tree, lambda value, where: _end(value, where, EARLIEST)).items())))
+    receipt = _is_receipt(tree)
+    if receipt:
+        offsets = {queue: chosen(span) for queue, span in receipt_spans(tree).items()}
+    else:
+        # The offset of a stream, copied from its progress or checkpoint, is allowed too.
+        offsets = _leaves(tree, lambda value, where: _begin_and_end(value, where, EARLIEST)[1])
+    return OffsetSpec(None, tuple(sorted(offsets.items())), receipt)
 
 
 def _is_receipt(tree: Mapping[str, Any]) -> bool:
@@ -143,7 +135,8 @@ def _is_receipt(tree: Mapping[str, Any]) -> bool:
     return any(isinstance(held, dict) and all(isinstance(topic, dict) for topic in held.values()) for held in queues)
 
 
-def _receipt(tree: Mapping[str, Any]) -> dict[MessageQueue, tuple[int, int]]:
+def receipt_spans(tree: Mapping[str, Any]) -> dict[MessageQueue, tuple[int, int]]:
+    """Return the first and the last offset of each queue of a write's receipt, which must have all of them."""
     found = {}
     for broker, held in tree.items():
         queues = held.get("queues") if isinstance(held, dict) else None
@@ -165,7 +158,8 @@ def _receipt(tree: Mapping[str, Any]) -> dict[MessageQueue, tuple[int, int]]:
 def _span(value: Any, where: str) -> tuple[int, int]:
     if not isinstance(value, dict):
         raise ValueError(f'{where}: {_shown(value)} is no object with "first_offset" and "last_offset"')
-    for name in ("first_offset", "last_offset"):
+    names = ("first_offset", "last_offset")
+    for name in names:
         if name not in value:
             raise ValueError(f"{where}: {name} is missing")
         if value[name] is None:
@@ -174,14 +168,10 @@ def _span(value: Any, where: str) -> tuple[int, int]:
                 "tell them: give startingTimestamp in place of a receipt"
             )
     # The read ends one after the last offset, so that one is below the maximum.
-    first, last = (_integer(value[name], where, 0, _MAX_LONG - 1) for name in ("first_offset", "last_offset"))
+    first, last = (_integer(value[name], where, 0, _MAX_LONG - 1) for name in names)
     if first > last:
         raise ValueError(f"{where}: first_offset {first} is above last_offset {last}")
     return first, last
-
-
-def _offsets(tree: Any, lowest: int) -> dict[MessageQueue, int]:
-    return _leaves(tree, lambda value, where: _integer(value, where, lowest, _MAX_LONG))
 
 
 def _leaves(tree: Any, leaf: Callable[[Any, str], _Leaf]) -> dict[MessageQueue, _Leaf]:
@@ -195,21 +185,16 @@ def _leaves(tree: Any, leaf: Callable[[Any, str], _Leaf]) -> dict[MessageQueue, 
     return found
 
 
-def _end(value: Any, where: str, lowest: int = 0) -> int:
-    _begin(value, where)
-    return _integer(value[1] if isinstance(value, list) else value, where, lowest, _MAX_LONG)
-
-
-def _begin(value: Any, where: str) -> int | None:
-    """Return the beginning of a queue that is new in a stream's offset, None for any other queue."""
+def _begin_and_end(value: Any, where: str, lowest: int = 0) -> tuple[int | None, int]:
+    """Return a queue's place in a stream's offset; only a queue that is new there has a beginning."""
     if not isinstance(value, list):
-        return None
+        return None, _integer(value, where, lowest, _MAX_LONG)
     if len(value) != 2:
         raise ValueError(f"{where}: {_shown(value)} is not [begin, end]")
     begin, end = (_integer(offset, where, 0, _MAX_LONG) for offset in value)
     if begin >= end:
         raise ValueError(f"{where}: {_shown(value)} begins at its end or behind it")
-    return begin
+    return begin, end
 
 
 def _brokers(tree: Any) -> Iterator[tuple[str, str, Any, str]]:

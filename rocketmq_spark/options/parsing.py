@@ -13,26 +13,18 @@ from typing import Any, Final
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model.names import effective_namespace
-from rocketmq_spark.options.connection import (
-    GRPC,
-    GRPC_DEFAULTS,
-    GRPC_MAX_IN_FLIGHT,
-    against_schemes,
-    refused_over_grpc,
-    transport_of,
-)
+from rocketmq_spark.options.connection import GRPC, GRPC_DEFAULTS, GRPC_MAX_IN_FLIGHT, refused_over_grpc, transport_of
 from rocketmq_spark.options.kinds import READ, WRITE, OptionSpec
 from rocketmq_spark.options.offsets import OffsetSpec
-from rocketmq_spark.options.sink import SINK_OPTIONS, SinkOptions, sink_contradictions
+from rocketmq_spark.options.sink import SINK_OPTIONS, SINK_SPELLING, SinkOptions, sink_contradictions
 from rocketmq_spark.options.source import (
     PULL_TIMEOUT_MS,
     SOURCE_OPTIONS,
+    SOURCE_SPELLING,
     SourceOptions,
     against_given,
     source_contradictions,
 )
-
-_KAFKAS: Final = "kafka."
 
 _OF_BOTH: Final[Mapping[str, str]] = {
     "kafka.bootstrap.servers": "nameServer",
@@ -90,11 +82,11 @@ _TRIED: Final[Mapping[str, str]] = {
 
 def name_here(key: str, use: str) -> str:
     """Return a hint for an option of another connector, or a common guess; "" for any other key."""
-    known = NAMES[use].get(key.lower()) or _TRIED.get(key.lower())
+    known = {**_TRIED, **NAMES[use]}.get(key.lower())
     if known is not None:
         return f"here: {known}"
     # By the prefix alone: Kafka's clients have hundreds of options.
-    is_kafkas = key.lower().startswith(_KAFKAS)
+    is_kafkas = key.lower().startswith("kafka.")
     return "an option of Kafka's clients; docs/migrating.md has the names here" if is_kafkas else ""
 
 
@@ -108,28 +100,27 @@ _SPARK_PREFIX: Final = "option."
 # Characters of a value in an error: the receipt of a large write, given as offsets, has many thousands.
 _LONGEST_SHOWN: Final = 400
 
-
 _OPTIONS: Final[Mapping[str, Sequence[OptionSpec]]] = {WRITE: SINK_OPTIONS, READ: SOURCE_OPTIONS}
 
 
 def parse_values(table: Sequence[OptionSpec], options: Mapping[str, str], use: str = WRITE) -> dict[str, Any]:
     """Return the parsed value of every given option, by field.
 
-    Raises
-    ------
-    OptionError
-        An option is unknown or malformed, or two names of one option disagree.
+    Raises an OptionError if an option is unknown or malformed, or two names of one option disagree.
     """
-    spec_of = {name.lower(): spec for spec in table for name in spec.names}
-    own = {key: text for key, text in options.items() if not _is_sparks(key)}
-    unknown = [key for key in own if key.lower() not in spec_of]
+    known = {name.lower(): (spec, name) for spec in table for name in spec.names}
+    own = {
+        key: text
+        for key, text in options.items()
+        if key.lower() not in _SPARK_KEYS and not key.lower().startswith(_SPARK_PREFIX)
+    }
+    unknown = [key for key in own if key.lower() not in known]
     if unknown:
         raise OptionError(_unknown_text(unknown, table, use))
     values: dict[str, Any] = {}
     given_as: dict[str, str] = {}
     for key, text in own.items():
-        spec = spec_of[key.lower()]
-        name = next(name for name in spec.names if name.lower() == key.lower())
+        spec, name = known[key.lower()]
         value = parse_one(spec, text, name)
         if values.setdefault(spec.field, value) != value:
             raise OptionError(
@@ -142,13 +133,7 @@ def parse_values(table: Sequence[OptionSpec], options: Mapping[str, str], use: s
 def parse_environment(
     table: Sequence[OptionSpec], values: Mapping[str, Any], environ: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the parsed value, by field, of every option that is not in `values` and whose variable is set.
-
-    Raises
-    ------
-    OptionError
-        The variable's text is malformed.
-    """
+    """Return the parsed value, by field, of every option that is not in `values` and whose variable is set."""
     return {
         spec.field: parse_one(spec, environ[spec.env], f"{spec.name} (environment variable {spec.env})")
         for spec in table
@@ -156,24 +141,16 @@ def parse_environment(
     }
 
 
-def _is_sparks(key: str) -> bool:
-    return key.lower() in _SPARK_KEYS or key.lower().startswith(_SPARK_PREFIX)
-
-
 def _unknown_text(keys: Sequence[str], table: Sequence[OptionSpec], use: str) -> str:
     canonical = {name.lower(): spec.name for spec in table for name in spec.names}
-    elsewhere = {
-        name.lower(): f"{name} is an option of a {other}"
-        for other, specs in _OPTIONS.items()
-        for spec in specs
-        for name in spec.names
-        if other != use
-    }
+    other = READ if use == WRITE else WRITE
+    names_there = {name.lower(): name for spec in _OPTIONS[other] for name in spec.names}
     hints = {}
     for key in keys:
         near = difflib.get_close_matches(key.lower(), canonical, n=1)
         meant = f"did you mean {canonical[near[0]]}?" if near else ""
-        hints[key] = elsewhere.get(key.lower()) or name_here(key, use) or meant
+        there = names_there.get(key.lower())
+        hints[key] = f"{there} is an option of a {other}" if there else name_here(key, use) or meant
     texts = [f"unknown option {key!r}" + (f": {hint}" if hint else "") for key, hint in hints.items()]
     if not all(hints.values()):
         texts.append(f"the options of a {use} are {', '.join(spec.name for spec in table)}")
@@ -181,13 +158,7 @@ def _unknown_text(keys: Sequence[str], table: Sequence[OptionSpec], use: str) ->
 
 
 def parse_one(spec: OptionSpec, text: str, name: str) -> Any:
-    """Return the value of one option's text; errors use `name`.
-
-    Raises
-    ------
-    OptionError
-        The text is not allowed.
-    """
+    """Return the value of one option's text; raises an OptionError, which uses `name`, if it is not allowed."""
     why = ""
     try:
         return spec.kind.parse(text)
@@ -200,44 +171,26 @@ def parse_one(spec: OptionSpec, text: str, name: str) -> Any:
     raise OptionError(f"option {name} {shown} is not allowed: {why}allowed is {spec.kind.allowed}")
 
 
-def _spec(table: Sequence[OptionSpec], name: str) -> OptionSpec:
-    return next(spec for spec in table if spec.name == name)
-
-
-_TOPIC: Final = _spec(SINK_OPTIONS, "topic")
-_SUBSCRIBE: Final = _spec(SOURCE_OPTIONS, "subscribe")
-_ENDING_OFFSETS: Final = _spec(SOURCE_OPTIONS, "endingOffsets")
-_SINK_SPELLING: Final = {spec.field: spec.name for spec in SINK_OPTIONS}.__getitem__
-_SOURCE_SPELLING: Final = {spec.field: spec.name for spec in SOURCE_OPTIONS}.__getitem__
+_SPEC_OF: Final = {use: {spec.name: spec for spec in specs} for use, specs in _OPTIONS.items()}
 
 
 def parse_sink_options(
     options: Mapping[str, str], environ: Mapping[str, str], settled: Mapping[str, Any] = MappingProxyType({})
 ) -> SinkOptions:
-    """Return the options of a write.
+    """Return the options of a write, from keys in any case.
 
-    Parameters
-    ----------
-    options : mapping of str to str
-        Keys in any case.
-    environ : mapping of str to str
-        Of the driver: ``NAMESRV_ADDR`` is read if ``nameServer`` is not given.
-    settled : mapping of str to value, default none
-        Values by field that win over `options`, such as those of the producer that writes.
-
-    Raises
-    ------
-    OptionError
-        An option is unknown, malformed or missing, or two contradict each other.
+    ``NAMESRV_ADDR`` in `environ` is read if ``nameServer`` is not given. `settled` are values by field that win over
+    `options`: those of the producer that writes. Raises an OptionError if an option is unknown, malformed or missing,
+    or two contradict each other.
     """
     values = parse_values(SINK_OPTIONS, options)
-    if transport_of(values, _SINK_SPELLING) == GRPC:
+    if transport_of(values, SINK_SPELLING) == GRPC:
         values = {**GRPC_DEFAULTS, "max_in_flight": GRPC_MAX_IN_FLIGHT, **values}
     else:
         values |= parse_environment(SINK_OPTIONS, values, environ)
-    path = next((text for key, text in options.items() if key.lower() == "path"), None)
-    if path is not None:
-        named = parse_one(_TOPIC, path, 'path (.save("topic"), .start("topic"))')
+    by_key = {key.lower(): text for key, text in options.items()}
+    if "path" in by_key:
+        named = parse_one(_SPEC_OF[WRITE]["topic"], by_key["path"], 'path (.save("topic"), .start("topic"))')
         if values.setdefault("topic", named) != named:
             raise OptionError(f"topic={values['topic']!r} and .save({named!r}) name two topics: give one of them")
     values = {**values, **settled}
@@ -250,14 +203,10 @@ def parse_sink_options(
             '.option("endpoints", "host:8081"). INSERT INTO a table hands its writer no options: say '
             "INSERT INTO t WITH ('nameServer'='host:9876') SELECT ..."
         )
-    for contradiction in sink_contradictions(parsed, _SINK_SPELLING):
+    for contradiction in sink_contradictions(parsed):
         raise OptionError(contradiction)
     if parsed.over_grpc:
-        endpoints = ";".join(text for key, text in options.items() if key.lower() == "endpoints")
-        for refused in (
-            *refused_over_grpc(parsed, _SINK_SPELLING),
-            *against_schemes(endpoints, parsed.connection.use_tls, _SINK_SPELLING),
-        ):
+        for refused in refused_over_grpc(parsed, by_key["endpoints"], SINK_SPELLING):
             raise OptionError(refused)
     return parsed
 
@@ -265,10 +214,7 @@ def parse_sink_options(
 def parse_source_options(options: Mapping[str, str], environ: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     """Return the options of a read, from keys in any case; a stream has other options and defaults than a batch.
 
-    Raises
-    ------
-    OptionError
-        An option is unknown, malformed or missing, or two contradict each other.
+    Raises an OptionError as `parse_sink_options`.
     """
     by_key = {key.lower(): text for key, text in options.items()}
     for name in ("transport", "endpoints"):
@@ -279,10 +225,11 @@ def parse_source_options(options: Mapping[str, str], environ: Mapping[str, str],
             )
     values = parse_values(SOURCE_OPTIONS, options, READ)
     if "path" in by_key:
-        for field, name in (("subscribe_pattern", "subscribePattern"), ("assign", "assign")):
+        for field in ("subscribe_pattern", "assign"):
             if field in values:
+                name = SOURCE_SPELLING(field)
                 raise OptionError(f"{name} and .load({by_key['path']!r}) both say what is read: give one of them")
-        named = parse_one(_SUBSCRIBE, by_key["path"], 'path (.load("topic"))')
+        named = parse_one(_SPEC_OF[READ]["subscribe"], by_key["path"], 'path (.load("topic"))')
         if values.setdefault("subscribe", named) != named:
             raise OptionError(
                 f"subscribe={','.join(values['subscribe'])!r} and .load({by_key['path']!r}) name different topics: "
@@ -292,7 +239,8 @@ def parse_source_options(options: Mapping[str, str], environ: Mapping[str, str],
         raise OptionError(refused)
     starting = values.setdefault("starting_offsets", OffsetSpec("latest" if streaming else "earliest"))
     if starting.receipt and not streaming and "ending_offsets" not in values:
-        values["ending_offsets"] = parse_one(_ENDING_OFFSETS, by_key["startingoffsets"], "startingOffsets")
+        ending = _SPEC_OF[READ]["endingOffsets"]
+        values["ending_offsets"] = parse_one(ending, by_key["startingoffsets"], "startingOffsets")
     values |= parse_environment(SOURCE_OPTIONS, values, environ)
     if "read_timeout_ms" in values:
         # A request waits no longer than the read waits for its queue.
@@ -304,6 +252,6 @@ def parse_source_options(options: Mapping[str, str], environ: Mapping[str, str],
             'option nameServer is missing: give .option("nameServer", "host:9876;host:9876"), or set the environment '
             "variable NAMESRV_ADDR on the driver"
         )
-    for contradiction in source_contradictions(parsed, _SOURCE_SPELLING, streaming=streaming):
+    for contradiction in source_contradictions(parsed, SOURCE_SPELLING, streaming=streaming):
         raise OptionError(contradiction)
     return parsed

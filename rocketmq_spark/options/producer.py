@@ -17,12 +17,11 @@ from rocketmq_spark.model.names import effective_namespace
 from rocketmq_spark.options.connection import (
     GRPC,
     GRPC_DEFAULTS,
-    against_schemes,
     refused_over_grpc,
     security_contradictions,
     transport_of,
 )
-from rocketmq_spark.options.kinds import BOOLEAN, INSTANCE_NAME, INT_MAX, MIB, PRODUCER, OptionSpec, option, specs_of
+from rocketmq_spark.options.kinds import BOOLEAN, INSTANCE_NAME, INT_MAX, MIB, PRODUCER, option, specs_of
 from rocketmq_spark.options.sink import SendOptions
 
 # retryResponseCodes of the Java producer 5.x.
@@ -59,30 +58,23 @@ class ProducerOptions(SendOptions):
     # fmt: on
 
 
-def _properties() -> tuple[OptionSpec, ...]:
-    """Return the options of a producer under their names in Python, which their texts use too."""
-    specs = specs_of(ProducerOptions, PRODUCER)
-    by_name = {spec.name: spec.field for spec in specs}
-
-    def doc(text: str) -> str:
-        return re.sub(r"\w+", lambda word: by_name.get(word[0], word[0]), text)
-
-    return tuple(replace(spec, name=spec.field, aliases=(), doc=doc(spec.doc)) for spec in specs)
-
-
-PRODUCER_OPTIONS: Final = _properties()
+_SPECS: Final = specs_of(ProducerOptions, PRODUCER)
+_FIELD_OF: Final = {spec.name: spec.field for spec in _SPECS}
+# Under their names in Python, which their texts use, too.
+PRODUCER_OPTIONS: Final = tuple(
+    replace(
+        spec, name=spec.field, aliases=(), doc=re.sub(r"\w+", lambda word: _FIELD_OF.get(word[0], word[0]), spec.doc)
+    )
+    for spec in _SPECS
+)
 _SPEC_OF: Final = {spec.name: spec for spec in PRODUCER_OPTIONS}
 
 
 def producer_options(properties: Mapping[str, Any], environ: Mapping[str, str]) -> ProducerOptions:
     """Return the options of a producer from its properties; None means not given, several values are a list or tuple.
 
-    ``NAMESRV_ADDR`` in `environ` is read if no name server and no proxy is given.
-
-    Raises
-    ------
-    OptionError
-        A property is unknown or malformed, or two contradict each other.
+    ``NAMESRV_ADDR`` in `environ` is read if no name server and no proxy is given. Raises an OptionError if a property
+    is unknown or malformed, or two contradict each other.
     """
     values = {name: _checked(name, value) for name, value in properties.items() if value is not None}
     if transport_of(values, str) == GRPC:
@@ -93,8 +85,7 @@ def producer_options(properties: Mapping[str, Any], environ: Mapping[str, str]) 
     values["namespace"] = effective_namespace(values.get("namespace"), values.get("name_server", ()))
     parsed = ProducerOptions.of(**values)
     if parsed.over_grpc:
-        endpoints = option_text(properties["endpoints"])
-        for refused in (*refused_over_grpc(parsed, str), *against_schemes(endpoints, parsed.connection.use_tls, str)):
+        for refused in refused_over_grpc(parsed, option_text(properties["endpoints"]), str):
             raise OptionError(refused)
     for contradiction in security_contradictions(parsed.connection, str):
         raise OptionError(contradiction)

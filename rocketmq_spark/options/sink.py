@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 import rocketmq_spark.options.kinds as kinds
@@ -18,9 +18,9 @@ from rocketmq_spark.options.kinds import BOOLEAN, INSTANCE_NAME, INT_MAX, MIB, T
 # Steps of the ladders of every faultPreset.
 _PRESET_STEPS: Final = 7
 _NOT_ABOVE: Final = (
-    ("retry_backoff_ms", "retryBackoffMs", "retry_backoff_max_ms", "retryBackoffMaxMs"),
-    ("batch_bytes", "batchBytes", "max_in_flight_bytes", "maxInFlightBytes"),
-    ("send_msg_timeout", "sendMsgTimeout", "delivery_timeout_ms", "deliveryTimeoutMs"),
+    ("retry_backoff_ms", "retry_backoff_max_ms"),
+    ("batch_bytes", "max_in_flight_bytes"),
+    ("send_msg_timeout", "delivery_timeout_ms"),
 )
 # Character.isISOControl, which a proxy uses.
 _CONTROL: Final = "[\x00-\x1f\x7f-\x9f]"
@@ -116,7 +116,7 @@ class SinkOptions(SendOptions):
     dead_letter_topic: str | None = option("deadLetterTopic", None, TOPIC,
         "Topic of the invalid rows, with `onError=deadLetter` only.")
     queue_selector: str | None = option(
-        "queueSelector", None, kinds.choice_or_class("roundRobin", "hash", "random", "machineRoom", "column"),
+        "queueSelector", None, kinds.choice("roundRobin", "hash", "random", "machineRoom", "column", or_class=True),
         "How rows find their queue; by default rows with a `shardingKey` by its hash, others round robin. module:Class "
         "is a class of yours.", section="queues")
     machine_room: tuple[str, ...] = option("machineRoom", (), kinds.words(
@@ -144,7 +144,7 @@ class SinkOptions(SendOptions):
     max_rate_tasks: int | None = option("maxRateTasks", None, kinds.integer(1),
         "How many tasks share maxRatePerSecond: those that run at once; by default the parallelism of the registered "
         "session.")
-    metrics_path: str | None = option("metricsPath", None, kinds.location(),
+    metrics_path: str | None = option("metricsPath", None, kinds.LOCATION,
         "Where each write and each micro-batch leaves its figures: a line of a local file, or a file of its own in a "
         "folder of another file system (s3://, gs://, hdfs://).", section="figures", secret=True)
     # fmt: on
@@ -156,11 +156,12 @@ class SinkOptions(SendOptions):
 
 
 SINK_OPTIONS: Final = specs_of(SinkOptions, WRITE)
+SINK_SPELLING: Final[Spelling] = {spec.field: spec.name for spec in SINK_OPTIONS}.__getitem__
 
 
-def sink_contradictions(options: SinkOptions, spelt: Spelling) -> Iterator[str]:
+def sink_contradictions(options: SinkOptions) -> Iterator[str]:
     """Yield an error text for each contradiction."""
-    yield from security_contradictions(options.connection, spelt)
+    yield from security_contradictions(options.connection, SINK_SPELLING)
     yield from against_bounds(options, _NOT_ABOVE)
     yield from _of_faults(options.connection)
     yield from _of_dead_letters(options)
@@ -199,19 +200,18 @@ def sink_contradictions(options: SinkOptions, spelt: Spelling) -> Iterator[str]:
         )
 
 
-def against_bounds(options: object, not_above: Sequence[tuple[str, str, str, str]]) -> Iterator[str]:
-    """Yield an error text for each number above its bound: (field, option, field of the bound, option of the bound)."""
-    for low_field, smaller, high_field, larger in not_above:
-        low, high = getattr(options, low_field), getattr(options, high_field)
+def against_bounds(options: ConnectedOptions, not_above: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Yield an error text for each field whose number is above that of the field beside it."""
+    names = {field.name: field.metadata["option"].name for field in fields(options) if field.metadata}
+    for smaller, larger in not_above:
+        low, high = getattr(options, smaller), getattr(options, larger)
         if low is not None and high is not None and low > high:
-            yield f"{smaller}={low} is more than {larger}={high}: lower the one or raise the other"
+            yield f"{names[smaller]}={low} is more than {names[larger]}={high}: lower the one or raise the other"
 
 
 def _of_faults(options: ConnectionOptions) -> Iterator[str]:
-    latency_steps, duration_steps = (
-        _PRESET_STEPS if steps is None else len(steps)
-        for steps in (options.latency_max, options.not_available_duration)
-    )
+    ladders = options.latency_max, options.not_available_duration
+    latency_steps, duration_steps = (_PRESET_STEPS if steps is None else len(steps) for steps in ladders)
     if latency_steps != duration_steps:
         yield (
             f"latencyMax has {latency_steps} steps and notAvailableDuration has {duration_steps} (a faultPreset's own "

@@ -32,15 +32,14 @@ _SHAPE: Final = '{"topic":{"broker":{"0":23}}}'
 _OFFSETS: Final = f"earliest, latest, offsets by topic, broker and queue as in {_SHAPE} (-2: earliest, -1: latest), or "
 
 
-def _timestamps(text: str) -> tuple[tuple[MessageQueue, int], ...]:
-    return tuple(sorted(offset_json.parse_timestamps(text).items()))
-
-
 def _json(allowed: str, parse: Callable[[str], Any]) -> ValueKind:
     return ValueKind(allowed, parse, explains=True)
 
 
-_TIMESTAMPS: Final = _json(f"ms since 1970 by topic, broker and queue, as in {_SHAPE}", _timestamps)
+_TIMESTAMPS: Final = _json(
+    f"ms since 1970 by topic, broker and queue, as in {_SHAPE}",
+    lambda text: tuple(sorted(offset_json.parse_numbers(text, 0).items())),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +53,7 @@ class SourceOptions(ConnectedOptions):
         ),
         'Topics to read, separated by commas. Also .load("topic"). One of `subscribe`, `subscribePattern` and `assign` '
         "is needed, unless `startingOffsets` is a receipt.", section="what", aliases=("topic",))
-    subscribe_pattern: str | None = option("subscribePattern", None, kinds.pattern(),
+    subscribe_pattern: str | None = option("subscribePattern", None, kinds.PATTERN,
         "Read the topics whose whole name matches this regular expression. Names of more than 127 characters are "
         "ignored.")
     assign: frozenset[MessageQueue] = option("assign", frozenset(),
@@ -144,30 +143,20 @@ class SourceOptions(ConnectedOptions):
 
 SOURCE_OPTIONS: Final = specs_of(SourceOptions, READ)
 
-_OF_BATCHES: Final = {
-    "ending_offsets": "endingOffsets",
-    "ending_timestamp": "endingTimestamp",
-    "ending_offsets_by_timestamp": "endingOffsetsByTimestamp",
-}
-_OF_STREAMS: Final = {
-    "commit_offsets": "commitOffsets",
-    "max_offsets_per_trigger": "maxOffsetsPerTrigger",
-    "min_offsets_per_trigger": "minOffsetsPerTrigger",
-    "max_trigger_delay": "maxTriggerDelay",
-}
-# The first of 1973 in milliseconds, and a moment far ahead in seconds.
+SOURCE_SPELLING: Final[Spelling] = {spec.field: spec.name for spec in SOURCE_OPTIONS}.__getitem__
+
+_OF_BATCHES: Final = ("ending_offsets", "ending_timestamp", "ending_offsets_by_timestamp")
+_OF_STREAMS: Final = ("commit_offsets", "max_offsets_per_trigger", "min_offsets_per_trigger", "max_trigger_delay")
+_WHICH: Final = ("subscribe", "subscribe_pattern", "assign")
+_NOT_ABOVE: Final = (("min_offsets_per_trigger", "max_offsets_per_trigger"), ("pull_timeout_ms", "read_timeout_ms"))
+# 1973 began after this many milliseconds; as seconds it is a moment far ahead.
 _SECONDS: Final = 10**11
-_WHICH: Final = {"subscribe": "subscribe", "subscribe_pattern": "subscribePattern", "assign": "assign"}
-_NOT_ABOVE: Final = (
-    ("min_offsets_per_trigger", "minOffsetsPerTrigger", "max_offsets_per_trigger", "maxOffsetsPerTrigger"),
-    ("pull_timeout_ms", "pullTimeoutMs", "read_timeout_ms", "readTimeoutMs"),
-)
 
 
 def against_given(given: Mapping[str, Any], *, streaming: bool) -> Iterator[str]:
     """Yield an error text for each option that is missing or not valid here; `given` has no defaults."""
-    chosen = [name for field, name in _WHICH.items() if field in given]
-    names = ", ".join(_WHICH.values())
+    chosen = [SOURCE_SPELLING(field) for field in _WHICH if field in given]
+    names = ", ".join(map(SOURCE_SPELLING, _WHICH))
     if len(chosen) > 1:
         yield (
             f"only one of the following options can be specified for a read from RocketMQ: {names}; given are "
@@ -179,14 +168,13 @@ def against_given(given: Mapping[str, Any], *, streaming: bool) -> Iterator[str]
             f"one of the following options must be specified for a read from RocketMQ: {names}; as in "
             '.option("subscribe", "orders") or .load("orders")'
         )
-    for field, name in (_OF_BATCHES if streaming else _OF_STREAMS).items():
+    why = " is for streams, and not valid in batch queries: leave it out, or use spark.readStream"
+    if streaming:
+        why = ": ending offset not valid in streaming queries; leave it out, or use spark.read"
+    for field in _OF_BATCHES if streaming else _OF_STREAMS:
         # commitOffsets=false asks a batch for nothing.
-        if field not in given or given[field] is False:
-            continue
-        if streaming:
-            yield f"{name}: ending offset not valid in streaming queries; leave it out, or use spark.read"
-        else:
-            yield f"{name} is for streams, and not valid in batch queries: leave it out, or use spark.readStream"
+        if given.get(field, False) is not False:
+            yield SOURCE_SPELLING(field) + why
     if "max_trigger_delay" in given and "min_offsets_per_trigger" not in given:
         yield "maxTriggerDelay bounds the wait for minOffsetsPerTrigger, which is missing: give both, or neither"
 
@@ -211,17 +199,13 @@ def source_contradictions(options: SourceOptions, spelt: Spelling, *, streaming:
     ends_timed = end is not None or bool(options.ending_offsets_by_timestamp)
     # As in Kafka's source, what a timestamp wins over is not looked at.
     if not timed:
-        yield from _never("startingOffsets", options.starting_offsets, "starting", "latest", LATEST)
+        yield from _never("starting", options.starting_offsets, "latest", LATEST)
     if not ends_timed:
-        yield from _never("endingOffsets", options.ending_offsets, "ending", "earliest", EARLIEST)
-    if not timed and not ends_timed:
-        yield from _backwards(options.starting_offsets, options.ending_offsets)
-
-
-def _backwards(start: OffsetSpec, end: OffsetSpec) -> Iterator[str]:
-    """Yield an error text for each queue that would end before it begins."""
-    for queue, offset in start.offsets:
-        stop = end.offset_of(queue)
+        yield from _never("ending", options.ending_offsets, "earliest", EARLIEST)
+    if timed or ends_timed:
+        return
+    for queue, offset in options.starting_offsets.offsets:
+        stop = options.ending_offsets.offset_of(queue)
         if stop is not None and 0 <= stop < offset:
             yield f"startingOffsets of {queue} is {offset}, and endingOffsets is before it: {stop}"
 
@@ -234,20 +218,18 @@ def option_warnings(options: SourceOptions) -> Iterator[str]:
             f"subExpression={expression!r} is taken for tags, and looks like a condition on properties: that needs "
             "filterType=SQL92"
         )
-    for name, stamp in (
-        ("startingTimestamp", options.starting_timestamp),
-        ("endingTimestamp", options.ending_timestamp),
-    ):
+    stamps = {"startingTimestamp": options.starting_timestamp, "endingTimestamp": options.ending_timestamp}
+    for name, stamp in stamps.items():
         if stamp is not None and 0 < stamp < _SECONDS:
             yield f"{name}={stamp} is a moment of 1970-73: timestamps are milliseconds, and this looks like seconds"
 
 
-def _never(name: str, spec: OffsetSpec, place: str, word: str, number: int) -> Iterator[str]:
+def _never(place: str, spec: OffsetSpec, word: str, number: int) -> Iterator[str]:
     if spec.word == word:
-        yield f"{name}={word}: {place} offset can't be {word} for batch queries on RocketMQ"
+        yield f"{place}Offsets={word}: {place} offset can't be {word} for batch queries on RocketMQ"
     for queue, offset in spec.offsets:
         if offset == number:
-            yield f"{name}: {place} offset of {queue} can't be {word} ({number}) for batch queries on RocketMQ"
+            yield f"{place}Offsets: {place} offset of {queue} can't be {word} ({number}) for batch queries on RocketMQ"
 
 
 def _of_filters(options: SourceOptions) -> Iterator[str]:
@@ -285,8 +267,7 @@ def _of_queues(options: SourceOptions) -> Iterator[str]:
 
 
 def _asked(options: SourceOptions) -> str:
-    for field, name in _WHICH.items():
-        value = getattr(options, field)
-        if value:
-            return f"{name} is {value if isinstance(value, str) else ','.join(map(str, value))}"
+    for field in _WHICH:
+        if value := getattr(options, field):
+            return f"{SOURCE_SPELLING(field)} is {value if isinstance(value, str) else ','.join(map(str, value))}"
     return "startingOffsets is a receipt"

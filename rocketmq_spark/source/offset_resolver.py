@@ -43,7 +43,7 @@ _WAIT: Final = 0.2
 
 
 class OffsetResolver:
-    """Asks brokers for offsets, about many queues at once. `clock` is monotonic seconds."""
+    """Asks brokers for offsets, about many queues at once."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class OffsetResolver:
     def earliest(self, queues: Iterable[MessageQueue]) -> Offsets:
         """Return the offset of the oldest message that each queue still has; 0 for a compacted topic.
 
-        For a compacted topic brokers report the minimum of another queue, the one before compaction (issue 7540 of
-        apache/rocketmq): messages lie below it.
+        For a compacted topic brokers report the minimum of the queue before compaction (issue 7540 of apache/rocketmq):
+        messages lie below it.
         """
         queues = [*queues]
         compacted = self._compacted(queues)
@@ -120,11 +120,7 @@ class OffsetResolver:
                 return False
             return config.compacted
 
-        queues = [*queues]
-        one_of_each = {place(queue): queue for queue in queues}.values()
-        answers = self._queues.deadline.in_parallel(one_of_each, ask, "types of topics")
-        places = {place(queue) for queue, compacted in answers.items() if compacted}
-        return {queue for queue in queues if place(queue) in places}
+        return {queue for queue, compacted in self._queues.by_topic(queues, ask).items() if compacted}
 
     def latest(self, queues: Iterable[MessageQueue]) -> Offsets:
         """Return the offset that the next message of each queue will get."""
@@ -139,8 +135,8 @@ class OffsetResolver:
     ) -> tuple[dict[MessageQueue, tuple[_T, str]], dict[MessageQueue, RocketMQError]]:
         """Ask once about each queue, and return the answers with the brokers' addresses, and the errors.
 
-        With `trusted` only brokers are asked that `TopicQueues.trusts`. A broker that did not answer for one queue is
-        not asked for the next. After ``readTimeoutMs`` no broker is asked.
+        With `trusted` only brokers are asked that `TopicQueues.trusts`. A broker that did not answer is not asked
+        again, and after ``readTimeoutMs`` none is.
         """
         silent: dict[str, RocketMQError] = {}
         gives_up = min(self._clock() + self._options.read_timeout_ms / 1000, self._queues.deadline.at)
@@ -165,11 +161,14 @@ class OffsetResolver:
                     self._queues.failed(queue, address)
                 return exc
 
-        results = in_parallel(queues, one)
-        return (
-            {queue: result for queue, result in results.items() if not isinstance(result, RocketMQError)},
-            {queue: result for queue, result in results.items() if isinstance(result, RocketMQError)},
-        )
+        answers: dict[MessageQueue, tuple[_T, str]] = {}
+        errors: dict[MessageQueue, RocketMQError] = {}
+        for queue, result in in_parallel(queues, one).items():
+            if isinstance(result, RocketMQError):
+                errors[queue] = result
+            else:
+                answers[queue] = result
+        return answers, errors
 
     def at(self, times: Mapping[MessageQueue, int]) -> dict[MessageQueue, int | None]:
         """Return the first offset stored at a time (epoch, ms) or later; None where there is no such message."""
@@ -214,35 +213,26 @@ class OffsetResolver:
         # Past the end a broker answers with the end; of the type BatchCQ with its last batch, however old that is.
         ends = self.latest(filled)
         found = {queue: offset for queue, offset in found.items() if offset < ends[queue]}
-        places = {place(queue): queue for queue in found}
-        plain = self._queues.deadline.in_parallel(places.values(), self._queues.is_plain, "types of topics")
-        doubtful = {queue: offset for queue, offset in found.items() if not plain[places[place(queue)]]}
-        older = [queue for queue, stamp in self._stored_at(doubtful).items() if stamp < times[queue]]
-        return {queue: None if queue in older else found.get(queue) for queue in times}
+        plain = self._queues.by_topic(found, self._queues.is_plain)
+        doubtful = {queue: offset for queue, offset in found.items() if not plain[queue]}
 
-    def _stored_at(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        """Return the store times (epoch, ms) of the messages at some offsets; `sys.maxsize` for an expired message."""
-
-        def pull(queue: MessageQueue, address: str, timeout: float) -> int:
-            outcome = self._pulled(queue, offsets[queue], address, timeout)
+        def stored_at(queue: MessageQueue, address: str, timeout: float) -> int:
+            outcome = self._pulled(queue, doubtful[queue], address, timeout)
             if outcome.status is not PullStatus.FOUND:
+                # The message has expired.
                 return sys.maxsize
             return next(iter(decode_records(outcome.body))).store_timestamp
 
-        return self._of_all(offsets, pull)
+        older = [queue for queue, stamp in self._of_all(doubtful, stored_at).items() if stamp < times[queue]]
+        return {queue: None if queue in older else found.get(queue) for queue in times}
 
     def starts(self, queues: Sequence[MessageQueue]) -> Offsets:
         """Return the first offset to read of each queue.
 
-        Raises
-        ------
-        OptionError
-            The options name offsets and leave out a queue; or no message is as young as a starting timestamp.
-        DataLossError
-            An offset has expired, with ``failOnDataLoss``.
+        Raises an OptionError if the options leave out a queue, or no message is as young as a starting timestamp.
         """
         options = self._options
-        times = self._times(queues, options.starting_timestamp, options.starting_offsets_by_timestamp, "starting")
+        times = _times(queues, options.starting_timestamp, options.starting_offsets_by_timestamp, "starting")
         if times is None:
             return self._specific(queues, options.starting_offsets, "startingOffsets")
         found = self.at(times)
@@ -260,7 +250,7 @@ class OffsetResolver:
     def ends(self, queues: Sequence[MessageQueue]) -> Offsets:
         """Return the offset of each queue at which a batch stops; raises as `starts`."""
         options = self._options
-        times = self._times(queues, options.ending_timestamp, options.ending_offsets_by_timestamp, "ending")
+        times = _times(queues, options.ending_timestamp, options.ending_offsets_by_timestamp, "ending")
         if times is None:
             return self._specific(queues, options.ending_offsets, "endingOffsets")
         return self._or_latest(self.at(times))
@@ -278,10 +268,7 @@ class OffsetResolver:
         return self.checked(starts, ends)
 
     def checked(self, starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) -> list[OffsetRange]:
-        """Return the ranges from `starts` to `ends` without expired messages.
-
-        Raises a DataLossError for expired messages, with ``failOnDataLoss``.
-        """
+        """Return the ranges from `starts` to `ends`; expired messages are left out, or are a DataLossError."""
         filled = [queue for queue in ends if starts[queue] < ends[queue]]
         compacted = self._compacted(filled)
         plain = [queue for queue in filled if queue not in compacted]
@@ -308,19 +295,6 @@ class OffsetResolver:
             if not short or self._clock() > gives_up:
                 return short
             self._sleep(_WAIT)
-
-    def _times(
-        self,
-        queues: Sequence[MessageQueue],
-        of_all: int | None,
-        of_each: tuple[tuple[MessageQueue, int], ...],
-        which: str,
-    ) -> dict[MessageQueue, int] | None:
-        if of_all is not None:
-            return dict.fromkeys(queues, of_all)
-        if not of_each:
-            return None
-        return _covering(queues, dict(of_each), f"{which}OffsetsByTimestamp")
 
     def _specific(self, queues: Sequence[MessageQueue], spec: OffsetSpec, option: str) -> Offsets:
         if spec.word is not None:
@@ -363,6 +337,14 @@ class OffsetResolver:
                 if not exc.flow_control:
                     self._queues.failed(queue, address)
             self._sleep(_WAIT)
+
+
+def _times(
+    queues: Sequence[MessageQueue], of_all: int | None, of_each: tuple[tuple[MessageQueue, int], ...], which: str
+) -> Offsets | None:
+    if of_all is not None:
+        return dict.fromkeys(queues, of_all)
+    return _covering(queues, dict(of_each), f"{which}OffsetsByTimestamp") if of_each else None
 
 
 def _covering(queues: Sequence[MessageQueue], given: Mapping[MessageQueue, int], option: str) -> Offsets:

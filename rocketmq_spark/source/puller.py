@@ -3,18 +3,13 @@
     plan segments -> pull -> outcome -> records of the oldest segment of a queue
 
 One thread does everything; the transport sends and receives while it waits. The results of a queue cover its range
-from start to end, in order; missing messages appear as an empty body. A queue without results for ``readTimeoutMs`` is
-an error.
-
-Requests of a queue overlap only where the last answer shows what the next will hold: not with a filter, and not where
-a broker returns whole batches. The number of answers in memory is bounded, and lowered where answers are large. An
-answer that would wait behind others and exceed the bound is dropped, and pulled again.
+from start to end, in order; missing messages appear as an empty body. Requests of a queue overlap only where the last
+answer shows what the next will hold: not with a filter, and not where a broker returns whole batches. Answers in memory
+are bounded: one that would exceed the bound behind others is dropped, and pulled again.
 
 A broker skips deleted messages as it skips those that a filter rejects. So in a filtered read the first message of the
 skipped part is pulled again without the filter, once a second and at the end of the range. A broker deletes the oldest
-messages first, so if this message exists, none was missed.
-
-Follows ``DefaultMQPushConsumerImpl.pullMessage``.
+messages first, so if this message exists, none was missed. Follows ``DefaultMQPushConsumerImpl.pullMessage``.
 """
 
 from __future__ import annotations
@@ -26,7 +21,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rocketmq_spark.errors import BrokerOutcomeUnknownException, ReadError, RocketMQError
-from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import Pulled, PullOutcome, PullRequest, PullStatus, PullTarget
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.protocol.remoting.records import first_queue_offset, last_queue_offset
@@ -53,7 +47,7 @@ _COMPACTED: Final = "the last messages of this compacted topic have no keys, and
 class _Segment:
     """The part of a range that one request asks for; with `stop` None up to wherever the answer ends.
 
-    A check pulls without the filter, to see whether the broker still has the messages.
+    A `check` pulls without the filter, to see whether the broker still has the messages.
     """
 
     fetch: _QueueFetch
@@ -91,12 +85,12 @@ class _QueueFetch:
 
     @property
     def done(self) -> bool:
-        return not self.segments and self.planned >= self.range.end and self.checked >= self.range.end
+        return not self.segments and min(self.planned, self.checked) >= self.range.end
 
     def is_check_due(self, now: float) -> bool:
         """Return whether it is time to check the messages that a filtered read has skipped."""
         is_time = now >= self.check_at or self.planned >= self.range.end
-        return not self.segments and self.checked < self.planned and is_time
+        return is_time and not self.segments and self.checked < self.planned
 
     def first_left(self, segment: _Segment, outcome: PullOutcome) -> int:
         """Return the first offset of the segment that an answer has, or the offset after the answer if it is empty.
@@ -113,20 +107,16 @@ class _QueueFetch:
         return segment.start
 
     def is_being_written(self, segment: _Segment, outcome: PullOutcome) -> bool:
-        """Return whether a broker has skipped a message of a compacted topic that is not in its log yet.
+        """Return whether a broker has skipped a message of a compacted topic that is in its index, not yet in its log.
 
-        It adds a message to the queue's index before the log's end includes it (CompactionLog.getMessage). Messages
-        that compaction removed are not in the index.
+        Messages that compaction removed are not in the index (CompactionLog.getMessage).
         """
         removing = self.range.compacted and outcome.status is PullStatus.OFFSET_ILLEGAL
         return removing and outcome.next_begin_offset > max(segment.start, outcome.min_offset)
 
 
 class Puller:
-    """Pulls ranges.
-
-    `window` bounds the requests in flight and the answers waiting, over all queues. `clock` is monotonic seconds.
-    """
+    """Pulls ranges; `window` bounds the requests in flight and the answers waiting, over all queues."""
 
     def __init__(
         self,
@@ -155,10 +145,15 @@ class Puller:
     def pull(self, ranges: Sequence[OffsetRange]) -> Iterator[Pulled]:
         """Yield the records of ranges of different queues, in the order of each queue.
 
-        Raises a ReadError if a queue has returned nothing for ``readTimeoutMs``, or its broker refuses.
+        Raises a ReadError if a queue returns nothing for ``readTimeoutMs``, or its broker refuses.
         """
-        now, filtered = self._now(), self._filtered
-        fetches = [_QueueFetch(one, self._target(one.queue), now, filtered=filtered) for one in ranges if one.size > 0]
+        options, now = self._options, self._now()
+        wanted = options.pull_batch_size, options.sub_expression, options.filter_type
+        fetches = []
+        for one in ranges:
+            if one.size > 0:
+                target = PullTarget(one.queue, options.consumer_group, *wanted)
+                fetches.append(_QueueFetch(one, target, now, filtered=self._filtered))
         while fetches:
             self._issue(fetches)
             self._take(fetches)
@@ -172,16 +167,6 @@ class Puller:
     def _now(self) -> float:
         """Return the time without the consumer's: a broker is not silent while the consumer works."""
         return self._clock() - self._away
-
-    def _target(self, queue: MessageQueue) -> PullTarget:
-        options = self._options
-        return PullTarget(
-            queue,
-            options.consumer_group,
-            options.pull_batch_size,
-            options.sub_expression,
-            options.filter_type,
-        )
 
     def _issue(self, fetches: Sequence[_QueueFetch]) -> None:
         """Send the requests that may be sent now, taking turns between queues."""
@@ -211,23 +196,20 @@ class Puller:
     def _plan(self, fetch: _QueueFetch) -> bool:
         """Send the next segment of a queue, if there is one that may go now."""
         if fetch.is_check_due(self._now()):
-            self._append(fetch, _Segment(fetch, fetch.checked, fetch.planned, check=True))
-            return True
-        if fetch.planned >= fetch.range.end:
-            return False
-        stride = fetch.stride
-        ahead = stride is not None and stride <= self._options.pull_batch_size and not self._filtered
-        if fetch.segments and (not ahead or len(fetch.segments) >= _PER_QUEUE):
-            return False
-        stop = min(fetch.planned + stride, fetch.range.end) if ahead and stride is not None else None
-        segment = _Segment(fetch, fetch.planned, stop)
-        fetch.planned = fetch.range.end if stop is None else stop
-        self._append(fetch, segment)
-        return True
-
-    def _append(self, fetch: _QueueFetch, segment: _Segment) -> None:
+            segment = _Segment(fetch, fetch.checked, fetch.planned, check=True)
+        else:
+            if fetch.planned >= fetch.range.end:
+                return False
+            stop = None
+            if fetch.stride is not None and fetch.stride <= self._options.pull_batch_size and not self._filtered:
+                stop = min(fetch.planned + fetch.stride, fetch.range.end)
+            if fetch.segments and (stop is None or len(fetch.segments) >= _PER_QUEUE):
+                return False
+            segment = _Segment(fetch, fetch.planned, stop)
+            fetch.planned = fetch.range.end if stop is None else stop
         fetch.segments.append(segment)
         self._send(segment)
+        return True
 
     def _send(self, segment: _Segment) -> None:
         fetch = segment.fetch
@@ -276,11 +258,15 @@ class Puller:
             last = last_queue_offset(outcome.body)
             if last is not None and segment.start <= last < outcome.next_begin_offset:
                 outcome = replace(outcome, next_begin_offset=last + 1)
-        is_missing = fetch.first_left(segment, outcome) > segment.start
+        left = fetch.first_left(segment, outcome)
         if outcome.status is PullStatus.NO_NEW_MSG or outcome.next_begin_offset <= segment.start:
             self._nothing_yet(fetch, segment, outcome)
-        elif is_missing and not self._queues.trusts(fetch.queue, segment.address):
-            self._doubt(fetch, segment, outcome)
+        elif left > segment.start and not self._queues.trusts(fetch.queue, segment.address):
+            # The slave may have been added later than the messages: the master is asked.
+            fetch.doubted = True
+            text = f"the slave {segment.address} of {fetch.queue} has no messages {segment.start} to {left - 1}"
+            self._wait(fetch, ReadError(f"{text}, and its master does not answer"))
+            self._queues.failed(fetch.queue, segment.address)
         elif fetch.is_being_written(segment, outcome):
             self._nothing_yet(fetch, segment, outcome)
         else:
@@ -310,13 +296,6 @@ class Puller:
         self._wait(fetch, ReadError(what))
         if not self._queues.is_master(fetch.queue, address):
             self._queues.failed(fetch.queue, address)
-
-    def _doubt(self, fetch: _QueueFetch, segment: _Segment, outcome: PullOutcome) -> None:
-        """Ask the master for messages that a slave does not have: the slave may have been added later."""
-        fetch.doubted = True
-        text = f"the slave {segment.address} of {fetch.queue} has no messages {segment.start} to "
-        self._wait(fetch, ReadError(f"{text}{fetch.first_left(segment, outcome) - 1}, and its master does not answer"))
-        self._queues.failed(fetch.queue, segment.address)
 
     def _ready(self, fetch: _QueueFetch) -> Iterator[Pulled]:
         """Yield the answers of a queue in order, and pull again the part that an answer lacks."""
@@ -364,7 +343,13 @@ class Puller:
         if fetch.failing_since is None:
             fetch.failing_since = now
         elif now - fetch.failing_since > patience:
-            raise self._gives_nothing(fetch, error) from error
+            at = fetch.segments[0].start if fetch.segments else fetch.planned
+            raise ReadError(
+                f"reading {fetch.queue} up to offset {fetch.range.end - 1}: nothing came from offset {at} on for "
+                f"readTimeoutMs={self._options.read_timeout_ms}. The last try: {error}. Bring the broker back if it is "
+                "down, wait longer with readTimeoutMs, or read what is there with other offsets"
+                + (f". Or {_COMPACTED}: then set failOnDataLoss=false" if fetch.range.compacted else "")
+            ) from error
         fetch.waits_until = now + min(_FIRST_WAIT * 2**fetch.failures, _LONGEST_WAIT)
         fetch.failures = min(fetch.failures + 1, 16)
 
@@ -376,12 +361,3 @@ class Puller:
             raise ReadError(
                 f"reading {fetch.queue} from offset {fetch.range.start} to {fetch.range.end - 1}: {error}{advice}"
             ) from error
-
-    def _gives_nothing(self, fetch: _QueueFetch, error: RocketMQError) -> ReadError:
-        at = fetch.segments[0].start if fetch.segments else fetch.planned
-        return ReadError(
-            f"reading {fetch.queue} up to offset {fetch.range.end - 1}: nothing came from offset {at} on for "
-            f"readTimeoutMs={self._options.read_timeout_ms}. The last try: {error}. Bring the broker back if it is "
-            "down, wait longer with readTimeoutMs, or read what is there with other offsets"
-            + (f". Or {_COMPACTED}: then set failOnDataLoss=false" if fetch.range.compacted else "")
-        )

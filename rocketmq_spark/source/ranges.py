@@ -57,12 +57,11 @@ def tasks_of(
     max_records: int | None = None,
     parallelism: int | None = None,
 ) -> list[tuple[OffsetRange, ...]]:
-    """Return the ranges that each task reads; a range is cut only if the options say so.
+    """Return the ranges that each task reads; a range is cut only for `min_partitions` or `max_records`.
 
-    There are at least `min_partitions` tasks if there are as many messages, and a task has at most `max_records`
-    offsets. Without either, small ranges share a task, and there are at most about two tasks for each of the
-    `parallelism` that run at once. Raises a ReadError if `max_records` makes more than 1,000,000 tasks: a broker can
-    report offsets up to 2**63, and the driver keeps its tasks in memory.
+    Without either, small ranges share a task, and there are at most about two tasks for each of the `parallelism` that
+    run at once. Raises a ReadError for more than 1,000,000 tasks: a broker can report offsets up to 2**63, and the
+    driver keeps its tasks in memory.
     """
     found = [one for one in ranges if one.size > 0]
     if max_records is not None:
@@ -99,8 +98,7 @@ def _together(ranges: Sequence[OffsetRange], full: int) -> list[tuple[OffsetRang
 def limited(start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int], most: int) -> dict[MessageQueue, int]:
     """Return where a micro-batch stops so that it reads about `most` offsets, shared in proportion to queue sizes.
 
-    Every queue with messages gets at least one offset, as in Kafka's source. The result therefore exceeds `most` by at
-    most the number of queues whose proportional share is below one. Every queue of `end` is in `start`.
+    Every queue with messages gets at least one offset, as in Kafka's source, even if that exceeds `most`.
     """
     sizes = {queue: max(0, offset - start[queue]) for queue, offset in end.items()}
     total = sum(sizes.values())
@@ -119,10 +117,7 @@ def limited(start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int], 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Offsets `start` to `end` - 1 of a queue (with the user's topic) that its broker no longer has.
-
-    `first_left` is the first offset after `start` that the broker has.
-    """
+    """Offsets `start` to `end` - 1 of a queue (with the user's topic), before the `first_left` that its broker has."""
 
     queue: MessageQueue
     start: int
@@ -169,10 +164,7 @@ class Gaps:
         self._gaps.append(Gap(queue, start, end, end))
 
     def report(self, reached: Mapping[MessageQueue, int] | None = None) -> None:
-        """Report the gaps that end before the offset that the read has reached in their queue; by default all.
-
-        Raises a DataLossError that names all gaps, with ``failOnDataLoss``.
-        """
+        """Report the gaps that end before the offset that the read has reached in their queue; by default all."""
         open_gaps = [gap for gap in self._gaps if reached is not None and gap.end >= reached.get(gap.queue, gap.end)]
         if len(open_gaps) < len(self._gaps):
             closed = self._gaps if self._options.fail_on_data_loss else [g for g in self._gaps if g not in open_gaps]

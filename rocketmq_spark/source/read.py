@@ -53,28 +53,20 @@ def read_rows(
 ) -> Iterator[pa.RecordBatch]:
     """Yield every message of the ranges, each of another queue, that matches the filter.
 
-    Parameters
-    ----------
-    routes : mapping of str to TopicRouteData, optional
-        The routes that the driver knows, by topic.
-    filters_here : bool, default False
-        Pull all messages, and apply the tags of ``subExpression`` here, not in the broker.
-
-    Raises
-    ------
-    ReadError
-        See `Puller.pull`.
-    DataLossError
-        Messages have expired, with ``failOnDataLoss``.
-    RemotingCommandException
-        A message is unreadable, unless `on_unreadable` returns.
+    `routes` are those that the driver knows, by topic. With `filters_here` all messages are pulled, and the tags of
+    ``subExpression`` are applied here, not in the broker. Raises as `Puller.pull` and `decoded`, and for an unreadable
+    message unless `on_unreadable` returns.
     """
     with contextlib.closing(reading_transport(options, polled=True)) as transport:
         asked = replace(options, sub_expression="*") if filters_here else options
         # The transport's clock: while Spark holds the generator, no broker is silent.
         queues = TopicQueues(asked, transport, transport.clock, routes)
         pulls = Puller(asked, transport, queues, transport.clock).pull(ranges)
-        yield from decoded(options, pulls, schema, _tags(options), on_unreadable)
+        tags = None
+        if options.filter_type == "TAG" and options.sub_expression.strip() != "*":
+            # A broker compares only the hashes of tags.
+            tags = frozenset(filter(None, (tag.strip(_TRIMMED) for tag in options.sub_expression.split("||"))))
+        yield from decoded(options, pulls, schema, tags, on_unreadable)
 
 
 def decoded(
@@ -84,10 +76,7 @@ def decoded(
     tags: frozenset[str] | None,
     on_unreadable: OnUnreadable = fail,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of pulls as record batches.
-
-    Raises a DataLossError if messages are missing, with ``failOnDataLoss``.
-    """
+    """Yield the messages of pulls as record batches; raises a DataLossError for gaps, with ``failOnDataLoss``."""
     gaps = Gaps(options)
     waiting: list[Pulled] = []
     rows = nbytes = 0
@@ -127,19 +116,8 @@ def reading_transport(options: SourceOptions, *, polled: bool = False) -> Remoti
     return transport
 
 
-def _tags(options: SourceOptions) -> frozenset[str] | None:
-    """Return the tags of a filter by tag, or None: a broker compares only their hashes."""
-    if options.filter_type != "TAG" or options.sub_expression.strip() == "*":
-        return None
-    tags = (tag.strip(_TRIMMED) for tag in options.sub_expression.split("||"))
-    return frozenset(filter(None, tags))
-
-
 class SkippedMessages:
-    """The unreadable messages that one task leaves out with ``onUnreadable=skip``.
-
-    `by_topic` counts them. A warning names the newest position at most once per second, and `close` logs the rest.
-    """
+    """Counts the unreadable messages that one task leaves out; a warning a second names the newest position."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.by_topic: Counter[str] = Counter()

@@ -27,13 +27,12 @@ logger = logging.getLogger("rocketmq_spark.source")
 _HEART_BEAT: Final = 30.0
 # A reader's client id ends in its name and `#<process id>`; Java's has nanoseconds behind the #, or none at all.
 _READER: Final = re.compile(r"[^@]*@.+#\d{1,7}(@.*)?")
+# A queue is not given up before this many tries: a whole micro-batch may lie between two of them.
+_TRIES: Final = 3
 
 
 class GroupOffsets:
-    """Writes the offsets of one query to its consumer group (``commitOffsets``).
-
-    `client_id` is the name of this member of the group at the brokers.
-    """
+    """Writes the offsets of one query to its consumer group, as its member `client_id` (``commitOffsets``)."""
 
     def __init__(
         self,
@@ -67,10 +66,10 @@ class GroupOffsets:
         if offsets == self._written and now < self._again_at:
             return
         self._written, self._again_at = dict(offsets), now + _HEART_BEAT
-        wanted = [*filter(self._options.reads, offsets)]
+        wanted = {*filter(self._options.reads, offsets)}
         self._queues.deadline.restart()
         try:
-            present = sorted(set(self._queues.present()).intersection(wanted))
+            present = sorted(wanted.intersection(self._queues.present()))
         except RocketMQError as exc:
             logger.warning("commitOffsets: %s", exc)
             return
@@ -89,19 +88,17 @@ class GroupOffsets:
         others = [queue for queue in present if queue not in written and place(queue) in begun]
         written_others, failed_others = self._bounds.once(others, update)
         failed |= failed_first | failed_others
-        warned: set[str] = set()
-        for queue, error in failed.items():
-            if queue.broker_name not in warned:
-                logger.warning("commitOffsets: %s: %s", queue, error)
-            warned.add(queue.broker_name)
+        # One warning for each broker.
+        for queue in {queue.broker_name: queue for queue in reversed(failed)}.values():
+            logger.warning("commitOffsets: %s: %s", queue, failed[queue])
         if not failed and len(written) + len(written_others) == len(wanted):
             self._again_at = math.inf
 
     def _join(self, queue: MessageQueue, address: str, timeout: float) -> bool:  # noqa: ARG002 - any queue of the broker
         """Send a broker a heart-beat, without which it has no %RETRY% topic and shows no group to tools.
 
-        Return whether the group has no other application as member. A heart-beat without subscriptions would remove
-        that application's, and it would continue from our offsets.
+        Return False, and send nothing, if another application is a member. Our heart-beat would remove its
+        subscriptions, and it would continue from our offsets.
         """
         group, now = self._options.consumer_group, self._clock()
         if now - self._registered.get(address, -math.inf) <= _HEART_BEAT:
@@ -122,15 +119,8 @@ class GroupOffsets:
         return True
 
 
-# A queue is not given up before this many tries: a whole micro-batch may lie between two of them.
-_TRIES: Final = 3
-
-
 class StreamOffsets:
-    """The offsets of one streaming query. It closes the transport.
-
-    `client_id` is the name of this member of the consumer group, as brokers and tools show it.
-    """
+    """The offsets of one streaming query, which is the member `client_id` of its group. It closes the transport."""
 
     def __init__(
         self,
@@ -169,8 +159,8 @@ class StreamOffsets:
     def completed(self, target: Mapping[MessageQueue, int], known: Mapping[MessageQueue, int]) -> Offsets:
         """Return `target` with the queues of `known` that it lacks, because their brokers were in no route.
 
-        With ``failOnDataLoss`` this waits for these brokers, and raises a ReadError after ``readTimeoutMs``. Otherwise
-        such queues stay at their offsets.
+        With ``failOnDataLoss`` this waits for the brokers until ``readTimeoutMs``. Otherwise the queues stay where they
+        are.
         """
         self.queues.deadline.restart()
         missing = {queue: known[queue] for queue in known if queue not in target and self._options.reads(queue)}
@@ -193,25 +183,15 @@ class StreamOffsets:
             ) from exc
 
     def available(self, known: Mapping[MessageQueue, int], target: Mapping[MessageQueue, int] | None = None) -> Offsets:
-        """Return the ends of the queues of `known`, and of new queues.
+        """Return the ends of the queues of `known`, and of new queues; messages after `target` are not read.
 
-        Parameters
-        ----------
-        known : mapping of MessageQueue to int
-            The offsets read so far. A queue that the options do not ask for (any more) stays at its offset.
-        target : mapping of MessageQueue to int, optional
-            The result of `target`: later messages are not read.
-
-        Raises
-        ------
-        DataLossError
-            A queue is gone, or ends before its known offset, with ``failOnDataLoss``.
-        ReadError
-            No broker has answered for a queue for ``readTimeoutMs``.
+        `known` are the offsets read so far. A queue that the options do not ask for any more stays at its offset.
+        Raises a DataLossError if a queue is gone or ends before its known offset, with ``failOnDataLoss``, and a
+        ReadError if no broker has answered for a queue for ``readTimeoutMs``.
         """
         self.queues.deadline.restart()
         present = set(self.queues.present())
-        wanted = present | set(filter(self._options.reads, known))
+        wanted = present.union(filter(self._options.reads, known))
         gone = {queue for queue in wanted - present if self.queues.exists(queue) is False}
         for queue in sorted(gone - self._gone):
             lost(self._options, f"queue {queue} is gone: what was in it behind offset {known[queue]} can't be read")
@@ -257,27 +237,25 @@ class StreamOffsets:
         """Return the ends of the queues and the addresses of the brokers that report them; raises as `available`."""
         ends, errors = self._bounds.once(queues, self._bounds.max_offset)
         before, self._silent = self._silent, {}
+        options = self._options
         for queue, error in errors.items():
-            self._is_silent(queue, error, *before.get(queue, (self._clock(), 0)))
+            if not error.retriable:
+                raise error
+            since, tries = before.get(queue, (self._clock(), 0))
+            self._silent[queue] = since, tries + 1
+            enough = tries + 1 >= _TRIES and self._clock() - since > options.read_timeout_ms / 1000
+            if enough and options.fail_on_data_loss:
+                raise ReadError(
+                    f"asking for the end of {queue}: nobody has answered for readTimeoutMs={options.read_timeout_ms}. "
+                    f"The last try: {error}. Bring its broker back, and the query goes on where it was; to go on "
+                    "without it, set failOnDataLoss=false"
+                ) from error
+            if not tries:
+                logger.warning("queue %s waits for its broker, the others go on: %s", queue, error)
         return ends
 
-    def _is_silent(self, queue: MessageQueue, error: RocketMQError, since: float, tries: int) -> None:
-        if not error.retriable:
-            raise error
-        self._silent[queue] = since, tries + 1
-        options = self._options
-        enough = tries + 1 >= _TRIES and self._clock() - since > options.read_timeout_ms / 1000
-        if enough and options.fail_on_data_loss:
-            raise ReadError(
-                f"asking for the end of {queue}: nobody has answered for readTimeoutMs={options.read_timeout_ms}. The "
-                f"last try: {error}. Bring its broker back, and the query goes on where it was; to go on without it, "
-                "set failOnDataLoss=false"
-            ) from error
-        if not tries:
-            logger.warning("queue %s waits for its broker, the others go on: %s", queue, error)
-
     def _not_before(self, queue: MessageQueue, end: int, address: str, start: Mapping[MessageQueue, int]) -> int:
-        """Return the end that a broker reports, but never one before the known offset without a report of lost data."""
+        """Return the end that a broker reports. One before the known offset is lost data, if it is a master's."""
         known = start.get(queue)
         if known is None or end >= known:
             return end

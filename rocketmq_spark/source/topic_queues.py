@@ -12,14 +12,9 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
-from rocketmq_spark.errors import (
-    MQBrokerException,
-    OptionError,
-    RocketMQError,
-    RouteNotFoundException,
-)
+from rocketmq_spark.errors import MQBrokerException, OptionError, RocketMQError, RouteNotFoundException
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.route import MASTER_ID, TopicRouteData
 from rocketmq_spark.options.source import SourceOptions
@@ -31,17 +26,15 @@ from rocketmq_spark.transport.base import ReadTransport
 
 logger = logging.getLogger("rocketmq_spark.source")
 
+_T = TypeVar("_T")
+
 # The answer of a broker without enablePropertyFilter to a SQL expression (ClientManageProcessor.checkClientConfig).
 _NO_SQL: Final = "does not support consumer to filter message"
 
 
 @dataclass(slots=True)
 class _Away:
-    """A broker whose master does not answer.
-
-    The times are seconds of the clock: since when, and when the master is tried again. `turn` counts the addresses
-    that were asked instead.
-    """
+    """A broker whose master does not answer; `turn` counts the addresses that were asked instead."""
 
     since: float
     retry_at: float
@@ -78,16 +71,7 @@ class TopicQueues:
     def find(self) -> list[MessageQueue]:
         """Ask the name servers, and return the queues that can be read now, sorted.
 
-        Raises
-        ------
-        OptionError
-            A queue of ``assign`` does not exist, or a topic is static.
-        RouteNotFoundException
-            A topic does not exist.
-        ReadError
-            Name servers did not give all routes within ``readTimeoutMs``.
-        RocketMQError
-            No name server answers, and no earlier route is known.
+        Raises an OptionError for a queue of ``assign`` that does not exist, and an error for a topic without a route.
         """
         self.deadline.restart()
         self._routes.expire()
@@ -105,8 +89,7 @@ class TopicQueues:
     def present(self) -> list[MessageQueue]:
         """Return the queues that can be read now, sorted, by routes of the last second.
 
-        Raises as `find`, except for queues of ``assign``: their broker may come back. Without ``failOnDataLoss`` a
-        topic that does not exist is left out.
+        A broker of ``assign`` may come back. Without ``failOnDataLoss`` a topic that does not exist is left out.
         """
         return self._present(skip_gone=not self._options.fail_on_data_loss)
 
@@ -127,10 +110,11 @@ class TopicQueues:
             # Name servers are slow, and all routes are known: brokers have time to answer, too.
             self.deadline.restart()
         for topic, route in routes.items():
-            if route is not None and not (by_pattern and _is_of_servers(topic, route)):
+            # A broker creates topics for itself, with its own name or its cluster's.
+            of_servers = route and any(topic in (broker.broker_name, broker.cluster) for broker in route.broker_datas)
+            if route is not None and not (by_pattern and of_servers):
                 queues += _readable(topic, route)
-        wanted = filter(self._options.reads, queues)
-        return sorted(wanted, key=lambda queue: (queue.topic, queue.broker_name, queue.queue_id))
+        return sorted(filter(self._options.reads, queues))
 
     def address(self, queue: MessageQueue, *, trusted: bool = False) -> str:
         """Return the address of a broker to ask about a queue; with `trusted` one that `trusts` accepts.
@@ -213,19 +197,20 @@ class TopicQueues:
         # Most reads are of topics of one type: the first answer may be enough.
         if not one_of_each or not self.is_plain(one_of_each[0]):
             return bool(one_of_each)
-        return not all(self.deadline.in_parallel(one_of_each[1:], self.is_plain, "types of topics").values())
+        return not all(self.by_topic(one_of_each[1:], self.is_plain).values())
+
+    def by_topic(self, queues: Iterable[MessageQueue], ask: Callable[[MessageQueue], _T]) -> dict[MessageQueue, _T]:
+        """Return the answer to `ask` for each queue, asked once for each topic and broker."""
+        queues = [*queues]
+        one_of_each = {place(queue): queue for queue in queues}
+        answers = self.deadline.in_parallel(one_of_each.values(), ask, "types of topics")
+        return {queue: answers[one_of_each[place(queue)]] for queue in queues}
 
     def check_filter(self, queues: Iterable[MessageQueue]) -> None:
         """Have every broker check an SQL expression: a broken one would filter out all messages, or none.
 
-        A broker that does not answer now checks it with the first pull.
-
-        Raises
-        ------
-        OptionError
-            A broker cannot parse the expression, or does not support SQL.
-        MQBrokerException
-            A broker refuses the user.
+        A broker that does not answer now checks it with the first pull. Raises an OptionError if a broker cannot parse
+        it or does not support SQL.
         """
         options = self._options
         for queue in {queue.broker_name: queue for queue in queues}.values():
@@ -240,7 +225,12 @@ class TopicQueues:
                 )
             except RocketMQError as exc:
                 if isinstance(exc, MQBrokerException):
-                    if why := _reason(exc):
+                    why = ""
+                    if exc.response_code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
+                        why = "a broker can't read it"
+                    elif _NO_SQL in exc.remark:
+                        why = "brokers take SQL with enablePropertyFilter=true only"
+                    if why:
                         raise OptionError(f"subExpression of filterType={options.filter_type}: {why}: {exc}") from exc
                     if not exc.retriable:
                         raise
@@ -301,18 +291,6 @@ class TopicQueues:
 def place(queue: MessageQueue) -> tuple[str, str]:
     """Return the topic and broker of a queue."""
     return queue.topic, queue.broker_name
-
-
-def _reason(error: MQBrokerException) -> str:
-    """Return why a broker rejected an SQL expression; "" if it refused the request for another reason."""
-    if error.response_code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
-        return "a broker can't read it"
-    return "brokers take SQL with enablePropertyFilter=true only" if _NO_SQL in error.remark else ""
-
-
-def _is_of_servers(topic: str, route: TopicRouteData) -> bool:
-    """Return whether a broker created the topic for itself, with its own name or its cluster's."""
-    return any(topic in (broker.broker_name, broker.cluster) for broker in route.broker_datas)
 
 
 def _readable(topic: str, route: TopicRouteData) -> list[MessageQueue]:

@@ -41,10 +41,7 @@ T = TypeVar("T")
 
 
 class PlanningDeadline:
-    """The time for planning: ``readTimeoutMs`` from `restart` on. Before that there is no deadline, as in tasks.
-
-    `at` is the deadline in seconds of the clock.
-    """
+    """The time for planning, until `at`: ``readTimeoutMs`` from `restart` on. Before that it has no end."""
 
     def __init__(self, timeout_ms: int, clock: Callable[[], float]) -> None:
         self._timeout_ms = timeout_ms
@@ -57,10 +54,7 @@ class PlanningDeadline:
         self.at = self._started + self._timeout_ms / 1000
 
     def extend(self, seconds: float) -> None:
-        """Move the deadline by ``readTimeoutMs`` and some seconds, once per plan.
-
-        If a broker's master does not answer, the offsets of its slave count only after ``readTimeoutMs``.
-        """
+        """Move the deadline by ``readTimeoutMs`` (then a slave's offsets count) and some seconds, once per plan."""
         self.at = max(self.at, self._started + 2 * self._timeout_ms / 1000 + seconds)
 
     @property
@@ -77,28 +71,27 @@ class PlanningDeadline:
     ) -> dict[K, T]:
         """Return the answer to `ask` for each key, in the order of `about`.
 
-        `fallback` returns an older answer, which is good enough after the deadline. `what` names the answers in the
-        `ReadError` that is raised if the deadline has passed and an answer is missing.
+        After the deadline an older answer, which `fallback` returns, is good enough. Without one a `ReadError` names
+        `what` is missing.
         """
         keys = list(about)
         answered: list[K] = []
 
         def ask_in_time(key: K) -> T:
             error: RocketMQError | None = None
+            why = "raise readTimeoutMs, or read fewer topics"
             if not self.passed:
                 try:
                     answer = ask(key)
+                    answered.append(key)
+                    return answer
                 except RocketMQError as exc:
                     if not self.passed or not (exc.retriable or isinstance(exc, ReadError)):
                         raise
-                    error = exc
-                else:
-                    answered.append(key)
-                    return answer
+                    error, why = exc, f"the last try: {exc}"
             older = fallback(key)
             if older is not None:
                 return older
-            why = "raise readTimeoutMs, or read fewer topics" if error is None else f"the last try: {error}"
             raise ReadError(
                 f"planning the read: readTimeoutMs={self._timeout_ms} has passed with {len(answered)} of {len(keys)} "
                 f"{what} known; {why}"
@@ -122,7 +115,7 @@ class TopicRoutes:
         self._transport = transport
         self._clock = clock
         self._deadline = deadline
-        # Per request, and for each name server in turn.
+        # Per request, and for each name server.
         self._timeout = options.pull_timeout_ms / 1000
         self._lock = threading.Lock()
         self._routes = dict(routes or {})
@@ -163,10 +156,7 @@ class TopicRoutes:
         return self.known(topic) or self.recent(topic)
 
     def recent(self, topic: str) -> TopicRouteData:
-        """Return the route as of the last second.
-
-        Raises an OptionError for a static topic, and the error of the request if no route was ever known.
-        """
+        """Return the route as of the last second; raises the error of the request if no route was ever known."""
         with self._lock:
             route, error = self._routes.get(topic), self._errors.get(topic)
         if self.is_fresh(topic):
@@ -208,6 +198,7 @@ class TopicRoutes:
         self._was_asked(topic)
         try:
             route = self._request(topic)
+            refuse_static(topic, route)
         except RocketMQError as exc:
             known = self.known(topic)
             # Fresh from now on: asking may have taken long, and must not take all the time.
@@ -233,17 +224,15 @@ class TopicRoutes:
                 self._errors[topic] = error
 
     def _request(self, topic: str) -> TopicRouteData:
+        timeout = self._deadline.limit(self._timeout * len(self._options.connection.name_server))
         try:
-            timeout = self._deadline.limit(self._timeout * len(self._options.connection.name_server))
-            route = self._transport.query_route(topic, timeout)
+            return self._transport.query_route(topic, timeout)
         except TopicRouteStaleException as exc:
             raise RouteNotFoundException(f"reading topic {topic}: {exc}") from exc
         except RemotingException as exc:
             if not exc.retriable:
                 raise
             raise RouteNotFoundException(f"reading topic {topic}: {exc}", unreachable=True) from exc
-        refuse_static(topic, route)
-        return route
 
 
 def is_gone(error: RocketMQError) -> bool:

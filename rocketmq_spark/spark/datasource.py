@@ -14,7 +14,7 @@ import os
 import sys
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -37,13 +37,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rocketmq_spark.spark")
 
-_NEVER_FILLED: Final = f"{os.sep}streaming_job"
-
 
 def find_job_files() -> None:
-    """Let this process import the modules that the job has added."""
+    """Let this process import the modules that the job has added: Spark names a folder that it never fills."""
     for place, entry in enumerate(sys.path):
-        folder, found, archive = entry.rpartition(_NEVER_FILLED)
+        folder, found, archive = entry.rpartition(f"{os.sep}streaming_job")
         if found and not os.path.exists(entry) and os.path.exists(folder + archive):
             sys.path[place] = folder + archive
             importlib.invalidate_caches()
@@ -57,26 +55,13 @@ class RocketMQDataSource(DataSource):
     promises nothing.
 
     **Columns of a write** (any other is an error): ``body`` (string or binary, required; ``value`` is an alias),
-    ``topic``, ``tags``, ``keys`` (string or array of strings), ``properties`` (map of strings), ``flag`` (int),
-    ``shardingKey`` (same key, same queue), ``queueId`` and ``brokerName`` (with ``queueSelector=column``),
-    ``delayTimeLevel`` / ``delayMs`` / ``deliverTime``, ``waitStoreMsgOK`` (boolean).
+    ``topic``, ``tags``, ``keys``, ``properties`` (map of strings), ``flag`` (int), ``shardingKey`` (same key, same
+    queue), ``queueId`` and ``brokerName`` (with ``queueSelector=column``), ``delayTimeLevel`` / ``delayMs`` /
+    ``deliverTime``, ``waitStoreMsgOK`` (boolean).
 
-    **Options of a write**: ``nameServer`` (``host:port;host:port``, or the environment variable ``NAMESRV_ADDR``) or
-    ``endpoints`` (the same, of RocketMQ 5 proxies, for gRPC): one of the two is required; ``topic`` (wins over the
-    column; also ``.save("topic")``), and those that
-    `rocketmq_spark.options.sink.SINK_OPTIONS` lists with their defaults. Names are case-insensitive; an unknown one is
-    an error.
-
-    **Over gRPC** a topic must exist and accept the type of message that the columns make: ``FIFO`` with
-    ``shardingKey``, ``DELAY`` with ``delayMs`` or ``deliverTime`` (``delayTimeLevel`` is an error), else ``NORMAL``.
-    The proxy chooses the queues, and tells neither them nor offsets.
-
-    **Reads** go over the remoting protocol. Their columns are those of `schema`; ``.schema(...)`` with some of them
-    makes no others. **Options of a read**: ``nameServer``; one of ``subscribe`` (``topic``, ``.load("topic")``),
-    ``subscribePattern`` and ``assign``; ``startingOffsets`` and ``endingOffsets`` (``earliest``, ``latest``, JSON
-    ``{"topic": {"broker": {"queue": offset}}}``, or the receipt of a write), and those that
-    `rocketmq_spark.options.source.SOURCE_OPTIONS` lists. They mean what they mean in Spark's Kafka source. A
-    batch reads the messages that existed when it was planned. A stream reads every message exactly once into Spark.
+    **Options** are in `rocketmq_spark.options.sink.SINK_OPTIONS` and `rocketmq_spark.options.source.SOURCE_OPTIONS`.
+    Names are case-insensitive; an unknown one is an error. A write needs ``nameServer``, or ``endpoints`` for gRPC. A
+    read needs ``nameServer`` and one of ``subscribe``, ``subscribePattern`` and ``assign``.
 
     Examples
     --------
@@ -99,8 +84,7 @@ class RocketMQDataSource(DataSource):
         return "rocketmq"
 
     def schema(self) -> str:
-        """Return the columns of a read."""
-        # Malformed options are errors when the read is planned.
+        """Return the columns of a read. Malformed options are errors later, when the read is planned."""
         given = {key.lower(): text.strip().lower() for key, text in self.options.items()}
         columns = RAW_READ_SCHEMA if given.get("onunreadable") == "raw" else READ_SCHEMA
         if given.get("includeproperties") == "false":
@@ -117,8 +101,8 @@ class RocketMQDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Check the read, and return the reader of a streaming query; see `reader`.
 
-        An error is raised by the reader's first method. PySpark would hide an error of this method by its own, because
-        it then stops a reader that does not exist.
+        The reader's methods raise the errors. PySpark would hide an error of this method by its own, because it then
+        stops a reader that does not exist.
         """
         from rocketmq_spark.spark.stream_reader import RefusedStreamReader, stream_reader
 
@@ -155,8 +139,8 @@ class RocketMQDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
         """Check the write, look up the route of the option topic, and return the writer of one micro-batch.
 
-        Complete mode is `overwrite` here: each trigger appends the whole result, as Spark's Kafka sink does. Spark asks
-        for a writer twice in a micro-batch, so warnings are logged once, and the route is kept.
+        Spark asks for a writer twice in a micro-batch, so warnings are logged once, and the route is kept. Complete
+        mode is `overwrite` here: each trigger appends the whole result, as Spark's Kafka sink does.
         """
         from rocketmq_spark.spark.writer import look_up_route_of_stream, stream_writer
 
@@ -184,9 +168,6 @@ class RocketMQDataSource(DataSource):
             )
         if options.send_mode == "oneway":
             warn("sendMode=oneway: brokers acknowledge nothing, and rows may be lost without a word")
-        return self._with_rate_tasks(options)
-
-    def _with_rate_tasks(self, options: SinkOptions) -> SinkOptions:
         if options.max_rate_per_second is None or options.max_rate_tasks is not None:
             return options
         # Neither a task nor the process that makes this writer can ask Spark how many tasks run at once.

@@ -8,6 +8,7 @@ queue may be read hours behind another, and Spark drops rows that are late by it
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 from rocketmq_spark.errors import OptionError, SchemaError
@@ -37,14 +38,15 @@ def dedupe(
     `df` is evaluated twice, for rows with an id and for those without. In batch, ``cache`` what is expensive. A stream
     reads its source twice, and its progress counts both.
 
+    A missing column is a SchemaError. A stream without `within`, or with a watermark already, is an OptionError.
+
     Parameters
     ----------
     df : pyspark.sql.DataFrame
         Batch or streaming, Classic or Connect, with the columns ``topic``, ``body``, ``flag`` and ``properties`` of a
         read. A column ``SPARK_ROW_ID`` replaces that entry of ``properties``.
     within : str or None, default None
-        Required for a stream: how long an id is remembered at least, as in "1 hour"; later repeats stay. A batch
-        ignores it.
+        Required for a stream: how long an id is remembered at least, as in "1 hour"; later repeats stay.
     event_time : str or None, default None
         For a stream: the timestamp column for the watermark of `within`, if an aggregation follows (Spark allows one
         watermark). **Rows older than the watermark are then dropped**, as in any such query. None: rows are timed by
@@ -52,18 +54,6 @@ def dedupe(
     topic : str or None, default None
         The topic that the rows were first written to, where `df` is of a copy (``keepRowId=true``). None: the column
         ``topic``.
-
-    Returns
-    -------
-    pyspark.sql.DataFrame
-        With the columns of `df`.
-
-    Raises
-    ------
-    SchemaError
-        A column is missing.
-    OptionError
-        A stream without `within`, or one that has a watermark already.
 
     Examples
     --------
@@ -79,7 +69,12 @@ def dedupe(
                 'dedupe of a stream needs within (such as within="1 hour"): how long an id is remembered; each takes '
                 "memory until then"
             )
-        _refuse_second_watermark(df)
+        on = [field.name for field in df.schema.fields if _WATERMARK in (field.metadata or {})]
+        if on:
+            raise OptionError(
+                f"dedupe sets a watermark, and Spark allows no second one after that on {', '.join(on)}: call dedupe "
+                f"on the stream without it, as in dedupe(df, within=..., event_time={on[0]!r})"
+            )
         if event_time is None:
             with_id = with_id.selectExpr("*", f"current_timestamp() AS {_ARRIVAL}")
         once = with_id.withWatermark(event_time or _ARRIVAL, within).dropDuplicatesWithinWatermark([_ID]).drop(_ARRIVAL)
@@ -88,7 +83,12 @@ def dedupe(
 
 def _marked(df: DataFrame, topic: str | None) -> DataFrame:
     """Return the rows with a column of their ids, null for rows that cannot be repeats."""
-    row_id = _row_id(df)
+    if ROW_ID not in df.columns and "properties" not in df.columns:
+        raise SchemaError(
+            f"dedupe: there is no column {ROW_ID}, nor a column properties that could hold it; there are "
+            f"{', '.join(df.columns)}: keep one of the two until repeats are dropped"
+        )
+    row_id = ROW_ID if ROW_ID in df.columns else f"try_element_at(properties, '{ROW_ID}')"
     needed = ("body", "flag", "properties") if topic is not None else ("topic", "body", "flag", "properties")
     missing = [name for name in needed if name not in df.columns]
     if missing:
@@ -97,40 +97,15 @@ def _marked(df: DataFrame, topic: str | None) -> DataFrame:
             "flag and properties fit the hash in its id. Call dedupe on what a read returns, before columns are "
             "selected or changed"
         )
-    functions: Any
-    if is_connect(df.sparkSession):
-        from pyspark.sql.connect import functions
-    else:
-        from pyspark.sql import functions
+    module = "pyspark.sql.connect.functions" if is_connect(df.sparkSession) else "pyspark.sql.functions"
+    functions: Any = importlib.import_module(module)
     own_id, *columns = map(functions.expr, (f"string({row_id})", "binary(body)", "int(flag)", "properties"))
     topics = functions.expr("string(topic)") if topic is None else functions.lit(topic)
-    return df.withColumn(_ID, functions.when(_verification(functions)(own_id, topics, *columns), own_id))
+    if hasattr(functions, "arrow_udf"):
+        from rocketmq_spark.arrow.hashes import repeatable
 
-
-def _verification(functions: Any) -> Any:
-    if not hasattr(functions, "arrow_udf"):
+        fits = functions.arrow_udf(repeatable, "boolean")
+    else:
         # In PySpark 4.0 functions on Arrow arrays need pandas.
-        return functions.udf(is_repeatable, "boolean")
-    from rocketmq_spark.arrow.hashes import repeatable
-
-    return functions.arrow_udf(repeatable, "boolean")
-
-
-def _row_id(df: DataFrame) -> str:
-    if ROW_ID in df.columns:
-        return ROW_ID
-    if "properties" in df.columns:
-        return f"try_element_at(properties, '{ROW_ID}')"
-    raise SchemaError(
-        f"dedupe: there is no column {ROW_ID}, nor a column properties that could hold it; there are "
-        f"{', '.join(df.columns)}: keep one of the two until repeats are dropped"
-    )
-
-
-def _refuse_second_watermark(df: DataFrame) -> None:
-    on = [field.name for field in df.schema.fields if _WATERMARK in (field.metadata or {})]
-    if on:
-        raise OptionError(
-            f"dedupe sets a watermark, and Spark allows no second one after that on {', '.join(on)}: call dedupe on "
-            f"the stream without it, as in dedupe(df, within=..., event_time={on[0]!r})"
-        )
+        fits = functions.udf(is_repeatable, "boolean")
+    return df.withColumn(_ID, functions.when(fits(own_id, topics, *columns), own_id))

@@ -10,20 +10,15 @@ import datetime
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from pyspark.sql.datasource import (
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    LessThan,
-    LessThanOrEqual,
-)
+from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual
 
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.source.ranges import OffsetRange
+
+# Returns, for each queue, the offset of the first message stored at a time (epoch, ms) or later, or None.
+_FirstOffsets: TypeAlias = "Callable[[Mapping[MessageQueue, int]], Mapping[MessageQueue, int | None]]"
 
 _MARGIN_MS: Final = 60_000
 _FIELDS: Final = {"topic": "topic", "brokerName": "broker_name", "queueId": "queue_id"}
@@ -33,15 +28,8 @@ _UPPER: Final = (EqualTo, LessThan, LessThanOrEqual)
 _PLAIN_TAG: Final = re.compile(r"[^|*\s\x00-\x20]+")
 
 
-def narrowed(
-    ranges: Sequence[OffsetRange],
-    filters: Iterable[Filter],
-    at: Callable[[Mapping[MessageQueue, int]], Mapping[MessageQueue, int | None]],
-) -> list[OffsetRange]:
-    """Return the parts of the ranges that all filters may let through.
-
-    `at` returns, for each queue, the offset of the first message stored at a time (epoch, ms) or later, or None.
-    """
+def narrowed(ranges: Sequence[OffsetRange], filters: Iterable[Filter], at: _FirstOffsets) -> list[OffsetRange]:
+    """Return the parts of the ranges that all filters may let through."""
     found = list(ranges)
     for one in filters:
         column, values = _column(one), _one_of(one)
@@ -92,11 +80,7 @@ def _between(part: OffsetRange, low: int | None, high: int | None) -> OffsetRang
     return replace(part, start=start, end=max(start, end))
 
 
-def _by_time(
-    parts: Sequence[OffsetRange],
-    one: Any,
-    at: Callable[[Mapping[MessageQueue, int]], Mapping[MessageQueue, int | None]],
-) -> list[OffsetRange]:
+def _by_time(parts: Sequence[OffsetRange], one: Any, at: _FirstOffsets) -> list[OffsetRange]:
     if one.value.tzinfo is None:
         return list(parts)
     low, high = _bounds(replace(one, value=int(one.value.timestamp() * 1000)))

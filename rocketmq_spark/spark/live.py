@@ -29,13 +29,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rocketmq_spark.spark")
 
-# Seconds: between two looks, between two looks after the block, how long these may go on, how long the thread may take
-# to end, and between two lines in a file.
-_INTERVAL: Final = 0.5
-_SETTLING: Final = 0.2
-_SETTLED_WITHIN: Final = 1.0
-_STOPPED_WITHIN: Final = 10.0
-_BETWEEN_LINES: Final = 5.0
+# Seconds: between two looks, between two looks after the block, and how long these may go on.
+_INTERVAL, _SETTLING, _SETTLED_WITHIN = 0.5, 0.2, 1.0
+# Seconds: how long the thread may take to end, and between two lines in a file.
+_STOPPED_WITHIN, _BETWEEN_LINES = 10.0, 5.0
 
 _HEADINGS: Final = ("broker", "messages arrived", "per second")
 # The column without a heading has the brokers' problems.
@@ -52,29 +49,11 @@ def live(
 
     In a notebook the display is an output of the cell, in a terminal its last lines, elsewhere a line on stderr every
     five seconds. The last state stays. Messages are counted by the brokers' own offsets, so those of other senders
-    count, too.
+    count, too. The topic need not exist yet. A server that does not answer is shown, and is no error.
 
-    Parameters
-    ----------
-    spark : pyspark.sql.SparkSession
-        Its jobs that begin within the block count, and those of streaming queries. With Spark Connect only messages are
-        shown, because its clients cannot see tasks.
-    topic : str
-        It need not exist yet.
-    name_server : str or sequence of str, optional
-        ``host:9876;host:9876``. Default: the environment variable ``NAMESRV_ADDR``.
-    **connection
-        As of `Admin`: access_key, secret_key, use_tls, tls_ca_file, namespace, ...
-
-    Returns
-    -------
-    LiveDisplay
-        A context manager.
-
-    Raises
-    ------
-    OptionError
-        There is no name server, or an option is malformed. A server that does not answer is shown, and is no error.
+    The session's jobs that begin within the block count, and those of streaming queries. With Spark Connect only
+    messages are shown, because its clients cannot see tasks. The name servers (default: the environment variable
+    ``NAMESRV_ADDR``) and `connection` are those of `Admin`; an OptionError is raised if they are malformed or missing.
 
     Examples
     --------
@@ -138,13 +117,13 @@ class LiveDisplay:
                 self._show()
 
     def _settle(self) -> None:
-        """Look until nothing changes: brokers and Spark report the end of a job a moment later."""
+        # Brokers and Spark report the end of a job a moment later: look until nothing changes.
         deadline = time.monotonic() + _SETTLED_WITHIN
         while time.monotonic() < deadline:
             before = self.view.tasks, self._arrivals.messages
             time.sleep(_SETTLING)
             self._look(last=True)
-            if before == (self.view.tasks, self._arrivals.messages) and (self._tasks is None or self._tasks.idle):
+            if before == (self.view.tasks, self._arrivals.messages) and not (self._tasks and self._tasks.open):
                 return
 
     def _look(self, *, last: bool = False) -> None:
@@ -154,15 +133,14 @@ class LiveDisplay:
 
     def _show(self, ended: float | None = None) -> None:
         brokers = tuple(self._arrivals.brokers())
-        details = {broker.broker: broker.detail for broker in brokers} | {"name servers": self._arrivals.problem}
-        for what, problem in (details | self._failed).items():
-            self._log_once(what, problem)
+        self._log_once("name servers", self._arrivals.problem)
+        for broker in brokers:
+            self._log_once(broker.broker, broker.detail)
         failed = (f"{what}: {problem}" for what, problem in self._failed.items())
         problems = tuple(filter(None, (self._arrivals.note, self._arrivals.problem, *failed)))
         seconds = (ended or time.monotonic()) - self._began
-        self.view = view = replace(
-            self.view, seconds=seconds, over=ended is not None, brokers=brokers, problems=problems
-        )
+        view = replace(self.view, seconds=seconds, over=ended is not None, brokers=brokers, problems=problems)
+        self.view = view
         if (screen := self._screen) is not None:
             self._guarded("display", lambda: screen(view))
 
@@ -192,10 +170,9 @@ class TaskCounts(NamedTuple):
     failed: int = 0
     total: int = 0
 
-    @classmethod
-    def sum(cls, counts: Iterable[TaskCounts]) -> TaskCounts:
-        """Return the sums."""
-        return cls(*map(sum, zip(cls(), *counts, strict=True)))
+
+def _sum(counts: Iterable[TaskCounts]) -> TaskCounts:
+    return TaskCounts(*map(sum, zip(*counts, strict=True)))
 
 
 class Tasks:
@@ -205,23 +182,19 @@ class Tasks:
         self._spark = spark
         self._tracker = spark.sparkContext.statusTracker()
         self._groups: set[str | None] = {None, spark.sparkContext.getLocalProperty("spark.jobGroup.id")}
-        self._open: set[int] = set()
+        # The jobs that ran at the last look.
+        self.open: set[int] = set()
         self._counts: dict[int, TaskCounts] = {}
         self._before = self._jobs()
 
     def look(self) -> TaskCounts:
         """Return the counts of this moment."""
-        self._open |= self._jobs() - self._before - self._counts.keys()
-        for job_id in sorted(self._open):
+        self.open |= self._jobs() - self._before - self._counts.keys()
+        for job_id in sorted(self.open):
             ended, self._counts[job_id] = self._of_job(job_id)
             if ended:
-                self._open.discard(job_id)
-        return TaskCounts.sum(self._counts.values())
-
-    @property
-    def idle(self) -> bool:
-        """Whether no job was running at the last look."""
-        return not self._open
+                self.open.discard(job_id)
+        return _sum(self._counts.values())
 
     def _jobs(self) -> set[int]:
         self._groups |= {str(query.runId) for query in self._spark.streams.active}
@@ -234,15 +207,13 @@ class Tasks:
         if job is None:
             return True, TaskCounts()
         active = set(self._tracker.getActiveStageIds()).intersection(job.stageIds)
-        latest = max(active, default=-1)
-        stages = [(stage_id, self._tracker.getStageInfo(stage_id)) for stage_id in job.stageIds]
-        counts = TaskCounts.sum(
-            TaskCounts(
-                min(stage.numCompletedTasks, stage.numTasks), stage.numActiveTasks, stage.numFailedTasks, stage.numTasks
-            )
-            for stage_id, stage in stages
-            if stage is not None and (stage.numCompletedTasks or stage_id in active or stage_id > latest)
-        )
+        stages = []
+        for stage_id in job.stageIds:
+            stage = self._tracker.getStageInfo(stage_id)
+            if stage and (stage.numCompletedTasks or stage_id in active or stage_id > max(active, default=-1)):
+                ended = min(stage.numCompletedTasks, stage.numTasks)
+                stages.append(TaskCounts(ended, stage.numActiveTasks, stage.numFailedTasks, stage.numTasks))
+        counts = _sum(stages)
         if job.status in ("RUNNING", "UNKNOWN"):
             return False, counts
         return True, counts._replace(running=0, total=counts.ended if job.status == "SUCCEEDED" else counts.total)
@@ -250,10 +221,7 @@ class Tasks:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LiveView:
-    """One state of a live display. The last one (`over`) has the rates of the whole time.
-
-    `seconds` count from the beginning; `tasks` is None with Spark Connect.
-    """
+    """One state of a live display, `seconds` after its beginning. The last one has the rates of the whole time."""
 
     topic: str
     seconds: float
@@ -278,14 +246,14 @@ class LiveView:
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return a line per broker, and their sum."""
-        rows = [(broker.broker, broker.messages, self._rate(broker), broker.problem) for broker in self.brokers]
-        if len(rows) != 1:
-            rows.append(("all", self.messages, self._rate_of_all(), ""))
-        cells = [
-            (name, f"{messages:,}", "-" if rate is None else f"{rate:,.0f}", problem)
-            for name, messages, rate, problem in rows
-        ]
-        return [row[: len(self.headings())] for row in cells]
+        lines = [(broker.broker, broker.messages, self._rate(broker), broker.problem) for broker in self.brokers]
+        if len(lines) != 1:
+            lines.append(("all", self.messages, self._rate_of_all(), ""))
+        rows = []
+        for name, messages, rate, problem in lines:
+            row = (name, f"{messages:,}", "-" if rate is None else f"{rate:,.0f}", problem)
+            rows.append(row[: len(self.headings())])
+        return rows
 
     def headings(self) -> tuple[str, ...]:
         """Return the headings of the rows; the problems have a column only if there are some."""

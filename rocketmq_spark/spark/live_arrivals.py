@@ -21,11 +21,9 @@ from rocketmq_spark.transport.parallel import in_parallel
 if TYPE_CHECKING:
     from rocketmq_spark.transport.remoting.transport import RemotingTransport
 
-# Seconds: per request, before a silent broker is asked again, between two route requests, and the span of a rate.
+# Seconds: per request; before a silent broker is asked again, between two route requests, and the span of a rate.
 _TIMEOUT: Final = 0.5
-_SILENT: Final = 2.0
-_ROUTE: Final = 2.0
-_WINDOW: Final = 2.0
+_PAUSE: Final = 2.0
 
 
 class BrokerArrivals(NamedTuple):
@@ -44,8 +42,10 @@ class _Broker:
     known: int
     address: str | None = None
     queues: int = 0
+    # Offsets by queue id.
     first: dict[int, int] = field(default_factory=dict)
     last: dict[int, int] = field(default_factory=dict)
+    # Times and numbers of messages.
     seen: deque[tuple[float, int]] = field(default_factory=deque)
     problem: str = ""
     detail: str = ""
@@ -85,7 +85,7 @@ class Arrivals:
         return sum(broker.messages for broker in self._brokers.values())
 
     def look(self, now: float, *, last: bool = False) -> None:
-        """Ask all brokers at once, and name servers every two seconds (with `last`: now); `now` is in seconds."""
+        """Ask all brokers at once, and name servers every two seconds (with `last`: now)."""
         if last or now >= self._route_at:
             self._refresh(now)
         due = [name for name, broker in self._brokers.items() if now >= broker.ask_at]
@@ -109,20 +109,19 @@ class Arrivals:
                     registered = {broker.broker_name for broker in self._transport.cluster_info(_TIMEOUT).brokers}
             with suppress(errors.TopicRouteStaleException):
                 route = self._transport.query_route(self._topic, _TIMEOUT)
-        except errors.RocketMQError as exc:
-            self.problem = f"no name server tells of the topic: {exc}"
-            return
-        self.problem, self.note = "", "" if route else "no name server knows the topic yet"
-        listed = {data.broker_name for data in route.queue_datas} if route else set()
-        if self._without is None:
-            self._without = registered - listed
-        if route is None:
-            return
-        self._route_at = now + _ROUTE
-        try:
+            self.problem, self.note = "", "" if route else "no name server knows the topic yet"
+            listed = {data.broker_name for data in route.queue_datas} if route else set()
+            if self._without is None:
+                self._without = registered - listed
+            if route is None:
+                return
+            self._route_at = now + _PAUSE
             refuse_static(self._topic, route)
         except errors.OptionError as exc:
             self.problem = str(exc)
+            return
+        except errors.RocketMQError as exc:
+            self.problem = f"no name server tells of the topic: {exc}"
             return
         masters = {data.broker_name: data.master for data in route.broker_datas}
         for data in route.queue_datas:
@@ -147,10 +146,10 @@ class Arrivals:
         except errors.RocketMQError as exc:
             broker.problem = "does not answer" if isinstance(exc, errors.RemotingException) else "refuses to tell"
             broker.detail = str(exc)
-            broker.ask_at = now + _SILENT
+            broker.ask_at = now + _PAUSE
             broker.seen.clear()
             return
         broker.problem = broker.detail = ""
         broker.seen.append((now, broker.messages))
-        while len(broker.seen) > 2 and now - broker.seen[1][0] >= _WINDOW:
+        while len(broker.seen) > 2 and now - broker.seen[1][0] >= _PAUSE:
             broker.seen.popleft()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -34,14 +35,9 @@ _UNUSABLE: Final[dict[str, str]] = {}
 
 
 class QueueMemory:
-    """How many queues of one topic each broker is known to have had.
+    """How many queues of one topic (with its namespace) each broker is known to have had.
 
-    Parameters
-    ----------
-    checkpoint : str or None
-        The query's ``checkpointLocation``: an absolute path, or a URI that `pyarrow.fs` resolves.
-    topic : str
-        With its namespace.
+    `checkpoint` is the query's ``checkpointLocation``: an absolute path, or a URI that `pyarrow.fs` resolves.
     """
 
     def __init__(self, checkpoint: str | None, topic: str) -> None:
@@ -55,15 +51,10 @@ class QueueMemory:
         return f"{(self._checkpoint or 'checkpointLocation').rstrip('/')}/{self._name}"
 
     def load(self) -> dict[str, int]:
-        """Return the number of queues by broker; empty if nothing is known yet.
-
-        Raises
-        ------
-        RocketMQError
-            The file cannot be read, or does not hold such numbers.
-        """
+        """Return the number of queues by broker; empty if nothing is known yet. Raises an error for a broken file."""
         from pyarrow import fs
 
+        what = f"reading the queues of topic {self._topic} from {self.place}"
         try:
             filesystem, path = self._resolved()
         except _FILE_ERRORS as exc:
@@ -76,8 +67,8 @@ class QueueMemory:
                 text = bytes(stream.read())
         except _FILE_ERRORS as exc:
             raise RocketMQError(
-                f"reading the queues of topic {self._topic} from {self.place}: {exc}. Without them keys could move to "
-                "other queues. Make the file readable, or set an order configuration for the topic"
+                f"{what}: {exc}. Without them keys could move to other queues. Make the file readable, or set an order "
+                "configuration for the topic"
             ) from exc
         try:
             numbers = json.loads(text)
@@ -85,8 +76,8 @@ class QueueMemory:
             numbers = None
         if not isinstance(numbers, dict) or not all(type(number) is int and number >= 0 for number in numbers.values()):
             raise RocketMQError(
-                f"reading the queues of topic {self._topic} from {self.place}: the file does not hold a number of "
-                "queues for each broker; delete it while all brokers of the topic are up"
+                f"{what}: the file does not hold a number of queues for each broker; delete it while all brokers of "
+                "the topic are up"
             )
         return numbers
 
@@ -110,9 +101,7 @@ class QueueMemory:
             raise OSError("the option checkpointLocation is not set")
         if self._checkpoint in _UNUSABLE:
             raise OSError(_UNUSABLE[self._checkpoint])
-        checkpoint = self._checkpoint
-        if checkpoint.startswith("file:/") and not checkpoint.startswith("file:///"):
-            checkpoint = f"file:///{checkpoint.removeprefix('file:').lstrip('/')}"
+        checkpoint = re.sub("^file:/+", "file:///", self._checkpoint)
         if checkpoint.startswith("gs:") and "?" not in checkpoint:
             # By default Google's client tries for 15 minutes.
             checkpoint += "?retry_limit_seconds=10"

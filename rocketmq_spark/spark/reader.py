@@ -14,7 +14,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rocketmq_spark.spark")
 
-# All other columns are never null.
+# The columns that may be null.
 _MAY_BE_NULL: Final = ("tags", "keys", "unreadable")
 # With onUnreadable=raw: the columns of a record that cannot be decoded.
 _NEVER_NULL: Final = ("topic", "body", "brokerName", "queueId", "queueOffset")
@@ -60,40 +60,24 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC") if required else to_arrow_schema(schema)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class RangesPartition(InputPartition):
-    """The ranges that one task reads, of different queues.
+    """The ranges that one task reads, of different queues, with the routes of their brokers.
 
-    `routes` are those of their topics, reduced to their brokers: a task asks a name server only when a broker does not
-    answer. `filters_here` means that only the task looks for tags.
+    So a task asks a name server only when a broker does not answer. With `filters_here` only the task looks for tags;
+    this is no attribute of the reader, which Spark pickles before it asks for partitions.
     """
 
-    def __init__(
-        self, ranges: tuple[OffsetRange, ...], routes: dict[str, TopicRouteData], *, filters_here: bool
-    ) -> None:
-        super().__init__(None)
-        self.ranges = ranges
-        self.routes = routes
-        # Not an attribute of the reader, which Spark pickles before it asks for partitions.
-        self.filters_here = filters_here
+    ranges: tuple[OffsetRange, ...]
+    routes: dict[str, TopicRouteData]
+    filters_here: bool
 
 
 class PartitionReader:
     """The base of batch and stream readers; `read` runs in every task.
 
-    Parameters
-    ----------
-    options : SourceOptions
-    schema : pyspark.sql.types.StructType
-        The columns of a read, or some of them.
-    parallelism : int or None, default None
-        How many tasks run at once, if known.
-    accumulator : pyspark.Accumulator or None, default None
-        Takes the numbers of skipped messages to the driver.
-
-    Raises
-    ------
-    SchemaError
-        A column that a read does not have, or one of another type.
+    `schema` has the columns of a read, or some of them; another one is a SchemaError. `parallelism` is how many tasks
+    run at once, if known. The `accumulator` takes the numbers of skipped messages to the driver.
     """
 
     def __init__(
@@ -119,7 +103,7 @@ class PartitionReader:
         from rocketmq_spark.source.read import SkippedMessages, read_rows
 
         skipped = SkippedMessages()
-        policies: dict[str, Callable[[Any], bool]] = {"fail": fail, "skip": skipped.skip, "raw": lambda _: True}
+        policies = {"fail": fail, "skip": skipped.skip, "raw": lambda _: True}
         try:
             yield from read_rows(
                 self._options,
@@ -141,7 +125,7 @@ class PartitionReader:
         tasks = tasks_of(ranges, options.min_partitions, options.max_records_per_partition, self._parallelism)
         filters_here = self._filters_here(ranges, known)
         routes = known.routes([one.queue for one in ranges])
-        return [RangesPartition(task, _routes_of(task, routes), filters_here=filters_here) for task in tasks]
+        return [RangesPartition(task, _routes_of(task, routes), filters_here) for task in tasks]
 
     def _filters_here(self, ranges: list[OffsetRange], known: TopicQueues) -> bool:
         """Return whether tasks filter by tags themselves; let brokers check a SQL92 expression."""
@@ -163,6 +147,8 @@ class PartitionReader:
 class RocketMQBatchReader(PartitionReader, DataSourceReader):
     """The reader of ``spark.read``; parameters as of `PartitionReader`."""
 
+    _filters: Sequence[Filter] = ()
+
     def partitions(self) -> list[InputPartition]:
         """Ask the cluster for offsets, and return what each task reads (runs on the driver)."""
         from rocketmq_spark.source.offset_resolver import OffsetResolver
@@ -173,17 +159,16 @@ class RocketMQBatchReader(PartitionReader, DataSourceReader):
         with contextlib.closing(reading_transport(options)) as transport:
             known = TopicQueues(options, transport, time.monotonic)
             bounds = OffsetResolver(options, transport, known, time.monotonic)
-            ranges = self._narrowed(bounds.ranges(known.find()), bounds)
-            return self._tasks(ranges, known)
+            ranges = bounds.ranges(known.find())
+            if self._filters:
+                from rocketmq_spark.spark.filters import narrowed
 
-    def _narrowed(self, ranges: list[OffsetRange], bounds: Any) -> list[OffsetRange]:  # noqa: ARG002 - for filters
-        return ranges
+                ranges = narrowed(ranges, self._filters, bounds.at)
+            return self._tasks(ranges, known)
 
 
 class FilteringBatchReader(RocketMQBatchReader):
     """The reader where Spark offers its filters (PySpark 4.1, ``spark.sql.python.filterPushdown.enabled``)."""
-
-    _filters: Sequence[Filter] = ()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """Keep the filters, and return all of them, so that Spark evaluates them on the result."""
@@ -195,19 +180,11 @@ class FilteringBatchReader(RocketMQBatchReader):
             self._options = dataclasses.replace(self._options, sub_expression=expression)
         return filters
 
-    def _narrowed(self, ranges: list[OffsetRange], bounds: Any) -> list[OffsetRange]:
-        from rocketmq_spark.spark.filters import narrowed
-
-        return narrowed(ranges, self._filters, bounds.at)
-
 
 def batch_reader(
-    options: SourceOptions,
-    schema: StructType,
-    parallelism: int | None,
-    accumulator: Accumulator[Any] | None = None,
+    options: SourceOptions, schema: StructType, parallelism: int | None, accumulator: Accumulator[Any] | None = None
 ) -> RocketMQBatchReader:
-    """Return the reader of a batch query; parameters as of `PartitionReader`.
+    """Return the reader of a batch query.
 
     With filter push-down off, Spark rejects a reader that accepts filters, and does not tell a source the setting. Only
     the worker process that plans the query differs.

@@ -1,8 +1,7 @@
 """`register(spark)`: registers the data source with an accumulator, and hooks Spark's writers.
 
-The accumulator is an attribute of a subclass made for the session; Spark pickles the class into every task. So is the
-default parallelism, by which tasks share ``maxRatePerSecond``. The hooks on ``DataFrameWriter.save`` and
-``DataStreamWriter.start`` are installed once, and can be removed.
+The accumulator and the default parallelism are attributes of a subclass made for the session, which Spark pickles into
+every task. The hooks on ``DataFrameWriter.save`` and ``DataStreamWriter.start`` are installed once, and can be removed.
 
 ``save`` gets a mode, because Spark rejects its default mode (error if exists) for every Python data source before our
 code runs, and a topic can only be appended to. On classic Spark an explicit ``mode("error")`` looks like the default.
@@ -14,6 +13,7 @@ and a new thread has no active session.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rocketmq_spark.spark")
 
-_SOURCE = "rocketmq"
-_DEFAULT_MODES = frozenset({"", "error", "errorifexists", "default"})
+# Append, and the names of Spark's default.
+_APPENDING: Final = ("append", "", "error", "errorifexists", "default")
 
 _LOCAL: Final = re.compile(r"local(\[.*\])?")
 _OTHER, _MISSING = 3, 4
@@ -74,19 +74,10 @@ def fault_of_workers(context: SparkContext) -> str | None:
 def register(spark: SparkSession) -> Metrics:
     """Make ``format("rocketmq")`` known to a session, and return the metrics of its future writes.
 
-    Each call returns new metrics from zero; earlier ones keep their values. ``spark.newSession()`` needs its own
-    `register`. A warning is logged if the workers of a local session run an interpreter that lacks this package, has
-    another release, or does not exist.
-
-    Parameters
-    ----------
-    spark : pyspark.sql.SparkSession
-        Classic or Connect.
-
-    Returns
-    -------
-    Metrics
-        Filled as tasks end. On Spark Connect its methods raise `MetricsUnavailableError`.
+    The metrics fill as tasks end. On Spark Connect their methods raise `MetricsUnavailableError`. Each call returns new
+    metrics from zero; earlier ones keep their values. ``spark.newSession()`` needs its own `register`. A warning is
+    logged if the workers of a local session run an interpreter that lacks this package, has another release, or does
+    not exist.
     """
     _put_hooks_on()
     speculation = (spark.conf.get("spark.speculation", "false") or "").lower() == "true"
@@ -121,10 +112,9 @@ def is_connect(spark: SparkSession) -> bool:
 
 
 def unregister() -> None:
-    """Remove the hooks from Spark's writers.
+    """Remove the hooks from Spark's writers. The data source stays registered, because Spark cannot remove one.
 
-    Then Spark rejects ``.save()`` without ``.mode("append")``, and a write in a thread without a session. The data
-    source stays registered, because Spark cannot remove one.
+    Then Spark rejects ``.save()`` without ``.mode("append")``, and a write in a thread without a session.
     """
     for writer_class, method, _ in _hooks():
         hooked = getattr(writer_class, method)
@@ -149,12 +139,12 @@ def _hooks() -> list[tuple[Any, str, Callable[[Any], Any]]]:
         (DataFrameWriter, "save", _appending),
         (DataStreamWriter, "start", _in_its_session),
     ]
-    try:
+    # Without Spark Connect's dependencies there are no such sessions.
+    with contextlib.suppress(ImportError):
         from pyspark.sql.connect.readwriter import DataFrameWriter as ConnectDataFrameWriter
-    except ImportError:
-        # Without Spark Connect's dependencies there are no such sessions.
-        return hooks
-    return [*hooks, (ConnectDataFrameWriter, "save", _appending)]
+
+        hooks.append((ConnectDataFrameWriter, "save", _appending))
+    return hooks
 
 
 def _appending(save: Callable[..., None]) -> Callable[..., None]:
@@ -167,8 +157,15 @@ def _appending(save: Callable[..., None]) -> Callable[..., None]:
         *args: Any,
         **options: Any,
     ) -> None:
-        if (format or _source_of(self) or "").lower() == _SOURCE:
-            mode = _append_mode(mode or _mode_of(self))
+        own_format, own_mode = _source_and_mode(self)
+        if (format or own_format or "").lower() == "rocketmq":
+            asked = (mode or own_mode or "").lower()
+            if asked not in _APPENDING:
+                raise OptionError(
+                    f'mode("{asked}"): a RocketMQ topic can only be appended to; leave the mode out or use '
+                    '.mode("append")'
+                )
+            mode = "append"
             _activate(self)
         save(self, path, format, mode, *args, **options)
 
@@ -191,22 +188,7 @@ def _activate(writer: Any) -> None:
         session._jvm.org.apache.spark.sql.SparkSession.setActiveSession(session._jsparkSession)
 
 
-def _append_mode(mode: str | None) -> str:
-    asked = (mode or "").lower()
-    if asked == "append" or asked in _DEFAULT_MODES:
-        return "append"
-    raise OptionError(
-        f'mode("{asked}"): a RocketMQ topic can only be appended to; leave the mode out or use .mode("append")'
-    )
-
-
-def _source_of(writer: Any) -> str | None:
+def _source_and_mode(writer: Any) -> tuple[Any, Any]:
     if hasattr(writer, "_jwrite"):
-        return str(writer._jwrite.source())
-    return writer._write.source  # type: ignore[no-any-return]
-
-
-def _mode_of(writer: Any) -> str | None:
-    if hasattr(writer, "_jwrite"):
-        return str(writer._jwrite.curmode().name())
-    return writer._write.mode  # type: ignore[no-any-return]
+        return str(writer._jwrite.source()), str(writer._jwrite.curmode().name())
+    return writer._write.source, writer._write.mode

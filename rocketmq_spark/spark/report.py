@@ -39,11 +39,7 @@ _UNAVAILABLE: Final = (
 
 
 class ReportAccumulatorParam(AccumulatorParam[Any]):
-    """Adds reports to `Metrics` on the driver, and to a plain list in a task.
-
-    PySpark pickles ``zero(value)`` into every task, and adds the task's value to the driver's. A list is cheap to
-    pickle, and the driver alone merges the report.
-    """
+    """Adds reports to `Metrics` on the driver, and to a plain list in a task, which is cheap to pickle."""
 
     def zero(self, value: Any) -> list[PartitionReport]:  # noqa: ARG002 - Spark's signature
         """Return the initial value in a task."""
@@ -51,11 +47,10 @@ class ReportAccumulatorParam(AccumulatorParam[Any]):
 
     def addInPlace(self, value1: Any, value2: Any) -> Any:  # noqa: N802 - Spark's name
         """Add a report, or the list that a task sends back, and return `value1`. Never raises."""
-        reports = value2 if isinstance(value2, list) else [value2]
-        if isinstance(value1, list):
-            value1.extend(reports)
-        else:
-            for report in reports:
+        for report in value2 if isinstance(value2, list) else [value2]:
+            if isinstance(value1, list):
+                value1.append(report)
+            else:
                 merge_into(value1, report)
         return value1
 
@@ -63,8 +58,8 @@ class ReportAccumulatorParam(AccumulatorParam[Any]):
 class Metrics(WriteSummary):
     """The measurements of a session's writes, per broker; `register` returns it, and it is the accumulator's value.
 
-    Numbers appear as tasks end. With Spark Connect, which has no accumulators, every method raises
-    `MetricsUnavailableError`, which says where the numbers are. See `WriteSummary` for the methods.
+    Numbers appear as tasks end. With Spark Connect every method raises `MetricsUnavailableError`, which says where the
+    numbers are. See `WriteSummary` for the methods.
     """
 
     @property
@@ -100,10 +95,7 @@ class UnavailableMetrics(Metrics):
 class CommitMessage(PartitionReport, WriterCommitMessage):
     """The report of a task that succeeded, short enough for Spark to keep until `commit`.
 
-    Parameters
-    ----------
-    histograms : bool
-        There is no accumulator: this message is all that the driver receives.
+    With `histograms` there is no accumulator: this message is all that the driver receives.
     """
 
     histograms: bool
@@ -112,8 +104,7 @@ class CommitMessage(PartitionReport, WriterCommitMessage):
     def of(cls, report: PartitionReport, *, histograms: bool, latencies: bool = False) -> CommitMessage:
         """Return a task's message; `latencies` includes them although there is an accumulator.
 
-        Totals are exact. Latencies lose as much resolution as `COMMIT_MESSAGE_BYTES` requires, down to octaves. With
-        more than about 20 brokers the message grows by the totals of each.
+        Totals are exact. Latencies lose as much resolution as `COMMIT_MESSAGE_BYTES` requires, down to octaves.
         """
         measures = Measures.unpack(report.packed)
         place = report.write_id, report.batch_id, report.partition_id
@@ -127,7 +118,7 @@ class CommitMessage(PartitionReport, WriterCommitMessage):
 
 
 def summarise(messages: Iterable[WriterCommitMessage | None]) -> WriteSummary:
-    """Return the merged commit messages; the None of a task that did not finish is skipped."""
+    """Return the merged commit messages, without the None of a task that did not finish."""
     summary = WriteSummary()
     for message in _finished(messages):
         merge_into(summary, message)
@@ -139,10 +130,7 @@ def _finished(messages: Iterable[WriterCommitMessage | None]) -> list[CommitMess
 
 
 def micro_batch_of(messages: Iterable[WriterCommitMessage | None]) -> int | None:
-    """Return the micro-batch of a batch write within ``foreachBatch``; None outside of one, or without any task.
-
-    Only the tasks know it: Spark does not pass it to a batch write.
-    """
+    """Return the micro-batch of a batch write within ``foreachBatch``, which only its tasks know; None outside."""
     return next((message.batch_id for message in _finished(messages) if message.batch_id >= 0), None)
 
 
@@ -163,10 +151,7 @@ def log_summary(
         logger.log(
             logging.WARNING if finished else logging.INFO,
             "aborted %s: %d of %d tasks had finished and stored %s; what the others stored, only their errors tell",
-            what,
-            len(finished),
-            len(messages),
-            _account(summary),
+            *(what, len(finished), len(messages), _account(summary)),
         )
         return
     # Commit runs in a Python worker, which shows warnings only. Without an accumulator this line is the only report,
@@ -181,25 +166,19 @@ def _account(summary: WriteSummary) -> str:
     invalid = "".join(f"; {line}" for line in invalid_notes(summary.measures()))
     if not by_broker:
         return f"nothing{invalid}"
-    rows, requests, nbytes, retries, failures = (
-        sum(numbers[name] for numbers in by_broker.values())
-        for name in ("rows", "requests", "bytes", "retries", "failures")
-    )
-    brokers = "; ".join(_broker_account(broker, numbers) for broker, numbers in by_broker.items())
+    brokers = []
+    for broker, numbers in by_broker.items():
+        text = f"{broker} {numbers['rows']} rows"
+        if numbers["retries"] or numbers["failures"]:
+            text += f", {numbers['retries']} retries, {numbers['failures']} failures"
+        if numbers["p50_ms"] is not None:
+            latencies = (f"{name} {numbers[f'{name}_ms']:.1f}" for name in ("p50", "p90", "p99", "max"))
+            text += f", {' '.join(latencies)} ms"
+        brokers.append(text)
+    names = ("rows", "requests", "bytes", "retries", "failures")
+    totals = ", ".join(f"{sum(numbers[name] for numbers in by_broker.values())} {name}" for name in names)
     sent = "".join(f". {note}" for note in sent_notes(summary.measures()))
-    return (
-        f"{rows} rows, {requests} requests, {nbytes} bytes, {retries} retries, {failures} failures "
-        f"({brokers}){invalid}{sent}"
-    )
-
-
-def _broker_account(broker: str, numbers: dict[str, Any]) -> str:
-    text = f"{broker} {numbers['rows']} rows"
-    if numbers["retries"] or numbers["failures"]:
-        text += f", {numbers['retries']} retries, {numbers['failures']} failures"
-    if numbers["p50_ms"] is not None:
-        text += ", " + " ".join(f"{name} {numbers[f'{name}_ms']:.1f}" for name in ("p50", "p90", "p99", "max")) + " ms"
-    return text
+    return f"{totals} ({'; '.join(brokers)}){invalid}{sent}"
 
 
 _NOT_CARRIED: Final = ("queues", "retries_by_reason", "failures_by_code")
@@ -214,21 +193,10 @@ def record_commit(
     now: float,
     resolve: Callable[[str], tuple[FileSystem, str]] | None = None,
 ) -> None:
-    """Append one commit's figures to the file at `path`; a failure is only logged.
+    """Append one commit's figures to the file at `path`, which may be a URI; a failure is only logged.
 
-    Parameters
-    ----------
-    path : str
-        An absolute path, or a URI that `pyarrow.fs` resolves.
-    messages : sequence of CommitMessage or None
-    write_id : str
-        The id of the write itself; empty in a stream.
-    batch_id : int or None
-        The micro-batch; None outside of one.
-    now : float
-        Epoch seconds.
-    resolve : callable, default pyarrow.fs.FileSystem.from_uri
-        Returns file system and path of a URI.
+    `write_id` is the id of the write itself, empty in a stream. `now` is in seconds since 1970. `resolve` returns file
+    system and path of a URI; by default `pyarrow.fs.FileSystem.from_uri` does.
     """
     try:
         _append(path, _line(_finished(messages), write_id, batch_id, now), resolve)
@@ -236,8 +204,9 @@ def record_commit(
         # pyarrow passes on whatever its file systems' libraries raise.
         logger.warning(
             "the figures of a commit could not be left at metricsPath %s: %s: %s (its rows are stored; metrics and log "
-            "have the figures)", path, type(exc).__name__, exc,
-        )  # fmt: skip
+            "have the figures)",
+            *(path, type(exc).__name__, exc),
+        )
 
 
 def _line(finished: Sequence[CommitMessage], write_id: str, batch_id: int | None, now: float) -> dict[str, Any]:

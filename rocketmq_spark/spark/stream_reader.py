@@ -2,7 +2,6 @@
 
 An offset names every queue that was ever seen, so that none is read twice. A new queue is read from its earliest
 message. A queue without an answer stays where it is, and the others continue; after ``readTimeoutMs`` it is an error.
-Lost data is reported by ``failOnDataLoss``.
 
 An offset never changes its meaning: a repeated micro-batch reads the same messages. So an offset has the beginnings of
 queues that are new in its micro-batch. Spark stores only the end of a micro-batch. It asks for the start of a query's
@@ -14,24 +13,19 @@ from __future__ import annotations
 import logging
 import os
 import time
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.options.offsets import beginnings_in, flat, nested
-from rocketmq_spark.options.source import SourceOptions
+from rocketmq_spark.options.source import SOURCE_SPELLING, SourceOptions
 from rocketmq_spark.spark.reader import PartitionReader
 
 try:
-    from pyspark.sql.streaming.datasource import (
-        ReadAllAvailable,
-        ReadLimit,
-        ReadMaxRows,
-        ReadMinRows,
-        SupportsTriggerAvailableNow,
-    )
+    import pyspark.sql.streaming.datasource as limits
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 except ImportError:
     # PySpark before 4.2 has no limits, and handles Trigger.AvailableNow itself.
     _LIMITS = False
@@ -70,23 +64,23 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         return self._beginning()
 
     def latestOffset(  # noqa: N802 - Spark's name
-        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+        self, start: dict[str, Any] | None = None, limit: limits.ReadLimit | None = None
     ) -> dict[str, Any]:
         """Return the end of the next micro-batch. (Releases before 4.2 pass neither its start nor a limit.)"""
         passed = self._last if start is None else start
         # Before 4.2 a new query asks for this end before it asks for its start. A restarted query first passes its
-        # offset to `partitions`, as an empty range. It does not where Spark wraps a source for Trigger.AvailableNow,
-        # which is off by default: then the beginnings in this end are those of a new query, and `partitions` knows.
+        # offset to `partitions`, as an empty range. Where Spark wraps a source for Trigger.AvailableNow (off by
+        # default) it does not: then the beginnings in this end are those of a new query, and `partitions` knows.
         last = self._beginning() if passed is None else passed
         known = flat(last)
         cluster = self._offsets()
         if passed is not None:
             # Everything before is finished; Spark itself commits it only with the next micro-batch.
-            self._commit(known)
-        unknown = not known and self._target is None
+            self.commit(passed)
         if self._target is not None:
             self._target = cluster.completed(self._target, known)
-        self._available = available = cluster.latest() if unknown else cluster.available(known, self._target)
+        is_new = not known and self._target is None
+        self._available = available = cluster.latest() if is_new else cluster.available(known, self._target)
         starts = cluster.begun(known, available)
         ends = self._limited(starts, available, limit)
         # Spark compares texts: the same offset as another text would be an empty micro-batch.
@@ -114,7 +108,8 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Commit the group's offsets to the brokers, with ``commitOffsets``."""
-        self._commit(flat(end))
+        if self._options.commit_offsets:
+            self._offsets().commit(flat(end))
 
     def stop(self) -> None:
         """Close the driver's connections."""
@@ -127,14 +122,10 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
             self._initial = nested(self._offsets().starts())
         return self._initial
 
-    def _commit(self, offsets: Offsets) -> None:
-        if self._options.commit_offsets:
-            self._offsets().commit(offsets)
-
     def _limited(self, starts: Offsets, available: Offsets, limit: Any) -> Offsets:
         from rocketmq_spark.source.ranges import limited
 
-        if not _LIMITS or limit is None or isinstance(limit, ReadAllAvailable):
+        if not _LIMITS or limit is None or isinstance(limit, limits.ReadAllAvailable):
             return available
         waiting = sum(max(0, end - starts[queue]) for queue, end in available.items())
         now = time.monotonic()
@@ -146,7 +137,7 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
             return starts
         if waiting:
             self._batch_at = now
-        return limited(starts, available, limit.max_rows) if isinstance(limit, ReadMaxRows) else available
+        return limited(starts, available, limit.max_rows) if isinstance(limit, limits.ReadMaxRows) else available
 
     def _offsets(self) -> StreamOffsets:
         # Only when Spark asks: a reader is also made in processes that only pickle it.
@@ -162,26 +153,15 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
 
 
 class RefusedStreamReader(DataSourceStreamReader):
-    """Raises an error from every method, for a reader that cannot be made."""
+    """Raises an error from every method that Spark calls, for a reader that cannot be made."""
 
     def __init__(self, error: RocketMQError) -> None:
         self._error = error
 
-    def initialOffset(self) -> NoReturn:  # noqa: N802 - Spark's name
-        """Raise the error to a new query."""
+    def _refuse(self, *_: Any, **__: Any) -> Any:
         raise self._error
 
-    def latestOffset(self, start: Any = None, limit: Any = None) -> NoReturn:  # noqa: ARG002, N802 - Spark's name
-        """Raise the error to a restarted query."""
-        raise self._error
-
-    def partitions(self, start: Any, end: Any) -> NoReturn:  # noqa: ARG002 - Spark's names
-        """Raise the error to a query that repeats an unfinished micro-batch."""
-        raise self._error
-
-    def read(self, partition: InputPartition) -> NoReturn:  # noqa: ARG002 - Spark's name
-        """Raise the error."""
-        raise self._error
+    initialOffset = latestOffset = partitions = read = _refuse  # noqa: N815 - Spark's names
 
 
 if _LIMITS:
@@ -189,13 +169,12 @@ if _LIMITS:
     class LimitedStreamReader(RocketMQStreamReader, SupportsTriggerAvailableNow):
         """The reader on PySpark 4.2 and newer, with limits and Trigger.AvailableNow."""
 
-        def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        def getDefaultReadLimit(self) -> limits.ReadLimit:  # noqa: N802 - Spark's name
             """Return the options' limit of a micro-batch."""
-            options = self._options
-            if options.max_offsets_per_trigger is not None:
-                return ReadMaxRows(options.max_offsets_per_trigger)
-            fewest = options.min_offsets_per_trigger
-            return ReadAllAvailable() if fewest is None else ReadMinRows(fewest)
+            most, fewest = self._options.max_offsets_per_trigger, self._options.min_offsets_per_trigger
+            if most is not None:
+                return limits.ReadMaxRows(most)
+            return limits.ReadAllAvailable() if fewest is None else limits.ReadMinRows(fewest)
 
         def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
             """Keep the present ends of the queues: the query ends when it has read them."""
@@ -203,24 +182,13 @@ if _LIMITS:
 
 
 def stream_reader(
-    options: SourceOptions,
-    schema: StructType,
-    parallelism: int | None,
-    accumulator: Accumulator[Any] | None = None,
+    options: SourceOptions, schema: StructType, parallelism: int | None, accumulator: Accumulator[Any] | None = None
 ) -> RocketMQStreamReader:
-    """Return the reader of a streaming query; parameters as of `PartitionReader`.
-
-    Raises
-    ------
-    OptionError
-        This release of PySpark cannot limit a micro-batch.
-    """
+    """Return the reader of a streaming query; raises an OptionError for limits that this PySpark does not support."""
     if _LIMITS:
         return LimitedStreamReader(options, schema, parallelism, accumulator)
-    for name, value in (
-        ("maxOffsetsPerTrigger", options.max_offsets_per_trigger),
-        ("minOffsetsPerTrigger", options.min_offsets_per_trigger),
-    ):
-        if value is not None:
+    for field in ("max_offsets_per_trigger", "min_offsets_per_trigger"):
+        if getattr(options, field) is not None:
+            name = SOURCE_SPELLING(field)
             raise OptionError(f"{name} needs PySpark 4.2 or newer, which can limit a micro-batch; leave it out here")
     return RocketMQStreamReader(options, schema, parallelism, accumulator)

@@ -64,20 +64,13 @@ _STREAM_ARROW_WRITER: type[DataSourceStreamWriter] | None = getattr(
 
 
 class RouteLookup(NamedTuple):
-    """The result of the driver's look-up for a write.
+    """The result of the driver's look-up for a write."""
 
-    Parameters
-    ----------
-    queues : sequence of MessageQueue or None
-        With ``ordered``, the queues that every task binds its rows to.
-    servers_reached : bool
-        A name server or proxy has answered. A task that reaches none then knows that they are down.
-    unreached : str
-        The error, if no server was reached and the look-up is left to the tasks.
-    """
-
+    # With ``ordered``, the queues that every task binds its rows to.
     queues: Sequence[MessageQueue] | None = None
+    # A name server or proxy has answered. A task that reaches none then knows that they are down.
     servers_reached: bool = False
+    # The error, if no server was reached and the look-up is left to the tasks.
     unreached: str = ""
 
 
@@ -87,8 +80,8 @@ _NO_LOOKUP = RouteLookup()
 class _PartitionWriter:
     """One write of one session; `write` runs in every task.
 
-    Without an accumulator the commit message carries the histograms. `write_id` is the key of the write's reports; in a
-    stream the query id replaces it. Only `RocketMQRowStreamWriter` needs the schema.
+    `write_id` is the key of the write's reports; in a stream the query id replaces it. Only `RocketMQRowStreamWriter`
+    needs the schema.
     """
 
     def __init__(
@@ -141,6 +134,12 @@ class _PartitionWriter:
         from rocketmq_spark.sink.task import write_rows
 
         options = self._options
+        open_trace_sender: Callable[[], AbstractContextManager[SendTrace]] | None = None
+        if options.enable_trace:
+            # Only tasks with message trace load the producer's modules.
+            from rocketmq_spark.producer.service import batch_trace_sender
+
+            open_trace_sender = partial(batch_trace_sender, options)
         instance = _acquire(options)
         try:
             write_rows(
@@ -152,7 +151,7 @@ class _PartitionWriter:
                 write_id=self._write_id or recorder.write_id,
                 queues=self._lookup.queues,
                 servers_reached=self._reached(recorder.batch_id),
-                open_trace_sender=_trace_sender(options) if options.enable_trace else None,
+                open_trace_sender=open_trace_sender,
             )
         finally:
             instance.unregister(options.producer_group)
@@ -172,14 +171,9 @@ class RocketMQBatchWriter(_PartitionWriter, DataSourceArrowWriter):
 
 class _StreamWriter(_PartitionWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Log a micro-batch's figures, and append them to ``metricsPath`` (runs on the driver).
-
-        Raises
-        ------
-        RouteNotFoundException
-            A query's first micro-batch has stored nothing, and no server was reached. The address is probably wrong,
-            and later micro-batches would take that for an outage.
-        """
+        """Log a micro-batch's figures, and append them to ``metricsPath`` (runs on the driver)."""
+        # If a query's first micro-batch has stored nothing, the address is probably wrong. Later micro-batches would
+        # take that for an outage.
         if batchId == 0 and self._lookup.unreached and not summarise(messages).to_dict():
             raise RouteNotFoundException(self._lookup.unreached, unreachable=True)
         self._committed(messages, batchId)
@@ -194,21 +188,17 @@ class RocketMQRowStreamWriter(_StreamWriter, DataSourceStreamWriter):
 
     def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
         """Send one partition (runs in a task)."""
-        return super().write(self._record_batches(iterator))
-
-    def _record_batches(self, rows: Iterator[Row]) -> Iterator[pa.RecordBatch]:
         from pyspark.sql.conversion import LocalDataToArrowConversion
 
         assert self._schema is not None
-        for chunk in chunks_of(rows):
-            table = LocalDataToArrowConversion.convert(chunk, self._schema, use_large_var_types=False)
-            yield from table.to_batches()
+        to_table = partial(LocalDataToArrowConversion.convert, schema=self._schema, use_large_var_types=False)
+        return super().write(chain.from_iterable(to_table(chunk).to_batches() for chunk in chunks_of(iterator)))
 
 
 def chunks_of(
     rows: Iterable[Row], most_rows: int = _ROWS_PER_BATCH, most_bytes: int = _BYTES_PER_BATCH
 ) -> Iterator[list[Row]]:
-    """Yield the rows in lists of at most `most_rows`; a list also ends at the row that reaches `most_bytes`."""
+    """Yield the rows in lists, each up to the row that reaches `most_rows` or `most_bytes`."""
     chunk: list[Row] = []
     nbytes = 0
     for row in rows:
@@ -223,11 +213,10 @@ def chunks_of(
 
 def _nbytes(value: object) -> int:
     """Return the memory of a row's value, with everything that it contains."""
+    inner: Iterable[object] = value if isinstance(value, list | tuple) else ()
     if isinstance(value, dict):
-        return sys.getsizeof(value) + sum(_nbytes(key) + _nbytes(item) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return sys.getsizeof(value) + sum(map(_nbytes, value))
-    return sys.getsizeof(value)
+        inner = chain(value, value.values())
+    return sys.getsizeof(value) + sum(map(_nbytes, inner))
 
 
 if _STREAM_ARROW_WRITER is not None:
@@ -237,10 +226,7 @@ if _STREAM_ARROW_WRITER is not None:
 
 
 def stream_writer(
-    options: SinkOptions,
-    accumulator: Accumulator[Any] | None,
-    schema: StructType,
-    lookup: RouteLookup = _NO_LOOKUP,
+    options: SinkOptions, accumulator: Accumulator[Any] | None, schema: StructType, lookup: RouteLookup = _NO_LOOKUP
 ) -> DataSourceStreamWriter:
     """Return the streaming writer for this PySpark release."""
     if _STREAM_ARROW_WRITER is None:
@@ -251,19 +237,13 @@ def stream_writer(
 def look_up_route(options: SinkOptions, columns: pa.Schema) -> RouteLookup:
     """Look up the topics that options name, so that a wrong address or topic fails before any task.
 
-    `columns` are those of the data.
-
-    Raises
-    ------
-    MQClientException
-        10005: no name server or proxy answers, or the topic does not exist and there is no template to create it from.
-        With ``ordered`` and over gRPC the topic itself must exist.
-    SchemaError
-        Over gRPC: the topic does not accept messages of the columns' type.
+    `columns` are those of the data. Raises an MQClientException (10005) if no server answers, or the topic does not
+    exist and cannot be created by the write. With ``ordered`` and over gRPC it must exist; over gRPC it must also
+    accept messages of the columns' type, else a SchemaError is raised.
     """
     instance = _new_instance(options)
     try:
-        queues = _look_up(options, columns, instance)
+        queues = _look_up(options, columns, instance, None)
         if options.topic is None and options.dead_letter_topic is None:
             _await_any_answer(options, instance)
         return RouteLookup(queues, servers_reached=True)
@@ -272,21 +252,20 @@ def look_up_route(options: SinkOptions, columns: pa.Schema) -> RouteLookup:
 
 
 def look_up_route_of_stream(options: SinkOptions, columns: pa.Schema, checkpoint: str | None = None) -> RouteLookup:
-    """Look up what `look_up_route` does, for one micro-batch, with its errors.
+    """Look up what `look_up_route` does, for one micro-batch. Without an option topic nothing is looked up.
 
     Connection and routes are kept for a minute, so that an outage of the name servers fails neither the start of a
     micro-batch nor, with its rows stored, its commit. If no server is reached after that, the look-up is left to the
-    tasks, which wait longer. With ``ordered`` it is an error, because all tasks need the same queues. `QueueMemory`
-    keeps the queues of a broker that is down in the query's `checkpoint`. Without an option topic nothing is looked up.
+    tasks, which wait longer. With ``ordered`` it is an error, because all tasks need the same queues.
     """
     if options.topic is None and options.dead_letter_topic is None:
         return RouteLookup()
     instance = _acquire(options)
     try:
-        if not options.ordered or options.over_grpc:
-            return RouteLookup(_look_up(options, columns, instance), servers_reached=True)
-        memory = QueueMemory(checkpoint, options.connection.wire_name(str(options.topic)))
-        return RouteLookup(_look_up_ordered(options, columns, instance, memory), servers_reached=True)
+        memory = None
+        if options.ordered and not options.over_grpc:
+            memory = QueueMemory(checkpoint, options.connection.wire_name(str(options.topic)))
+        return RouteLookup(_look_up(options, columns, instance, memory), servers_reached=True)
     except RouteNotFoundException as exc:
         if options.ordered or not exc.unreachable:
             raise
@@ -296,69 +275,49 @@ def look_up_route_of_stream(options: SinkOptions, columns: pa.Schema, checkpoint
         instance.unregister(options.producer_group)
 
 
-def _look_up_ordered(
-    options: SinkOptions, columns: pa.Schema, instance: ClientInstance, memory: QueueMemory
-) -> Sequence[MessageQueue]:
-    from rocketmq_spark.sink.task import ordered_queues
-
-    known = memory.load()
-    queues = ordered_queues(options, instance, known) or ()
-    info = instance.routes.cached(queues[0].topic)
-    if info is None or not info.order_topic:
-        numbers = Counter(queue.broker_name for queue in queues)
-        if numbers != known:
-            memory.save(numbers)
-        missing = sorted(numbers.keys() - (() if info is None else info.addresses))
-        if missing:
-            logger.warning(
-                "ordered=true: topic %s has no master of %s now, and rows for its queues wait until deliveryTimeoutMs. "
-                "If a broker was removed permanently: stop the query, delete %s, and start it again",
-                options.topic,
-                ", ".join(missing),
-                memory.place,
-            )
-    _check_topics(options, columns, instance, waits=bool(known))
-    return queues
-
-
-def _look_up(options: SinkOptions, columns: pa.Schema, instance: ClientInstance) -> Sequence[MessageQueue] | None:
-    from rocketmq_spark.sink.task import ordered_queues
-
-    queues = ordered_queues(options, instance)
-    _check_topics(options, columns, instance)
-    return queues
-
-
-def _trace_sender(options: SinkOptions) -> Callable[[], AbstractContextManager[SendTrace]]:
-    # Imported here, so that only tasks with message trace load the producer's modules.
-    from rocketmq_spark.producer.service import batch_trace_sender
-
-    return partial(batch_trace_sender, options)
-
-
-def _check_topics(options: SinkOptions, columns: pa.Schema, instance: ClientInstance, *, waits: bool = False) -> None:
-    """Check the columns against the topics that options name; with `waits` the topic may lack a route now."""
+def _look_up(
+    options: SinkOptions, columns: pa.Schema, instance: ClientInstance, memory: QueueMemory | None
+) -> Sequence[MessageQueue] | None:
+    """Check the topics, and return the queues of an ordered write; `memory` has those of brokers that are down."""
     import pyarrow as pa
 
-    from rocketmq_spark.sink.task import check_topic
+    from rocketmq_spark.sink.task import check_topic, ordered_queues
 
+    known = memory.load() if memory else {}
+    queues = ordered_queues(options, instance, known)
+    if memory and queues:
+        info = instance.routes.cached(queues[0].topic)
+        if info is None or not info.order_topic:
+            numbers = Counter(queue.broker_name for queue in queues)
+            if numbers != known:
+                memory.save(numbers)
+            missing = sorted(numbers.keys() - (() if info is None else info.addresses))
+            if missing:
+                logger.warning(
+                    "ordered=true: topic %s has no master of %s now, and rows for its queues wait until "
+                    "deliveryTimeoutMs. If a broker was removed permanently: stop the query, delete %s, and start it "
+                    "again",
+                    *(options.topic, ", ".join(missing), memory.place),
+                )
     try:
         check_topic(options, instance, columns)
     except RouteNotFoundException as exc:
-        if exc.unreachable or not waits:
+        # A topic with known queues may lack a route now.
+        if exc.unreachable or not known:
             raise
     if options.dead_letter_topic is not None:
         # Dead letters have neither sharding keys nor delays, and topics of all types accept them.
         dead_letters = replace(options, topic=options.dead_letter_topic, batch_type="plain")
         check_topic(dead_letters, instance, pa.schema([]))
+    return queues
 
 
 def _await_any_answer(options: SinkOptions, instance: ClientInstance) -> None:
     """Return once a name server or proxy has answered. When topics come with the rows, no more can be checked."""
+    connection = options.connection
+    timeout = options.send_msg_timeout * len(connection.route_servers) / 1000
     try:
-        instance.transport.query_route(
-            options.connection.create_topic_key, options.send_msg_timeout * len(options.connection.route_servers) / 1000
-        )
+        instance.transport.query_route(connection.create_topic_key, timeout)
     except MQBrokerException as exc:
         if not (isinstance(exc, TopicRouteStaleException) or (options.over_grpc and exc.response_code in _REFUSALS)):
             raise

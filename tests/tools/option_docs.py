@@ -65,9 +65,19 @@ def _table(specs: Sequence[OptionSpec]) -> str:
     for spec in specs:
         also = [f"`{alias}`" for alias in spec.aliases] + ([f"`${spec.env}`"] if spec.env else [])
         name = f"`{spec.name}`" + (f" (also {', '.join(also)})" if also else "")
-        cells = (cell.replace("|", r"\|") for cell in (name, spec.shown_default, spec.kind.allowed, spec.doc))
+        cells = (cell.replace("|", r"\|") for cell in (name, shown_default(spec), spec.kind.allowed, spec.doc))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def shown_default(spec: OptionSpec) -> str:
+    """Return an option's default as a user would write it."""
+    default = spec.default
+    if isinstance(default, bool):
+        return str(default).lower()
+    if isinstance(default, tuple | frozenset):
+        return ",".join(map(str, default)) or "none"
+    return "none" if default is None else str(default)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import contextlib
 import json
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,17 +22,25 @@ from rocketmq_spark.options.offsets import (
     flat,
     nested,
     parse_end,
-    parse_offsets,
+    parse_numbers,
     parse_queues,
-    parse_receipt,
     parse_start,
-    parse_timestamps,
+    receipt_spans,
 )
 from tests.support.pipelines import recorder, success, summary_of
 
 NAMES = st.text(min_size=1, max_size=5)
 QUEUES = st.builds(MessageQueue, NAMES, NAMES, st.integers(0, 2**31 - 1))
 QUEUE = MessageQueue("t", "b", 0)
+parse_offsets = partial(parse_numbers, lowest=EARLIEST)
+parse_timestamps = partial(parse_numbers, lowest=0)
+
+
+def parse_receipt(text: str) -> dict[MessageQueue, tuple[int, int]]:
+    tree = json.loads(text)
+    if not isinstance(tree, dict):
+        raise ValueError(f"{tree} is no JSON object")
+    return receipt_spans(tree)
 
 
 def problem(parse: Callable[[Any], Any], value: Any) -> str:
@@ -58,7 +67,7 @@ def test_flat_is_the_inverse_of_nested(offsets: dict[MessageQueue, int]) -> None
     assert flat(json.loads(json.dumps(nested(offsets)))) == offsets
 
 
-SPANS = st.dictionaries(QUEUES, st.tuples(st.integers(0, 2**62), st.integers(0, 2**62) | st.none()))
+SPANS = st.dictionaries(QUEUES, st.tuples(st.integers(0, 2**62), st.integers(0, 2**62 - 1) | st.none()))
 
 
 @given(SPANS)

@@ -18,6 +18,7 @@ from rocketmq_spark.options.parsing import NAMES, parse_sink_options, parse_valu
 from rocketmq_spark.options.sink import SINK_OPTIONS, SinkOptions
 from rocketmq_spark.options.source import SOURCE_OPTIONS
 from tests.support.markdown import ROOT
+from tests.tools.option_docs import shown_default
 
 NAME_SERVER = {"nameServer": "a:9876"}
 
@@ -38,7 +39,7 @@ def test_name_server_alone_gives_every_default() -> None:
 
 
 def test_defaults_are_those_of_the_design() -> None:
-    shown = {spec.name: spec.shown_default for spec in SINK_OPTIONS}
+    shown = {spec.name: shown_default(spec) for spec in SINK_OPTIONS}
     assert shown == {
         "nameServer": "none",
         "transport": "remoting",
@@ -116,7 +117,7 @@ def test_every_field_has_its_row_in_the_same_order() -> None:
 
 
 def test_every_shown_default_is_accepted_and_changes_nothing() -> None:
-    given = {spec.name: spec.shown_default for spec in SINK_OPTIONS if spec.shown_default != "none"}
+    given = {spec.name: shown_default(spec) for spec in SINK_OPTIONS if shown_default(spec) != "none"}
     assert parse(**given) == parse()
 
 
@@ -131,7 +132,7 @@ def test_names_are_accepted_in_any_case(spec: OptionSpec, random: object) -> Non
     sample = {"nameServer": "h:1", "clientIP": "1.2.3.4", "queueSelector": "hash", "latencyMax": "1,2"}
     sample |= {"notAvailableDuration": "0,9", "machineRoom": "idc1", "maxRatePerSecond": "9", "maxRateTasks": "9"}
     sample |= {"metricsPath": "/var/sink.jsonl", "endpoints": "p:8081", "credentialsProvider": "keys:Keys"}
-    value = sample.get(spec.name) or spec.shown_default
+    value = sample.get(spec.name) or shown_default(spec)
     name = "".join(random.choice((letter.lower(), letter.upper())) for letter in spec.name)  # type: ignore[attr-defined]
     assert parse_values(SINK_OPTIONS, {name: value}) == parse_values(SINK_OPTIONS, {spec.name: value})
 

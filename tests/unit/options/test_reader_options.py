@@ -19,6 +19,7 @@ from rocketmq_spark.options.offsets import OffsetSpec
 from rocketmq_spark.options.parsing import parse_one, parse_sink_options, parse_source_options, parse_values
 from rocketmq_spark.options.sink import SINK_OPTIONS
 from rocketmq_spark.options.source import SOURCE_OPTIONS, SourceOptions, option_warnings
+from tests.tools.option_docs import shown_default
 
 if TYPE_CHECKING:
     pass
@@ -61,7 +62,7 @@ def test_name_server_and_topic_alone_give_every_default() -> None:
 
 
 def test_defaults_are_those_of_the_design() -> None:
-    assert {spec.name: spec.shown_default for spec in SOURCE_OPTIONS} == {
+    assert {spec.name: shown_default(spec) for spec in SOURCE_OPTIONS} == {
         "nameServer": "none",
         "subscribe": "none",
         "subscribePattern": "none",
@@ -114,7 +115,7 @@ def test_every_field_has_its_row_in_the_same_order() -> None:
 
 
 def test_every_shown_default_is_what_its_text_means() -> None:
-    shown = {spec.name: spec.shown_default for spec in SOURCE_OPTIONS if spec.shown_default != "none"}
+    shown = {spec.name: shown_default(spec) for spec in SOURCE_OPTIONS if shown_default(spec) != "none"}
     values = parse_values(SOURCE_OPTIONS, shown, "read")
     assert SourceOptions.of(**values) == SourceOptions()
     assert len(values) == len(shown)

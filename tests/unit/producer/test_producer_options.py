@@ -9,6 +9,7 @@ import pytest
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options.producer import PRODUCER_OPTIONS, ProducerOptions, producer_options
 from rocketmq_spark.options.sink import SINK_OPTIONS
+from tests.tools.option_docs import shown_default
 
 
 def test_the_seeds_defaults() -> None:
@@ -73,5 +74,5 @@ def test_every_property_is_documented_and_none_by_the_spelling_of_a_write() -> N
 
 
 def test_every_shown_default_of_a_property_is_what_its_text_means() -> None:
-    shown = {spec.name: spec.shown_default for spec in PRODUCER_OPTIONS if spec.shown_default != "none"}
+    shown = {spec.name: shown_default(spec) for spec in PRODUCER_OPTIONS if shown_default(spec) != "none"}
     assert producer_options(shown, {}) == ProducerOptions()
