@@ -19,8 +19,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 from rocketmq_spark.model.route import parse_address
-from rocketmq_spark.transport.tls import Secure
-from rocketmq_spark.transport.tls_stream import TlsStream
+from rocketmq_spark.transport.tls import Secure, TlsStream
 
 Candidate: TypeAlias = "tuple[socket.AddressFamily, Any]"
 

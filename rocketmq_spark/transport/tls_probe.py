@@ -27,10 +27,10 @@ from rocketmq_spark.protocol.tls import (
     DisagreementError,
     HandshakeError,
 )
-from rocketmq_spark.transport.tls_stream import TlsStream
+from rocketmq_spark.transport.tls import TlsStream
 
 _TIMEOUT: Final = 0.5
-_HOLDS: Final = 10.0
+_KEPT: Final = 10.0
 H2: Final = "h2"
 
 # Every remoting server answers a request of an unknown code.
@@ -51,7 +51,7 @@ class Remembered(Generic[T]):
     def get(self, key: Hashable, find: Callable[[], T]) -> T:
         """Return the result for `key`, from `find` if there is none of the last ten seconds."""
         held = self._found.get(key)
-        if held is None or time.monotonic() > held[0] + _HOLDS:
+        if held is None or time.monotonic() > held[0] + _KEPT:
             found = find()
             held = self._found[key] = (time.monotonic(), found)
         return held[1]
@@ -61,14 +61,9 @@ _remembered: Final[Remembered[str | None]] = Remembered()
 
 
 def disagreement(address: str, hello: bytes, *, over_tls: bool) -> str | None:
-    """Return what to change for a server that hung up, None if TLS is not the cause.
+    """Return what to change for a server that hung up on a connection, None if TLS is not the cause.
 
-    Parameters
-    ----------
-    hello : bytes
-        A greeting that the server answers without TLS.
-    over_tls : bool
-        Whether the connection that ended used TLS.
+    `hello` is a greeting that the server answers without TLS.
     """
     return _remembered.get((address, over_tls), lambda: _tried(address, hello, over_tls=over_tls))
 

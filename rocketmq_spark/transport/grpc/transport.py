@@ -22,7 +22,6 @@ from rocketmq_spark.errors import (
     BrokerBusyException,
     BrokerOutcomeUnknownException,
     BrokerUnavailableException,
-    CredentialsError,
     MQBrokerException,
     MQClientException,
     OptionError,
@@ -43,42 +42,22 @@ from rocketmq_spark.model.send_result import (
     TransactionCheck,
     ending,
 )
-from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
 from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
-from rocketmq_spark.protocol.grpc.codes import proxy_error
 from rocketmq_spark.protocol.grpc.messages import encode_send_request, outcome_of
 from rocketmq_spark.protocol.grpc.values import (
     end_transaction_request,
     recall_message_request,
     route_of,
     route_request,
-    settings_of,
 )
 from rocketmq_spark.protocol.remoting.codes import NO_NAME_SERVER
-from rocketmq_spark.transport.base import (
-    Admin,
-    Offsets,
-    OnCheckTransaction,
-    OnEnd,
-    OnOutcome,
-    Pulls,
-    ReadTransport,
-    Transport,
-)
+from rocketmq_spark.transport.base import OnCheckTransaction, OnEnd, OnOutcome, ReadTransport, Transport
 from rocketmq_spark.transport.grpc.channels import Channels, root_certificates, target_of
-from rocketmq_spark.transport.grpc.client import GrpcAnswer, GrpcClient, parsed
+from rocketmq_spark.transport.grpc.client import GrpcAnswer, GrpcClient, error_in, parsed
 from rocketmq_spark.transport.grpc.metadata import MetadataSource
 from rocketmq_spark.transport.grpc.telemetry import Pauses, Telemetry
-from rocketmq_spark.transport.parallel import Permits, most_relevant_error
+from rocketmq_spark.transport.parallel import Permits, in_turn, most_relevant_error
 from rocketmq_spark.transport.tls import TlsSettings
-
-# Methods of the other interfaces, which no proxy offers.
-_REMOTING_ONLY: Final = frozenset(
-    name
-    for interface in (Transport, ReadTransport, Offsets, Pulls, Admin)
-    for name in vars(interface)
-    if not name.startswith("_")
-)
 
 # Failures of one proxy or its broker, and not of the request: another proxy may answer it.
 _ANOTHER_MAY_ANSWER: Final = (BrokerBusyException, BrokerOutcomeUnknownException, BrokerUnavailableException)
@@ -177,7 +156,7 @@ class GrpcTransport:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
-            if name in _REMOTING_ONLY:
+            if hasattr(Transport, name) or hasattr(ReadTransport, name):
                 raise MQClientException(f"{name}: the gRPC protocol has no such call; use transport=remoting")
             raise AttributeError(f"'GrpcTransport' object has no attribute '{name}'")
 
@@ -215,16 +194,10 @@ class GrpcTransport:
         except RocketMQError as exc:
             live.client.refuse(exc, on_answer)
             return
-        if (
-            batch.sys_flag & TRANSACTION_ROLLBACK_TYPE == TRANSACTION_PREPARED_TYPE
-            and self.on_check_transaction is not None
-        ):
+        is_half = batch.sys_flag & TRANSACTION_ROLLBACK_TYPE == TRANSACTION_PREPARED_TYPE
+        if is_half and self.on_check_transaction is not None:
             live.telemetry.half_message(batch.topic, request.producer_group)
-        try:
-            live.client.start(request.address, "SendMessage", body, min(timeout, within), on_answer, doing)
-        except (CredentialsError, RemotingException) as exc:
-            # Without credentials or a channel this attempt fails; the next one may succeed.
-            live.client.refuse(exc, on_answer)
+        live.client.start(request.address, "SendMessage", body, min(timeout, within), on_answer, doing)
 
     def query_route(self, topic: str, timeout: float) -> TopicRouteData:
         """Return a topic's route, with every endpoint in it, whichever answers.
@@ -247,14 +220,9 @@ class GrpcTransport:
                 f"looking up the route of topic {topic}: no proxy is set; set the option endpoints", NO_NAME_SERVER
             )
         deadline = self._clock() + timeout
-        start, failures = self._good, []
+        failures: list[str] = []
         last: MQBrokerException | RemotingException | None = None
-        for turn in range(len(endpoints)):
-            index = (start + turn) % len(endpoints)
-            share = (deadline - self._clock()) / (len(endpoints) - turn)
-            if share <= 0:
-                failures.append(f"{endpoints[index]}: not asked, no time was left")
-                continue
+        for index, share in in_turn(endpoints, self._good, deadline, self._clock, failures):
             try:
                 reply = self._query_route(live, topic, endpoints[index], share)
                 self._good = index
@@ -302,15 +270,16 @@ class GrpcTransport:
         def on_answer(answer: GrpcAnswer) -> None:
             error = answer.error
             if answer.reply is not None:
-                error = _end_error(answer.reply, address, answer.doing)
+                try:
+                    reply = parsed(answer.reply, service.EndTransactionResponse, address, answer.doing)
+                    error = error_in(reply.status, address, answer.doing)
+                except RemotingCommandException as exc:
+                    error = exc
             live.client.tell(error, answer.signed_by)
             on_end(error)
 
         message = end_transaction_request(request, self._namespace).SerializeToString()
-        try:
-            live.client.start(address, "EndTransaction", message, timeout, on_answer, doing)
-        except (CredentialsError, RemotingException) as exc:
-            live.client.refuse(exc, on_answer)
+        live.client.start(address, "EndTransaction", message, timeout, on_answer, doing)
 
     def end_transaction_oneway(self, address: str, request: EndTransaction, timeout: float) -> None:
         """Commit or roll back a half message (EndTransaction), and wait for the reply: gRPC has no one-way calls.
@@ -359,7 +328,7 @@ class GrpcTransport:
         )
         permits = Permits(self._limit, "clientAsyncSemaphoreValue")
         client = GrpcClient(Channels(self._tls, self._roots), metadata, permits, self._clock)
-        return _Live(client, Telemetry(client, self.endpoints, self._settings, self._on_check, self._pauses))
+        return _Live(client, Telemetry(client, self.endpoints, self._namespace, self._on_check, self._pauses))
 
     def _query_route(self, live: _Live, topic: str, endpoint: str, timeout: float) -> service.QueryRouteResponse:
         request, doing = route_request(topic, self._namespace, endpoint), f"looking up the route of topic {topic}"
@@ -367,20 +336,9 @@ class GrpcTransport:
             endpoint, "QueryRoute", request, service.QueryRouteResponse, timeout, doing, most_parts=_ROUTE_PARTS
         )
 
-    def _settings(self, endpoint: str, topics: Sequence[str]) -> service.TelemetryCommand:
-        return settings_of(endpoint, topics, self._namespace, __version__)
-
     def _on_check(self, check: TransactionCheck) -> None:
         if self.on_check_transaction is not None:
             self.on_check_transaction(check)
-
-
-def _end_error(reply: bytes, address: str, doing: str) -> RocketMQError | None:
-    try:
-        status = parsed(reply, service.EndTransactionResponse, address, doing).status
-    except RemotingCommandException as exc:
-        return exc
-    return None if status.code == pb.OK else proxy_error(status.code, status.message, address, doing)
 
 
 def _outcome_of(request: SendRequest, answer: GrpcAnswer) -> SendOutcome:

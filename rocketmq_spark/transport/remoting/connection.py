@@ -31,9 +31,8 @@ from rocketmq_spark.protocol.remoting.framing import FrameBuffer
 from rocketmq_spark.transport.dial import Dial
 from rocketmq_spark.transport.remoting.frames import broken, overdue
 from rocketmq_spark.transport.remoting.requests import FLAG_REQUEST, WRITTEN, Answer, Outbound, Pending, Request
-from rocketmq_spark.transport.tls import Secure
+from rocketmq_spark.transport.tls import Secure, TlsStream
 from rocketmq_spark.transport.tls_probe import explained
-from rocketmq_spark.transport.tls_stream import TlsStream
 
 logger = logging.getLogger("rocketmq_spark.transport")
 

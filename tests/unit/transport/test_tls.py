@@ -25,8 +25,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model.message import SendRequest, SendStatus
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
-from rocketmq_spark.transport.tls import TlsSettings
-from rocketmq_spark.transport.tls_stream import TlsStream
+from rocketmq_spark.transport.tls import TlsSettings, TlsStream
 from tests.support.peer import Peer, Session, full_listener
 from tests.support.processes import PATIENCE
 from tests.support.transports import Authority
