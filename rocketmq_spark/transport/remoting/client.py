@@ -253,7 +253,7 @@ class RequestClient:
 
         expires = self.clock() + timeout
         request = Request(
-            code, ext_fields, _pieces(body), timeout, on_answer, expires=expires, flag=flag, remark=remark
+            code, ext_fields, _pieces(body), timeout, on_answer, deadline=expires, flag=flag, remark=remark
         )
         if flag == FLAG_ONEWAY:
             request.permit = self._oneway_permits.acquire(timeout, f"{request.name} to {address}")

@@ -160,7 +160,7 @@ class RemotingTransport:
 
         code, ext_fields = head_of(request)
         expires = self.clock() + within
-        self.client.start(address, Request(code, ext_fields, request.batch.body, timeout, on_answer, expires=expires))
+        self.client.start(address, Request(code, ext_fields, request.batch.body, timeout, on_answer, deadline=expires))
 
     def send_oneway(self, request: SendRequest, timeout: float) -> None:
         """Send without an acknowledgement; see `Transport.send_oneway`."""
@@ -241,7 +241,7 @@ class RemotingTransport:
 
         code, within = RequestCode.PULL_MESSAGE, timeout + request.suspend_ms / 1000
         expires = self.clock() + within
-        self.client.submit(address, Request(code, pull_fields(request), (), within, on_answer, expires=expires))
+        self.client.submit(address, Request(code, pull_fields(request), (), within, on_answer, deadline=expires))
 
     def pull_now(self, request: PullRequest, timeout: float) -> PullOutcome:
         """Send one PULL_MESSAGE and wait for its answer; see `Pulls.pull_now`."""
@@ -301,7 +301,7 @@ class RemotingTransport:
             on_end(error)
 
         code, fields, expires = RequestCode.END_TRANSACTION, end_transaction_fields(request), self.clock() + timeout
-        sent = Request(code, fields, (), timeout, on_answer, expires=expires, remark=request.remark)
+        sent = Request(code, fields, (), timeout, on_answer, deadline=expires, remark=request.remark)
         self.client.start(address, sent)
 
     def end_transaction_oneway(self, address: str, request: EndTransaction, timeout: float) -> None:
