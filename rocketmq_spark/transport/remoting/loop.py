@@ -70,18 +70,11 @@ class PolledClock:
 class IoLoop:
     """Connections by address, and the thread that moves their bytes.
 
-    Parameters
-    ----------
-    on_end : callable
-        Takes every request that ends on a connection; it calls `Request.finish`, or submits the request again.
-    polled : bool, default False
-        It has no thread of its own: one other thread submits everything and calls `poll`. For many small answers the
-        hand-over between two threads costs more than the answers.
+    `on_end` takes every request that ends on a connection; it calls `Request.finish`, or submits the request again.
 
-    Attributes
-    ----------
-    clock : callable
-        The clock of all deadlines; that of a polled loop runs only during `poll`.
+    A `polled` loop has no thread of its own: one other thread submits everything and calls `poll`. For many small
+    answers the hand-over between two threads costs more than the answers. Its `clock`, which all deadlines are on, runs
+    only during `poll`.
     """
 
     def __init__(
@@ -175,7 +168,14 @@ class IoLoop:
     def close(self) -> None:
         """Fail everything in flight, close every socket, end the thread. Idempotent."""
         if os.getpid() != self._pid:
-            self._drop_inherited()
+            # No lock: its holder may exist in the parent only. Closing descriptors leaves the parent's connections
+            # alone.
+            self.closed = True
+            for connection in [*self._adopted, *self._by_address.values()]:
+                if connection.sock is not None:
+                    connection.sock.close()
+            self._by_address.clear()
+            self._release()
             return
         with self._lock:
             self.closed = True
@@ -204,15 +204,6 @@ class IoLoop:
             raise
         finally:
             self._polling = False
-
-    def _drop_inherited(self) -> None:
-        # No lock: its holder may exist in the parent only. Closing descriptors leaves the parent's connections alone.
-        self.closed = True
-        for connection in [*self._adopted, *self._by_address.values()]:
-            if connection.sock is not None:
-                connection.sock.close()
-        self._by_address.clear()
-        self._release()
 
     def _connection(self, address: str) -> tuple[Connection, bool]:
         with self._lock:
@@ -295,7 +286,12 @@ class IoLoop:
 
     def _look_at_all(self) -> None:
         while self._attention:
-            self._look_at(self._attention.popleft())
+            connection = self._attention.popleft()
+            if connection in self._adopted:
+                self._guarded(connection, functools.partial(connection.on_attention, self.clock()))
+            elif connection.state is State.CONNECTING:
+                self._adopted[connection] = None
+                self._guarded(connection, functools.partial(connection.start, self.clock()))
 
     def _finish_refused(self) -> None:
         # Only those of this moment: a callback that retries at once must not keep this thread here.
@@ -318,13 +314,6 @@ class IoLoop:
         if mask & selectors.EVENT_WRITE:
             steps.append(lambda: connection.on_writable(self.clock()))
         self._guarded(connection, *steps)
-
-    def _look_at(self, connection: Connection) -> None:
-        if connection in self._adopted:
-            self._guarded(connection, lambda: connection.on_attention(self.clock()))
-        elif connection.state is State.CONNECTING:
-            self._adopted[connection] = None
-            self._guarded(connection, lambda: connection.start(self.clock()))
 
     def _guarded(self, connection: Connection, *steps: Callable[[], list[Completion]]) -> None:
         """Do some work for one connection; an exception closes that connection, not all of them."""
