@@ -1,6 +1,6 @@
 """`Admin`, the front door; the modules beside it make the requests.
 
-Nothing is opened before the first request. The namespace is added to topics and removed from them here.
+Nothing is opened before the first request.
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ from rocketmq_spark.admin.brokers import brokers_of, topics_of
 from rocketmq_spark.admin.create import NewTopic, create_topic
 from rocketmq_spark.admin.queues import admin_options, closed_to_readers, held_by, missing_queues, offsets_of, peek
 from rocketmq_spark.errors import NoBrokersException, RocketMQError, TopicRouteStaleException
-from rocketmq_spark.model.names import is_legal, unwrap, wrap
+from rocketmq_spark.model.names import check_topic, is_legal
 from rocketmq_spark.model.route import TopicRouteData
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.routing.connect import new_transport
 from rocketmq_spark.transport.remoting.name_servers import silence
+from rocketmq_spark.transport.remoting.namespace import TOOLS_CONSUMER
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
-
-# The group of RocketMQ's own tools, which exists on every broker (``MixAll.TOOLS_CONSUMER_GROUP``).
-TOOLS_CONSUMER = "TOOLS_CONSUMER"
 
 
 class Admin:
@@ -158,7 +156,7 @@ class Admin:
         MQClientException
             The given name server is a broker or a proxy.
         """
-        return topics_of(self._transport, self._options.wrapped_namespace, self._timeout, everything=all)
+        return topics_of(self._transport, self._timeout, everything=all)
 
     def route(self, topic: str) -> TopicRouteData:
         """Return the brokers and queues of a topic.
@@ -169,21 +167,19 @@ class Admin:
             No name server knows the topic. The text has similar names, and the name servers that did not answer. It
             is a ``NoBrokersException`` if they know no broker at all.
         """
-        wired = wrap(self._options.wrapped_namespace, topic)
         try:
-            return self._transport.query_route(wired, self._timeout * len(self._options.connection.name_server))
+            return self._transport.query_route(topic, self._timeout * len(self._options.connection.name_server))
         except NoBrokersException:
             raise
         except TopicRouteStaleException as exc:
             near: list[str] = []
             # A proxy has no list of topics.
             with contextlib.suppress(RocketMQError):
-                near = difflib.get_close_matches(wired, self._transport.topics(self._timeout), n=3)
-            names = [unwrap(one, self._options.wrapped_namespace) for one in near]
+                near = difflib.get_close_matches(topic, self._transport.topics(self._timeout), n=3)
             hint = f"create it: rocketmq-spark create-topic {topic}"
-            if names:
-                hint = f"did you mean {' or '.join(names)}?"
-            elif not is_legal(wired):
+            if near:
+                hint = f"did you mean {' or '.join(near)}?"
+            elif not is_legal(topic):
                 hint = f"no topic can be called {topic!r}: a name has letters, digits and % | _ - only"
             silent = silence(exc, self._options.connection.name_server)
             others = f"{silent} and may know one" if silent else ""
@@ -292,6 +288,7 @@ class Admin:
             The topic exists and `update` is False; its name is not allowed; or some brokers failed: the text names
             each, and the topic exists on the others.
         """
-        new = NewTopic(topic, wrap(self._options.wrapped_namespace, topic), queues, message_type, inner)
+        check_topic(self._options.connection.wire_name(topic))
+        new = NewTopic(topic, queues, message_type, inner)
         name_servers = self._options.connection.name_server
         return create_topic(self._transport, new, name_servers, self._timeout, cluster, update=update)

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from rocketmq_spark.admin.answers import BrokerInfo, Table, TopicInfo
 from rocketmq_spark.errors import RocketMQError, TopicRouteStaleException
-from rocketmq_spark.model.names import bare_name, is_internal_topic
+from rocketmq_spark.model.names import is_internal_topic
 from rocketmq_spark.model.route import BrokerData, TopicRouteData, masters_of, permission_text
 from rocketmq_spark.protocol.remoting.route import ClusterInfo
 from rocketmq_spark.protocol.remoting.topic_config import message_type_of, queue_type_of
@@ -139,13 +139,14 @@ _REPLIES: Final = "_REPLY_TOPIC"
 _Attributes = Mapping[str, Mapping[str, str] | None]
 
 
-def topics_of(transport: RemotingTransport, namespace: str, timeout: float, *, everything: bool) -> Table[TopicInfo]:
-    """Return the topics of a namespace, by name; with `everything` also RocketMQ's own."""
+def topics_of(transport: RemotingTransport, timeout: float, *, everything: bool) -> Table[TopicInfo]:
+    """Return the topics of the transport's namespace, by name; with `everything` also RocketMQ's own."""
     names = transport.topics(timeout)
     info = transport.cluster_info(timeout)
-    wanted = (wired for wired in names if everything or not _is_own(wired, info))
-    shown = {wired: name for wired in wanted if (name := bare_name(wired, namespace)) is not None}
-    routes = query_all(sorted(shown), lambda wired: transport.query_route(wired, timeout))
+    # No server has a topic of its own in a namespace.
+    own = frozenset() if transport.namespace.name else _own_topics(info)
+    wanted = sorted(name for name in names if everything or not (name in own or is_internal_topic(name)))
+    routes = query_all(wanted, lambda topic: transport.query_route(topic, timeout))
     masters = masters_of(info.brokers)
     answers = query_all(masters, lambda broker: transport.all_topic_attributes(masters[broker], timeout))
     known = [answer for answer in answers.values() if not isinstance(answer, RocketMQError)]
@@ -155,24 +156,24 @@ def topics_of(transport: RemotingTransport, namespace: str, timeout: float, *, e
     missing += [] if info.brokers else [NO_BROKERS]
     rows = []
     unknown: dict[tuple[type, object], list[tuple[str, RocketMQError]]] = {}
-    for wired, route in routes.items():
+    for topic, route in routes.items():
         if isinstance(route, TopicRouteData):
-            rows.append(_topic_info(shown[wired], wired, route, known))
+            rows.append(_topic_info(topic, route, known))
         elif not isinstance(route, TopicRouteStaleException):
             # Each text contains its topic's name, so equal errors are found by class and response code.
             kind = type(route), getattr(route, "response_code", None)
-            unknown.setdefault(kind, []).append((shown[wired], route))
+            unknown.setdefault(kind, []).append((topic, route))
     for (first, why), *others in unknown.values():
         name = f"{len(others) + 1:,} topics, {first} among them" if others else f"topic {first}"
         missing.append(f"{name}: {why}")
     return Table(TopicInfo, sorted(rows, key=lambda row: row.topic), missing=missing)
 
 
-def _topic_info(name: str, wired: str, route: TopicRouteData, known: Iterable[_Attributes]) -> TopicInfo:
-    attributes = [found for of_broker in known if (found := of_broker.get(wired)) is not None]
+def _topic_info(topic: str, route: TopicRouteData, known: Iterable[_Attributes]) -> TopicInfo:
+    attributes = [found for of_broker in known if (found := of_broker.get(topic)) is not None]
 
     return TopicInfo(
-        name,
+        topic,
         "/".join(sorted(set(map(message_type_of, attributes)))) or None,
         "/".join(sorted(set(map(queue_type_of, attributes)))) or None,
         tuple(data.broker_name for data in route.queue_datas),
@@ -181,9 +182,8 @@ def _topic_info(name: str, wired: str, route: TopicRouteData, known: Iterable[_A
     )
 
 
-def _is_own(topic: str, info: ClusterInfo) -> bool:
-    """Return whether RocketMQ created a topic for itself, or for a consumer group."""
-    own = {_PROXYS_OWN, *(broker.broker_name for broker in info.brokers)}
-    for cluster in info.clusters:
-        own |= {cluster, f"{cluster}{_REPLIES}"}
-    return topic in own or is_internal_topic(topic)
+def _own_topics(info: ClusterInfo) -> frozenset[str]:
+    """Return the topics that servers name after themselves."""
+    brokers = (broker.broker_name for broker in info.brokers)
+    replies = (f"{cluster}{_REPLIES}" for cluster in info.clusters)
+    return frozenset((_PROXYS_OWN, *brokers, *info.clusters, *replies))

@@ -20,7 +20,7 @@ from rocketmq_spark.errors import (
     RocketMQError,
     TopicRouteStaleException,
 )
-from rocketmq_spark.model.names import check_topic, is_system_topic
+from rocketmq_spark.model.names import is_system_topic
 from rocketmq_spark.model.route import MAX_QUEUES, PERM_READ, PERM_WRITE, TopicRouteData, masters_of
 from rocketmq_spark.protocol.remoting.topic_config import BATCH_CQ, MESSAGE_TYPE, QUEUE_TYPE
 from rocketmq_spark.transport.parallel import query_all
@@ -36,10 +36,9 @@ _POLL: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """The topic to create; `wired` is its name with the namespace, `inner` asks for queues for inner batches."""
+    """The topic to create; `inner` asks for queues for inner batches."""
 
     name: str
-    wired: str
     queues: int
     message_type: str | None
     inner: bool
@@ -51,7 +50,6 @@ class NewTopic:
 
     def check(self) -> None:
         """Raise an OptionError or MQClientException for values that brokers would reject, or accept and lose."""
-        check_topic(self.wired)
         if is_system_topic(self.name):
             raise MQClientException(f"creating topic {self.name}: it is one of RocketMQ's own")
         if not isinstance(self.queues, int) or isinstance(self.queues, bool) or self.queues < 1:
@@ -86,9 +84,7 @@ def create_topic(
         _refuse_existing(transport, new, timeout)
 
     def create(broker: str) -> None:
-        transport.create_topic(
-            masters[broker], new.wired, new.queues, _READ_WRITE, timeout, attributes=new.attributes()
-        )
+        transport.create_topic(masters[broker], new.name, new.queues, _READ_WRITE, timeout, attributes=new.attributes())
 
     failed = {broker: why for broker, why in query_all(masters, create).items() if isinstance(why, RocketMQError)}
     if failed:
@@ -121,7 +117,7 @@ def _masters(transport: RemotingTransport, cluster: str | None, timeout: float) 
 
 def _refuse_existing(transport: RemotingTransport, new: NewTopic, timeout: float) -> None:
     with contextlib.suppress(TopicRouteStaleException):
-        route = transport.query_route(new.wired, timeout)
+        route = transport.query_route(new.name, timeout)
         there = ", ".join(f"{data.broker_name}: {data.write_queue_nums} queues" for data in route.queue_datas)
         kind = (
             f"its message type to {new.message_type.upper()}"
@@ -152,7 +148,7 @@ def known_to_all(
     deadline = clock() + patience
     while True:
         late = clock() > deadline
-        answers = query_all(name_servers, lambda address: transport.name_servers.route_at(address, new.wired, timeout))
+        answers = query_all(name_servers, lambda address: transport.name_servers.route_at(address, new.name, timeout))
         # A name server that is down asks the brokers when it is back.
         answering = [answer for answer in answers.values() if not isinstance(answer, RemotingException)]
         least = 0 if late else perm

@@ -89,10 +89,9 @@ def offsets_of(
     queues = TopicQueues(own, transport, time.monotonic, {topic: route})
 
     def ask(queue: MessageQueue, address: str, timeout: float) -> QueueOffsets:
-        wired = queues.on_wire(queue)
         # An empty queue of the type BatchCQ answers -1.
-        first = max(0, transport.min_offset(wired, address, timeout))
-        return QueueOffsets(queue, first, transport.max_offset(wired, address, timeout))
+        first = max(0, transport.min_offset(queue, address, timeout))
+        return QueueOffsets(queue, first, transport.max_offset(queue, address, timeout))
 
     asked = [
         MessageQueue(topic, data.broker_name, queue_id)
@@ -146,7 +145,8 @@ def queue_offsets(name_servers: str | Sequence[str], topic: str, *, timeout: flo
         No name server knows the topic.
     """
     options = admin_options({"name_server": name_servers}, timeout, {})
-    with RemotingTransport(options.connection.name_server) as transport:
+    namespace = options.connection.namespace or ""
+    with RemotingTransport(options.connection.name_server, namespace=namespace) as transport:
         answers = offsets_of(options, transport, topic, transport.query_route(topic, timeout))
     found = []
     for answer in answers.values():

@@ -110,7 +110,7 @@ class PullStatus(enum.Enum):
 class PullTarget:
     """What all pull requests for one queue share. Equality is identity."""
 
-    queue: MessageQueue  # With the topic as brokers know it
+    queue: MessageQueue
     consumer_group: str
     max_msg_nums: int  # The server also has limits of its own
     sub_expression: str  # ``*``, ``tagA || tagB``, or SQL92
@@ -145,7 +145,7 @@ class PullOutcome:
 class Pulled:
     """The records of one response, and which of their messages count."""
 
-    queue: MessageQueue  # With the topic as the user knows it
+    queue: MessageQueue
     # start, end: The first offset that counts, and the one after the last
     start: int
     end: int

@@ -37,8 +37,6 @@ class SendResult:
     msg_id : str
         The client's own id (``UNIQ_KEY``). Of a batch, its members' ids joined by commas, or the batch's id where the
         broker stored it as one.
-    message_queue : MessageQueue
-        Its topic has no namespace.
     queue_offset : int
         Of a batch, the offset of its first message.
     offset_msg_id : str, default ""
@@ -180,7 +178,7 @@ def ending(request: EndTransaction) -> str:
 class RecallMessage:
     """A request to recall a delayed message (RECALL_MESSAGE, RecallMessage)."""
 
-    topic: str  # As servers know it
+    topic: str
     recall_handle: str  # From the acknowledgement of the message
     producer_group: str
     broker_name: str  # The broker in the handle; proxies ignore it

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import rocketmq_spark.options.kinds as kinds
 from rocketmq_spark.errors import OptionError
+from rocketmq_spark.model.names import wrap
 from rocketmq_spark.options.kinds import (
     ADDRESSES,
     BOOLEAN,
@@ -146,10 +147,9 @@ class ConnectionOptions:
         """The servers that return routes: name servers, or the proxies."""
         return self.endpoints if self.over_grpc else self.name_server
 
-    @property
-    def wrapped_namespace(self) -> str:
-        """The prefix of the names of topics and groups; empty over gRPC, where the namespace is a field of its own."""
-        return "" if self.over_grpc else self.namespace or ""
+    def wire_name(self, name: str) -> str:
+        """Return the servers' name of a topic or group: over gRPC the namespace is no part of it."""
+        return name if self.over_grpc else wrap(self.namespace, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,11 +175,6 @@ class ConnectedOptions:
     def over_grpc(self) -> bool:
         """See `ConnectionOptions.over_grpc`."""
         return self.connection.over_grpc
-
-    @property
-    def wrapped_namespace(self) -> str:
-        """See `ConnectionOptions.wrapped_namespace`."""
-        return self.connection.wrapped_namespace
 
 
 # Defaults over gRPC. Some clients of proxies take any compressed body for gzip, which consumers over remoting cannot

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import rocketmq_spark.options.kinds as kinds
-from rocketmq_spark.model.names import DEFAULT_PRODUCER_GROUP, MAX_GROUP_LENGTH
+from rocketmq_spark.model.names import DEFAULT_PRODUCER_GROUP, MAX_GROUP_LENGTH, MAX_TOPIC_LENGTH
 from rocketmq_spark.options.connection import ConnectedOptions, ConnectionOptions, Spelling, security_contradictions
 from rocketmq_spark.options.kinds import BOOLEAN, INSTANCE_NAME, INT_MAX, MIB, TOPIC, WRITE, option, specs_of
 
@@ -164,6 +164,12 @@ def sink_contradictions(options: SinkOptions, spelt: Spelling) -> Iterator[str]:
     yield from against_bounds(options, _NOT_ABOVE)
     yield from _of_faults(options.connection)
     yield from _of_dead_letters(options)
+    for topic in filter(None, (options.topic, options.dead_letter_topic)):
+        if len(options.connection.wire_name(topic)) > MAX_TOPIC_LENGTH:
+            yield (
+                f"topic {topic} in namespace {options.connection.namespace} has a name of more than {MAX_TOPIC_LENGTH} "
+                "characters: shorten one of the two"
+            )
     if bool(options.machine_room) != (options.queue_selector == "machineRoom"):
         yield (
             f"queueSelector is {options.queue_selector or 'not set'} and machineRoom is "

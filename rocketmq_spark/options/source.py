@@ -131,7 +131,7 @@ class SourceOptions(ConnectedOptions):
     # fmt: on
 
     def reads(self, queue: MessageQueue) -> bool:
-        """Return whether a queue is to be read; its topic has no namespace."""
+        """Return whether a queue is to be read."""
         if self.assign:
             asked = queue in self.assign
         elif self.subscribe_pattern is not None:

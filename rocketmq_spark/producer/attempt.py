@@ -193,7 +193,7 @@ class PreparedAttempt:
 
 
 class SendAttempt:
-    """Makes the attempts of one producer, whose group has the namespace; safe for many threads."""
+    """Makes the attempts of one producer; safe for many threads."""
 
     def __init__(self, producer_group: str, options: ProducerOptions, instance: ClientInstance, hooks: Hooks) -> None:
         self._producer_group = producer_group
@@ -260,7 +260,7 @@ class SendAttempt:
                 broker_addr=address,
                 message=message,
                 message_queue=queue,
-                namespace=options.wrapped_namespace,
+                namespace="" if options.over_grpc else options.connection.namespace or "",
                 message_type=message_type_of(message),
             )
         )

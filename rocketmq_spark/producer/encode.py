@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rocketmq_spark.errors import CompressionError, MQClientException
-from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendOutcome
-from rocketmq_spark.model.names import RETRY_PREFIX, check_topic, is_none, unwrap, wrap
+from rocketmq_spark.model.message import EncodedBatch, Message, SendOutcome
+from rocketmq_spark.model.names import RETRY_PREFIX, check_topic, is_none, wrap
 from rocketmq_spark.model.properties import (
     INNER_MULTI_DISPATCH,
     INSTANCE_ID,
@@ -36,12 +36,11 @@ logger = logging.getLogger("rocketmq_spark.producer")
 class EncodedMessage:
     """A message, or a batch of messages, as every attempt sends it.
 
-    `message` is the copy that is sent; its topic has the namespace, `topic` has not. `msg_id` is the ``UNIQ_KEY``; of a
-    batch, those of its messages, joined by commas.
+    `message` is the copy that is sent. `msg_id` is the ``UNIQ_KEY``; of a batch, those of its messages, joined by
+    commas.
     """
 
     message: Message
-    topic: str
     encoded: EncodedBatch
     msg_id: str
     reconsume_times: int = 0
@@ -55,7 +54,7 @@ class EncodedMessage:
         return SendResult(
             status=outcome.status,
             msg_id=outcome.batch_uniq_id or self.msg_id,
-            message_queue=MessageQueue(self.topic, outcome.queue.broker_name, outcome.queue.queue_id),
+            message_queue=outcome.queue,
             queue_offset=outcome.queue_offset,
             offset_msg_id=outcome.offset_msg_id,
             transaction_id=outcome.transaction_id,
@@ -69,7 +68,7 @@ class MessageEncoder:
     """Encodes the messages of one producer; `next_id` returns a new ``UNIQ_KEY``."""
 
     def __init__(self, options: ProducerOptions, next_id: Callable[[], str]) -> None:
-        self._namespace = options.wrapped_namespace
+        self._namespace = None if options.over_grpc else options.connection.namespace
         self._max_message_size = options.max_message_size
         self._compress_over = options.compress_msg_body_over_howmuch
         self._compression = None if options.compress_type == "NONE" else CompressionType.parse(options.compress_type)
@@ -84,9 +83,7 @@ class MessageEncoder:
         MQClientException
             The broker would not store the message; see `check_message`.
         """
-        if self._namespace and message is not None:
-            message = replace(message, topic=wrap(self._namespace, message.topic))
-        check_message(message, self._max_message_size)
+        check_message(message, self._max_message_size, self._namespace)
         properties = dict(message.properties)
         unique_id = properties.get(UNIQ_KEY) or self._next_id()
         properties[UNIQ_KEY] = unique_id
@@ -97,13 +94,12 @@ class MessageEncoder:
             sys_flag |= TRANSACTION_PREPARED_TYPE
         sent = replace(message, body=body, properties=properties)
         encoded = encode_single(sent, sys_flag)
-        topic = unwrap(sent.topic, self._namespace)
         if not sent.topic.startswith(RETRY_PREFIX):
-            return EncodedMessage(sent, topic, encoded, unique_id)
+            return EncodedMessage(sent, encoded, unique_id)
         # The properties stay in the message. Java removes them, so that its second attempt finds neither.
         reconsume_times = _number(properties, RECONSUME_TIME) or 0
         max_reconsume_times = _number(properties, MAX_RECONSUME_TIMES)
-        return EncodedMessage(sent, topic, encoded, unique_id, reconsume_times, max_reconsume_times)
+        return EncodedMessage(sent, encoded, unique_id, reconsume_times, max_reconsume_times)
 
     def encode_batch(self, messages: Sequence[Message]) -> EncodedMessage:
         """Return several messages of one topic as one request; raises as `encode_message_batch`."""
@@ -129,8 +125,8 @@ def encode_message_batch(
 ) -> EncodedMessage:
     """Return messages as one request: the broker stores all or none. A batch is never compressed.
 
-    The topic of the messages has no namespace. `max_message_size` limits the whole body. `next_id` returns an id for
-    each message that has none, and one for the batch.
+    `max_message_size` limits the whole body. `next_id` returns an id for each message that has none, and one for the
+    batch. Over remoting, `namespace` is that of the topic.
 
     Raises
     ------
@@ -147,23 +143,21 @@ def encode_message_batch(
         body = encode_batch(members)
     except (MQClientException, ValueError, TypeError) as exc:
         raise MQClientException(f"making a batch of messages: {exc}") from exc
-    topic = wrap(namespace, members[0].topic)
+    topic = members[0].topic
     properties = {WAIT: str(members[0].wait_store_msg_ok).lower(), UNIQ_KEY: next_id()}
     if not is_none(namespace):
         properties[INSTANCE_ID] = str(namespace)
     # As in Java, the limits of one message hold for the name with its namespace and for the whole body.
     message = Message(topic, body, properties=properties)
-    check_message(message, max_message_size)
+    check_message(message, max_message_size, namespace)
     encoded = EncodedBatch(topic, (body,), len(members), len(body), properties=encode_properties(properties).decode())
-    return EncodedMessage(
-        message, unwrap(topic, namespace), encoded, ",".join(str(member.unique_id) for member in members)
-    )
+    return EncodedMessage(message, encoded, ",".join(str(member.unique_id) for member in members))
 
 
-def check_message(message: Message | None, max_message_size: int) -> None:
+def check_message(message: Message | None, max_message_size: int, namespace: str | None = None) -> None:
     """Raise if brokers would not store the message (``Validators.checkMessage``).
 
-    The topic has the namespace. The size of the body is limited before compression.
+    The length of the topic is limited with its namespace, the size of the body before compression.
 
     Raises
     ------
@@ -172,7 +166,7 @@ def check_message(message: Message | None, max_message_size: int) -> None:
     """
     if message is None:
         raise _illegal("sending a message: it is None; give a Message")
-    check_topic(message.topic)
+    check_topic(wrap(namespace, message.topic))
     sending = f"sending a message to topic {message.topic!r}"
     body = message.body
     if not isinstance(body, bytes):

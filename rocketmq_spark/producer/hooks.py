@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
 
 from rocketmq_spark.model.message import Message, MessageQueue, SendStatus
-from rocketmq_spark.model.names import unwrap
 from rocketmq_spark.model.send_result import LocalTransactionState, SendResult
 from rocketmq_spark.sink.trace import FLUSH_SECONDS, MessageType, PubTrace, SendTrace, trace_messages
 
@@ -61,7 +60,7 @@ class SendMessageContext:
     Parameters
     ----------
     message : Message
-        As it is sent: its topic has the namespace, its body may be compressed.
+        As it is sent: its body may be compressed.
     send_result : SendResult or None
         Set after an answered send.
     exception : BaseException or None
@@ -188,8 +187,8 @@ class TraceHook:
             PubTrace(
                 time_stamp=started,
                 region_id=result.region_id,
-                group_name=unwrap(context.producer_group, context.namespace),
-                topic=unwrap(message.topic, context.namespace),
+                group_name=context.producer_group,
+                topic=message.topic,
                 msg_id=result.msg_id,
                 tags=message.tags,
                 keys=message.keys,

@@ -20,7 +20,7 @@ from typing import Any
 
 from rocketmq_spark.errors import MQClientException, RocketMQError, RouteNotFoundException
 from rocketmq_spark.model.message import Message, MessageQueue
-from rocketmq_spark.model.names import is_blank, wrap
+from rocketmq_spark.model.names import is_blank
 from rocketmq_spark.model.send_result import SendResult
 from rocketmq_spark.producer.async_send import AsyncSend, BackPressure, SendFuture
 from rocketmq_spark.producer.attempt import Attempt, Deadline, SendAttempt, SendLoop
@@ -51,7 +51,6 @@ class MessageSender:
     ) -> None:
         options = attempt.options
         self._options = options
-        self._namespace = options.wrapped_namespace
         self._attempt = attempt
         self._instance = attempt.instance
         self._encoder = encoder
@@ -222,7 +221,7 @@ class MessageSender:
             self._attempt.update_fault(FaultSite.RETURNED, queue.broker_name, began)
             return result
 
-        return loop.run(encoded.topic, deadline, select, reported_attempt)
+        return loop.run(encoded.message.topic, deadline, select, reported_attempt)
 
     def _chosen_queue(
         self,
@@ -235,28 +234,25 @@ class MessageSender:
         """Return the queue that the caller or its selector has chosen; None if neither is given."""
         if queue is None and selector is None:
             return None
-        topic = encoded.topic
+        topic = encoded.message.topic
         if self._options.over_grpc:
             raise _not_over_grpc(
                 f"sending to a queue of topic {topic}: a proxy chooses the queues itself; leave queue and "
                 "selector out, messages of one sharding_key keep their order in a topic of the type FIFO"
             )
         if queue is not None:
-            wrapped = replace(queue, topic=wrap(self._namespace, queue.topic))
-            if wrapped.topic != encoded.message.topic:
+            if queue.topic != topic:
                 raise MQClientException(
                     f"sending to {queue}: the message's topic is {topic}, the queue must be one of it"
                 )
-            return wrapped
+            return queue
         assert selector is not None
         try:
-            info = self._route(encoded.message.topic, deadline)
+            info = self._route(topic, deadline)
         except RouteNotFoundException as exc:
             code = exc.response_code if exc.response_code == NO_NAME_SERVER else -1
             raise MQClientException(str(exc), code) from exc
-        queues = [replace(queue, topic=topic) for queue in info.queues]
-        selected = select_queue(selector, queues, replace(encoded.message, topic=topic), arg)
-        return replace(selected, topic=wrap(self._namespace, selected.topic))
+        return select_queue(selector, list(info.queues), encoded.message, arg)
 
     def _route(self, topic: str, deadline: Deadline) -> TopicPublishInfo:
         info = self._instance.routes.cached(topic)
@@ -283,7 +279,7 @@ class MessageSender:
         configs = self._instance.topic_configs.get({topic: info.route})[topic]
         if configs.compacted:
             raise MQClientException(
-                f"sending a batch to topic {encoded.topic}: message {keyless} has no keys, and brokers of a "
+                f"sending a batch to topic {topic}: message {keyless} has no keys, and brokers of a "
                 "compaction topic (cleanup.policy=COMPACTION) drop such messages; set the keys of every message",
                 ResponseCode.MESSAGE_ILLEGAL,
             )
@@ -292,7 +288,7 @@ class MessageSender:
             logger.warning(
                 "sending batches without keys to topic %s: whether it is a compaction topic, which drops such "
                 "messages, is unknown: %s",
-                encoded.topic,
+                topic,
                 next(iter(configs.unknown.values())),
             )
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from rocketmq_spark.errors import MQClientException, RocketMQError, RouteNotFoundException
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import MessageExt, decode_message_id
-from rocketmq_spark.model.names import DLQ_PREFIX, RETRY_PREFIX, check_topic, is_system_topic, unwrap, wrap
+from rocketmq_spark.model.names import DLQ_PREFIX, RETRY_PREFIX, check_topic, is_system_topic
 from rocketmq_spark.model.route import masters_of
 from rocketmq_spark.model.send_result import RecallMessage, broker_name_of
 from rocketmq_spark.options.producer import ProducerOptions
@@ -25,7 +25,7 @@ _READ_WRITE = 6
 
 
 class MQAdmin(ABC):
-    """Requests that a running producer can make. Topics and queues have no namespace.
+    """Requests that a running producer can make.
 
     Every method raises ``MQClientException`` if the producer does not run, ``RouteNotFoundException`` for an unknown
     topic, ``RemotingException`` if the server cannot be reached, and ``MQBrokerException`` if it rejects the request.
@@ -57,16 +57,15 @@ class MQAdmin(ABC):
             The name is not allowed, or some brokers failed: the text names each.
         """
         instance = self._running()
-        topic = self._wrapped(new_topic)
-        check_topic(topic)
+        check_topic(self._options.connection.wire_name(new_topic))
         if is_system_topic(new_topic):
             raise MQClientException(f"creating topic {new_topic}: it is one of the server's own")
-        route = instance.transport.query_route(self._wrapped(key), self._api_timeout)
+        route = instance.transport.query_route(key, self._api_timeout)
         masters = masters_of(route.broker_datas)
         errors = {}
         for name, address in sorted(masters.items()):
             try:
-                instance.transport.create_topic(address, topic, queue_num, perm, self._api_timeout)
+                instance.transport.create_topic(address, new_topic, queue_num, perm, self._api_timeout)
             except RocketMQError as exc:
                 errors[name] = exc
         if errors or not masters:
@@ -82,29 +81,24 @@ class MQAdmin(ABC):
         MQBrokerException
             Code 17: no name server knows the topic, even if the first message would create it.
         """
-        wrapped = self._wrapped(topic)
-        route = self._running().transport.query_route(wrapped, self._api_timeout)
-        return [replace(queue, topic=topic) for queue in publish_info_of(wrapped, route).queues]
+        route = self._running().transport.query_route(topic, self._api_timeout)
+        return list(publish_info_of(topic, route).queues)
 
     def max_offset(self, queue: MessageQueue) -> int:
         """Return the offset of the queue's next message; 0 for a queue that the broker does not have."""
-        wrapped, address = self._located(queue)
-        return self._running().transport.max_offset(wrapped, address, self._api_timeout)
+        return self._running().transport.max_offset(queue, self._address(queue), self._api_timeout)
 
     def min_offset(self, queue: MessageQueue) -> int:
         """Return the offset of the queue's oldest message; 0 for a queue that the broker does not have."""
-        wrapped, address = self._located(queue)
-        return self._running().transport.min_offset(wrapped, address, self._api_timeout)
+        return self._running().transport.min_offset(queue, self._address(queue), self._api_timeout)
 
     def search_offset(self, queue: MessageQueue, timestamp: int) -> int:
         """Return the offset of the first message stored at `timestamp` (epoch milliseconds) or later."""
-        wrapped, address = self._located(queue)
-        return self._running().transport.search_offset(wrapped, timestamp, address, self._api_timeout)
+        return self._running().transport.search_offset(queue, timestamp, self._address(queue), self._api_timeout)
 
     def earliest_msg_store_time(self, queue: MessageQueue) -> int:
         """Return when the queue's oldest message was stored, epoch milliseconds; -1 if the queue is empty."""
-        wrapped, address = self._located(queue)
-        return self._running().transport.earliest_msg_store_time(wrapped, address, self._api_timeout)
+        return self._running().transport.earliest_msg_store_time(queue, self._address(queue), self._api_timeout)
 
     def view_message(self, offset_msg_id: str, topic: str = "") -> MessageExt:
         """Return a stored message, decompressed.
@@ -125,13 +119,9 @@ class MQAdmin(ABC):
         """
         transport = self._running().transport
         address, offset = decode_message_id(offset_msg_id)
-        message = transport.view_message(address, offset, self._api_timeout, topic=self._wrapped(topic))
-        return replace(
-            message,
-            topic=unwrap(message.topic, self._options.wrapped_namespace),
-            body=decompress(message.body, message.sys_flag),
-            sys_flag=message.sys_flag & ~COMPRESSED_FLAG,
-        )
+        message = transport.view_message(address, offset, self._api_timeout, topic=topic)
+        body = decompress(message.body, message.sys_flag)
+        return replace(message, body=body, sys_flag=message.sys_flag & ~COMPRESSED_FLAG)
 
     def recall_message(self, topic: str, recall_handle: str) -> str:
         """Take a delayed message back before it is delivered, and return its id. Works over gRPC, too.
@@ -150,8 +140,7 @@ class MQAdmin(ABC):
         """
         service = self._running_service()
         routes, timeout = service.instance.routes, self._options.send_msg_timeout / 1000
-        topic = self._wrapped(topic)
-        check_topic(topic)
+        check_topic(self._options.connection.wire_name(topic))
         if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
             raise MQClientException(
                 f"recalling a message of topic {topic}: a retry or dead-letter topic holds no such one"
@@ -181,9 +170,5 @@ class MQAdmin(ABC):
     def _api_timeout(self) -> float:
         return self._options.connection.mq_client_api_timeout / 1000
 
-    def _wrapped(self, topic: str) -> str:
-        return wrap(self._options.wrapped_namespace, topic)
-
-    def _located(self, queue: MessageQueue) -> tuple[MessageQueue, str]:
-        wrapped = replace(queue, topic=self._wrapped(queue.topic))
-        return wrapped, broker_address(self._running().routes, wrapped)
+    def _address(self, queue: MessageQueue) -> str:
+        return broker_address(self._running().routes, queue)

@@ -38,7 +38,8 @@ class Producer(MQAdmin):
     transport : str or Transport, optional
         ``"remoting"`` for the brokers that `name_server` knows, ``"grpc"`` for the RocketMQ 5 proxies of `endpoints`.
         Default: ``"grpc"`` if only `endpoints` are given. A
-        :class:`~rocketmq_spark.testing.scripted.ScriptedTransport` makes tests without a server.
+        :class:`~rocketmq_spark.testing.scripted.ScriptedTransport` makes tests without a server. The property
+        `namespace` does not reach a transport of your own.
     transaction_listener : TransactionListener, optional
         Decides on half messages.
     async_sender_executor, callback_executor : concurrent.futures.Executor, optional

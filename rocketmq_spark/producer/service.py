@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from rocketmq_spark.errors import MQClientException, RocketMQError
 from rocketmq_spark.model.message import Message
-from rocketmq_spark.model.names import MAX_GROUP_LENGTH, check_group, unwrap, wrap
+from rocketmq_spark.model.names import MAX_GROUP_LENGTH, check_group
 from rocketmq_spark.model.send_result import SendResult, TransactionCheck
 from rocketmq_spark.options.connection import ConnectionOptions
 from rocketmq_spark.options.producer import ProducerOptions, producer_options
@@ -155,7 +155,7 @@ class OwnPool(ThreadPoolExecutor):
 class ProducerService:
     """A running producer: its client instance, its thread pools, and what sends its messages.
 
-    The group has no namespace. The caller may add retry response codes later.
+    The caller may add retry response codes later.
 
     Raises
     ------
@@ -179,9 +179,8 @@ class ProducerService:
         callback_executor: Executor | None = None,
         retry_response_codes: set[int] | None = None,
     ) -> None:
-        group = wrap(options.wrapped_namespace, producer_group)
-        check_group(group)
-        self.producer_group = group
+        check_group(options.connection.wire_name(producer_group))
+        self.producer_group = producer_group
         self._options = options
         self._hooks = hooks
         self._transport = transport
@@ -195,7 +194,7 @@ class ProducerService:
         encoder = MessageEncoder(options, _message_ids().next_id if options.over_grpc else _unique_ids().next_id)
         connection = SharedConnection.of(options.connection, transport)
         # Joined after everything that may raise: no one else would take the group out of the instance again.
-        self.instance = registry.join(self.client_id, connection, group, self._on_check, self._new_instance)
+        self.instance = registry.join(self.client_id, connection, producer_group, self._on_check, self._new_instance)
         processors = os.cpu_count() or 4
         async_pool = OwnPool("AsyncSenderExecutor", processors)
         callback_pool = OwnPool("ClientCallbackExecutor", options.client_callback_executor_threads or processors)
@@ -203,7 +202,7 @@ class ProducerService:
         # Threads start with the first task, so unused pools cost nothing.
         self._pools = (async_pool, callback_pool)
         self.sender = MessageSender(
-            SendAttempt(group, options, self.instance, hooks),
+            SendAttempt(producer_group, options, self.instance, hooks),
             encoder,
             async_executor=async_sender_executor or async_pool,
             callback_executor=callback_executor or callback_pool,
@@ -212,7 +211,7 @@ class ProducerService:
             ),
         )
         self.transactions = Transactions(
-            group,
+            producer_group,
             options,
             self.instance,
             hooks,
@@ -224,19 +223,18 @@ class ProducerService:
     def look_up_topics(self) -> None:
         """Look up the topics that the options name; a failure is logged."""
         for topic in self._options.topics:
-            wrapped = wrap(self._options.wrapped_namespace, topic)
             try:
-                self.instance.routes.find(wrapped, self._options.connection.mq_client_api_timeout / 1000)
+                self.instance.routes.find(topic, self._options.connection.mq_client_api_timeout / 1000)
             except RocketMQError as exc:
                 logger.warning("looking up topic %s at the start: %s", topic, exc)
 
     def start_trace(self) -> None:
         """Trace every message from now on, through a tracer on the same client instance; a failure is logged.
 
-        With another instance, the tracer would close the caller's transport and receive the brokers' checks.
+        With another instance, the tracer would close the caller's transport and receive the brokers' checks. Only in a
+        namespace has it an instance and connections of its own, because trace messages are in no namespace.
         """
-        options = self._options
-        group = unwrap(self.producer_group, options.wrapped_namespace)
+        options, group = self._options, self.producer_group
         try:
             tracer = _new_tracer(group, self._transport, options.connection, instance_name=self.instance_name)
         except Exception:
@@ -301,8 +299,7 @@ def batch_trace_sender(options: SinkOptions, transport: Transport | None = None)
 
     A given transport is used instead of new connections.
     """
-    group = unwrap(options.producer_group, options.wrapped_namespace)
-    tracer = _new_tracer(group, transport, options.connection)
+    tracer = _new_tracer(options.producer_group, transport, options.connection)
     try:
         yield tracer.send
     finally:

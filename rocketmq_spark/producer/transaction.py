@@ -23,7 +23,6 @@ from typing import Any, Final, Protocol
 from rocketmq_spark.errors import MQClientException, RocketMQError
 from rocketmq_spark.model.message import Message, SendStatus
 from rocketmq_spark.model.message_ext import MessageExt, decode_message_id
-from rocketmq_spark.model.names import unwrap, wrap
 from rocketmq_spark.model.properties import (
     DELAY,
     PGROUP,
@@ -83,7 +82,7 @@ class TransactionListener(Protocol):
 
 
 class Transactions:
-    """The transactions of one producer, whose group has the namespace.
+    """The transactions of one producer.
 
     `send` sends a message synchronously, with retries. The listener's checks run on `check_executor`.
     """
@@ -100,7 +99,6 @@ class Transactions:
         check_executor: Executor,
     ) -> None:
         self._producer_group = producer_group
-        self._namespace = options.wrapped_namespace
         self._timeout = options.send_msg_timeout / 1000
         self._instance = instance
         self._hooks = hooks
@@ -174,7 +172,7 @@ class Transactions:
         return plain.with_properties({TRAN_MSG: "true", PGROUP: self._producer_group})
 
     def _end(self, half: Message, result: SendResult, state: LocalTransactionState, failure: Exception | None) -> None:
-        queue = replace(result.message_queue, topic=wrap(self._namespace, result.message_queue.topic))
+        queue = result.message_queue
         address = broker_address(self._instance.routes, queue)
         # A proxy returns neither queue nor offset.
         has_offset = queue.queue_id >= 0
@@ -194,11 +192,7 @@ class Transactions:
 
     def _answer(self, check: TransactionCheck, listener: TransactionListener) -> None:
         try:
-            message = replace(
-                check.message,
-                topic=unwrap(check.message.topic, self._namespace),
-                properties={**check.message.properties, TRANSACTION_ID: check.unique_id},
-            )
+            message = replace(check.message, properties={**check.message.properties, TRANSACTION_ID: check.unique_id})
             # A body that can't be decompressed is answered as unknown, with the cause as the remark.
             state, failure = _decided(lambda: listener.check_local_transaction(_decompressed(message)))
             end = check.answer(_ENDS[state], _remark("checking the local transaction", failure))

@@ -40,8 +40,10 @@ class SharedConnection:
     ----------
     options : ConnectionOptions
         With the address of this host, and with the values of the variables that secrets refer to, because a variable is
-        read once. A reference to a file stays as it is: its content may change. Over remoting without the namespace,
-        which each producer adds to its own topics.
+        read once. A reference to a file stays as it is: its content may change. Over remoting without the namespace.
+    namespace : str
+        The namespace of a transport of our own over remoting. Clients of different namespaces have their own instances,
+        whatever else they have in common.
     provider : type or None
         The class of the credentials provider.
     transport : Transport or None
@@ -49,6 +51,7 @@ class SharedConnection:
     """
 
     options: ConnectionOptions = field(repr=False)
+    namespace: str
     provider: type[Any] | None
     transport: Transport | None
 
@@ -66,7 +69,8 @@ class SharedConnection:
             client_ip=options.client_ip or local_ip(),
             namespace=options.namespace if options.over_grpc else None,
         )
-        return cls(resolved, provider_class(options), transport)
+        namespace = "" if options.over_grpc or transport is not None else options.namespace or ""
+        return cls(resolved, namespace, provider_class(options), transport)
 
     def differences(self, other: SharedConnection) -> list[str]:
         """Return the names of the options that differ, never their values."""
@@ -142,6 +146,8 @@ def new_transport(options: ConnectionOptions, client_id: str, *, polled: bool = 
         client_async_semaphore_value=options.client_async_semaphore_value,
         client_oneway_semaphore_value=options.client_oneway_semaphore_value,
         sign_name_server_requests=options.sign_name_server_requests,
+        namespace=options.namespace or "",
+        create_topic_key=options.create_topic_key,
         polled=polled,
     )
 

@@ -2,9 +2,9 @@
 
 - Tasks share by connection options: tasks with other options get another instance. An instance without a task stays
   open for `IDLE_SECONDS`, so that the next task of a reused Python worker finds open connections.
-- Producers share by client id. A producer whose client id is in use with other connection options cannot start. (Java
-  shares by client id alone: the second producer then sends through the first one's connections.) The last producer that
-  leaves closes the instance.
+- Producers share by client id and namespace. A producer cannot start if its client id is in use with other connection
+  options. (Java shares by client id alone: the second producer then sends through the first one's connections.) The
+  last producer that leaves closes the instance.
 - A group has one producer in an instance: a second one would take the place of the first at the brokers.
 - A forked process never uses its parent's instances.
 
@@ -79,7 +79,7 @@ class Registry:
         on_check: OnCheck | None,
         make: Callable[[], ClientInstance],
     ) -> ClientInstance:
-        """Return the instance of a client id for a producer of a group; `make` makes it if there is none.
+        """Return the instance of a client id and a namespace for a producer; `make` makes it if there is none.
 
         Raises
         ------
@@ -89,9 +89,10 @@ class Registry:
             The instance has a producer of that group.
         """
         with self._locked():
-            member = self._members.get(client_id)
+            key = client_id, connection.namespace
+            member = self._members.get(key)
             if member is None or member.instance.closed:
-                member = self._added(client_id, _Member(make(), connection))
+                member = self._added(key, _Member(make(), connection))
                 member.instance.transport.on_check_transaction = member.on_check_transaction
             if member.connection is not None and (differences := member.connection.differences(connection)):
                 raise OptionError(
@@ -104,7 +105,7 @@ class Registry:
                     f"starting a producer of group {producer_group}: client {client_id} has one already; use another "
                     "group, or give this one an instance_name of its own"
                 )
-            self._start(client_id, member.instance)
+            self._start(key, member.instance)
             member.groups[producer_group] = on_check
             member.instance.register(producer_group)
             return member.instance

@@ -224,7 +224,7 @@ class SelectMessageQueueByMachineRoom:
 def select_queue(
     selector: MessageQueueSelector, queues: Sequence[MessageQueue], message: Message, arg: object
 ) -> MessageQueue:
-    """Return the queue that a selector selects. Topics in `queues` and `message` have no namespace.
+    """Return the queue that a selector selects.
 
     Raises
     ------

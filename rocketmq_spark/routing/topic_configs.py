@@ -80,7 +80,7 @@ class TopicConfigs:
 class TopicConfigCache:
     """The answers of brokers about topics, by topic and broker; safe for many threads.
 
-    A write asks all brokers of a topic with `get`, a read asks one broker with `config`. Topics have their namespace.
+    A write asks all brokers of a topic with `get`, a read asks one broker with `config`.
     """
 
     def __init__(self, transport: TopicConfigTransport, clock: Callable[[], float]) -> None:

@@ -22,13 +22,12 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from rocketmq_spark.errors import DeliveryError, RemotingTimeoutException, RocketMQError
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendOutcome
-from rocketmq_spark.model.names import unwrap
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.batches import singles_of, split_batch
 from rocketmq_spark.routing.fault_strategy import FaultSite, FaultStrategy, site_of
@@ -239,9 +238,6 @@ class SendPipeline:
 
     def _record(self, batch: EncodedBatch, outcome: SendOutcome, now: float) -> None:
         queue = outcome.queue
-        if self._options.wrapped_namespace:
-            # Receipts have the user's names.
-            queue = replace(queue, topic=unwrap(queue.topic, self._options.wrapped_namespace))
         if self._options.send_mode == "oneway":
             self._recorder.record_sent(queue.broker_name, batch.rows, batch.nbytes, now)
             return

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 
 from rocketmq_spark.errors import RouteNotFoundException
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.model.names import wrap
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.codes import NO_NAME_SERVER
 from rocketmq_spark.routing.client_instance import ClientInstance
@@ -65,7 +64,7 @@ class RouteFinder:
         return self.find(topic).queues
 
     def find(self, topic: str) -> TopicPublishInfo:
-        """Return a topic's route; the topic is without its namespace.
+        """Return a topic's route.
 
         A first route, and a topic that no server knows, are waited for ``sendMsgTimeout`` for each name server or
         endpoint. A name server that was reached before is waited for until ``deliveryTimeoutMs``. A topic that proxies
@@ -76,10 +75,6 @@ class RouteFinder:
         MQClientException
             10004 without any name server, 10005 (`RouteNotFoundException`) if there is still no route.
         """
-        return self.find_wrapped(wrap(self._options.wrapped_namespace, topic))
-
-    def find_wrapped(self, topic: str) -> TopicPublishInfo:
-        """Return the route of a topic with its namespace; see `find`."""
         info = self._routes.cached(topic)
         if info is not None and info.ok:
             return info

@@ -14,13 +14,11 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from rocketmq_spark.errors import DeliveryError, RocketMQError
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendOutcome, SendRequest, SendStatus
-from rocketmq_spark.model.names import wrap
 from rocketmq_spark.model.route import broker_vip_channel
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.routing.client_instance import ClientInstance
@@ -178,8 +176,7 @@ class BatchSender:
             self._thread = thread
 
     def _offer(self, batch: EncodedBatch, queue: MessageQueue | None) -> None:
-        batch = self._named(batch)
-        self.routes.find_wrapped(batch.topic)
+        self.routes.find(batch.topic)
         with self._changed:
             if not self._has_room(batch):
                 self._wait_for(lambda: self._has_room(batch, plenty=True))
@@ -187,15 +184,9 @@ class BatchSender:
             self._pipeline.offer(batch, queue, self._clock())
             self._dispatch()
 
-    def _named(self, batch: EncodedBatch) -> EncodedBatch:
-        """Return the batch with the namespace in its topic."""
-        if not self._options.wrapped_namespace:
-            return batch
-        return replace(batch, topic=wrap(self._options.wrapped_namespace, batch.topic))
-
     def _has_route(self, topic: str) -> bool:
         # For other topics the caller's thread finds the route, or raises within seconds.
-        return self._instance.routes.cached(wrap(self._options.wrapped_namespace, topic)) is not None
+        return self._instance.routes.cached(topic) is not None
 
     def _has_room(self, batch: EncodedBatch, *, plenty: bool = False) -> bool:
         pending = self._pipeline.pending_bytes
@@ -294,7 +285,7 @@ class BatchSender:
                 event = None if self._events.empty() else self._events.get()
             if self._reading and self._batcher is not None:
                 for batch, queue in self._batcher.expired(now, self._has_route):
-                    self._pipeline.offer(self._named(batch), queue, now)
+                    self._pipeline.offer(batch, queue, now)
             self._dispatch()
             # Not at every outcome: a needless wakeup costs more than sending a message.
             if self._failed or self._awaited():
@@ -318,8 +309,7 @@ class OnewaySender(BatchSender):
         return
 
     def _offer(self, batch: EncodedBatch, queue: MessageQueue | None) -> None:
-        batch = self._named(batch)
-        self.routes.find_wrapped(batch.topic)
+        self.routes.find(batch.topic)
         self._pipeline.offer(batch, queue, self._clock())
         self._dispatch()
         self._raise_failure()

@@ -36,7 +36,7 @@ from rocketmq_spark.arrow.split import CustomSelector
 from rocketmq_spark.errors import OptionError, RouteNotFoundException
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.model.names import java_order, wrap
+from rocketmq_spark.model.names import java_order
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.records import MAX_BATCH_ROWS
 from rocketmq_spark.routing.client_instance import ClientInstance
@@ -288,14 +288,13 @@ def ordered_queues(
     if not options.ordered or options.over_grpc:
         return None
     assert options.topic is not None
-    topic = wrap(options.wrapped_namespace, options.topic)
     try:
         info = RouteFinder(options, instance).find(options.topic)
     except RouteNotFoundException as exc:
         if exc.unreachable or not known:
             raise
         logger.warning("ordered=true: every broker of topic %s is gone, its rows wait: %s", options.topic, exc)
-        return _queues_of(topic, known)
+        return _queues_of(options.topic, known)
     if info.template and not known:
         raise RouteNotFoundException(
             f"looking up the queues of topic {options.topic} for an ordered write: the topic does not exist, "
@@ -306,7 +305,7 @@ def ordered_queues(
         return info.queues
     listed = {} if info.template else {data.broker_name: data for data in info.route.queue_datas}
     numbers = {name: data.write_queue_nums for name, data in listed.items() if data.writable}
-    return _queues_of(topic, {**known, **numbers})
+    return _queues_of(options.topic, {**known, **numbers})
 
 
 def _queues_of(topic: str, numbers: Mapping[str, int]) -> Sequence[MessageQueue]:

@@ -23,7 +23,6 @@ from typing import Final
 
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model.message import EncodedBatch, Message, SendOutcome, SendStatus
-from rocketmq_spark.model.names import unwrap
 from rocketmq_spark.model.properties import KEYS, TAGS, UNIQ_KEY
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.records import decode_batch, decode_properties
@@ -62,8 +61,8 @@ def message_type_of(message: Message) -> MessageType:
 class PubTrace:
     """The trace record of one sent message (``TraceContext.java``, ``TraceBean.java``).
 
-    `time_stamp` is the begin of the attempt, epoch milliseconds; `cost_time` is in milliseconds. Group and topic are
-    without the namespace. `store_host` is the broker's ``host:port``, and `body_length` the size as sent.
+    `time_stamp` is the begin of the attempt, epoch milliseconds; `cost_time` is in milliseconds. `store_host` is the
+    broker's ``host:port``, and `body_length` the size as sent.
     """
 
     time_stamp: int
@@ -160,8 +159,7 @@ class BatchTracer:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._topic = options.trace_topic
-        self._group = unwrap(options.producer_group, options.wrapped_namespace)
-        self._namespace = options.wrapped_namespace
+        self._group = options.producer_group
         self._address_of = address_of
         self._clock = clock
         self._sender = open_sender()
@@ -211,7 +209,7 @@ class BatchTracer:
                 time_stamp=int(answered * 1000 - outcome.latency_ms),
                 region_id=outcome.region_id or "DefaultRegion",
                 group_name=self._group,
-                topic=unwrap(message.topic, self._namespace),
+                topic=message.topic,
                 msg_id=message.properties.get(UNIQ_KEY, ""),
                 tags=message.properties.get(TAGS),
                 keys=message.properties.get(KEYS),

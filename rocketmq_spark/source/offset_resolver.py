@@ -94,10 +94,10 @@ class OffsetResolver:
         return self._of_all(offsets, pull)
 
     def _min_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
-        return self._transport.min_offset(self._queues.on_wire(queue), address, timeout)
+        return self._transport.min_offset(queue, address, timeout)
 
     def _pulled(self, queue: MessageQueue, offset: int, address: str, timeout: float) -> PullOutcome:
-        target = PullTarget(self._queues.on_wire(queue), self._options.consumer_group, 1, "*", "TAG")
+        target = PullTarget(queue, self._options.consumer_group, 1, "*", "TAG")
         outcome = self._transport.pull_now(PullRequest(target, address, offset), timeout)
         if outcome.error is not None:
             raise outcome.error
@@ -132,7 +132,7 @@ class OffsetResolver:
 
     def max_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
         """Ask one broker for the offset that the queue's next message will get."""
-        return self._transport.max_offset(self._queues.on_wire(queue), address, timeout)
+        return self._transport.max_offset(queue, address, timeout)
 
     def once(
         self, queues: Sequence[MessageQueue], ask: _Ask[_T], *, trusted: bool = False
@@ -205,7 +205,7 @@ class OffsetResolver:
 
     def _at_by_broker(self, times: Mapping[MessageQueue, int]) -> dict[MessageQueue, int | None]:
         def search(queue: MessageQueue, address: str, timeout: float) -> int:
-            return self._transport.search_offset(self._queues.on_wire(queue), times[queue], address, timeout)
+            return self._transport.search_offset(queue, times[queue], address, timeout)
 
         earliest, latest = self._of_all(times, self._min_offset), self.latest(times)
         # A broker fails to search an empty queue of the type BatchCQ, whose minimum offset is -1.

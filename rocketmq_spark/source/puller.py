@@ -176,7 +176,7 @@ class Puller:
     def _target(self, queue: MessageQueue) -> PullTarget:
         options = self._options
         return PullTarget(
-            self._queues.on_wire(queue),
+            queue,
             options.consumer_group,
             options.pull_batch_size,
             options.sub_expression,

@@ -77,7 +77,7 @@ class GroupOffsets:
 
         def update(queue: MessageQueue, address: str, timeout: float) -> None:
             self._transport.update_consumer_offset(
-                self._queues.on_wire(queue), self._options.consumer_group, offsets[queue], address, timeout
+                queue, self._options.consumer_group, offsets[queue], address, timeout
             )
 
         joined, failed = self._bounds.once([*{queue.broker_name: queue for queue in present}.values()], self._join)

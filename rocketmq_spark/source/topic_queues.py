@@ -2,7 +2,7 @@
 
 The master is asked first. While it does not answer, its slaves are asked in turn, and the master again after each
 ``pullTimeoutMs``. A slave that was added later lacks the older messages, so its lower bounds count only if the master
-has not answered for ``readTimeoutMs``. Topics have the user's names here; brokers know them with their namespace.
+has not answered for ``readTimeoutMs``.
 Follows ``MQClientInstance.topicRouteData2TopicSubscribeInfo`` and ``findBrokerAddressInSubscribe``.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from rocketmq_spark.errors import (
@@ -21,7 +21,6 @@ from rocketmq_spark.errors import (
     RouteNotFoundException,
 )
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.model.names import wrap
 from rocketmq_spark.model.route import MASTER_ID, TopicRouteData
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
@@ -75,11 +74,6 @@ class TopicQueues:
         # By broker name.
         self._away: dict[str, _Away] = {}
         self._configs = TopicConfigCache(transport, clock)
-
-    def on_wire(self, queue: MessageQueue) -> MessageQueue:
-        """Return the queue as brokers know it."""
-        namespace = self._options.wrapped_namespace
-        return replace(queue, topic=wrap(namespace, queue.topic)) if namespace else queue
 
     def find(self) -> list[MessageQueue]:
         """Ask the name servers, and return the queues that can be read now, sorted.
@@ -238,7 +232,7 @@ class TopicQueues:
             try:
                 self._transport.check_filter(
                     self.address(queue),
-                    self.on_wire(queue).topic,
+                    queue.topic,
                     options.consumer_group,
                     options.sub_expression,
                     options.filter_type,
@@ -263,8 +257,8 @@ class TopicQueues:
 
     def config(self, queue: MessageQueue, address: str) -> TopicConfig:
         """Return the configuration of a queue's topic, as `TopicConfigCache.config`."""
-        topic, timeout = self.on_wire(queue).topic, self.deadline.limit(self._timeout)
-        return self._configs.config(topic, queue.broker_name, address, timeout)
+        timeout = self.deadline.limit(self._timeout)
+        return self._configs.config(queue.topic, queue.broker_name, address, timeout)
 
     def failed(self, queue: MessageQueue, address: str) -> None:
         """Note that a broker did not answer: another one is asked next, and the route is looked up again."""

@@ -23,7 +23,7 @@ from rocketmq_spark.errors import (
     TopicRouteStaleException,
 )
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.model.names import MAX_TOPIC_LENGTH, bare_name, is_internal_topic, wrap
+from rocketmq_spark.model.names import MAX_TOPIC_LENGTH, is_internal_topic
 from rocketmq_spark.model.route import TopicRouteData
 from rocketmq_spark.options.source import SourceOptions
 from rocketmq_spark.transport.base import ReadTransport
@@ -142,18 +142,16 @@ class TopicRoutes:
         if options.subscribe_pattern is None:
             named = options.assign or [queue for queue, _ in options.starting_offsets.offsets]
             return sorted({queue.topic for queue in named})
-        namespace = options.wrapped_namespace
-        listed = [wired for wired in self._all_topics() if not is_internal_topic(wired)]
+        listed = [topic for topic in self._all_topics() if not is_internal_topic(topic)]
         # Brokers create no such topics, and the time of a regular expression grows with the length of a name.
-        legal = [wired for wired in listed if len(wired) <= MAX_TOPIC_LENGTH]
+        legal = [topic for topic in listed if len(topic) <= MAX_TOPIC_LENGTH]
         if len(legal) < len(listed) and not self._warned_of_long_names:
             self._warned_of_long_names = True
             logger.warning(
                 "name servers list %d topics with names of more than %d characters; subscribePattern ignores them",
                 *(len(listed) - len(legal), MAX_TOPIC_LENGTH),
             )
-        users = (bare_name(wired, namespace) for wired in legal)
-        return sorted(topic for topic in users if topic is not None and options.reads(MessageQueue(topic, "", 0)))
+        return sorted(topic for topic in legal if options.reads(MessageQueue(topic, "", 0)))
 
     def known(self, topic: str) -> TopicRouteData | None:
         """Return the last known route."""
@@ -235,10 +233,9 @@ class TopicRoutes:
                 self._errors[topic] = error
 
     def _request(self, topic: str) -> TopicRouteData:
-        wired = wrap(self._options.wrapped_namespace, topic)
         try:
             timeout = self._deadline.limit(self._timeout * len(self._options.connection.name_server))
-            route = self._transport.query_route(wired, timeout)
+            route = self._transport.query_route(topic, timeout)
         except TopicRouteStaleException as exc:
             raise RouteNotFoundException(f"reading topic {topic}: {exc}") from exc
         except RemotingException as exc:

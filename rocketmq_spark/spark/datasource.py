@@ -25,7 +25,6 @@ from pyspark.sql.datasource import (
 )
 
 from rocketmq_spark.errors import OptionError, RocketMQError
-from rocketmq_spark.model.names import MAX_TOPIC_LENGTH
 from rocketmq_spark.options.parsing import parse_sink_options, parse_source_options
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.options.source import SourceOptions, option_warnings
@@ -131,14 +130,13 @@ class RocketMQDataSource(DataSource):
             return RefusedStreamReader(exc)
 
     def _reader_options(self, *, streaming: bool) -> SourceOptions:
-        from rocketmq_spark.model.names import wrap
         from rocketmq_spark.routing.connect import check_connection
 
         options = parse_source_options(self.options, os.environ, streaming=streaming)
         check_connection(options.connection)
         for doubt in option_warnings(options):
             _warn_once(doubt)
-        return dataclasses.replace(options, consumer_group=wrap(options.wrapped_namespace, options.consumer_group))
+        return options
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Check the write, look up one route, and return the writer of a batch query."""
@@ -186,7 +184,7 @@ class RocketMQDataSource(DataSource):
             )
         if options.send_mode == "oneway":
             warn("sendMode=oneway: brokers acknowledge nothing, and rows may be lost without a word")
-        return self._with_rate_tasks(_with_namespace(options))
+        return self._with_rate_tasks(options)
 
     def _with_rate_tasks(self, options: SinkOptions) -> SinkOptions:
         if options.max_rate_per_second is None or options.max_rate_tasks is not None:
@@ -203,17 +201,3 @@ class RocketMQDataSource(DataSource):
 @functools.cache
 def _warn_once(text: str) -> None:
     logger.warning(text)
-
-
-def _with_namespace(options: SinkOptions) -> SinkOptions:
-    """Put the group into the namespace; each batch does so with its topic. Over gRPC names stay as they are."""
-    from rocketmq_spark.model.names import wrap
-
-    namespace = options.wrapped_namespace
-    for topic in filter(None, (options.topic, options.dead_letter_topic)):
-        if len(wrap(namespace, topic)) > MAX_TOPIC_LENGTH:
-            raise OptionError(
-                f"topic {topic} in namespace {namespace} has a name of more than {MAX_TOPIC_LENGTH} characters: "
-                "shorten one of the two"
-            )
-    return dataclasses.replace(options, producer_group=wrap(namespace, options.producer_group))

@@ -17,7 +17,6 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from rocketmq_spark.admin.admin import Admin
 from rocketmq_spark.errors import escaped
-from rocketmq_spark.model.names import wrap
 from rocketmq_spark.model.table import Layout, fitted, html_table
 from rocketmq_spark.spark.live_arrivals import Arrivals, BrokerArrivals
 from rocketmq_spark.spark.register import is_connect
@@ -83,7 +82,7 @@ def live(
     ...     df.write.format("rocketmq").option("nameServer", "127.0.0.1:9876").option("topic", "orders").save()
     """
     admin = Admin(name_server, **connection)
-    return LiveDisplay(spark, topic, admin.transport, admin.options.wrapped_namespace)
+    return LiveDisplay(spark, topic, admin.transport)
 
 
 class LiveDisplay:
@@ -94,14 +93,13 @@ class LiveDisplay:
         spark: SparkSession,
         topic: str,
         transport: RemotingTransport,
-        namespace: str = "",
         screen: Screen | None = None,
     ) -> None:
         self.view = LiveView(topic, 0.0, over=False, tasks=None, brokers=(), problems=())
         self._spark = spark
         self._transport = transport
         self._screen = screen
-        self._arrivals = Arrivals(transport, wrap(namespace, topic))
+        self._arrivals = Arrivals(transport, topic)
         self._tasks: Tasks | None = None
         self._failed: dict[str, str] = {}
         self._logged: set[str] = set()

@@ -67,7 +67,7 @@ class _Broker:
 
 
 class Arrivals:
-    """Counts the messages that arrive in a topic, whose name includes the namespace."""
+    """Counts the messages that arrive in a topic."""
 
     def __init__(self, transport: RemotingTransport, topic: str) -> None:
         self._transport = transport

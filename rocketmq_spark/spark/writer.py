@@ -28,7 +28,6 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
 from rocketmq_spark.errors import MQBrokerException, RocketMQError, RouteNotFoundException, TopicRouteStaleException
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.model.names import wrap
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.grpc.codes import Code
 from rocketmq_spark.routing.client_instance import ClientInstance
@@ -287,7 +286,7 @@ def look_up_route_of_stream(options: SinkOptions, columns: pa.Schema, checkpoint
     try:
         if not options.ordered or options.over_grpc:
             return RouteLookup(_look_up(options, columns, instance), servers_reached=True)
-        memory = QueueMemory(checkpoint, wrap(options.wrapped_namespace, str(options.topic)))
+        memory = QueueMemory(checkpoint, options.connection.wire_name(str(options.topic)))
         return RouteLookup(_look_up_ordered(options, columns, instance, memory), servers_reached=True)
     except RouteNotFoundException as exc:
         if options.ordered or not exc.unreachable:

@@ -178,7 +178,7 @@ class Pulls(Protocol):
     """Reads messages, and commits a group's offsets."""
 
     def topics(self, timeout: float) -> frozenset[str]:
-        """Return the names of all topics that a name server knows, including internal ones."""
+        """Return the names of all topics that a name server knows, or of those in the namespace; also internal ones."""
 
     def check_filter(
         self, address: str, topic: str, group: str, expression: str, expression_type: str, timeout: float

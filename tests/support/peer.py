@@ -425,7 +425,7 @@ def end_of(request: RemotingCommand) -> EndTransaction:
         commit_log_offset=int(fields["commitLogOffset"]),
         commit_or_rollback=int(fields["commitOrRollback"]),
         msg_id=fields["msgId"],
-        transaction_id=fields["transactionId"],
+        transaction_id=fields.get("transactionId", ""),
         broker_name=fields["bname"],
         from_transaction_check=fields["fromTransactionCheck"] == "true",
         remark=request.remark,

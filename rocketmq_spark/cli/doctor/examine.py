@@ -35,7 +35,7 @@ from rocketmq_spark.errors import (
     TopicRouteStaleException,
 )
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.model.names import AUTO_CREATE_TOPIC, wrap
+from rocketmq_spark.model.names import AUTO_CREATE_TOPIC
 from rocketmq_spark.model.route import TopicRouteData, masters_of
 from rocketmq_spark.source.topic_routes import refuse_static
 from rocketmq_spark.transport.parallel import query_all
@@ -142,13 +142,12 @@ def _check_permissions(name: str, route: TopicRouteData) -> list[Check]:
 
 
 def _check_on_brokers(admin: Admin, name: str, topic: str, route: TopicRouteData, timeout: float) -> list[Check]:
-    wired = wrap(admin.options.wrapped_namespace, topic)
     masters = masters_of(route.broker_datas)
 
     def ask(broker: str) -> tuple[str, str]:
         # Asking for the end of a queue needs the right to see the topic, as the first request of a read does.
-        admin.transport.max_offset(MessageQueue(wired, broker, 0), masters[broker], timeout)
-        config = admin.transport.topic_config(masters[broker], wired, timeout)
+        admin.transport.max_offset(MessageQueue(topic, broker, 0), masters[broker], timeout)
+        config = admin.transport.topic_config(masters[broker], topic, timeout)
         return config.message_type, config.queue_type
 
     types = set()

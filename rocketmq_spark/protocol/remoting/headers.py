@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import hmac
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -280,9 +280,7 @@ class CreateTopicRequestHeader(RequestHeader):
     broker_name: str | None = None
 
 
-def heart_beat_body(
-    client_id: str, producer_groups: Collection[str] = (), consumer_groups: Collection[str] = ()
-) -> bytes:
+def heart_beat_body(client_id: str, producer_groups: Iterable[str] = (), consumer_groups: Iterable[str] = ()) -> bytes:
     """Encode the body of HEART_BEAT.
 
     Groups are sorted, so that equal clients send equal bytes. Consumer groups pull and have no subscriptions, so a

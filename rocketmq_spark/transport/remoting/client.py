@@ -36,6 +36,7 @@ from rocketmq_spark.protocol.remoting.headers import RequestHeader, signed
 from rocketmq_spark.transport.parallel import Permits
 from rocketmq_spark.transport.remoting.connection import OnRequest
 from rocketmq_spark.transport.remoting.loop import IoLoop
+from rocketmq_spark.transport.remoting.namespace import Namespace
 from rocketmq_spark.transport.remoting.requests import FLAG_REQUEST, Answer, OnAnswer, Request
 from rocketmq_spark.transport.tls import Secure
 
@@ -48,10 +49,12 @@ _GRACE: Final = 1.0
 
 
 class Signer:
-    """Adds the namespace and the signature to a request's ext fields.
+    """Adds the namespaces and the signature to a request's ext fields.
 
     Parameters
     ----------
+    namespace : Namespace
+        Of the names of topics and groups.
     namespace_v2 : str
         Empty for none.
     credentials : CredentialsProvider or None
@@ -59,17 +62,23 @@ class Signer:
     """
 
     def __init__(
-        self, namespace_v2: str, credentials: CredentialsProvider | None, *, sign_name_server_requests: bool
+        self,
+        namespace: Namespace,
+        namespace_v2: str,
+        credentials: CredentialsProvider | None,
+        *,
+        sign_name_server_requests: bool,
     ) -> None:
-        self._namespace = {"nsd": "true", "ns": namespace_v2} if namespace_v2 else {}
+        self._namespace = namespace
+        self._namespace_v2 = {"nsd": "true", "ns": namespace_v2} if namespace_v2 else {}
         self._credentials = credentials
         self._unsigned = frozenset() if sign_name_server_requests else NAME_SERVER_REQUESTS
 
     def apply(self, request: Request) -> None:
         """Set the request's `sent_fields` and `signed_by`; a resend is signed again."""
-        fields = request.ext_fields
-        if self._namespace:
-            fields = {**fields, **self._namespace}
+        fields = self._namespace.wrap_fields(request.ext_fields)
+        if self._namespace_v2:
+            fields = {**fields, **self._namespace_v2}
         request.signed_by = None
         if self._credentials is not None and request.code not in self._unsigned:
             request.signed_by = self._credentials.credentials()

@@ -11,7 +11,7 @@ import math
 import random as random_module
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Final, NoReturn
 
 from rocketmq_spark.errors import (
@@ -24,6 +24,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model.credentials import CredentialsProvider
 from rocketmq_spark.model.message import MessageQueue, SendRequest
 from rocketmq_spark.model.message_ext import MessageExt, PullOutcome, PullRequest
+from rocketmq_spark.model.names import AUTO_CREATE_TOPIC
 from rocketmq_spark.model.route import TopicRouteData
 from rocketmq_spark.model.send_result import EndTransaction, RecallMessage, ending
 from rocketmq_spark.protocol.remoting import headers
@@ -49,6 +50,7 @@ from rocketmq_spark.transport.remoting.frames import (
     transaction_check_of,
 )
 from rocketmq_spark.transport.remoting.name_servers import NameServers
+from rocketmq_spark.transport.remoting.namespace import Namespace
 from rocketmq_spark.transport.remoting.requests import Answer, Request
 from rocketmq_spark.transport.tls import TlsSettings
 
@@ -72,6 +74,10 @@ class RemotingTransport:
         Seconds for one connect: the name lookup, all its addresses and TLS handshakes together.
     sign_name_server_requests : bool, default False
         Also sign requests to name servers. RocketMQ's own know no users; a proxy with access control does.
+    namespace : str, default ""
+        Put before the names of topics and groups in requests as ``namespace%``, and removed from those in answers.
+    create_topic_key : str, default "TBW102"
+        The template of new topics, which is in no namespace.
     namespace_v2 : str, default ""
         Namespace that every request carries for a 5.x cluster; names stay as they are.
     client_async_semaphore_value, client_oneway_semaphore_value : int, default 65535
@@ -85,7 +91,7 @@ class RemotingTransport:
     client : RequestClient
         Sends requests of any code.
     name_servers : NameServers
-        Answers questions about the cluster.
+        Answers questions about the cluster. Its list of topics has the servers' names.
 
     Raises
     ------
@@ -100,6 +106,8 @@ class RemotingTransport:
         connect_timeout: float = 3.0,
         credentials: CredentialsProvider | None = None,
         sign_name_server_requests: bool = False,
+        namespace: str = "",
+        create_topic_key: str = AUTO_CREATE_TOPIC,
         namespace_v2: str = "",
         tls: TlsSettings | None = None,
         random: random_module.Random | None = None,
@@ -108,12 +116,13 @@ class RemotingTransport:
         client_oneway_semaphore_value: int = 65_535,
         polled: bool = False,
     ) -> None:
+        self.namespace = Namespace(namespace, create_topic_key)
         self.client = RequestClient(
             clock,
             connect_timeout,
             self._on_request,
             None if tls is None else tls.secure(),
-            Signer(namespace_v2, credentials, sign_name_server_requests=sign_name_server_requests),
+            Signer(self.namespace, namespace_v2, credentials, sign_name_server_requests=sign_name_server_requests),
             client_async_semaphore_value,
             client_oneway_semaphore_value,
             polled=polled,
@@ -172,7 +181,7 @@ class RemotingTransport:
 
     def heart_beat(self, address: str, client_id: str, producer_groups: Collection[str], timeout: float) -> None:
         """Register producer groups at a broker, or keep them registered (HEART_BEAT)."""
-        body = headers.heart_beat_body(client_id, producer_groups)
+        body = headers.heart_beat_body(client_id, map(self.namespace.wrap, producer_groups))
         self.client.call(address, RequestCode.HEART_BEAT, timeout, f"heart-beat of {client_id}", body)
 
     def unregister_client(self, address: str, client_id: str, producer_group: str, timeout: float) -> None:
@@ -189,8 +198,8 @@ class RemotingTransport:
         return self.name_servers.query_route(topic, timeout)
 
     def topics(self, timeout: float) -> frozenset[str]:
-        """Return the names of all topics."""
-        return self.name_servers.topics(timeout)
+        """Return the names of all topics, or of those in the namespace."""
+        return frozenset(self.namespace.members(self.name_servers.topics(timeout)))
 
     def cluster_info(self, timeout: float) -> ClusterInfo:
         """Return all brokers and their clusters."""
@@ -230,7 +239,7 @@ class RemotingTransport:
             raise MQClientException(f"{doing}: {address} has no message that begins there ({exc})") from exc
         if [record.physical_offset for record in records] != [physical_offset]:
             raise MQClientException(f"{doing}: {address} has no message that begins there")
-        return records[0]
+        return replace(records[0], topic=self.namespace.unwrap(records[0].topic))
 
     def pull(self, request: PullRequest, timeout: float, on_pulled: OnPulled) -> None:
         """Start one PULL_MESSAGE; see `Pulls.pull`. It needs no permit: readers have windows of their own."""
@@ -254,7 +263,7 @@ class RemotingTransport:
 
     def register_consumer(self, client_id: str, group: str, address: str, timeout: float) -> None:
         """Register a client as a reader of a group (HEART_BEAT); the broker creates an unknown group."""
-        body = headers.heart_beat_body(client_id, consumer_groups=[group])
+        body = headers.heart_beat_body(client_id, consumer_groups=[self.namespace.wrap(group)])
         self.client.call(
             address, RequestCode.HEART_BEAT, timeout, f"heart-beat of {client_id} for the group {group}", body
         )
@@ -282,8 +291,9 @@ class RemotingTransport:
         self, address: str, topic: str, group: str, expression: str, expression_type: str, timeout: float
     ) -> None:
         """Have a broker parse a filter (CHECK_CLIENT_CONFIG): a pull with an invalid filter returns every message."""
+        wired, topic = self.namespace.wrap(group), self.namespace.wrap(topic)
         subscription = {"topic": topic, "subString": expression, "expressionType": expression_type}
-        body = json.dumps({"clientId": group, "group": group, "subscriptionData": subscription}).encode()
+        body = json.dumps({"clientId": wired, "group": wired, "subscriptionData": subscription}).encode()
         self.client.call(address, RequestCode.CHECK_CLIENT_CONFIG, timeout, f"checking {expression!r}", body)
 
     def end_transaction(self, address: str, request: EndTransaction, timeout: float, on_end: OnEnd) -> None:
@@ -322,7 +332,7 @@ class RemotingTransport:
         if command.code != RequestCode.CHECK_TRANSACTION_STATE or on_check is None:
             return False
         try:
-            on_check(transaction_check_of(address, command))
+            on_check(self.namespace.unwrap_check(transaction_check_of(address, command)))
             self._checks_work = True
         except Exception:
             # A bad check or handler must not fail the connection. A broker may send any number of them, so the
@@ -343,7 +353,8 @@ class RemotingTransport:
         """Return the attributes of all topics of a broker (GET_ALL_TOPIC_CONFIG); None for brokers before 5.0."""
         doing = "looking up the types of a broker's topics"
         command = self.client.call(address, RequestCode.GET_ALL_TOPIC_CONFIG, timeout, doing)
-        return decode_all_topic_attributes(bytes(command.body))
+        attributes = decode_all_topic_attributes(bytes(command.body))
+        return {topic: attributes[wired] for topic, wired in self.namespace.members(attributes).items()}
 
     def runtime_info(self, address: str, timeout: float) -> Mapping[str, str]:
         """Return a broker's metrics by name (GET_BROKER_RUNTIME_INFO)."""

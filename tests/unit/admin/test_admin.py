@@ -249,7 +249,7 @@ def test_a_route_of_before_the_change_is_not_taken_for_the_new_one(server: Broke
 
 def test_a_broker_that_is_closed_to_writes_has_the_topic_all_the_same(server: BrokerPeer) -> None:
     closed = replace(server.routes["orders"], queue_datas=(QueueData("a", 4, 4, 4),))
-    new = NewTopic("orders", "orders", 4, None, inner=False)
+    new = NewTopic("orders", 4, None, inner=False)
     with Admin(server.address) as admin:
         server.routes["orders"] = closed
         times = iter([0.0, 14.0])
@@ -260,7 +260,7 @@ def test_a_broker_that_is_closed_to_writes_has_the_topic_all_the_same(server: Br
 
 
 def test_who_waits_longer_says_how_long(server: BrokerPeer) -> None:
-    new = NewTopic("orders", "orders", 4, None, inner=False)
+    new = NewTopic("orders", 4, None, inner=False)
     times = iter([0.0])
     with Admin(server.address) as admin, pytest.raises(MQClientException, match="after 20 s the name servers do not"):
         known_to_all(admin.transport, new, frozenset("a"), [server.address], 20.0, 6, clock=lambda: next(times, 20.1))

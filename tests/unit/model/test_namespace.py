@@ -126,12 +126,12 @@ def test_every_client_takes_the_namespace_of_its_name_server(
     )
     parsed = parse(options, environ)
     assert parsed.connection.name_server[0] == address
-    assert parsed.wrapped_namespace == namespace
+    assert parsed.connection.wire_name("T") == (f"{namespace}%T" if namespace else "T")
 
 
 @everywhere
 def test_explicit_namespace_wins_over_the_name_servers(parse: Parse) -> None:
-    assert parse({"nameServer": INSTANCE, "namespace": "mine"}, {}).wrapped_namespace == "mine"
+    assert parse({"nameServer": INSTANCE, "namespace": "mine"}, {}).connection.wire_name("T") == "mine%T"
 
 
 @everywhere

@@ -230,11 +230,11 @@ def test_nothing_is_compressed_over_grpc_that_nobody_asked_for() -> None:
 
 
 def test_names_are_wrapped_into_a_namespace_by_remoting_only() -> None:
-    for given, wrapped in (({"endpoints": "p:1"}, ""), ({"nameServer": "a:1"}, "ns")):
-        assert parse_sink_options({**given, "namespace": "ns"}, {}).wrapped_namespace == wrapped
-    assert producer_options({**ENDPOINTS, "namespace": "ns"}, {}).wrapped_namespace == ""
-    assert producer_options({"namespace": "ns"}, {}).wrapped_namespace == "ns"
-    assert ProducerOptions().wrapped_namespace == SinkOptions().wrapped_namespace == ""
+    for given, wrapped in (({"endpoints": "p:1"}, "T"), ({"nameServer": "a:1"}, "ns%T")):
+        assert parse_sink_options({**given, "namespace": "ns"}, {}).connection.wire_name("T") == wrapped
+    assert producer_options({**ENDPOINTS, "namespace": "ns"}, {}).connection.wire_name("T") == "T"
+    assert producer_options({"namespace": "ns"}, {}).connection.wire_name("T") == "ns%T"
+    assert ProducerOptions().connection.wire_name("T") == SinkOptions().connection.wire_name("T") == "T"
 
 
 def test_a_producer_over_grpc_tries_another_proxy_after_the_codes_of_both_worlds() -> None:

@@ -633,7 +633,7 @@ def test_options_are_what_a_connection_is_made_of() -> None:
     config = batch(namespace="ns").connection
     assert (config.over_grpc, config.endpoints, config.name_server) == (False, (), ("a:9876",))
     assert (config.client_async_semaphore_value, config.client_oneway_semaphore_value) == (65535, 65535)
-    assert (batch().wrapped_namespace, batch(namespace="ns").wrapped_namespace) == ("", "ns")
+    assert (batch().connection.wire_name("T"), config.wire_name("T")) == ("T", "ns%T")
 
 
 def test_secrets_travel_with_the_options_and_are_not_shown() -> None:

@@ -294,7 +294,7 @@ def test_a_tracer_takes_neither_the_transport_nor_the_checks_of_its_producer(
 
 
 def test_a_traced_producer_in_a_namespace_leaves_bare_names(make_producer: Make, transport: ScriptedTransport) -> None:
-    transport.routes |= {"RMQ_SYS_TRACE_TOPIC": route({"a": 1}), "space%T": route({"a": 1})}
+    transport.routes["RMQ_SYS_TRACE_TOPIC"] = route({"a": 1})
     producer = make_producer(enable_trace=True, namespace="space")
     producer.start()
     producer.send(MESSAGE)

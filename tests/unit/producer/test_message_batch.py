@@ -125,9 +125,9 @@ def test_the_result_s_id_is_that_of_the_members_or_of_the_batch() -> None:
     assert batch.result_of(replace(stored, batch_uniq_id="ID3")).msg_id == "ID3"
 
 
-def test_a_namespace_wraps_the_topic_and_is_named() -> None:
+def test_a_namespace_is_named_in_a_property() -> None:
     batch = encode(GOOD, namespace="NS")
-    assert batch.encoded.topic == "NS%orders"
+    assert batch.encoded.topic == "orders"
     assert decode_properties(batch.encoded.properties.encode())["INSTANCE_ID"] == "NS"
     assert "INSTANCE_ID" not in decode_properties(encode(GOOD, namespace=" ").encoded.properties.encode())
 

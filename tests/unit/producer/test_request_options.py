@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,12 +11,17 @@ import pytest
 from rocketmq_spark.errors import RemotingConnectException, RouteNotFoundException
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
 from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendRequest
-from rocketmq_spark.model.route import TopicRouteData, broker_vip_channel
+from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData, broker_vip_channel
 from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.protocol.remoting.codes import RequestCode
+from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.records import encode_batch
 from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.routing.connect import new_transport
 from rocketmq_spark.sink.sender import BatchSender
 from rocketmq_spark.testing.scripted import ScriptedTransport, route
+from rocketmq_spark.transport.base import Transport
+from tests.support.peer import BrokerPeer
 
 Pair = tuple[EncodedBatch, MessageQueue | None]
 
@@ -51,8 +56,13 @@ def write(
     routes: dict[str, TopicRouteData], *, linger: bool = False, **options: Any
 ) -> tuple[list[SendRequest], dict[str, Any]]:
     """Write three rows; return the requests made, and the figures."""
+    transport = ScriptedTransport(routes, threaded=True)
     sink = SinkOptions.of(name_server=("ns:1",), **options)
-    transport, recorder = ScriptedTransport(routes, threaded=True), Recorder("w", -1, 0)
+    return transport.requests, write_by(transport, sink, transport.requests, linger=linger)
+
+
+def write_by(transport: Transport, sink: SinkOptions, requests: Sequence[object], *, linger: bool) -> dict[str, Any]:
+    recorder = Recorder("w", -1, 0)
     instance = ClientInstance("test@1", transport, sink.connection)
     # Its schedules look up the topic of rows that the producer's own thread takes.
     instance.start()
@@ -61,7 +71,7 @@ def write(
         yield ["1", "2", "3"]
         # With `linger` the producer's own thread is to take the rows while this waits.
         for _ in range(2000 if linger else 0):
-            if transport.requests:
+            if requests:
                 break
             threading.Event().wait(0.005)
 
@@ -72,13 +82,23 @@ def write(
         instance.close()
     summary = WriteSummary()
     merge_into(summary, recorder.snapshot())
-    return transport.requests, summary.to_dict()
+    return summary.to_dict()
 
 
 @pytest.mark.parametrize("linger", [False, True])
 def test_in_a_namespace_requests_have_its_topic_and_receipts_the_users(linger: bool) -> None:
-    requests, facts = write({"ns%T": route({"a": 1})}, linger=linger, namespace="ns")
-    assert [(request.batch.topic, request.queue) for request in requests] == [("ns%T", MessageQueue("ns%T", "a", 0))]
+    sent: list[RemotingCommand] = []
+    with BrokerPeer() as peer:
+        brokers = (BrokerData("a", {0: peer.address}, "c"),)
+        peer.routes["ns%T"] = TopicRouteData((QueueData("a", 1, 1, 6),), brokers)
+        sink = SinkOptions.of(name_server=(peer.address,), namespace="ns")
+        # Nothing is stored before the rows are sent.
+        facts = write_by(new_transport(sink.connection, ""), sink, peer.store.queues, linger=linger)
+        sent += [request for request in peer.requests if request.code == RequestCode.SEND_BATCH_MESSAGE]
+    [fields] = [request.ext_fields for request in sent]
+    assert MessageQueue(fields["b"], fields["n"], int(fields["e"])) == MessageQueue("ns%T", "a", 0)
+    assert (fields["a"], fields["c"]) == (f"ns%{sink.producer_group}", "TBW102")
+    assert set(peer.stored) == {MessageQueue("ns%T", "a", 0)}
     assert facts["a"]["queues"] == {"T": {"0": {"rows": 3, "first_offset": 0, "last_offset": 2}}}
 
 

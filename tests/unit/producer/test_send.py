@@ -18,7 +18,9 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model.message import Message, MessageQueue, SendStatus
 from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.routing.connect import new_transport
 from rocketmq_spark.testing.scripted import Reply, ScriptedTransport, route
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
 
 Make = Callable[..., Producer]
 MESSAGE = Message.of("T", b"x", tags="t", keys=["k1", "k2"])
@@ -58,7 +60,6 @@ def test_the_unique_id_is_drawn_once_and_the_same_on_every_attempt(
 def test_the_callers_message_is_as_it_was_after_success_and_failure(
     make_producer: Make, transport: ScriptedTransport, namespace: str | None, succeeds: bool
 ) -> None:
-    transport.routes["space%T"] = transport.routes["T"]
     producer = make_producer(namespace=namespace)
     producer.start()
     message = Message.of("T", b"y" * 5000, tags="t")
@@ -72,15 +73,14 @@ def test_the_callers_message_is_as_it_was_after_success_and_failure(
             producer.send(message)
     assert (message.topic, message.body, dict(message.properties)) == before
     sent = transport.requests[0]
-    assert sent.batch.topic == ("space%T" if namespace else "T")
+    assert sent.batch.topic == "T"
     assert zlib.decompress(sent.batch.body[0]) == message.body
     assert ("INSTANCE_ID\x01space\x02" in sent.batch.properties) is bool(namespace)
 
 
-def test_a_namespace_is_part_of_group_queue_and_selectors_see_none(
+def test_selectors_and_the_transport_get_names_without_namespace(
     make_producer: Make, transport: ScriptedTransport
 ) -> None:
-    transport.routes["space%T"] = transport.routes["T"]
     producer = make_producer(namespace="space")
     producer.start()
     seen: list[Any] = []
@@ -92,8 +92,8 @@ def test_a_namespace_is_part_of_group_queue_and_selectors_see_none(
     assert producer.send(MESSAGE, selector=last, arg=7).message_queue == MessageQueue("T", "b", 1)
     assert producer.send(MESSAGE, MessageQueue("T", "a", 1)).message_queue == MessageQueue("T", "a", 1)
     assert seen == [("T", "T", 7)]
-    assert {request.producer_group for request in transport.requests} == {"space%pg"}
-    assert {queue.topic for queue in transport.stored} == {"space%T"}
+    assert {request.producer_group for request in transport.requests} == {"pg"}
+    assert {queue.topic for queue in transport.stored} == {"T"}
     assert [queue.topic for queue in producer.fetch_publish_message_queues("T")] == ["T"] * 4
 
 
@@ -331,9 +331,10 @@ def test_a_static_topic_list_of_queues_is_fetched_anew(producer: Producer, trans
 
 
 def test_namespace_of_the_name_server_is_part_of_topic_and_group() -> None:
-    with ScriptedTransport({"MQ_INST_1_a%T": route({"a": 1})}, threaded=True) as transport:
-        with Producer("pg", transport=transport, name_server="http://MQ_INST_1_a.mq.example:80") as producer:
-            result = producer.send(Message.of("T", b"x"))
-        [request] = transport.requests
-    assert (request.batch.topic, request.producer_group) == ("MQ_INST_1_a%T", "MQ_INST_1_a%pg")
-    assert result.message_queue.topic == "T"
+    options = Producer("pg", name_server="http://MQ_INST_1_a.mq.example:80").options
+    transport = new_transport(options.connection, "")
+    assert isinstance(transport, RemotingTransport)
+    with transport:
+        wrapped = [transport.namespace.wrap(name) for name in ("T", "pg")]
+        assert wrapped == ["MQ_INST_1_a%T", "MQ_INST_1_a%pg"]
+        assert [transport.namespace.unwrap(name) for name in wrapped] == ["T", "pg"]

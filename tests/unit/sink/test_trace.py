@@ -17,8 +17,8 @@ from rocketmq_spark.sink.trace import BatchTracer
 from rocketmq_spark.testing.scripted import Reply, ScriptedTransport, route
 
 TOPIC = "RMQ_SYS_TRACE_TOPIC"
-OPTIONS = SinkOptions.of(name_server=("ns:9876",), namespace="space", producer_group="space%pg", enable_trace=True)
-QUEUE = MessageQueue("space%T", "a", 1)
+OPTIONS = SinkOptions.of(name_server=("ns:9876",), namespace="space", producer_group="pg", enable_trace=True)
+QUEUE = MessageQueue("T", "a", 1)
 
 
 @pytest.fixture
@@ -33,10 +33,10 @@ def tracer(transport: ScriptedTransport) -> BatchTracer:
 
 
 def batch(rows: int) -> EncodedBatch:
-    plain = [Message.of("space%T", b"x" * 10, keys=f"k{row}") for row in range(rows)]
+    plain = [Message.of("T", b"x" * 10, keys=f"k{row}") for row in range(rows)]
     members = [message.with_properties({"UNIQ_KEY": f"ID{row}"}) for row, message in enumerate(plain)]
     body = encode_batch(members)
-    return EncodedBatch("space%T", (body,), rows, len(body))
+    return EncodedBatch("T", (body,), rows, len(body))
 
 
 def outcome(ids: str = "O0,O1,O2", status: SendStatus = SendStatus.SEND_OK) -> SendOutcome:
@@ -62,7 +62,7 @@ def test_each_row_has_its_record_with_its_own_ids_and_keys(transport: ScriptedTr
 
 
 def test_a_single_message_and_an_inner_batch_are_traced_too(transport: ScriptedTransport) -> None:
-    single = EncodedBatch("space%T", (b"later",), 1, 5, batch=False, properties="UNIQ_KEY\x01ID\x02DELAY\x013\x02")
+    single = EncodedBatch("T", (b"later",), 1, 5, batch=False, properties="UNIQ_KEY\x01ID\x02DELAY\x013\x02")
     with tracer(transport) as tracing:
         tracing.append(single, outcome("O", SendStatus.FLUSH_DISK_TIMEOUT))
         tracing.append(batch(2), outcome("ONE"))
@@ -96,7 +96,7 @@ def test_batches_that_come_too_fast_are_left_out_and_counted(
 
 
 def test_a_write_of_a_group_of_any_length_is_traced(transport: ScriptedTransport) -> None:
-    options = replace(OPTIONS, producer_group="space%" + "g" * 114)
+    options = replace(OPTIONS, producer_group="" + "g" * 114)
     open_sender = partial(batch_trace_sender, options, transport)
     with BatchTracer(options, {"a": "a:10911"}.get, open_sender) as tracing:  # type: ignore[arg-type]
         tracing.append(batch(1), outcome())

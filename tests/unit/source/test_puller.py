@@ -172,14 +172,12 @@ def test_a_filter_is_asked_for_as_the_options_have_it(reader: Make) -> None:
     assert (target.sub_expression, target.expression_type) == ("a > 5", "SQL92")
 
 
-def test_what_comes_out_is_called_as_users_call_it(reader: Make) -> None:
+def test_names_in_a_namespace_are_the_users(reader: Make) -> None:
     made = reader(namespace="ns")
-    made.transport.routes["ns%orders"] = made.transport.routes["orders"]
-    wired = MessageQueue("ns%orders", "a", 0)
-    made.fill({wired: 3})
+    made.fill({A0: 3})
     [pulled] = read(made, OffsetRange(A0, 0, 3))
     assert pulled.queue == A0
-    assert made.transport.pulls[0].target.queue == wired
+    assert made.transport.pulls[0].target.queue == A0
 
 
 @given(st.integers(0, 30), st.integers(1, 200), st.integers(0, 250))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -22,8 +23,12 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.route import QueueData
 from rocketmq_spark.options.offsets import OffsetSpec
-from rocketmq_spark.protocol.remoting.codes import broker_error
+from rocketmq_spark.options.source import SourceOptions
+from rocketmq_spark.protocol.remoting.codes import RequestCode, broker_error
+from rocketmq_spark.source.topic_queues import TopicQueues
 from rocketmq_spark.testing.scripted import route
+from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.peer import BrokerPeer
 from tests.support.processes import PATIENCE
 from tests.unit.source.conftest import A0, A1, B0, B1, Make
 
@@ -93,21 +98,24 @@ def test_a_pattern_that_fits_nothing_is_doubted(reader: Make, caplog: pytest.Log
     assert "subscribePattern=order fits no topic" in caplog.text
 
 
-def test_names_are_wrapped_for_brokers_and_bare_for_users(reader: Make) -> None:
-    made = reader(namespace="ns")
-    made.transport.routes["ns%orders"] = route({"a": 1})
-    assert made.queues.find() == [A0]
-    assert made.asked("query_route") == [("ns%orders",)]
-    assert made.queues.on_wire(A0) == replace(A0, topic="ns%orders")
-    assert reader().queues.on_wire(A0) == A0
+def test_names_are_wrapped_for_brokers_and_bare_for_users() -> None:
+    with BrokerPeer({"ns%orders": route({"a": 1}), "orders": route({"a": 2})}) as peer:
+        for namespace, topic, queues in (("ns", "ns%orders", [A0]), ("", "orders", [A0, A1])):
+            options = SourceOptions.of(name_server=(peer.address,), subscribe=("orders",))
+            with RemotingTransport([peer.address], namespace=namespace) as transport:
+                assert TopicQueues(options, transport, time.monotonic).find() == queues
+            request = peer.requests.pop()
+            assert (request.code, request.ext_fields["topic"]) == (RequestCode.GET_ROUTEINFO_BY_TOPIC, topic)
 
 
-def test_a_pattern_sees_the_topics_of_its_namespace_whatever_others_are_called(reader: Make) -> None:
+def test_a_pattern_sees_the_topics_of_its_namespace_whatever_others_are_called() -> None:
     # Each listed in either order with a bare topic of the same name.
     names = [f"{prefix}t{number}" for number in range(20) for prefix in ("ns%", "", "other%")]
-    made = reader(namespace="ns", subscribe=(), subscribe_pattern="t.*|other.*")
-    made.transport.routes |= {name: route({"a": 1}) for name in names}
-    assert [queue.topic for queue in made.queues.find()] == sorted(f"t{number}" for number in range(20))
+    with BrokerPeer({name: route({"a": 1}) for name in names}) as peer:
+        options = SourceOptions.of(name_server=(peer.address,), subscribe_pattern="t.*|other.*")
+        with RemotingTransport([peer.address], namespace="ns") as transport:
+            queues = TopicQueues(options, transport, time.monotonic).find()
+    assert [queue.topic for queue in queues] == sorted(f"t{number}" for number in range(20))
 
 
 def test_a_master_is_asked_first_and_a_slave_after_a_failure(reader: Make) -> None:

@@ -36,7 +36,7 @@ from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.registry import registry
-from rocketmq_spark.spark.datasource import RocketMQDataSource, _warn_once, _with_namespace
+from rocketmq_spark.spark.datasource import RocketMQDataSource, _warn_once
 from rocketmq_spark.spark.ordered_queues import _IN_MEMORY, _UNUSABLE
 from rocketmq_spark.spark.ordered_queues import _warn_once as _warn_of_memory_once
 from rocketmq_spark.spark.reader import arrow_schema
@@ -347,11 +347,18 @@ def test_grpc_that_is_not_installed_is_said_on_the_driver(monkeypatch: pytest.Mo
 
 def test_the_group_goes_into_the_namespace_by_remoting_only() -> None:
     remoting = parse_sink_options({"nameServer": "MQ_INST_1_2.example:9876", "producerGroup": "g"}, {})
-    assert _with_namespace(remoting).producer_group == "MQ_INST_1_2%g"
-    grpc = SinkOptions.of(
-        transport="grpc", endpoints=("MQ_INST_1_2.example:8081",), producer_group="g", namespace="n", topic="t" * 127
-    )
-    assert _with_namespace(grpc) == grpc
+    assert remoting.connection.wire_name(remoting.producer_group) == "MQ_INST_1_2%g"
+    grpc = {"endpoints": "MQ_INST_1_2.example:8081", "producerGroup": "g", "namespace": "n", "topic": "t" * 127}
+    parsed = parse_sink_options(grpc, {})
+    assert [parsed.connection.wire_name(name) for name in (parsed.producer_group, "t" * 127)] == ["g", "t" * 127]
+
+
+@pytest.mark.parametrize("option", ["topic", "deadLetterTopic"])
+def test_topic_too_long_with_its_namespace_is_an_error_on_the_driver(option: str) -> None:
+    given = {"nameServer": "a:1", "namespace": "ns", "topic": "t", "onError": "deadLetter", "deadLetterTopic": "d"}
+    parse_sink_options({**given, option: "t" * 124}, {})
+    with pytest.raises(OptionError, match=r"topic t{125} in namespace ns has a name of more than 127 characters"):
+        RocketMQDataSource({**given, option: "t" * 125}).writer(BODY, overwrite=False)
 
 
 def instance_of(options: SinkOptions) -> tuple[ClientInstance, ScriptedProxies]:
