@@ -37,7 +37,7 @@ from rocketmq_spark.transport.parallel import Permits
 from rocketmq_spark.transport.remoting.connection import OnRequest
 from rocketmq_spark.transport.remoting.loop import IoLoop
 from rocketmq_spark.transport.remoting.namespace import Namespace
-from rocketmq_spark.transport.remoting.requests import FLAG_REQUEST, Answer, OnAnswer, Request
+from rocketmq_spark.transport.remoting.requests import Answer, Request
 from rocketmq_spark.transport.tls import Secure
 
 logger = logging.getLogger("rocketmq_spark.transport")
@@ -51,14 +51,7 @@ _GRACE: Final = 1.0
 class Signer:
     """Adds the namespaces and the signature to a request's ext fields.
 
-    Parameters
-    ----------
-    namespace : Namespace
-        Of the names of topics and groups.
-    namespace_v2 : str
-        Empty for none.
-    credentials : CredentialsProvider or None
-        Asked for each request that is signed. None: requests are not signed.
+    `credentials` are asked for each request that is signed. None: requests are not signed.
     """
 
     def __init__(
@@ -105,18 +98,8 @@ class Signer:
 class RequestClient:
     """Sends requests of any code to any address.
 
-    Parameters
-    ----------
-    clock : callable
-        Seconds, monotonic.
-    on_request : callable
-        Takes what servers ask of us; see :class:`.connection.Connection`.
-    secure : callable or None
-        Encrypts every connection.
-    async_permits, oneway_permits : int
-        Most requests in flight with a callback, and most one-way requests. Blocking calls need no permit.
-    polled : bool
-        See `IoLoop`.
+    `clock` and `polled` are as for `IoLoop`, `on_request` takes what servers ask of us. The permits limit the requests
+    in flight with a callback, and the one-way requests. Blocking calls need no permit.
     """
 
     def __init__(
@@ -156,20 +139,11 @@ class RequestClient:
             The transport is closed or of another process, or this is a callback, whose thread would wait for itself.
         """
         expires = self.clock() + timeout
-        answer = self._wait(address, code, ext_fields, body, timeout, FLAG_REQUEST)
+        answer = self._wait(address, Request(code, ext_fields, _pieces(body), timeout))
         if self._signer.can_retry(answer) and (left := expires - self.clock()) > 0:
-            answer = self._wait(address, code, ext_fields, body, left, FLAG_REQUEST)
+            answer = self._wait(address, Request(code, ext_fields, _pieces(body), left))
         assert answer.command is not None
         return answer.command
-
-    def invoke_async(
-        self, address: str, code: int, ext_fields: Mapping[str, str], body: Body, timeout: float, on_done: OnAnswer
-    ) -> None:
-        """Send a request and return; `on_done` is called once, on the loop's thread, and must not block.
-
-        `timeout` counts from the last byte written.
-        """
-        self.start(address, Request(code, ext_fields, _pieces(body), timeout, on_done))
 
     def invoke_oneway(
         self, address: str, code: int, ext_fields: Mapping[str, str], body: Body, timeout: float, remark: str = ""
@@ -179,7 +153,7 @@ class RequestClient:
         Raises what `invoke` raises, and RemotingTooMuchRequestException or RemotingTimeoutException if no permit
         became free in time. Java 5.x only logs a failed one-way request.
         """
-        self._wait(address, code, ext_fields, body, timeout, FLAG_ONEWAY, remark)
+        self._wait(address, Request(code, ext_fields, _pieces(body), timeout, flag=FLAG_ONEWAY, remark=remark))
 
     def call(
         self, address: str, request: RequestHeader | RequestCode, timeout: float, doing: str, body: Body = ()
@@ -237,20 +211,12 @@ class RequestClient:
                 answer = Answer(None, error, answer.latency)
         request.finish(answer)
 
-    def _wait(
-        self,
-        address: str,
-        code: int,
-        ext_fields: Mapping[str, str],
-        body: Body,
-        timeout: float,
-        flag: int,
-        remark: str = "",
-    ) -> Answer:
+    def _wait(self, address: str, request: Request) -> Answer:
+        timeout = request.timeout
         if self.loop.in_own_thread:
             raise RocketMQError(
-                f"request {code} to {address}: a blocking call in a callback would wait for its own thread; "
-                "use invoke_async there, or another thread"
+                f"request {request.code} to {address}: a blocking call in a callback would wait for its own thread; "
+                "start it there without waiting, or use another thread"
             )
         self.loop.check()
         done = threading.Event()
@@ -260,11 +226,9 @@ class RequestClient:
             answers.append(answer)
             done.set()
 
-        expires = self.clock() + timeout
-        request = Request(
-            code, ext_fields, _pieces(body), timeout, on_answer, deadline=expires, flag=flag, remark=remark
-        )
-        if flag == FLAG_ONEWAY:
+        request.on_answer = on_answer
+        request.deadline = expires = self.clock() + timeout
+        if request.flag == FLAG_ONEWAY:
             request.permit = self._oneway_permits.acquire(timeout, f"{request.name} to {address}")
         try:
             self.submit(address, request)
@@ -276,7 +240,7 @@ class RequestClient:
             self.loop.poll(max(0.0, expires - self.clock()))
         if not done.wait(timeout + _GRACE):
             raise RemotingTimeoutException(
-                f"request {code} to {address}: the transport's thread did not end it within {timeout:g} s "
+                f"request {request.code} to {address}: the transport's thread did not end it within {timeout:g} s "
                 f"({self.loop!r})"
             )
         answer = answers.pop()

@@ -359,7 +359,7 @@ class Connection:
         if command.is_oneway or len(self._out) >= _MOST_UNSENT:
             return
         code, remark = ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f"request type {command.code} not supported"
-        answer = Request(code, {}, (), _RESPONSE_TIMEOUT, lambda _: None, flag=FLAG_RESPONSE, remark=remark)
+        answer = Request(code, {}, (), _RESPONSE_TIMEOUT, flag=FLAG_RESPONSE, remark=remark)
         answer.encode(command.opaque)
         with self._lock:
             waits = bool(self._out)

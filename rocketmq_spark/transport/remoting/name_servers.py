@@ -31,7 +31,7 @@ from rocketmq_spark.protocol.remoting.route import (
     decode_topic_list,
     decode_topic_route,
 )
-from rocketmq_spark.transport.parallel import most_relevant_error
+from rocketmq_spark.transport.parallel import in_turn, most_relevant_error
 from rocketmq_spark.transport.remoting.client import RequestClient
 
 _CHECK: Final = (
@@ -43,20 +43,7 @@ _T = TypeVar("_T")
 
 
 class NameServers:
-    """The name servers of one transport.
-
-    Parameters
-    ----------
-    addresses : sequence of str
-        ``host:port`` each.
-    random : random.Random
-        Draws the one to start with.
-
-    Raises
-    ------
-    OptionError
-        An address is not ``host:port``.
-    """
+    """The name servers of one transport, ``host:port`` each; `random` draws the one to start with."""
 
     def __init__(self, client: RequestClient, addresses: Sequence[str], random: random_module.Random) -> None:
         for address in addresses:
@@ -75,10 +62,8 @@ class NameServers:
         ------
         MQClientException
             There is no name server (code 10004).
-        NoBrokersException
-            The name servers that answered know neither the topic nor any broker.
-        TopicRouteStaleException
-            None that answered knows the topic; the text names them and those that did not answer.
+        NoBrokersException, TopicRouteStaleException
+            None that answered knows the topic; in the first case none knows any broker either.
         MQBrokerException
             One rejected the request; or one is not ready, and none of the others knows the topic.
         RemotingException
@@ -109,16 +94,11 @@ class NameServers:
                 NO_NAME_SERVER,
             )
         deadline = clock() + timeout
-        start, failures = self._preferred, []
+        failures: list[str] = []
         unknown: list[TopicRouteStaleException] = []
         last: RemotingException | None = None
         busy: MQBrokerException | None = None
-        for turn in range(len(addresses)):
-            index = (start + turn) % len(addresses)
-            share = (deadline - clock()) / (len(addresses) - turn)
-            if share <= 0:
-                failures.append(f"{addresses[index]}: not asked, no time was left")
-                continue
+        for index, share in in_turn(addresses, self._preferred, deadline, clock, failures):
             try:
                 route = self.route_at(addresses[index], topic, share)
             except TopicRouteStaleException as exc:

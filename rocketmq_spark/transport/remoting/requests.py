@@ -78,7 +78,7 @@ class Request:
         Views must be of single bytes.
     timeout : float
         Seconds from the last byte written to the answer.
-    on_answer : callable
+    on_answer : callable, default does nothing
         Called once, by the loop's thread; for a frame without an answer perhaps by the submitting thread.
     deadline : float, default inf
         When the request ends in any case.
@@ -92,7 +92,7 @@ class Request:
     ext_fields: Mapping[str, str]
     body: tuple[Buffer, ...]
     timeout: float
-    on_answer: OnAnswer
+    on_answer: OnAnswer = lambda _: None
     deadline: float = math.inf
     flag: int = FLAG_REQUEST
     remark: str = ""
