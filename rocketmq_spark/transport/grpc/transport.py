@@ -83,6 +83,9 @@ class GrpcTransport:
     parent had in flight. Fork while one is open, or well after it was closed: gRPC goes on shutting down after `close`,
     and a child forked in that moment may hang.
 
+    Set `on_check_transaction` before the first half message is sent. OptionError: an endpoint is not ``host:port``, a
+    limit below 1, a file of `tls` unusable, or a text cannot be in a header.
+
     Parameters
     ----------
     endpoints : sequence of str
@@ -95,19 +98,6 @@ class GrpcTransport:
         Most sends in flight. The next one fails at once with RemotingTooMuchRequestException.
     random : random.Random, optional
         Picks the endpoint for the first route request, and the end of the client id.
-    clock, wall_clock : callable, default time.monotonic, time.time
-        Seconds; monotonic, and since the epoch.
-
-    Attributes
-    ----------
-    on_check_transaction : callable or None
-        See `Transactions`. Set it before the first half message is sent.
-
-    Raises
-    ------
-    OptionError
-        An endpoint that is not ``host:port``, a limit below 1, an unusable file of `tls`, or a text that no header can
-        hold.
     """
 
     def __init__(
@@ -202,17 +192,8 @@ class GrpcTransport:
     def query_route(self, topic: str, timeout: float) -> TopicRouteData:
         """Return a topic's route, with every endpoint in it, whichever answers.
 
-        Each endpoint is asked at most once, with an equal share of the time left. The first one that answers is asked
-        first the next time.
-
-        Raises
-        ------
-        MQClientException
-            There is no endpoint (code 10004).
-        TopicRouteStaleException
-            The proxy knows no such topic.
-        MQBrokerException, RemotingException
-            No endpoint answered; the text names each and why.
+        Each endpoint is asked at most once, with an equal share of the time left. The one that answered is asked first
+        the next time. MQClientException (code 10004): there is no endpoint.
         """
         live, endpoints = self._here(), self.endpoints
         if not endpoints:

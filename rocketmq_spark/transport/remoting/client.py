@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from rocketmq_spark.errors import (
     CredentialsError,
@@ -42,6 +42,7 @@ from rocketmq_spark.transport.tls import Secure
 
 logger = logging.getLogger("rocketmq_spark.transport")
 
+T = TypeVar("T")
 Body: TypeAlias = "Buffer | tuple[Buffer, ...]"
 
 # The loop ends every request in time. A caller waits this much longer, seconds, before it reports a failed loop.
@@ -172,6 +173,17 @@ class RequestClient:
                 *(error.response_code, error.remark, error.broker_addr),
             ) from error
         raise error
+
+    def ask(
+        self,
+        address: str,
+        request: RequestHeader | RequestCode,
+        timeout: float,
+        doing: str,
+        decode: Callable[[bytes], T],
+    ) -> T:
+        """Return the decoded body of the answer; raises as `call`."""
+        return decode(bytes(self.call(address, request, timeout, doing).body))
 
     def start(self, address: str, request: Request) -> None:
         """Send a request whose caller does not wait; without a free permit it fails at once."""

@@ -140,19 +140,15 @@ class NameServers:
 
     def route_at(self, address: str, topic: str, timeout: float) -> TopicRouteData:
         """Ask one name server for a topic's route (GET_ROUTEINFO_BY_TOPIC)."""
-        doing = f"looking up the route of topic {topic}"
-        command = self._client.call(address, GetRouteInfoRequestHeader(topic=topic), timeout, doing)
-        return decode_topic_route(bytes(command.body))
+        header, doing = GetRouteInfoRequestHeader(topic=topic), f"looking up the route of topic {topic}"
+        return self._client.ask(address, header, timeout, doing, decode_topic_route)
 
     def topics(self, timeout: float) -> frozenset[str]:
         """Return the names of all topics (GET_ALL_TOPIC_LIST_FROM_NAMESERVER)."""
-        doing = "listing all topics"
-
-        def ask(address: str) -> frozenset[str]:
-            code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
-            return decode_topic_list(bytes(self._client.call(address, code, timeout, doing).body))
-
-        return self._first_answer(doing, ask)
+        code, doing = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, "listing all topics"
+        return self._first_answer(
+            doing, lambda address: self._client.ask(address, code, timeout, doing, decode_topic_list)
+        )
 
     def cluster_info(self, timeout: float) -> ClusterInfo:
         """Return all brokers and their clusters."""
@@ -160,8 +156,8 @@ class NameServers:
 
     def cluster_info_at(self, address: str, timeout: float) -> ClusterInfo:
         """Ask one name server for all brokers and their clusters (GET_BROKER_CLUSTER_INFO)."""
-        command = self._client.call(address, RequestCode.GET_BROKER_CLUSTER_INFO, timeout, "listing all brokers")
-        return decode_cluster_info(bytes(command.body))
+        code = RequestCode.GET_BROKER_CLUSTER_INFO
+        return self._client.ask(address, code, timeout, "listing all brokers", decode_cluster_info)
 
     def _first_answer(self, doing: str, ask: Callable[[str], _T]) -> _T:
         failures = []
