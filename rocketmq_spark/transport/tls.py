@@ -38,27 +38,13 @@ Secure: TypeAlias = "Callable[[socket.socket, str], TlsStream]"
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """How servers and this client prove their identity.
+    """How servers and this client prove their identity. All files are PEM."""
 
-    Parameters
-    ----------
-    ca_file : str, optional
-        PEM file with the certificates of the authorities to trust. Default: those of the system.
-    server_name : str, optional
-        What every server's certificate must name. Default: the host that was dialled.
-    cert_file : str, optional
-        PEM file with this client's certificate chain. Default: it has none.
-    key_file : str, optional
-        PEM file with its private key, not encrypted. Default: it is in `cert_file`.
-    insecure_skip_verify : bool, default False
-        Accept every certificate.
-    """
-
-    ca_file: str | None = None
-    server_name: str | None = None
-    cert_file: str | None = None
-    key_file: str | None = None
-    insecure_skip_verify: bool = False
+    ca_file: str | None = None  # The certificates of the authorities to trust. None: those of the system.
+    server_name: str | None = None  # What every server's certificate must name. None: the host that was dialled.
+    cert_file: str | None = None  # This client's certificate chain.
+    key_file: str | None = None  # Its private key, not encrypted. None: it is in `cert_file`.
+    insecure_skip_verify: bool = False  # Accept every certificate.
 
     def context(self) -> ssl.SSLContext:
         """Return the context of all connections, for TLS 1.2 or newer; raises OptionError for an unusable file."""

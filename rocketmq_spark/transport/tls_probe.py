@@ -45,7 +45,6 @@ class Remembered(Generic[T]):
     """Results by server, kept for ten seconds."""
 
     def __init__(self) -> None:
-        # When each was found.
         self._found: dict[Hashable, tuple[float, T]] = {}
 
     def get(self, key: Hashable, find: Callable[[], T]) -> T:
@@ -124,17 +123,12 @@ def secured(
         yield secure
 
 
-def unchecked(context: ssl.SSLContext) -> ssl.SSLContext:
-    """Make a context accept every certificate and offer HTTP/2; return it."""
+def tls_protocol(host: str, port: int, timeout: float) -> str | None:
+    """Return the protocol that a TLS server chose (ALPN), "" if none, None if it does not speak TLS."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols([H2])
-    return context
-
-
-def tls_protocol(host: str, port: int, timeout: float) -> str | None:
-    """Return the protocol that a TLS server chose (ALPN), "" if none, None if it does not speak TLS."""
-    context = unchecked(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
     # As for real connections: results for older versions depend on the OpenSSL release.
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:

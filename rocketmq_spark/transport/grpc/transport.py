@@ -217,23 +217,14 @@ class GrpcTransport:
             raise type(last)(text, last.response_code, last.remark, last.broker_addr) from last
         raise (RemotingTimeoutException if last is None else type(last))(text) from last
 
-    def heart_beat(
-        self,
-        address: str,
-        client_id: str,  # noqa: ARG002 - a broker's; a proxy is told this transport's own
-        producer_groups: Collection[str],  # noqa: ARG002
-        timeout: float,
-    ) -> None:
-        """Keep this client alive at a proxy (Heartbeat) if it has a Telemetry stream there; else do nothing."""
+    def heart_beat(self, address: str, client_id: str, producer_groups: Collection[str], timeout: float) -> None:  # noqa: ARG002
+        """Keep this client alive at a proxy (Heartbeat) if it has a Telemetry stream there; else do nothing.
+
+        Proxies know this transport's own client id.
+        """
         self._here().telemetry.heart_beat(address, timeout)
 
-    def unregister_client(
-        self,
-        address: str,
-        client_id: str,  # noqa: ARG002
-        producer_group: str,
-        timeout: float,
-    ) -> None:
+    def unregister_client(self, address: str, client_id: str, producer_group: str, timeout: float) -> None:  # noqa: ARG002
         """Stop answering checks for a producer group; after the last one notify the proxy (NotifyClientTermination).
 
         Nothing is sent without a Telemetry stream.

@@ -43,6 +43,8 @@ from rocketmq_spark.transport.tls import Secure
 logger = logging.getLogger("rocketmq_spark.transport")
 
 T = TypeVar("T")
+# A request with fields, or without any.
+Query: TypeAlias = RequestHeader | RequestCode
 Body: TypeAlias = "Buffer | tuple[Buffer, ...]"
 
 # The loop ends every request in time. A caller waits this much longer, seconds, before it reports a failed loop.
@@ -156,9 +158,7 @@ class RequestClient:
         """
         self._wait(address, Request(code, ext_fields, _pieces(body), timeout, flag=FLAG_ONEWAY, remark=remark))
 
-    def call(
-        self, address: str, request: RequestHeader | RequestCode, timeout: float, doing: str, body: Body = ()
-    ) -> RemotingCommand:
+    def call(self, address: str, request: Query, timeout: float, doing: str, body: Body = ()) -> RemotingCommand:
         """Send a request and return its answer if that is SUCCESS; any other code raises its error."""
         code, fields = (request, {}) if isinstance(request, RequestCode) else (request.code, request.to_ext_fields())
         answer = self.invoke(address, code, fields, body, timeout)
@@ -174,14 +174,7 @@ class RequestClient:
             ) from error
         raise error
 
-    def ask(
-        self,
-        address: str,
-        request: RequestHeader | RequestCode,
-        timeout: float,
-        doing: str,
-        decode: Callable[[bytes], T],
-    ) -> T:
+    def ask(self, address: str, request: Query, timeout: float, doing: str, decode: Callable[[bytes], T]) -> T:
         """Return the decoded body of the answer; raises as `call`."""
         return decode(bytes(self.call(address, request, timeout, doing).body))
 

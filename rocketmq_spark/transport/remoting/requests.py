@@ -40,24 +40,12 @@ FLAG_REQUEST: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How one request ended.
+    """How one request ended. Command and error are both None after a one-way request."""
 
-    Parameters
-    ----------
-    command : RemotingCommand or None
-        The server's answer, whatever its code.
-    error : RocketMQError or None
-        Why there is none. Both are None after a one-way request.
-    latency : float
-        From the last byte written to the answer or failure, seconds; 0 if never written.
-    refused : Credentials or None
-        The credentials, if the server rejected them.
-    """
-
-    command: RemotingCommand | None
+    command: RemotingCommand | None  # Whatever its code.
     error: RocketMQError | None
-    latency: float
-    refused: Credentials | None = None
+    latency: float  # From the last byte written to the answer or failure, seconds; 0 if never written.
+    refused: Credentials | None = None  # The credentials, if the server rejected them.
 
 
 # The end of a one-way request.
@@ -70,34 +58,20 @@ OnAnswer: TypeAlias = Callable[[Answer], None]
 class Request:
     """One frame to send, from its submission to its answer.
 
-    Parameters
-    ----------
-    ext_fields : mapping of str to str
-        Without namespace and signature; `sent_fields` has both.
-    body : tuple of buffers
-        Views must be of single bytes.
-    timeout : float
-        Seconds from the last byte written to the answer.
-    on_answer : callable, default does nothing
-        Called once, by the loop's thread; for a frame without an answer perhaps by the submitting thread.
-    deadline : float, default inf
-        When the request ends in any case.
-    flag : int, default FLAG_REQUEST
-        `FLAG_ONEWAY` and `FLAG_RESPONSE` (to a broker's request) get no answer and end when they are written.
-    permit : Permit or None
-        Released when the request ends.
+    `on_answer` is called once, by the loop's thread; for a frame without an answer perhaps by the submitting thread.
+    Frames with `FLAG_ONEWAY` and `FLAG_RESPONSE` (to a broker's request) get no answer and end when they are written.
     """
 
     code: int
     ext_fields: Mapping[str, str]
-    body: tuple[Buffer, ...]
-    timeout: float
+    body: tuple[Buffer, ...]  # Views must be of single bytes.
+    timeout: float  # Seconds from the last byte written to the answer.
     on_answer: OnAnswer = lambda _: None
-    deadline: float = math.inf
+    deadline: float = math.inf  # The end of the request in any case.
     flag: int = FLAG_REQUEST
     remark: str = ""
-    permit: Permit | None = None
-    sent_fields: Mapping[str, str] = field(init=False)
+    permit: Permit | None = None  # Released when the request ends.
+    sent_fields: Mapping[str, str] = field(init=False)  # With namespace and signature.
     signed_by: Credentials | None = None
     opaque: int = 0
     resent: bool = False

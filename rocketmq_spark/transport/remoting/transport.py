@@ -332,10 +332,8 @@ class RemotingTransport:
 
     def topic_config(self, address: str, topic: str, timeout: float) -> TopicConfig:
         """Return a topic's configuration on one broker (GET_TOPIC_CONFIG); proxies do not support this request."""
-        header, doing = (
-            headers.GetTopicConfigRequestHeader(topic=topic),
-            f"looking up the configuration of topic {topic}",
-        )
+        header = headers.GetTopicConfigRequestHeader(topic=topic)
+        doing = f"looking up the configuration of topic {topic}"
         return self.client.ask(address, header, timeout, doing, decode_topic_config)
 
     def all_topic_attributes(self, address: str, timeout: float) -> Mapping[str, Mapping[str, str] | None]:
