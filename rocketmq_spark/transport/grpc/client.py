@@ -90,7 +90,10 @@ class _Flight:
 
 
 class GrpcClient:
-    """The calls of one process; safe for many threads. It owns its channels; calls with callbacks take permits."""
+    """The calls of one process; safe for many threads. It owns its channels; calls with callbacks take permits.
+
+    `closed`: no call is taken any more, because it was closed or its thread has failed.
+    """
 
     def __init__(
         self, channels: Channels, metadata: MetadataSource, permits: Permits, clock: Callable[[], float]
@@ -108,16 +111,11 @@ class GrpcClient:
         self._streams: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._closed = False
+        self.closed = False
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "open"
+        state = "closed" if self.closed else "open"
         return f"<GrpcClient {self._metadata.client_id} {state}, {len(self._flights)} in flight, {self._channels!r}>"
-
-    @property
-    def closed(self) -> bool:
-        """No call is taken any more: it was closed, or its thread has failed."""
-        return self._closed
 
     def start(
         self, endpoint: str, method: str, request: bytes, timeout: float, on_answer: OnAnswer, doing: str
@@ -209,7 +207,7 @@ class GrpcClient:
     def close(self) -> None:
         """Close the channels and end the thread; what is in flight fails. Idempotent."""
         with self._lock:
-            self._closed = True
+            self.closed = True
             thread = self._thread
         self._ended.put(None)
         if thread is not None and thread is not threading.current_thread():
@@ -231,7 +229,7 @@ class GrpcClient:
         return self._channels.channel(endpoint)
 
     def _check(self) -> None:
-        if self._closed:
+        if self.closed:
             raise RocketMQError("this transport is closed: make a new one")
 
     def _register(self, flight: _Flight) -> int:
@@ -255,7 +253,7 @@ class GrpcClient:
         finally:
             # Closed, or this thread failed: no more callbacks would be called.
             with self._lock:
-                self._closed = True
+                self.closed = True
             for number, flight in tuple(self._flights.items()):
                 text = f"{flight.doing}: the transport was closed; it may have been executed"
                 self._tell(number, RemotingSendRequestException(text), self._clock())

@@ -16,23 +16,21 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from rocketmq_spark._version import __version__
 from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.model.send_result import TransactionCheck
 from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
 from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
 from rocketmq_spark.protocol.grpc.codes import code_name
 from rocketmq_spark.protocol.grpc.messages import transaction_check
 from rocketmq_spark.protocol.grpc.values import settings_of
+from rocketmq_spark.transport.base import OnCheckTransaction
 from rocketmq_spark.transport.grpc.client import GrpcClient, parsed
 
 logger = logging.getLogger("rocketmq_spark.transport")
-
-OnCheck: TypeAlias = Callable[[TransactionCheck], None]
 
 _JOIN_TIMEOUT: Final = 5.0
 
@@ -52,7 +50,7 @@ class Telemetry:
     """
 
     def __init__(
-        self, client: GrpcClient, endpoints: Sequence[str], namespace: str, on_check: OnCheck, pauses: Pauses
+        self, client: GrpcClient, endpoints: Sequence[str], namespace: str, on_check: OnCheckTransaction, pauses: Pauses
     ) -> None:
         self.client = client
         self.pauses = pauses

@@ -14,7 +14,6 @@ import os
 import random as random_module
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from rocketmq_spark._version import __version__
@@ -66,14 +65,6 @@ _ANOTHER_MAY_ANSWER: Final = (BrokerBusyException, BrokerOutcomeUnknownException
 # result: itself, its status, fields of newer releases.
 _ROUTE_PARTS: Final = 12 * MAX_QUEUES
 _RESULT_PARTS: Final = 8
-
-
-@dataclass(frozen=True, slots=True)
-class _Live:
-    """What one process has: connections, threads, an id."""
-
-    client: GrpcClient
-    telemetry: Telemetry
 
 
 class GrpcTransport:
@@ -136,11 +127,13 @@ class GrpcTransport:
         self._good = self._random.randrange(len(self.endpoints)) if self.endpoints else 0
         # By process. A lock would not do: a thread of the parent may have held it for ever. Nothing is taken out:
         # collecting an inherited channel as garbage would close it.
-        self._live = {os.getpid(): self._new_live()}
+        self._live = {os.getpid(): self._new_telemetry()}
 
     def __repr__(self) -> str:
-        live = self._live.get(os.getpid())
-        state = "closed" if self._closed else "not used in this process" if live is None else repr(live.client)
+        telemetry = self._live.get(os.getpid())
+        state = (
+            "closed" if self._closed else "not used in this process" if telemetry is None else repr(telemetry.client)
+        )
         return f"<GrpcTransport endpoints={';'.join(self.endpoints)} {state}>"
 
     if not TYPE_CHECKING:
@@ -162,8 +155,8 @@ class GrpcTransport:
     @property
     def closed(self) -> bool:
         """True after `close`, or when the thread behind it has failed."""
-        live = self._live.get(os.getpid())
-        return self._closed or (live is not None and live.client.closed)
+        telemetry = self._live.get(os.getpid())
+        return self._closed or (telemetry is not None and telemetry.client.closed)
 
     def send(self, request: SendRequest, timeout: float, on_outcome: OnOutcome, *, within: float = math.inf) -> None:
         """Start one attempt (SendMessage); see `Sends.send`.
@@ -171,23 +164,23 @@ class GrpcTransport:
         The call's deadline is the shorter of `timeout` and `within`, and both count from here, because gRPC does not
         report when the last byte was written. What the protocol can't carry is an MQClientException as outcome.
         """
-        live, batch, queue = self._here(), request.batch, request.queue
+        telemetry, batch, queue = self._here(), request.batch, request.queue
 
         def on_answer(answer: GrpcAnswer) -> None:
             outcome = _outcome_of(request, answer)
-            live.client.tell(outcome.error, answer.signed_by)
+            telemetry.client.tell(outcome.error, answer.signed_by)
             on_outcome(outcome)
 
         doing = f"sending {batch.rows} rows to {queue}"
         try:
             body = encode_send_request(request, namespace=self._namespace)
         except RocketMQError as exc:
-            live.client.refuse(exc, on_answer)
+            telemetry.client.refuse(exc, on_answer)
             return
         is_half = batch.sys_flag & TRANSACTION_ROLLBACK_TYPE == TRANSACTION_PREPARED_TYPE
         if is_half and self.on_check_transaction is not None:
-            live.telemetry.half_message(batch.topic, request.producer_group)
-        live.client.start(request.address, "SendMessage", body, min(timeout, within), on_answer, doing)
+            telemetry.half_message(batch.topic, request.producer_group)
+        telemetry.client.start(request.address, "SendMessage", body, min(timeout, within), on_answer, doing)
 
     def query_route(self, topic: str, timeout: float) -> TopicRouteData:
         """Return a topic's route, with every endpoint in it, whichever answers.
@@ -195,7 +188,7 @@ class GrpcTransport:
         Each endpoint is asked at most once, with an equal share of the time left. The one that answered is asked first
         the next time. MQClientException (code 10004): there is no endpoint.
         """
-        live, endpoints = self._here(), self.endpoints
+        client, endpoints = self._here().client, self.endpoints
         if not endpoints:
             raise MQClientException(
                 f"looking up the route of topic {topic}: no proxy is set; set the option endpoints", NO_NAME_SERVER
@@ -205,7 +198,7 @@ class GrpcTransport:
         last: MQBrokerException | RemotingException | None = None
         for index, share in in_turn(endpoints, self._good, deadline, self._clock, failures):
             try:
-                reply = self._query_route(live, topic, endpoints[index], share)
+                reply = self._query_route(client, topic, endpoints[index], share)
                 self._good = index
                 return route_of(reply, endpoints)
             except (*_ANOTHER_MAY_ANSWER, RemotingException) as exc:
@@ -222,22 +215,22 @@ class GrpcTransport:
 
         Proxies know this transport's own client id.
         """
-        self._here().telemetry.heart_beat(address, timeout)
+        self._here().heart_beat(address, timeout)
 
     def unregister_client(self, address: str, client_id: str, producer_group: str, timeout: float) -> None:  # noqa: ARG002
         """Stop answering checks for a producer group; after the last one notify the proxy (NotifyClientTermination).
 
         Nothing is sent without a Telemetry stream.
         """
-        self._here().telemetry.unregister(address, producer_group, timeout)
+        self._here().unregister(address, producer_group, timeout)
 
     def probe(self, queue: MessageQueue, address: str, timeout: float) -> None:
         """Ask for the route of the queue's topic."""
-        self._query_route(self._here(), queue.topic, address, timeout)
+        self._query_route(self._here().client, queue.topic, address, timeout)
 
     def end_transaction(self, address: str, request: EndTransaction, timeout: float, on_end: OnEnd) -> None:
         """Start to commit or roll back a half message (EndTransaction), at the proxy that took it or asked."""
-        doing, live = ending(request), self._here()
+        doing, telemetry = ending(request), self._here()
 
         def on_answer(answer: GrpcAnswer) -> None:
             error = answer.error
@@ -247,11 +240,11 @@ class GrpcTransport:
                     error = error_in(reply.status, address, answer.doing)
                 except RemotingCommandException as exc:
                     error = exc
-            live.client.tell(error, answer.signed_by)
+            telemetry.client.tell(error, answer.signed_by)
             on_end(error)
 
         message = end_transaction_request(request, self._namespace).SerializeToString()
-        live.client.start(address, "EndTransaction", message, timeout, on_answer, doing)
+        telemetry.client.start(address, "EndTransaction", message, timeout, on_answer, doing)
 
     def end_transaction_oneway(self, address: str, request: EndTransaction, timeout: float) -> None:
         """Commit or roll back a half message (EndTransaction), and wait for the reply: gRPC has no one-way calls.
@@ -276,20 +269,20 @@ class GrpcTransport:
     def close(self) -> None:
         """Close every channel of this process and end its threads; what is in flight fails. Idempotent."""
         self._closed = True
-        live = self._live.get(os.getpid())
-        if live is not None:
-            live.telemetry.close()
-            live.client.close()
+        telemetry = self._live.get(os.getpid())
+        if telemetry is not None:
+            telemetry.close()
+            telemetry.client.close()
 
-    def _here(self) -> _Live:
+    def _here(self) -> Telemetry:
         """Return this process's connections and threads, making them on the first call."""
         if self.closed:
             raise RocketMQError("this transport is closed: make a new one")
         pid = os.getpid()
-        live = self._live.get(pid)
-        return self._live.setdefault(pid, self._new_live()) if live is None else live
+        telemetry = self._live.get(pid)
+        return self._live.setdefault(pid, self._new_telemetry()) if telemetry is None else telemetry
 
-    def _new_live(self) -> _Live:
+    def _new_telemetry(self) -> Telemetry:
         metadata = MetadataSource(
             self._client_id,
             __version__,
@@ -300,11 +293,13 @@ class GrpcTransport:
         )
         permits = Permits(self._limit, "clientAsyncSemaphoreValue")
         client = GrpcClient(Channels(self._tls, self._roots), metadata, permits, self._clock)
-        return _Live(client, Telemetry(client, self.endpoints, self._namespace, self._on_check, self._pauses))
+        return Telemetry(client, self.endpoints, self._namespace, self._on_check, self._pauses)
 
-    def _query_route(self, live: _Live, topic: str, endpoint: str, timeout: float) -> service.QueryRouteResponse:
+    def _query_route(
+        self, telemetry: Telemetry, topic: str, endpoint: str, timeout: float
+    ) -> service.QueryRouteResponse:
         request, doing = route_request(topic, self._namespace, endpoint), f"looking up the route of topic {topic}"
-        return live.client.invoke(
+        return client.invoke(
             endpoint, "QueryRoute", request, service.QueryRouteResponse, timeout, doing, most_parts=_ROUTE_PARTS
         )
 

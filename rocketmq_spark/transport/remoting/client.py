@@ -34,11 +34,9 @@ from rocketmq_spark.protocol.remoting.codes import (
 from rocketmq_spark.protocol.remoting.command import FLAG_ONEWAY, RemotingCommand
 from rocketmq_spark.protocol.remoting.headers import RequestHeader, signed
 from rocketmq_spark.transport.parallel import Permits
-from rocketmq_spark.transport.remoting.connection import OnRequest
 from rocketmq_spark.transport.remoting.loop import IoLoop
 from rocketmq_spark.transport.remoting.namespace import Namespace
 from rocketmq_spark.transport.remoting.requests import Answer, Request
-from rocketmq_spark.transport.tls import Secure
 
 logger = logging.getLogger("rocketmq_spark.transport")
 
@@ -99,26 +97,15 @@ class Signer:
 
 
 class RequestClient:
-    """Sends requests of any code to any address.
+    """Sends requests of any code to any address over the connections of a loop.
 
-    `clock` and `polled` are as for `IoLoop`, `on_request` takes what servers ask of us. The permits limit the requests
-    in flight with a callback, and the one-way requests. Blocking calls need no permit.
+    The permits limit the requests in flight with a callback, and the one-way requests. Blocking calls need no permit.
     """
 
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        connect_timeout: float,
-        on_request: OnRequest,
-        secure: Secure | None,
-        signer: Signer,
-        async_permits: int,
-        oneway_permits: int,
-        *,
-        polled: bool,
-    ) -> None:
-        self.loop = IoLoop(clock, connect_timeout, on_request, self._on_end, secure, polled=polled)
-        self.clock = self.loop.clock
+    def __init__(self, loop: IoLoop, signer: Signer, async_permits: int, oneway_permits: int) -> None:
+        self.loop = loop
+        loop.on_end = self._on_end
+        self.clock = loop.clock
         self._signer = signer
         self._async_permits = Permits(async_permits, "clientAsyncSemaphoreValue")
         self._oneway_permits = Permits(oneway_permits, "clientOnewaySemaphoreValue")

@@ -82,7 +82,6 @@ class IoLoop:
         clock: Callable[[], float],
         connect_timeout: float,
         on_request: OnRequest,
-        on_end: OnEnd,
         secure: Secure | None = None,
         *,
         polled: bool = False,
@@ -92,7 +91,7 @@ class IoLoop:
         self._connect_timeout = connect_timeout
         self._on_request = on_request
         self._secure = secure
-        self._on_end = on_end
+        self.on_end: OnEnd = lambda _address, request, answer: request.finish(answer)
         self.polled = polled
         self._polling = False
         self._poller: int | None = None
@@ -345,7 +344,7 @@ class IoLoop:
         finally:
             # Even if the selector fails: these have left the tables, so nothing else would report them.
             for request, answer in completions:
-                self._on_end(connection.address, request, answer)
+                self.on_end(connection.address, request, answer)
 
     def _watch(self, connection: Connection) -> None:
         assert self._selector is not None

@@ -49,6 +49,7 @@ from rocketmq_spark.transport.remoting.frames import (
     pull_outcome_of,
     transaction_check_of,
 )
+from rocketmq_spark.transport.remoting.loop import IoLoop
 from rocketmq_spark.transport.remoting.name_servers import NameServers
 from rocketmq_spark.transport.remoting.namespace import Namespace
 from rocketmq_spark.transport.remoting.requests import Answer, Request
@@ -106,15 +107,12 @@ class RemotingTransport:
         polled: bool = False,
     ) -> None:
         self.namespace = Namespace(namespace, create_topic_key)
+        secure = None if tls is None else tls.secure()
         self.client = RequestClient(
-            clock,
-            connect_timeout,
-            self._on_request,
-            None if tls is None else tls.secure(),
+            IoLoop(clock, connect_timeout, self._on_request, secure, polled=polled),
             Signer(self.namespace, namespace_v2, credentials, sign_name_server_requests=sign_name_server_requests),
             client_async_semaphore_value,
             client_oneway_semaphore_value,
-            polled=polled,
         )
         # Its list of topics has the servers' names.
         self.name_servers = NameServers(self.client, name_servers, random or random_module.Random())
