@@ -51,10 +51,7 @@ _ALLOWED: Final = "ROCKETMQ_SPARK_REFERENCES"
 
 
 def credentials_of(options: ConnectionOptions) -> CredentialsProvider | None:
-    """Return the provider of these options, None without credentials. It does not call or create the user's class.
-
-    OptionError: a variable, file or class is unusable in this process.
-    """
+    """Return the provider of these options, None without credentials. It does not call or create the user's class."""
     if options.credentials_provider is not None:
         name = options.credentials_provider
         provider_class(options)
@@ -144,7 +141,9 @@ def _allows(entry: str, target: str) -> bool:
 
 
 def _resolved(option: str, text: str) -> str:
-    target = _allowed(option, text) if text.startswith((ENV, FILE)) else text
+    if not text.startswith((ENV, FILE)):
+        return text
+    target = _allowed(option, text)
     if text.startswith(ENV):
         name = text.removeprefix(ENV)
         value = os.environ.get(name)
@@ -153,10 +152,8 @@ def _resolved(option: str, text: str) -> str:
                 f"option {option}={text}: the environment variable {name} is not set in this process; set it for the "
                 f"driver, and for the executors' Python workers with spark.executorEnv.{name}"
             )
-    elif text.startswith(FILE):
-        value = _read(option, text, Path(target.removeprefix(FILE)))
     else:
-        return text
+        value = _read(option, text, Path(target.removeprefix(FILE)))
     if not is_printable(value):
         raise OptionError(
             f"option {option}={text}: what it holds is not allowed: allowed is one line of text that is not blank, "

@@ -1,8 +1,8 @@
 """The streams over which proxies check transactions.
 
-Sends do not need them. The first half message opens a stream to every endpoint, because brokers may send checks through
-any proxy. A stream that ends is reopened after a second; an open one repeats its settings every 5 minutes. Neither a
-proxy's command nor a handler's exception ends a stream, and unknown commands are ignored.
+The first half message opens a stream to every endpoint, because brokers may send checks through any proxy. A stream
+that ends is reopened after a second. Neither a proxy's command nor a handler's exception ends a stream, and unknown
+commands are ignored.
 
 A proxy uses the topic's name as producer group, and sends checks to any client whose settings name the topic, also for
 other clients' half messages. A check names no group: it goes to the group that last sent a half message to that topic

@@ -261,10 +261,8 @@ class GrpcTransport:
         """Take a delayed message back (RecallMessage), and return its id."""
         message = recall_message_request(request, self._namespace)
         doing = f"recalling a message of topic {request.topic}"
-        reply = self._here().client.invoke(
-            address, "RecallMessage", message, service.RecallMessageResponse, timeout, doing
-        )
-        return reply.message_id
+        reply_type = service.RecallMessageResponse
+        return self._here().client.invoke(address, "RecallMessage", message, reply_type, timeout, doing).message_id
 
     def close(self) -> None:
         """Close every channel of this process and end its threads; what is in flight fails. Idempotent."""
@@ -283,21 +281,13 @@ class GrpcTransport:
         return self._live.setdefault(pid, self._new_telemetry()) if telemetry is None else telemetry
 
     def _new_telemetry(self) -> Telemetry:
-        metadata = MetadataSource(
-            self._client_id,
-            __version__,
-            self._credentials,
-            self._namespace,
-            random=self._random,
-            wall_clock=self._wall_clock,
-        )
+        identity = self._client_id, __version__, self._credentials, self._namespace
+        metadata = MetadataSource(*identity, random=self._random, wall_clock=self._wall_clock)
         permits = Permits(self._limit, "clientAsyncSemaphoreValue")
         client = GrpcClient(Channels(self._tls, self._roots), metadata, permits, self._clock)
         return Telemetry(client, self.endpoints, self._namespace, self._on_check, self._pauses)
 
-    def _query_route(
-        self, telemetry: Telemetry, topic: str, endpoint: str, timeout: float
-    ) -> service.QueryRouteResponse:
+    def _query_route(self, client: GrpcClient, topic: str, endpoint: str, timeout: float) -> service.QueryRouteResponse:
         request, doing = route_request(topic, self._namespace, endpoint), f"looking up the route of topic {topic}"
         return client.invoke(
             endpoint, "QueryRoute", request, service.QueryRouteResponse, timeout, doing, most_parts=_ROUTE_PARTS

@@ -142,10 +142,10 @@ class Connection:
         """True after GO_AWAY when nothing is pending."""
         return self.state is State.DRAINING and not self._pending and not self._blocked and not self._out
 
-    def abandoned(self) -> list[socket.socket]:
-        """Return the sockets of failed connects, for the loop to close."""
-        sockets, self._dial.abandoned = self._dial.abandoned, []
-        return sockets
+    def close_abandoned(self) -> None:
+        """Close the sockets of failed connects, which the loop does not watch any more."""
+        while self._dial.abandoned:
+            self._dial.abandoned.pop().close()
 
     def submit(self, request: Request) -> bool:
         """Queue a request, from any thread; False if this connection accepts no more.
@@ -249,8 +249,8 @@ class Connection:
         with self._lock:
             for request in [one for one in self._pending.values() if one.deadline <= now]:
                 del self._pending[request.opaque]
-                # A started one must be written to its end, or the stream is corrupt.
                 nothing_came = request.written_at is not None and request.arrivals == self._arrivals
+                # A started one must be written to its end, or the stream is corrupt.
                 if not request.started:
                     self._out.remove(request)
                 elif nothing_came and all(one.timeout <= request.timeout for one in self._pending.values()):

@@ -358,8 +358,7 @@ class IoLoop:
             if wanted is not None:
                 self._selector.register(wanted[0], wanted[1], connection)
             self._adopted[connection] = wanted
-        for sock in connection.abandoned():
-            sock.close()
+        connection.close_abandoned()
         if closed:
             self._adopted.pop(connection, None)
             if connection.sock is not None:
