@@ -9,6 +9,7 @@ import pytest
 from rocketmq_spark.cluster import LocalCluster
 from rocketmq_spark.model.message import Message
 from rocketmq_spark.model.message_ext import MessageExt
+from rocketmq_spark.model.names import wrap
 from rocketmq_spark.model.send_result import (
     TRANSACTION_COMMIT_TYPE,
     TRANSACTION_NOT_TYPE,
@@ -104,7 +105,8 @@ def test_120_a_proxy_passes_checks_on_and_only_their_answers_count(transactional
         assert [message.body for message in read_topic(transactional.name_server, topic, 1)] == [b"half"]
 
 
-def test_120_a_producers_listener_is_asked_about_what_it_left_open(transactional: LocalCluster) -> None:
+@pytest.mark.parametrize("namespace", ["", "space"])
+def test_120_a_producers_listener_is_asked_about_what_it_left_open(transactional: LocalCluster, namespace: str) -> None:
     class Listener:
         """Leaves everything open at first, and decides when it is asked."""
 
@@ -120,24 +122,26 @@ def test_120_a_producers_listener_is_asked_about_what_it_left_open(transactional
                 return LocalTransactionState.COMMIT_MESSAGE
             return LocalTransactionState.ROLLBACK_MESSAGE
 
-    with RemotingTransport([transactional.name_server]) as transport:
+    with RemotingTransport([transactional.name_server], namespace=namespace) as transport:
         topic = topic_of(transactional, transport)
+    wired = wrap(namespace, topic)
     listener = Listener()
     settings = {"name_server": transactional.name_server, "heartbeat_broker_interval": 1000}
+    settings |= {"namespace": namespace} if namespace else {}
     with Producer(f"pg-{topic}", transaction_listener=listener, **settings) as producer:
         for body in (b"never does", b"becomes visible"):
             result = producer.send_in_transaction(Message.of(topic, body))
             assert result.local_transaction_state is LocalTransactionState.UNKNOW
-        assert read_topic(transactional.name_server, topic) == []
+        assert read_topic(transactional.name_server, wired) == []
         asked = {listener.checked.get(timeout=PATIENCE) for _ in range(2)}
         assert asked == {b"never does", b"becomes visible"}
         # A broker that asks again before it has noted the answer gets a second one, and delivers the message again.
-        assert {message.body for message in read_topic(transactional.name_server, topic, 1)} == {b"becomes visible"}
+        assert {message.body for message in read_topic(transactional.name_server, wired, 1)} == {b"becomes visible"}
         # Were the rolled-back one to come, it would come with the checks of a younger one.
         producer.send_in_transaction(Message.of(topic, b"younger"))
         while listener.checked.get(timeout=PATIENCE) != b"younger":
             pass
-        assert {message.body for message in read_topic(transactional.name_server, topic)} == {b"becomes visible"}
+        assert {message.body for message in read_topic(transactional.name_server, wired)} == {b"becomes visible"}
 
 
 @pytest.mark.parametrize("compress_type", ["ZLIB", "LZ4", "ZSTD", "over gRPC"])

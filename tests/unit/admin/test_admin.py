@@ -15,6 +15,7 @@ from rocketmq_spark import Admin
 from rocketmq_spark.admin import BrokerInfo, QueueOffsets, TopicInfo, queue_offsets
 from rocketmq_spark.admin.brokers import clock_of
 from rocketmq_spark.admin.create import NewTopic, known_to_all
+from rocketmq_spark.cli.doctor.examine import check_topic
 from rocketmq_spark.errors import (
     MQClientException,
     NoBrokersException,
@@ -83,6 +84,30 @@ def test_topics_of_a_namespace_are_shown_alone_and_without_it(server: BrokerPeer
         assert [row.topic for row in admin.topics()] == ["orders"]
         assert [row.queue.topic for row in admin.offsets("orders")] == ["orders", "orders"]
     assert server.requests[-1].ext_fields["topic"] == "mine%orders"
+
+
+def test_requests_of_an_admin_in_a_namespace_are_about_its_topics(server: BrokerPeer) -> None:
+    # The broker that does not answer is in this route only.
+    del server.routes["half"]
+    server.routes |= dict.fromkeys(("mine%orders", "mine%a", "%RETRY%mine%group"), server.routes["orders"])
+    server.store.put(MessageQueue("mine%orders", "a", 0), [Message.of("mine%orders", b"one")], 1_700_000_000.5)
+    with Admin(server.address, namespace="mine") as admin:
+        # The topic that a broker names after itself is in no namespace.
+        assert [row.topic for row in admin.topics()] == ["a", "orders"]
+        assert [row.topic for row in admin.topics(all=True)] == ["%RETRY%group", "a", "orders"]
+        assert [row.body for row in admin.peek("orders")] == [b"one"]
+        assert [check.state for check in check_topic(admin, "orders", 5.0)] == ["ok"]
+        server.requests.clear()
+        admin.peek("orders", consumer_group="group")
+        admin.create_topic("bills", 1)
+    fields = [request.ext_fields for request in server.requests]
+    assert {one["consumerGroup"] for one in fields if "consumerGroup" in one} == {"mine%group"}
+    assert {one["topic"] for one in fields if "topic" in one} == {"mine%orders", "mine%bills"}
+    with Admin(server.address, namespace="mine") as admin:
+        with pytest.raises(TopicRouteStaleException, match=r"topic ordres does not exist: .*; did you mean orders\?"):
+            admin.route("ordres")
+        with pytest.raises(MQClientException, match=r"topic 'mine%t{123}' has 128 characters"):
+            admin.create_topic("t" * 123)
 
 
 def test_a_topic_that_is_not_there_is_named_with_one_that_is_like_it(admin: Admin) -> None:
