@@ -50,21 +50,7 @@ def resolve(host: str, port: int, flags: int = 0) -> list[Candidate]:
 class Dial:
     """One attempt at connecting to one server, until `deadline` on the loop's clock.
 
-    Parameters
-    ----------
-    wake : callable
-        Called by the lookup's thread when it has the addresses.
-    look_up : callable, default resolve
-        Finds the addresses of a host name; may block.
-
-    Attributes
-    ----------
-    tried : str
-        The address that was tried last, as numbers; "" if none was.
-    failures : list of (str, Exception)
-        The addresses that failed, and why.
-    abandoned : list of socket
-        Failed sockets to be closed.
+    A thread calls `look_up`, which may block and finds the addresses of a host name, and then `wake`.
     """
 
     def __init__(
@@ -81,7 +67,11 @@ class Dial:
         self.sock: socket.socket | None = None
         self.connected = False
         self.failed = False
+        # The address that was tried last, as numbers; "" if none was.
+        self.tried = ""
+        # The addresses that failed, and why.
         self.failures: list[tuple[str, Exception]] = []
+        # Failed sockets, to be closed.
         self.abandoned: list[socket.socket] = []
         self._wake = wake
         self._look_up = look_up
@@ -90,7 +80,6 @@ class Dial:
         self._candidates: deque[Candidate] | None = None
         self._looked_up: list[Candidate] | Exception | None = None
         self._attempt_deadline = math.inf
-        self.tried = ""
 
     @property
     def stream(self) -> socket.socket | TlsStream | None:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import socket
 import ssl
 import time
 from collections.abc import Callable, Hashable, Iterator
-from typing import Final, Generic, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from rocketmq_spark.model.route import parse_address
 from rocketmq_spark.protocol.remoting.command import RemotingCommand, encode_head
@@ -38,33 +39,41 @@ REMOTING_HELLO: Final = bytes(encode_head(RemotingCommand(code=0, opaque=0), 0))
 # The HTTP/2 preface and an empty SETTINGS frame (RFC 9113, sections 3.4 and 6.5).
 HTTP2_HELLO: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Remembered(Generic[T]):
-    """Results by server, kept for ten seconds."""
+def remembered(find: Callable[P, T]) -> Callable[P, T]:
+    """Make a function return its last result for the same arguments, if it is not older than ten seconds."""
+    results: dict[Hashable, tuple[float, T]] = {}
 
-    def __init__(self) -> None:
-        self._found: dict[Hashable, tuple[float, T]] = {}
+    @functools.wraps(find)
+    def found(*args: P.args, **kwargs: P.kwargs) -> T:
+        key = (args, *kwargs.items())
+        result = results.get(key)
+        if result is None or time.monotonic() > result[0] + _KEPT:
+            value = find(*args, **kwargs)
+            result = results[key] = (time.monotonic(), value)
+        return result[1]
 
-    def get(self, key: Hashable, find: Callable[[], T]) -> T:
-        """Return the result for `key`, from `find` if there is none of the last ten seconds."""
-        held = self._found.get(key)
-        if held is None or time.monotonic() > held[0] + _KEPT:
-            found = find()
-            held = self._found[key] = (time.monotonic(), found)
-        return held[1]
-
-
-_remembered: Final[Remembered[str | None]] = Remembered()
+    return found
 
 
+@remembered
 def disagreement(address: str, hello: bytes, *, over_tls: bool) -> str | None:
     """Return what to change for a server that hung up on a connection, None if TLS is not the cause.
 
     `hello` is a greeting that the server answers without TLS.
     """
-    return _remembered.get((address, over_tls), lambda: _tried(address, hello, over_tls=over_tls))
+    host, port = parse_address(address)
+    if over_tls:
+        talks_plainly = bool(answer(host, port, hello, _TIMEOUT))
+        return SPEAKS_NO_TLS if talks_plainly and tls_protocol(host, port, _TIMEOUT) is None else None
+    # Twice: a server that was down and is up again answers the second time.
+    for _ in range(2):
+        if answer(host, port, hello, _TIMEOUT) != b"" or tls_protocol(host, port, _TIMEOUT) is None:
+            return None
+    return DEMANDS_TLS
 
 
 def explained(
@@ -84,18 +93,6 @@ def explained(
         return what, cause
     remedy = disagreement(address, REMOTING_HELLO, over_tls=shaking)
     return (what, cause) if remedy is None else (f"{what}: {remedy}", DisagreementError(remedy))
-
-
-def _tried(address: str, hello: bytes, *, over_tls: bool) -> str | None:
-    host, port = parse_address(address)
-    if over_tls:
-        talks_plainly = bool(answer(host, port, hello, _TIMEOUT))
-        return SPEAKS_NO_TLS if talks_plainly and tls_protocol(host, port, _TIMEOUT) is None else None
-    # Twice: a server that was down and is up again answers the second time.
-    for _ in range(2):
-        if answer(host, port, hello, _TIMEOUT) != b"" or tls_protocol(host, port, _TIMEOUT) is None:
-            return None
-    return DEMANDS_TLS
 
 
 def answer(host: str, port: int, hello: bytes, timeout: float) -> bytes | None:

@@ -25,7 +25,7 @@ from rocketmq_spark.model.route import parse_address
 from rocketmq_spark.protocol.remoting.framing import MAX_FRAME
 from rocketmq_spark.protocol.tls import OUT_OF_DATE, OUT_OF_DATE_CODES, refusal
 from rocketmq_spark.transport.tls import TlsSettings
-from rocketmq_spark.transport.tls_probe import H2, HTTP2_HELLO, Remembered, disagreement, secured
+from rocketmq_spark.transport.tls_probe import H2, HTTP2_HELLO, disagreement, remembered, secured
 
 if TYPE_CHECKING:
     import grpc
@@ -169,7 +169,8 @@ class Channels:
         # Without verification, by endpoint: the certificate that was shown first is the only one trusted.
         self._shown: dict[str, str] = {}
         self._closed = False
-        self._explained: Remembered[_Remedy | None] = Remembered()
+        # Remembered for a while, however many calls fail meanwhile.
+        self.explained = remembered(self._explained)
 
     def __repr__(self) -> str:
         return f"<Channels {'closed' if self._closed else sorted(self._open)}>"
@@ -214,14 +215,8 @@ class Channels:
         for channel in channels.values():
             channel.close()
 
-    def explained(self, endpoint: str) -> _Remedy | None:
-        """Return what to change for a proxy that hung up during a connect, None if it may be down; blocks for seconds.
-
-        The result is kept for a while, however many calls fail meanwhile.
-        """
-        return self._explained.get(endpoint, lambda: self._looked_into(endpoint))
-
-    def _looked_into(self, endpoint: str) -> _Remedy | None:
+    def _explained(self, endpoint: str) -> _Remedy | None:
+        """Return what to change for a proxy that hung up during a connect, None if it may be down; may take seconds."""
         refusal = None if self._tls is None else refusal_of_ours(endpoint, self._tls, self._shown.get(endpoint))
         if refusal is not None:
             return RemotingCertificateException, refusal

@@ -114,6 +114,8 @@ class RemotingTransport:
             client_async_semaphore_value,
             client_oneway_semaphore_value,
         )
+        # Of the timeouts, in seconds; that of a polled transport runs only during `poll`.
+        self.clock = self.client.clock
         # Its list of topics has the servers' names.
         self.name_servers = NameServers(self.client, name_servers, random or random_module.Random())
         self.on_check_transaction: OnCheckTransaction | None = None
@@ -130,11 +132,6 @@ class RemotingTransport:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def clock(self) -> Callable[[], float]:
-        """The clock of its timeouts, in seconds; that of a polled transport runs only during `poll`."""
-        return self.client.clock
 
     @property
     def closed(self) -> bool:
