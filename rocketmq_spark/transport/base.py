@@ -59,13 +59,9 @@ class Sends(Protocol):
         `on_outcome` is called exactly once, on the transport's own thread (never inside this call). It must neither
         block nor raise.
 
-        Parameters
-        ----------
-        timeout : float
-            Counts from the request's last byte written to the socket (over gRPC: from this call). A connection that
-            accepts no byte for as long fails everything that waits on it.
-        within : float
-            Bounds the whole attempt from this call: connecting, queueing, writing and the answer.
+        `timeout` counts from the request's last byte written to the socket (over gRPC: from this call). A connection
+        that accepts no byte for as long fails everything that waits on it. `within` bounds the whole attempt from this
+        call: connecting, queueing, writing and the answer.
         """
 
     def heart_beat(self, address: str, client_id: str, producer_groups: Collection[str], timeout: float) -> None:
@@ -154,14 +150,8 @@ class Admin(Configs, Protocol):
     ) -> None:
         """Create or overwrite a topic on one broker.
 
-        Parameters
-        ----------
-        queue_nums : int
-            Queues to write to, and to read from unless `read_queue_nums` is set.
-        perm : int
-            4 read, 2 write, 1 inherit.
-        attributes : str, default ""
-            Such as ``+message.type=FIFO``.
+        It gets `queue_nums` queues to write to, and to read from unless `read_queue_nums` is set. `perm` adds 4 (read),
+        2 (write) and 1 (inherit). `attributes` are such as ``+message.type=FIFO``.
         """
 
     def earliest_msg_store_time(self, queue: MessageQueue, address: str, timeout: float) -> int:

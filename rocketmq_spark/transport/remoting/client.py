@@ -115,18 +115,10 @@ class RequestClient:
     ) -> RemotingCommand:
         """Send a request and return its answer, whatever its code.
 
-        `timeout` is the limit in seconds for connecting, writing and the answer together.
-
-        Raises
-        ------
-        RemotingConnectException, RemotingTooMuchRequestException
-            Nothing was sent.
-        RemotingSendRequestException, RemotingTimeoutException, RemotingCommandException
-            The server may have executed the request.
-        CredentialsError
-            The server rejected the credentials, and the provider has no others.
-        RocketMQError
-            The transport is closed or of another process, or this is a callback, whose thread would wait for itself.
+        `timeout` is the limit in seconds for connecting, writing and the answer together. After a
+        RemotingConnectException or RemotingTooMuchRequestException nothing was sent. After another RemotingException
+        the server may have executed the request. RocketMQError: the transport is closed or of another process, or this
+        is a callback, whose thread would wait for itself.
         """
         expires = self.clock() + timeout
         answer = self._wait(address, Request(code, ext_fields, _pieces(body), timeout))
