@@ -139,7 +139,7 @@ class GrpcTransport:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
-            if hasattr(Transport, name) or hasattr(ReadTransport, name):
+            if not name.startswith("_") and (hasattr(Transport, name) or hasattr(ReadTransport, name)):
                 raise MQClientException(f"{name}: the gRPC protocol has no such call; use transport=remoting")
             raise AttributeError(f"'GrpcTransport' object has no attribute '{name}'")
 
