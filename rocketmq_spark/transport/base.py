@@ -35,11 +35,9 @@ class Closes(Protocol):
     @property
     def closed(self) -> bool:
         """True if it takes no more requests: its owner closed it, or it failed. It never opens again."""
-        ...
 
     def close(self) -> None:
         """Close every connection and end the transport's thread; what is in flight fails. Idempotent."""
-        ...
 
 
 class Routes(Protocol):
@@ -48,12 +46,8 @@ class Routes(Protocol):
     def query_route(self, topic: str, timeout: float) -> TopicRouteData:
         """Ask the name servers, one after the other, for a topic's route; `timeout` bounds all of them together.
 
-        Raises
-        ------
-        TopicRouteStaleException
-            The name server knows no such topic (code 17).
+        TopicRouteStaleException: the name server knows no such topic (code 17).
         """
-        ...
 
 
 class Sends(Protocol):
@@ -65,37 +59,26 @@ class Sends(Protocol):
         `on_outcome` is called exactly once, on the transport's own thread (never inside this call). It must neither
         block nor raise.
 
-        Parameters
-        ----------
-        timeout : float
-            Counts from the request's last byte written to the socket (over gRPC: from this call). A connection that
-            accepts no byte for as long fails everything that waits on it.
-        within : float
-            Bounds the whole attempt from this call: connecting, queueing, writing and the answer.
+        `timeout` counts from the request's last byte written to the socket (over gRPC: from this call). A connection
+        that accepts no byte for as long fails everything that waits on it. `within` bounds the whole attempt from this
+        call: connecting, queueing, writing and the answer.
         """
-        ...
 
     def heart_beat(self, address: str, client_id: str, producer_groups: Collection[str], timeout: float) -> None:
         """Register producer groups at a broker, or keep them registered."""
-        ...
 
     def unregister_client(self, address: str, client_id: str, producer_group: str, timeout: float) -> None:
         """Remove a producer group from a broker."""
-        ...
 
     def probe(self, queue: MessageQueue, address: str, timeout: float) -> None:
         """Send a cheap request about a queue to see whether the broker can be reached; raise if not."""
-        ...
 
 
 class Transactions(Protocol):
     """Ends half messages, and takes the broker's checks of them.
 
-    Attributes
-    ----------
-    on_check_transaction : callable or None
-        Called with every check that a broker sends, on the transport's own thread, so it must not block. None: checks
-        are dropped, and the broker asks again later.
+    `on_check_transaction` is called with every check that a broker sends, on the transport's own thread, so it must not
+    block. None: checks are dropped, and the broker asks again later.
     """
 
     on_check_transaction: OnCheckTransaction | None
@@ -108,20 +91,15 @@ class Transactions(Protocol):
         broker delivers the message of a second commit again. After an error with `maybe_stored` the outcome is unknown;
         after any other error the request was not executed. In both cases the broker checks the transaction later.
 
-        Raises
-        ------
-        ValueError
-            The end is undecided (`TRANSACTION_NOT_TYPE`). Brokers do not answer that: use `end_transaction_oneway`.
+        ValueError: the end is undecided (`TRANSACTION_NOT_TYPE`). Brokers do not answer that: use
+        `end_transaction_oneway`.
         """
-        ...
 
     def end_transaction_oneway(self, address: str, request: EndTransaction, timeout: float) -> None:
         """Send the same without waiting for an answer. Brokers under load drop such requests, and check later."""
-        ...
 
     def recall_message(self, address: str, request: RecallMessage, timeout: float) -> str:
         """Take a delayed message back before its delivery, and return its id (``recallMessageEnable=true``)."""
-        ...
 
 
 class Offsets(Protocol):
@@ -129,19 +107,16 @@ class Offsets(Protocol):
 
     def max_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
         """Return the offset that the queue's next message will get."""
-        ...
 
     def min_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
         """Return the offset of the oldest message still in the queue."""
-        ...
 
     def search_offset(self, queue: MessageQueue, timestamp_ms: int, address: str, timeout: float) -> int:
         """Return the first offset stored at `timestamp_ms` (epoch) or later; past the end, the max offset."""
-        ...
 
 
-class Admin(Protocol):
-    """Reads and changes topics, and reads single messages."""
+class Configs(Protocol):
+    """Reads the configuration of topics."""
 
     def topic_config(self, address: str, topic: str, timeout: float) -> TopicConfig:
         """Return a topic's configuration on one broker.
@@ -155,7 +130,10 @@ class Admin(Protocol):
         MQBrokerException
             The user has no right ``Get`` for the topic.
         """
-        ...
+
+
+class Admin(Configs, Protocol):
+    """Creates topics, and reads single messages."""
 
     def create_topic(
         self,
@@ -172,30 +150,18 @@ class Admin(Protocol):
     ) -> None:
         """Create or overwrite a topic on one broker.
 
-        Parameters
-        ----------
-        queue_nums : int
-            Queues to write to, and to read from unless `read_queue_nums` is set.
-        perm : int
-            4 read, 2 write, 1 inherit.
-        attributes : str, default ""
-            Such as ``+message.type=FIFO``.
+        It gets `queue_nums` queues to write to, and to read from unless `read_queue_nums` is set. `perm` adds 4 (read),
+        2 (write) and 1 (inherit). `attributes` are such as ``+message.type=FIFO``.
         """
-        ...
 
     def earliest_msg_store_time(self, queue: MessageQueue, address: str, timeout: float) -> int:
         """Return when the queue's oldest message was stored, epoch milliseconds; -1 if there is none."""
-        ...
 
     def view_message(self, address: str, physical_offset: int, timeout: float, *, topic: str = "") -> MessageExt:
         """Return the message at a commit-log offset, its body as stored; access control may need `topic`.
 
-        Raises
-        ------
-        MQClientException
-            No message begins there.
+        MQClientException: no message begins there.
         """
-        ...
 
 
 class Pulls(Protocol):
@@ -203,13 +169,11 @@ class Pulls(Protocol):
 
     def topics(self, timeout: float) -> frozenset[str]:
         """Return the names of all topics that a name server knows, or of those in the namespace; also internal ones."""
-        ...
 
     def check_filter(
         self, address: str, topic: str, group: str, expression: str, expression_type: str, timeout: float
     ) -> None:
         """Have a broker parse a filter expression; raises if the broker rejects it."""
-        ...
 
     def pull(self, request: PullRequest, timeout: float, on_pulled: OnPulled) -> None:
         """Start one pull and return at once.
@@ -217,32 +181,26 @@ class Pulls(Protocol):
         `on_pulled` is called exactly once, never inside this call, and must neither block nor raise. `poll` calls it,
         or the transport's own thread if it has one.
         """
-        ...
 
     def pull_now(self, request: PullRequest, timeout: float) -> PullOutcome:
         """Pull and wait for the answer. A broker's error is in the outcome; other errors are raised."""
-        ...
 
     def poll(self, timeout: float) -> None:
         """Send, receive and call back in the calling thread for at most `timeout` seconds, without a thread.
 
         This costs less for many small answers than handing each over between two threads.
         """
-        ...
 
     def update_consumer_offset(
         self, queue: MessageQueue, group: str, offset: int, address: str, timeout: float
     ) -> None:
         """Commit a group's offset at a broker; a broker that does not know the group ignores it."""
-        ...
 
     def register_consumer(self, client_id: str, group: str, address: str, timeout: float) -> None:
         """Register a client as a reader of a group. The broker creates the group and keeps its offsets."""
-        ...
 
     def consumers(self, group: str, address: str, timeout: float) -> Collection[str]:
         """Return the client ids that a broker knows in a group; empty for an unknown group."""
-        ...
 
 
 class ProxyTransport(Closes, Routes, Sends, Transactions, Protocol):
@@ -258,15 +216,10 @@ class Transport(ProxyTransport, Offsets, Admin, Protocol):
         The broker reports no error. A connection that breaks during the write is logged and not raised, as in Java.
         What was certainly not sent raises: no connection, too many one-way requests in flight, or no time left.
         """
-        ...
 
 
-class ReadTransport(Closes, Routes, Offsets, Pulls, Protocol):
+class ReadTransport(Closes, Routes, Offsets, Configs, Pulls, Protocol):
     """What a reader uses. Only the remoting protocol supports it."""
-
-    def topic_config(self, address: str, topic: str, timeout: float) -> TopicConfig:
-        """Return a topic's configuration on one broker; raises as `Admin.topic_config`."""
-        ...
 
 
 def local_ip() -> str:

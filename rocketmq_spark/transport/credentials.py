@@ -12,6 +12,7 @@ Rule 5: an error names the option, variable, file or class, never its content.
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import logging
 import math
 import os
@@ -50,17 +51,13 @@ _ALLOWED: Final = "ROCKETMQ_SPARK_REFERENCES"
 
 
 def credentials_of(options: ConnectionOptions) -> CredentialsProvider | None:
-    """Return the provider of these options, None without credentials. It does not call or create the user's class.
-
-    Raises
-    ------
-    OptionError
-        A variable, file or class is unusable in this process.
-    """
+    """Return the provider of these options, None without credentials. It does not call or create the user's class."""
     if options.credentials_provider is not None:
         name = options.credentials_provider
         provider_class(options)
-        return RefreshedCredentials(_Provided(name), f"{_PROVIDER}={name}")
+        # The first call creates it, because that may take as long as a call.
+        made = functools.cache(functools.partial(_made, name))
+        return RefreshedCredentials(lambda: made().credentials(), f"{_PROVIDER}={name}")
     if options.access_key is None or options.secret_key is None:
         return None
     given = (options.access_key, options.secret_key, options.security_token or "")
@@ -109,21 +106,13 @@ def _with_variable(text: str | None) -> str | None:
     return text if value is None else f"{text}={value}"
 
 
-class _Provided:
-    """Calls the user's class. The first call creates it, because that may take as long as a call."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._provider: CredentialsProvider | None = None
-
-    def __call__(self) -> Credentials:
-        if self._provider is None:
-            try:
-                self._provider = make(_PROVIDER, self._name, _METHOD)
-            except OptionError as exc:
-                # The caller adds the name of the provider.
-                raise CredentialsError(str(exc).removeprefix(f"{_PROVIDER}={self._name}: ")) from exc.__cause__
-        return self._provider.credentials()
+def _made(name: str) -> CredentialsProvider:
+    try:
+        provider: CredentialsProvider = make(_PROVIDER, name, _METHOD)
+    except OptionError as exc:
+        # The caller adds the name of the provider.
+        raise CredentialsError(str(exc).removeprefix(f"{_PROVIDER}={name}: ")) from exc.__cause__
+    return provider
 
 
 def _allowed(option: str, reference: str) -> str:
@@ -152,7 +141,9 @@ def _allows(entry: str, target: str) -> bool:
 
 
 def _resolved(option: str, text: str) -> str:
-    target = _allowed(option, text) if text.startswith((ENV, FILE)) else text
+    if not text.startswith((ENV, FILE)):
+        return text
+    target = _allowed(option, text)
     if text.startswith(ENV):
         name = text.removeprefix(ENV)
         value = os.environ.get(name)
@@ -161,10 +152,8 @@ def _resolved(option: str, text: str) -> str:
                 f"option {option}={text}: the environment variable {name} is not set in this process; set it for the "
                 f"driver, and for the executors' Python workers with spark.executorEnv.{name}"
             )
-    elif text.startswith(FILE):
-        value = _read(option, text, Path(target.removeprefix(FILE)))
     else:
-        return text
+        value = _read(option, text, Path(target.removeprefix(FILE)))
     if not is_printable(value):
         raise OptionError(
             f"option {option}={text}: what it holds is not allowed: allowed is one line of text that is not blank, "
@@ -205,18 +194,8 @@ def _read(option: str, text: str, path: Path) -> str:
 class RefreshedCredentials:
     """Credentials that are refreshed before they expire; safe for many threads, and after a fork.
 
-    Parameters
-    ----------
-    ask : callable
-        Returns credentials; may block.
-    what : str
-        The provider's name, for errors.
-    first : Credentials, optional
-        Default: the first request waits for credentials.
-    clock : callable, default time.time
-        Epoch seconds.
-    patience : float, default 30.0
-        Seconds from the start of a provider's call after which waiting requests fail.
+    `ask` may block. Without `first` credentials the first request waits. `patience` are seconds from the start of a
+    provider's call after which waiting requests fail.
     """
 
     def __init__(
@@ -242,12 +221,12 @@ class RefreshedCredentials:
 
     def credentials(self) -> Credentials:
         """Return valid credentials; CredentialsError if none are held and the provider returns none."""
-        (held, due, refused), now = self._held, self._clock()
-        if held is not None and now < min(due, _end(held)):
-            return held
+        held, now = self._held, self._clock()
+        if held.credentials is not None and now < min(held.due, _end(held.credentials)):
+            return held.credentials
         asked = self._asked()
-        if held is not None and now < _end(held) and not refused:
-            return held
+        if held.credentials is not None and held.signs(now):
+            return held.credentials
         try:
             # Counted from the start of the call, so that all requests fail at the same time.
             return asked.answer.result(max(0.0, asked.at + self._patience - time.monotonic()))
@@ -295,39 +274,32 @@ class RefreshedCredentials:
             return question
 
     def _take(self, question: _Question) -> None:
+        fresh, error = None, None
         try:
             fresh = self._checked(self._ask())
         except BaseException as exc:
             # Also SystemExit must not leave requests waiting.
             error = _error(exc)
-            if self._failed(question):
-                logger.warning("%s: %s (what was given before is good for now)", self._what, error)
-            question.answer.set_exception(error)
-        else:
-            self._take_over(question, fresh)
-            question.answer.set_result(fresh)
-
-    def _failed(self, question: _Question) -> bool:
-        """Schedule the next call; return whether valid credentials are held, so that no request fails now."""
         now = self._clock()
         with self._lock:
-            if self._asking is not question:
-                # It counted as hung, and a newer call replaced it.
-                return False
-            self._asking = None
-            self._held = self._held._replace(due=now + _AGAIN)
-            held, _, refused = self._held
-        return held is not None and now < _end(held) and not refused
-
-    def _take_over(self, question: _Question, fresh: Credentials) -> None:
-        now = self._clock()
-        with self._lock:
-            if self._asking is question:
+            # Otherwise this call counted as hung, and a newer one replaced it.
+            newest = self._asking is question
+            if newest:
                 self._asking = None
-            # The answer of a hung call may come after that of a newer call.
-            if question.at >= self._answered:
+            if fresh is None:
+                if newest:
+                    self._held = self._held._replace(due=now + _AGAIN)
+            elif question.at >= self._answered:
+                # The answer of a hung call may come after that of a newer call.
                 self._answered = question.at
                 self._held = _Held(fresh, _due(fresh, now))
+            held = self._held
+        if fresh is not None:
+            question.answer.set_result(fresh)
+            return
+        if newest and held.signs(now):
+            logger.warning("%s: %s (what was given before is good for now)", self._what, error)
+        question.answer.set_exception(error)
 
     def _checked(self, given: object) -> Credentials:
         if not isinstance(given, Credentials):
@@ -360,6 +332,9 @@ class _Held(NamedTuple):
     credentials: Credentials | None
     due: float
     refused: bool = False
+
+    def signs(self, now: float) -> bool:
+        return self.credentials is not None and not self.refused and now < _end(self.credentials)
 
 
 class _Question(NamedTuple):

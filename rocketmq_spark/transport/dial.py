@@ -19,8 +19,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 from rocketmq_spark.model.route import parse_address
-from rocketmq_spark.transport.tls import Secure
-from rocketmq_spark.transport.tls_stream import TlsStream
+from rocketmq_spark.transport.tls import Secure, TlsStream
 
 Candidate: TypeAlias = "tuple[socket.AddressFamily, Any]"
 
@@ -49,23 +48,9 @@ def resolve(host: str, port: int, flags: int = 0) -> list[Candidate]:
 
 
 class Dial:
-    """One attempt at connecting to one server.
+    """One attempt at connecting to one server, until `deadline` on the loop's clock.
 
-    Parameters
-    ----------
-    deadline : float
-        The end of the whole attempt, on the loop's clock.
-    wake : callable
-        Called by the lookup's thread when it has the addresses.
-    look_up : callable, default resolve
-        Finds the addresses of a host name; may block.
-
-    Attributes
-    ----------
-    failures : list of (str, Exception)
-        The addresses that failed, and why.
-    abandoned : list of socket
-        Failed sockets to be closed.
+    A thread calls `look_up`, which may block and finds the addresses of a host name, and then `wake`.
     """
 
     def __init__(
@@ -82,7 +67,11 @@ class Dial:
         self.sock: socket.socket | None = None
         self.connected = False
         self.failed = False
+        # The address that was tried last, as numbers; "" if none was.
+        self.tried = ""
+        # The addresses that failed, and why.
         self.failures: list[tuple[str, Exception]] = []
+        # Failed sockets, to be closed.
         self.abandoned: list[socket.socket] = []
         self._wake = wake
         self._look_up = look_up
@@ -91,17 +80,11 @@ class Dial:
         self._candidates: deque[Candidate] | None = None
         self._looked_up: list[Candidate] | Exception | None = None
         self._attempt_deadline = math.inf
-        self._trying = ""
 
     @property
     def stream(self) -> socket.socket | TlsStream | None:
         """The object to send and receive with when connected."""
         return self._secured or self.sock
-
-    @property
-    def tried(self) -> str:
-        """The address that was tried last, as numbers; "" if none was."""
-        return self._trying
 
     @property
     def wants_write(self) -> bool:
@@ -155,14 +138,15 @@ class Dial:
         if self.connected or self.failed:
             return
         if self._candidates is None:
-            if isinstance(self._looked_up, Exception):
-                self._fail(self._looked_up)
-            elif self._looked_up is not None:
+            if isinstance(self._looked_up, list):
                 self._candidates = deque(self._looked_up)
-            elif now >= self.deadline:
-                self._fail(TimeoutError("the name was not resolved in time"))
-        if self._candidates is None:
-            return
+            elif self._looked_up is not None:
+                self._fail(self._looked_up)
+                return
+            else:
+                if now >= self.deadline:
+                    self._fail(TimeoutError("the name was not resolved in time"))
+                return
         if self.sock is not None and now >= self._attempt_deadline:
             silence = TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
             if self._secured is not None:
@@ -171,40 +155,32 @@ class Dial:
         while self.sock is None and not self.failed:
             self._try_next(now)
 
-    def on_writable(self, now: float) -> None:
-        """Handle the end of the connect; after a failure try the next address."""
+    def on_ready(self, now: float) -> None:
+        """Handle the end of the connect, or continue the handshake; after a failure try the next address."""
         sock = self.sock
         if sock is None or self.connected:
             return
-        if self._secured is not None:
-            self._shake_hands(now)
-            return
-        error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        try:
-            # A connect to a free local port may by chance meet itself (simultaneous open).
-            if not error and sock.getsockname() == sock.getpeername():
-                error = errno.ECONNREFUSED
-        except OSError as exc:
-            error = exc.errno or errno.ENOTCONN
+        error = 0
+        if self._secured is None:
+            error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            try:
+                # A connect to a free local port may by chance meet itself (simultaneous open).
+                if not error and sock.getsockname() == sock.getpeername():
+                    error = errno.ECONNREFUSED
+            except OSError as exc:
+                error = exc.errno or errno.ENOTCONN
         if error:
             self._attempt_failed(OSError(error, os.strerror(error)))
             self.step(now)
         elif self._secure is None:
             self.connected = True
         else:
-            self._shake_hands(now)
+            self._shake_hands(now, sock, self._secure)
 
-    def on_readable(self, now: float) -> None:
-        """Go on with the handshake; after a failure go on with the next address."""
-        if self._secured is not None and not self.connected:
-            self._shake_hands(now)
-
-    def _shake_hands(self, now: float) -> None:
-        assert self.sock is not None
-        assert self._secure is not None
+    def _shake_hands(self, now: float, sock: socket.socket, secure: Secure) -> None:
         try:
             if self._secured is None:
-                self._secured = self._secure(self.sock, parse_address(self.address)[0])
+                self._secured = secure(sock, parse_address(self.address)[0])
             self.connected = self._secured.handshake()
         except (OSError, ValueError) as exc:
             self._attempt_failed(exc)
@@ -218,7 +194,7 @@ class Dial:
             return
         family, sockaddr = self._candidates.popleft()
         host = f"[{sockaddr[0]}]" if family == socket.AF_INET6 else sockaddr[0]
-        self._trying = f"{host}:{sockaddr[1]}"
+        self.tried = f"{host}:{sockaddr[1]}"
         self._attempt_deadline = now + (self.deadline - now) / left
         try:
             self.sock = socket.socket(family, socket.SOCK_STREAM)
@@ -239,7 +215,7 @@ class Dial:
             self._attempt_failed(OSError(error, os.strerror(error)))
 
     def _attempt_failed(self, error: Exception) -> None:
-        self.failures.append((self._trying, error))
+        self.failures.append((self.tried, error))
         if self.sock is not None:
             self.abandoned.append(self.sock)
             self.sock = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
@@ -12,8 +12,10 @@ from rocketmq_spark.errors import OptionError, RemotingTimeoutException, Remotin
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
+_E = TypeVar("_E", bound=RocketMQError)
 
 _AT_ONCE: Final = 16
+_LONGEST: Final = 60.0
 
 
 def in_parallel(about: Iterable[K], ask: Callable[[K], T]) -> dict[K, T]:
@@ -25,14 +27,10 @@ def in_parallel(about: Iterable[K], ask: Callable[[K], T]) -> dict[K, T]:
         return dict(zip(keys, pool.map(ask, keys), strict=True))
 
 
-_LONGEST: Final = 60.0
-
-
 def query_all(
     about: Iterable[K], ask: Callable[[K], T], clock: Callable[[], float] = time.monotonic
 ) -> dict[K, T | RocketMQError]:
     """Return the result or the error of `ask` for each key, in order."""
-
     gives_up = clock() + _LONGEST
 
     def one(key: K) -> T | RocketMQError:
@@ -46,7 +44,20 @@ def query_all(
     return in_parallel(about, one)
 
 
-_E = TypeVar("_E", bound=RocketMQError)
+def in_turn(
+    addresses: Sequence[str], first: int, deadline: float, clock: Callable[[], float], failures: list[str]
+) -> Iterator[tuple[int, float]]:
+    """Yield the index of each address, from `first` on, and its equal share of the time left, seconds.
+
+    An address for which no time is left is noted in `failures` instead.
+    """
+    for turn in range(len(addresses)):
+        index = (first + turn) % len(addresses)
+        share = (deadline - clock()) / (len(addresses) - turn)
+        if share > 0:
+            yield index, share
+        else:
+            failures.append(f"{addresses[index]}: not asked, no time was left")
 
 
 def most_relevant_error(last: _E | None, error: _E) -> _E:
@@ -74,23 +85,7 @@ class Permit:
 
 
 class Permits:
-    """A limited number of permits.
-
-    Parameters
-    ----------
-    option : str
-        The option's name, for errors.
-
-    Attributes
-    ----------
-    free : int
-        How many can be taken now.
-
-    Raises
-    ------
-    OptionError
-        The limit is not positive.
-    """
+    """A limited number of permits, of which `free` can be taken now; `option` sets the limit, at least 1."""
 
     def __init__(self, limit: int, option: str) -> None:
         if limit < 1:
@@ -117,13 +112,12 @@ class Permits:
             if not self.free and timeout <= 0:
                 raise self.exhausted(doing)
             if not self.changed.wait_for(lambda: self.free, timeout):
-                raise RemotingTimeoutException(f"{self._text(doing)} and none came back within {timeout:g} s")
+                raise RemotingTimeoutException(f"{self.exhausted(doing)} and none came back within {timeout:g} s")
             self.free -= 1
         return Permit(self)
 
     def exhausted(self, doing: str) -> RemotingTooMuchRequestException:
         """Return the error of a request that gets no permit."""
-        return RemotingTooMuchRequestException(self._text(doing))
-
-    def _text(self, doing: str) -> str:
-        return f"{doing}: not sent, all {self.limit} permits are in use (raise {self.option}, or send less at once)"
+        return RemotingTooMuchRequestException(
+            f"{doing}: not sent, all {self.limit} permits are in use (raise {self.option}, or send less at once)"
+        )

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import socket
 import ssl
 import time
 from collections.abc import Callable, Hashable, Iterator
-from typing import Final, Generic, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from rocketmq_spark.model.route import parse_address
 from rocketmq_spark.protocol.remoting.command import RemotingCommand, encode_head
@@ -27,10 +28,10 @@ from rocketmq_spark.protocol.tls import (
     DisagreementError,
     HandshakeError,
 )
-from rocketmq_spark.transport.tls_stream import TlsStream
+from rocketmq_spark.transport.tls import TlsStream
 
 _TIMEOUT: Final = 0.5
-_HOLDS: Final = 10.0
+_KEPT: Final = 10.0
 H2: Final = "h2"
 
 # Every remoting server answers a request of an unknown code.
@@ -38,39 +39,41 @@ REMOTING_HELLO: Final = bytes(encode_head(RemotingCommand(code=0, opaque=0), 0))
 # The HTTP/2 preface and an empty SETTINGS frame (RFC 9113, sections 3.4 and 6.5).
 HTTP2_HELLO: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Remembered(Generic[T]):
-    """Results by server, kept for ten seconds."""
+def remembered(find: Callable[P, T]) -> Callable[P, T]:
+    """Make a function return its last result for the same arguments, if it is not older than ten seconds."""
+    results: dict[Hashable, tuple[float, T]] = {}
 
-    def __init__(self) -> None:
-        # When each was found.
-        self._found: dict[Hashable, tuple[float, T]] = {}
+    @functools.wraps(find)
+    def found(*args: P.args, **kwargs: P.kwargs) -> T:
+        key = (args, *kwargs.items())
+        result = results.get(key)
+        if result is None or time.monotonic() > result[0] + _KEPT:
+            value = find(*args, **kwargs)
+            result = results[key] = (time.monotonic(), value)
+        return result[1]
 
-    def get(self, key: Hashable, find: Callable[[], T]) -> T:
-        """Return the result for `key`, from `find` if there is none of the last ten seconds."""
-        held = self._found.get(key)
-        if held is None or time.monotonic() > held[0] + _HOLDS:
-            found = find()
-            held = self._found[key] = (time.monotonic(), found)
-        return held[1]
-
-
-_remembered: Final[Remembered[str | None]] = Remembered()
+    return found
 
 
+@remembered
 def disagreement(address: str, hello: bytes, *, over_tls: bool) -> str | None:
-    """Return what to change for a server that hung up, None if TLS is not the cause.
+    """Return what to change for a server that hung up on a connection, None if TLS is not the cause.
 
-    Parameters
-    ----------
-    hello : bytes
-        A greeting that the server answers without TLS.
-    over_tls : bool
-        Whether the connection that ended used TLS.
+    `hello` is a greeting that the server answers without TLS.
     """
-    return _remembered.get((address, over_tls), lambda: _tried(address, hello, over_tls=over_tls))
+    host, port = parse_address(address)
+    if over_tls:
+        talks_plainly = bool(answer(host, port, hello, _TIMEOUT))
+        return SPEAKS_NO_TLS if talks_plainly and tls_protocol(host, port, _TIMEOUT) is None else None
+    # Twice: a server that was down and is up again answers the second time.
+    for _ in range(2):
+        if answer(host, port, hello, _TIMEOUT) != b"" or tls_protocol(host, port, _TIMEOUT) is None:
+            return None
+    return DEMANDS_TLS
 
 
 def explained(
@@ -90,18 +93,6 @@ def explained(
         return what, cause
     remedy = disagreement(address, REMOTING_HELLO, over_tls=shaking)
     return (what, cause) if remedy is None else (f"{what}: {remedy}", DisagreementError(remedy))
-
-
-def _tried(address: str, hello: bytes, *, over_tls: bool) -> str | None:
-    host, port = parse_address(address)
-    if over_tls:
-        talks_plainly = bool(answer(host, port, hello, _TIMEOUT))
-        return SPEAKS_NO_TLS if talks_plainly and tls_protocol(host, port, _TIMEOUT) is None else None
-    # Twice: a server that was down and is up again answers the second time.
-    for _ in range(2):
-        if answer(host, port, hello, _TIMEOUT) != b"" or tls_protocol(host, port, _TIMEOUT) is None:
-            return None
-    return DEMANDS_TLS
 
 
 def answer(host: str, port: int, hello: bytes, timeout: float) -> bytes | None:
@@ -129,17 +120,12 @@ def secured(
         yield secure
 
 
-def unchecked(context: ssl.SSLContext) -> ssl.SSLContext:
-    """Make a context accept every certificate and offer HTTP/2; return it."""
+def tls_protocol(host: str, port: int, timeout: float) -> str | None:
+    """Return the protocol that a TLS server chose (ALPN), "" if none, None if it does not speak TLS."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols([H2])
-    return context
-
-
-def tls_protocol(host: str, port: int, timeout: float) -> str | None:
-    """Return the protocol that a TLS server chose (ALPN), "" if none, None if it does not speak TLS."""
-    context = unchecked(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
     # As for real connections: results for older versions depend on the OpenSSL release.
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:

@@ -20,6 +20,7 @@ from rocketmq_spark.model.message_ext import decode_message_id
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.headers import PullMessageRequestHeader
 from rocketmq_spark.protocol.remoting.records import encode_batch, unique_id, unique_id_prefix
+from rocketmq_spark.transport.remoting.requests import Request
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.support.cluster import SharedCluster
 from tests.support.contract import Outcomes
@@ -235,7 +236,7 @@ def test_a_pull_that_the_broker_holds_back_delays_no_other_answer(transport: Rem
         suspend_timeout_millis=15_000,
         broker_name=queue.broker_name,
     )
-    transport.client.invoke_async(address, RequestCode.PULL_MESSAGE, pull.to_ext_fields(), b"", PATIENCE, held)
+    transport.client.start(address, Request(RequestCode.PULL_MESSAGE, pull.to_ext_fields(), (), PATIENCE, held))
     assert transport.max_offset(queue, address, PATIENCE) == 0
     assert held == []
     transport.send(request(queue, address, batch_of(topic, b"awaited")), PATIENCE, outcomes)

@@ -12,7 +12,7 @@ import ssl
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from rocketmq_spark.errors import (
     OptionError,
@@ -25,30 +25,32 @@ from rocketmq_spark.model.route import parse_address
 from rocketmq_spark.protocol.remoting.command import MAX_FRAME
 from rocketmq_spark.protocol.tls import OUT_OF_DATE, OUT_OF_DATE_CODES, refusal
 from rocketmq_spark.transport.tls import TlsSettings
-from rocketmq_spark.transport.tls_probe import H2, HTTP2_HELLO, Remembered, disagreement, secured
+from rocketmq_spark.transport.tls_probe import H2, HTTP2_HELLO, disagreement, remembered, secured
 
 if TYPE_CHECKING:
     import grpc
 
+# What to change for a proxy that hung up: the error's class, and a text.
+_Remedy: TypeAlias = tuple[type[RemotingTlsException], str]
+
 _TIMEOUT: Final = 1.0
 
 
-def refusal_of_ours(address: str, settings: TlsSettings, trusted: bytes | None = None) -> str | None:
+def refusal_of_ours(address: str, settings: TlsSettings, trusted: str | None) -> str | None:
     """Return the server's objection to this client's certificate, or to its absence; None if there is none.
 
-    Java's servers and balancers send an alert; servers made with gRPC's C++ code hang up. The server is verified
-    before this client shows its certificate, because another server may answer now. With `insecure_skip_verify` that
-    needs `trusted`, the certificate (PEM) that the server showed first.
+    The server is verified before this client shows its certificate, because another server may answer now. With
+    `insecure_skip_verify` that needs `trusted`, the certificate (PEM) that the server showed first.
     """
     if settings.insecure_skip_verify and trusted is None:
         return None
     host, port = parse_address(address)
-    context = settings.context() if trusted is None else _trusting(trusted.decode(), settings)
+    context = settings.context() if trusted is None else _trusting(trusted, settings)
     context.set_alpn_protocols([H2])
     try:
         with secured(host, port, context, _TIMEOUT, settings.server_name) as secure:
             # With TLS 1.3 the handshake ends before the server has checked the certificate. Reading brings its alert;
-            # a write could fail before.
+            # a write could fail before. Servers made with gRPC's C++ code send none and hang up.
             secure.recv(64)
     except ssl.SSLError as exc:
         return str(refusal(exc)) if exc.reason in settings.refusals else None
@@ -57,17 +59,12 @@ def refusal_of_ours(address: str, settings: TlsSettings, trusted: bytes | None =
     return None
 
 
-def shown_certificate(endpoint: str, settings: TlsSettings) -> tuple[bytes, str | None]:
+def shown_certificate(endpoint: str, settings: TlsSettings) -> tuple[str, str | None]:
     """Return the certificate that a server shows (PEM), and a name in it.
 
-    gRPC verifies every certificate, so `tlsInsecureSkipVerify` means to trust the one that is shown first.
-
-    Raises
-    ------
-    RemotingConnectException
-        The server showed none; it may later.
-    RemotingCertificateException
-        It is out of date, which gRPC rejects.
+    gRPC verifies every certificate, so `tlsInsecureSkipVerify` means to trust the one that is shown first. gRPC also
+    rejects one that is out of date, which is a RemotingCertificateException here. RemotingConnectException: the server
+    showed none; it may later.
     """
     host, port = parse_address(endpoint)
     try:
@@ -75,7 +72,7 @@ def shown_certificate(endpoint: str, settings: TlsSettings) -> tuple[bytes, str 
             shown = ssl.DER_cert_to_PEM_cert(secure.getpeercert(binary_form=True) or b"")
         # Python parses only verified certificates, so this one is verified by itself.
         with secured(host, port, _trusting(shown, settings), _TIMEOUT) as secure:
-            return shown.encode(), _name_in(secure.getpeercert() or {})
+            return shown, _name_in(secure.getpeercert() or {})
     except OSError as exc:
         if isinstance(exc, ssl.SSLCertVerificationError) and exc.verify_code in OUT_OF_DATE_CODES:
             raise RemotingCertificateException(
@@ -103,7 +100,7 @@ def _name_in(certificate: Mapping[str, Any]) -> str | None:
     return names[0].replace("*", "any") if names else None
 
 
-_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
+_OPTIONS: Final[tuple[tuple[str, int | str], ...]] = (
     # A reply takes no more memory than a broker's frame. gRPC's default of 4 MiB is too small for a half message that
     # comes back with its properties.
     ("grpc.max_receive_message_length", MAX_FRAME),
@@ -161,12 +158,7 @@ def root_certificates(tls: TlsSettings) -> bytes | None:
 class Channels:
     """The channels of one process, by endpoint; safe for many threads.
 
-    Parameters
-    ----------
-    tls : TlsSettings or None
-        Encrypts every connection; None: none is encrypted.
-    roots : bytes or None
-        See `root_certificates`.
+    Without `tls` none is encrypted; `roots` are its `root_certificates`.
     """
 
     def __init__(self, tls: TlsSettings | None, roots: bytes | None) -> None:
@@ -175,9 +167,10 @@ class Channels:
         self._lock = threading.Lock()
         self._open: dict[str, grpc.Channel] = {}
         # Without verification, by endpoint: the certificate that was shown first is the only one trusted.
-        self._shown: dict[str, bytes] = {}
+        self._shown: dict[str, str] = {}
         self._closed = False
-        self._explained: Remembered[tuple[type[RemotingTlsException], str] | None] = Remembered()
+        # Remembered for a while, however many calls fail meanwhile.
+        self.explained = remembered(self._explained)
 
     def __repr__(self) -> str:
         return f"<Channels {'closed' if self._closed else sorted(self._open)}>"
@@ -195,13 +188,23 @@ class Channels:
         found = self._open.get(endpoint)
         if found is not None:
             return found
-        # Before the lock: it may ask the server.
-        security = self._security(endpoint)
+        import grpc
+
+        target, options = target_of(endpoint), _OPTIONS
+        if self._tls is not None:
+            # Before the lock: it may ask the server.
+            credentials, server_name = self._credentials(endpoint, self._tls)
+            if server_name is not None:
+                options = (*options, ("grpc.ssl_target_name_override", server_name))
         with self._lock:
             if self._closed:
                 raise RocketMQError("this transport is closed: make a new one")
             if endpoint not in self._open:
-                self._open[endpoint] = _opened(endpoint, security)
+                self._open[endpoint] = (
+                    grpc.insecure_channel(target, options)
+                    if self._tls is None
+                    else grpc.secure_channel(target, credentials, options)
+                )
             return self._open[endpoint]
 
     def close(self) -> None:
@@ -212,53 +215,25 @@ class Channels:
         for channel in channels.values():
             channel.close()
 
-    def explained(self, endpoint: str) -> tuple[type[RemotingTlsException], str] | None:
-        """Return what to change for a proxy that hung up during a connect, None if it may be down; blocks for seconds.
-
-        The result is kept for a while, however many calls fail meanwhile.
-        """
-        return self._explained.get(endpoint, lambda: self._looked_into(endpoint))
-
-    def _looked_into(self, endpoint: str) -> tuple[type[RemotingTlsException], str] | None:
+    def _explained(self, endpoint: str) -> _Remedy | None:
+        """Return what to change for a proxy that hung up during a connect, None if it may be down; may take seconds."""
         refusal = None if self._tls is None else refusal_of_ours(endpoint, self._tls, self._shown.get(endpoint))
         if refusal is not None:
             return RemotingCertificateException, refusal
         remedy = disagreement(endpoint, HTTP2_HELLO, over_tls=self._tls is not None)
         return None if remedy is None else (RemotingTlsException, remedy)
 
-    def _security(self, endpoint: str) -> _Security | None:
-        if self._tls is None:
-            return None
+    def _credentials(self, endpoint: str, tls: TlsSettings) -> tuple[grpc.ChannelCredentials, str | None]:
+        """Return how to encrypt a channel, and what the server's certificate must name if not its host."""
+        import grpc
+
         try:
-            roots, server_name = self._roots, self._tls.server_name
-            if self._tls.insecure_skip_verify:
-                roots, server_name = shown_certificate(endpoint, self._tls)
-                self._shown[endpoint] = roots
-            return _Security(roots, *self._tls.own_certificate(), server_name)
+            roots, server_name = self._roots, tls.server_name
+            if tls.insecure_skip_verify:
+                shown, server_name = shown_certificate(endpoint, tls)
+                self._shown[endpoint] = shown
+                roots = shown.encode()
+            return grpc.ssl_channel_credentials(roots, *tls.own_certificate()), server_name
         except (OptionError, OSError) as exc:
             # Perhaps the file is being replaced: it was valid when this transport was made.
             raise RemotingConnectException(f"connecting to {endpoint}: {exc}") from exc
-
-
-class _Security(NamedTuple):
-    """How one channel is encrypted: PEM, and what the server's certificate must name if not its host."""
-
-    roots: bytes | None
-    private_key: bytes | None
-    certificate_chain: bytes | None
-    server_name: str | None
-
-    def __repr__(self) -> str:
-        return f"<_Security {'with' if self.private_key else 'without'} a client certificate>"
-
-
-def _opened(endpoint: str, security: _Security | None) -> grpc.Channel:
-    import grpc
-
-    target = target_of(endpoint)
-    if security is None:
-        return grpc.insecure_channel(target, options=_OPTIONS)
-    options: tuple[tuple[str, int | str], ...] = _OPTIONS
-    if security.server_name is not None:
-        options = (*options, ("grpc.ssl_target_name_override", security.server_name))
-    return grpc.secure_channel(target, grpc.ssl_channel_credentials(*security[:3]), options=options)

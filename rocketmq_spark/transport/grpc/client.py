@@ -18,13 +18,15 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from google.protobuf.message import DecodeError
 
 from rocketmq_spark.errors import (
+    CredentialsError,
     RemotingCommandException,
     RemotingConnectException,
+    RemotingException,
     RemotingSendRequestException,
     RemotingTooMuchRequestException,
     RocketMQError,
@@ -72,18 +74,7 @@ class GrpcAnswer:
 OnAnswer: TypeAlias = Callable[[GrpcAnswer], None]
 
 
-class _Reply(Protocol):
-    """What every reply has."""
-
-    @property
-    def status(self) -> pb.Status: ...
-
-    def ParseFromString(self, serialized: bytes) -> int: ...  # noqa: N802
-
-    DESCRIPTOR: Any
-
-
-_ReplyT = TypeVar("_ReplyT", bound=_Reply)
+_ReplyT = TypeVar("_ReplyT", bound="ProtoMessage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +85,15 @@ class _Flight:
     doing: str
     on_answer: OnAnswer
     started: float
-    permit: Permit | None
+    permit: Permit | None = None
     signed_by: Credentials | None = None
 
 
 class GrpcClient:
-    """The calls of one process; safe for many threads. It owns its channels; calls with callbacks take permits."""
+    """The calls of one process; safe for many threads. It owns its channels; calls with callbacks take permits.
+
+    `closed`: no call is taken any more, because it was closed or its thread has failed.
+    """
 
     def __init__(
         self, channels: Channels, metadata: MetadataSource, permits: Permits, clock: Callable[[], float]
@@ -110,23 +104,18 @@ class GrpcClient:
         self._clock = clock
         self._numbers = itertools.count()
         self._flights: dict[int, _Flight] = {}
-        # (number of the flight, its call or what happened instead of one, when); None ends the thread.
+        # (number of the flight, its call or the error instead of one, when); None ends the thread.
         self._ended: queue.SimpleQueue[tuple[int, grpc.Future | RocketMQError, float] | None] = queue.SimpleQueue()
         self._calls: dict[tuple[str, str], grpc.UnaryUnaryMultiCallable] = {}
         # The last one of each endpoint, kept from garbage collection.
         self._streams: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._closed = False
+        self.closed = False
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "open"
+        state = "closed" if self.closed else "open"
         return f"<GrpcClient {self._metadata.client_id} {state}, {len(self._flights)} in flight, {self._channels!r}>"
-
-    @property
-    def closed(self) -> bool:
-        """No call is taken any more: it was closed, or its thread has failed."""
-        return self._closed
 
     def start(
         self, endpoint: str, method: str, request: bytes, timeout: float, on_answer: OnAnswer, doing: str
@@ -136,15 +125,22 @@ class GrpcClient:
         `request` is the serialized message, `doing` describes the call in errors. If the client is closed this raises
         RocketMQError, and `on_answer` is not called.
         """
-        call = self._call(endpoint, method)
-        request_id, metadata, signed_by = self._metadata.fresh()
-        permit = self._permits.take() if timeout > 0 else None
-        flight = _Flight(endpoint, _named(doing, request_id), on_answer, self._clock(), permit, signed_by)
-        number = self._register(flight)
-        if permit is None:
-            refusal = self._permits.exhausted(flight.doing) if timeout > 0 else _no_time(flight.doing)
-            self._ended.put((number, refusal, flight.started))
+        try:
+            call = self._call(endpoint, method)
+            request_id, metadata, signed_by = self._metadata.fresh()
+        except (CredentialsError, RemotingException) as exc:
+            # Without credentials or a channel this call fails; the next one may succeed.
+            self.refuse(exc, on_answer)
             return
+        doing = _named(doing, request_id)
+        if timeout <= 0:
+            self.refuse(_no_time(doing), on_answer)
+            return
+        permit = self._permits.take()
+        if permit is None:
+            self.refuse(self._permits.exhausted(doing), on_answer)
+            return
+        number = self._register(_Flight(endpoint, doing, on_answer, self._clock(), permit, signed_by))
         try:
             started = call.future(request, timeout, metadata)
         except BaseException:
@@ -159,7 +155,7 @@ class GrpcClient:
     def refuse(self, error: RocketMQError, on_answer: OnAnswer) -> None:
         """End a call that can't be made, on the client's thread like all others."""
         now = self._clock()
-        self._ended.put((self._register(_Flight("", "", on_answer, now, None)), error, now))
+        self._ended.put((self._register(_Flight("", "", on_answer, now)), error, now))
 
     def invoke(
         self,
@@ -189,9 +185,10 @@ class GrpcClient:
         found = self._end_of(started, endpoint, doing)
         if not isinstance(found, RocketMQError):
             reply = parsed(found, reply_type, endpoint, doing, most_parts)
-            if reply.status.code == pb.OK:
+            error = error_in(cast("Any", reply).status, endpoint, doing)
+            if error is None:
                 return reply
-            found = proxy_error(reply.status.code, reply.status.message, endpoint, doing)
+            found = error
         self.tell(found, signed_by)
         raise found
 
@@ -200,17 +197,17 @@ class GrpcClient:
         if isinstance(error, UserRefusedException):
             self._metadata.refused(signed_by)
 
-    def stream(self, endpoint: str, method: str, requests: Iterator[ProtoMessage]) -> Any:
+    def stream(self, endpoint: str, method: str, requests: Iterator[bytes]) -> Any:
         """Open a stream: an iterator of the server's messages as bytes, with `cancel`; raises ``grpc.RpcError``."""
         metadata = self._metadata.fresh().metadata
-        stream = self._channel(endpoint).stream_stream(_SERVICE + method, _serialize)
-        self._streams[endpoint] = opened = stream(requests, metadata=metadata)
-        return opened
+        stream = self._channel(endpoint).stream_stream(_SERVICE + method)(requests, metadata=metadata)
+        self._streams[endpoint] = stream
+        return stream
 
     def close(self) -> None:
         """Close the channels and end the thread; what is in flight fails. Idempotent."""
         with self._lock:
-            self._closed = True
+            self.closed = True
             thread = self._thread
         self._ended.put(None)
         if thread is not None and thread is not threading.current_thread():
@@ -232,7 +229,7 @@ class GrpcClient:
         return self._channels.channel(endpoint)
 
     def _check(self) -> None:
-        if self._closed:
+        if self.closed:
             raise RocketMQError("this transport is closed: make a new one")
 
     def _register(self, flight: _Flight) -> int:
@@ -256,7 +253,7 @@ class GrpcClient:
         finally:
             # Closed, or this thread failed: no more callbacks would be called.
             with self._lock:
-                self._closed = True
+                self.closed = True
             for number, flight in tuple(self._flights.items()):
                 text = f"{flight.doing}: the transport was closed; it may have been executed"
                 self._tell(number, RemotingSendRequestException(text), self._clock())
@@ -296,6 +293,11 @@ class GrpcClient:
         return error
 
 
+def error_in(status: pb.Status, endpoint: str, doing: str) -> RocketMQError | None:
+    """Return the error that a reply's status means, None if it is OK."""
+    return None if status.code == pb.OK else proxy_error(status.code, status.message, endpoint, doing)
+
+
 def parsed(data: bytes, reply_type: type[_ReplyT], endpoint: str, doing: str, most_parts: int = _PARTS) -> _ReplyT:
     """Return the parsed reply or command; RemotingCommandException if it is invalid, or has too many parts.
 
@@ -328,7 +330,3 @@ def _named(doing: str, request_id: str) -> str:
 
 def _no_time(doing: str) -> RemotingTooMuchRequestException:
     return RemotingTooMuchRequestException(f"{doing}: not sent, no time is left")
-
-
-def _serialize(message: ProtoMessage) -> bytes:
-    return message.SerializeToString()

@@ -1,8 +1,7 @@
 """The metadata of every call to a proxy: client id, namespace and signature.
 
-A proxy keys settings and registrations by the client id, so a random end makes it unique. Request ids are that end and
-a number. Date-time (UTC) and signature are renewed at most once a second. HTTP/2 allows printable ASCII values only. No
-repr and no error shows a secret.
+A proxy keys settings and registrations by the client id, so a random end makes it unique. Date-time (UTC) and signature
+are renewed at most once a second. HTTP/2 allows printable ASCII values only. No repr and no error shows a secret.
 """
 
 from __future__ import annotations
@@ -12,16 +11,12 @@ import itertools
 import random as random_module
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from rocketmq_spark.errors import CredentialsError, OptionError
 from rocketmq_spark.model.credentials import Credentials, CredentialsProvider, tell_refused
 
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
-
-REQUEST_ID: Final = "x-mq-request-id"
-
-_DATE_TIME: Final = "%Y%m%dT%H%M%SZ"
 
 
 class Fresh(NamedTuple):
@@ -39,24 +34,8 @@ class Fresh(NamedTuple):
 class MetadataSource:
     """Makes the metadata of one client's calls; safe for many threads.
 
-    Parameters
-    ----------
-    version : str
-        Of this package; proxies list it.
-    credentials : CredentialsProvider, optional
-        Asked once a second. Default: nothing is signed.
-    wall_clock : callable, default time.time
-        Epoch seconds.
-
-    Attributes
-    ----------
-    client_id : str
-        With its random end.
-
-    Raises
-    ------
-    OptionError
-        Namespace, access key or token have characters that no header can hold.
+    Proxies list clients with `client_id`, to which a random end is added, and `version`. `wall_clock` returns epoch
+    seconds. OptionError: namespace, access key or token have characters that no header can hold.
     """
 
     def __init__(
@@ -74,17 +53,16 @@ class MetadataSource:
         self._numbers = itertools.count(1)
         self._credentials = credentials
         self._wall_clock = wall_clock
-        static = [
+        self._static = (
             ("x-mq-client-id", self.client_id),
             # A proxy ends the stream of a client whose language it does not know.
             ("x-mq-language", "PYTHON"),
             ("x-mq-protocol", "v2"),
             ("x-mq-client-version", version),
             ("x-mq-namespace", _printable("namespace", namespace)),
-        ]
+        )
         if isinstance(credentials, Credentials):
             _signature(credentials, "")
-        self._static = tuple(static)
         # Replaced as a whole: two threads at the turn of a second may both make it, and either will do.
         self._of_second = _Signed()
 
@@ -98,7 +76,7 @@ class MetadataSource:
         if made.second != second:
             made = self._of_second = self._made_for(second)
         request_id = f"{self._end}-{next(self._numbers)}"
-        return Fresh(request_id, (*made.metadata, (REQUEST_ID, request_id)), made.signed_by)
+        return Fresh(request_id, (*made.metadata, ("x-mq-request-id", request_id)), made.signed_by)
 
     def refused(self, signed_by: Credentials | None) -> None:
         """Report rejected credentials to the provider; the next call asks it again."""
@@ -106,7 +84,7 @@ class MetadataSource:
         self._of_second = _Signed()
 
     def _made_for(self, second: int) -> _Signed:
-        date_time = time.strftime(_DATE_TIME, time.gmtime(second))
+        date_time = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(second))
         signed_by = None if self._credentials is None else self._credentials.credentials()
         try:
             signature = () if signed_by is None else _signature(signed_by, date_time)
@@ -130,9 +108,8 @@ class _Signed(NamedTuple):
 def _signature(credentials: Credentials, date_time: str) -> Metadata:
     _printable("accessKey", credentials.access_key)
     signature = ("authorization", authorization(credentials, date_time))
-    if not credentials.security_token:
-        return (signature,)
-    return (("x-mq-session-token", _printable("securityToken", credentials.security_token)), signature)
+    token = ("x-mq-session-token", _printable("securityToken", credentials.security_token))
+    return (token, signature) if credentials.security_token else (signature,)
 
 
 def authorization(credentials: Credentials, date_time: str) -> str:

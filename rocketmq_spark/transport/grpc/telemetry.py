@@ -1,8 +1,8 @@
 """The streams over which proxies check transactions.
 
-Sends do not need them. The first half message opens a stream to every endpoint, because brokers may send checks through
-any proxy. A stream that ends is reopened after a second; an open one repeats its settings every 5 minutes. Neither a
-proxy's command nor a handler's exception ends a stream, and unknown commands are ignored.
+The first half message opens a stream to every endpoint, because brokers may send checks through any proxy. A stream
+that ends is reopened after a second. Neither a proxy's command nor a handler's exception ends a stream, and unknown
+commands are ignored.
 
 A proxy uses the topic's name as producer group, and sends checks to any client whose settings name the topic, also for
 other clients' half messages. A check names no group: it goes to the group that last sent a half message to that topic
@@ -16,21 +16,21 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
+from rocketmq_spark._version import __version__
 from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.model.send_result import TransactionCheck
 from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
 from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
 from rocketmq_spark.protocol.grpc.codes import code_name
 from rocketmq_spark.protocol.grpc.messages import transaction_check
+from rocketmq_spark.protocol.grpc.values import settings_of
+from rocketmq_spark.transport.base import OnCheckTransaction
 from rocketmq_spark.transport.grpc.client import GrpcClient, parsed
 
 logger = logging.getLogger("rocketmq_spark.transport")
-
-OnCheck: TypeAlias = Callable[[TransactionCheck], None]
 
 _JOIN_TIMEOUT: Final = 5.0
 
@@ -46,29 +46,17 @@ class Pauses:
 class Telemetry:
     """The streams of one process; safe for many threads.
 
-    Parameters
-    ----------
-    endpoints : sequence of str
-        ``host:port`` each.
-    settings : callable
-        Returns the settings that an endpoint is told, given the topics.
-    on_check : callable
-        Takes what a proxy asks, on the stream's thread.
+    `on_check` is called with a proxy's checks, on the stream's thread.
     """
 
     def __init__(
-        self,
-        client: GrpcClient,
-        endpoints: Sequence[str],
-        settings: Callable[[str, Sequence[str]], service.TelemetryCommand],
-        on_check: OnCheck,
-        pauses: Pauses | None = None,
+        self, client: GrpcClient, endpoints: Sequence[str], namespace: str, on_check: OnCheckTransaction, pauses: Pauses
     ) -> None:
-        self._client = client
+        self.client = client
+        self.pauses = pauses
         self._endpoints = endpoints
-        self._settings = settings
+        self._namespace = namespace
         self._on_check = on_check
-        self._pauses = pauses or Pauses()
         self._lock = threading.Lock()
         # By topic, who sent the last half message to it. Replaced as a whole: streams read it.
         self._groups: dict[str, str] = {}
@@ -90,16 +78,14 @@ class Telemetry:
             if not self._closed:
                 for endpoint in self._endpoints:
                     if endpoint not in self._streams:
-                        self._streams[endpoint] = _Stream(
-                            self._client, endpoint, self._current_settings, self._check, self._pauses
-                        )
+                        self._streams[endpoint] = _Stream(self, endpoint)
 
     def heart_beat(self, endpoint: str, timeout: float) -> None:
         """Keep the client alive at a proxy that has accepted its settings; other proxies do not know the client."""
         stream = self._streams.get(endpoint)
         if stream is not None and stream.acknowledged:
             request = service.HeartbeatRequest(client_type=pb.PRODUCER)
-            self._client.invoke(endpoint, "Heartbeat", request, service.HeartbeatResponse, timeout, "heart-beat")
+            self.client.invoke(endpoint, "Heartbeat", request, service.HeartbeatResponse, timeout, "heart-beat")
 
     def unregister(self, endpoint: str, producer_group: str, timeout: float) -> None:
         """Stop checks for a producer group; after the last one notify the proxy and end the stream."""
@@ -113,7 +99,7 @@ class Telemetry:
         if stream is not None:
             stream.close()
             request, reply = service.NotifyClientTerminationRequest(), service.NotifyClientTerminationResponse
-            self._client.invoke(endpoint, "NotifyClientTermination", request, reply, timeout, "good-bye")
+            self.client.invoke(endpoint, "NotifyClientTermination", request, reply, timeout, "good-bye")
 
     def close(self) -> None:
         """End the streams. Idempotent."""
@@ -125,34 +111,26 @@ class Telemetry:
         for stream in streams:
             stream.join()
 
+    def settings(self, endpoint: str) -> bytes:
+        """Return the settings that a stream repeats: the topics whose checks are wanted."""
+        return settings_of(endpoint, sorted(self._groups), self._namespace, __version__).SerializeToString()
+
+    def check(self, endpoint: str, command: service.RecoverOrphanedTransactionCommand) -> None:
+        """Hand over a proxy's check."""
+        group = self._groups.get(command.message.topic.name, "")
+        self._on_check(transaction_check(command, endpoint, group))
+
     def _say_settings(self) -> None:
         for stream in self._streams.values():
             stream.say_settings()
-
-    def _current_settings(self, endpoint: str) -> service.TelemetryCommand:
-        return self._settings(endpoint, sorted(self._groups))
-
-    def _check(self, endpoint: str, command: service.RecoverOrphanedTransactionCommand) -> None:
-        group = self._groups.get(command.message.topic.name, "")
-        self._on_check(transaction_check(command, endpoint, group))
 
 
 class _Stream:
     """The stream to one endpoint, kept open by a thread of its own."""
 
-    def __init__(
-        self,
-        client: GrpcClient,
-        endpoint: str,
-        settings: Callable[[str], service.TelemetryCommand],
-        on_check: Callable[[str, service.RecoverOrphanedTransactionCommand], None],
-        pauses: Pauses,
-    ) -> None:
-        self._client = client
+    def __init__(self, telemetry: Telemetry, endpoint: str) -> None:
+        self._telemetry = telemetry
         self._endpoint = endpoint
-        self._settings = settings
-        self._on_check = on_check
-        self._pauses = pauses
         self._stopped = threading.Event()
         # True: say the settings. False: the stream ends. Each opening has one of its own.
         self._wishes: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -171,9 +149,8 @@ class _Stream:
         """End it, without waiting."""
         self._stopped.set()
         self._wishes.put(False)
-        call = self._call
-        if call is not None:
-            call.cancel()
+        if self._call is not None:
+            self._call.cancel()
 
     def join(self) -> None:
         """Wait for its thread, unless this is it."""
@@ -187,7 +164,7 @@ class _Stream:
             wishes: queue.SimpleQueue[bool] = queue.SimpleQueue()
             self._wishes = wishes
             try:
-                self._call = self._client.stream(self._endpoint, "Telemetry", self._commands(wishes))
+                self._call = self._telemetry.client.stream(self._endpoint, "Telemetry", self._commands(wishes))
                 if self._stopped.is_set():
                     self._call.cancel()
                 for data in self._call:
@@ -201,15 +178,15 @@ class _Stream:
                 self.acknowledged = False
                 # The thread of gRPC that takes our commands waits for the next one still.
                 wishes.put(False)
-            self._stopped.wait(self._pauses.reopen)
+            self._stopped.wait(self._telemetry.pauses.reopen)
 
-    def _commands(self, wishes: queue.SimpleQueue[bool]) -> Iterator[service.TelemetryCommand]:
+    def _commands(self, wishes: queue.SimpleQueue[bool]) -> Iterator[bytes]:
         """Yield the settings now and then. The proxy ends a stream when its commands end."""
         wanted = True
         while wanted:
-            yield self._settings(self._endpoint)
+            yield self._telemetry.settings(self._endpoint)
             try:
-                wanted = wishes.get(timeout=self._pauses.settings)
+                wanted = wishes.get(timeout=self._telemetry.pauses.settings)
             except queue.Empty:
                 wanted = True
 
@@ -223,7 +200,7 @@ class _Stream:
             if kind == "settings":
                 self.acknowledged = True
             elif kind == "recover_orphaned_transaction_command":
-                self._on_check(self._endpoint, command.recover_orphaned_transaction_command)
+                self._telemetry.check(self._endpoint, command.recover_orphaned_transaction_command)
             elif kind == "reconnect_endpoints_command":
                 self._call.cancel()
             self._well = True

@@ -14,7 +14,6 @@ import os
 import random as random_module
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from rocketmq_spark._version import __version__
@@ -22,7 +21,6 @@ from rocketmq_spark.errors import (
     BrokerBusyException,
     BrokerOutcomeUnknownException,
     BrokerUnavailableException,
-    CredentialsError,
     MQBrokerException,
     MQClientException,
     OptionError,
@@ -43,42 +41,22 @@ from rocketmq_spark.model.send_result import (
     TransactionCheck,
     ending,
 )
-from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
 from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
-from rocketmq_spark.protocol.grpc.codes import proxy_error
 from rocketmq_spark.protocol.grpc.messages import encode_send_request, outcome_of
 from rocketmq_spark.protocol.grpc.values import (
     end_transaction_request,
     recall_message_request,
     route_of,
     route_request,
-    settings_of,
 )
 from rocketmq_spark.protocol.remoting.codes import NO_NAME_SERVER
-from rocketmq_spark.transport.base import (
-    Admin,
-    Offsets,
-    OnCheckTransaction,
-    OnEnd,
-    OnOutcome,
-    Pulls,
-    ReadTransport,
-    Transport,
-)
+from rocketmq_spark.transport.base import OnCheckTransaction, OnEnd, OnOutcome, ReadTransport, Transport
 from rocketmq_spark.transport.grpc.channels import Channels, root_certificates, target_of
-from rocketmq_spark.transport.grpc.client import GrpcAnswer, GrpcClient, parsed
+from rocketmq_spark.transport.grpc.client import GrpcAnswer, GrpcClient, error_in, parsed
 from rocketmq_spark.transport.grpc.metadata import MetadataSource
 from rocketmq_spark.transport.grpc.telemetry import Pauses, Telemetry
-from rocketmq_spark.transport.parallel import Permits, most_relevant_error
+from rocketmq_spark.transport.parallel import Permits, in_turn, most_relevant_error
 from rocketmq_spark.transport.tls import TlsSettings
-
-# Methods of the other interfaces, which no proxy offers.
-_REMOTING_ONLY: Final = frozenset(
-    name
-    for interface in (Transport, ReadTransport, Offsets, Pulls, Admin)
-    for name in vars(interface)
-    if not name.startswith("_")
-)
 
 # Failures of one proxy or its broker, and not of the request: another proxy may answer it.
 _ANOTHER_MAY_ANSWER: Final = (BrokerBusyException, BrokerOutcomeUnknownException, BrokerUnavailableException)
@@ -89,20 +67,15 @@ _ROUTE_PARTS: Final = 12 * MAX_QUEUES
 _RESULT_PARTS: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class _Live:
-    """What one process has: connections, threads, an id."""
-
-    client: GrpcClient
-    telemetry: Telemetry
-
-
 class GrpcTransport:
     """Implements `ProxyTransport` of :mod:`..base` over gRPC v2 (a 5.x proxy).
 
     A process that inherits one over a fork gets connections of its own with its first call, and nothing of what its
     parent had in flight. Fork while one is open, or well after it was closed: gRPC goes on shutting down after `close`,
     and a child forked in that moment may hang.
+
+    Set `on_check_transaction` before the first half message is sent. OptionError: an endpoint is not ``host:port``, a
+    limit below 1, a file of `tls` unusable, or a text cannot be in a header.
 
     Parameters
     ----------
@@ -116,19 +89,6 @@ class GrpcTransport:
         Most sends in flight. The next one fails at once with RemotingTooMuchRequestException.
     random : random.Random, optional
         Picks the endpoint for the first route request, and the end of the client id.
-    clock, wall_clock : callable, default time.monotonic, time.time
-        Seconds; monotonic, and since the epoch.
-
-    Attributes
-    ----------
-    on_check_transaction : callable or None
-        See `Transactions`. Set it before the first half message is sent.
-
-    Raises
-    ------
-    OptionError
-        An endpoint that is not ``host:port``, a limit below 1, an unusable file of `tls`, or a text that no header can
-        hold.
     """
 
     def __init__(
@@ -167,17 +127,19 @@ class GrpcTransport:
         self._good = self._random.randrange(len(self.endpoints)) if self.endpoints else 0
         # By process. A lock would not do: a thread of the parent may have held it for ever. Nothing is taken out:
         # collecting an inherited channel as garbage would close it.
-        self._live = {os.getpid(): self._new_live()}
+        self._live = {os.getpid(): self._new_telemetry()}
 
     def __repr__(self) -> str:
-        live = self._live.get(os.getpid())
-        state = "closed" if self._closed else "not used in this process" if live is None else repr(live.client)
+        telemetry = self._live.get(os.getpid())
+        state = (
+            "closed" if self._closed else "not used in this process" if telemetry is None else repr(telemetry.client)
+        )
         return f"<GrpcTransport endpoints={';'.join(self.endpoints)} {state}>"
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
-            if name in _REMOTING_ONLY:
+            if not name.startswith("_") and (hasattr(Transport, name) or hasattr(ReadTransport, name)):
                 raise MQClientException(f"{name}: the gRPC protocol has no such call; use transport=remoting")
             raise AttributeError(f"'GrpcTransport' object has no attribute '{name}'")
 
@@ -193,8 +155,8 @@ class GrpcTransport:
     @property
     def closed(self) -> bool:
         """True after `close`, or when the thread behind it has failed."""
-        live = self._live.get(os.getpid())
-        return self._closed or (live is not None and live.client.closed)
+        telemetry = self._live.get(os.getpid())
+        return self._closed or (telemetry is not None and telemetry.client.closed)
 
     def send(self, request: SendRequest, timeout: float, on_outcome: OnOutcome, *, within: float = math.inf) -> None:
         """Start one attempt (SendMessage); see `Sends.send`.
@@ -202,61 +164,41 @@ class GrpcTransport:
         The call's deadline is the shorter of `timeout` and `within`, and both count from here, because gRPC does not
         report when the last byte was written. What the protocol can't carry is an MQClientException as outcome.
         """
-        live, batch, queue = self._here(), request.batch, request.queue
+        telemetry, batch, queue = self._here(), request.batch, request.queue
 
         def on_answer(answer: GrpcAnswer) -> None:
             outcome = _outcome_of(request, answer)
-            live.client.tell(outcome.error, answer.signed_by)
+            telemetry.client.tell(outcome.error, answer.signed_by)
             on_outcome(outcome)
 
         doing = f"sending {batch.rows} rows to {queue}"
         try:
             body = encode_send_request(request, namespace=self._namespace)
         except RocketMQError as exc:
-            live.client.refuse(exc, on_answer)
+            telemetry.client.refuse(exc, on_answer)
             return
-        if (
-            batch.sys_flag & TRANSACTION_ROLLBACK_TYPE == TRANSACTION_PREPARED_TYPE
-            and self.on_check_transaction is not None
-        ):
-            live.telemetry.half_message(batch.topic, request.producer_group)
-        try:
-            live.client.start(request.address, "SendMessage", body, min(timeout, within), on_answer, doing)
-        except (CredentialsError, RemotingException) as exc:
-            # Without credentials or a channel this attempt fails; the next one may succeed.
-            live.client.refuse(exc, on_answer)
+        is_half = batch.sys_flag & TRANSACTION_ROLLBACK_TYPE == TRANSACTION_PREPARED_TYPE
+        if is_half and self.on_check_transaction is not None:
+            telemetry.half_message(batch.topic, request.producer_group)
+        telemetry.client.start(request.address, "SendMessage", body, min(timeout, within), on_answer, doing)
 
     def query_route(self, topic: str, timeout: float) -> TopicRouteData:
         """Return a topic's route, with every endpoint in it, whichever answers.
 
-        Each endpoint is asked at most once, with an equal share of the time left. The first one that answers is asked
-        first the next time.
-
-        Raises
-        ------
-        MQClientException
-            There is no endpoint (code 10004).
-        TopicRouteStaleException
-            The proxy knows no such topic.
-        MQBrokerException, RemotingException
-            No endpoint answered; the text names each and why.
+        Each endpoint is asked at most once, with an equal share of the time left. The one that answered is asked first
+        the next time. MQClientException (code 10004): there is no endpoint.
         """
-        live, endpoints = self._here(), self.endpoints
+        client, endpoints = self._here().client, self.endpoints
         if not endpoints:
             raise MQClientException(
                 f"looking up the route of topic {topic}: no proxy is set; set the option endpoints", NO_NAME_SERVER
             )
         deadline = self._clock() + timeout
-        start, failures = self._good, []
+        failures: list[str] = []
         last: MQBrokerException | RemotingException | None = None
-        for turn in range(len(endpoints)):
-            index = (start + turn) % len(endpoints)
-            share = (deadline - self._clock()) / (len(endpoints) - turn)
-            if share <= 0:
-                failures.append(f"{endpoints[index]}: not asked, no time was left")
-                continue
+        for index, share in in_turn(endpoints, self._good, deadline, self._clock, failures):
             try:
-                reply = self._query_route(live, topic, endpoints[index], share)
+                reply = self._query_route(client, topic, endpoints[index], share)
                 self._good = index
                 return route_of(reply, endpoints)
             except (*_ANOTHER_MAY_ANSWER, RemotingException) as exc:
@@ -268,49 +210,41 @@ class GrpcTransport:
             raise type(last)(text, last.response_code, last.remark, last.broker_addr) from last
         raise (RemotingTimeoutException if last is None else type(last))(text) from last
 
-    def heart_beat(
-        self,
-        address: str,
-        client_id: str,  # noqa: ARG002 - a broker's; a proxy is told this transport's own
-        producer_groups: Collection[str],  # noqa: ARG002
-        timeout: float,
-    ) -> None:
-        """Keep this client alive at a proxy (Heartbeat) if it has a Telemetry stream there; else do nothing."""
-        self._here().telemetry.heart_beat(address, timeout)
+    def heart_beat(self, address: str, client_id: str, producer_groups: Collection[str], timeout: float) -> None:  # noqa: ARG002
+        """Keep this client alive at a proxy (Heartbeat) if it has a Telemetry stream there; else do nothing.
 
-    def unregister_client(
-        self,
-        address: str,
-        client_id: str,  # noqa: ARG002
-        producer_group: str,
-        timeout: float,
-    ) -> None:
+        Proxies know this transport's own client id.
+        """
+        self._here().heart_beat(address, timeout)
+
+    def unregister_client(self, address: str, client_id: str, producer_group: str, timeout: float) -> None:  # noqa: ARG002
         """Stop answering checks for a producer group; after the last one notify the proxy (NotifyClientTermination).
 
         Nothing is sent without a Telemetry stream.
         """
-        self._here().telemetry.unregister(address, producer_group, timeout)
+        self._here().unregister(address, producer_group, timeout)
 
     def probe(self, queue: MessageQueue, address: str, timeout: float) -> None:
         """Ask for the route of the queue's topic."""
-        self._query_route(self._here(), queue.topic, address, timeout)
+        self._query_route(self._here().client, queue.topic, address, timeout)
 
     def end_transaction(self, address: str, request: EndTransaction, timeout: float, on_end: OnEnd) -> None:
         """Start to commit or roll back a half message (EndTransaction), at the proxy that took it or asked."""
-        doing, live = ending(request), self._here()
+        doing, telemetry = ending(request), self._here()
 
         def on_answer(answer: GrpcAnswer) -> None:
             error = answer.error
             if answer.reply is not None:
-                error = _end_error(answer.reply, address, answer.doing)
-            live.client.tell(error, answer.signed_by)
+                try:
+                    reply = parsed(answer.reply, service.EndTransactionResponse, address, answer.doing)
+                    error = error_in(reply.status, address, answer.doing)
+                except RemotingCommandException as exc:
+                    error = exc
+            telemetry.client.tell(error, answer.signed_by)
             on_end(error)
 
         message = end_transaction_request(request, self._namespace).SerializeToString()
-        try:
-            live.client.start(address, "EndTransaction", message, timeout, on_answer, doing)
-        except (CredentialsError, RemotingException) as exc:
-            live.client.refuse(exc, on_answer)
+        telemetry.client.start(address, "EndTransaction", message, timeout, on_answer, doing)
 
     def end_transaction_oneway(self, address: str, request: EndTransaction, timeout: float) -> None:
         """Commit or roll back a half message (EndTransaction), and wait for the reply: gRPC has no one-way calls.
@@ -327,60 +261,41 @@ class GrpcTransport:
         """Take a delayed message back (RecallMessage), and return its id."""
         message = recall_message_request(request, self._namespace)
         doing = f"recalling a message of topic {request.topic}"
-        reply = self._here().client.invoke(
-            address, "RecallMessage", message, service.RecallMessageResponse, timeout, doing
-        )
-        return reply.message_id
+        reply_type = service.RecallMessageResponse
+        return self._here().client.invoke(address, "RecallMessage", message, reply_type, timeout, doing).message_id
 
     def close(self) -> None:
         """Close every channel of this process and end its threads; what is in flight fails. Idempotent."""
         self._closed = True
-        live = self._live.get(os.getpid())
-        if live is not None:
-            live.telemetry.close()
-            live.client.close()
+        telemetry = self._live.get(os.getpid())
+        if telemetry is not None:
+            telemetry.close()
+            telemetry.client.close()
 
-    def _here(self) -> _Live:
+    def _here(self) -> Telemetry:
         """Return this process's connections and threads, making them on the first call."""
         if self.closed:
             raise RocketMQError("this transport is closed: make a new one")
         pid = os.getpid()
-        live = self._live.get(pid)
-        return self._live.setdefault(pid, self._new_live()) if live is None else live
+        telemetry = self._live.get(pid)
+        return self._live.setdefault(pid, self._new_telemetry()) if telemetry is None else telemetry
 
-    def _new_live(self) -> _Live:
-        metadata = MetadataSource(
-            self._client_id,
-            __version__,
-            self._credentials,
-            self._namespace,
-            random=self._random,
-            wall_clock=self._wall_clock,
-        )
+    def _new_telemetry(self) -> Telemetry:
+        identity = self._client_id, __version__, self._credentials, self._namespace
+        metadata = MetadataSource(*identity, random=self._random, wall_clock=self._wall_clock)
         permits = Permits(self._limit, "clientAsyncSemaphoreValue")
         client = GrpcClient(Channels(self._tls, self._roots), metadata, permits, self._clock)
-        return _Live(client, Telemetry(client, self.endpoints, self._settings, self._on_check, self._pauses))
+        return Telemetry(client, self.endpoints, self._namespace, self._on_check, self._pauses)
 
-    def _query_route(self, live: _Live, topic: str, endpoint: str, timeout: float) -> service.QueryRouteResponse:
+    def _query_route(self, client: GrpcClient, topic: str, endpoint: str, timeout: float) -> service.QueryRouteResponse:
         request, doing = route_request(topic, self._namespace, endpoint), f"looking up the route of topic {topic}"
-        return live.client.invoke(
+        return client.invoke(
             endpoint, "QueryRoute", request, service.QueryRouteResponse, timeout, doing, most_parts=_ROUTE_PARTS
         )
-
-    def _settings(self, endpoint: str, topics: Sequence[str]) -> service.TelemetryCommand:
-        return settings_of(endpoint, topics, self._namespace, __version__)
 
     def _on_check(self, check: TransactionCheck) -> None:
         if self.on_check_transaction is not None:
             self.on_check_transaction(check)
-
-
-def _end_error(reply: bytes, address: str, doing: str) -> RocketMQError | None:
-    try:
-        status = parsed(reply, service.EndTransactionResponse, address, doing).status
-    except RemotingCommandException as exc:
-        return exc
-    return None if status.code == pb.OK else proxy_error(status.code, status.message, address, doing)
 
 
 def _outcome_of(request: SendRequest, answer: GrpcAnswer) -> SendOutcome:

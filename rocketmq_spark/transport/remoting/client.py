@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from rocketmq_spark.errors import (
     CredentialsError,
@@ -34,14 +34,15 @@ from rocketmq_spark.protocol.remoting.codes import (
 from rocketmq_spark.protocol.remoting.command import FLAG_ONEWAY, RemotingCommand
 from rocketmq_spark.protocol.remoting.headers import RequestHeader, signed
 from rocketmq_spark.transport.parallel import Permits
-from rocketmq_spark.transport.remoting.connection import OnRequest
 from rocketmq_spark.transport.remoting.loop import IoLoop
 from rocketmq_spark.transport.remoting.namespace import Namespace
-from rocketmq_spark.transport.remoting.requests import FLAG_REQUEST, Answer, OnAnswer, Request
-from rocketmq_spark.transport.tls import Secure
+from rocketmq_spark.transport.remoting.requests import Answer, Request
 
 logger = logging.getLogger("rocketmq_spark.transport")
 
+T = TypeVar("T")
+# A request with fields, or without any.
+Query: TypeAlias = RequestHeader | RequestCode
 Body: TypeAlias = "Buffer | tuple[Buffer, ...]"
 
 # The loop ends every request in time. A caller waits this much longer, seconds, before it reports a failed loop.
@@ -51,14 +52,7 @@ _GRACE: Final = 1.0
 class Signer:
     """Adds the namespaces and the signature to a request's ext fields.
 
-    Parameters
-    ----------
-    namespace : Namespace
-        Of the names of topics and groups.
-    namespace_v2 : str
-        Empty for none.
-    credentials : CredentialsProvider or None
-        Asked for each request that is signed. None: requests are not signed.
+    `credentials` are asked for each request that is signed. None: requests are not signed.
     """
 
     def __init__(
@@ -103,36 +97,15 @@ class Signer:
 
 
 class RequestClient:
-    """Sends requests of any code to any address.
+    """Sends requests of any code to any address over the connections of a loop.
 
-    Parameters
-    ----------
-    clock : callable
-        Seconds, monotonic.
-    on_request : callable
-        Takes what servers ask of us; see :class:`.connection.Connection`.
-    secure : callable or None
-        Encrypts every connection.
-    async_permits, oneway_permits : int
-        Most requests in flight with a callback, and most one-way requests. Blocking calls need no permit.
-    polled : bool
-        See `IoLoop`.
+    The permits limit the requests in flight with a callback, and the one-way requests. Blocking calls need no permit.
     """
 
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        connect_timeout: float,
-        on_request: OnRequest,
-        secure: Secure | None,
-        signer: Signer,
-        async_permits: int,
-        oneway_permits: int,
-        *,
-        polled: bool,
-    ) -> None:
-        self.loop = IoLoop(clock, connect_timeout, on_request, self._on_end, secure, polled=polled)
-        self.clock = self.loop.clock
+    def __init__(self, loop: IoLoop, signer: Signer, async_permits: int, oneway_permits: int) -> None:
+        self.loop = loop
+        loop.on_end = self._on_end
+        self.clock = loop.clock
         self._signer = signer
         self._async_permits = Permits(async_permits, "clientAsyncSemaphoreValue")
         self._oneway_permits = Permits(oneway_permits, "clientOnewaySemaphoreValue")
@@ -142,34 +115,17 @@ class RequestClient:
     ) -> RemotingCommand:
         """Send a request and return its answer, whatever its code.
 
-        `timeout` is the limit in seconds for connecting, writing and the answer together.
-
-        Raises
-        ------
-        RemotingConnectException, RemotingTooMuchRequestException
-            Nothing was sent.
-        RemotingSendRequestException, RemotingTimeoutException, RemotingCommandException
-            The server may have executed the request.
-        CredentialsError
-            The server rejected the credentials, and the provider has no others.
-        RocketMQError
-            The transport is closed or of another process, or this is a callback, whose thread would wait for itself.
+        `timeout` is the limit in seconds for connecting, writing and the answer together. After a
+        RemotingConnectException or RemotingTooMuchRequestException nothing was sent. After another RemotingException
+        the server may have executed the request. RocketMQError: the transport is closed or of another process, or this
+        is a callback, whose thread would wait for itself.
         """
         expires = self.clock() + timeout
-        answer = self._wait(address, code, ext_fields, body, timeout, FLAG_REQUEST)
+        answer = self._wait(address, Request(code, ext_fields, _pieces(body), timeout))
         if self._signer.can_retry(answer) and (left := expires - self.clock()) > 0:
-            answer = self._wait(address, code, ext_fields, body, left, FLAG_REQUEST)
+            answer = self._wait(address, Request(code, ext_fields, _pieces(body), left))
         assert answer.command is not None
         return answer.command
-
-    def invoke_async(
-        self, address: str, code: int, ext_fields: Mapping[str, str], body: Body, timeout: float, on_done: OnAnswer
-    ) -> None:
-        """Send a request and return; `on_done` is called once, on the loop's thread, and must not block.
-
-        `timeout` counts from the last byte written.
-        """
-        self.start(address, Request(code, ext_fields, _pieces(body), timeout, on_done))
 
     def invoke_oneway(
         self, address: str, code: int, ext_fields: Mapping[str, str], body: Body, timeout: float, remark: str = ""
@@ -179,11 +135,9 @@ class RequestClient:
         Raises what `invoke` raises, and RemotingTooMuchRequestException or RemotingTimeoutException if no permit
         became free in time. Java 5.x only logs a failed one-way request.
         """
-        self._wait(address, code, ext_fields, body, timeout, FLAG_ONEWAY, remark)
+        self._wait(address, Request(code, ext_fields, _pieces(body), timeout, flag=FLAG_ONEWAY, remark=remark))
 
-    def call(
-        self, address: str, request: RequestHeader | RequestCode, timeout: float, doing: str, body: Body = ()
-    ) -> RemotingCommand:
+    def call(self, address: str, request: Query, timeout: float, doing: str, body: Body = ()) -> RemotingCommand:
         """Send a request and return its answer if that is SUCCESS; any other code raises its error."""
         code, fields = (request, {}) if isinstance(request, RequestCode) else (request.code, request.to_ext_fields())
         answer = self.invoke(address, code, fields, body, timeout)
@@ -198,6 +152,10 @@ class RequestClient:
                 *(error.response_code, error.remark, error.broker_addr),
             ) from error
         raise error
+
+    def ask(self, address: str, request: Query, timeout: float, doing: str, decode: Callable[[bytes], T]) -> T:
+        """Return the decoded body of the answer; raises as `call`."""
+        return decode(bytes(self.call(address, request, timeout, doing).body))
 
     def start(self, address: str, request: Request) -> None:
         """Send a request whose caller does not wait; without a free permit it fails at once."""
@@ -237,20 +195,12 @@ class RequestClient:
                 answer = Answer(None, error, answer.latency)
         request.finish(answer)
 
-    def _wait(
-        self,
-        address: str,
-        code: int,
-        ext_fields: Mapping[str, str],
-        body: Body,
-        timeout: float,
-        flag: int,
-        remark: str = "",
-    ) -> Answer:
+    def _wait(self, address: str, request: Request) -> Answer:
+        timeout = request.timeout
         if self.loop.in_own_thread:
             raise RocketMQError(
-                f"request {code} to {address}: a blocking call in a callback would wait for its own thread; "
-                "use invoke_async there, or another thread"
+                f"request {request.code} to {address}: a blocking call in a callback would wait for its own thread; "
+                "start it there without waiting, or use another thread"
             )
         self.loop.check()
         done = threading.Event()
@@ -260,11 +210,9 @@ class RequestClient:
             answers.append(answer)
             done.set()
 
-        expires = self.clock() + timeout
-        request = Request(
-            code, ext_fields, _pieces(body), timeout, on_answer, expires=expires, flag=flag, remark=remark
-        )
-        if flag == FLAG_ONEWAY:
+        request.on_answer = on_answer
+        request.deadline = expires = self.clock() + timeout
+        if request.flag == FLAG_ONEWAY:
             request.permit = self._oneway_permits.acquire(timeout, f"{request.name} to {address}")
         try:
             self.submit(address, request)
@@ -276,7 +224,7 @@ class RequestClient:
             self.loop.poll(max(0.0, expires - self.clock()))
         if not done.wait(timeout + _GRACE):
             raise RemotingTimeoutException(
-                f"request {code} to {address}: the transport's thread did not end it within {timeout:g} s "
+                f"request {request.code} to {address}: the transport's thread did not end it within {timeout:g} s "
                 f"({self.loop!r})"
             )
         answer = answers.pop()

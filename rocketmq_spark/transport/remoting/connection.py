@@ -29,10 +29,9 @@ from rocketmq_spark.protocol.remoting.codes import ResponseCode
 from rocketmq_spark.protocol.remoting.command import FLAG_ONEWAY, FLAG_RESPONSE, FrameBuffer, RemotingCommand, shortened
 from rocketmq_spark.transport.dial import Dial
 from rocketmq_spark.transport.remoting.frames import broken, overdue
-from rocketmq_spark.transport.remoting.requests import FLAG_REQUEST, WRITTEN, Answer, Outbound, Pending, Request
-from rocketmq_spark.transport.tls import Secure
+from rocketmq_spark.transport.remoting.requests import FLAG_REQUEST, WRITTEN, Answer, Outbound, Request, next_opaque
+from rocketmq_spark.transport.tls import Secure, TlsStream
 from rocketmq_spark.transport.tls_probe import explained
-from rocketmq_spark.transport.tls_stream import TlsStream
 
 logger = logging.getLogger("rocketmq_spark.transport")
 
@@ -46,21 +45,13 @@ class State(enum.Enum):
     CLOSED = "closed"
 
 
-class Event(enum.Enum):
-    """What moves a connection from state to state."""
-
-    CONNECTED = "connected"
-    GO_AWAY = "go away"
-    CLOSE = "close"
-
-
-TRANSITIONS: Final[dict[State, dict[Event, State]]] = {
-    State.CONNECTING: {Event.CONNECTED: State.OPEN, Event.CLOSE: State.CLOSED},
-    State.OPEN: {Event.GO_AWAY: State.DRAINING, Event.CLOSE: State.CLOSED},
-    State.DRAINING: {Event.GO_AWAY: State.DRAINING, Event.CLOSE: State.CLOSED},
-    State.CLOSED: {},
+# Where each state may lead. Nothing leads out of CLOSED.
+TRANSITIONS: Final[dict[State, tuple[State, ...]]] = {
+    State.CONNECTING: (State.OPEN, State.CLOSED),
+    State.OPEN: (State.DRAINING, State.CLOSED),
+    State.DRAINING: (State.DRAINING, State.CLOSED),
+    State.CLOSED: (),
 }
-
 
 Completion: TypeAlias = "tuple[Request, Answer]"
 
@@ -90,18 +81,8 @@ _SHORT: Final = 16 * 1024
 class Connection:
     """The connection to one address.
 
-    Parameters
-    ----------
-    connect_timeout : float
-        For the lookup of the name and all its addresses together.
-    attend : callable
-        Makes the loop look at this connection; called from any thread.
-
-    Attributes
-    ----------
-    sock : socket or None
-    due : float
-        The loop sleeps at most until then; no deadline is earlier.
+    `attend` makes the loop look at this connection, and may be called from any thread. The loop sleeps at most until
+    `due`; no deadline is earlier. `connect_timeout` is for the lookup of the name and all its addresses together.
     """
 
     def __init__(
@@ -124,7 +105,9 @@ class Connection:
         self._dial = Dial(address, self.due, lambda: attend(self), secure=secure)
         self._stream: socket.socket | TlsStream | None = None
         self._lock = threading.Lock()
-        self._pending = Pending()
+        # Without an outcome, by opaque.
+        self._pending: dict[int, Request] = {}
+        self._last_opaque = -1
         self._out = Outbound()
         self._frames = FrameBuffer()
         self._arrivals = 0
@@ -158,10 +141,10 @@ class Connection:
         """True after GO_AWAY when nothing is pending."""
         return self.state is State.DRAINING and not self._pending and not self._blocked and not self._out
 
-    def abandoned(self) -> list[socket.socket]:
-        """Return the sockets of failed connects, for the loop to close."""
-        sockets, self._dial.abandoned = self._dial.abandoned, []
-        return sockets
+    def close_abandoned(self) -> None:
+        """Close the sockets of failed connects, which the loop does not watch any more."""
+        while self._dial.abandoned:
+            self._dial.abandoned.pop().close()
 
     def submit(self, request: Request) -> bool:
         """Queue a request, from any thread; False if this connection accepts no more.
@@ -173,10 +156,12 @@ class Connection:
         with self._lock:
             if self.state is not State.OPEN and self.state is not State.CONNECTING:
                 return False
-            self._pending.add(request)
+            self._last_opaque = next_opaque(self._last_opaque, self._pending)
+            request.encode(self._last_opaque)
+            self._pending[self._last_opaque] = request
             self.due = min(self.due, request.deadline)
             waits = bool(self._out)
-            self._out.push(request)
+            self._out.append(request)
             if self.state is State.CONNECTING or waits:
                 return True
             self._last_progress = self._clock()
@@ -205,7 +190,7 @@ class Connection:
     def on_writable(self, now: float) -> list[Completion]:
         """Continue the connect, or write."""
         if self.state is State.CONNECTING:
-            self._dial.on_writable(now)
+            self._dial.on_ready(now)
             return self._after_dial(now)
         return self._go_on(now, more=self._blocked)
 
@@ -221,7 +206,7 @@ class Connection:
     def on_readable(self, scratch: memoryview) -> list[Completion]:
         """Read what has arrived; `scratch` is the loop's reusable buffer."""
         if self.state is State.CONNECTING:
-            self._dial.on_readable(self._clock())
+            self._dial.on_ready(self._clock())
             return self._after_dial(self._clock())
         assert self._stream is not None
         completions: list[Completion] = []
@@ -261,12 +246,15 @@ class Connection:
             completions = self._after_dial(now)
         silence: float | None = None
         with self._lock:
-            for request in self._pending.overdue(now):
-                self._pending.take(request.opaque)
+            for request in [one for one in self._pending.values() if one.deadline <= now]:
+                del self._pending[request.opaque]
+                nothing_came = request.written_at is not None and request.arrivals == self._arrivals
+                # A started one must be written to its end, or the stream is corrupt.
                 if not request.started:
-                    self._out.discard(request)
-                elif request.written_at is not None and request.arrivals == self._arrivals:
-                    silence = round(request.timeout, 3) if request.timeout >= self._pending.longest_timeout else silence
+                    self._out.remove(request)
+                elif nothing_came and all(one.timeout <= request.timeout for one in self._pending.values()):
+                    # A request that may take longer keeps the connection open.
+                    silence = round(request.timeout, 3)
                 error = overdue(request, self.address, len(self._pending), connecting=self.state is State.CONNECTING)
                 completions.append((request, Answer(None, error, request.latency(now))))
             stuck = self.state is not State.CONNECTING and bool(self._out) and now >= self._stuck_at()
@@ -286,8 +274,10 @@ class Connection:
         """Fail everything."""
         return [] if self.state is State.CLOSED else self._fail(now, what, cause)
 
-    def _fire(self, event: Event) -> None:
-        self.state = TRANSITIONS[self.state][event]
+    def _enter(self, state: State) -> None:
+        if state not in TRANSITIONS[self.state]:
+            raise RuntimeError(f"{self!r} can't become {state.name}")
+        self.state = state
 
     def _write(self) -> list[Request]:
         """Write once, with the lock held; return the one-way requests that are complete."""
@@ -309,7 +299,7 @@ class Connection:
             request.written(now, self._arrivals)
             if request.flag == FLAG_REQUEST:
                 self.due = min(self.due, request.deadline)
-            elif request.flag == FLAG_ONEWAY and self._pending.take(request.opaque) is not None:
+            elif request.flag == FLAG_ONEWAY and self._pending.pop(request.opaque, None) is not None:
                 done.append(request)
         self._blocked = bool(self._out) or (isinstance(self._stream, TlsStream) and self._stream.unsent)
         if self._out:
@@ -317,10 +307,10 @@ class Connection:
         return done
 
     def _stuck_at(self) -> float:
-        return self._last_progress + self._out.head.timeout
+        return self._last_progress + self._out[0].timeout
 
     def _next_due(self) -> float:
-        due = self._pending.due
+        due = min((request.deadline for request in self._pending.values()), default=math.inf)
         if self.state is State.CONNECTING:
             return min(due, self._dial.due)
         return min(due, self._stuck_at()) if self._out else due
@@ -334,7 +324,7 @@ class Connection:
         with self._lock:
             if self._dial.connected:
                 self._stream = self._dial.stream
-                self._fire(Event.CONNECTED)
+                self._enter(State.OPEN)
                 logger.debug("connected to %s", self.address)
                 self._last_progress = now
             self.due = self._next_due()
@@ -349,7 +339,7 @@ class Connection:
             return
         # An answer can arrive before the sending thread has noted when it wrote; that thread holds the lock until then.
         with self._lock:
-            request = self._pending.take(command.opaque)
+            request = self._pending.pop(command.opaque, None)
             latency = 0.0 if request is None else request.latency(now)
         if request is None:
             logger.debug("%s: nobody waits for opaque %d (code %d)", self.address, command.opaque, command.code)
@@ -357,7 +347,7 @@ class Connection:
         self._unasked = 0
         if command.code == ResponseCode.GO_AWAY:
             with self._lock:
-                self._fire(Event.GO_AWAY)
+                self._enter(State.DRAINING)
         completions.append((request, Answer(command, None, latency)))
 
     def _on_request(self, command: RemotingCommand) -> None:
@@ -368,11 +358,11 @@ class Connection:
         if command.is_oneway or len(self._out) >= _MOST_UNSENT:
             return
         code, remark = ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f"request type {command.code} not supported"
-        answer = Request(code, {}, (), _RESPONSE_TIMEOUT, lambda _: None, flag=FLAG_RESPONSE, remark=remark)
+        answer = Request(code, {}, (), _RESPONSE_TIMEOUT, flag=FLAG_RESPONSE, remark=remark)
         answer.encode(command.opaque)
         with self._lock:
             waits = bool(self._out)
-            self._out.push(answer)
+            self._out.append(answer)
             if not waits:
                 self._last_progress = self._clock()
                 self._write()
@@ -388,8 +378,9 @@ class Connection:
             # The numeric address: looking up a name may take any time.
             what, cause = explained(self._dial.tried or self.address, self._stream, what, cause)
         with self._lock:
-            self._fire(Event.CLOSE)
-            waiting = self._pending.take_all()
+            self._enter(State.CLOSED)
+            waiting = list(self._pending.values())
+            self._pending.clear()
             self._out.clear()
             self.due = math.inf
         started = sum(request.started for request in waiting)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Final
+from typing import Any, Final
 
 from rocketmq_spark.errors import (
     RemotingCertificateException,
@@ -43,11 +43,17 @@ from rocketmq_spark.transport.remoting.requests import Answer, Request
 _BORN_TIMESTAMP: Final = "g"
 _PROPERTIES: Final = "i"
 
+# The fields of SendMessageRequestHeaderV2 that most messages of a queue share, in the order of `head_of`.
+_SHARED: Final = (
+    *("producer_group", "topic", "default_topic", "default_topic_queue_nums", "queue_id", "broker_name", "sys_flag"),
+    *("flag", "properties", "reconsume_times", "unit_mode", "max_reconsume_times", "batch"),
+)
+
 
 def head_of(request: SendRequest) -> tuple[RequestCode, dict[str, str]]:
     """Return the code and ext fields of a send."""
     batch, queue = request.batch, request.queue
-    code, fields = _head(
+    shared = _shared_send_fields(
         request.producer_group,
         batch.topic,
         request.default_topic,
@@ -56,59 +62,25 @@ def head_of(request: SendRequest) -> tuple[RequestCode, dict[str, str]]:
         queue.broker_name,
         batch.sys_flag,
         batch.flag,
-        bool(batch.properties),
+        "?" if batch.properties else None,
         request.reconsume_times,
         request.unit_mode,
         request.max_reconsume_times,
         batch.batch,
-        request.reply,
     )
     # Both keys keep their places: golden frames fix the order.
-    ext_fields = {**fields, _BORN_TIMESTAMP: str(request.born_timestamp)}
+    fields = {**shared, _BORN_TIMESTAMP: str(request.born_timestamp)}
     if batch.properties:
-        ext_fields[_PROPERTIES] = batch.properties
-    return code, ext_fields
+        fields[_PROPERTIES] = batch.properties
+    if request.reply:
+        return RequestCode.SEND_REPLY_MESSAGE_V2, fields
+    return RequestCode.SEND_BATCH_MESSAGE if batch.batch else RequestCode.SEND_MESSAGE_V2, fields
 
 
 @functools.lru_cache(maxsize=4096)
-def _head(
-    producer_group: str,
-    topic: str,
-    default_topic: str,
-    default_topic_queue_nums: int,
-    queue_id: int,
-    broker_name: str,
-    sys_flag: int,
-    flag: int,
-    has_properties: bool,
-    reconsume_times: int,
-    unit_mode: bool,
-    max_reconsume_times: int | None,
-    batch: bool,
-    reply: bool,
-) -> tuple[RequestCode, Mapping[str, str]]:
+def _shared_send_fields(*values: Any) -> Mapping[str, str]:
     """Return what most messages of a queue share; making it is a tenth of the cost of a single message."""
-    header = SendMessageRequestHeaderV2(
-        producer_group=producer_group,
-        topic=topic,
-        default_topic=default_topic,
-        default_topic_queue_nums=default_topic_queue_nums,
-        queue_id=queue_id,
-        sys_flag=sys_flag,
-        born_timestamp=0,
-        flag=flag,
-        properties="?" if has_properties else None,
-        reconsume_times=reconsume_times,
-        unit_mode=unit_mode,
-        max_reconsume_times=max_reconsume_times,
-        batch=batch,
-        broker_name=broker_name,
-    )
-    if reply:
-        code = RequestCode.SEND_REPLY_MESSAGE_V2
-    else:
-        code = RequestCode.SEND_BATCH_MESSAGE if batch else RequestCode.SEND_MESSAGE_V2
-    return code, header.to_ext_fields()
+    return SendMessageRequestHeaderV2(born_timestamp=0, **dict(zip(_SHARED, values, strict=True))).to_ext_fields()
 
 
 def outcome_of(queue: MessageQueue, rows: int, address: str, answer: Answer) -> SendOutcome:
@@ -153,16 +125,7 @@ def transaction_check_of(address: str, command: RemotingCommand) -> TransactionC
     records = decode_records(command.body)
     if len(records) != 1:
         raise RemotingCommandException(f"a check of a transaction from {address} holds {len(records)} messages, not 1")
-    return TransactionCheck(
-        address=address,
-        message=records[0],
-        tran_state_table_offset=header.tran_state_table_offset,
-        commit_log_offset=header.commit_log_offset,
-        msg_id=header.msg_id,
-        transaction_id=header.transaction_id,
-        offset_msg_id=header.offset_msg_id,
-        broker_name=header.broker_name,
-    )
+    return TransactionCheck(address=address, message=records[0], **asdict(header))
 
 
 # PullSysFlag: the request carries the subscription, so no heart-beat is needed; the broker may hold the request.
@@ -235,17 +198,17 @@ def broken(
 ) -> list[RemotingException]:
     """Return the errors, in order, of the pending requests of a broken connection.
 
-    Parameters
-    ----------
-    what : str
-        What happened to the connection.
-    kind : type
-        The class for a request of which bytes were sent.
+    `what` happened to the connection; `kind` is the class for a request of which bytes were sent.
     """
     if cause is not None:
         # Its frames hold the buffers that were being sent, and the error would keep them.
         cause.__traceback__ = None
-    for_good = _for_good(cause)
+    # Permanent TLS failures, before the server has seen any request.
+    for_good: type[RemotingTlsException] | None = None
+    if isinstance(cause, CertificateError):
+        for_good = RemotingCertificateException
+    elif isinstance(cause, DisagreementError):
+        for_good = RemotingTlsException
     started = sum(request.started for request in requests)
     errors: list[RemotingException] = []
     for request in requests:
@@ -261,10 +224,3 @@ def broken(
         error.__cause__ = cause
         errors.append(error)
     return errors
-
-
-def _for_good(cause: BaseException | None) -> type[RemotingTlsException] | None:
-    """Return the error class of a permanent TLS failure, before the server has seen any request."""
-    if isinstance(cause, CertificateError):
-        return RemotingCertificateException
-    return RemotingTlsException if isinstance(cause, DisagreementError) else None

@@ -70,18 +70,11 @@ class PolledClock:
 class IoLoop:
     """Connections by address, and the thread that moves their bytes.
 
-    Parameters
-    ----------
-    on_end : callable
-        Takes every request that ends on a connection; it calls `Request.finish`, or submits the request again.
-    polled : bool, default False
-        It has no thread of its own: one other thread submits everything and calls `poll`. For many small answers the
-        hand-over between two threads costs more than the answers.
+    `on_end` takes every request that ends on a connection; it calls `Request.finish`, or submits the request again.
 
-    Attributes
-    ----------
-    clock : callable
-        The clock of all deadlines; that of a polled loop runs only during `poll`.
+    A `polled` loop has no thread of its own: one other thread submits everything and calls `poll`. For many small
+    answers the hand-over between two threads costs more than the answers. Its `clock`, which all deadlines are on, runs
+    only during `poll`.
     """
 
     def __init__(
@@ -89,7 +82,6 @@ class IoLoop:
         clock: Callable[[], float],
         connect_timeout: float,
         on_request: OnRequest,
-        on_end: OnEnd,
         secure: Secure | None = None,
         *,
         polled: bool = False,
@@ -99,7 +91,7 @@ class IoLoop:
         self._connect_timeout = connect_timeout
         self._on_request = on_request
         self._secure = secure
-        self._on_end = on_end
+        self.on_end: OnEnd = lambda _address, request, answer: request.finish(answer)
         self.polled = polled
         self._polling = False
         self._poller: int | None = None
@@ -175,7 +167,14 @@ class IoLoop:
     def close(self) -> None:
         """Fail everything in flight, close every socket, end the thread. Idempotent."""
         if os.getpid() != self._pid:
-            self._drop_inherited()
+            # No lock: its holder may exist in the parent only. Closing descriptors leaves the parent's connections
+            # alone.
+            self.closed = True
+            for connection in [*self._adopted, *self._by_address.values()]:
+                if connection.sock is not None:
+                    connection.sock.close()
+            self._by_address.clear()
+            self._release()
             return
         with self._lock:
             self.closed = True
@@ -204,15 +203,6 @@ class IoLoop:
             raise
         finally:
             self._polling = False
-
-    def _drop_inherited(self) -> None:
-        # No lock: its holder may exist in the parent only. Closing descriptors leaves the parent's connections alone.
-        self.closed = True
-        for connection in [*self._adopted, *self._by_address.values()]:
-            if connection.sock is not None:
-                connection.sock.close()
-        self._by_address.clear()
-        self._release()
 
     def _connection(self, address: str) -> tuple[Connection, bool]:
         with self._lock:
@@ -295,7 +285,12 @@ class IoLoop:
 
     def _look_at_all(self) -> None:
         while self._attention:
-            self._look_at(self._attention.popleft())
+            connection = self._attention.popleft()
+            if connection in self._adopted:
+                self._guarded(connection, functools.partial(connection.on_attention, self.clock()))
+            elif connection.state is State.CONNECTING:
+                self._adopted[connection] = None
+                self._guarded(connection, functools.partial(connection.start, self.clock()))
 
     def _finish_refused(self) -> None:
         # Only those of this moment: a callback that retries at once must not keep this thread here.
@@ -318,13 +313,6 @@ class IoLoop:
         if mask & selectors.EVENT_WRITE:
             steps.append(lambda: connection.on_writable(self.clock()))
         self._guarded(connection, *steps)
-
-    def _look_at(self, connection: Connection) -> None:
-        if connection in self._adopted:
-            self._guarded(connection, lambda: connection.on_attention(self.clock()))
-        elif connection.state is State.CONNECTING:
-            self._adopted[connection] = None
-            self._guarded(connection, lambda: connection.start(self.clock()))
 
     def _guarded(self, connection: Connection, *steps: Callable[[], list[Completion]]) -> None:
         """Do some work for one connection; an exception closes that connection, not all of them."""
@@ -356,7 +344,7 @@ class IoLoop:
         finally:
             # Even if the selector fails: these have left the tables, so nothing else would report them.
             for request, answer in completions:
-                self._on_end(connection.address, request, answer)
+                self.on_end(connection.address, request, answer)
 
     def _watch(self, connection: Connection) -> None:
         assert self._selector is not None
@@ -370,8 +358,7 @@ class IoLoop:
             if wanted is not None:
                 self._selector.register(wanted[0], wanted[1], connection)
             self._adopted[connection] = wanted
-        for sock in connection.abandoned():
-            sock.close()
+        connection.close_abandoned()
         if closed:
             self._adopted.pop(connection, None)
             if connection.sock is not None:

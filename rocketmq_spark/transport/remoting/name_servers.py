@@ -31,7 +31,7 @@ from rocketmq_spark.protocol.remoting.route import (
     decode_topic_list,
     decode_topic_route,
 )
-from rocketmq_spark.transport.parallel import most_relevant_error
+from rocketmq_spark.transport.parallel import in_turn, most_relevant_error
 from rocketmq_spark.transport.remoting.client import RequestClient
 
 _CHECK: Final = (
@@ -43,20 +43,7 @@ _T = TypeVar("_T")
 
 
 class NameServers:
-    """The name servers of one transport.
-
-    Parameters
-    ----------
-    addresses : sequence of str
-        ``host:port`` each.
-    random : random.Random
-        Draws the one to start with.
-
-    Raises
-    ------
-    OptionError
-        An address is not ``host:port``.
-    """
+    """The name servers of one transport, ``host:port`` each; `random` draws the one to start with."""
 
     def __init__(self, client: RequestClient, addresses: Sequence[str], random: random_module.Random) -> None:
         for address in addresses:
@@ -75,10 +62,8 @@ class NameServers:
         ------
         MQClientException
             There is no name server (code 10004).
-        NoBrokersException
-            The name servers that answered know neither the topic nor any broker.
-        TopicRouteStaleException
-            None that answered knows the topic; the text names them and those that did not answer.
+        NoBrokersException, TopicRouteStaleException
+            None that answered knows the topic; in the first case none knows any broker either.
         MQBrokerException
             One rejected the request; or one is not ready, and none of the others knows the topic.
         RemotingException
@@ -109,16 +94,11 @@ class NameServers:
                 NO_NAME_SERVER,
             )
         deadline = clock() + timeout
-        start, failures = self._preferred, []
+        failures: list[str] = []
         unknown: list[TopicRouteStaleException] = []
         last: RemotingException | None = None
         busy: MQBrokerException | None = None
-        for turn in range(len(addresses)):
-            index = (start + turn) % len(addresses)
-            share = (deadline - clock()) / (len(addresses) - turn)
-            if share <= 0:
-                failures.append(f"{addresses[index]}: not asked, no time was left")
-                continue
+        for index, share in in_turn(addresses, self._preferred, deadline, clock, failures):
             try:
                 route = self.route_at(addresses[index], topic, share)
             except TopicRouteStaleException as exc:
@@ -160,19 +140,15 @@ class NameServers:
 
     def route_at(self, address: str, topic: str, timeout: float) -> TopicRouteData:
         """Ask one name server for a topic's route (GET_ROUTEINFO_BY_TOPIC)."""
-        doing = f"looking up the route of topic {topic}"
-        command = self._client.call(address, GetRouteInfoRequestHeader(topic=topic), timeout, doing)
-        return decode_topic_route(bytes(command.body))
+        header, doing = GetRouteInfoRequestHeader(topic=topic), f"looking up the route of topic {topic}"
+        return self._client.ask(address, header, timeout, doing, decode_topic_route)
 
     def topics(self, timeout: float) -> frozenset[str]:
         """Return the names of all topics (GET_ALL_TOPIC_LIST_FROM_NAMESERVER)."""
-        doing = "listing all topics"
-
-        def ask(address: str) -> frozenset[str]:
-            code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
-            return decode_topic_list(bytes(self._client.call(address, code, timeout, doing).body))
-
-        return self._first_answer(doing, ask)
+        code, doing = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, "listing all topics"
+        return self._first_answer(
+            doing, lambda address: self._client.ask(address, code, timeout, doing, decode_topic_list)
+        )
 
     def cluster_info(self, timeout: float) -> ClusterInfo:
         """Return all brokers and their clusters."""
@@ -180,8 +156,8 @@ class NameServers:
 
     def cluster_info_at(self, address: str, timeout: float) -> ClusterInfo:
         """Ask one name server for all brokers and their clusters (GET_BROKER_CLUSTER_INFO)."""
-        command = self._client.call(address, RequestCode.GET_BROKER_CLUSTER_INFO, timeout, "listing all brokers")
-        return decode_cluster_info(bytes(command.body))
+        code = RequestCode.GET_BROKER_CLUSTER_INFO
+        return self._client.ask(address, code, timeout, "listing all brokers", decode_cluster_info)
 
     def _first_answer(self, doing: str, ask: Callable[[str], _T]) -> _T:
         failures = []

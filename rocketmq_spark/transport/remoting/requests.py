@@ -11,7 +11,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from rocketmq_spark.errors import MQClientException, RocketMQError
@@ -39,24 +39,12 @@ FLAG_REQUEST: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How one request ended.
+    """How one request ended. Command and error are both None after a one-way request."""
 
-    Parameters
-    ----------
-    command : RemotingCommand or None
-        The server's answer, whatever its code.
-    error : RocketMQError or None
-        Why there is none. Both are None after a one-way request.
-    latency : float
-        From the last byte written to the answer or failure, seconds; 0 if never written.
-    refused : Credentials or None
-        The credentials, if the server rejected them.
-    """
-
-    command: RemotingCommand | None
+    command: RemotingCommand | None  # Whatever its code.
     error: RocketMQError | None
-    latency: float
-    refused: Credentials | None = None
+    latency: float  # From the last byte written to the answer or failure, seconds; 0 if never written.
+    refused: Credentials | None = None  # The credentials, if the server rejected them.
 
 
 # The end of a one-way request.
@@ -65,89 +53,40 @@ WRITTEN: Final = Answer(None, None, 0.0)
 OnAnswer: TypeAlias = Callable[[Answer], None]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Request:
     """One frame to send, from its submission to its answer.
 
-    Parameters
-    ----------
-    ext_fields : mapping of str to str
-        Without namespace and signature; `sent_fields` has both.
-    body : tuple of buffers
-        Views must be of single bytes.
-    timeout : float
-        Seconds from the last byte written to the answer.
-    on_answer : callable
-        Called once, by the loop's thread; for a frame without an answer perhaps by the submitting thread.
-    expires : float, default inf
-        When the request ends in any case.
-    flag : int, default FLAG_REQUEST
-        `FLAG_ONEWAY` and `FLAG_RESPONSE` (to a broker's request) get no answer and end when they are written.
-
-    Attributes
-    ----------
-    permit : Permit or None
-        Released when the request ends.
+    `on_answer` is called once, by the loop's thread; for a frame without an answer perhaps by the submitting thread.
+    Frames with `FLAG_ONEWAY` and `FLAG_RESPONSE` (to a broker's request) get no answer and end when they are written.
     """
 
-    __slots__ = (
-        "arrivals",
-        "body",
-        "code",
-        "deadline",
-        "ext_fields",
-        "flag",
-        "nbytes",
-        "next_piece",
-        "on_answer",
-        "opaque",
-        "permit",
-        "pieces",
-        "remark",
-        "resent",
-        "sent_fields",
-        "signed_by",
-        "started",
-        "timeout",
-        "unsent",
-        "written_at",
-    )
+    code: int
+    ext_fields: Mapping[str, str]
+    body: tuple[Buffer, ...]  # Views must be of single bytes.
+    timeout: float  # Seconds from the last byte written to the answer.
+    on_answer: OnAnswer = lambda _: None
+    deadline: float = math.inf  # The end of the request in any case.
+    flag: int = FLAG_REQUEST
+    remark: str = ""
+    permit: Permit | None = None  # Released when the request ends.
+    sent_fields: Mapping[str, str] = field(init=False)  # With namespace and signature.
+    signed_by: Credentials | None = None
+    opaque: int = 0
+    resent: bool = False
+    # Counted here: a wrong length would corrupt every later frame of the connection.
+    nbytes: int = field(init=False)
+    pieces: list[Buffer] = field(default_factory=list)
+    next_piece: int = 0
+    unsent: int = 0
+    started: bool = False
+    written_at: float | None = None
+    # Of the connection, until this request was written.
+    arrivals: int = 0
 
-    def __init__(
-        self,
-        code: int,
-        ext_fields: Mapping[str, str],
-        body: tuple[Buffer, ...],
-        timeout: float,
-        on_answer: OnAnswer,
-        *,
-        expires: float = math.inf,
-        flag: int = FLAG_REQUEST,
-        remark: str = "",
-    ) -> None:
-        self.code = code
-        self.ext_fields = ext_fields
-        self.sent_fields = ext_fields
-        self.signed_by: Credentials | None = None
-        self.body = body
-        self.timeout = timeout
-        self.on_answer = on_answer
-        self.flag = flag
-        self.remark = remark
-        self.deadline = expires
-        # Counted here: a wrong length would corrupt every later frame of the connection.
-        self.nbytes = sum(map(len, body))
-        self.resent = False
-        self.permit: Permit | None = None
-        self.opaque = 0
-        self._forget_progress()
-
-    def _forget_progress(self) -> None:
-        self.pieces: list[Buffer] = []
-        self.next_piece = 0
-        self.unsent = 0
-        self.started = False
-        self.written_at: float | None = None
-        self.arrivals = 0
+    def __post_init__(self) -> None:
+        self.sent_fields = self.ext_fields
+        self.nbytes = sum(map(len, self.body))
 
     @property
     def name(self) -> str:
@@ -158,7 +97,7 @@ class Request:
             return f"request {self.code}"
 
     def encode(self, opaque: int) -> None:
-        """Make the head; the body's pieces follow it as they are. MQClientException if the frame is too long."""
+        """Make the frame's pieces, of which none is written yet. MQClientException if the frame is too long."""
         command = RemotingCommand(
             code=self.code, opaque=opaque, ext_fields=self.sent_fields, flag=self.flag, remark=self.remark
         )
@@ -172,9 +111,12 @@ class Request:
         # No empty pieces: writing only those would look like a full socket.
         self.pieces = [head, *filter(len, self.body)]
         self.unsent = len(head) + self.nbytes
+        self.next_piece = 0
+        self.started = False
+        self.written_at = None
 
     def written(self, now: float, arrivals: int) -> None:
-        """Note that the socket took the last byte: the timeout counts from here. `arrivals` were read until then."""
+        """Note that the socket took the last byte: the timeout counts from here."""
         self.written_at = now
         self.arrivals = arrivals
         self.deadline = min(self.deadline, now + self.timeout)
@@ -191,7 +133,6 @@ class Request:
             return False
         self.resent = True
         self.timeout = min(self.timeout, remaining)
-        self._forget_progress()
         return True
 
     def finish(self, answer: Answer) -> None:
@@ -215,85 +156,19 @@ def next_opaque(last: int, in_flight: Container[int]) -> int:
             return last
 
 
-class Pending:
-    """Requests without an outcome, by opaque."""
+class Outbound(deque[Request]):
+    """Encoded requests that are not completely written, oldest first."""
 
-    __slots__ = ("_by_opaque", "_last")
-
-    def __init__(self) -> None:
-        self._by_opaque: dict[int, Request] = {}
-        self._last = -1
-
-    def __len__(self) -> int:
-        return len(self._by_opaque)
-
-    @property
-    def due(self) -> float:
-        """The earliest deadline; inf without requests."""
-        return min((request.deadline for request in self._by_opaque.values()), default=math.inf)
-
-    @property
-    def longest_timeout(self) -> float:
-        """The longest timeout of a request; 0 without requests."""
-        return max((request.timeout for request in self._by_opaque.values()), default=0.0)
-
-    def add(self, request: Request) -> None:
-        """Encode a request with the next free opaque, and add it."""
-        self._last = next_opaque(self._last, self._by_opaque)
-        request.encode(self._last)
-        self._by_opaque[self._last] = request
-
-    def take(self, opaque: int) -> Request | None:
-        """Remove and return the request with this opaque, if there is one."""
-        return self._by_opaque.pop(opaque, None)
-
-    def take_all(self) -> list[Request]:
-        """Remove and return all requests, oldest first."""
-        requests = list(self._by_opaque.values())
-        self._by_opaque.clear()
-        return requests
-
-    def overdue(self, now: float) -> list[Request]:
-        """Return the requests whose deadline has passed."""
-        return [request for request in self._by_opaque.values() if request.deadline <= now]
-
-
-class Outbound:
-    """Requests that are not completely written, oldest first."""
-
-    __slots__ = ("_queue",)
-
-    def __init__(self) -> None:
-        self._queue: deque[Request] = deque()
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    @property
-    def head(self) -> Request:
-        """The request being written."""
-        return self._queue[0]
-
-    def push(self, request: Request) -> None:
-        """Queue an encoded request."""
-        self._queue.append(request)
-
-    def discard(self, request: Request) -> None:
-        """Remove a request that is not started. A started one must be written to its end, or the stream is corrupt."""
-        self._queue.remove(request)
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._queue.clear()
+    __slots__ = ()
 
     def gather(self) -> list[Buffer]:
         """Return the next pieces for one sendmsg: at most `IOV_MAX` pieces and `WRITE_LIMIT` bytes, at least one."""
-        head = self._queue[0]
-        if len(self._queue) == 1 and head.unsent <= WRITE_LIMIT and len(head.pieces) - head.next_piece <= IOV_MAX:
+        head = self[0]
+        if len(self) == 1 and head.unsent <= WRITE_LIMIT and len(head.pieces) - head.next_piece <= IOV_MAX:
             return head.pieces[head.next_piece :] if head.next_piece else head.pieces
         gathered: list[Buffer] = []
         room = WRITE_LIMIT
-        for request in self._queue:
+        for request in self:
             for piece in request.pieces[request.next_piece : request.next_piece + IOV_MAX - len(gathered)]:
                 if len(piece) > room:
                     gathered.append(memoryview(piece)[:room])
@@ -310,12 +185,12 @@ class Outbound:
         """Count `sent` bytes as written; return the requests that are now complete."""
         done: list[Request] = []
         while sent:
-            request = self._queue[0]
+            request = self[0]
             request.started = True
             if sent >= request.unsent:
                 sent -= request.unsent
                 request.unsent = 0
-                done.append(self._queue.popleft())
+                done.append(self.popleft())
                 continue
             request.unsent -= sent
             pieces, index = request.pieces, request.next_piece

@@ -49,6 +49,7 @@ from rocketmq_spark.transport.remoting.frames import (
     pull_outcome_of,
     transaction_check_of,
 )
+from rocketmq_spark.transport.remoting.loop import IoLoop
 from rocketmq_spark.transport.remoting.name_servers import NameServers
 from rocketmq_spark.transport.remoting.namespace import Namespace
 from rocketmq_spark.transport.remoting.requests import Answer, Request
@@ -64,7 +65,8 @@ _NO_CONSUMER: Final = ("no consumer for this group", "consumerGroupInfo", "NullP
 class RemotingTransport:
     """Implements `Transport` and `ReadTransport` of :mod:`..base` for RocketMQ 4.x and 5.x.
 
-    It belongs to the process that made it: after a fork every method but :meth:`close` raises.
+    It belongs to the process that made it: after a fork every method but :meth:`close` raises. OptionError: a name
+    server is not ``host:port``, a limit below 1, or a file of `tls` unusable.
 
     Parameters
     ----------
@@ -85,18 +87,6 @@ class RemotingTransport:
         with RemotingTooMuchRequestException; the next one-way request waits within its timeout.
     polled : bool, default False
         It has no thread: the one thread that uses it calls `poll`, and `poll` calls all callbacks.
-
-    Attributes
-    ----------
-    client : RequestClient
-        Sends requests of any code.
-    name_servers : NameServers
-        Answers questions about the cluster. Its list of topics has the servers' names.
-
-    Raises
-    ------
-    OptionError
-        A name server that is not ``host:port``, a limit below 1, or an unusable file of `tls`.
     """
 
     def __init__(
@@ -117,16 +107,16 @@ class RemotingTransport:
         polled: bool = False,
     ) -> None:
         self.namespace = Namespace(namespace, create_topic_key)
+        secure = None if tls is None else tls.secure()
         self.client = RequestClient(
-            clock,
-            connect_timeout,
-            self._on_request,
-            None if tls is None else tls.secure(),
+            IoLoop(clock, connect_timeout, self._on_request, secure, polled=polled),
             Signer(self.namespace, namespace_v2, credentials, sign_name_server_requests=sign_name_server_requests),
             client_async_semaphore_value,
             client_oneway_semaphore_value,
-            polled=polled,
         )
+        # Of the timeouts, in seconds; that of a polled transport runs only during `poll`.
+        self.clock = self.client.clock
+        # Its list of topics has the servers' names.
         self.name_servers = NameServers(self.client, name_servers, random or random_module.Random())
         self.on_check_transaction: OnCheckTransaction | None = None
         self._checks_work = True
@@ -142,11 +132,6 @@ class RemotingTransport:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def clock(self) -> Callable[[], float]:
-        """The clock of its timeouts, in seconds; that of a polled transport runs only during `poll`."""
-        return self.client.clock
 
     @property
     def closed(self) -> bool:
@@ -169,7 +154,7 @@ class RemotingTransport:
 
         code, ext_fields = head_of(request)
         expires = self.clock() + within
-        self.client.start(address, Request(code, ext_fields, request.batch.body, timeout, on_answer, expires=expires))
+        self.client.start(address, Request(code, ext_fields, request.batch.body, timeout, on_answer, deadline=expires))
 
     def send_oneway(self, request: SendRequest, timeout: float) -> None:
         """Send without an acknowledgement; see `Transport.send_oneway`."""
@@ -250,7 +235,7 @@ class RemotingTransport:
 
         code, within = RequestCode.PULL_MESSAGE, timeout + request.suspend_ms / 1000
         expires = self.clock() + within
-        self.client.submit(address, Request(code, pull_fields(request), (), within, on_answer, expires=expires))
+        self.client.submit(address, Request(code, pull_fields(request), (), within, on_answer, deadline=expires))
 
     def pull_now(self, request: PullRequest, timeout: float) -> PullOutcome:
         """Send one PULL_MESSAGE and wait for its answer; see `Pulls.pull_now`."""
@@ -264,9 +249,8 @@ class RemotingTransport:
     def register_consumer(self, client_id: str, group: str, address: str, timeout: float) -> None:
         """Register a client as a reader of a group (HEART_BEAT); the broker creates an unknown group."""
         body = headers.heart_beat_body(client_id, consumer_groups=[self.namespace.wrap(group)])
-        self.client.call(
-            address, RequestCode.HEART_BEAT, timeout, f"heart-beat of {client_id} for the group {group}", body
-        )
+        doing = f"heart-beat of {client_id} for the group {group}"
+        self.client.call(address, RequestCode.HEART_BEAT, timeout, doing, body)
 
     def consumers(self, group: str, address: str, timeout: float) -> tuple[str, ...]:
         """Return the client ids that a broker knows in a group (GET_CONSUMER_LIST_BY_GROUP)."""
@@ -284,8 +268,7 @@ class RemotingTransport:
     ) -> None:
         """Commit a group's offset at a broker (UPDATE_CONSUMER_OFFSET)."""
         header = headers.UpdateConsumerOffsetRequestHeader(consumer_group=group, commit_offset=offset, **_place(queue))
-        doing = f"committing offset {offset} of {queue} for the group {group}"
-        self.client.call(address, header, timeout, doing)
+        self.client.call(address, header, timeout, f"committing offset {offset} of {queue} for the group {group}")
 
     def check_filter(
         self, address: str, topic: str, group: str, expression: str, expression_type: str, timeout: float
@@ -311,7 +294,7 @@ class RemotingTransport:
             on_end(error)
 
         code, fields, expires = RequestCode.END_TRANSACTION, end_transaction_fields(request), self.clock() + timeout
-        sent = Request(code, fields, (), timeout, on_answer, expires=expires, remark=request.remark)
+        sent = Request(code, fields, (), timeout, on_answer, deadline=expires, remark=request.remark)
         self.client.start(address, sent)
 
     def end_transaction_oneway(self, address: str, request: EndTransaction, timeout: float) -> None:
@@ -323,8 +306,7 @@ class RemotingTransport:
         """Take a delayed message back (RECALL_MESSAGE), and return its id."""
         header = headers.RecallMessageRequestHeader(**asdict(request))
         doing = f"recalling a message of topic {request.topic} from {request.broker_name}"
-        command = self.client.call(address, header, timeout, doing)
-        return command.ext_fields.get("msgId", "")
+        return self.client.call(address, header, timeout, doing).ext_fields.get("msgId", "")
 
     def _on_request(self, address: str, command: RemotingCommand) -> bool:
         """Hand over a check of a transaction, on the loop's thread; False for any other request."""
@@ -345,28 +327,25 @@ class RemotingTransport:
 
     def topic_config(self, address: str, topic: str, timeout: float) -> TopicConfig:
         """Return a topic's configuration on one broker (GET_TOPIC_CONFIG); proxies do not support this request."""
+        header = headers.GetTopicConfigRequestHeader(topic=topic)
         doing = f"looking up the configuration of topic {topic}"
-        command = self.client.call(address, headers.GetTopicConfigRequestHeader(topic=topic), timeout, doing)
-        return decode_topic_config(bytes(command.body))
+        return self.client.ask(address, header, timeout, doing, decode_topic_config)
 
     def all_topic_attributes(self, address: str, timeout: float) -> Mapping[str, Mapping[str, str] | None]:
         """Return the attributes of all topics of a broker (GET_ALL_TOPIC_CONFIG); None for brokers before 5.0."""
-        doing = "looking up the types of a broker's topics"
-        command = self.client.call(address, RequestCode.GET_ALL_TOPIC_CONFIG, timeout, doing)
-        attributes = decode_all_topic_attributes(bytes(command.body))
+        code, doing = RequestCode.GET_ALL_TOPIC_CONFIG, "looking up the types of a broker's topics"
+        attributes = self.client.ask(address, code, timeout, doing, decode_all_topic_attributes)
         return {topic: attributes[wired] for topic, wired in self.namespace.members(attributes).items()}
 
     def runtime_info(self, address: str, timeout: float) -> Mapping[str, str]:
         """Return a broker's metrics by name (GET_BROKER_RUNTIME_INFO)."""
-        doing = "asking a broker for its figures"
-        command = self.client.call(address, RequestCode.GET_BROKER_RUNTIME_INFO, timeout, doing)
-        return decode_runtime_info(bytes(command.body))
+        code, doing = RequestCode.GET_BROKER_RUNTIME_INFO, "asking a broker for its figures"
+        return self.client.ask(address, code, timeout, doing, decode_runtime_info)
 
     def broker_config(self, address: str, timeout: float) -> Mapping[str, str]:
         """Return a broker's settings by name (GET_BROKER_CONFIG); they may include secrets."""
-        doing = "asking a broker for its settings"
-        command = self.client.call(address, RequestCode.GET_BROKER_CONFIG, timeout, doing)
-        return decode_properties(bytes(command.body))
+        code, doing = RequestCode.GET_BROKER_CONFIG, "asking a broker for its settings"
+        return self.client.ask(address, code, timeout, doing, decode_properties)
 
     def create_topic(
         self,

@@ -29,7 +29,7 @@ def finish(dial: Dial, now: float = 0.0) -> None:
     while not dial.connected and not dial.failed:
         if dial.sock is not None:
             select.select([], [dial.sock], [], 20.0)
-        dial.on_writable(now)
+        dial.on_ready(now)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_of_a_name_with_thousands_of_addresses_the_first_are_told() -> None:
     assert looked_up.wait(PATIENCE)
     dial.step(0.0)
     while not dial.failed:
-        dial.on_writable(0.0)
+        dial.on_ready(0.0)
     closed(dial)
     assert dial.reasons.endswith("; and 2992 more addresses")
     assert len(dial.reasons) < 1000

@@ -20,8 +20,7 @@ from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.protocol.remoting.command import FLAG_ONEWAY, RemotingCommand
 from rocketmq_spark.transport.grpc.transport import GrpcTransport
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
-from rocketmq_spark.transport.tls import TlsSettings
-from rocketmq_spark.transport.tls_stream import TlsStream
+from rocketmq_spark.transport.tls import TlsSettings, TlsStream
 from tests.support.contract import Outcomes, single
 from tests.support.frames import SerializeType, encode_command
 from tests.support.peer import Peer, Session

@@ -31,7 +31,7 @@ def test_the_socket_gets_the_same_bytes_however_few_it_takes_at_once(
     helping = itertools.cycle(taken)
     outbound, written, finished = Outbound(), b"", []
     for opaque, body in enumerate(all_bodies):
-        outbound.push(encoded(body, opaque))
+        outbound.append(encoded(body, opaque))
     while outbound:
         offered = b"".join(outbound.gather())
         assert offered, "a socket would be offered nothing"
@@ -51,8 +51,8 @@ def test_the_socket_gets_the_same_bytes_however_few_it_takes_at_once(
 
 def test_one_gather_has_at_most_iov_max_pieces() -> None:
     outbound = Outbound()
-    outbound.push(encoded((b"x",) * (3 * IOV_MAX)))
-    outbound.push(encoded((b"y",) * 10))
+    outbound.append(encoded((b"x",) * (3 * IOV_MAX)))
+    outbound.append(encoded((b"y",) * 10))
     gathers = []
     while outbound:
         gathered = outbound.gather()
@@ -64,22 +64,22 @@ def test_one_gather_has_at_most_iov_max_pieces() -> None:
 
 def test_one_gather_has_at_most_the_write_limit_of_bytes() -> None:
     outbound = Outbound()
-    outbound.push(encoded((bytes(3 * WRITE_LIMIT),)))
+    outbound.append(encoded((bytes(3 * WRITE_LIMIT),)))
     assert sum(map(len, outbound.gather())) == WRITE_LIMIT
 
 
 def test_a_body_is_handed_over_as_it_is_and_never_copied() -> None:
     body = bytes(100_000)
     outbound = Outbound()
-    outbound.push(encoded((body,)))
+    outbound.append(encoded((body,)))
     assert outbound.gather()[1] is body
 
 
 def test_a_request_counts_as_started_from_its_first_byte() -> None:
     outbound = Outbound()
     first, second = encoded((b"abc",)), encoded((b"def",))
-    outbound.push(first)
-    outbound.push(second)
+    outbound.append(first)
+    outbound.append(second)
     outbound.advance(1)
     assert (first.started, second.started) == (True, False)
     outbound.advance(first.unsent)

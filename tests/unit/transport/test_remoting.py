@@ -26,6 +26,7 @@ from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.routing.route_cache import RouteCache
 from rocketmq_spark.testing.scripted import Reply, route
+from rocketmq_spark.transport.remoting.requests import Request
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from rocketmq_spark.transport.tls import TlsSettings
 from tests.support.peer import BrokerPeer, Peer, Session, address_of, full_listener, refused_address
@@ -453,7 +454,7 @@ def test_the_lower_face_gives_the_answer_whatever_its_code(transport: RemotingTr
 
     with Peer(answer) as peer:
         command = transport.client.invoke(peer.address, 9999, {"x": "y"}, b"", PATIENCE)
-        transport.client.invoke_async(peer.address, RequestCode.QUERY_CONSUMER_OFFSET, {}, b"", PATIENCE, outcomes)
+        transport.client.start(peer.address, Request(RequestCode.QUERY_CONSUMER_OFFSET, {}, (), PATIENCE, outcomes))
         [later] = outcomes.wait(1)
     assert (command.code, command.remark) == (3, "so be it")
     assert isinstance(later.command, RemotingCommand)

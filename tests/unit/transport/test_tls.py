@@ -24,9 +24,9 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model.message import SendRequest, SendStatus
 from rocketmq_spark.protocol.remoting.codes import RequestCode
+from rocketmq_spark.transport.remoting.requests import Request
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
-from rocketmq_spark.transport.tls import TlsSettings
-from rocketmq_spark.transport.tls_stream import TlsStream
+from rocketmq_spark.transport.tls import TlsSettings, TlsStream
 from tests.support.peer import Peer, Session, full_listener
 from tests.support.processes import PATIENCE
 from tests.support.transports import Authority
@@ -78,7 +78,7 @@ def test_large_bodies_arrive_and_come_back_whole(
     pieces = (body[:1], body[1:70_000], memoryview(body)[70_000:])
     with Peer(echo, tls=server) as peer:
         for _ in range(6):
-            trusting.client.invoke_async(peer.address, 9999, {}, pieces, PATIENCE, outcomes)
+            trusting.client.start(peer.address, Request(9999, {}, pieces, PATIENCE, outcomes))
         assert all(answer.command.body == body for answer in outcomes.wait(6))
 
 
