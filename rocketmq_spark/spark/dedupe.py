@@ -8,7 +8,6 @@ queue may be read hours behind another, and Spark drops rows that are late by it
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 from rocketmq_spark.errors import OptionError, SchemaError
@@ -97,8 +96,11 @@ def _marked(df: DataFrame, topic: str | None) -> DataFrame:
             "flag and properties fit the hash in its id. Call dedupe on what a read returns, before columns are "
             "selected or changed"
         )
-    module = "pyspark.sql.connect.functions" if is_connect(df.sparkSession) else "pyspark.sql.functions"
-    functions: Any = importlib.import_module(module)
+    functions: Any
+    if is_connect(df.sparkSession):
+        from pyspark.sql.connect import functions
+    else:
+        from pyspark.sql import functions
     own_id, *columns = map(functions.expr, (f"string({row_id})", "binary(body)", "int(flag)", "properties"))
     topics = functions.expr("string(topic)") if topic is None else functions.lit(topic)
     if hasattr(functions, "arrow_udf"):
