@@ -43,7 +43,7 @@ def paused(seconds: float, *brokers: Broker) -> tuple[float, float]:
     return start, end
 
 
-def test_a_broker_that_is_killed_and_started_again_in_mid_write_loses_no_row(trial: Trial, *, full: bool) -> None:
+def test_broker_killed_and_restarted_during_write_loses_no_row(trial: Trial, *, full: bool) -> None:
     victim = trial.cluster.brokers[0]
 
     def kill_and_restart() -> None:
@@ -57,7 +57,7 @@ def test_a_broker_that_is_killed_and_started_again_in_mid_write_loses_no_row(tri
 
 
 @pytest.mark.long
-def test_a_broker_that_is_killed_for_good_leaves_its_rows_to_the_other(trial: Trial) -> None:
+def test_rows_of_permanently_killed_broker_go_to_the_other_broker(trial: Trial) -> None:
     victim, other = trial.cluster.brokers
     trial.write(100_000, victim.kill, per_second=10_000)
     assert not victim.is_alive
@@ -69,7 +69,7 @@ def test_a_broker_that_is_killed_for_good_leaves_its_rows_to_the_other(trial: Tr
 
 
 @pytest.mark.parametrize("faults", [False, pytest.param(True, marks=pytest.mark.long)], ids=["off", "on"])
-def test_rows_that_a_paused_broker_holds_are_sent_again_and_none_is_lost(
+def test_rows_in_flight_to_a_paused_broker_are_resent_and_none_is_lost(
     trial: Trial, *, faults: bool, full: bool
 ) -> None:
     victim, other = trial.cluster.brokers
@@ -112,7 +112,7 @@ def pace_beside_a_paused_broker(trial: Trial, seconds: float) -> float:
 
 
 @pytest.mark.long
-def test_beside_a_paused_broker_with_faults_on_rows_flow_as_if_it_were_not_there(trial: Trial) -> None:
+def test_paused_broker_does_not_slow_write_with_fault_strategy(trial: Trial) -> None:
     share = pace_beside_a_paused_broker(trial, 20.0)
     if share < 0.6:
         # Both paces are the machine's too: 1.13, 1.01, 0.62 and 0.61 were seen where other things ran beside. A wait
@@ -122,7 +122,7 @@ def test_beside_a_paused_broker_with_faults_on_rows_flow_as_if_it_were_not_there
 
 
 @pytest.mark.long
-def test_a_write_whose_brokers_all_stay_away_fails_in_time_and_says_what_is_stored(
+def test_write_with_all_brokers_down_fails_in_time_and_reports_stored_rows(
     trial: Trial, spark: SparkSession, *, full: bool
 ) -> None:
     cluster, topic, rows = trial.cluster, trial.topic, 20_000
@@ -152,7 +152,7 @@ def go_away(cluster: LocalCluster) -> float:
     return time.monotonic()
 
 
-def test_the_account_of_a_write_whose_brokers_have_all_gone_is_true(two_brokers: LocalCluster, topic: str) -> None:
+def test_write_with_all_brokers_down_reports_correct_row_counts(two_brokers: LocalCluster, topic: str) -> None:
     count, taken = 20_000, list[int]()
     make_topic(two_brokers, topic)
     gone = broken(rows(count), 10, two_brokers, topic, lambda: go_away(two_brokers), messages=PIECE)

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.integration]
 
 
 @pytest.mark.long
-def test_queues_that_a_topic_gets_in_mid_write_are_written_to(trial: Trial) -> None:
+def test_queues_added_during_write_are_used(trial: Trial) -> None:
     def expand() -> None:
         make_topic(trial.cluster, trial.topic, queues=8)
 
@@ -25,7 +25,7 @@ def test_queues_that_a_topic_gets_in_mid_write_are_written_to(trial: Trial) -> N
 
 @pytest.mark.long
 @pytest.mark.parametrize("everywhere", [False, True], ids=["one", "all"])
-def test_rows_go_to_no_broker_that_may_not_be_written_to_any_more(trial: Trial, *, everywhere: bool) -> None:
+def test_broker_without_write_permission_receives_no_rows(trial: Trial, *, everywhere: bool) -> None:
     victim, other = trial.cluster.brokers
     brokers, seconds = [victim, other] if everywhere else [victim], 3.0
 

@@ -49,7 +49,7 @@ def two_brokers(disk: Path) -> Iterator[LocalCluster]:
 
 
 @pytest.mark.long
-def test_a_broker_whose_disk_is_full_leaves_its_rows_to_the_other_until_it_has_room(trial: Trial, disk: Path) -> None:
+def test_rows_of_broker_with_full_disk_go_to_the_other_broker(trial: Trial, disk: Path) -> None:
     full, other = trial.cluster.brokers
 
     def fill_for_a_while() -> None:

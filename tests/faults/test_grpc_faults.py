@@ -100,7 +100,7 @@ def kill_and_restart(cluster: LocalCluster) -> None:
 
 
 @pytest.mark.spark
-def test_grpc_24_a_proxy_that_is_killed_and_restarted_in_mid_write_loses_no_row(
+def test_proxy_killed_and_restarted_during_write_loses_no_row(
     spark: SparkSession, metrics: Metrics, cluster: LocalCluster, make_topic: MakeTopic, ledger: Ledger, *, full: bool
 ) -> None:
     topic, count, name_server = make_topic("NORMAL"), 60_000 if full else 12_000, cluster.name_server
@@ -118,7 +118,7 @@ def test_grpc_24_a_proxy_that_is_killed_and_restarted_in_mid_write_loses_no_row(
 
 
 @pytest.mark.long
-def test_grpc_24_rows_of_a_group_stay_in_order_over_the_restart_of_their_proxy(
+def test_proxy_restart_keeps_row_order_within_group(
     cluster: LocalCluster, make_topic: MakeTopic, ledger: Ledger
 ) -> None:
     topic, count, groups = make_topic("FIFO"), 3_000, 40
@@ -140,7 +140,7 @@ def test_grpc_24_rows_of_a_group_stay_in_order_over_the_restart_of_their_proxy(
 
 
 @pytest.mark.long
-def test_rows_that_a_frozen_proxy_holds_are_sent_again_and_none_is_lost(
+def test_rows_in_flight_to_a_frozen_proxy_are_resent_and_none_is_lost(
     cluster: LocalCluster, make_topic: MakeTopic, ledger: Ledger
 ) -> None:
     topic, count, proxy = make_topic("NORMAL"), 20_000, cluster.proxy
@@ -165,7 +165,7 @@ def test_rows_that_a_frozen_proxy_holds_are_sent_again_and_none_is_lost(
 @pytest.mark.parametrize(
     "faults", [pytest.param(False, marks=pytest.mark.long), True], ids=["without-faults", "with-faults"]
 )
-def test_an_endpoint_that_is_dead_from_the_start_gets_no_row_and_holds_up_none(
+def test_unreachable_endpoint_gets_no_rows_and_does_not_slow_write(
     cluster: LocalCluster, make_topic: MakeTopic, topic: str, ledger: Ledger, *, faults: bool, full: bool
 ) -> None:
     count, dead, lone = 15_000 if full else 6_000, refused_address(), make_topic("NORMAL", f"{topic}-lone")
@@ -189,7 +189,7 @@ def test_an_endpoint_that_is_dead_from_the_start_gets_no_row_and_holds_up_none(
 
 @pytest.mark.long
 @pytest.mark.parametrize("faults", [False, True], ids=["without-faults", "with-faults"])
-def test_an_endpoint_that_dies_in_mid_write_leaves_its_rows_to_the_other(
+def test_rows_of_failing_endpoint_go_to_the_other_endpoint(
     cluster: LocalCluster, make_topic: MakeTopic, way: tuple[str, Callable[[], None]], ledger: Ledger, *, faults: bool
 ) -> None:
     topic, count, (dying, cut) = make_topic("NORMAL"), 20_000, way
@@ -210,7 +210,7 @@ def test_an_endpoint_that_dies_in_mid_write_leaves_its_rows_to_the_other(
         assert told[dying]["retries"] <= 4
 
 
-def test_a_write_whose_only_endpoint_stays_away_fails_and_its_account_is_true(
+def test_write_with_only_endpoint_down_fails_with_correct_row_counts(
     cluster: LocalCluster, make_topic: MakeTopic, way: tuple[str, Callable[[], None]]
 ) -> None:
     topic, count, (dying, cut) = make_topic("NORMAL"), 20_000, way

@@ -22,7 +22,7 @@ from tests.support.processes import PATIENCE, wait_for
 _MIB = 1024 * 1024
 
 
-def test_frames_that_never_end_hold_256_mib_at_most_over_all_servers() -> None:
+def test_incomplete_frames_hold_at_most_256_mib_over_all_servers() -> None:
     done = threading.Event()
 
     def all_but_the_last_byte(session: Session) -> None:
@@ -54,7 +54,7 @@ def test_frames_that_never_end_hold_256_mib_at_most_over_all_servers() -> None:
     assert max(held) < 256 * _MIB + 4 * _MIB
 
 
-def test_frames_that_answer_nothing_are_not_read_for_ever() -> None:
+def test_reading_unrequested_frames_ends_after_a_limit() -> None:
     nobody_asked = b"".join(
         encode_command(RemotingCommand(40, 999_999, flag=flag), SerializeType.ROCKETMQ)
         for flag in (FLAG_RESPONSE, FLAG_ONEWAY)
@@ -70,7 +70,7 @@ def test_frames_that_answer_nothing_are_not_read_for_ever() -> None:
         transport.name_servers.route_at(peer.address, "orders", PATIENCE)
 
 
-def test_small_bodies_that_unpack_to_gigabytes_are_read_in_a_bounded_memory() -> None:
+def test_bodies_that_decompress_to_gigabytes_are_read_in_bounded_memory() -> None:
     # 256 bodies of 4 MiB, in a pull of 140 kB: a process of its own tells how much it has held.
     program = textwrap.dedent(
         """

@@ -42,7 +42,7 @@ def write_over(
     return write_over_links
 
 
-def test_connections_that_are_cut_in_mid_frame_lose_no_row(write_over: WriteOver) -> None:
+def test_connections_cut_inside_a_frame_lose_no_row(write_over: WriteOver) -> None:
     requests, answers = Fault(cut, 300_000), Fault(cut, 50_000)
     account = write_over("connections cut in mid-frame", to_server=requests, to_client=answers)
     assert requests.times > 0
@@ -51,7 +51,7 @@ def test_connections_that_are_cut_in_mid_frame_lose_no_row(write_over: WriteOver
 
 
 @pytest.mark.long
-def test_half_frames_with_nothing_behind_them_lose_no_row(write_over: WriteOver) -> None:
+def test_links_that_freeze_inside_a_frame_lose_no_row(write_over: WriteOver) -> None:
     # Longer than a request's patience, and shorter than the test's.
     requests, answers = Fault(freeze(3.0), 1_000_000), Fault(freeze(3.0), 200_000)
     account = write_over("half a frame, then nothing", to_server=requests, to_client=answers)
@@ -60,7 +60,7 @@ def test_half_frames_with_nothing_behind_them_lose_no_row(write_over: WriteOver)
 
 
 @pytest.mark.long
-def test_a_long_way_to_the_brokers_costs_no_repeat(write_over: WriteOver) -> None:
+def test_slow_link_to_brokers_causes_no_repeats(write_over: WriteOver) -> None:
     account = write_over("links of 100 ms", to_server=delayed(0.1), to_client=delayed(0.1), timeout="20000")
     assert (account.repeats, account.retries) == (0, 0)
 
@@ -72,7 +72,7 @@ def test_answers_in_which_bits_change_lose_no_row(write_over: WriteOver) -> None
     assert account.retries > 0
 
 
-def test_a_body_that_changes_on_its_way_is_stored_and_told_by_its_row_id(
+def test_corrupted_body_is_stored_and_detected_by_its_row_id(
     write_over: WriteOver, cluster: SharedCluster, topic: str
 ) -> None:
     requests = Fault(flip_in_body, 300_000)

@@ -83,7 +83,7 @@ def commit_log(cluster: LocalCluster) -> list[Path]:
     return sorted((cluster.brokers[0].folder / "store" / "commitlog").iterdir())
 
 
-def test_a_slave_that_began_later_costs_no_row_while_its_master_hangs(
+def test_slave_that_started_later_loses_no_row_while_master_hangs(
     small_files: LocalCluster, feed: Feed, topic: str
 ) -> None:
     [master], queue = small_files.brokers, MessageQueue(topic, "broker-0", 0)

@@ -57,7 +57,7 @@ def pipelined(items: Sequence[ItemT], start: Callable[[ItemT, Callable[[OutcomeT
 
 # A broker that noted each end in a record of its own hung after about 20,000 of them.
 @pytest.mark.parametrize("count", [500, pytest.param(20_000, marks=pytest.mark.long)])
-def test_broker_executes_many_pipelined_ends_and_goes_on(two_brokers: LocalCluster, count: int) -> None:
+def test_broker_executes_many_pipelined_transaction_ends(two_brokers: LocalCluster, count: int) -> None:
     address = two_brokers.brokers[0].address
     with RemotingTransport([two_brokers.name_server]) as transport:
         topic = topic_of(two_brokers, transport)

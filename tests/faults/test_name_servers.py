@@ -31,7 +31,7 @@ def silent_address() -> Iterator[str]:
         yield address_of(listener)
 
 
-def test_a_write_goes_on_by_the_routes_it_knows_while_the_name_server_is_gone(trial: Trial, *, full: bool) -> None:
+def test_write_continues_with_known_routes_without_name_server(trial: Trial, *, full: bool) -> None:
     rows, per_second = (60_000, 6_000) if full else (12_000, 6_000)
     # By one task: another one might start so late that nobody is left to tell it the routes.
     trial.write(rows, trial.cluster.servers[0].kill, per_second=per_second, partitions=1, maxRateTasks=1, **EAGER)
@@ -41,9 +41,7 @@ def test_a_write_goes_on_by_the_routes_it_knows_while_the_name_server_is_gone(tr
     assert (account.repeats, account.retries) == (0, 0)
 
 
-def test_a_name_server_that_is_gone_from_the_start_fails_the_write_at_once_and_is_named(
-    spark: SparkSession, metrics: Metrics
-) -> None:
+def test_unreachable_name_server_fails_write_at_once_and_is_named(spark: SparkSession, metrics: Metrics) -> None:
     refused, timeout, partitions, attempts = refused_address(), 500, 2, 2
     with silent_address() as silent:
         for address, why in ((refused, "refused"), (silent, r"no answer within 0\.\d")):
@@ -59,7 +57,7 @@ def test_a_name_server_that_is_gone_from_the_start_fails_the_write_at_once_and_i
 
 
 @pytest.mark.parametrize("kind", ["refuses", pytest.param("is silent", marks=pytest.mark.long)])
-def test_of_two_name_servers_one_is_enough(
+def test_one_of_two_name_servers_suffices(
     spark: SparkSession, two_brokers: LocalCluster, topic: str, metrics: Metrics, kind: str
 ) -> None:
     make_topic(two_brokers, topic)
@@ -72,7 +70,7 @@ def test_of_two_name_servers_one_is_enough(
 
 
 @pytest.mark.long
-def test_when_one_of_two_name_servers_goes_in_mid_write_the_other_tells_of_new_queues(trial: Trial) -> None:
+def test_second_name_server_reports_new_queues_after_first_is_lost(trial: Trial) -> None:
     with ExitStack() as stack:
         links = [stack.enter_context(ExitStack()) for _ in range(2)]
         ways = [link.enter_context(TcpProxy(trial.cluster.name_server)) for link in links]

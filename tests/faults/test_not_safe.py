@@ -50,7 +50,7 @@ def unsafe(broker: Broker, status: str) -> Iterator[None]:
 @EITHER
 @pytest.mark.long
 @pytest.mark.spark
-def test_rows_that_one_broker_can_not_make_safe_are_made_safe_by_another(trial: Trial, status: str) -> None:
+def test_unsafe_rows_of_one_broker_are_stored_safely_by_another(trial: Trial, status: str) -> None:
     broker, retries = trial.cluster.brokers[1], 2
     options = {"retryAnotherBrokerWhenNotStoreOK": True, "retryTimesWhenSendFailed": retries}
     with unsafe(broker, status):
@@ -65,7 +65,7 @@ def test_rows_that_one_broker_can_not_make_safe_are_made_safe_by_another(trial: 
 @EITHER
 @pytest.mark.long
 @pytest.mark.spark
-def test_rows_that_can_not_be_made_safe_for_a_while_are_in_the_end(trial: Trial, status: str) -> None:
+def test_temporarily_unsafe_rows_are_stored_safely_in_the_end(trial: Trial, status: str) -> None:
     # With the waits between them as they are by default, so many take more than twice the time of the fault.
     broker, retries = trial.cluster.brokers[1], 12
 
@@ -84,7 +84,7 @@ def made(cluster: LocalCluster, retries: int) -> Producer:
 
 
 @EITHER
-def test_rows_that_can_not_be_made_safe_are_stored_no_more_often_than_retries_allow_and_the_write_fails(
+def test_unsafe_rows_are_resent_at_most_retry_times_then_write_fails(
     two_brokers: LocalCluster, topic: str, status: str
 ) -> None:
     broker, rows, retries = two_brokers.brokers[1], 500, 2

@@ -31,7 +31,7 @@ def keyed(spark: SparkSession, count: int) -> DataFrame:
     return rows.select(F.rpad(F.col("id").cast("string"), 400, ".").alias("body"), "shardingKey")
 
 
-def test_an_ordered_write_survives_the_restart_of_a_broker_with_every_keys_first_occurrences_in_order(
+def test_ordered_write_keeps_key_order_over_broker_restart(
     spark: SparkSession, two_brokers: LocalCluster, topic: str, metrics: Metrics, *, full: bool
 ) -> None:
     count, victim = 40_000 if full else 10_000, two_brokers.brokers[0]

@@ -30,7 +30,7 @@ def answer_busy(brokers: Sequence[Broker], over: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("everywhere", [False, pytest.param(True, marks=pytest.mark.long)], ids=["one", "all"])
-def test_brokers_that_answer_system_busy_all_the_time_are_waited_for_and_not_isolated(
+def test_broker_that_answers_system_busy_is_waited_for_and_not_isolated(
     trial: Trial, *, everywhere: bool, full: bool
 ) -> None:
     victim, other = trial.cluster.brokers
@@ -57,7 +57,7 @@ def test_brokers_that_answer_system_busy_all_the_time_are_waited_for_and_not_iso
 
 
 @pytest.mark.long
-def test_a_broker_that_refuses_whatever_waits_5_ms_gets_its_rows_in_the_end(trial: Trial) -> None:
+def test_broker_that_rejects_requests_after_5_ms_gets_all_rows(trial: Trial) -> None:
     broker = trial.cluster.brokers[0]
     set_config(broker, waitTimeMillsInSendQueue=5)
     try:

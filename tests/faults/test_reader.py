@@ -95,7 +95,7 @@ def paused(cluster: LocalCluster, go_on: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("fault", [killed_and_restarted, paused])
-def test_a_broker_that_fails_for_a_while_costs_a_batch_read_no_row_and_repeats_none(
+def test_temporary_broker_failure_loses_and_repeats_no_row_of_batch_read(
     spark: SparkSession,
     metrics: Metrics,
     two_brokers: LocalCluster,
@@ -109,7 +109,7 @@ def test_a_broker_that_fails_for_a_while_costs_a_batch_read_no_row_and_repeats_n
     assert read_while(frame, tmp_path, lambda go_on: fault(two_brokers, go_on)) == once(keys)
 
 
-def test_a_broker_that_stays_away_fails_a_read_that_names_the_queue_and_the_option(
+def test_unreachable_broker_fails_read_naming_queue_and_option(
     spark: SparkSession, metrics: Metrics, two_brokers: LocalCluster, feed: Feed, topic: str, tmp_path: Path
 ) -> None:
     feed(ROWS, nbytes=NBYTES)
@@ -143,7 +143,7 @@ def start(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[..., Streami
 
 @NEEDS_LIMITS
 @pytest.mark.parametrize("fault", [killed_and_restarted, paused])
-def test_a_broker_that_fails_for_a_while_costs_a_stream_no_row_and_repeats_none(
+def test_temporary_broker_failure_loses_and_repeats_no_row_of_stream(
     spark: SparkSession,
     metrics: Metrics,
     two_brokers: LocalCluster,
@@ -164,7 +164,7 @@ def test_a_broker_that_fails_for_a_while_costs_a_stream_no_row_and_repeats_none(
     assert kept.keys == once(keys)
 
 
-def test_a_stream_goes_on_while_no_name_server_is_there_and_finds_new_queues_once_one_is_back(
+def test_stream_continues_without_name_server_and_finds_queues_after_it(
     spark: SparkSession,
     metrics: Metrics,
     two_brokers: LocalCluster,
@@ -195,7 +195,7 @@ def test_a_stream_goes_on_while_no_name_server_is_there_and_finds_new_queues_onc
 
 
 @NEEDS_LIMITS
-def test_available_now_fails_without_a_broker_that_its_checkpoint_knows(
+def test_available_now_fails_if_a_broker_of_its_checkpoint_is_missing(
     spark: SparkSession,
     metrics: Metrics,
     two_brokers: LocalCluster,
@@ -228,7 +228,7 @@ def test_available_now_fails_without_a_broker_that_its_checkpoint_knows(
     assert kept.keys == once(keys + unread)
 
 
-def test_links_that_are_cut_in_mid_answer_cost_no_row_and_repeat_none(
+def test_connections_cut_inside_an_answer_lose_and_repeat_no_row(
     spark: SparkSession, metrics: Metrics, two_brokers: LocalCluster, feed: Feed, topic: str
 ) -> None:
     keys = feed(20_000, nbytes=100)
@@ -242,7 +242,7 @@ def test_links_that_are_cut_in_mid_answer_cost_no_row_and_repeat_none(
     assert Counter(key for (key,) in rows) == once(keys)
 
 
-def test_a_body_that_changes_on_its_way_is_an_error_that_names_queue_and_offset(
+def test_corrupted_body_is_an_error_naming_queue_and_offset(
     spark: SparkSession, metrics: Metrics, two_brokers: LocalCluster, feed: Feed, topic: str
 ) -> None:
     feed(1000, nbytes=100)
@@ -272,7 +272,7 @@ def slave(two_brokers: LocalCluster, feed: Feed, topic: str) -> Iterator[Slave]:
         made.end()
 
 
-def test_what_a_master_had_is_read_once_from_its_slave(
+def test_messages_of_lost_master_are_read_once_from_its_slave(
     spark: SparkSession,
     metrics: Metrics,
     two_brokers: LocalCluster,
@@ -302,7 +302,7 @@ def test_what_a_master_had_is_read_once_from_its_slave(
 
 
 @NEEDS_LIMITS
-def test_a_stream_goes_on_from_the_slave_of_a_master_that_is_gone(
+def test_stream_continues_from_slave_after_master_is_lost(
     spark: SparkSession,
     metrics: Metrics,
     two_brokers: LocalCluster,
@@ -323,7 +323,7 @@ def test_a_stream_goes_on_from_the_slave_of_a_master_that_is_gone(
     assert kept.keys == once(keys)
 
 
-def test_a_slave_that_may_not_be_read_from_fails_a_read_that_names_the_queue_and_the_option(
+def test_slave_without_read_permission_fails_read_naming_queue_and_option(
     spark: SparkSession, metrics: Metrics, two_brokers: LocalCluster, feed: Feed, topic: str, slave: Slave
 ) -> None:
     master = two_brokers.brokers[0]

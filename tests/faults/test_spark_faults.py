@@ -63,7 +63,7 @@ def settle(ledger: Ledger, fault: str, options: dict[str, str], rows: int, facts
 
 
 @pytest.mark.long
-def test_an_executor_that_is_killed_in_mid_task_loses_no_row_of_a_write_with_a_shipped_wheel(
+def test_killed_executor_loses_no_row_of_write_with_shipped_wheel(
     standalone: StandaloneCluster,
     wheel: Path,
     options: dict[str, str],
@@ -87,7 +87,7 @@ def test_an_executor_that_is_killed_in_mid_task_loses_no_row_of_a_write_with_a_s
     assert not orphans & processes().keys()
 
 
-def test_a_task_that_fails_late_and_is_tried_again_repeats_rows_and_marks_them(
+def test_retried_spark_task_repeats_rows_with_row_ids(
     spark: SparkSession,
     small_record_batches: None,
     metrics: Metrics,
@@ -105,7 +105,7 @@ def test_a_task_that_fails_late_and_is_tried_again_repeats_rows_and_marks_them(
 
 
 @pytest.mark.long
-def test_a_speculative_copy_of_a_task_repeats_rows_and_marks_them(
+def test_speculative_spark_task_repeats_rows_with_row_ids(
     standalone: StandaloneCluster,
     wheel: Path,
     options: dict[str, str],
@@ -131,7 +131,7 @@ def test_a_speculative_copy_of_a_task_repeats_rows_and_marks_them(
 
 
 @pytest.mark.long
-def test_a_streaming_query_whose_driver_is_killed_goes_on_from_its_checkpoint(
+def test_streaming_query_with_killed_driver_resumes_from_checkpoint(
     standalone: StandaloneCluster,
     wheel: Path,
     options: dict[str, str],

@@ -62,7 +62,9 @@ def told_of(admin: Admin, topic: str, broker: str) -> tuple[int, int]:
     return data.read_queue_nums, data.perm
 
 
-def test_a_topic_goes_from_being_made_to_its_newest_messages(run: Callable[..., Any], admin: Admin, topic: str) -> None:
+def test_admin_commands_show_a_new_topic_from_creation_to_messages(
+    run: Callable[..., Any], admin: Admin, topic: str
+) -> None:
     made = run("create-topic", topic, "-q", "3", "--type", "normal")
     assert [(row["broker_name"], row["write_queues"], row["permission"]) for row in made] == [
         ("broker-0", 3, "rw"),
@@ -95,7 +97,7 @@ def test_a_topic_goes_from_being_made_to_its_newest_messages(run: Callable[..., 
     }
 
 
-def test_offsets_are_what_mqadmin_says(
+def test_offsets_equal_those_of_mqadmin(
     admin: Admin, cluster: SharedCluster, producer: Producer, topic: str, tmp_path: Path
 ) -> None:
     admin.create_topic(topic, 2)
@@ -123,7 +125,7 @@ def test_inner_batches_are_counted_and_shown_one_by_one(admin: Admin, producer: 
     assert listed.queue_type == "BatchCQ"
 
 
-def test_queues_that_a_broker_lets_nobody_read_are_counted_and_named_and_the_others_shown(
+def test_peek_reports_queues_without_read_permission_and_shows_the_others(
     admin: Admin, producer: Producer, cluster: SharedCluster, topic: str
 ) -> None:
     admin.create_topic(topic, 2)
@@ -140,9 +142,7 @@ def test_queues_that_a_broker_lets_nobody_read_are_counted_and_named_and_the_oth
         assert stored(admin, topic) == 8
 
 
-def test_a_static_topic_is_refused_by_whoever_would_tell_half_of_it(
-    admin: Admin, cluster: SharedCluster, topic: str, tmp_path: Path
-) -> None:
+def test_offsets_and_peek_reject_static_topic(admin: Admin, cluster: SharedCluster, topic: str, tmp_path: Path) -> None:
     mqadmin(
         tmp_path, "updateStaticTopic", "-n", cluster.name_server, "-t", topic, "-qn", "8", "-b", "broker-0,broker-1"
     )
@@ -158,7 +158,7 @@ def test_an_empty_topic_holds_nothing(admin: Admin, topic: str) -> None:
     assert len(admin.peek(topic)) == 0
 
 
-def test_a_topic_is_changed_when_that_is_asked_for(admin: Admin, topic: str) -> None:
+def test_existing_topic_is_changed_only_with_update(admin: Admin, topic: str) -> None:
     admin.create_topic(topic, 1)
     with pytest.raises(MQClientException, match="exists already"):
         admin.create_topic(topic, 2)
@@ -173,12 +173,12 @@ def test_a_topic_is_changed_when_that_is_asked_for(admin: Admin, topic: str) -> 
     assert [(row.message_type, row.queues) for row in admin.topics() if row.topic == topic] == [("FIFO", 6)]
 
 
-def test_rocketmqs_own_topics_are_shown_when_asked_for(admin: Admin) -> None:
+def test_system_topics_are_listed_on_request(admin: Admin) -> None:
     own = {row.topic for row in admin.topics(all=True)} - {row.topic for row in admin.topics()}
     assert {"TBW102", "broker-0", "DefaultCluster", "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"} <= own
 
 
-def test_brokers_tell_their_release_disk_and_traffic(run: Callable[..., Any], cluster: SharedCluster) -> None:
+def test_brokers_command_reports_version_disk_and_traffic(run: Callable[..., Any], cluster: SharedCluster) -> None:
     found = run("brokers")
     assert [(row["broker_name"], row["address"]) for row in found] == [
         (broker.name, broker.address) for broker in cluster.brokers
@@ -189,7 +189,7 @@ def test_brokers_tell_their_release_disk_and_traffic(run: Callable[..., Any], cl
         assert row["messages_in_today"] >= 0
 
 
-def test_all_is_well_with_the_cluster_a_topic_and_the_proxy(
+def test_doctor_reports_ok_for_cluster_topic_and_proxy(
     admin: Admin, cluster: SharedCluster, topic: str, capsys: Capture
 ) -> None:
     admin.create_topic(topic, 2, message_type="DELAY")
@@ -203,7 +203,7 @@ def test_all_is_well_with_the_cluster_a_topic_and_the_proxy(
     assert all("clock as ours" in one.found for one in servers[1:3])
 
 
-def test_a_proxy_is_well_without_a_topic_to_ask_it_for(cluster: SharedCluster) -> None:
+def test_doctor_reports_ok_for_proxy_without_topic(cluster: SharedCluster) -> None:
     found = examine(endpoints=cluster.endpoints, environ={"PATH": ""})
     assert [(one.state, one.found) for one in found if one.check.startswith("proxy")] == [(OK, "answers gRPC")]
 
@@ -224,7 +224,7 @@ def test_a_missing_topic_is_made_by_a_write_but_not_by_a_proxy(cluster: SharedCl
         ("grpc", "a gRPC server listens, as on a proxy's port 8081"),
     ],
 )
-def test_an_address_that_is_no_name_servers_is_one_line(
+def test_address_of_another_server_is_a_one_line_error(
     cluster: SharedCluster, which: str, said: str, capsys: Capture
 ) -> None:
     addresses = {"broker": cluster.brokers[0].address, "proxy": cluster.proxy.address, "grpc": cluster.endpoints}
@@ -234,7 +234,7 @@ def test_an_address_that_is_no_name_servers_is_one_line(
     assert captured.err.count("\n") == 1
 
 
-def test_a_proxy_stands_in_for_a_name_server_where_it_can(cluster: SharedCluster, admin: Admin, topic: str) -> None:
+def test_proxy_remoting_port_works_as_name_server_for_admin(cluster: SharedCluster, admin: Admin, topic: str) -> None:
     admin.create_topic(topic, 1)
     with Admin(cluster.proxy.address) as by_proxy:
         assert by_proxy.offsets(topic).notes == ("0 messages in 2 queues",)
@@ -245,7 +245,7 @@ def test_a_proxy_stands_in_for_a_name_server_where_it_can(cluster: SharedCluster
         assert [row.body for row in by_proxy.peek(topic)] == [b"one"]
 
 
-def test_a_peek_shows_unreadable_messages_as_such(
+def test_peek_marks_unreadable_messages(
     run: Callable[..., Any], admin: Admin, cluster: SharedCluster, topic: str
 ) -> None:
     stored = fill(cluster, topic)

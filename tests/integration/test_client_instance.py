@@ -64,7 +64,7 @@ def clients(admin: RemotingTransport, address: str, group: str) -> set[str]:
     return {connection["clientId"] for connection in loads_lenient(bytes(answer.body))["connectionSet"]}
 
 
-def test_a_broker_knows_the_group_from_the_first_route_until_the_group_leaves(
+def test_broker_knows_group_from_first_route_until_unregistration(
     cluster: SharedCluster, instance: ClientInstance, admin: RemotingTransport, group: str, topic: str
 ) -> None:
     addresses = [broker.address for broker in cluster.brokers]
@@ -79,7 +79,7 @@ def test_a_broker_knows_the_group_from_the_first_route_until_the_group_leaves(
     assert [clients(admin, address, group) for address in addresses] == [set(), set()]
 
 
-def test_74_a_real_broker_answers_the_detector_for_a_topic_it_may_not_even_have(
+def test_detector_marks_running_brokers_reachable_without_their_topic(
     cluster: SharedCluster, instance: ClientInstance, topic: str
 ) -> None:
     instance.routes.find(topic, PATIENCE)

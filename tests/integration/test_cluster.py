@@ -80,7 +80,7 @@ def as_slave(broker: SharedServer) -> bytes:
     return bytes(received)
 
 
-def test_port_for_slaves_gives_out_no_message(cluster: SharedCluster, topic: str) -> None:
+def test_replication_port_sends_no_messages(cluster: SharedCluster, topic: str) -> None:
     for broker in cluster.brokers:
         PROBE.send(broker.address, broker.name, topic, b"for nobody else")
         for _ in range(5):
@@ -139,7 +139,7 @@ def test_broker_freezes_dies_and_comes_back_with_its_messages(tmp_path: Path, to
         again.brokers[0].kill()  # instead of the long way down
 
 
-def test_two_clusters_share_nothing_and_a_proxy_speaks_for_one(
+def test_two_clusters_share_nothing_and_proxy_serves_its_own_cluster(
     cluster: SharedCluster, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with LocalCluster(proxy=True, start_timeout=PATIENCE) as other:
@@ -207,7 +207,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_server_that_can_not_start_says_why_and_leaves_its_log(temporary: Path) -> None:
+def test_server_that_cannot_start_reports_reason_and_keeps_its_log(temporary: Path) -> None:
     with pytest.raises(ClusterError) as error:
         LocalCluster(jvm_options=["-Xmx3m"]).start()
     text = str(error.value)
@@ -219,13 +219,13 @@ def test_server_that_can_not_start_says_why_and_leaves_its_log(temporary: Path) 
 
 
 @pytest.mark.usefixtures("temporary")
-def test_broker_that_refuses_its_properties_says_why() -> None:
+def test_broker_that_rejects_its_properties_reports_the_reason() -> None:
     with pytest.raises(ClusterError, match=r"broker-0 ended with .* it said: .*Slave's brokerId must be > 0"):
         LocalCluster(broker_properties={"brokerRole": "SLAVE"}).start()
 
 
 @pytest.mark.usefixtures("temporary")
-def test_secured_cluster_that_can_not_start_tells_no_secret_and_leaves_none(temporary: Path) -> None:
+def test_secured_cluster_that_cannot_start_leaves_no_secret(temporary: Path) -> None:
     with pytest.raises(ClusterError, match=r"Slave's brokerId must be > 0") as error:
         LocalCluster(auth=True, tls=True, broker_properties={"brokerRole": "SLAVE"}).start()
     left = {file.name: file.read_text(errors="replace") for file in temporary.rglob("*") if file.is_file()}
@@ -257,7 +257,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     watchdog.release()
 
 
-def test_port_taken_at_the_last_moment_is_replaced(site: Site) -> None:
+def test_port_taken_just_before_start_is_replaced(site: Site) -> None:
     name_server = NameServer(site, None)
     lost = name_server.ports[0]
     try:
@@ -369,7 +369,7 @@ def test_dead_name_servers_port_gets_no_signed_request(tmp_path: Path) -> None:
     assert down.returncode == 0
 
 
-def test_secured_cluster_of_the_command_line_lets_in_who_has_its_files(tmp_path: Path) -> None:
+def test_secured_cluster_from_command_line_accepts_only_its_own_keys(tmp_path: Path) -> None:
     run = command_line(tmp_path)
     up = run("up", "--auth", "--mutual", "--proxy")
     assert up.returncode == 0, up.stderr

@@ -60,7 +60,7 @@ def source_of(name_server: str, group: str, topic: str) -> StreamOffsets:
     return StreamOffsets(options, RemotingTransport([name_server]), time.monotonic, "10.0.0.2@spark#17")
 
 
-def test_the_group_of_a_running_application_stays_as_it_is(
+def test_group_with_a_running_application_is_not_changed(
     cluster: SharedCluster,
     application: RemotingTransport,
     make_topic: Callable[..., str],
@@ -88,7 +88,7 @@ def test_the_group_of_a_running_application_stays_as_it_is(
     assert f"consumerGroup={group} is that of {APPLICATION} at {broker.address}" in warning
 
 
-def test_a_proxy_in_a_name_servers_place_passes_offsets_on(
+def test_proxy_as_name_server_forwards_committed_offsets(
     cluster: SharedCluster,
     application: RemotingTransport,
     make_topic: Callable[..., str],

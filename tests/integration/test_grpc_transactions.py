@@ -80,7 +80,7 @@ def rolled_back(end: EndTransaction) -> EndTransaction:
     return replace(end, commit_or_rollback=TRANSACTION_ROLLBACK_TYPE)
 
 
-def test_grpc_20_a_committed_half_message_becomes_visible_and_a_rolled_back_one_never_does(
+def test_committed_half_message_becomes_visible_and_rolled_back_one_not(
     transactional: LocalCluster, transport: GrpcTransport
 ) -> None:
     topic = new_topic(transactional)
@@ -96,9 +96,7 @@ def test_grpc_20_a_committed_half_message_becomes_visible_and_a_rolled_back_one_
         assert raised.value.retriable is False
 
 
-def test_grpc_20_a_half_message_left_open_is_asked_for_and_the_answer_decides(
-    transactional: LocalCluster, transport: GrpcTransport
-) -> None:
+def test_check_answer_decides_about_pending_half_message(transactional: LocalCluster, transport: GrpcTransport) -> None:
     topic, checks = new_topic(transactional), Outcomes()
     transport.on_check_transaction = checks
     endpoint = transport.endpoints[0]
@@ -121,7 +119,7 @@ def test_grpc_20_a_half_message_left_open_is_asked_for_and_the_answer_decides(
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_grpc_16_an_official_client_reads_the_committed_message_of_a_producer_and_no_other(
+def test_official_client_reads_only_the_committed_message_of_a_producer(
     transactional: LocalCluster, read_with: ReadWith, client: str
 ) -> None:
     class Listener:
@@ -146,7 +144,7 @@ def test_grpc_16_an_official_client_reads_the_committed_message_of_a_producer_an
 
 
 @pytest.mark.parametrize("protocol", ["remoting", "grpc"])
-def test_grpc_20_a_delayed_message_is_taken_back(transactional: LocalCluster, protocol: str) -> None:
+def test_delayed_message_is_recalled(transactional: LocalCluster, protocol: str) -> None:
     topic, over_grpc = create_topic(transactional, f"recall-{next_id()}", "DELAY", 1), protocol == "grpc"
     servers = {"endpoints": transactional.endpoints} if over_grpc else {"name_server": transactional.name_server}
     with Producer(f"pg-{protocol}", **servers) as producer:
@@ -157,7 +155,7 @@ def test_grpc_20_a_delayed_message_is_taken_back(transactional: LocalCluster, pr
         assert set(stored(transactional.name_server, topic, 1)) == {b"kept"}
 
 
-def test_grpc_20_a_half_message_is_too_old_to_be_ended_when_the_proxy_has_forgotten_it(aging: Aging) -> None:
+def test_half_message_that_the_proxy_has_forgotten_cannot_be_ended(aging: Aging) -> None:
     time.sleep(max(0.0, aging.sent + FORGOTTEN_SECONDS - time.monotonic()))
     with pytest.raises(MQBrokerException, match="cannot found transaction data"):
         aging.transport.end_transaction_oneway(aging.transport.endpoints[0], aging.end, PATIENCE)

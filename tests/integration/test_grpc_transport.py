@@ -67,9 +67,7 @@ def ready(topic: str, *messages: pb.Message) -> EncodedBatch:
     return EncodedBatch(topic, (body,), len(messages), len(body), encoding=Encoding.GRPC, born_timestamp=now)
 
 
-def test_grpc_16_a_batch_comes_back_as_it_was_sent(
-    cluster: SharedCluster, transport: GrpcTransport, make_topic: MakeTopic
-) -> None:
+def test_batch_is_stored_as_sent(cluster: SharedCluster, transport: GrpcTransport, make_topic: MakeTopic) -> None:
     topic, before = make_topic("NORMAL"), int(time.time() * 1000)
     bodies = [b"row %d" % number for number in range(500)]
     [outcome] = send(transport, batch(topic, *bodies))
@@ -82,7 +80,7 @@ def test_grpc_16_a_batch_comes_back_as_it_was_sent(
     assert all(before <= one.born_timestamp <= one.store_timestamp for one in found.values())
 
 
-def test_grpc_16_a_single_message_comes_back_with_all_that_it_had(
+def test_single_message_is_stored_with_all_its_properties(
     cluster: SharedCluster, transport: GrpcTransport, make_topic: MakeTopic
 ) -> None:
     topic = make_topic("NORMAL")
@@ -98,7 +96,7 @@ def test_grpc_16_a_single_message_comes_back_with_all_that_it_had(
     assert found.properties["PGROUP"] == topic
 
 
-def test_grpc_16_it_needs_neither_a_stream_nor_heart_beats(transport: GrpcTransport, make_topic: MakeTopic) -> None:
+def test_sends_need_neither_telemetry_stream_nor_heartbeats(transport: GrpcTransport, make_topic: MakeTopic) -> None:
     topics = {kind: make_topic(kind, f"{kind}-{next_id()}") for kind in ("NORMAL", "FIFO", "DELAY", "TRANSACTION")}
     outcomes = send(
         transport,
@@ -137,7 +135,7 @@ OF_A_MESSAGE = {40004, 40005, 40006, 40007, 40009, 41302, 43101}
 
 
 @pytest.mark.parametrize("what", REFUSALS)
-def test_grpc_17_what_a_proxy_refuses_is_told_by_its_code_and_nothing_is_stored(
+def test_proxy_rejection_is_reported_with_its_code_and_nothing_is_stored(
     cluster: SharedCluster, transport: GrpcTransport, make_topic: MakeTopic, what: str
 ) -> None:
     topic = make_topic("NORMAL")
@@ -150,9 +148,7 @@ def test_grpc_17_what_a_proxy_refuses_is_told_by_its_code_and_nothing_is_stored(
     assert read_topic(cluster.name_server, topic) == []
 
 
-def test_grpc_17_bytes_that_are_no_request_are_an_error_of_grpc_s_own(
-    transport: GrpcTransport, make_topic: MakeTopic
-) -> None:
+def test_malformed_request_is_a_grpc_status_error(transport: GrpcTransport, make_topic: MakeTopic) -> None:
     topic = make_topic("NORMAL")
     encoded = EncodedBatch(topic, (b"\xff\xff",), 1, 2, encoding=Encoding.GRPC, born_timestamp=int(time.time() * 1000))
     [outcome] = send(transport, encoded)
@@ -160,7 +156,7 @@ def test_grpc_17_bytes_that_are_no_request_are_an_error_of_grpc_s_own(
     assert "gRPC UNKNOWN" in str(outcome.error)
 
 
-def test_grpc_17_an_unknown_topic_is_a_stale_route(transport: GrpcTransport) -> None:
+def test_unknown_topic_is_a_stale_route_error(transport: GrpcTransport) -> None:
     topic = f"unknown-{next_id()}"
     [outcome] = send(transport, batch(topic, b"x"))
     assert type(outcome.error) is TopicRouteStaleException
@@ -168,7 +164,7 @@ def test_grpc_17_an_unknown_topic_is_a_stale_route(transport: GrpcTransport) -> 
         transport.query_route(topic, PATIENCE)
 
 
-def test_grpc_17_delays_and_transactions_are_refused_in_a_batch(
+def test_batch_with_delayed_or_half_messages_is_rejected(
     cluster: SharedCluster, transport: GrpcTransport, make_topic: MakeTopic
 ) -> None:
     delay, transaction = make_topic("DELAY"), make_topic("TRANSACTION", f"transaction-{next_id()}")
@@ -181,7 +177,7 @@ def test_grpc_17_delays_and_transactions_are_refused_in_a_batch(
     assert ["batching" in str(outcomes[0].error), "illegal" in str(outcomes[1].error)] == [True, True]
 
 
-def test_grpc_18_a_body_of_4_mib_passes_and_one_byte_more_does_not(
+def test_body_of_4_mib_is_accepted_and_one_byte_more_is_rejected(
     cluster: SharedCluster, transport: GrpcTransport, make_topic: MakeTopic
 ) -> None:
     topic = make_topic("NORMAL")
@@ -193,7 +189,7 @@ def test_grpc_18_a_body_of_4_mib_passes_and_one_byte_more_does_not(
     assert len(found.body) == 4 * MIB
 
 
-def test_grpc_18_a_batch_s_sum_is_limited_too(transport: GrpcTransport, make_topic: MakeTopic) -> None:
+def test_total_body_size_of_batch_is_limited(transport: GrpcTransport, make_topic: MakeTopic) -> None:
     topic = make_topic("NORMAL")
     under, over = send(
         transport,
@@ -205,7 +201,7 @@ def test_grpc_18_a_batch_s_sum_is_limited_too(transport: GrpcTransport, make_top
     assert "message body size exceeded" in str(over.error).lower()
 
 
-def test_grpc_19_messages_of_a_group_keep_their_order_in_one_queue(
+def test_messages_of_a_group_stay_in_order_in_one_queue(
     cluster: SharedCluster, transport: GrpcTransport, make_topic: MakeTopic
 ) -> None:
     topic = make_topic("FIFO", queues=4)
@@ -228,7 +224,7 @@ def test_grpc_19_messages_of_a_group_keep_their_order_in_one_queue(
     assert all([turn for _, turn in sorted(order)] == [0, 1, 2] for order in orders.values())
 
 
-def test_grpc_20_a_delayed_message_comes_when_it_is_due_and_has_a_recall_handle(
+def test_delayed_message_arrives_when_due_and_has_a_recall_handle(
     cluster: SharedCluster, transport: GrpcTransport, make_topic: MakeTopic
 ) -> None:
     topic = make_topic("DELAY")
@@ -257,16 +253,14 @@ def call(endpoint: str, method: str, body: bytes) -> bytes:
         return reply
 
 
-def test_grpc_21_offsets_and_pulls_are_still_not_implemented(cluster: SharedCluster) -> None:
+def test_proxy_does_not_implement_offsets_and_pulls(cluster: SharedCluster) -> None:
     for method in ("PullMessage", "QueryOffset", "GetOffset", "UpdateOffset"):
         with pytest.raises(grpc.RpcError) as raised:
             call(cluster.endpoints, method, b"")
         assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_grpc_21_a_proxy_s_own_port_is_in_its_answer_and_not_in_the_route(
-    cluster: SharedCluster, make_topic: MakeTopic
-) -> None:
+def test_route_uses_configured_port_instead_of_proxy_port(cluster: SharedCluster, make_topic: MakeTopic) -> None:
     topic, port = make_topic("NORMAL"), int(cluster.endpoints.rpartition(":")[2])
     with TcpProxy(cluster.endpoints) as front, GrpcTransport([front.address], client_id="test") as transport:
         asked = route_request(topic, "", front.address).SerializeToString()
@@ -279,7 +273,7 @@ def test_grpc_21_a_proxy_s_own_port_is_in_its_answer_and_not_in_the_route(
         assert outcome.status is SendStatus.SEND_OK
 
 
-def test_grpc_22_rows_go_through_a_gateway_with_tls_under_one_name_for_all(
+def test_rows_pass_tls_gateway_with_tls_server_name(
     cluster: SharedCluster, make_topic: MakeTopic, tmp_path: Path
 ) -> None:
     topic, authority = make_topic("NORMAL"), Authority(tmp_path)

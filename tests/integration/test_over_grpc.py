@@ -52,7 +52,7 @@ def stored(cluster: SharedCluster, topic: str, rows: int) -> list[MessageExt]:
     return read_topic(cluster.name_server, topic, rows, key=lambda message: message.body)
 
 
-def test_plain_rows_arrive_with_their_tags_and_keys_and_the_topics_own_name(
+def test_plain_rows_are_stored_with_tags_keys_and_bare_topic_name(
     cluster: SharedCluster, make_topic: MakeTopic
 ) -> None:
     topic, numbers = make_topic("NORMAL"), range(3000)
@@ -90,7 +90,7 @@ def test_rows_of_one_key_keep_their_order_in_one_queue_of_a_fifo_topic(
     }
 
 
-def test_delayed_rows_arrive_when_their_time_has_come(cluster: SharedCluster, make_topic: MakeTopic) -> None:
+def test_delayed_rows_arrive_when_due(cluster: SharedCluster, make_topic: MakeTopic) -> None:
     topic = make_topic("DELAY")
     write(cluster, {"body": ["late", "later"], "delayMs": [1000, 2000]}, topic=topic)
     assert sorted(message.body for message in stored(cluster, topic, 2)) == [b"late", b"later"]
@@ -111,7 +111,7 @@ def test_columns_that_do_not_fit_the_topic_are_refused_before_any_task(
         write(cluster, {"body": ["x"], **columns}, topic=make_topic(message_type))
 
 
-def test_an_unknown_topic_is_waited_for_and_then_refused_with_what_to_do(cluster: SharedCluster, topic: str) -> None:
+def test_unknown_topic_times_out_with_advice(cluster: SharedCluster, topic: str) -> None:
     with pytest.raises(RouteNotFoundException, match=rf"the proxy does not know it.*create it first .*-t {topic} "):
         write(cluster, {"body": ["x"]}, topic=topic, sendMsgTimeout="500", deliveryTimeoutMs="1500")
 
@@ -124,7 +124,7 @@ def test_an_address_that_is_no_proxy_fails_within_seconds(cluster: SharedCluster
         write(cluster, columns, endpoints=cluster.name_server, sendMsgTimeout="1000", **options)
 
 
-def test_a_producer_sends_every_way_that_a_proxy_knows(cluster: SharedCluster, make_topic: MakeTopic) -> None:
+def test_producer_supports_all_sends_that_a_proxy_supports(cluster: SharedCluster, make_topic: MakeTopic) -> None:
     topic = make_topic("NORMAL")
     with Producer("pg-grpc", endpoints=cluster.endpoints) as producer:
         one = producer.send(Message.of(topic, b"one", tags="t", keys=["a", "b"], properties={"own": "1"}))
@@ -141,7 +141,7 @@ def test_a_producer_sends_every_way_that_a_proxy_knows(cluster: SharedCluster, m
 
 
 @pytest.mark.parametrize("protocol", ["remoting", "grpc"])
-def test_grpc_20_nothing_is_taken_back_where_brokers_do_not_allow_it(
+def test_recall_is_rejected_where_brokers_forbid_it(
     cluster: SharedCluster, make_topic: MakeTopic, protocol: str
 ) -> None:
     topic, over_grpc = make_topic("DELAY"), protocol == "grpc"

@@ -42,7 +42,7 @@ def made_topic(producer: Producer, topic: str) -> str:
         time.sleep(0.1)
 
 
-def test_every_way_to_send_arrives(producer: Producer, cluster: SharedCluster, made_topic: str) -> None:
+def test_message_of_every_send_method_is_stored(producer: Producer, cluster: SharedCluster, made_topic: str) -> None:
     topic = made_topic
     results = [
         producer.send(Message.of(topic, b"sync", tags="t", keys=["a", "b"], properties={"own": "1"})),
@@ -88,7 +88,7 @@ def test_an_administrator_learns_offsets_and_sees_messages(producer: Producer, m
         producer.view_message("not-an-id")
 
 
-def test_topics_are_made_on_every_broker_and_the_servers_own_are_refused(producer: Producer, made_topic: str) -> None:
+def test_topics_are_created_on_every_broker_and_system_topics_rejected(producer: Producer, made_topic: str) -> None:
     queues = producer.fetch_publish_message_queues(made_topic)
     assert queues == [MessageQueue(made_topic, f"broker-{broker}", number) for broker in (0, 1) for number in (0, 1)]
     for name in ("TBW102", "SCHEDULE_TOPIC_XXXX", "no spaces"):

@@ -93,7 +93,7 @@ def test_every_batch_sent_to_every_queue_is_stored_once(
         assert transport.min_offset(queue, address, PATIENCE) == 0
 
 
-def test_a_batch_of_1_mib_and_a_window_of_them(transport: RemotingTransport, topic: str) -> None:
+def test_eight_batches_of_1_mib_in_flight_are_stored(transport: RemotingTransport, topic: str) -> None:
     outcomes = Outcomes()
     [(queue, address), *_] = routed_queues(transport, topic)
     batch = batch_of(topic, *(os.urandom(1000) for _ in range(1000)))
@@ -121,7 +121,7 @@ def test_a_single_message_comes_back_as_it_was_sent(
     assert (stored.properties["TAGS"], stored.properties["KEYS"]) == ("a", "k1")
 
 
-def test_the_brokers_refusals_are_errors_that_say_what_to_do(transport: RemotingTransport, topic: str) -> None:
+def test_broker_rejections_are_errors_with_advice(transport: RemotingTransport, topic: str) -> None:
     outcomes = Outcomes()
     [(queue, address), *_] = routed_queues(transport, topic)
     beyond = MessageQueue(topic, queue.broker_name, 99)
@@ -142,13 +142,13 @@ def test_an_unknown_topic_has_no_route(transport: RemotingTransport) -> None:
     assert raised.value.response_code == ResponseCode.TOPIC_NOT_EXIST
 
 
-def test_a_dead_name_server_is_passed_over(cluster: SharedCluster, topic: str) -> None:
+def test_unreachable_name_server_is_skipped(cluster: SharedCluster, topic: str) -> None:
     with RemotingTransport([refused_address(), cluster.name_server, refused_address()]) as transport:
         for _ in range(3):
             assert len(transport.query_route(topic, PATIENCE).queue_datas) == len(cluster.brokers)
 
 
-def test_a_broker_that_is_not_there_says_so(transport: RemotingTransport, topic: str) -> None:
+def test_unreachable_broker_is_a_connect_error(transport: RemotingTransport, topic: str) -> None:
     outcomes = Outcomes()
     transport.send(
         request(MessageQueue(topic, "gone", 0), refused_address(), batch_of(topic, b"x")), PATIENCE, outcomes
@@ -158,7 +158,7 @@ def test_a_broker_that_is_not_there_says_so(transport: RemotingTransport, topic:
     assert outcome.error.maybe_stored is False
 
 
-def test_heart_beat_and_unregister_are_accepted(cluster: SharedCluster, transport: RemotingTransport) -> None:
+def test_heartbeat_and_unregister_do_not_raise(cluster: SharedCluster, transport: RemotingTransport) -> None:
     address = cluster.brokers[0].address
     client_id = f"127.0.0.1@{uuid.uuid4().hex}"
     transport.heart_beat(address, client_id, ["pg-one", "pg-two"], PATIENCE)
@@ -176,7 +176,7 @@ def test_a_oneway_send_is_stored(cluster: SharedCluster, transport: RemotingTran
     )
 
 
-def test_offsets_by_time_and_views_agree_with_what_was_stored(
+def test_time_offsets_and_viewed_messages_match_stored_messages(
     cluster: SharedCluster, transport: RemotingTransport, topic: str
 ) -> None:
     [(queue, address), (other, other_address), *_] = routed_queues(transport, topic)
@@ -203,7 +203,7 @@ def test_offsets_by_time_and_views_agree_with_what_was_stored(
     assert transport.search_offset(other, times[0], other_address, PATIENCE) == 0
 
 
-def test_a_view_of_no_message_is_an_error_that_no_retry_mends(transport: RemotingTransport, topic: str) -> None:
+def test_viewing_a_missing_message_is_a_permanent_error(transport: RemotingTransport, topic: str) -> None:
     outcomes = Outcomes()
     [(queue, address), *_] = routed_queues(transport, topic)
     transport.send(request(queue, address, batch_of(topic, b"x")), PATIENCE, outcomes)
@@ -214,7 +214,7 @@ def test_a_view_of_no_message_is_an_error_that_no_retry_mends(transport: Remotin
         assert raised.value.retriable is False
 
 
-def test_a_topic_may_have_more_queues_to_read_than_to_write(
+def test_topic_can_have_more_read_queues_than_write_queues(
     cluster: SharedCluster, transport: RemotingTransport
 ) -> None:
     name = f"transport_{uuid.uuid4().hex}"

@@ -128,7 +128,7 @@ def test_a_signed_and_encrypted_write_arrives_and_spark_shows_no_secret(
     assert [secret for secret in SECRETS if secret in shown] == []
 
 
-def test_the_clusters_own_options_are_all_that_a_write_and_a_read_take(
+def test_cluster_options_suffice_for_write_and_read(
     spark: SparkSession, metrics: Metrics, secured: SharedCluster, make_topic: MakeTopic
 ) -> None:
     topic = make_topic("anything")
@@ -140,7 +140,7 @@ def test_the_clusters_own_options_are_all_that_a_write_and_a_read_take(
     assert spark.read.format("rocketmq").options(**secured.options).load(topic).count() == 200
 
 
-def test_a_wrong_secret_fails_the_write_with_an_error_that_names_the_option_and_not_the_value(
+def test_wrong_secret_fails_write_naming_option_but_not_value(
     spark: SparkSession, metrics: Metrics, options: dict[str, str]
 ) -> None:
     frame = spark.range(1).selectExpr("'row' AS body")
@@ -158,20 +158,20 @@ def test_a_wrong_secret_fails_the_write_with_an_error_that_names_the_option_and_
         ({"topic": "TBW102"}, r"User:spark-user has no permission to access Topic:TBW102"),
     ],
 )
-def test_who_may_not_write_is_told_so_at_once(options: dict[str, str], change: dict[str, Any], text: str) -> None:
+def test_unauthorized_write_fails_at_once(options: dict[str, str], change: dict[str, Any], text: str) -> None:
     changed = {name: value for name, value in {**options, **change}.items() if value is not None}
     with pytest.raises(DeliveryError, match=rf"16 NO_PERMISSION: {text}.*check accessKey") as raised:
         write_here(changed)
     assert "Rows of this task stored: none. Read but not sent: 3" in str(raised.value)
 
 
-def test_a_cluster_whose_authority_is_not_known_is_not_trusted(options: dict[str, str]) -> None:
+def test_cluster_with_unknown_authority_is_not_trusted(options: dict[str, str]) -> None:
     del options["tlsCaFile"]
     with pytest.raises(RemotingCertificateException, match="is not trusted; set tlsCaFile"):
         write_here(options)
 
 
-def test_the_name_that_all_certificates_carry_takes_the_place_of_the_addresses(options: dict[str, str]) -> None:
+def test_tls_server_name_replaces_host_names_in_certificate_check(options: dict[str, str]) -> None:
     write_here({**options, "tlsServerName": "localhost"})
     with pytest.raises(RemotingCertificateException, match=r"must name rocketmq\.outside .*option tlsServerName"):
         write_here({**options, "tlsServerName": "rocketmq.outside"})
@@ -217,7 +217,7 @@ class Rotated:
 
 
 @pytest.mark.parametrize("over_grpc", [False, True], ids=["remoting", "grpc"])
-def test_a_secret_that_is_refused_is_asked_for_again_by_the_sends_that_follow(
+def test_rejected_credentials_are_fetched_again_for_later_sends(
     secured: SharedCluster,
     grpc: dict[str, Any],
     allowed: str,
@@ -245,7 +245,7 @@ def test_a_secret_that_is_refused_is_asked_for_again_by_the_sends_that_follow(
     assert Rotated.asked <= 5, "once a minute, and once a second where it is refused"
 
 
-def test_a_user_who_is_refused_is_an_error_and_one_line_in_the_log_at_most(
+def test_rejected_user_causes_errors_and_at_most_one_log_line(
     secured: SharedCluster, allowed: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = {**secured.admin_settings, "access_key": KNOWN.access_key, "secret_key": "wrong-hush-hush"}
@@ -272,9 +272,7 @@ class Detour(RemotingTransport):
         return replace(route, broker_datas=tuple(brokers))
 
 
-def test_over_tls_a_bit_that_changes_on_the_way_changes_no_row_and_loses_none(
-    secured: SharedCluster, allowed: str
-) -> None:
+def test_bit_flips_under_tls_change_and_lose_no_row(secured: SharedCluster, allowed: str) -> None:
     rows, requests, answers = 6_000, Fault(flip, 100_000), Fault(flip, 30_000)
     bodies = [f"row {number} ".ljust(200, ".") for number in range(rows)]
     batches = pa.table({"body": bodies}).to_batches(max_chunksize=500)
@@ -299,7 +297,7 @@ def read_from(secured: SharedCluster) -> dict[str, str]:
     return {"nameServer": secured.name_server, "subscribe": topic, **connection, **USER}
 
 
-def test_a_signed_and_encrypted_read_brings_every_row_and_spark_shows_no_secret(
+def test_signed_encrypted_read_returns_all_rows_and_spark_shows_no_secret(
     spark: SparkSession, metrics: Metrics, read_from: dict[str, str]
 ) -> None:
     spark.conf.set("spark.sql.ui.explainMode", "extended")
@@ -328,7 +326,7 @@ def test_a_signed_and_encrypted_read_brings_every_row_and_spark_shows_no_secret(
         ({"useTls": None, "tlsCaFile": None}, "it demands TLS: set useTls=true"),
     ],
 )
-def test_who_may_not_read_is_told_so(
+def test_unauthorized_read_fails_with_reason(
     spark: SparkSession, metrics: Metrics, read_from: dict[str, str], change: dict[str, Any], text: str
 ) -> None:
     changed = {name: value for name, value in {**read_from, **change}.items() if value is not None}
@@ -351,7 +349,7 @@ SENDS: dict[str, Callable[[Producer, str], object]] = {
 }
 
 
-def test_grpc_23_the_right_key_is_let_in_and_its_secret_is_shown_nowhere(
+def test_correct_key_is_accepted_over_grpc_and_its_secret_is_not_shown(
     secured: SharedCluster, grpc: dict[str, Any], allowed: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -378,7 +376,7 @@ def test_grpc_23_the_right_key_is_let_in_and_its_secret_is_shown_nowhere(
     ],
     ids=["wrong secret", "unknown user", "no key", "no right", "right to read only"],
 )
-def test_grpc_23_who_may_not_send_is_told_so_by_the_first_answer(
+def test_unauthorized_send_over_grpc_fails_with_first_answer(
     secured: SharedCluster,
     grpc: dict[str, Any],
     make_topic: MakeTopic,
@@ -403,7 +401,7 @@ def test_grpc_23_who_may_not_send_is_told_so_by_the_first_answer(
     assert read_topic(secured.name_server, topic, 0, **secured.transport_settings) == []
 
 
-def test_grpc_23_a_write_that_may_not_be_fails_with_what_is_not_sent(
+def test_unauthorized_write_over_grpc_fails_without_showing_secrets(
     secured: SharedCluster, options: dict[str, str]
 ) -> None:
     del options["nameServer"]
@@ -413,7 +411,7 @@ def test_grpc_23_a_write_that_may_not_be_fails_with_what_is_not_sent(
     assert [secret for secret in SECRETS if secret in f"{raised.value}{raised.value!r}"] == []
 
 
-def test_grpc_25_a_producer_that_was_hung_up_on_while_idle_sends_again(
+def test_producer_sends_again_after_proxy_closed_idle_connection(
     secured: SharedCluster, grpc: dict[str, Any], allowed: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "rocketmq_spark")
@@ -428,16 +426,14 @@ def test_grpc_25_a_producer_that_was_hung_up_on_while_idle_sends_again(
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-def test_grpc_22_a_proxy_that_demands_tls_is_recognised(grpc: dict[str, Any], allowed: str) -> None:
+def test_proxy_that_requires_tls_is_recognised(grpc: dict[str, Any], allowed: str) -> None:
     del grpc["tls_ca_file"]
     given = {**grpc, "use_tls": False, "send_msg_timeout": 1000}
     with Producer("pg-plain", **given) as producer, pytest.raises(RocketMQError, match="useTls"):
         producer.send(Message.of(allowed, b"x"))
 
 
-def test_grpc_22_the_name_that_all_certificates_carry_takes_the_place_of_the_proxys(
-    grpc: dict[str, Any], allowed: str
-) -> None:
+def test_tls_server_name_replaces_proxy_name_in_certificate_check(grpc: dict[str, Any], allowed: str) -> None:
     with Producer("pg-named", **grpc, tls_server_name="localhost") as producer:
         assert producer.send(Message.of(allowed, b"x")).status is SendStatus.SEND_OK
     misnamed = Producer("pg-misnamed", **grpc, tls_server_name="rocketmq.outside")
@@ -464,7 +460,7 @@ def the_doctor_says(
     return {one.check.split()[0]: (one.state, one.found) for one in asked}
 
 
-def test_a_user_who_exists_already_is_not_made_again_and_keeps_the_secret(secured: SharedCluster) -> None:
+def test_existing_user_is_not_created_again_and_keeps_its_secret(secured: SharedCluster) -> None:
     assert secured.tls is not None
     probe = Probe(credentials=secured.admin, tls=secured.tls)
     brokers = [broker.address for broker in secured.brokers]
@@ -476,7 +472,7 @@ def test_a_user_who_exists_already_is_not_made_again_and_keeps_the_secret(secure
             theirs.send(broker.address, broker.name, "not-allowed", b"let in?")
 
 
-def test_a_user_whom_one_broker_could_not_take_can_be_made_again(secured: SharedCluster, allowed: str) -> None:
+def test_user_that_one_broker_failed_to_create_can_be_created_again(secured: SharedCluster, allowed: str) -> None:
     assert secured.tls is not None
     probe = Probe(credentials=secured.admin, tls=secured.tls)
     brokers = [broker.address for broker in secured.brokers]
@@ -501,7 +497,7 @@ def test_a_user_whom_one_broker_could_not_take_can_be_made_again(secured: Shared
         theirs.send(broker.address, broker.name, allowed, b"let in")
 
 
-def test_the_doctor_tells_missing_tls_a_wrong_key_and_a_missing_right_apart(
+def test_doctor_distinguishes_missing_tls_wrong_key_and_missing_permission(
     secured: SharedCluster, allowed: str, make_topic: MakeTopic
 ) -> None:
     user, key = USER["accessKey"], USER["secretKey"]

@@ -98,7 +98,9 @@ def write(name_server: str, **options: str) -> None:
     ],
     ids=["expired", "not valid yet", "another name", "a client without a certificate"],
 )
-def test_it_fails_at_once_by_one_attempt(serve: Serve, authority: Authority, shown: Any, text: str) -> None:
+def test_certificate_error_fails_the_write_with_a_single_attempt(
+    serve: Serve, authority: Authority, shown: Any, text: str
+) -> None:
     server = serve(**shown)
     with TcpProxy(server.address) as link:
         with pytest.raises(RemotingCertificateException) as raised:
@@ -108,7 +110,7 @@ def test_it_fails_at_once_by_one_attempt(serve: Serve, authority: Authority, sho
     assert link.address in str(raised.value)
 
 
-def test_an_authority_that_is_not_known_is_not_trusted(
+def test_certificates_of_unknown_authorities_are_rejected_on_both_sides(
     serve: Serve, authority: Authority, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     other = Authority(tmp_path_factory.mktemp("other"), "another authority")
@@ -127,7 +129,7 @@ def test_an_authority_that_is_not_known_is_not_trusted(
         write(server.address, tlsCaFile=str(authority.ca_file), **dict(zip(OWN, own, strict=True)))
 
 
-def test_whoever_wants_no_certificate_checked_is_let_through(serve: Serve) -> None:
+def test_tls_insecure_skip_verify_accepts_any_certificate(serve: Serve) -> None:
     server = serve("DNS:elsewhere.example", not_after=YESTERDAY)
     with pytest.raises(RouteNotFoundException, match="knows no broker"):
         write(server.address, tlsInsecureSkipVerify="true")

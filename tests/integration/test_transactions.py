@@ -29,7 +29,7 @@ pytestmark = pytest.mark.integration
 # A proxy tells its brokers of a new producer group every 20 s; before that nobody is asked back.
 
 
-def test_119_a_committed_half_message_becomes_visible_and_a_rolled_back_one_never_does(
+def test_committed_half_message_becomes_visible_and_rolled_back_one_not(
     transactional: LocalCluster,
 ) -> None:
     with RemotingTransport([transactional.name_server]) as transport:
@@ -60,7 +60,7 @@ def test_broker_answers_each_end_and_delivers_a_second_commit_again(transactiona
         assert bodies == [b"committed", b"committed", b"other"]
 
 
-def test_120_an_unknown_half_message_is_asked_back_for_and_the_answer_decides(transactional: LocalCluster) -> None:
+def test_check_answer_decides_about_undecided_half_message(transactional: LocalCluster) -> None:
     with RemotingTransport([transactional.name_server]) as transport:
         address = transactional.brokers[0].address
         topic = topic_of(transactional, transport)
@@ -89,7 +89,7 @@ def test_120_an_unknown_half_message_is_asked_back_for_and_the_answer_decides(tr
         assert [message.body for message in read_topic(transactional.name_server, topic, 1)] == [b"to commit"]
 
 
-def test_120_a_proxy_passes_checks_on_and_only_their_answers_count(transactional: LocalCluster) -> None:
+def test_proxy_forwards_checks_and_only_their_answers_count(transactional: LocalCluster) -> None:
     assert transactional.proxy is not None
     with RemotingTransport([transactional.proxy.address]) as transport:
         topic = topic_of(transactional, transport)
@@ -106,7 +106,7 @@ def test_120_a_proxy_passes_checks_on_and_only_their_answers_count(transactional
 
 
 @pytest.mark.parametrize("namespace", ["", "space"])
-def test_120_a_producers_listener_is_asked_about_what_it_left_open(transactional: LocalCluster, namespace: str) -> None:
+def test_transaction_listener_decides_about_pending_half_messages(transactional: LocalCluster, namespace: str) -> None:
     class Listener:
         """Leaves everything open at first, and decides when it is asked."""
 

@@ -51,7 +51,7 @@ def property_maps(rng: random.Random, count: int) -> list[dict[str, str]]:
     ]
 
 
-def test_116_ten_thousand_random_keys_meet_the_queue_that_java_s_hash_selector_chooses(java: Java) -> None:
+def test_ten_thousand_random_keys_map_to_the_queues_of_java(java: Java) -> None:
     keys = ["", "polygenelubricants", "\U0001f600", *texts(random.Random(5), 9_997, 40)]
     answers = java.run("Codecs", [{"do": "hash", "key": key, "counts": COUNTS} for key in keys])
     hashes = [string_hash(key) for key in keys]
@@ -94,7 +94,7 @@ def test_ill_formed_utf_8_hashes_as_java_hashes_it(java: Java) -> None:
     assert string_hashes(column).tolist() == [answer["hash"] for answer in answers]
 
 
-def test_integers_hash_as_a_long_but_for_negative_ones_of_32_bits(java: Java) -> None:
+def test_negative_32_bit_integers_hash_unlike_a_java_long(java: Java) -> None:
     small = [0, 1, 2**31 - 1, 2**31, 2**32, 2**63 - 1, -(2**31) - 1, -(2**63), 1234567890123, -1234567890123]
     negative = [-1, -2, -1000, -(2**31)]
     answers = java.run("Codecs", [{"do": "hashOfLong", "key": key} for key in [*small, *negative]])
@@ -142,13 +142,13 @@ A, B = broker("a", {"0": "a:1"}), broker("b", {"0": "b:1"})
         {"queueDatas": [queues("a", 2)], "brokerDatas": [A], "orderTopicConf": ""},
     ],
 )
-def test_queues_of_a_route_are_those_of_java(java: Java, route: dict[str, Any]) -> None:
+def test_queues_of_a_route_equal_those_of_java(java: Java, route: dict[str, Any]) -> None:
     [answer] = java.run("Codecs", [{"do": "publish", "route": json.dumps(route)}])
     info = publish_info_of("T", decode_topic_route(json.dumps(route).encode()))
     assert [[queue.broker_name, queue.queue_id] for queue in info.queues] == answer["queues"]
 
 
-def test_static_topic_without_an_order_configuration_has_no_broker_queues_in_java(java: Java) -> None:
+def test_static_topic_without_order_configuration_has_no_queues_in_java(java: Java) -> None:
     route = json.dumps({"queueDatas": [queues("a", 2)], "brokerDatas": [A], "topicQueueMappingByBroker": MAPPING})
     [answer] = java.run("Codecs", [{"do": "publish", "route": route}])
     assert all(name != "a" for name, _ in answer["queues"])
@@ -156,7 +156,7 @@ def test_static_topic_without_an_order_configuration_has_no_broker_queues_in_jav
         publish_info_of("T", decode_topic_route(route.encode()))
 
 
-def test_29_java_reads_our_property_strings_and_we_read_java_s(java: Java) -> None:
+def test_property_strings_are_exchanged_with_java_in_both_directions(java: Java) -> None:
     maps = [{}, *property_maps(random.Random(6), 500)]
     ours = [encode_properties(values).decode() for values in maps]
     # Strings of mostly separators: who skips which entry.
@@ -206,7 +206,7 @@ def facts(decoded: Sequence[Message]) -> list[tuple[bytes, int, dict[str, str]]]
     return [(message.body, message.flag, dict(message.properties)) for message in decoded]
 
 
-def test_36_java_reads_our_batches_and_we_read_java_s(java: Java) -> None:
+def test_batches_are_exchanged_with_java_in_both_directions(java: Java) -> None:
     members = messages(random.Random(9), 300)
     ids = UniqueIdGenerator(bytes([127, 0, 0, 1]))
     batch = MessageEncoder(ProducerOptions.of(max_message_size=LIMIT), ids.next_id).encode_batch(members)
@@ -226,7 +226,7 @@ def test_36_java_reads_our_batches_and_we_read_java_s(java: Java) -> None:
     assert facts(decode_batch(body, "orders")) == facts(with_ids)
 
 
-def test_35_java_refuses_the_batches_that_we_refuse(java: Java) -> None:
+def test_java_rejects_the_same_batches(java: Java) -> None:
     good = Message.of("orders", b"body")
     batches: list[list[Message]] = [
         [good, good],
@@ -258,7 +258,7 @@ def _refuses(batch: Sequence[Message]) -> bool:
     return False
 
 
-def test_33_namespaces_are_wrapped_and_unwrapped_as_java_does(java: Java) -> None:
+def test_namespaces_are_wrapped_and_unwrapped_like_java(java: Java) -> None:
     rng = random.Random(10)
     names = ["T", "%RETRY%G", "%DLQ%G", "A%T", "%RETRY%A%G", "B%T", "%DLQ%B%G", "%RETRY%%DLQ%G", "A", "A%", "%RETRY%"]
     names += ["TBW102", "rmq_sys_x", "RMQ_SYS_x", "CID_RMQ_SYS_x", "%RETRY%TBW102", *sorted(FORBIDDEN_TOPICS)]
@@ -268,14 +268,14 @@ def test_33_namespaces_are_wrapped_and_unwrapped_as_java_does(java: Java) -> Non
     assert [unwrap(name, "A") for name in names] == [answer["unwrapped"] for answer in answers]
 
 
-def test_a_namespace_is_taken_from_the_addresses_that_java_takes_it_from(java: Java) -> None:
+def test_namespace_is_taken_from_addresses_like_java(java: Java) -> None:
     addresses = ["MQ_INST_1_a.b", "http://MQ_INST_1_a.b:80", "https://MQ_INST_1_a.b;c", "MQ_INST_1_a_b_c.d.e:8080"]
     addresses += ["MQ_INST_1.b", "MQ_INST_1_a:80", "x.MQ_INST_1_a.b", "127.0.0.1:9876", "MQ_INST_1_\u00e4.b"]
     answers = java.run("Codecs", [{"do": "namespaceOf", "address": address} for address in addresses])
     assert [namespace_of(address) for address in addresses] == [answer["namespace"] for answer in answers]
 
 
-def test_25_to_27_topics_and_groups_are_refused_as_java_refuses_them(java: Java) -> None:
+def test_topics_and_groups_are_rejected_like_java(java: Java) -> None:
     names = ["", " ", "\u3000", "\u00a0", "\u0085", "\t\x1c\x1f", "\u2007", "\u202f", "\u2028", "\U0001f600" * 64]
     names += ["a", "a b", "a.b", "a\n", "\u00e4", "%|_-9Zz", *("x" * length for length in (120, 121, 127, 128, 256))]
     names += ["TBW102", "RMQ_SYS_TRACE_TOPIC", "BenchmarkTest", *sorted(FORBIDDEN_TOPICS)]
@@ -297,7 +297,7 @@ def _code(check: object) -> int | None:
 
 
 @pytest.mark.parametrize("address", [bytes([10, 0, 0, 7]), bytes(15) + b"\x01"], ids=["IPv4", "IPv6"])
-def test_31_java_finds_address_process_and_time_in_our_ids(java: Java, address: bytes) -> None:
+def test_java_reads_address_process_and_time_from_our_ids(java: Java, address: bytes) -> None:
     now = time.time()
     ids = UniqueIdGenerator(address, wall_clock=lambda: now, getpid=lambda: 0x1_2345)
     [found] = java.run("Codecs", [{"do": "id", "id": ids.next_id()}])
@@ -306,6 +306,6 @@ def test_31_java_finds_address_process_and_time_in_our_ids(java: Java, address: 
     assert found["time"] == int(now * 1000)
 
 
-def test_22_the_reserved_names_are_java_s(java: Java) -> None:
+def test_reserved_names_equal_those_of_java(java: Java) -> None:
     [answer] = java.run("Codecs", [{"do": "reserved"}])
     assert set(answer["names"]) == RESERVED_PROPERTIES

@@ -40,7 +40,7 @@ def rows_of(topic: str) -> Iterator[Seen]:
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_grpc_16_an_official_client_reads_what_was_sent_over_grpc(
+def test_official_client_reads_messages_sent_over_grpc(
     cluster: SharedCluster, make_topic: Callable[..., str], topic: str, read_with: ReadWith, client: str
 ) -> None:
     kinds = {"normal": "NORMAL", "fifo": "FIFO", "delay": "DELAY", "zlib": "NORMAL"}

@@ -73,7 +73,7 @@ def single(message: Message, kind: CompressionType | None = None) -> EncodedBatc
     )
 
 
-def test_a_java_consumer_unpacks_what_we_compressed(java: Java, cluster: SharedCluster, topic: str) -> None:
+def test_java_consumer_decompresses_our_bodies(java: Java, cluster: SharedCluster, topic: str) -> None:
     make_topic(cluster, topic)
     sent = [
         (Message.of(topic, body, tags=kind.name, properties={"size": str(len(body))}), kind)
@@ -107,7 +107,7 @@ def test_a_java_consumer_reads_our_batch_and_filters_by_its_tags(
     assert [outcome.queue_offset + number for number in range(1, 100, 2)] == [one["queueOffset"] for one in found]
 
 
-def test_a_java_consumer_of_a_namespace_reads_what_we_wrapped(java: Java, cluster: SharedCluster, topic: str) -> None:
+def test_java_consumer_in_a_namespace_reads_our_message(java: Java, cluster: SharedCluster, topic: str) -> None:
     wrapped = wrap("MQ_INST_1_interop", topic)
     make_topic(cluster, wrapped)
     send(cluster, single(Message.of(wrapped, b"body", properties={"INSTANCE": "1"})))
@@ -115,7 +115,7 @@ def test_a_java_consumer_of_a_namespace_reads_what_we_wrapped(java: Java, cluste
     assert (topic, b"body") == (found["topic"], found["body"])
 
 
-def test_a_java_producer_s_result_is_read_back_and_its_keys_meet_our_queues(
+def test_results_and_queues_of_a_java_producer_match_this_client(
     java: Java, cluster: SharedCluster, topic: str
 ) -> None:
     queues = make_topic(cluster, topic)
@@ -137,7 +137,7 @@ def test_a_java_producer_s_result_is_read_back_and_its_keys_meet_our_queues(
         assert result["queueOffset"] == message.queue_offset
 
 
-def test_we_unpack_what_a_java_producer_compressed(java: Java, cluster: SharedCluster, topic: str) -> None:
+def test_bodies_compressed_by_a_java_producer_are_decompressed(java: Java, cluster: SharedCluster, topic: str) -> None:
     make_topic(cluster, topic)
     sent = [(kind, body) for kind in CompressionType for body in (LARGE, b"x" * 4096)]
     requests = [
@@ -165,7 +165,7 @@ def encoded_rows(topic: str, bodies: list[bytes], **settings: Any) -> list[Encod
 
 
 @pytest.mark.parametrize("kind", CompressionType)
-def test_90_91_java_unpacks_the_long_rows_of_a_batch_and_finds_their_ids(
+def test_java_decompresses_long_rows_of_a_batch_and_reads_their_ids(
     java: Java, cluster: SharedCluster, topic: str, kind: CompressionType
 ) -> None:
     make_topic(cluster, topic)
@@ -178,7 +178,7 @@ def test_90_91_java_unpacks_the_long_rows_of_a_batch_and_finds_their_ids(
         assert properties["SPARK_ROW_ID"] == f"a-write/-1/0/{place}/{row_hash(topic, body, properties)}"
 
 
-def test_java_takes_an_inner_batch_apart(java: Java, cluster: SharedCluster, topic: str) -> None:
+def test_java_consumer_reads_the_items_of_an_inner_batch(java: Java, cluster: SharedCluster, topic: str) -> None:
     with RemotingTransport([cluster.name_server]) as transport:
         for broker in cluster.brokers:
             transport.create_topic(broker.address, topic, 2, 6, PATIENCE, attributes="+queue.type=BatchCQ")

@@ -38,9 +38,7 @@ def allowed() -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("newest", [False, True], ids=["oldest", "newest"])
-def test_grpc_12_the_generated_code_works_with_the_oldest_and_the_newest_protobuf_allowed(
-    newest: bool, tmp_path: Path
-) -> None:
+def test_generated_code_works_with_oldest_and_newest_supported_protobuf(newest: bool, tmp_path: Path) -> None:
     lowest, beyond = allowed()
     wanted = f"protobuf<{beyond}" if newest else f"protobuf=={lowest}"
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path), wanted]

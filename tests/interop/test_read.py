@@ -44,7 +44,7 @@ def in_nepal(spark: SparkSession) -> Iterator[None]:
     spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
-def test_a_read_is_what_a_java_consumer_sees_of_every_kind(
+def test_read_equals_the_view_of_a_java_consumer_for_every_message_kind(
     spark: SparkSession, java: Java, cluster: SharedCluster, topic: str, metrics: Metrics, in_nepal: None
 ) -> None:
     topics = create_topics(cluster, topic)
@@ -93,7 +93,7 @@ def over_time(cluster: SharedCluster, topic: str) -> str:
     return topic
 
 
-def test_a_time_is_the_offset_that_a_java_consumer_finds(
+def test_starting_timestamp_finds_the_offset_that_java_finds(
     spark: SparkSession, java: Java, cluster: SharedCluster, over_time: str, metrics: Metrics
 ) -> None:
     stored = load(spark, cluster, subscribe=over_time).select(

@@ -53,14 +53,14 @@ def test_all_notebooks_are_there_and_small() -> None:
         ("<p>12 of 14</p> rows/second, 127.0.0.1:9876", []),
     ],
 )
-def test_places_of_a_machine_are_found_in_outputs(text: str, found: list[str]) -> None:
+def test_local_paths_are_found_in_outputs(text: str, found: list[str]) -> None:
     v4 = nbformat.v4
     output = v4.new_output("display_data", {"text/plain": text})
     notebook = v4.new_notebook(cells=[v4.new_code_cell("1", outputs=[output], execution_count=1)])
     assert leftovers(notebook) == found
 
 
-def test_what_a_run_says_on_stderr_and_when_is_taken_out() -> None:
+def test_stderr_and_execution_times_are_removed_from_outputs() -> None:
     v4 = nbformat.v4
     outputs = [v4.new_output("stream", text=name, name=name) for name in ("stdout", "stderr")]
     notebook = v4.new_notebook(cells=[v4.new_code_cell("1", outputs=outputs, metadata={"execution": {}})])

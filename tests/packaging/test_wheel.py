@@ -132,7 +132,7 @@ def test_the_wheel_has_the_package_and_nothing_else(built: Built) -> None:
     assert sorted(names - about) == sorted({*package, *conf, "pyspark_rocketmq.py"})
 
 
-def test_the_metadata_is_valid_and_says_what_a_user_can_choose(built: Built) -> None:
+def test_metadata_is_valid_and_lists_all_extras(built: Built) -> None:
     archive = zipfile.ZipFile(built.wheel)
     [name] = [name for name in archive.namelist() if name.endswith("/METADATA")]
     metadata = Metadata.from_email(archive.read(name), validate=True)
@@ -166,13 +166,13 @@ def test_nothing_heavy_is_imported_before_it_is_used(environment: Environment, u
     assert {module.partition(".")[0] for module in modules} & HEAVY == set()
 
 
-def test_the_command_says_its_version_and_its_help(environment: Environment) -> None:
+def test_command_shows_its_version_and_its_help(environment: Environment) -> None:
     assert environment.run("rocketmq-spark", "--version") == f"rocketmq-spark {rocketmq_spark.__version__}\n"
     assert "cluster" in environment.run("rocketmq-spark", "--help")
     assert environment.run("python", "-m", "rocketmq_spark", "--version").startswith("rocketmq-spark ")
 
 
-def test_a_type_checker_sees_the_types_of_what_is_installed(environment: Environment) -> None:
+def test_type_checker_sees_the_types_of_the_installed_package(environment: Environment) -> None:
     program = environment.elsewhere / "typed.py"
     program.write_text(TYPED)
     mypy = [sys.executable, "-m", "mypy", "--python-executable", environment.python, "--strict", "--no-error-summary"]

@@ -94,7 +94,7 @@ def test_an_invalid_row_fails_with_its_place_and_the_rule(
 
 
 @pytest.mark.parametrize("mode", ["overwrite", "ignore"])
-def test_other_modes_are_refused_whichever_way_they_are_said(
+def test_unsupported_save_modes_are_rejected_however_they_are_given(
     spark: SparkSession, cluster: Any, topic: str, metrics: Metrics, mode: str
 ) -> None:
     frame = spark.createDataFrame(BODY, "body string")
@@ -117,7 +117,7 @@ def test_other_modes_are_refused_without_the_hook(
         writer.option("nameServer", cluster.name_server).option("topic", topic).save()
 
 
-def test_other_sources_keep_their_default_mode(spark: SparkSession, metrics: Metrics, tmp_path: Any) -> None:
+def test_save_modes_of_other_sources_are_unchanged(spark: SparkSession, metrics: Metrics, tmp_path: Any) -> None:
     frame = spark.createDataFrame(BODY, "body string")
     frame.write.parquet(str(tmp_path / "out"))
     with pytest.raises(PySparkException, match="PATH_ALREADY_EXISTS"):

@@ -70,9 +70,7 @@ def body_of(number: int) -> bytes:
     return f"body-{number}".encode() + "é".encode() * 20
 
 
-def test_two_hundred_thousand_rows_arrive_once_each_and_whole_on_both_brokers(
-    cluster: SharedCluster, written: Written
-) -> None:
+def test_all_200_000_rows_are_stored_once_each_on_both_brokers(cluster: SharedCluster, written: Written) -> None:
     messages = read_topic(cluster.name_server, written.topic, ROWS)
     assert Counter(message.properties["KEYS"] for message in messages) == Counter(f"k{n}" for n in range(ROWS))
     for message in messages:
@@ -87,7 +85,7 @@ def test_two_hundred_thousand_rows_arrive_once_each_and_whole_on_both_brokers(
     assert len({message.properties["UNIQ_KEY"] for message in messages}) == ROWS
 
 
-def test_the_metrics_count_each_row_and_are_a_receipt_of_the_queues(cluster: SharedCluster, written: Written) -> None:
+def test_metrics_count_each_row_and_offset_of_the_queues(cluster: SharedCluster, written: Written) -> None:
     assert set(written.metrics) == {broker.name for broker in cluster.brokers}
     assert sum(facts["rows"] for facts in written.metrics.values()) == ROWS
     receipt = [queue for facts in written.metrics.values() for queue in facts["queues"][written.topic].values()]
@@ -178,7 +176,7 @@ def test_a_sharding_key_keeps_its_rows_on_one_queue(
     assert len({place for found in places.values() for place in found}) > 1
 
 
-def test_rows_named_for_a_queue_go_there(
+def test_rows_with_queue_columns_are_stored_in_their_queue(
     spark: SparkSession, cluster: Any, topic: str, save: Callable[..., None]
 ) -> None:
     create_topic(cluster, topic)
@@ -212,7 +210,7 @@ def test_rows_go_to_their_own_machine_room_where_there_is_one(
     assert len(hosts) == taken
 
 
-def test_a_large_row_goes_beside_small_ones(
+def test_large_and_small_rows_are_stored_in_one_write(
     spark: SparkSession, cluster: Any, topic: str, save: Callable[..., None]
 ) -> None:
     sizes = [4 * 1024 * 1024, 10, 4 * 1024 * 1024 - 5, 1024 * 1024, 1]
@@ -229,7 +227,7 @@ def test_delayed_rows_are_delivered_later_as_single_messages(
     assert {message.properties.get("DELAY") for message in stored} == {None, "1"}
 
 
-def test_the_driver_warms_no_connection_and_tasks_keep_theirs(
+def test_repeated_writes_are_stored_without_retries(
     spark: SparkSession, cluster: Any, topic: str, metrics: Metrics, save: Callable[..., None]
 ) -> None:
     frame = spark.createDataFrame([("x",)], "body string")

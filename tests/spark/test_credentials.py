@@ -79,7 +79,7 @@ def batches(query: StreamingQuery) -> int:
     return sum(progress.numInputRows > 0 for progress in query.recentProgress)
 
 
-def test_a_streaming_query_outlives_the_users_that_it_writes_as(
+def test_streaming_write_continues_after_its_user_was_replaced(
     spark: SparkSession, secured: SharedCluster, tmp_path: Path
 ) -> None:
     topic = f"allowed-{uuid.uuid4().hex[:8]}"
@@ -116,7 +116,7 @@ def test_a_streaming_query_outlives_the_users_that_it_writes_as(
     assert bodies >= set(range(max(bodies))), "and no row is missing"
 
 
-def test_a_streaming_read_asks_a_provider_that_the_job_brought_along(
+def test_streaming_read_uses_a_credentials_provider_shipped_with_the_job(
     spark: SparkSession, secured: SharedCluster, tmp_path: Path
 ) -> None:
     topic, admin = f"allowed-{uuid.uuid4().hex[:8]}", secured.admin
@@ -141,7 +141,7 @@ def test_a_streaming_read_asks_a_provider_that_the_job_brought_along(
     assert sorted(read) == sorted(map(str, range(10)))
 
 
-def test_a_streaming_read_goes_on_though_its_user_is_gone_from_one_moment_to_the_next(
+def test_streaming_read_continues_after_its_user_was_replaced(
     spark: SparkSession, secured: SharedCluster, tmp_path: Path
 ) -> None:
     topic, name = f"allowed-{uuid.uuid4().hex[:8]}", "file_of_a_reads_test"

@@ -66,25 +66,25 @@ def bodies(frame: DataFrame) -> Counter[str]:
     return Counter(row.body for row in frame.select("body").collect())
 
 
-def test_of_rows_with_one_id_one_stays_and_of_rows_without_all(read: DataFrame) -> None:
+def test_duplicate_row_ids_are_dropped_and_rows_without_id_kept(read: DataFrame) -> None:
     once = dedupe(read)
     assert bodies(once) == ONCE
     assert once.schema == read.schema
 
 
-def test_rows_made_of_one_row_all_stay(spark: SparkSession) -> None:
+def test_rows_derived_from_one_row_are_all_kept(spark: SparkSession) -> None:
     frame = as_read(spark, [("a,b,b", id_of("a,b,b")), ("a,b,b", id_of("a,b,b"))])
     assert dedupe(frame).count() == 1
     exploded = frame.limit(1).selectExpr("topic", "explode(split(body, ',')) AS body", "flag", "properties")
     assert bodies(dedupe(exploded)) == Counter({"a": 1, "b": 2})
 
 
-def test_a_copy_is_verified_by_the_topic_of_its_original(read: DataFrame) -> None:
+def test_row_id_of_a_copy_is_verified_with_its_original_topic(read: DataFrame) -> None:
     assert bodies(dedupe(read, topic="source"))["copied"] == 1
     assert bodies(dedupe(read, topic="source"))["twice"] == 2
 
 
-def test_a_column_of_that_name_goes_before_the_properties(spark: SparkSession) -> None:
+def test_row_id_column_is_preferred_to_the_properties(spark: SparkSession) -> None:
     first, second = (id_of("a", place)["SPARK_ROW_ID"] for place in ("w/0/0/1", "w/0/0/2"))
     rows = [("orders", "a", 7, name, {"SPARK_ROW_ID": "x"}) for name in (first, first, second, None, None)]
     frame = spark.createDataFrame(rows, READ.replace("properties", "SPARK_ROW_ID string, properties"))
@@ -128,7 +128,7 @@ def run(tmp_path: Path) -> Callable[[DataFrame], StreamingQuery]:
     return all_available
 
 
-def test_a_stream_remembers_ids_from_one_micro_batch_to_the_next_and_only_them(
+def test_stream_state_holds_only_row_ids_and_spans_micro_batches(
     spark: SparkSession, stream: DataFrame, run: Callable[[DataFrame], StreamingQuery]
 ) -> None:
     query = run(dedupe(stream, within="1 hour"))
@@ -137,7 +137,7 @@ def test_a_stream_remembers_ids_from_one_micro_batch_to_the_next_and_only_them(
     assert [batch.stateOperators[0].numRowsTotal for batch in query.recentProgress if batch.numInputRows] == [3, 3]
 
 
-def test_a_row_that_was_stored_long_ago_is_not_late(
+def test_row_stored_long_ago_is_not_dropped_as_late(
     spark: SparkSession, tmp_path: Path, run: Callable[[DataFrame], StreamingQuery]
 ) -> None:
     folder = str(tmp_path / "in")
@@ -156,7 +156,7 @@ def test_a_row_that_was_stored_long_ago_is_not_late(
     assert bodies(spark.table("deduped")) == Counter({"stored 0 days ago": 2, "stored 30 days ago": 1})
 
 
-def test_an_aggregation_may_follow_on_the_column_that_dedupe_has_set_its_watermark_on(
+def test_aggregation_can_follow_dedupe_on_its_watermark_column(
     stream: DataFrame, run: Callable[[DataFrame], StreamingQuery]
 ) -> None:
     once = dedupe(stream, within="1 day", event_time="storeTimestamp")

@@ -50,7 +50,7 @@ def refusal(save: Callable[..., None], frame: DataFrame, **options: Any) -> str:
     return str(caught.value)
 
 
-def test_oneway_rows_arrive_and_count_as_sent_and_not_as_stored(
+def test_oneway_rows_arrive_and_count_as_sent_but_not_as_stored(
     spark: SparkSession,
     cluster: SharedCluster,
     topic: str,
@@ -74,7 +74,7 @@ def test_sync_rows_arrive_once_each(
     assert total(metrics, "rows") == ROWS
 
 
-def test_rows_of_a_namespace_are_in_its_topic_sent_by_the_brokers_second_port(
+def test_rows_in_a_namespace_are_stored_in_its_topic_through_vip_port(
     spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics, save: Callable[..., None]
 ) -> None:
     options = {"namespace": "ns1", "unitName": "u1", "unitMode": "true", "vipChannelEnabled": "true"}
@@ -83,7 +83,7 @@ def test_rows_of_a_namespace_are_in_its_topic_sent_by_the_brokers_second_port(
     assert {name for numbers in metrics.to_dict().values() for name in numbers["queues"]} == {topic}
 
 
-def test_a_rate_holds_for_the_whole_job(
+def test_rate_limit_applies_to_the_whole_job(
     spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics, save: Callable[..., None]
 ) -> None:
     rate = 500
@@ -97,7 +97,7 @@ def test_a_rate_holds_for_the_whole_job(
     assert max(by_second) - min(by_second) >= ROWS / rate - 2
 
 
-def test_each_write_leaves_a_line_at_metrics_path(
+def test_each_write_appends_a_line_to_metrics_path(
     spark: SparkSession,
     cluster: SharedCluster,
     topic: str,
@@ -146,7 +146,7 @@ def test_ordered_rows_of_a_key_are_in_one_queue_in_their_order(
     assert found == {str(key): list(range(key, ROWS, 50)) for key in range(50)}
 
 
-def test_an_ordered_stream_takes_its_queues_from_the_driver_too(
+def test_ordered_stream_uses_the_queues_of_the_driver(
     spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics, tmp_path: Path
 ) -> None:
     create_topic(cluster, topic)
@@ -168,7 +168,7 @@ def test_an_ordered_stream_takes_its_queues_from_the_driver_too(
     assert found == {str(key): list(range(key, 100, 5)) for key in range(5)}
 
 
-def test_an_ordered_write_needs_the_column_a_key_in_each_row_and_a_topic_that_exists(
+def test_ordered_write_requires_key_column_key_values_and_existing_topic(
     spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics, save: Callable[..., None]
 ) -> None:
     rows = numbered(spark, 10)
@@ -180,7 +180,7 @@ def test_an_ordered_write_needs_the_column_a_key_in_each_row_and_a_topic_that_ex
     assert "row 2 (topic" in refusal(save, some, ordered="true")
 
 
-def test_a_rate_whose_tasks_nobody_knows_is_refused_on_the_driver(
+def test_rate_limit_with_unknown_number_of_tasks_is_rejected_on_driver(
     spark: SparkSession, cluster: SharedCluster, topic: str
 ) -> None:
     options = {"nameServer": cluster.name_server, "topic": topic, "maxRatePerSecond": "10"}

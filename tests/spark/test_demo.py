@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration]
 # Stuck is what fails these tests, not slow.
 
 
-def test_ctrl_c_in_the_middle_of_the_write_ends_everything_without_a_traceback(cluster: object) -> None:
+def test_ctrl_c_during_the_write_ends_all_processes_without_a_traceback(cluster: object) -> None:
     # The shared cluster is only here so that a machine that can't run one skips this too.
     command = [sys.executable, "-m", "rocketmq_spark", "demo"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}

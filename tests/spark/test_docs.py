@@ -82,7 +82,7 @@ def test_the_ten_lines_of_the_readme_run(here: Here, names: dict[str, Any], caps
     assert "p50 ms" in capsys.readouterr().out
 
 
-def test_the_code_of_the_producer_runs(here: Here, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_producer_page_code_runs(here: Here, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     page = [block for block in blocks(ROOT / "docs" / "producer.md") if block.language == "python"]
     run(page, here, names)
     assert "COMMIT_MESSAGE" in capsys.readouterr().out
@@ -90,7 +90,9 @@ def test_the_code_of_the_producer_runs(here: Here, names: dict[str, Any], capsys
 
 
 @pytest.mark.parametrize(("code", "error"), MISTAKES)
-def test_a_mistake_ends_with_the_line_below_it(code: str, error: str, here: Here, names: dict[str, Any]) -> None:
+def test_documented_mistake_raises_the_documented_error(
+    code: str, error: str, here: Here, names: dict[str, Any]
+) -> None:
     expected = " ".join(here(error).split())
     with pytest.raises(Exception, match=r".*") as raised:
         exec(compile(here(code), "mistake", "exec"), names)
@@ -98,5 +100,5 @@ def test_a_mistake_ends_with_the_line_below_it(code: str, error: str, here: Here
     assert re.search(re.escape(expected).replace(r"\.\.\.", ".*"), " ".join(text.split())), text
 
 
-def test_there_are_mistakes() -> None:
+def test_documents_contain_mistakes_to_test() -> None:
     assert len(MISTAKES) > 6

@@ -50,7 +50,7 @@ with Producer("driver", endpoints=endpoints) as producer:
 
 
 @pytest.mark.parametrize("fork_support", [None, "0", "1"])
-def test_grpc_10_driver_and_forked_workers_both_send(
+def test_driver_and_forked_workers_both_send_over_grpc(
     cluster: SharedCluster, make_topic: Callable[..., str], fork_support: str | None
 ) -> None:
     topic = make_topic("NORMAL")

@@ -47,7 +47,7 @@ def stored(cluster: SharedCluster, topic: str, rows: int) -> list[MessageExt]:
     return read_topic(cluster.name_server, topic, rows, key=attrgetter("body"))
 
 
-def test_grpc_16_rows_arrive_once_each_and_whole_and_the_metrics_count_them_by_proxy(
+def test_rows_are_stored_once_each_and_counted_per_proxy(
     spark: SparkSession, cluster: SharedCluster, make_topic: MakeTopic, metrics: Metrics, save: Save
 ) -> None:
     topic = make_topic("NORMAL")
@@ -85,7 +85,7 @@ def test_grpc_16_rows_arrive_once_each_and_whole_and_the_metrics_count_them_by_p
     assert f"{ROWS:,}" in shown.getvalue()
 
 
-def test_grpc_19_rows_of_one_sharding_key_keep_their_order_in_one_queue(
+def test_rows_of_one_sharding_key_stay_in_order_in_one_queue(
     spark: SparkSession, cluster: SharedCluster, make_topic: MakeTopic, save: Save
 ) -> None:
     topic, rows, keys = make_topic("FIFO"), 1_000, 20
@@ -100,7 +100,7 @@ def test_grpc_19_rows_of_one_sharding_key_keep_their_order_in_one_queue(
     }
 
 
-def test_grpc_16_delayed_rows_arrive_when_their_time_has_come(
+def test_delayed_rows_arrive_when_due(
     spark: SparkSession, cluster: SharedCluster, make_topic: MakeTopic, save: Save
 ) -> None:
     topic, rows = make_topic("DELAY"), 40
@@ -149,7 +149,7 @@ def test_rows_that_a_proxy_would_refuse_become_dead_letters_that_it_takes(
 
 
 @pytest.mark.parametrize("columns", ["cast(id as string) as body", "'x' as body, 's' as shardingKey"])
-def test_what_the_proxy_can_not_take_is_said_on_the_driver(
+def test_rows_that_the_topic_does_not_accept_are_rejected_on_the_driver(
     spark: SparkSession, make_topic: MakeTopic, topic: str, metrics: Metrics, save: Save, columns: str
 ) -> None:
     text = rf"the proxy does not know it.*create it first .*-t {topic} "

@@ -26,7 +26,7 @@ def numbers(spark: SparkSession, rows: int, partitions: int = 3) -> Any:
     return spark.range(0, rows, 1, partitions).selectExpr("cast(id as string) as body")
 
 
-def test_a_pipe_gets_a_line_of_what_a_job_did_and_what_arrived(
+def test_pipe_gets_one_line_with_tasks_and_messages_of_the_job(
     spark: SparkSession,
     cluster: SharedCluster,
     topic: str,
@@ -44,7 +44,7 @@ def test_a_pipe_gets_a_line_of_what_a_job_did_and_what_arrived(
     assert "3 of 3 tasks ended · 5,000 messages arrived" in err
 
 
-def test_only_what_happens_within_the_block_counts(
+def test_only_jobs_and_messages_inside_the_block_count(
     spark: SparkSession, cluster: SharedCluster, topic: str, save: Callable[..., None]
 ) -> None:
     save(numbers(spark, 300))
@@ -122,7 +122,7 @@ def test_a_notebook_sees_the_micro_batches_of_a_query(
     assert [view.over for view in views] == [False] * (len(views) - 1) + [True]
 
 
-def test_a_display_that_fails_and_servers_that_are_away_do_not_fail_the_job(
+def test_failing_display_and_unreachable_servers_do_not_fail_the_job(
     spark: SparkSession, cluster: SharedCluster, topic: str, save: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(view: LiveView) -> None:

@@ -129,7 +129,7 @@ def test_compressed_bodies_are_read_as_they_were(
     assert found == {str(n): f"línea {n}; " * 600 if n % 3 == 0 else str(n) for n in range(300)}
 
 
-def test_rows_of_inner_batches_are_rows_and_a_read_may_begin_in_the_midst_of_one(
+def test_inner_batches_are_read_as_rows_and_offsets_may_split_them(
     spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics, save: Save, load: Load
 ) -> None:
     create_topic(cluster, topic, "NORMAL", inner=True)

@@ -124,7 +124,7 @@ def test_filters_that_are_pushed_down_change_no_row(
 
 
 @NEEDS_PUSH_DOWN
-def test_of_a_time_that_is_stored_the_rows_are_found(
+def test_conditions_on_store_timestamp_find_their_rows(
     load: Load, topics: tuple[str, str], everything: DataFrame, push_down: None
 ) -> None:
     times = sorted(row.at for row in everything.selectExpr("string(storeTimestamp) AS at").distinct().collect())
@@ -151,7 +151,7 @@ def test_of_a_time_that_is_stored_the_rows_are_found(
         ("storeTimestamp >= TIMESTAMP '2001-01-01 00:00:00'", 160),
     ],
 )
-def test_what_a_filter_leaves_out_is_not_pulled(
+def test_filtered_out_offsets_are_not_planned(
     spark: SparkSession,
     cluster: SharedCluster,
     load: Load,
@@ -176,7 +176,7 @@ def scanned(frame: DataFrame) -> int:
 
 
 @NEEDS_PUSH_DOWN
-def test_a_tag_that_is_pushed_down_is_left_to_the_brokers(load: Load, topics: tuple[str, str], push_down: None) -> None:
+def test_pushed_down_tag_is_filtered_by_the_brokers(load: Load, topics: tuple[str, str], push_down: None) -> None:
     assert scanned(load(subscribe=topics[0]).where("tags = 'AaAa'")) == 20
     assert scanned(load(subscribe=topics[0]).where("tags > 'AaAa'")) == 160
 
@@ -202,13 +202,13 @@ def test_an_expression_of_tags_is_exact_though_brokers_compare_hashes(
     assert found("*", "tags = 'AaBB'") == {"AaBB": 20}
 
 
-def test_a_task_that_begins_behind_what_the_filter_lets_through_ends(load: Load, topics: tuple[str, str]) -> None:
+def test_task_ends_if_no_remaining_message_passes_the_filter(load: Load, topics: tuple[str, str]) -> None:
     rows = load(subscribe=topics[0], subExpression="grün", maxRecordsPerPartition="3").collect()
     assert len(rows) == 20
     assert load(subscribe=topics[0], subExpression="nobody has this").collect() == []
 
 
-def test_sql_where_brokers_do_not_know_it_is_an_error_that_says_what_to_do(load: Load, topics: tuple[str, str]) -> None:
+def test_sql_filter_that_brokers_do_not_support_is_an_error_with_advice(load: Load, topics: tuple[str, str]) -> None:
     with pytest.raises(PySparkException, match="enablePropertyFilter"):
         load(subscribe=topics[0], filterType="SQL92", subExpression="a > 1", readTimeoutMs="60000").collect()
 

@@ -74,9 +74,7 @@ def whole(brokers: tuple[str, str], queues: int = 2, rows: int = PER_QUEUE) -> C
     return spans({(broker, queue): range(rows) for broker in brokers for queue in range(queues)})
 
 
-def test_offsets_by_queue_with_the_first_and_the_last_there_is(
-    load: Load, filled: str, brokers: tuple[str, str]
-) -> None:
+def test_offsets_by_queue_can_be_earliest_and_latest(load: Load, filled: str, brokers: tuple[str, str]) -> None:
     one, two = brokers
     starts = {filled: {one: {"0": -2, "1": 4}, two: {"0": 10, "1": 9}}}
     ends = {filled: {one: {"0": 3, "1": -1}, two: {"0": -1, "1": 9}}}
@@ -86,9 +84,7 @@ def test_offsets_by_queue_with_the_first_and_the_last_there_is(
     assert places(words) == places(load(subscribe=filled)) == whole(brokers)
 
 
-def test_an_end_that_is_not_there_yet_is_waited_for_and_then_an_error(
-    load: Load, filled: str, brokers: tuple[str, str]
-) -> None:
+def test_end_offset_that_is_never_stored_times_out(load: Load, filled: str, brokers: tuple[str, str]) -> None:
     one, two = brokers
     ends = {filled: {one: {"0": 12, "1": -1}, two: {"0": -1, "1": -1}}}
     beyond = load(subscribe=filled, endingOffsets=json.dumps(ends), readTimeoutMs="1000", pullTimeoutMs="1000")
@@ -107,9 +103,7 @@ def test_a_start_beyond_the_end_of_a_queue_is_lost_data(load: Load, filled: str,
     assert found == spans({(one, 1): range(9, 10), (two, 0): range(10), (two, 1): range(10)})
 
 
-def test_offsets_that_leave_out_a_queue_or_name_a_strange_one_are_refused(
-    load: Load, filled: str, brokers: tuple[str, str]
-) -> None:
+def test_offsets_with_missing_or_unknown_queues_are_rejected(load: Load, filled: str, brokers: tuple[str, str]) -> None:
     one, two = brokers
     some = json.dumps({filled: {one: {"0": -2}, two: {"0": 0, "1": 0}}})
     with pytest.raises(PySparkException, match=rf"startingOffsets names some queues and not .*{one}.*1.*name every"):
@@ -121,7 +115,7 @@ def test_offsets_that_leave_out_a_queue_or_name_a_strange_one_are_refused(
         load(assign=json.dumps({filled: {one: [0, 7]}})).collect()
 
 
-def test_several_topics_by_name_by_path_and_by_queues(
+def test_several_topics_are_read_by_name_path_and_queues(
     spark: SparkSession, cluster: SharedCluster, topic: str, load: Load, filled: str, brokers: tuple[str, str]
 ) -> None:
     other = create_topic(cluster, topic, "NORMAL")
@@ -138,9 +132,7 @@ def test_several_topics_by_name_by_path_and_by_queues(
     }
 
 
-def test_a_pattern_is_of_whole_names_and_leaves_out_what_is_the_brokers_own(
-    cluster: SharedCluster, topic: str, load: Load
-) -> None:
+def test_pattern_matches_whole_names_and_skips_system_topics(cluster: SharedCluster, topic: str, load: Load) -> None:
     names = [f"{topic}-a", f"{topic}-ab", f"before-{topic}-a", f"%RETRY%{topic}-a", f"%DLQ%{topic}-a"]
     with Producer("read-pattern", name_server=cluster.name_server) as producer:
         for name in names:
@@ -159,7 +151,7 @@ def test_a_pattern_is_of_whole_names_and_leaves_out_what_is_the_brokers_own(
     assert read(f"nobody-{topic}") == []
 
 
-def test_a_receipt_reads_what_its_write_has_stored_whoever_wrote_before_and_after(
+def test_receipt_reads_exactly_the_rows_of_its_write(
     spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics, save: Save, load: Load
 ) -> None:
     # Its first messages would make it on one broker after the other.
@@ -188,7 +180,7 @@ def test_a_receipt_reads_what_its_write_has_stored_whoever_wrote_before_and_afte
         ({"maxRecordsPerPartition": "1", "minPartitions": "2"}, 40),
     ],
 )
-def test_every_message_is_read_once_by_so_many_tasks(
+def test_every_message_is_read_once_with_the_expected_number_of_tasks(
     load: Load, filled: str, brokers: tuple[str, str], options: dict[str, str], partitions: int
 ) -> None:
     frame = load(subscribe=filled, **options)
@@ -204,9 +196,7 @@ def test_a_hundred_queues_are_read_whole(
     assert places(load()) == places(load(pullBatchSize="7")) == whole(brokers, 50, 40)
 
 
-def test_of_an_empty_topic_there_is_nothing_and_of_one_message_one(
-    cluster: SharedCluster, topic: str, load: Load
-) -> None:
+def test_empty_topic_has_no_rows_and_one_message_one_row(cluster: SharedCluster, topic: str, load: Load) -> None:
     create_topic(cluster, topic, "NORMAL")
     inner = create_topic(cluster, f"{topic}-inner", "NORMAL", inner=True)
     assert load(subscribe=f"{topic},{inner}").collect() == []
@@ -218,7 +208,7 @@ def test_of_an_empty_topic_there_is_nothing_and_of_one_message_one(
     assert [bytes(row.body) for row in load(minPartitions="8").collect()] == [b"one"]
 
 
-def test_a_read_that_wants_few_rows_ends_early(load: Load, filled: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_limited_read_returns_early(load: Load, filled: str, capsys: pytest.CaptureFixture[str]) -> None:
     frame = load(subscribe=filled)
     assert len(frame.limit(3).collect()) == len(frame.take(3)) == 3
     assert frame.first() is not None
@@ -227,7 +217,7 @@ def test_a_read_that_wants_few_rows_ends_early(load: Load, filled: str, capsys: 
     assert not frame.isEmpty()
 
 
-def test_without_properties_there_is_no_column_of_them(load: Load, filled: str) -> None:
+def test_include_properties_false_omits_the_column(load: Load, filled: str) -> None:
     frame = load(subscribe=filled, includeProperties="false")
     assert "properties" not in frame.columns
     assert frame.where("msgId IS NOT NULL AND queueOffset < 3").count() == 12
@@ -244,7 +234,7 @@ def with_schema(
     return rows
 
 
-def test_some_columns_in_an_order_of_the_users(
+def test_user_schema_selects_and_orders_columns(
     with_schema: Callable[..., list[tuple[Any, ...]]], brokers: tuple[str, str]
 ) -> None:
     found = with_schema("queueOffset bigint, brokerName string, queueId int")
@@ -267,7 +257,7 @@ def test_some_columns_in_an_order_of_the_users(
         (StructType().add("tags", StringType(), nullable=False), "column tags may be null"),
     ],
 )
-def test_a_schema_that_a_read_has_not_is_refused(
+def test_user_schema_with_unsupported_columns_or_types_is_rejected(
     with_schema: Callable[..., list[tuple[Any, ...]]], schema: str | StructType, text: str
 ) -> None:
     with pytest.raises(PySparkException) as raised:
@@ -290,7 +280,7 @@ def test_a_schema_that_a_read_has_not_is_refused(
         ({"nameServer": ""}, "nameServer"),
     ],
 )
-def test_options_of_no_use_are_refused_before_any_task(
+def test_invalid_options_are_rejected_before_any_task(
     load: Load, filled: str, options: dict[str, str], text: str
 ) -> None:
     with pytest.raises(PySparkException) as raised:
@@ -298,7 +288,7 @@ def test_options_of_no_use_are_refused_before_any_task(
     assert text in str(raised.value)
 
 
-def test_a_read_without_a_name_server_says_how_to_give_one(
+def test_read_without_a_name_server_fails_with_advice(
     spark: SparkSession, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)

@@ -46,7 +46,7 @@ def send(own: LocalCluster, topic: str, columns: dict[str, Any]) -> None:
         producer.send_arrow(pa.RecordBatch.from_pydict(columns), topic)
 
 
-def test_sql_chooses_by_properties(own: LocalCluster, topic: str, load: Callable[..., DataFrame]) -> None:
+def test_sql_expression_filters_by_properties(own: LocalCluster, topic: str, load: Callable[..., DataFrame]) -> None:
     make_topic(own, topic, queues=2)
     numbers = range(100)
     properties = pa.array(
@@ -99,7 +99,7 @@ def forget(broker: Broker, files: int) -> None:
     broker.restart()
 
 
-def test_expired_messages_fail_a_read_unless_they_may_be_gone(
+def test_expired_messages_fail_a_read_unless_data_loss_is_allowed(
     own: LocalCluster, topic: str, load: Callable[..., DataFrame], read_available: Callable[..., list[str]]
 ) -> None:
     make_topic(own, topic, queues=1)
@@ -141,7 +141,7 @@ def test_expired_messages_fail_a_read_unless_they_may_be_gone(
         load(startingOffsets=starts, endingOffsets=before).collect()
 
 
-def test_rerun_of_a_micro_batch_reports_what_expired_from_its_new_queues(
+def test_rerun_of_a_micro_batch_reports_expired_messages_of_new_queues(
     spark: SparkSession, metrics: Metrics, own: LocalCluster, topic: str, tmp_path: Path
 ) -> None:
     broker, kept = own.brokers[0], Kept()

@@ -33,7 +33,7 @@ def spoil_first_attempt(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Record
         yield pa.record_batch({"body": pa.array([None], pa.string())})
 
 
-def test_failed_attempts_are_sent_again_and_do_not_count(
+def test_rows_of_a_failed_attempt_are_resent_but_counted_once(
     spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics
 ) -> None:
     # More rows than one record batch holds: the first ones are stored before the bad one is seen.
@@ -48,7 +48,7 @@ def test_failed_attempts_are_sent_again_and_do_not_count(
     assert sum(facts["rows"] for facts in metrics.to_dict().values()) == 60_000
 
 
-def test_two_writes_stay_apart_and_reset_begins_anew(
+def test_metrics_of_two_writes_are_separate_and_reset_clears_them(
     spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics, save: Any
 ) -> None:
     for rows in (30, 7):
@@ -67,7 +67,7 @@ def test_two_writes_stay_apart_and_reset_begins_anew(
     assert sum(facts["rows"] for facts in metrics.to_dict().values()) == 3
 
 
-def test_register_again_begins_new_metrics_and_leaves_one_hook(spark: SparkSession) -> None:
+def test_second_register_keeps_one_hook_and_unregister_removes_it(spark: SparkSession) -> None:
     before = DataFrameWriter.save, DataStreamWriter.start
     register(spark)
     once = DataFrameWriter.save, DataStreamWriter.start
@@ -79,7 +79,7 @@ def test_register_again_begins_new_metrics_and_leaves_one_hook(spark: SparkSessi
     assert (DataFrameWriter.save, DataStreamWriter.start) == before
 
 
-def test_a_thread_of_its_own_writes_and_starts_a_stream(
+def test_write_and_stream_start_work_in_another_thread(
     spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics, tmp_path: Path
 ) -> None:
     """Also what a notebook does that was interrupted: Py4J goes on with another thread of the JVM."""
@@ -139,7 +139,7 @@ def test_an_interpreter_of_local_workers_that_can_not_work_is_named(
 
 
 @pytest.mark.parametrize("lines", ["exit 1", f'exec {sys.executable} "$@"'])
-def test_what_can_not_be_found_out_of_an_interpreter_is_not_said(
+def test_failing_interpreter_check_logs_no_warning(
     lines: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     python = tmp_path / "python"
@@ -150,7 +150,7 @@ def test_what_can_not_be_found_out_of_an_interpreter_is_not_said(
     assert caplog.messages == []
 
 
-def test_a_package_that_comes_with_the_job_is_not_missed(
+def test_package_shipped_with_the_job_is_not_reported_missing(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     python = tmp_path / "python"

@@ -32,7 +32,7 @@ def every_tenth_is_bad(spark: SparkSession, rows: int = 1_000) -> Any:
     return spark.range(0, rows, 1, 2).select(body.alias("body"), F.concat(F.lit("k"), F.col("id")).alias("keys"))
 
 
-def test_skip_leaves_bad_rows_out_and_tells_how_many(
+def test_on_error_skip_skips_invalid_rows_and_counts_them(
     spark: SparkSession, cluster: Any, topic: str, metrics: Metrics, save: Save
 ) -> None:
     save(every_tenth_is_bad(spark), onError="skip", maxMessageSize="200")
@@ -105,7 +105,9 @@ def test_a_retried_task_gives_its_rows_the_same_ids(
             assert found == row_hash(topic, message.body, message.properties)
 
 
-def test_a_stream_gives_ids_of_its_query(spark: SparkSession, cluster: Any, topic: str, tmp_path: Any) -> None:
+def test_row_ids_of_a_stream_start_with_its_query_id(
+    spark: SparkSession, cluster: Any, topic: str, tmp_path: Any
+) -> None:
     source = tmp_path / "in"
     spark.range(0, 100, 1, 1).select(F.col("id").cast("string").alias("value")).write.text(str(source))
     query = (
@@ -124,7 +126,7 @@ def test_a_stream_gives_ids_of_its_query(spark: SparkSession, cluster: Any, topi
 
 
 @pytest.mark.parametrize(("kind", "sys_flag"), [("ZLIB", 0x301), ("lz4", 0x101), ("ZSTD", 0x201)])
-def test_90_91_long_bodies_are_stored_compressed_and_round_trip(
+def test_long_bodies_are_stored_compressed_and_round_trip(
     spark: SparkSession, cluster: Any, topic: str, save: Save, kind: str, sys_flag: int
 ) -> None:
     text = F.repeat(F.concat(F.lit("line "), F.col("id"), F.lit("; ")), 600)
@@ -149,7 +151,7 @@ def test_90_91_long_bodies_are_stored_compressed_and_round_trip(
         assert len(message.body) < 1_000
 
 
-def test_delayed_rows_arrive_with_the_ids_that_a_reader_works_out(
+def test_delayed_rows_have_row_ids_that_readers_can_verify(
     spark: SparkSession, cluster: Any, topic: str, save: Save
 ) -> None:
     soon = "current_timestamp() + interval 1 second"
@@ -169,7 +171,7 @@ def test_delayed_rows_arrive_with_the_ids_that_a_reader_works_out(
         assert message.properties["SPARK_ROW_ID"].endswith(row_hash(topic, message.body, message.properties))
 
 
-def test_no_compression_stores_bodies_as_they_are(spark: SparkSession, cluster: Any, topic: str, save: Save) -> None:
+def test_compress_type_none_stores_bodies_unchanged(spark: SparkSession, cluster: Any, topic: str, save: Save) -> None:
     save(spark.createDataFrame([("x" * 10_000,)], "body string"), compressType="none")
     (message,) = read_topic(cluster.name_server, topic, 1)
     assert (message.body, message.sys_flag & 0x701) == (b"x" * 10_000, 0)
@@ -205,9 +207,7 @@ def test_a_class_of_the_users_chooses_the_queues(
         save(frame, queueSelector="region_selector_of_a_test:ByCountry")
 
 
-def test_inner_batches_are_one_record_where_the_topic_is_made_for_them(
-    spark: SparkSession, cluster: Any, topic: str, save: Save
-) -> None:
+def test_inner_batch_is_stored_as_one_record(spark: SparkSession, cluster: Any, topic: str, save: Save) -> None:
     with RemotingTransport([cluster.name_server]) as transport:
         for broker in cluster.brokers:
             transport.create_topic(broker.address, topic, 2, 6, 5.0, attributes="+queue.type=BatchCQ")

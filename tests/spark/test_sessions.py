@@ -45,9 +45,7 @@ def run(script: str, cluster: SharedCluster, topic: str) -> subprocess.Completed
     )
 
 
-def test_executors_in_other_processes_find_the_source_and_their_metrics_come_back(
-    cluster: SharedCluster, topic: str
-) -> None:
+def test_separate_executor_processes_find_the_source_and_report_metrics(cluster: SharedCluster, topic: str) -> None:
     done = run(
         """
 spark = session(SparkSession.builder.master("local-cluster[1,2,1024]"))
@@ -77,9 +75,7 @@ spark.stop()
     assert len(read_topic(cluster.name_server, topic, rows)) == rows
 
 
-def test_on_connect_writes_and_streams_work_and_the_metrics_say_where_they_are(
-    cluster: SharedCluster, topic: str
-) -> None:
+def test_spark_connect_writes_and_streams_and_reports_missing_metrics(cluster: SharedCluster, topic: str) -> None:
     pytest.importorskip("grpc_status", reason="Spark Connect needs pyspark[connect]")
     # One session for all: a Connect server takes long to start.
     done = run(

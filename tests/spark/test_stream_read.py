@@ -94,9 +94,7 @@ def offsets(text: str) -> dict[MessageQueue, int]:
 
 
 @NEEDS_LIMITS
-def test_available_now_reads_what_was_there_when_it_began_and_the_next_run_what_is_new(
-    load: Load, start: Start, feed: Feed, kept: Kept
-) -> None:
+def test_available_now_leaves_later_messages_to_the_next_run(load: Load, start: Start, feed: Feed, kept: Kept) -> None:
     first, later = feed(3000), list[str]()
     kept.then = lambda batch_id: later.extend(feed(100) if batch_id == 0 else [])
     frame = load(maxOffsetsPerTrigger=1000)
@@ -120,7 +118,7 @@ def test_available_now_without_limits_is_one_micro_batch_each_time(
 
 
 @NEEDS_LIMITS
-def test_a_limited_micro_batch_takes_of_each_queue_its_share(
+def test_micro_batch_limit_is_shared_in_proportion_to_the_queues(
     load: Load, start: Start, feed: Feed, kept: Kept, cluster: SharedCluster
 ) -> None:
     (one, two) = (broker.name for broker in cluster.brokers)
@@ -132,7 +130,7 @@ def test_a_limited_micro_batch_takes_of_each_queue_its_share(
 
 
 @NEEDS_LIMITS
-def test_progress_tells_what_there_is_and_the_checkpoint_how_far_the_query_has_come(
+def test_progress_reports_available_offsets_and_checkpoint_the_read_ones(
     load: Load, start: Start, feed: Feed, topic: str, tmp_path: Path
 ) -> None:
     feed(500)
@@ -179,7 +177,7 @@ def test_a_micro_batch_goes_with_few_rows_when_its_delay_is_over(
 
 @NEEDS_LIMITS
 @pytest.mark.parametrize("trigger", ["once", "availableNow"])
-def test_a_query_that_is_to_end_waits_for_no_least_rows(
+def test_terminating_trigger_ignores_min_offsets_per_trigger(
     load: Load, start: Start, feed: Feed, kept: Kept, trigger: str
 ) -> None:
     few = feed(50)
@@ -207,7 +205,7 @@ def keys_in(spark: SparkSession, folder: Path) -> Counter[str]:
     return Counter(row.keys_ for row in spark.read.parquet(str(folder / "out")).toDF("keys_").collect())
 
 
-def test_a_query_that_is_stopped_in_mid_batch_and_restarted_reads_every_row_once(
+def test_query_stopped_during_a_micro_batch_reads_every_row_once(
     spark: SparkSession, load: Load, feed: Feed, tmp_path: Path
 ) -> None:
     keys, gate = feed(700), tmp_path / "gate"
@@ -228,7 +226,7 @@ def test_a_query_that_is_stopped_in_mid_batch_and_restarted_reads_every_row_once
 
 
 @NEEDS_LIMITS
-def test_a_query_whose_driver_is_killed_in_mid_batch_goes_on_in_another_and_reads_every_row_once(
+def test_query_with_driver_killed_during_a_batch_reads_every_row_once(
     spark: SparkSession, cluster: SharedCluster, load: Load, feed: Feed, topic: str, tmp_path: Path
 ) -> None:
     keys, gate = feed(3000), tmp_path / "gate"
@@ -259,7 +257,7 @@ def test_a_query_whose_driver_is_killed_in_mid_batch_goes_on_in_another_and_read
     assert keys_in(spark, tmp_path) == once(keys)
 
 
-def test_new_queues_and_a_new_broker_are_found_and_read_from_their_first_message(
+def test_new_queues_and_brokers_are_read_from_their_first_message(
     load: Load, start: Start, cluster: SharedCluster, topic: str, kept: Kept
 ) -> None:
     one, two = cluster.brokers
@@ -279,7 +277,7 @@ def test_new_queues_and_a_new_broker_are_found_and_read_from_their_first_message
     wait_for(lambda: kept.keys == once(keys))
 
 
-def test_a_queue_that_is_gone_fails_the_query_or_waits_for_its_return(
+def test_missing_queue_fails_the_query_or_is_read_after_its_return(
     load: Load, start: Start, feed: Feed, cluster: SharedCluster, topic: str, kept: Kept
 ) -> None:
     keys = feed(100)
@@ -317,7 +315,7 @@ def committed(cluster: SharedCluster, group: str, topic: str) -> dict[tuple[str,
 PROGRESS = re.compile(r"^(\S+) +(\S+) +(\d+) +(\d+) +(\d+) +(-?\d+) ", re.MULTILINE)
 
 
-def test_committed_offsets_are_the_lag_that_rocketmqs_own_tool_shows(
+def test_committed_offsets_determine_the_lag_shown_by_mqadmin(
     load: Load, start: Start, feed: Feed, cluster: SharedCluster, topic: str, tmp_path: Path
 ) -> None:
     group = f"group-{topic}"
@@ -361,12 +359,12 @@ def test_an_option_that_makes_no_sense_ends_a_query_before_it_reads(
 
 @pytest.mark.skipif(PYSPARK >= (4, 2), reason="PySpark 4.2 and newer limit micro-batches")
 @pytest.mark.parametrize("option", ["maxOffsetsPerTrigger", "minOffsetsPerTrigger"])
-def test_a_limit_that_would_limit_nothing_is_refused(load: Load, start: Start, option: str) -> None:
+def test_offset_limits_are_rejected_before_pyspark_4_2(load: Load, start: Start, option: str) -> None:
     with pytest.raises(StreamingQueryException, match=f"{option} needs PySpark 4.2 or newer"):
         start(load(**{option: 10})).awaitTermination(60)
 
 
-def test_a_stream_begins_at_offsets_or_at_a_time(
+def test_stream_starts_at_offsets_or_at_a_time(
     load: Load, start: Start, feed: Feed, spark: SparkSession, cluster: SharedCluster, topic: str
 ) -> None:
     (one, two) = (broker.name for broker in cluster.brokers)
@@ -429,7 +427,7 @@ def test_a_deduped_copy_of_a_topic_has_every_row_once_with_all_it_had(
         assert message.properties["n"] == key
 
 
-def test_two_streams_of_one_session_and_a_topic_that_comes_while_they_run(
+def test_two_streams_run_in_a_session_and_a_new_topic_is_found(
     load: Load, start: Start, feed: Feed, cluster: SharedCluster, topic: str
 ) -> None:
     first = feed(100)

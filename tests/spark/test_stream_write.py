@@ -45,7 +45,7 @@ def test_a_query_that_is_stopped_and_restarted_sends_every_row(
     assert reported >= sent
 
 
-def test_available_now_sends_what_there_is_once(
+def test_available_now_sends_each_row_once(
     spark: SparkSession, cluster: Any, topic: str, metrics: Metrics, tmp_path: Path
 ) -> None:
     spark.range(1000).selectExpr("cast(id as string) as body").write.parquet(str(tmp_path / "in"))
@@ -73,7 +73,7 @@ def held_up(gate: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Reco
 
 
 @pytest.mark.parametrize("partitions", [2, 3], ids=["the same parallelism", "another parallelism"])
-def test_a_micro_batch_that_a_stop_cut_short_is_sent_again_and_dedupe_drops_its_repeats_only(
+def test_interrupted_micro_batch_is_resent_and_dedupe_drops_only_repeats(
     spark: SparkSession,
     small_record_batches: None,
     cluster: SharedCluster,
@@ -131,7 +131,7 @@ def test_a_micro_batch_that_a_stop_cut_short_is_sent_again_and_dedupe_drops_its_
         assert kept.total() > rows
 
 
-def test_connections_and_routes_stay_warm_from_one_micro_batch_to_the_next(
+def test_connections_and_routes_are_reused_by_micro_batches(
     spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics, tmp_path: Path
 ) -> None:
     create_topic(cluster, topic, "NORMAL")
@@ -176,7 +176,7 @@ def as_a_whole(counts: DataFrame, options: dict[str, str]) -> Any:
     ],
     ids=["complete", "foreachBatch"],
 )
-def test_complete_mode_appends_the_whole_result_and_foreach_batch_what_has_changed(
+def test_complete_mode_sends_whole_result_and_foreach_batch_changed_rows(
     spark: SparkSession,
     cluster: SharedCluster,
     topic: str,

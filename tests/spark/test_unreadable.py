@@ -55,7 +55,7 @@ def test_raw_delivers_stored_bytes_with_the_reason(
     assert metrics.skipped_by_reads() == {}
 
 
-def test_a_stream_reads_past_an_unreadable_message_after_a_restart_with_skip(
+def test_restart_with_skip_reads_past_an_unreadable_message(
     spark: SparkSession, cluster: SharedCluster, topic: str, metrics: Metrics, tmp_path: Path
 ) -> None:
     other, broker = f"{topic}-other", cluster.brokers[0].name

@@ -190,7 +190,7 @@ class Promises:
         assert [len(found) for found in ids.values()] == [1, 1]
         assert ids[b"one"] != ids[b"two"]
 
-    def test_many_threads_may_send(self, seam: Seam) -> None:
+    def test_many_threads_can_send(self, seam: Seam) -> None:
         outcomes = Outcomes()
 
         def send(number: int) -> None:
@@ -215,7 +215,7 @@ class Promises:
         assert outcome.error.maybe_stored is False
         assert seam.stored(0) == []
 
-    def test_where_nobody_answers_an_attempt_ends_at_its_deadline(self, seam: Seam) -> None:
+    def test_send_without_an_answer_ends_at_its_deadline(self, seam: Seam) -> None:
         outcomes = Outcomes()
         request = seam.request(single(seam.topic, b"x"), seam.silent())
         seam.transport.send(request, 3600.0, outcomes, within=SOON)
@@ -223,7 +223,7 @@ class Promises:
         [outcome] = outcomes.wait(1)
         assert isinstance(outcome.error, RemotingException)
 
-    def test_a_known_topic_has_a_route_and_an_unknown_one_none(self, seam: Seam) -> None:
+    def test_known_topic_has_a_route_and_unknown_topic_has_none(self, seam: Seam) -> None:
         route = seam.transport.query_route(seam.topic, PATIENCE)
         assert seam.address in {broker.master for broker in route.broker_datas}
         assert seam.queue.broker_name in {queue.broker_name for queue in route.queue_datas if queue.writable}
@@ -231,22 +231,22 @@ class Promises:
             seam.transport.query_route(f"no-{seam.topic}", PATIENCE)
         assert raised.value.refresh_route is True
 
-    def test_a_route_that_nobody_tells_ends_at_the_deadline(self, seam: Seam) -> None:
+    def test_route_lookup_without_an_answer_ends_at_its_deadline(self, seam: Seam) -> None:
         with pytest.raises(RemotingException, match="route of topic"):
             seam.another(seam.silent_address()).query_route(seam.topic, SOON)
         with pytest.raises(RemotingTimeoutException):
             seam.another(seam.address).query_route(seam.topic, 0.0)
 
-    def test_a_probe_tells_a_dead_address_from_a_live_one(self, seam: Seam) -> None:
+    def test_probe_distinguishes_unreachable_from_reachable_addresses(self, seam: Seam) -> None:
         seam.transport.probe(seam.queue, seam.address, PATIENCE)
         with pytest.raises(RemotingConnectException):
             seam.transport.probe(*seam.dead(), PATIENCE)
 
-    def test_heart_beats_and_good_byes_are_taken(self, seam: Seam) -> None:
+    def test_heartbeats_and_unregistrations_do_not_raise(self, seam: Seam) -> None:
         seam.transport.heart_beat(seam.address, "10.0.0.1@test", ["pg"], PATIENCE)
         seam.transport.unregister_client(seam.address, "10.0.0.1@test", "pg", PATIENCE)
 
-    def test_close_gives_everything_in_flight_its_one_outcome(self, seam: Seam) -> None:
+    def test_close_completes_every_request_in_flight_once(self, seam: Seam) -> None:
         outcomes, where = Outcomes(), seam.silent()
         for _ in range(5):
             seam.transport.send(seam.request(single(seam.topic, b"x"), where), PATIENCE, outcomes)
@@ -256,7 +256,7 @@ class Promises:
         assert [isinstance(outcome.error, RemotingException) for outcome in outcomes] == [True] * 5
         assert seam.transport.closed is True
 
-    def test_after_close_nothing_is_taken(self, seam: Seam) -> None:
+    def test_closed_transport_rejects_requests(self, seam: Seam) -> None:
         outcomes = Outcomes()
         seam.transport.close()
         with pytest.raises(RocketMQError, match="closed"):
@@ -290,7 +290,7 @@ class ReadPromises:
     def reads(self, seam: Seam) -> ReadTransport:
         return cast("ReadTransport", seam.transport)
 
-    def test_what_was_stored_is_pulled_from_any_offset(self, seam: Seam) -> None:
+    def test_stored_messages_are_pulled_from_any_offset(self, seam: Seam) -> None:
         seam.send(batch(seam.topic, b"one", b"two", b"three"))
         seam.send(single(seam.topic, b"four", TAGS="a"))
         seam.stored(4)
@@ -303,7 +303,7 @@ class ReadPromises:
             assert [record.queue_offset for record in records] == list(range(offset, offset + len(bodies)))
         assert records[-1].properties["TAGS"] == "a"
 
-    def test_at_the_end_there_is_nothing_new_and_beyond_it_is_no_offset(self, seam: Seam) -> None:
+    def test_pull_at_the_end_has_no_message_and_beyond_it_is_illegal(self, seam: Seam) -> None:
         assert self.pulled(seam, 0).status is PullStatus.NO_NEW_MSG
         seam.send(batch(seam.topic, b"one", b"two"))
         seam.stored(2)
@@ -327,13 +327,13 @@ class ReadPromises:
     def test_all_topics_are_listed(self, seam: Seam) -> None:
         assert seam.topic in self.reads(seam).topics(PATIENCE)
 
-    def test_a_group_has_those_who_were_registered_for_it(self, seam: Seam) -> None:
+    def test_group_lists_its_registered_consumers(self, seam: Seam) -> None:
         reads, group = self.reads(seam), f"group-{seam.topic}"
         assert list(reads.consumers(group, seam.address, PATIENCE)) == []
         reads.register_consumer("10.0.0.2@spark#17", group, seam.address, PATIENCE)
         assert list(reads.consumers(group, seam.address, PATIENCE)) == ["10.0.0.2@spark#17"]
 
-    def test_a_groups_offset_is_taken(self, seam: Seam) -> None:
+    def test_group_offset_is_accepted(self, seam: Seam) -> None:
         self.reads(seam).update_consumer_offset(seam.queue, "cg", 5, seam.address, PATIENCE)
         seam.transport.close()
         with pytest.raises(RocketMQError, match="closed"):

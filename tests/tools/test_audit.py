@@ -41,14 +41,14 @@ def test_a_vulnerability_is_found() -> None:
     assert findings(report(sound("one"), bad)) == (found, 2)
 
 
-def test_what_no_service_knows_was_not_audited() -> None:
+def test_dependency_unknown_to_the_service_counts_as_not_audited() -> None:
     skipped = {"name": "one", "skip_reason": "Dependency not found on PyPI and could not be audited: one (1.0)"}
     assert findings(report(skipped)) == ([], 0)
     assert findings(report(skipped, sound("two"))) == ([], 1)
 
 
 @pytest.mark.parametrize("text", ["", "Traceback (most recent call last):", "[]", "{}", "null"])
-def test_what_is_no_report_says_nothing(text: str) -> None:
+def test_text_that_is_no_report_gives_no_findings(text: str) -> None:
     assert findings(text) is None
 
 
@@ -77,6 +77,6 @@ def test_requirements_of_an_extra_are_audited_if_the_extra_is_required() -> None
     assert "googleapis-common-protos" in connect
 
 
-def test_what_is_not_installed_is_named() -> None:
+def test_missing_dependency_is_named() -> None:
     roots = [Requirement("iniconfig>=1"), Requirement("there-is-no-such-package")]
     assert installed(roots) == ({"iniconfig": version("iniconfig")}, ["there-is-no-such-package"])

@@ -20,11 +20,11 @@ def judged(minutes: float, figure: Callable[[float], float], name: str = "worker
     return line
 
 
-def test_what_stays_the_same_is_flat() -> None:
+def test_constant_figure_is_flat() -> None:
     assert judged(30, lambda _: 150.0) == ("worker MB", 150.0, 150.0, 150.0, 0.0, True)
 
 
-def test_what_shrinks_is_flat() -> None:
+def test_decreasing_figure_is_flat() -> None:
     assert judged(30, lambda at: 150.0 - at).fine
 
 
@@ -34,13 +34,13 @@ def test_a_single_peak_is_no_growth() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_jumps_is_flat(seed: int) -> None:
+def test_figure_that_jumps_at_restarts_is_flat(seed: int) -> None:
     rng = random.Random(seed)
     # Half as much again for a while after each restart, and a little all the time.
     assert judged(30, lambda at: 150.0 + rng.gauss(0.0, 10.0) + (80.0 if at % 1 < 0.2 else 0.0)).fine
 
 
-def test_what_grows_while_it_warms_up_is_flat() -> None:
+def test_figure_that_grows_only_during_warm_up_is_flat() -> None:
     line = judged(30, lambda at: 150.0 + 300.0 * min(at, 9.0))
     assert (line.fine, line.first) == (True, 150.0 + 2700.0)
     # As caches fill: ever more slowly.
@@ -48,14 +48,14 @@ def test_what_grows_while_it_warms_up_is_flat() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_steady_leak_is_told_from_noise_however_large_the_figure(seed: int) -> None:
+def test_steady_leak_is_detected_despite_noise(seed: int) -> None:
     rng = random.Random(seed)
     line = judged(30, lambda at: 500.0 + 1.7 * at + rng.gauss(0.0, 10.0))
     assert not line.fine
     assert line.per_hour == pytest.approx(102.0, rel=0.3)
 
 
-def test_a_leak_at_each_restart_is_told_in_a_longer_run_if_not_in_a_short_one() -> None:
+def test_leak_at_each_restart_is_detected_in_a_longer_run() -> None:
     def leak(at: float) -> float:
         return 150.0 + 0.3 * int(at)
 
@@ -65,17 +65,17 @@ def test_a_leak_at_each_restart_is_told_in_a_longer_run_if_not_in_a_short_one() 
 
 
 @pytest.mark.parametrize(("name", "minutes"), [("JVM threads", 1), ("JVM descriptors", 1), ("worker threads", 4)])
-def test_one_more_every_few_minutes_is_no_noise(name: str, minutes: int) -> None:
+def test_steady_growth_of_an_integer_figure_is_not_noise(name: str, minutes: int) -> None:
     assert judged(30, lambda at: 20.0 + int(at) % 2, name).fine
     assert not judged(30, lambda at: 20.0 + int(at / minutes), name).fine
 
 
-def test_under_a_ceiling_a_figure_may_grow() -> None:
+def test_figure_below_its_limit_can_grow() -> None:
     samples = [Sample(number * EVERY, {"JVM MB": 1000.0 + number}) for number in range(1, 361)]
     assert [line.fine for line in judge(samples, {"JVM MB": 1360.0})] == [True]
     assert [line.fine for line in judge(samples, {"JVM MB": 1359.0})] == [False]
 
 
-def test_a_leak_that_ends_is_none_only_if_it_ends_in_the_warm_up() -> None:
+def test_leak_that_ends_is_accepted_only_if_it_ends_in_the_warm_up() -> None:
     assert not judged(30, lambda at: 150.0 + min(at, 20.0)).fine
     assert judged(30, lambda at: 150.0 + min(at, 10.0)).fine

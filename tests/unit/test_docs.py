@@ -29,12 +29,12 @@ def page_name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def test_the_options_are_those_of_the_code() -> None:
+def test_options_page_matches_the_code() -> None:
     page = option_docs.PATH.read_text("utf-8")
     assert page == option_docs.filled(page), "run: make docs"
 
 
-def test_an_option_that_the_page_leaves_out_or_has_twice_is_noticed() -> None:
+def test_missing_or_duplicate_option_of_the_page_is_detected() -> None:
     page = option_docs.PATH.read_text("utf-8")
     with pytest.raises(ValueError, match=r"in no table: write: maxRatePerSecond, write: maxRateTasks$"):
         option_docs.filled(page.replace(" rate -->", " -->"))
@@ -43,7 +43,7 @@ def test_an_option_that_the_page_leaves_out_or_has_twice_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page_name)
-def test_links_lead_somewhere(path: Path) -> None:
+def test_links_are_valid(path: Path) -> None:
     dead = []
     for target in links(path):
         place, _, anchor = target.partition("#")
@@ -53,7 +53,7 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert dead == []
 
 
-def test_a_link_to_a_heading_is_made_as_code_hosts_make_it(tmp_path: Path) -> None:
+def test_heading_anchors_follow_the_rules_of_code_hosts(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "# `a.b`, and *C_d*!\n```sh\n# no heading\n[no](link)\n```\n## Twice\n## Twice\n[a](#twice-1) [b](x.md)"

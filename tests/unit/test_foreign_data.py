@@ -69,15 +69,15 @@ def found() -> frozenset[tuple[str, str]]:
     )
 
 
-def test_nothing_makes_objects_or_code_of_what_it_reads() -> None:
+def test_package_never_unpickles_or_evaluates_data() -> None:
     assert found() - ALLOWED.keys() == set()
 
 
-def test_the_list_of_exceptions_has_nothing_that_is_gone() -> None:
+def test_list_of_exceptions_has_no_unused_entries() -> None:
     assert ALLOWED.keys() - found() == set()
 
 
-def test_what_pickles_does_not_unpickle() -> None:
+def test_report_module_only_pickles() -> None:
     tree = ast.parse((ROOT / "rocketmq_spark/spark/report.py").read_text("utf-8"))
     used = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     assert {name for name in used if name.startswith("pickle.")} == {"pickle.dumps"}
@@ -98,9 +98,9 @@ def test_what_pickles_does_not_unpickle() -> None:
         ("from json import loads", "json.loads"),
     ],
 )
-def test_the_search_sees_what_it_should(source: str, use: str) -> None:
+def test_search_finds_forbidden_uses(source: str, use: str) -> None:
     assert use in set(uses(ast.parse(source)))
 
 
-def test_the_search_lets_regular_expressions_be() -> None:
+def test_search_ignores_regular_expressions() -> None:
     assert not set(uses(ast.parse("re.compile('x'); json.dumps({}); loads(data)")))

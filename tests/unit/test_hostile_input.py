@@ -209,12 +209,12 @@ READERS = {
 }
 
 
-def test_together_they_are_100_000() -> None:
+def test_inputs_of_all_readers_are_100_000() -> None:
     assert sum(reader.count for reader in READERS.values()) == 100_000
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_damaged_input_gives_a_value_or_a_rocketmq_error_and_leaves_no_memory_behind(name: str) -> None:
+def test_damaged_input_gives_a_value_or_rocketmq_error_and_leaks_no_memory(name: str) -> None:
     reader = READERS[name]
     half = reader.count // 2
     refused = read_all(reader, half, 1)
@@ -225,7 +225,7 @@ def test_damaged_input_gives_a_value_or_a_rocketmq_error_and_leaves_no_memory_be
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_what_damaged_input_announces_is_not_allocated(name: str) -> None:
+def test_lengths_announced_by_damaged_input_are_not_allocated(name: str) -> None:
     read_all(READERS[name], 20, 5)
     assert any(peak_of(READERS[name], 150, 6) < 4 << 20 for _ in range(3))
 

@@ -76,7 +76,7 @@ def test_remark_and_broker_name_are_escaped_in_errors_and_log_records(caplog: py
 
 
 @pytest.mark.parametrize("replies", ["status", "details"])
-def test_words_of_a_proxy_are_escaped_in_errors_and_log_records(caplog: pytest.LogCaptureFixture, replies: str) -> None:
+def test_texts_of_a_proxy_are_escaped_in_errors_and_log_records(caplog: pytest.LogCaptureFixture, replies: str) -> None:
     caplog.set_level(logging.DEBUG)
     import grpc
 

@@ -147,7 +147,7 @@ def test_no_import_circle() -> None:
     assert circle({name: targets - ENTRY_POINTS for name, targets in graph().items()}) == []
 
 
-def test_circle_finds_a_circle() -> None:
+def test_circle_search_finds_a_circle() -> None:
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
     assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
@@ -173,7 +173,7 @@ def test_only_the_spark_folder_imports_pyspark() -> None:
     assert {folder(name) for name in importers} <= allowed
 
 
-def test_decisions_see_no_concrete_transport() -> None:
+def test_arrow_and_sink_folders_import_no_concrete_transport() -> None:
     allowed = {"base", "credentials", "parallel"}
     for path in MODULES:
         name = module_name(path)
@@ -182,7 +182,7 @@ def test_decisions_see_no_concrete_transport() -> None:
             assert {target.split(".")[2] for target in concrete} <= allowed, name
 
 
-def test_the_layer_test_sees_what_it_should() -> None:
+def test_import_search_finds_runtime_imports() -> None:
     tree = ast.parse("import a.b\nfrom c import d\ndef f():\n    import e\nif TYPE_CHECKING:\n    import g")
     assert set(runtime_imports(tree)) == {"a.b", "c.d", "e"}
 

@@ -126,13 +126,13 @@ def attributes_shown(cls: type[Any], method: str) -> set[str]:
     [cls for cls in CLASSES if {"__repr__", "__str__"} & vars(cls).keys() and cls not in records()],
     ids=lambda cls: cls.__qualname__,
 )
-def test_repr_written_by_hand_reads_no_secret(cls: type[Any]) -> None:
+def test_custom_repr_does_not_use_secrets(cls: type[Any]) -> None:
     for method in {"__repr__", "__str__"} & vars(cls).keys():
         read = attributes_shown(cls, method)
         assert [name for name in read if is_secret(cls, name, annotations_of(cls).get(name, ""))] == []
 
 
-def test_walk_finds_the_classes_that_carry_secrets() -> None:
+def test_class_search_finds_the_classes_with_secrets() -> None:
     names = {cls.__name__ for cls in CLASSES}
     assert names > {"Credentials", "SinkOptions", "ConnectionOptions", "Fresh", "_Signed", "Request"}
 

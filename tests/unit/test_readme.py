@@ -8,7 +8,7 @@ from tests.benchmarks import contest
 from tests.support.markdown import ROOT
 
 
-def test_the_figures_are_those_of_the_last_benchmark() -> None:
+def test_readme_figures_equal_the_last_benchmark() -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
     found = re.search(r"<!-- figures:.*?-->\n(.*)\n<!-- end of figures -->", readme, re.DOTALL)
     assert found is not None

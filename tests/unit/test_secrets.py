@@ -44,7 +44,7 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def test_what_spark_ships_to_the_tasks_carries_the_secrets_and_does_not_show_them() -> None:
+def test_pickled_writers_contain_the_secrets_but_do_not_show_them() -> None:
     options = parse_sink_options({"nameServer": "a:9876", **KEYS}, {})
     for writer in (RocketMQBatchWriter(options, None), stream_writer(options, None, StructType())):
         shipped = cloudpickle.dumps(writer)

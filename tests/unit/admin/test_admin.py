@@ -69,7 +69,7 @@ def test_topics_without_a_route_are_counted_by_reason(server: BrokerPeer) -> Non
     assert one.startswith("topic half: ")
 
 
-def test_rocketmqs_own_topics_are_shown_when_asked_for(admin: Admin, server: BrokerPeer) -> None:
+def test_system_topics_are_listed_on_request(admin: Admin, server: BrokerPeer) -> None:
     own = ("a", "c", "c_REPLY_TOPIC", "TBW102", "%RETRY%group", "%DLQ%group", "rmq_sys_wheel_timer")
     for name in own:
         server.routes[name] = server.routes["orders"]
@@ -110,7 +110,7 @@ def test_requests_of_an_admin_in_a_namespace_are_about_its_topics(server: Broker
             admin.create_topic("t" * 123)
 
 
-def test_a_topic_that_is_not_there_is_named_with_one_that_is_like_it(admin: Admin) -> None:
+def test_unknown_topic_error_suggests_a_similar_topic(admin: Admin) -> None:
     with pytest.raises(TopicRouteStaleException, match=r"topic ordres does not exist: .*; did you mean orders\?"):
         admin.route("ordres")
     with pytest.raises(
@@ -122,7 +122,7 @@ def test_a_topic_that_is_not_there_is_named_with_one_that_is_like_it(admin: Admi
             admin.route(name)
 
 
-def test_where_no_broker_is_registered_that_is_said_and_not_that_a_topic_is_missing() -> None:
+def test_missing_brokers_are_reported_instead_of_a_missing_topic() -> None:
     silent = refused_address()
     for others, said in (
         ("", "knows no broker: start one with"),
@@ -134,7 +134,7 @@ def test_where_no_broker_is_registered_that_is_said_and_not_that_a_topic_is_miss
             assert "create-topic" not in str(raised.value)
 
 
-def test_a_name_server_that_did_not_answer_may_know_the_topic(server: BrokerPeer) -> None:
+def test_unknown_topic_error_names_name_servers_that_did_not_answer(server: BrokerPeer) -> None:
     silent = refused_address()
     with Admin(f"{server.address};{silent}") as admin:
         with pytest.raises(TopicRouteStaleException) as raised:
@@ -145,7 +145,7 @@ def test_a_name_server_that_did_not_answer_may_know_the_topic(server: BrokerPeer
         )
 
 
-def test_offsets_are_those_of_every_queue(admin: Admin) -> None:
+def test_offsets_list_every_queue(admin: Admin) -> None:
     found = admin.offsets("orders")
     queues = [MessageQueue("orders", "a", number) for number in (0, 1)]
     assert list(found) == [QueueOffsets(queues[0], 0, 2), QueueOffsets(queues[1], 0, 1)]
@@ -153,7 +153,7 @@ def test_offsets_are_those_of_every_queue(admin: Admin) -> None:
     assert found.missing == ()
 
 
-def test_queues_of_a_broker_that_is_gone_are_missing_and_the_rest_is_there(admin: Admin, server: BrokerPeer) -> None:
+def test_queues_of_an_unreachable_broker_are_missing_and_others_listed(admin: Admin, server: BrokerPeer) -> None:
     found = admin.offsets("half")
     assert [row.queue.broker_name for row in found] == ["a"]
     (missing,) = found.missing
@@ -162,7 +162,7 @@ def test_queues_of_a_broker_that_is_gone_are_missing_and_the_rest_is_there(admin
         queue_offsets([server.address], "half")
 
 
-def test_where_nobody_answers_for_any_queue_that_is_the_error(admin: Admin, server: BrokerPeer) -> None:
+def test_offsets_fail_if_no_broker_answers(admin: Admin, server: BrokerPeer) -> None:
     gone = BrokerData("gone", {0: refused_address()}, "c")
     server.routes["lost"] = TopicRouteData((QueueData("gone", 2, 2, 6),), (gone,))
     with pytest.raises(RemotingConnectException):
@@ -180,7 +180,7 @@ def test_the_newest_messages_come_first_with_bytes_and_own_properties(admin: Adm
     assert second.body == b"three \xff"
 
 
-def test_a_peek_asks_for_the_ends_of_queues_only(admin: Admin, server: BrokerPeer) -> None:
+def test_peek_pulls_only_the_ends_of_queues(admin: Admin, server: BrokerPeer) -> None:
     many = [Message.of("orders", b"%d" % number) for number in range(100)]
     server.store.put(MessageQueue("orders", "a", 0), many, 1_700_000_002.0)
     assert [row.body for row in admin.peek("orders", 2)] == [b"99", b"98"]
@@ -195,31 +195,31 @@ def test_a_peek_by_tag_shows_that_tag_alone(admin: Admin) -> None:
     assert found.notes == ("a tag is looked for at the ends of queues only",)
 
 
-def test_a_peek_at_nothing_says_so(admin: Admin) -> None:
+def test_peek_at_an_empty_topic_reports_it(admin: Admin) -> None:
     assert admin.peek("half").notes == ("the topic holds no messages",)
 
 
 @pytest.mark.parametrize(("count", "tag"), [(0, None), (1, " || ")])
-def test_a_peek_that_asks_for_nothing_is_refused(admin: Admin, count: int, tag: str | None) -> None:
+def test_peek_without_count_or_tag_is_rejected(admin: Admin, count: int, tag: str | None) -> None:
     with pytest.raises(OptionError, match="allowed is"):
         admin.peek("orders", count, tag=tag)
 
 
-def test_brokers_say_what_they_are_and_who_is_gone_is_named(admin: Admin, server: BrokerPeer) -> None:
+def test_brokers_are_listed_with_facts_and_unreachable_ones_are_named(admin: Admin, server: BrokerPeer) -> None:
     found = admin.brokers()
     booted = datetime.fromtimestamp(1_700_000_000, timezone.utc)
     assert list(found) == [BrokerInfo("a", 0, "c", server.address, "5.5.0", "rw", 42.0, 100, 0, booted)]
     assert [text.partition(" (")[0] for text in found.missing] == ["gone"]
 
 
-def test_what_a_broker_does_not_tell_is_unknown(admin: Admin, server: BrokerPeer) -> None:
+def test_facts_that_a_broker_does_not_report_are_unknown(admin: Admin, server: BrokerPeer) -> None:
     server.figures.clear()
     server.settings.clear()
     assert admin.brokers()[0] == BrokerInfo("a", 0, "c", server.address, None, None, None, None, None, None)
 
 
 @pytest.mark.parametrize("much", ["9" * 18, "9" * 19, "9" * 5000])
-def test_a_figure_that_nothing_can_be_made_of_is_unknown(admin: Admin, server: BrokerPeer, much: str) -> None:
+def test_figure_out_of_range_is_unknown(admin: Admin, server: BrokerPeer, much: str) -> None:
     server.figures |= {
         "bootTimestamp": much,
         "commitLogDiskRatio": much,
@@ -231,12 +231,12 @@ def test_a_figure_that_nothing_can_be_made_of_is_unknown(admin: Admin, server: B
     assert clock_of(server.figures) is None
 
 
-def test_a_brokers_clock_is_its_start_and_how_long_it_runs() -> None:
+def test_broker_clock_is_its_boot_time_plus_runtime() -> None:
     assert clock_of({"bootTimestamp": "1000", "runtime": "[ 1 days, 2 hours, 3 minutes, 4 seconds ]"}) == 93_785.0
     assert clock_of({"bootTimestamp": "1000"}) is None
 
 
-def test_a_new_topic_is_made_on_every_master_and_known_when_it_returns(server: BrokerPeer) -> None:
+def test_new_topic_exists_on_every_master_when_create_topic_returns(server: BrokerPeer) -> None:
     del server.routes["half"]
     with Admin(server.address) as admin:
         made = admin.create_topic("new", 3, message_type="delay", inner=True)
@@ -244,7 +244,7 @@ def test_a_new_topic_is_made_on_every_master_and_known_when_it_returns(server: B
     assert server.attributes["new"] == {"message.type": "DELAY", "queue.type": "BatchCQ"}
 
 
-def test_a_topic_that_exists_is_changed_only_if_that_is_asked_for(server: BrokerPeer) -> None:
+def test_existing_topic_is_changed_only_with_update(server: BrokerPeer) -> None:
     del server.routes["half"]
     with Admin(server.address) as admin:
         with pytest.raises(
@@ -257,7 +257,7 @@ def test_a_topic_that_exists_is_changed_only_if_that_is_asked_for(server: Broker
 
 
 @pytest.mark.parametrize("old", [QueueData("a", 2, 4, 6), QueueData("a", 4, 4, 4)])
-def test_a_route_of_before_the_change_is_not_taken_for_the_new_one(server: BrokerPeer, old: QueueData) -> None:
+def test_route_from_before_the_change_is_not_returned(server: BrokerPeer, old: QueueData) -> None:
     del server.routes["half"]
     before = replace(server.routes["orders"], queue_datas=(old,))
     answer, told = server._answer, iter([before] * 3)
@@ -272,7 +272,7 @@ def test_a_route_of_before_the_change_is_not_taken_for_the_new_one(server: Broke
     assert made.queue_datas == (QueueData("a", 4, 4, 6),)
 
 
-def test_a_broker_that_is_closed_to_writes_has_the_topic_all_the_same(server: BrokerPeer) -> None:
+def test_topic_on_read_only_broker_counts_as_created(server: BrokerPeer) -> None:
     closed = replace(server.routes["orders"], queue_datas=(QueueData("a", 4, 4, 4),))
     new = NewTopic("orders", 4, None, inner=False)
     with Admin(server.address) as admin:
@@ -284,7 +284,7 @@ def test_a_broker_that_is_closed_to_writes_has_the_topic_all_the_same(server: Br
     assert found == closed
 
 
-def test_who_waits_longer_says_how_long(server: BrokerPeer) -> None:
+def test_longer_timeout_is_named_in_the_error(server: BrokerPeer) -> None:
     new = NewTopic("orders", 4, None, inner=False)
     times = iter([0.0])
     with Admin(server.address) as admin, pytest.raises(MQClientException, match="after 20 s the name servers do not"):
@@ -312,32 +312,32 @@ def test_brokers_that_did_not_make_a_topic_are_named(admin: Admin) -> None:
         ({"topic": "new", "cluster": "other"}, "no cluster 'other', but c"),
     ],
 )
-def test_what_can_be_no_topic_is_refused(admin: Admin, arguments: dict[str, object], text: str) -> None:
+def test_invalid_new_topics_are_rejected(admin: Admin, arguments: dict[str, object], text: str) -> None:
     with pytest.raises((MQClientException, OptionError), match=text):
         admin.create_topic(**arguments)  # type: ignore[arg-type]
 
 
-def test_of_several_clusters_one_has_to_be_named(admin: Admin, server: BrokerPeer) -> None:
+def test_create_topic_requires_a_cluster_name_if_there_are_several(admin: Admin, server: BrokerPeer) -> None:
     other = BrokerData("b", {0: server.address}, "second")
     server.routes["far"] = TopicRouteData((QueueData("b", 1, 1, 6),), (other,))
     with pytest.raises(OptionError, match="the clusters c, second: say which one"):
         admin.create_topic("new")
 
 
-def test_a_server_that_is_no_name_server_is_told_as_such() -> None:
+def test_server_that_is_no_name_server_is_reported() -> None:
     with BrokerPeer() as broker:
         broker._answer = lambda session, request: session.encoded(request, 3)  # type: ignore[method-assign]
         with Admin(broker.address) as admin, pytest.raises(MQClientException, match="is no name server"):
             admin.topics()
 
 
-def test_nobody_to_ask_is_an_error_that_names_the_server() -> None:
+def test_unreachable_name_server_is_an_error_that_names_it() -> None:
     address = refused_address()
     with Admin(address) as admin, pytest.raises(RemotingConnectException, match=address):
         admin.brokers()
 
 
-def test_a_certificate_that_is_refused_is_told_as_by_a_producer(tmp_path: Path) -> None:
+def test_rejected_certificate_is_reported_like_for_a_producer(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     with Peer(Session.serve, tls=authority.context("server", "DNS:elsewhere.example")) as peer:
         settings = {"use_tls": True, "tls_ca_file": str(authority.ca_file)}
@@ -356,7 +356,7 @@ def test_options_are_checked_and_named() -> None:
             Admin(**arguments)  # type: ignore[arg-type]
 
 
-def test_the_environment_stands_in_for_the_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variable_is_the_default_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
     with pytest.raises(OptionError, match="NAMESRV_ADDR"):
         Admin()
@@ -372,6 +372,6 @@ def test_secrets_are_in_no_repr() -> None:
     assert not [secret for secret in ("hush-hush", "token-token") if secret in shown]
 
 
-def test_it_is_made_where_it_is_used() -> None:
+def test_admin_cannot_be_pickled() -> None:
     with Admin("a:9876") as admin, pytest.raises(TypeError, match="can't be pickled"):
         pickle.dumps(admin)

@@ -30,7 +30,7 @@ def says_nothing(session: Session) -> None:
         session.read()
 
 
-def test_a_silent_broker_of_many_queues_hides_no_other(admin: Admin, server: BrokerPeer) -> None:
+def test_silent_broker_with_many_queues_does_not_affect_others(admin: Admin, server: BrokerPeer) -> None:
     with Peer(says_nothing) as silent:
         brokers = (BrokerData("a", {0: silent.address}, "c"), BrokerData("b", {0: server.address}, "c"))
         server.routes["wide"] = TopicRouteData((QueueData("a", 20, 20, 6), QueueData("b", 20, 20, 6)), brokers)
@@ -50,7 +50,7 @@ def test_a_silent_broker_of_many_queues_hides_no_other(admin: Admin, server: Bro
         (QueueData("a", 1, 2, 6), "1 queue of a: closed to readers (permission rw, read queues 1)"),
     ],
 )
-def test_a_peek_names_the_queues_that_nobody_may_read_and_shows_the_others(
+def test_peek_names_queues_without_read_permission_and_shows_the_others(
     admin: Admin, server: BrokerPeer, data: QueueData, said: str
 ) -> None:
     server.routes["orders"] = replace(server.routes["orders"], queue_datas=(data,))
@@ -62,12 +62,12 @@ def test_a_peek_names_the_queues_that_nobody_may_read_and_shows_the_others(
     assert admin.offsets("orders").notes == ("3 messages in 2 queues",)
 
 
-def test_a_closed_queue_without_messages_is_not_missed(admin: Admin, server: BrokerPeer) -> None:
+def test_unreadable_queue_without_messages_is_not_reported_missing(admin: Admin, server: BrokerPeer) -> None:
     server.routes["orders"] = replace(server.routes["orders"], queue_datas=(QueueData("a", 2, 5, 6),))
     assert admin.peek("orders").missing == ()
 
 
-def test_a_static_topic_is_refused_as_by_a_read(admin: Admin, server: BrokerPeer) -> None:
+def test_static_topic_is_rejected_like_by_a_read(admin: Admin, server: BrokerPeer) -> None:
     server.routes["orders"] = replace(server.routes["orders"], static_topic=True)
     assert admin.route("orders").static_topic
     for ask in (admin.offsets, admin.peek, lambda topic: queue_offsets([server.address], topic)):
@@ -76,7 +76,7 @@ def test_a_static_topic_is_refused_as_by_a_read(admin: Admin, server: BrokerPeer
 
 
 @pytest.mark.parametrize(("kind", "asked"), [("BatchCQ", "*"), ("SimpleCQ", "t1")])
-def test_a_tag_is_looked_for_here_where_a_broker_sees_whole_batches_only(
+def test_peek_filters_tags_itself_in_inner_batch_topics(
     admin: Admin, server: BrokerPeer, kind: str, asked: str
 ) -> None:
     server.attributes["orders"] = {"queue.type": kind}
@@ -84,12 +84,12 @@ def test_a_tag_is_looked_for_here_where_a_broker_sees_whole_batches_only(
     assert {fields["subscription"] for fields in pulls(server)} == {asked}
 
 
-def test_what_a_peek_fails_of_is_told_without_options_that_it_has_not(admin: Admin, server: BrokerPeer) -> None:
+def test_peek_error_does_not_mention_read_options(admin: Admin, server: BrokerPeer) -> None:
     server._answer_pull = lambda session, request: b""  # type: ignore[method-assign]
     with pytest.raises(ReadError, match=r"peeking at topic orders: PULL_MESSAGE to .* longer timeout") as raised:
         admin.peek("orders")
     assert "readTimeoutMs" not in str(raised.value)
 
 
-def test_name_servers_may_be_one_text(server: BrokerPeer) -> None:
+def test_name_servers_can_be_one_string(server: BrokerPeer) -> None:
     assert queue_offsets(server.address, "orders") == queue_offsets([server.address], "orders")

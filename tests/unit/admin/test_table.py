@@ -77,13 +77,13 @@ def test_dicts_are_plain_json_values() -> None:
     }
 
 
-def test_a_body_that_is_no_text_is_hex_in_a_view_and_base64_in_a_dict() -> None:
+def test_binary_body_is_hex_in_a_view_and_base64_in_a_dict() -> None:
     table = Table(Row, [Row("a", 1, 1.0, AT, b"\xff\x00", {}, (), True)])
     assert table.cells()[0][4] == "2 bytes: ff 00"
     assert table.to_dicts()[0]["body"] == {"base64": "/wA="}
 
 
-def test_it_is_a_sequence_of_its_rows() -> None:
+def test_table_is_a_sequence_of_its_rows() -> None:
     rows = [QueueOffsets(MessageQueue("orders", "a", number), 1, 3) for number in (0, 1)]
     table = Table(QueueOffsets, rows)
     assert list(table) == rows
@@ -91,14 +91,14 @@ def test_it_is_a_sequence_of_its_rows() -> None:
     assert rows[0] in table
 
 
-def test_its_columns_are_those_that_the_row_names() -> None:
+def test_columns_are_those_that_the_row_type_names() -> None:
     table = Table(QueueOffsets, [QueueOffsets(MessageQueue("orders", "a", 7), 1, 3)])
     assert table.to_dicts() == [
         {"broker_name": "a", "queue_id": 7, "min_offset": 1, "max_offset": 3, "messages": 2},
     ]
 
 
-def test_what_is_missing_is_said_in_every_view() -> None:
+def test_missing_parts_are_shown_in_every_view() -> None:
     table = Table(QueueOffsets, [], missing=["4 queues of b: no connection"], notes=["0 messages"])
     for shown in (repr(table), str(table), table._repr_html_()):
         assert "missing: 4 queues of b: no connection" in shown
@@ -114,13 +114,13 @@ def test_pandas_has_the_values_themselves() -> None:
     assert len(Table(Row, []).to_pandas()) == 0
 
 
-def test_a_text_has_no_colours_whatever_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_view_has_no_colours_on_any_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "\x1b" not in repr(Table(Row, [ROW]))
 
 
 @pytest.mark.parametrize("kind", [BrokerInfo, BrokerRoute, PeekedMessage, QueueOffsets, TopicInfo])
-def test_what_a_view_may_leave_out_are_columns_and_not_all_of_them(kind: type) -> None:
+def test_some_but_not_all_columns_of_a_view_are_optional(kind: type) -> None:
     table: Table[Any] = Table(kind, [])
     assert table.layout.spare
     assert set(table.layout.spare) < set(table.headings)

@@ -59,7 +59,7 @@ def batch_of(**columns: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def test_rows_go_where_the_class_says_and_it_is_asked_once_per_topic() -> None:
+def test_custom_selector_chooses_queues_once_per_topic() -> None:
     batch = batch_of(
         body=[b"a", b"b", b"c", b"", b"e", b"f"],
         topic=["orders", "orders", "refunds", "orders", "orders", "orders"],
@@ -75,7 +75,7 @@ def test_rows_go_where_the_class_says_and_it_is_asked_once_per_topic() -> None:
 
 
 @pytest.mark.parametrize("answer", [[0, None], np.array([0, -1], np.int8), pa.chunked_array([[0], [None]])])
-def test_any_array_of_whole_numbers_is_an_answer(answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_array_of_integers_is_accepted(answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Answers, "answer", answer)
     chosen = CustomSelector(f"{HERE}:Answers").select(queues_of("orders"), batch_of(body=[b"a", b"b"]))
     assert chosen.tolist() == [0, -1]
@@ -94,7 +94,7 @@ def test_any_array_of_whole_numbers_is_an_answer(answer: Any, monkeypatch: pytes
         (KeyError("region"), r"for 2 rows failed: KeyError\('region'\)"),
     ],
 )
-def test_118_what_is_no_choice_fails_the_task_and_says_why(
+def test_invalid_selector_result_fails_the_task_with_the_reason(
     answer: Any, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Answers, "answer", answer)

@@ -85,7 +85,7 @@ FACTS = {
 }
 
 
-def test_the_good_rows_go_where_they_went_and_the_others_keep_their_place_in_properties() -> None:
+def test_valid_rows_go_to_their_topic_and_dead_letters_carry_their_row() -> None:
     batch = pa.RecordBatch.from_pydict({"body": [b"a", None, b"c", b""], "keys": ["k0", "k1", "k2", "k3"]})
     good, dead = written(batch)
     assert [(message.body, message.properties["KEYS"]) for message in good] == [(b"a", "k0"), (b"c", "k2")]
@@ -107,14 +107,14 @@ def test_a_null_body_has_no_size_and_an_empty_one_has_size_0() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 5, 200])
-def test_a_body_that_is_too_long_is_cut_and_its_size_is_told(limit: int) -> None:
+def test_dead_letter_of_a_too_long_body_is_cut_and_has_its_size(limit: int) -> None:
     batch = pa.RecordBatch.from_pydict({"body": [b"x" * (limit + 1), None]})
     _, (long, null) = written(batch, batch_options(topic="orders", max_message_size=limit))
     assert (long.body, long.properties["DEAD_LETTER_bodySize"]) == (b"x" * limit, str(limit + 1))
     assert null.body == b"(null)"[:limit]
 
 
-def test_what_is_valid_stays_and_what_is_not_becomes_a_property() -> None:
+def test_valid_values_of_a_dead_letter_stay_and_invalid_become_properties() -> None:
     body, properties = dead_letter(
         tags="a|b",
         keys="k\x01x",
@@ -142,7 +142,7 @@ def test_what_is_valid_stays_and_what_is_not_becomes_a_property() -> None:
     }
 
 
-def test_over_grpc_a_dead_letter_holds_no_control_character_and_no_blank_keys() -> None:
+def test_dead_letter_over_grpc_has_no_control_character_or_blank_keys() -> None:
     _, properties = dead_letter(
         over_grpc=True,
         tags="a\tb",
@@ -189,13 +189,13 @@ def test_over_grpc_a_dead_letter_keeps_as_many_properties_as_a_proxy_takes(entri
     assert found["DEAD_LETTER_leftOut"] == str(entries - kept)
 
 
-def test_a_copy_job_leaves_out_the_brokers_own_properties() -> None:
+def test_dead_letter_of_a_copy_job_omits_broker_properties() -> None:
     properties = pa.array([[("MSG_REGION", "x"), ("mine", "1")]], PROPERTIES)
     _, found = dead_letter(body=b"", properties=properties, queueOffset=5)
     assert ("MSG_REGION" in found, "DEAD_LETTER_MSG_REGION" in found, found["mine"]) == (False, False, "1")
 
 
-def test_properties_that_are_too_long_are_left_out_and_counted() -> None:
+def test_too_long_properties_are_omitted_and_counted() -> None:
     properties = pa.array([[(f"n{number}", "v" * 3_000) for number in range(20)]], PROPERTIES)
     _, found = dead_letter(properties=properties, keys="k" * 9_000)
     assert (len(found["DEAD_LETTER_keys"]), "KEYS" in found) == (200, False)
@@ -204,7 +204,7 @@ def test_properties_that_are_too_long_are_left_out_and_counted() -> None:
     assert len(kept) == 9
 
 
-def test_a_dead_letter_can_die_again() -> None:
+def test_dead_letter_of_a_dead_letter_replaces_its_facts() -> None:
     properties = pa.array([[("DEAD_LETTER_row", "99"), ("DEAD_LETTER_rule", "an older one")]], PROPERTIES)
     _, found = dead_letter(body=b"", properties=properties)
     assert (found["DEAD_LETTER_row"], found["DEAD_LETTER_rule"], found["DEAD_LETTER_leftOut"]) == (
@@ -214,7 +214,7 @@ def test_a_dead_letter_can_die_again() -> None:
     )
 
 
-def test_no_more_than_a_slice_of_many_bad_rows_is_held() -> None:
+def test_memory_for_many_dead_letters_is_bounded() -> None:
     batcher = dead_letter_batcher(batch_options(topic="orders", max_message_size=100))
     rows = pa.array([b"y" * 101] * 10_000)
     ready = batcher.add(pa.RecordBatch.from_pydict({"body": rows}), 0.0)
@@ -273,7 +273,7 @@ def column_of(name: str, values: list[Any], bad: bytes | None) -> pa.Array:
     st.integers(1, 50),
     st.booleans(),
 )
-def test_whatever_is_wrong_with_a_row_its_dead_letter_is_valid(
+def test_dead_letter_of_any_invalid_row_is_valid(
     rows: list[dict[str, Any]], columns: list[str], bad: bytes | None, batching: bool, limit: int, over_grpc: bool
 ) -> None:
     batch = pa.RecordBatch.from_pydict(

@@ -119,7 +119,7 @@ def readable(draw: st.DrawFn) -> MessageExt:
     st.sets(st.sampled_from(SCHEMA.names), min_size=1),
     st.none() | st.frozensets(st.sampled_from(["a", "b"])),
 )
-def test_columns_are_those_of_the_rows_one_by_one(
+def test_columnar_decoder_equals_row_by_row_decoder(
     parts: list[tuple[list[MessageExt], int, int]], names: set[str], tags: frozenset[str] | None
 ) -> None:
     pulls = [
@@ -158,7 +158,7 @@ def test_bodies_that_unpack_to_very_much_are_spread_over_record_batches(
     assert len(found) < len(bodies)
 
 
-def test_messages_of_one_offset_stay_together_as_far_as_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_of_one_offset_stay_in_one_batch_if_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     body = compress(bytes(900), CompressionType.ZLIB)
     message = sound(PLAIN, queue_offset=7, sys_flag=CompressionType.ZLIB.sys_flag, body=body)
     pull = pulled([message] * 3, 7, 8)
@@ -176,7 +176,7 @@ def test_messages_of_one_offset_stay_together_as_far_as_they_fit(monkeypatch: py
 
 @pytest.mark.parametrize("host", ["10.0.0.9:1", "[2001:db8::1]:40000"])
 @pytest.mark.parametrize("topic", ["orders", "o" * 200])
-def test_what_brokers_store_takes_the_way_of_columns(host: str, topic: str) -> None:
+def test_stored_records_take_the_columnar_path(host: str, topic: str) -> None:
     v6 = 0x30 if host.startswith("[") else 0
     inner = sound(
         PLAIN, queue_offset=3, sys_flag=0xC0 | v6, born_host=host, store_host=host, topic=topic,
@@ -195,7 +195,7 @@ def test_what_brokers_store_takes_the_way_of_columns(host: str, topic: str) -> N
     assert {row["bornHost"] for row in found} == {host}
 
 
-def test_a_message_of_no_sender_s_id_is_known_by_its_broker_s() -> None:
+def test_message_without_a_unique_id_gets_its_offset_message_id() -> None:
     messages = [sound(PLAIN, properties={}), sound(PLAIN, queue_offset=1)]
     for way in (decode, decode_rows):
         assert way([pulled(messages)], SCHEMA).column("msgId").to_pylist() == [
@@ -204,7 +204,7 @@ def test_a_message_of_no_sender_s_id_is_known_by_its_broker_s() -> None:
         ]
 
 
-def test_only_offsets_asked_for_and_tags_wanted_come_out() -> None:
+def test_only_requested_offsets_and_tags_are_decoded() -> None:
     messages = [sound(message, properties={"TAGS": "ab"[message.queue_offset % 2]}) for message in regular(10)]
     for way in (decode, decode_rows):
         found = way([pulled(messages, 2, 8)], pa.schema([("queueOffset", pa.int64())]), frozenset("b"))
@@ -257,7 +257,7 @@ def test_a_wrong_checksum_names_queue_and_offset() -> None:
         decode([pulled([*regular(2), broken])], SCHEMA)
 
 
-def test_a_body_that_is_not_what_its_flag_says_names_queue_and_offset() -> None:
+def test_body_that_does_not_match_its_flag_is_an_error_with_its_place() -> None:
     broken = sound(regular(2)[1], sys_flag=0x101)
     with pytest.raises(RemotingCommandException, match=r"orders/broker-a/3, the message at offset 1 .*: decompressing"):
         decode([pulled([*regular(1), broken])], SCHEMA)
@@ -276,7 +276,7 @@ PIECES = st.sampled_from([b"\x01", b"\x02", b"a", b"KEYS", b"TAGS", "é".encode(
 
 
 @given(st.lists(st.lists(PIECES, max_size=8).map(b"".join), max_size=8))
-def test_property_strings_are_split_as_one_by_one_or_not_at_all(texts: list[bytes]) -> None:
+def test_vectorised_split_equals_the_row_by_row_split_or_declines(texts: list[bytes]) -> None:
     found = split_properties(pa.array(texts, pa.binary()))
     if found is not None:
         maps = found.as_maps(STRINGS).to_pylist()
@@ -301,7 +301,7 @@ def test_property_strings_in_which_a_name_comes_twice_are_not_split(others: list
     assert split_properties(pa.array(texts, pa.binary())) is None
 
 
-def test_rows_whose_names_look_the_same_one_after_the_other_are_told_apart() -> None:
+def test_rows_with_similar_concatenated_names_are_split_correctly() -> None:
     texts = [b"ab\x01v\x02c\x01w\x02", b"a\x01v\x02bc\x01w\x02"]
     found = split_properties(pa.array(texts, pa.binary()))
     assert found is not None

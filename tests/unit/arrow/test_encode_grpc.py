@@ -128,7 +128,7 @@ def ids_of(count: int) -> list[str]:
 @given(
     st.lists(rows, min_size=1, max_size=12), st.booleans(), st.sampled_from(["", "ns"]), st.sampled_from([1024, 65536])
 )
-def test_grpc_03_requests_of_columns_are_those_of_objects(
+def test_columnar_requests_equal_requests_of_single_messages(
     some: list[dict[str, Any]], by_column: bool, namespace: str, batch_bytes: int
 ) -> None:
     batch_settings = batch_options(topic=None if by_column else "orders", batch_bytes=batch_bytes)
@@ -165,7 +165,7 @@ def test_rows_keep_their_order_and_columns_may_be_missing(without: tuple[str, ..
     assert len(done) > 5
 
 
-def test_the_option_tags_stands_in_for_null() -> None:
+def test_option_tags_is_the_default_for_null_tags() -> None:
     done = encode(
         table_of([{"body": b"1", "tags": None}, {"body": b"2", "tags": "own"}]),
         batch_options(topic="o", tags="default"),
@@ -175,7 +175,7 @@ def test_the_option_tags_stands_in_for_null() -> None:
     assert [m.system_properties.tag for one in done for m in parsed(one)] == ["default"]
 
 
-def test_compressed_bodies_go_apart_from_plain_ones_and_say_gzip() -> None:
+def test_compressed_bodies_go_in_separate_batches_marked_as_gzip() -> None:
     some = [{"body": b"z" * 5000}, {"body": b"short"}, {"body": b"y" * 9000}]
     done = encode(table_of(some), batch_options(topic="o", compress_type=CompressionType.ZLIB))
     by_flag = {one.sys_flag: parsed(one) for one in done}
@@ -211,7 +211,7 @@ def test_an_id_among_the_properties_is_dropped_unless_rows_are_copied(keep: bool
     assert dict(message.user_properties) == {"a": "1"} | ({"SPARK_ROW_ID": "older"} if keep else {})
 
 
-def test_rows_of_a_message_group_and_delayed_rows_go_alone() -> None:
+def test_rows_with_message_group_or_delay_are_sent_alone() -> None:
     some = [
         {"body": b"1", "shardingKey": "red"},
         {"body": b"2", "shardingKey": None},
@@ -231,7 +231,7 @@ def test_rows_of_a_message_group_and_delayed_rows_go_alone() -> None:
     assert [(one.batch, one.rows) for one in done] == [(False, 1), (True, 1)]
 
 
-def test_wait_store_msg_ok_parts_no_batches() -> None:
+def test_wait_store_msg_ok_does_not_split_batches() -> None:
     table = pa.record_batch({"body": pa.array([b"1", b"2"]), "waitStoreMsgOK": pa.array([True, False])})
     [one] = encode(table, batch_options(topic="o"))
     assert [m.body for m in parsed(one)] == [b"1", b"2"]
@@ -253,7 +253,7 @@ def test_wait_store_msg_ok_parts_no_batches() -> None:
         ({"keys": "k" * 16_385}, "properties are too long"),
     ],
 )
-def test_what_a_proxy_would_refuse_is_named_before_anything_is_sent(row: dict[str, Any], said: str) -> None:
+def test_row_that_a_proxy_would_reject_is_an_error_before_sending(row: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidRowError, match=said) as caught:
         encode(table_of([{"body": b"fine"}, {"body": b"1", **row}]), batch_options(topic="o"))
     assert caught.value.row == 1
@@ -270,7 +270,7 @@ def test_what_a_proxy_would_refuse_is_named_before_anything_is_sent(row: dict[st
         {"flag": 0},
     ],
 )
-def test_what_a_proxy_takes_goes(row: dict[str, Any]) -> None:
+def test_row_at_the_limits_of_a_proxy_is_accepted(row: dict[str, Any]) -> None:
     assert sum(one.rows for one in encode(table_of([{"body": b"1", **row}]), batch_options(topic="o"))) == 1
 
 
@@ -309,9 +309,7 @@ def is_text(value: bytes | None) -> bool:
     ),
     st.integers(0, 3),
 )
-def test_a_row_with_a_text_that_is_not_utf_8_is_invalid_and_the_others_go(
-    some: list[dict[str, Any]], lead: int
-) -> None:
+def test_row_with_text_that_is_not_utf_8_is_invalid_and_others_are_sent(some: list[dict[str, Any]], lead: int) -> None:
     padded = [
         {"tags": b"\xff", "keys": b"\xff", "shardingKey": b"\xff", "properties": {b"\xff": b"\xff"}}
     ] * lead + some
@@ -357,7 +355,7 @@ def test_a_row_with_a_text_that_is_not_utf_8_is_invalid_and_the_others_go(
     assert sorted(map(int, sent)) == sorted(set(range(len(some))) - wanted.keys())
 
 
-def test_what_is_not_utf_8_is_shown_and_lies_under_a_null_unseen() -> None:
+def test_text_that_is_not_utf_8_is_an_error_unless_it_lies_under_a_null() -> None:
     def texts(*values: bytes | None) -> pa.Array:
         return pa.array(values, pa.binary()).view(pa.string())
 
@@ -375,7 +373,7 @@ def test_what_is_not_utf_8_is_shown_and_lies_under_a_null_unseen() -> None:
 
 
 @pytest.mark.parametrize("name", ["delayMs", "deliverTime"])
-def test_a_row_with_an_order_and_a_delay_is_invalid_and_its_neighbours_go(name: str) -> None:
+def test_row_with_sharding_key_and_delay_is_invalid_and_others_are_sent(name: str) -> None:
     delays = pa.array([None, 5000, 5000, 5000], pa.timestamp("ms") if name == "deliverTime" else pa.int64())
     table = pa.record_batch({"body": [b"1", b"2", b"3", b"4"], "shardingKey": ["red", None, "red", ""], name: delays})
     found: list[tuple[int, str]] = []
@@ -388,7 +386,7 @@ def test_a_row_with_an_order_and_a_delay_is_invalid_and_its_neighbours_go(name: 
     assert [(one.batch, one.body[0]) for one in done] == [(False, b"1"), (False, b"2"), (False, b"4")]
 
 
-def test_the_option_tags_counts_among_the_properties() -> None:
+def test_option_tags_counts_towards_the_length_of_properties() -> None:
     some = [{"body": b"1", "keys": "k" * 16_380}, {"body": b"2", "keys": "k" * 16_381}]
     for table in (table_of(some), table_of([{**row, "tags": None} for row in some])):
         with pytest.raises(InvalidRowError, match=r"properties are too long \(16385 bytes\)") as caught:
@@ -396,7 +394,7 @@ def test_the_option_tags_counts_among_the_properties() -> None:
         assert caught.value.row == 1
 
 
-def test_grpc_02_ids_have_34_digits_and_carry_over_into_the_seconds() -> None:
+def test_message_ids_have_34_digits_and_carry_into_the_seconds() -> None:
     ids = new_ids(lambda: 1_609_459_200.0 + 7)
     assert ids.take(0) == 7 << 32
     assert ids.prefix[0] == 1
@@ -414,7 +412,7 @@ def test_grpc_02_ids_have_34_digits_and_carry_over_into_the_seconds() -> None:
     assert MessageIds(pid=1, wall_clock=lambda: 0.0, rng=random.Random(5)).prefix[1:7] != new_ids().prefix[1:7]
 
 
-def test_halves_of_a_request_are_requests() -> None:
+def test_halves_of_a_batch_are_valid_requests() -> None:
     some = [{"body": b"x" * (1 + 40 * number), "properties": {"n": str(number)}} for number in range(101)]
     [one] = encode(table_of(some), batch_options(topic="o"))
     halves = split_batch(one)
@@ -422,7 +420,7 @@ def test_halves_of_a_request_are_requests() -> None:
     assert [m.user_properties["n"] for half in halves for m in parsed(half)] == [str(number) for number in range(101)]
 
 
-def test_a_body_that_no_batch_holds_goes_alone() -> None:
+def test_body_too_large_for_a_batch_is_sent_alone() -> None:
     some = [{"body": b"1"}, {"body": b"L" * (4 * 1024 * 1024)}, {"body": b"3"}]
     done = encode(table_of(some), batch_options(topic="o"))
     assert [(one.batch, one.rows) for one in sorted(done, key=lambda one: one.batch)] == [(False, 1), (True, 2)]

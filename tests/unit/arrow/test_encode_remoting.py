@@ -114,7 +114,7 @@ def test_a_row_with_a_delay_goes_as_a_single_message():
     ]
 
 
-def test_null_lists_and_maps_may_have_entries_under_them():
+def test_entries_under_null_lists_and_maps_are_ignored():
     offsets = pa.array([0, 1, 3, 4], pa.int32())
     items = pa.array(["k1", "hidden", "hidden too", "k2"])
     keys = pa.ListArray.from_arrays(offsets, items, mask=pa.array([False, True, False]))
@@ -132,7 +132,7 @@ def test_null_lists_and_maps_may_have_entries_under_them():
     check(encode([bodies(b"a", b"b", b"c", keys=keys, properties=hidden)], settings_), rows, settings_)
 
 
-def test_rows_may_lie_beyond_two_gib_of_their_buffer():
+def test_rows_beyond_two_gib_of_a_buffer_are_encoded():
     # Zeros nobody touches take no memory.
     data, far = np.zeros(2**31 + 100, np.uint8), 2**31 + 50
     data[far : far + 7] = np.frombuffer(b"one-two", np.uint8)
@@ -144,12 +144,12 @@ def test_rows_may_lie_beyond_two_gib_of_their_buffer():
     check(encode([batch]), rows, batch_options(topic="orders"))
 
 
-def test_a_batch_never_has_more_rows_than_a_broker_can_count():
+def test_batch_has_at_most_the_rows_that_a_broker_can_count():
     done = encode([bodies(*[b"x"] * 70_000)], batch_options(topic="orders", batch_bytes=MAX_BODY))
     assert [batch.rows for batch, _ in done] == [MAX_BATCH_ROWS, MAX_BATCH_ROWS, 6_000]
 
 
-def test_an_item_of_exactly_the_limit_is_a_batch_and_one_byte_more_is_a_single_message():
+def test_row_above_the_batch_limit_becomes_a_single_message():
     fits = MAX_BODY - ITEM
     done = encode([bodies(bytes(fits), bytes(fits + 1), bytes(MAX_BODY))])
     assert [(batch.batch, batch.nbytes) for batch, _ in done] == [
@@ -159,13 +159,13 @@ def test_an_item_of_exactly_the_limit_is_a_batch_and_one_byte_more_is_a_single_m
     ]
 
 
-def test_a_row_larger_than_batch_bytes_is_a_batch_of_its_own():
+def test_row_larger_than_batch_bytes_gets_its_own_batch():
     done = encode([bodies(b"a", bytes(5000), b"b", b"c")], batch_options(topic="orders", batch_bytes=1000))
     assert [(batch.batch, batch.rows) for batch, _ in done] == [(True, 1), (True, 1), (True, 2)]
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 2 * MAX_BODY])
-def test_rows_of_one_key_keep_their_order_around_one_that_is_too_large_for_a_batch(chunk_bytes):
+def test_rows_of_one_key_keep_order_around_a_too_large_row(chunk_bytes):
     settings_ = batch_options(topic="orders", max_message_size=300)
     batch = bodies(b"first", bytes(290), b"last", bytes(291), shardingKey=pa.array(["k"] * 4))
     done = encode([batch], settings_, chunk_bytes=chunk_bytes)
@@ -203,7 +203,7 @@ def test_full_batches_are_slices_of_one_buffer():
     assert first[0].body[0].obj is second[0].body[0].obj
 
 
-def test_groups_that_share_a_chunk_keep_no_more_memory_alive_than_they_hold():
+def test_full_groups_do_not_keep_a_shared_chunk_alive():
     rows, per_key = 4000, 100
     keys = pa.array([str(row % (rows // per_key)) for row in range(rows)])
     batcher = new_batcher(batch_options(topic="orders", batch_bytes=20_000))
@@ -213,7 +213,7 @@ def test_groups_that_share_a_chunk_keep_no_more_memory_alive_than_they_hold():
     assert sum(buffers.values()) == sum(batch.nbytes for batch in full)
 
 
-def test_a_group_goes_once_its_first_row_has_waited_long_enough():
+def test_group_is_flushed_after_its_first_row_waited_for_the_linger_time():
     def known(_topic: str) -> bool:
         return True
 
@@ -246,14 +246,14 @@ def test_search_for_expired_batches_ends_at_the_first_young_one():
     assert Clock.compared == 2
 
 
-def test_a_group_whose_topic_nobody_has_looked_up_stays():
+def test_group_of_a_topic_without_a_route_is_not_expired():
     batcher = new_batcher(batch_options(topic=None))
     list(batcher.add(bodies(b"x", b"y", topic=pa.array(["known", "unknown"])), 0.0))
     assert [batch.topic for batch, _ in batcher.expired(10.0, "known".__eq__)] == ["known"]
     assert [batch.topic for batch, _ in batcher.flush()] == ["unknown"]
 
 
-def test_the_largest_group_goes_when_all_together_wait_for_too_much():
+def test_largest_group_is_flushed_above_max_pending_bytes():
     small, large = bodies(bytes(100), bytes(100), shardingKey=pa.array(["a", "a"])), bodies(*[bytes(100)] * 3)
     one = 100 + ITEM
     limit = 2 * (one + len("__SHARDINGKEY") + 3) + 2 * one
@@ -263,7 +263,7 @@ def test_the_largest_group_goes_when_all_together_wait_for_too_much():
     assert batcher.pending_rows == 2
 
 
-def test_what_waits_does_not_keep_the_record_batch_alive():
+def test_pending_rows_do_not_keep_their_record_batch_alive():
     class Memory(np.ndarray):
         """Like any array, but weakly referable."""
 
@@ -283,7 +283,7 @@ def test_what_waits_does_not_keep_the_record_batch_alive():
     assert sum(done.rows for done, _ in batcher.flush()) == 100
 
 
-def test_rows_that_do_not_wait_for_the_disk_are_batches_of_their_own():
+def test_rows_without_wait_store_msg_ok_get_separate_batches():
     batch = bodies(b"a", b"b", b"c", waitStoreMsgOK=pa.array([True, False, None]))
     done = encode([batch])
     assert {one.properties: [item.body for item in decode_batch(joined(one))] for one, _ in done} == {
@@ -306,7 +306,7 @@ def test_text_that_is_not_utf8_is_an_invalid_row(batching):
         encode([bodies(b"a", tags=tags)], batch_options(topic="orders", batching=batching))
 
 
-def test_queues_are_asked_for_only_when_a_row_is_bound():
+def test_queues_are_looked_up_only_for_bound_rows():
     asked = []
 
     def ask(topic):
@@ -321,7 +321,7 @@ def test_queues_are_asked_for_only_when_a_row_is_bound():
     assert asked == ["y"]
 
 
-def test_a_record_batch_without_a_route_may_be_added_again():
+def test_record_batch_can_be_added_again_after_a_missing_route():
     routes = [[], queues_of("orders")]
     batcher = new_batcher(queues_of=lambda _: routes.pop(0))
     batch = bodies(b"a", shardingKey=pa.array(["k"]))
@@ -356,7 +356,7 @@ def test_a_queue_id_needs_no_broker_name_where_the_topic_has_one_broker():
     assert queue == queues[1]
 
 
-def test_queue_columns_mean_nothing_to_other_selectors():
+def test_queue_columns_are_ignored_by_other_selectors():
     batch = bodies(b"a", queueId=pa.array([-5]), brokerName=pa.array(["gone"]))
     assert [queue for _, queue in encode([batch])] == [None]
 
@@ -365,7 +365,7 @@ def test_record_batches_without_rows_give_nothing():
     assert encode([bodies(), pa.RecordBatch.from_pydict({"body": pa.nulls(0), "tags": pa.nulls(0)})]) == []
 
 
-def test_invalid_rows_are_handed_over_and_the_others_go_on():
+def test_invalid_rows_go_to_the_callback_and_valid_rows_are_encoded():
     handed = []
     batch = bodies(b"a", None, b"c", b"", b"e", tags=pa.array(["t", None, "t", None, "x|y"]))
     batcher = new_batcher(on_invalid=handed.append)
@@ -394,7 +394,7 @@ LONG = b"the same again and again " * 200
 
 
 @pytest.mark.parametrize("kind", CompressionType)
-def test_90_long_bodies_are_compressed_one_by_one_in_batches_of_their_own(kind):
+def test_long_bodies_are_compressed_one_by_one_in_separate_batches(kind):
     values = [LONG[:4095], LONG[:4096], b"x", LONG, np.random.default_rng(1).bytes(5_000)]
     done = encode([bodies(*values)], batch_options(topic="orders", compress_type=kind))
     found = {}
@@ -406,7 +406,7 @@ def test_90_long_bodies_are_compressed_one_by_one_in_batches_of_their_own(kind):
     assert sum(one.nbytes for one, _ in done if one.sys_flag) < 1_000
 
 
-def test_91_a_single_message_is_compressed_too_and_says_how():
+def test_single_message_is_compressed_with_its_flag():
     batch = bodies(LONG, b"short", delayTimeLevel=pa.array([1, 1]))
     done = encode([batch], batch_options(topic="orders", compress_type=CompressionType.ZLIB))
     assert [(one.batch, one.sys_flag, decompress(joined(one), one.sys_flag)) for one, _ in done] == [
@@ -415,7 +415,7 @@ def test_91_a_single_message_is_compressed_too_and_says_how():
     ]
 
 
-def test_max_message_size_counts_a_body_before_it_is_compressed():
+def test_max_message_size_applies_to_the_uncompressed_body():
     settings_ = batch_options(topic="orders", max_message_size=4_500, compress_type=CompressionType.ZLIB)
     with pytest.raises(InvalidRowError, match="body is longer than maxMessageSize"):
         encode([bodies(LONG)], settings_)
@@ -429,7 +429,7 @@ def test_invalid_rows_are_not_compressed():
     assert (one.rows, one.sys_flag, len(handed[0])) == (1, 0x101, 1)
 
 
-def test_an_inner_batch_has_an_id_of_its_own_in_the_header_and_plain_bodies():
+def test_inner_batch_has_its_own_id_in_the_header_and_plain_bodies():
     batch = bodies(LONG, LONG, waitStoreMsgOK=pa.array([True, False]))
     done = encode(
         [batch], batch_options(topic="orders", inner_batches=True, compress_type=CompressionType.ZLIB, compress_over=1)

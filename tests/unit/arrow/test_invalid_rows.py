@@ -126,7 +126,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_bad_row_is_named_with_its_rule_and_what_to_do(name):
+def test_invalid_row_error_names_row_rule_and_fix(name):
     batch, rule, advice = CASES[name]
     settings = TOPIC
     error = error_of(batch, settings)
@@ -149,7 +149,7 @@ TOPICS = {
 
 
 @pytest.mark.parametrize("name", TOPICS)
-def test_a_topic_is_checked_where_it_comes_from_a_column(name):
+def test_topic_column_is_checked_only_if_it_is_used(name):
     topic, rule, advice = TOPICS[name]
     batch = batch_of("topic", "t" * 127, topic)
     error = error_of(batch, batch_options())
@@ -166,12 +166,12 @@ def test_rows_are_counted_over_the_whole_partition():
         batcher.add(batch_of("body", b"d", b"", keys=pa.array(["k-4", "k-5"])), 0.0)
 
 
-def test_the_first_bad_row_is_named_whatever_its_rule():
+def test_first_invalid_row_is_reported_for_any_rule():
     batch = batch_of("tags", "a", "b|c", "d", flag=pa.array([0, 0, 2**40]))
     assert error_of(batch).row == 1
 
 
-def test_nothing_under_a_null_is_looked_at():
+def test_values_under_a_null_are_not_checked():
     hidden = pa.Array.from_buffers(pa.string(), 2, [pa.py_buffer(b"\x02"), *pa.array([" |\x01", "ok"]).buffers()[1:]])
     ((one, _),) = encode(
         [batch_of("body", "a", "b", tags=hidden, keys=hidden, shardingKey=hidden)],
@@ -192,14 +192,14 @@ def properties_of(size: int) -> pa.RecordBatch:
     return maps([("n", "v" * (size - 42 - 3))])
 
 
-def test_a_batch_item_has_room_for_32767_bytes_of_properties():
+def test_batch_item_can_have_32767_bytes_of_properties():
     ((one, _),) = encode([properties_of(32_767)])
     assert len(decode_batch(joined(one))[0].properties["n"]) == 32_767 - 45
     error = error_of(properties_of(32_768))
     assert (error.rule, "(32768 bytes)" in str(error)) == ("properties are too long", True)
 
 
-def test_a_single_message_leaves_room_for_what_the_broker_adds():
+def test_single_message_reserves_space_for_properties_of_the_broker():
     single = batch_options(topic="orders", batching=False)
     ((one, _),) = encode([properties_of(32_000)], single)
     assert len(one.properties) == 32_000
@@ -222,7 +222,7 @@ def test_a_copy_job_drops_reserved_names(name):
     assert properties == [{"a": "1", "b": "2"}, {}, {}]
 
 
-def test_the_sharding_key_is_a_property_of_the_user_only_without_its_column():
+def test_sharding_key_property_is_allowed_only_without_its_column():
     properties = pa.array([[("__SHARDINGKEY", "mine")]], PROPERTIES)
     batch = pa.RecordBatch.from_pydict({"body": ["x"], "properties": properties})
     ((one, _),) = encode([batch])
@@ -246,7 +246,7 @@ def test_an_ordered_write_needs_a_sharding_key_in_every_row(missing):
 
 
 @pytest.mark.parametrize(("queue_id", "broker"), [(2, "broker-a"), (0, "broker-c"), (0, None)])
-def test_a_row_names_a_queue_that_exists(queue_id, broker):
+def test_row_with_an_unknown_queue_is_invalid(queue_id, broker):
     batch = batch_of("queueId", 1, queue_id, None, brokerName=pa.array(["broker-a", broker, "broker-c"]))
     error = error_of(batch, batch_options(topic="orders", queue_selector="column"))
     assert error.row == 1

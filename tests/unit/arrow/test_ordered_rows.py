@@ -81,7 +81,7 @@ def test_rows_of_a_queue_keep_their_order_and_none_is_missing(
     assert None not in found
 
 
-def test_a_batch_has_at_most_so_many_rows_as_asked() -> None:
+def test_batch_has_at_most_max_rows() -> None:
     batcher = new_batcher(batch_options(topic="orders"), max_rows=7)
     rows = pa.RecordBatch.from_pydict({"body": ["x"] * 40})
     ready = [*batcher.add(rows, 0.0), *batcher.flush()]

@@ -60,7 +60,7 @@ def at(milliseconds: int) -> pa.Array:
     st.binary(min_size=1, max_size=9),
     st.sampled_from([0, STEP]),
 )
-def test_the_hash_of_many_strings_is_that_of_each(
+def test_vectorised_hash_equals_the_hash_of_each_string(
     values: list[bytes | None], head: bytes, tail: bytes, seed: int
 ) -> None:
     column = byte_column(pa.array(values, pa.binary()).slice(len(values) // 3))
@@ -77,7 +77,7 @@ def test_a_hash_does_not_depend_on_the_size_of_pieces() -> None:
     assert byte_hashes(column, b"\x02", b"").tolist() == [entry_hash(b"\x02" + value) for value in values]
 
 
-def test_the_hash_stays_what_it_is() -> None:
+def test_row_hash_is_stable() -> None:
     assert row_hash("orders", b"hello", {"KEYS": "k1", "TAGS": "t", "UNIQ_KEY": "x", "mine": "1"}) == "a961018d6d52eebe"
     assert row_hash("orders", b"hello", {"DELAY": "3", "REAL_TOPIC": "orders"}, -7) == "11c5eefbab7d1dff"
 
@@ -100,7 +100,7 @@ def test_a_million_similar_strings_have_a_million_hashes() -> None:
         queue_selector=st.sampled_from([None, "random"]),
     ),
 )
-def test_a_reader_can_work_the_hash_out_and_every_row_has_its_place(table: Any, batch_settings: SinkOptions) -> None:
+def test_row_ids_contain_place_and_hash_that_readers_can_compute(table: Any, batch_settings: SinkOptions) -> None:
     rows, record_batches = table
     ids = ids_of(record_batches, batch_settings)
     assert [one.rsplit("/", 1)[0] for one in ids] == [f"w-1/4/9/{number}" for number in range(len(rows))]
@@ -135,7 +135,7 @@ def test_ids_do_not_depend_on_how_rows_are_cut_into_record_batches(table: Any, s
         (bodies(b"a", delayTimeLevel=[1]), bodies(b"a")),
     ],
 )
-def test_rows_that_say_something_else_have_other_ids(one: pa.RecordBatch, other: pa.RecordBatch) -> None:
+def test_different_rows_have_different_ids(one: pa.RecordBatch, other: pa.RecordBatch) -> None:
     assert ids_of([one], batch_options(topic=None if "topic" in one.schema.names else "t")) != ids_of(
         [other], batch_options(topic=None if "topic" in other.schema.names else "t")
     )
@@ -152,19 +152,19 @@ def test_rows_that_say_something_else_have_other_ids(one: pa.RecordBatch, other:
         {"queueId": pa.array([1]), "brokerName": pa.array(["broker-a"])},
     ],
 )
-def test_what_is_not_set_and_where_and_how_a_row_goes_are_no_part_of_its_id(column: dict[str, pa.Array]) -> None:
+def test_row_id_ignores_unset_columns_and_routing_columns(column: dict[str, pa.Array]) -> None:
     settings_ = batch_options(topic="orders", queue_selector="column")
     assert ids_of([bodies(b"a", **column)], settings_) == ids_of([bodies(b"a")], settings_)
 
 
-def test_the_order_of_a_map_does_not_count() -> None:
+def test_row_id_ignores_the_order_of_map_entries() -> None:
     one, other = ([("a", "1"), ("b", "2")], [("b", "2"), ("a", "1")])
     assert ids_of([bodies(b"x", properties=pa.array([one], PROPERTIES))]) == ids_of(
         [bodies(b"x", properties=pa.array([other], PROPERTIES))]
     )
 
 
-def test_ids_of_columns_survive_reordering_and_tell_rows_apart() -> None:
+def test_column_ids_are_unique_and_independent_of_row_order() -> None:
     columns = {"keys": [f"k{number}" for number in range(2_000)], "queueOffset": list(range(2_000))}
     batch = bodies(*[b"x"] * 2_000, **{name: pa.array(values) for name, values in columns.items()})
     ids = ids_of([batch], columns=("keys", "queueOffset"))
@@ -175,7 +175,7 @@ def test_ids_of_columns_survive_reordering_and_tell_rows_apart() -> None:
     assert {len(one.rsplit("/", 1)[1]) for one in ids} == {32}
 
 
-def test_ids_of_columns_do_not_depend_on_how_rows_are_cut_into_record_batches() -> None:
+def test_column_ids_do_not_depend_on_record_batch_boundaries() -> None:
     columns = {"keys": pa.array([None, ["a"], [], ["b"]]), "tags": pa.array(["t", None, "u", None])}
     batch = bodies(b"x", b"x", b"x", b"x", **columns)
     alone = [batch.slice(row, 1) for row in range(4)]
@@ -199,7 +199,7 @@ def test_every_type_of_column_makes_an_id() -> None:
     assert {name: len(set(ids_of([batch], columns=(name,)))) for name in values} == different
 
 
-def test_a_column_that_is_not_there_or_makes_no_id_is_refused() -> None:
+def test_missing_or_unsupported_row_id_column_is_rejected() -> None:
     schema = pa.schema({"body": pa.binary(), "properties": PROPERTIES})
     with pytest.raises(SchemaError, match=r"rowId=columns:order_id: there is no column order_id among \['body'"):
         check_row_id(schema, ("order_id",))
@@ -219,7 +219,7 @@ def test_an_id_among_the_properties_is_dropped_unless_rows_are_copied(copied: bo
         assert properties == expected
 
 
-def test_the_name_is_reserved_where_the_connector_writes_it() -> None:
+def test_row_id_property_name_is_reserved_if_the_connector_writes_it() -> None:
     batch = bodies(b"x", properties=pa.array([[("SPARK_ROW_ID", "older")]], PROPERTIES))
     with pytest.raises(InvalidRowError, match=r"reserved \(SPARK_ROW_ID\)"):
         ids_of([batch])
@@ -228,13 +228,13 @@ def test_the_name_is_reserved_where_the_connector_writes_it() -> None:
     assert copied.startswith("w-1/4/9/0/")
 
 
-def test_the_hash_of_nothing_but_zeros_knows_how_many() -> None:
+def test_hash_of_zeros_depends_on_their_number() -> None:
     hashes = {entry_hash(bytes(size)) for size in range(1, 100)}
     assert len(hashes) == 99
 
 
 @given(row_tables(), st.data())
-def test_an_id_is_verified_against_the_row_as_the_plain_way_does(table: Any, data: st.DataObject) -> None:
+def test_vectorised_id_check_equals_the_row_by_row_check(table: Any, data: st.DataObject) -> None:
     rows = []
     for one, _ in encode(table[1], batch_options(), row_ids=RowIds("w-1", -1, 9)):
         messages = decode_batch(joined(one), one.topic) if one.batch else ()
@@ -267,7 +267,7 @@ def test_an_id_is_verified_against_the_row_as_the_plain_way_does(table: Any, dat
     assert not any(fits for fits, change in zip(found, unchanged, strict=True) if change not in ("unchanged", "id"))
 
 
-def test_rows_without_topic_or_body_are_no_repeats() -> None:
+def test_rows_without_topic_or_body_are_not_repeatable() -> None:
     rows = [("w/0/" + "0" * 32, None, b"x", None, None), ("w/0/" + "0" * 32, "T", None, None, None)]
     kinds = (pa.string(), pa.string(), pa.binary(), pa.int32(), PROPERTIES)
     columns = [pa.array([row[place] for row in rows], kind) for place, kind in enumerate(kinds)]

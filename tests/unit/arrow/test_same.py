@@ -21,7 +21,7 @@ from rocketmq_spark.arrow.columns import byte_column
         ([""] * 3, None),
     ],
 )
-def test_what_all_rows_are(rows: list[str | None], same: bytes | None) -> None:
+def test_same_returns_the_value_shared_by_all_rows(rows: list[str | None], same: bytes | None) -> None:
     for padded in (rows, ["x", *rows, "yy"]):
         array = pa.array(padded, pa.string())
         column = byte_column(array if padded is rows else array.slice(1, len(rows)))

@@ -39,7 +39,7 @@ def refusal(schema: dict[str, pa.DataType], topic: str | None = "orders", select
 
 
 @pytest.mark.parametrize("selector", [None, "hash", "column", "roundRobin", "random", "my.module:Selector"])
-def test_every_known_column_is_accepted(selector):
+def test_every_known_column_does_not_raise(selector):
     check_schema(EVERY_COLUMN, topic=None, queue_selector=selector)
 
 
@@ -57,11 +57,11 @@ def test_every_known_column_is_accepted(selector):
         pa.null(),
     ],
 )
-def test_the_payload_may_be_any_text_or_binary(payload, arrow_type):
+def test_payload_of_any_string_or_binary_type_does_not_raise(payload, arrow_type):
     check_schema(pa.schema({payload: arrow_type}), topic="orders", queue_selector=None)
 
 
-def test_a_void_column_is_accepted_for_every_column():
+def test_void_type_of_any_column_does_not_raise():
     check_schema(pa.schema(dict.fromkeys(EVERY_COLUMN.names, pa.null())), topic=None, queue_selector="hash")
 
 
@@ -73,11 +73,11 @@ def test_a_payload_is_needed():
     )
 
 
-def test_an_empty_schema_says_so():
+def test_error_of_an_empty_schema_mentions_missing_columns():
     assert "among no columns at all" in refusal({})
 
 
-def test_two_payloads_are_one_too_many():
+def test_body_and_value_columns_together_are_rejected():
     assert "columns body and value are both present" in refusal({"body": pa.string(), "value": pa.string()})
 
 
@@ -90,20 +90,20 @@ def test_a_name_twice_is_refused():
 @pytest.mark.parametrize(
     ("name", "near"), [("tag", "tags"), ("key", "keys"), ("storetime", "storeTimestamp"), ("shardKey", "shardingKey")]
 )
-def test_an_unknown_column_is_named_with_the_nearest_known_one(name, near):
+def test_unknown_column_error_suggests_the_nearest_name(name, near):
     text = refusal({"body": pa.string(), name: pa.string()})
     assert text.startswith(f"unknown column {name}: did you mean {near}?; ")
     assert "to_json(struct(...)) AS body" in text
 
 
-def test_a_column_like_no_known_one_is_told_what_there_is():
+def test_unknown_column_error_lists_known_columns():
     text = refusal({"body": pa.string(), "amount": pa.float64()})
     assert text.startswith("unknown column amount: known are body, value, topic, tags, keys, properties, flag, ")
     assert "to_json(struct(...)) AS body" in text
 
 
 @pytest.mark.parametrize(("name", "right"), [("Body", "body"), ("shardingkey", "shardingKey"), ("TOPIC", "topic")])
-def test_a_column_in_the_wrong_case_is_told_the_right_one(name, right):
+def test_wrong_case_of_a_column_error_suggests_the_correct_name(name, right):
     text = refusal({name: pa.string(), "value": pa.string()})
     assert f"unknown column {name}: column names are case-sensitive, rename it to {right}" in text
 
@@ -127,13 +127,13 @@ def test_a_column_in_the_wrong_case_is_told_the_right_one(name, right):
         ("deliverTime", pa.date32(), "timestamp with a time zone", "cast('timestamp')"),
     ],
 )
-def test_a_type_that_does_not_fit_is_told_what_does_and_how_to_cast(name, arrow_type, allowed, cast):
+def test_unsupported_column_type_error_suggests_a_cast(name, arrow_type, allowed, cast):
     text = refusal({"body": pa.string()} | {name: arrow_type})
     assert text.startswith(f"column {name} is {arrow_type}: it must be {allowed}; use ")
     assert cast in text
 
 
-def test_a_topic_must_come_from_somewhere():
+def test_topic_option_or_column_is_required():
     # In the words of Spark's Kafka sink.
     assert refusal({"body": pa.string()}, topic=None) == (
         "topic option required when no 'topic' column is present. Use the topic option for setting a topic."
@@ -141,7 +141,7 @@ def test_a_topic_must_come_from_somewhere():
 
 
 @pytest.mark.parametrize(("selector", "column"), [("hash", "shardingKey"), ("column", "queueId")])
-def test_a_selector_needs_its_column(selector, column):
+def test_selector_without_its_column_is_rejected(selector, column):
     text = refusal({"body": pa.string(), "brokerName": pa.string()}, selector=selector)
     assert text.startswith(f"queueSelector={selector} needs the column {column}, and there is none: ")
 
@@ -169,12 +169,12 @@ KEYED = {"shardingKey": pa.string()}
         ({}, ["NORMAL", "LITE"]),
     ],
 )
-def test_columns_whose_messages_a_topic_accepts(schema, message_types):
+def test_columns_that_a_topic_accepts_do_not_raise(schema, message_types):
     check_message_types(pa.schema({"body": pa.string(), **schema}), "orders", frozenset(message_types))
 
 
 @pytest.mark.parametrize("schema", [{}, KEYED, DELAYED])
-def test_a_topic_of_which_nobody_said_what_it_accepts_takes_any_columns(schema):
+def test_unknown_message_types_of_a_topic_do_not_raise(schema):
     check_message_types(pa.schema({"body": pa.string(), **schema}), "orders", frozenset())
 
 
@@ -187,7 +187,7 @@ def test_a_topic_of_which_nobody_said_what_it_accepts_takes_any_columns(schema):
         ({**KEYED, "deliverTime": pa.timestamp("us", "UTC")}, "FIFO", "deliverTime", "DELAY"),
     ],
 )
-def test_a_column_whose_messages_a_topic_does_not_accept_is_named_with_what_to_do(schema, accepted, column, made):
+def test_column_with_unsupported_message_type_is_an_error_with_advice(schema, accepted, column, made):
     assert types_refusal(schema, accepted) == (
         f"column {column} makes {made} messages, and topic orders accepts messages of the type {accepted} only: drop "
         f"the column, or write to a topic made for them (rocketmq-spark create-topic NAME --type {made}, "
@@ -204,14 +204,14 @@ def test_a_column_whose_messages_a_topic_does_not_accept_is_named_with_what_to_d
         (["TRANSACTION"], "NORMAL messages: write to"),
     ],
 )
-def test_plain_rows_for_a_topic_that_takes_none_are_refused(message_types, advice):
+def test_plain_rows_are_rejected_for_a_topic_without_normal_messages(message_types, advice):
     message = types_refusal({}, *message_types)
     assert message.startswith(f"topic orders accepts messages of the type {' and '.join(sorted(message_types))} only")
     assert advice in message
     assert types_refusal(dict.fromkeys(KEYED, pa.null()), *message_types) == message
 
 
-def test_a_delay_level_can_not_be_told_over_grpc():
+def test_delay_level_column_is_rejected_over_grpc():
     with pytest.raises(SchemaError, match=r"column delayTimeLevel: .*use delayMs or deliverTime"):
         check_grpc(pa.schema({"body": pa.string(), "delayTimeLevel": pa.int32()}))
     check_grpc(pa.schema({"body": pa.string(), "delayTimeLevel": pa.null(), "delayMs": pa.int64(), "flag": pa.int32()}))

@@ -12,7 +12,7 @@ item_sizes = st.lists(st.integers(1, 50), max_size=40)
 
 
 @given(item_sizes, st.integers(1, 120), st.integers(0, 120), st.integers(0, 5))
-def test_pieces_follow_each_other_and_batches_keep_their_limit(sizes, limit, nbytes, rows):
+def test_filled_batches_are_contiguous_and_within_their_limit(sizes, limit, nbytes, rows):
     nbytes = min(nbytes, limit - 1) if rows else 0
     ends = np.cumsum([0, *sizes])
     pieces = list(fill_batches(ends, 0, len(sizes), limit=limit, nbytes=nbytes, rows=rows))
@@ -29,7 +29,7 @@ def test_pieces_follow_each_other_and_batches_keep_their_limit(sizes, limit, nby
             nbytes = rows = 0
 
 
-def test_rows_already_waiting_count_towards_the_row_limit():
+def test_pending_rows_count_towards_the_row_limit():
     ends = np.arange(11)
     assert list(fill_batches(ends, 0, 10, limit=1000, nbytes=5, rows=MAX_BATCH_ROWS - 4)) == [
         (0, 4, True),
@@ -37,12 +37,12 @@ def test_rows_already_waiting_count_towards_the_row_limit():
     ]
 
 
-def test_a_batch_that_is_exactly_full_does_not_wait():
+def test_exactly_full_batch_is_complete():
     assert list(fill_batches(np.array([0, 5, 10]), 0, 2, limit=10, nbytes=0, rows=0)) == [(0, 2, True)]
 
 
 @given(item_sizes, st.integers(1, 200), st.sets(st.integers(0, 39)))
-def test_chunks_cover_every_row_once_and_rows_apart_are_alone(sizes, limit, apart):
+def test_chunks_cover_every_row_once_and_isolate_marked_rows(sizes, limit, apart):
     alone = np.array([row in apart for row in range(len(sizes))], np.bool_)
     found = list(chunks(np.array(sizes, np.int64), limit, alone))
     assert [row for start, stop in found for row in range(start, stop)] == list(range(len(sizes)))

@@ -44,7 +44,7 @@ def test_any_column_hashes_as_its_strings_one_by_one(texts, large):
     assert given_ == [string_hash(text) for text in texts if text is not None]
 
 
-def test_ill_formed_text_hashes_as_what_java_reads():
+def test_ill_formed_text_hashes_like_its_java_replacement():
     array = pa.array([b"ok", b"caf\xe9", b"\xf0\x9f"]).view(pa.string())
     assert hashes(array) == [string_hash(text) for text in ("ok", "caf\ufffd", "\ufffd")]
 
@@ -64,7 +64,7 @@ def test_encoded_surrogate_hashes_as_one_replacement_character():
 
 
 @pytest.mark.parametrize("count", [1, 3, 7, 8])
-def test_a_key_meets_the_queue_that_java_s_remainder_gives(count):
+def test_hash_selector_uses_the_absolute_java_remainder(count):
     queues = [MessageQueue("orders", "broker-a", number) for number in range(count)]
     keys = ["polygenelubricants", "hello", "\U0001f600", "negative-hash", "order-00000017"]
     assert any(string_hash(key) < 0 for key in keys)

@@ -19,7 +19,7 @@ def text_of(ids: UniqueIds, first: int, rows: np.ndarray) -> list[str]:
     return [whole[at : at + ids.LENGTH] for at in range(0, len(whole), ids.LENGTH)]
 
 
-def test_ids_are_the_oracle_s_in_any_order_and_over_a_carry():
+def test_vectorised_ids_equal_single_ids_in_any_order_and_over_a_carry():
     ids = new_ids()
     rows = np.array([0, 70_000, 5, 65_535, 65_536, 131_072])
     for first in (ids.take(0), 0x0000_0000_FFF0, 0x0000_FFFF_FFFF, 0xFFFF_FFFF_FFFF):

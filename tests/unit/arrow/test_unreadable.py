@@ -120,7 +120,7 @@ def test_fail_names_topic_broker_queue_offset_and_the_option(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_skip_leaves_out_the_unreadable_message_alone(kind: str) -> None:
+def test_skip_omits_only_the_unreadable_message(kind: str) -> None:
     damaged, reason = DAMAGES[kind]
     skipped: list[Unreadable] = []
     (batch,) = batches_of([answer(damaged())], SCHEMA, None, lambda message: bool(skipped.append(message)))
@@ -172,9 +172,7 @@ def test_messages_before_the_damage_in_an_inner_batch_are_delivered() -> None:
 
 
 @pytest.mark.parametrize(("start", "end", "first", "last"), [(0, 5, 2, 4), (3, 5, 3, 4), (0, 4, 2, 3)])
-def test_an_unreadable_inner_batch_counts_the_offsets_that_were_asked_for(
-    start: int, end: int, first: int, last: int
-) -> None:
+def test_unreadable_inner_batch_covers_only_requested_offsets(start: int, end: int, first: int, last: int) -> None:
     message = sound(PLAIN, queue_offset=2, sys_flag=0x3C1, body=b"no zlib", properties=INNER)
     skipped = SkippedMessages()
     pull = Pulled(QUEUE, start, end, answer(encode_stored_record(message), count=3).body)
@@ -185,7 +183,7 @@ def test_an_unreadable_inner_batch_counts_the_offsets_that_were_asked_for(
 
 
 @pytest.mark.parametrize("size", [-1, 0, 50, 100_000])
-def test_behind_a_wrong_record_length_all_offsets_of_the_answer_are_lost(size: int) -> None:
+def test_wrong_record_length_makes_the_rest_of_the_answer_unreadable(size: int) -> None:
     pull = answer(struct.pack(">i", size) + record_of()[4:])
     skipped: list[Unreadable] = []
     (batch,) = batches_of([pull], SCHEMA, None, lambda message: bool(skipped.append(message)))
@@ -197,7 +195,7 @@ def test_behind_a_wrong_record_length_all_offsets_of_the_answer_are_lost(size: i
 
 
 @pytest.mark.parametrize("value", ["999999", "-1", "x", "9" * 5000])
-def test_a_senders_claim_of_an_inner_batch_size_is_bounded(value: str) -> None:
+def test_inner_batch_size_claimed_by_a_sender_is_bounded(value: str) -> None:
     message = sound(PLAIN, queue_offset=2, sys_flag=0xC0, body=b"x", properties={"INNER_NUM": value})
     skipped = SkippedMessages()
     list(batches_of([Pulled(QUEUE, 0, 10**6, encode_stored_record(message))], SCHEMA, None, skipped.skip))
@@ -275,7 +273,7 @@ def test_bad_property_text_is_unreadable_to_both_decoders(texts: list[bytes], in
 
 
 @pytest.mark.parametrize("text", BAD_TEXTS)
-def test_one_item_with_bad_properties_leaves_the_rest_of_an_inner_batch(text: bytes) -> None:
+def test_bad_properties_of_one_item_keep_the_rest_of_an_inner_batch(text: bytes) -> None:
     items = [item_of(b"item %d" % number, b"TAGS\x01a\x02" if number != 1 else text) for number in range(3)]
     message = sound(PLAIN, queue_offset=2, sys_flag=0xC0, body=b"".join(items), properties=INNER)
     rows = both_ways(answer(encode_stored_record(message), count=3)).to_pylist()
@@ -347,7 +345,7 @@ def test_each_unreadable_message_is_reported_once_where_batches_are_split(monkey
 
 
 @given(st.data(), st.sampled_from([*DAMAGES]).filter(lambda kind: kind != "too large"))
-def test_any_flipped_bit_leaves_every_offset_read_or_reported(data: st.DataObject, kind: str) -> None:
+def test_after_any_bit_flip_every_offset_is_read_or_reported(data: st.DataObject, kind: str) -> None:
     body = bytearray(answer(DAMAGES[kind][0]()).body)
     # Not in the five queue offsets, which say where each record belongs.
     at = data.draw(st.integers(0, len(body) - 1))

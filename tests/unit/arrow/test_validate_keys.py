@@ -44,7 +44,7 @@ def batch(**columns: Any) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize("arrow_type", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
-def test_keys_count_as_missing_where_a_broker_drops_the_row(arrow_type: pa.DataType) -> None:
+def test_keys_that_a_broker_would_drop_count_as_missing(arrow_type: pa.DataType) -> None:
     values = [*KEPT, *DROPPED]
     column = byte_column(pa.array(["x", *values]).cast(arrow_type).slice(1))
     assert rows_without_key(column, len(values)).tolist() == [False] * len(KEPT) + [True] * len(DROPPED)

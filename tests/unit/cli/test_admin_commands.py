@@ -93,7 +93,7 @@ def test_a_route_is_shown_and_is_json(run: Run, as_json: Callable[..., Any], ser
     assert server.address in run("route", "orders")[1]
 
 
-def test_offsets_are_shown_with_their_sum_and_are_json(run: Run, as_json: Callable[..., Any]) -> None:
+def test_offsets_are_shown_with_their_sum_and_as_json(run: Run, as_json: Callable[..., Any]) -> None:
     assert [row["messages"] for row in as_json("offsets", "orders")] == [2, 1]
     assert run("offsets", "orders")[1].splitlines()[-1] == "3 messages in 2 queues"
 
@@ -113,7 +113,7 @@ def test_a_peek_is_shown_and_is_json(run: Run, as_json: Callable[..., Any]) -> N
     assert "zwei ü" in run("peek", "orders", "--tag", "t1")[1]
 
 
-def test_topics_and_brokers_that_are_not_whole_exit_with_1_and_say_what_is_missing(run: Run) -> None:
+def test_incomplete_topics_and_brokers_exit_with_1_and_name_missing_parts(run: Run) -> None:
     for command in ("topics", "brokers"):
         code, out, err = run(command, "--json")
         assert code == 1
@@ -130,7 +130,7 @@ def test_a_new_topic_is_shown_as_its_route(as_json: Callable[..., Any], server: 
     assert server.attributes["new"] == {"message.type": "FIFO", "queue.type": "BatchCQ"}
 
 
-def test_a_message_is_sent_with_what_was_said_of_it(as_json: Callable[..., Any], server: BrokerPeer) -> None:
+def test_send_options_become_message_fields(as_json: Callable[..., Any], server: BrokerPeer) -> None:
     options = ("--tags", "t", "--keys", "k1 k2", "--property", "a=b=c", "--property", "d=e", "--delay-ms", "1000")
     receipt = as_json("send", "orders", "hello", *options, "--sharding-key", "customer-7")
     assert (receipt["status"], receipt["topic"], receipt["broker_name"]) == ("SEND_OK", "orders", "a")
@@ -141,7 +141,7 @@ def test_a_message_is_sent_with_what_was_said_of_it(as_json: Callable[..., Any],
     assert as_json("send", "orders", "again", "--sharding-key", "customer-7")["queue_id"] == receipt["queue_id"]
 
 
-def test_a_receipt_has_all_its_keys_as_json_and_in_a_table_what_there_is(
+def test_receipt_has_all_keys_as_json_and_only_set_ones_in_the_table(
     run: Run, as_json: Callable[..., Any], server: BrokerPeer
 ) -> None:
     receipt = as_json("send", "orders", "x")
@@ -159,7 +159,7 @@ def test_text_that_is_no_unicode_is_sent_as_its_bytes(as_json: Callable[..., Any
 
 
 @pytest.mark.parametrize("option", ["--tags", "--keys", "--property", "--sharding-key"])
-def test_what_a_message_holds_as_text_must_be_unicode(run: Run, option: str) -> None:
+def test_send_options_with_invalid_unicode_are_rejected(run: Run, option: str) -> None:
     name = "a=" if option == "--property" else ""
     code, out, err = run("send", "orders", "x", option, name + os.fsdecode(b"\xff"))
     assert (code, out, err.count("\n")) == (1, "", 1)
@@ -176,7 +176,7 @@ def test_unchecked_certificates_are_warned_of_once(tmp_path: Path, capsys: Captu
             )
 
 
-def test_a_body_may_come_from_standard_input(
+def test_body_is_read_from_standard_input(
     as_json: Callable[..., Any], server: BrokerPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff bytes\n")))
@@ -184,7 +184,9 @@ def test_a_body_may_come_from_standard_input(
     assert server.stored[MessageQueue("orders", "a", receipt["queue_id"])][-1].body == b"\xff bytes\n"
 
 
-def test_a_body_from_a_terminal_is_asked_for(run: Run, server: BrokerPeer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_is_shown_for_a_body_from_a_terminal(
+    run: Run, server: BrokerPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours, theirs = os.openpty()
     with os.fdopen(ours, "wb", buffering=0) as keyboard, os.fdopen(theirs, "r") as terminal:
         keyboard.write(b"typed\n\x04")
@@ -195,7 +197,7 @@ def test_a_body_from_a_terminal_is_asked_for(run: Run, server: BrokerPeer, monke
 
 
 @pytest.mark.parametrize("tags", ["a|b", " "])
-def test_a_tag_that_a_dataframe_may_not_have_is_refused(run: Run, server: BrokerPeer, tags: str) -> None:
+def test_invalid_tag_is_rejected_before_sending(run: Run, server: BrokerPeer, tags: str) -> None:
     held = sum(map(len, server.stored.values()))
     code, out, err = run("send", "orders", "x", "--tags", tags)
     assert (code, out) == (1, "")
@@ -218,13 +220,13 @@ def test_h_is_help(command: list[str], capsys: Capture) -> None:
         ("--delay-ms", "-1"),
     ],
 )
-def test_what_no_message_may_have_is_one_line(run: Run, option: tuple[str, ...]) -> None:
+def test_invalid_send_option_is_a_one_line_error(run: Run, option: tuple[str, ...]) -> None:
     code, out, err = run("send", "orders", "x", *option)
     assert (code, out, err.count("\n")) == (1, "", 1)
 
 
 @pytest.mark.parametrize("command", OF_A_TOPIC)
-def test_a_missing_topic_is_one_line_with_a_name_that_is_like_it(run: Run, command: str) -> None:
+def test_missing_topic_is_a_one_line_error_with_a_similar_name(run: Run, command: str) -> None:
     code, out, err = run(command, "ordres", "--json")
     assert (code, out) == (1, "")
     assert err.startswith("rocketmq-spark: topic ordres does not exist: ")
@@ -233,7 +235,7 @@ def test_a_missing_topic_is_one_line_with_a_name_that_is_like_it(run: Run, comma
 
 
 @pytest.mark.parametrize("command", [*(name for name in COMMANDS if name != "doctor")])
-def test_a_wrong_port_is_one_line_that_says_what_to_do(command: str, capsys: Capture) -> None:
+def test_wrong_port_is_a_one_line_error_with_advice(command: str, capsys: Capture) -> None:
     address = refused_address()
     topic = [] if command in ("topics", "brokers") else ["orders"]
     body = ["x"] if command == "send" else []
@@ -246,7 +248,7 @@ def test_a_wrong_port_is_one_line_that_says_what_to_do(command: str, capsys: Cap
     )
 
 
-def test_one_name_server_that_answers_is_enough_and_not_blamed(server: BrokerPeer, capsys: Capture) -> None:
+def test_error_does_not_mention_an_unreachable_redundant_name_server(server: BrokerPeer, capsys: Capture) -> None:
     gone = BrokerData("gone", {0: refused_address()}, "c")
     server.routes["lost"] = TopicRouteData((QueueData("gone", 2, 2, 6),), (gone,))
     assert main(["offsets", "lost", "-n", f"{refused_address()};{server.address}"]) == 1
@@ -267,7 +269,7 @@ def test_one_name_server_that_answers_is_enough_and_not_blamed(server: BrokerPee
         (["topics", "-n", "a:1", "--tls", "--tls-ca-file", "/no/such.pem"], "option tlsCaFile: reading '/no/such.pem'"),
     ],
 )
-def test_options_that_make_no_sense_are_one_line(arguments: list[str], said: str, capsys: Capture) -> None:
+def test_invalid_options_are_one_line_errors(arguments: list[str], said: str, capsys: Capture) -> None:
     assert main(arguments) == 1
     captured = capsys.readouterr()
     assert captured.err.startswith(f"rocketmq-spark: {said}")
@@ -279,7 +281,7 @@ def test_a_typo_in_an_option_is_answered_with_the_right_one(capsys: Capture) -> 
     assert "--access-key" in capsys.readouterr().err
 
 
-def test_the_environment_names_server_and_user(server: BrokerPeer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_sets_name_server_and_user(server: BrokerPeer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAMESRV_ADDR", server.address)
     monkeypatch.setenv("ROCKETMQ_ACCESS_KEY", "someone")
     monkeypatch.setenv("ROCKETMQ_SECRET_KEY", "hush-hush")
@@ -288,7 +290,7 @@ def test_the_environment_names_server_and_user(server: BrokerPeer, monkeypatch: 
     assert "hush-hush" not in str(server.requests)
 
 
-def test_the_cluster_that_was_left_running_is_the_default(server: BrokerPeer, tmp_path: Path) -> None:
+def test_running_cluster_is_the_default_name_server(server: BrokerPeer, tmp_path: Path) -> None:
     file = StateFile(tmp_path / "state")
     this = ServerRecord("namesrv", "NameServer", server.address, os.getpid(), process_start(os.getpid()) or "", "log")
     with file.locked():
@@ -300,7 +302,7 @@ def test_the_cluster_that_was_left_running_is_the_default(server: BrokerPeer, tm
     assert main(["route", "orders"]) == 1
 
 
-def test_the_cluster_that_was_left_running_says_how_it_lets_somebody_in(
+def test_keys_of_the_running_cluster_are_the_default_credentials(
     server: BrokerPeer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "admin.secret").write_text("hush-hush")
@@ -372,7 +374,7 @@ def test_keys_are_not_used_for_the_endpoints_of_a_dead_proxy(tmp_path: Path, cap
     assert "proxy of the cluster" in capsys.readouterr().err
 
 
-def test_dead_broker_of_a_cluster_without_keys_is_no_obstacle(server: BrokerPeer, tmp_path: Path) -> None:
+def test_dead_broker_of_a_cluster_without_keys_is_ignored(server: BrokerPeer, tmp_path: Path) -> None:
     file = StateFile(tmp_path / "state")
     this = ServerRecord("namesrv", "NameServer", server.address, os.getpid(), process_start(os.getpid()) or "", "log")
     dead = replace(this, name="broker-0", kind="Broker", started="another boot/1")
@@ -382,7 +384,7 @@ def test_dead_broker_of_a_cluster_without_keys_is_no_obstacle(server: BrokerPeer
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_proxies_get_the_keys_of_the_cluster_that_was_left_running_only_if_they_are_its_own(
+def test_keys_of_the_running_cluster_are_sent_only_to_its_own_proxies(
     tmp_path: Path, capsys: Capture, own: bool
 ) -> None:
     (tmp_path / "admin.secret").write_text("hush-hush")
@@ -400,7 +402,7 @@ def test_proxies_get_the_keys_of_the_cluster_that_was_left_running_only_if_they_
     assert f"proxy {proxy.address}" in capsys.readouterr().out
 
 
-def test_an_option_of_another_release_in_what_was_left_running_is_one_line(tmp_path: Path, capsys: Capture) -> None:
+def test_unknown_option_in_the_cluster_state_is_a_one_line_error(tmp_path: Path, capsys: Capture) -> None:
     file = StateFile(tmp_path / "state")
     this = ServerRecord("namesrv", "NameServer", "n:9876", os.getpid(), process_start(os.getpid()) or "", "log")
     with file.locked():
@@ -412,7 +414,7 @@ def test_an_option_of_another_release_in_what_was_left_running_is_one_line(tmp_p
 
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64])
-def test_a_host_that_no_name_is_like_is_one_line(host: str, capsys: Capture) -> None:
+def test_impossible_host_name_is_a_one_line_error(host: str, capsys: Capture) -> None:
     assert main(["topics", "-n", f"{host}:9876"]) == 1
     assert capsys.readouterr().err == (
         f"rocketmq-spark: name server {host}:9876: the host's name is unknown here; check the spelling, or give the "
@@ -420,7 +422,7 @@ def test_a_host_that_no_name_is_like_is_one_line(host: str, capsys: Capture) -> 
     )
 
 
-def test_what_a_terminal_can_not_show_stops_nothing() -> None:
+def test_text_that_the_terminal_cannot_encode_is_escaped() -> None:
     command = [sys.executable, "-m", "rocketmq_spark", "doctor", "-n", refused_address()]
     environ = os.environ | {"PYTHONIOENCODING": "ascii"}
     answer = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
@@ -428,7 +430,7 @@ def test_what_a_terminal_can_not_show_stops_nothing() -> None:
     assert "\\u2192 start a name server" in answer.stdout
 
 
-def test_no_words_of_a_server_are_obeyed_by_a_terminal(server: BrokerPeer, run: Run) -> None:
+def test_control_characters_from_servers_are_escaped_in_all_output(server: BrokerPeer, run: Run) -> None:
     answer = server._answer
 
     def evil(session: Session, request: RemotingCommand) -> bytes:
@@ -446,7 +448,7 @@ def test_no_words_of_a_server_are_obeyed_by_a_terminal(server: BrokerPeer, run: 
         assert not set("\x1b\x9b") & set(out + err)
 
 
-def test_the_doctor_exits_with_1_if_anything_failed(run: Run, server: BrokerPeer) -> None:
+def test_doctor_exits_with_1_if_a_check_failed(run: Run, server: BrokerPeer) -> None:
     code, out, _ = run("doctor", "--json")
     findings = json.loads(out)
     assert code == 1
@@ -458,7 +460,7 @@ def test_the_doctor_exits_with_1_if_anything_failed(run: Run, server: BrokerPeer
     assert "1 failed" in out
 
 
-def test_what_the_doctor_says_to_do_is_one_line_that_can_be_copied(
+def test_advice_of_the_doctor_is_one_unwrapped_line(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     python = tmp_path / f"{'an-environment-' * 12}" / "bin" / "python"
@@ -481,7 +483,7 @@ def test_what_the_doctor_says_to_do_is_one_line_that_can_be_copied(
     ]
 
 
-def test_a_command_gets_its_connection_first_and_keeps_its_own_options() -> None:
+def test_command_receives_its_connection_and_its_own_options() -> None:
     seen: list[tuple[Connection, int]] = []
 
     def command(connection: Connection, count: int = 3) -> None:

@@ -43,7 +43,7 @@ def running(state_file: StateFile, tmp_path: Path) -> Iterator[ClusterState]:
         process.kill()
 
 
-def test_nothing_running_is_said_and_is_no_failure(capsys: Capture) -> None:
+def test_status_and_down_without_a_cluster_succeed_and_report_it(capsys: Capture) -> None:
     for command in ("status", "down"):
         assert main(["cluster", command]) == 0
         assert capsys.readouterr().out.startswith("no cluster is running; start one with:")
@@ -55,7 +55,7 @@ def test_nothing_running_as_json(capsys: Capture) -> None:
     assert json.loads(capsys.readouterr().out) == {**nothing, "servers": [], "running": False}
 
 
-def test_logs_of_nothing_are_a_failure_in_one_line(capsys: Capture) -> None:
+def test_logs_without_a_cluster_fail_with_one_line(capsys: Capture) -> None:
     assert main(["cluster", "logs"]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -78,7 +78,7 @@ def test_status_as_json_has_addresses_and_states(running: ClusterState, capsys: 
     assert [server["state"] for server in status["servers"]] == ["running"]
 
 
-def test_up_says_that_one_runs(running: ClusterState, capsys: Capture) -> None:
+def test_up_fails_if_a_cluster_is_running(running: ClusterState, capsys: Capture) -> None:
     assert main(["cluster", "up"]) == 1
     assert f"a cluster runs already, its name server is {running.name_server}" in capsys.readouterr().err
 
@@ -104,12 +104,12 @@ def test_logs_show_control_characters_as_their_codes(running: ClusterState, caps
 
 
 @pytest.mark.usefixtures("running")
-def test_logs_of_an_unknown_server_say_which_there_are(capsys: Capture) -> None:
+def test_logs_of_an_unknown_server_fail_listing_the_known_ones(capsys: Capture) -> None:
     assert main(["cluster", "logs", "broker-9"]) == 1
     assert "the cluster has no server broker-9; it has broker-0" in capsys.readouterr().err
 
 
-def test_up_without_java_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_up_without_java_fails_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["cluster", "up"]) == 1
@@ -146,7 +146,7 @@ def test_a_demo_over_another_transport_is_a_wrong_command_line(capsys: Capture) 
     assert "grpc" in shown
 
 
-def test_a_running_cluster_with_a_proxy_says_how_to_write_by_both_protocols(running: ClusterState) -> None:
+def test_usage_of_a_cluster_with_a_proxy_shows_both_protocols(running: ClusterState) -> None:
     shown = _how_to_use(running)
     assert f'.option("nameServer", "{running.name_server}").option("topic", "orders")' in shown
     assert f'.option("endpoints", "{running.endpoints}").option("topic", "orders")' in shown
@@ -156,7 +156,7 @@ def test_a_running_cluster_with_a_proxy_says_how_to_write_by_both_protocols(runn
     assert "every address" not in without_proxy
 
 
-def test_what_it_takes_to_connect_is_said_by_up_and_by_status(
+def test_up_and_status_show_the_connection_options(
     running: ClusterState, state_file: StateFile, capsys: Capture
 ) -> None:
     options = {"accessKey": "admin", "secretKey": "file:/secured/admin.secret"}

@@ -16,7 +16,7 @@ from rocketmq_spark.cli.app import main
         ("grpc", "transport=grpc needs the Python module grpc, which is not installed here"),
     ],
 )
-def test_what_is_not_installed_is_said_before_a_cluster_starts(
+def test_missing_packages_are_reported_before_a_cluster_starts(
     missing: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, missing, None)  # type: ignore[arg-type]

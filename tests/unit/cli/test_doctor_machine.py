@@ -32,7 +32,7 @@ def program(path: Path, *lines: str) -> Path:
     return path
 
 
-def test_the_versions_are_those_that_are_installed_with_the_package() -> None:
+def test_checked_versions_equal_the_required_ones_of_setup_cfg() -> None:
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")
     assert config["options"]["python_requires"] == ">=" + ".".join(map(str, OLDEST_PYTHON))
@@ -41,7 +41,7 @@ def test_the_versions_are_those_that_are_installed_with_the_package() -> None:
         assert f"{name}>={oldest}" + (f",<{before}" if before else "") in required
 
 
-def test_this_python_is_good_enough() -> None:
+def test_current_python_is_supported() -> None:
     assert check_python().state == OK
 
 
@@ -55,14 +55,14 @@ def test_this_python_is_good_enough() -> None:
         ("4.4.0", "4.4.0, and pyspark>=4.0,<4.4 is needed"),
     ],
 )
-def test_a_package_is_there_and_of_a_version_that_works(version: str | None, found: str) -> None:
+def test_installed_package_version_is_checked(version: str | None, found: str) -> None:
     (check,) = check_packages({"pyspark": PACKAGES["pyspark"]}, lambda _: version)
     assert check.found == found
     assert check.state == (OK if version == found else FAILED)
     assert check.mend == ("" if version == found else "pip install 'pyspark>=4.0,<4.4'")
 
 
-def test_packages_of_an_extra_are_had_with_it() -> None:
+def test_missing_packages_of_an_extra_suggest_the_extra() -> None:
     checks = check_packages(GRPC_PACKAGES, lambda _: None, "grpc")
     assert {check.mend for check in checks} == {"pip install 'rocketmq-spark[grpc]'"}
 
@@ -79,20 +79,20 @@ def test_java_is_shown_with_its_release_and_place(tmp_path: Path) -> None:
         ({"JAVA_HOME": "/nowhere", "PATH": ""}, "JAVA_HOME is /nowhere, which has no bin/java"),
     ],
 )
-def test_no_java_is_said_with_what_to_install(environ: dict[str, str], found: str) -> None:
+def test_missing_java_is_reported_with_advice(environ: dict[str, str], found: str) -> None:
     check = check_java(environ)
     assert (check.state, found in check.found) == (FAILED, True)
     assert "Java 17" in check.mend
 
 
-def test_too_old_a_java_is_said(tmp_path: Path) -> None:
+def test_too_old_java_is_reported(tmp_path: Path) -> None:
     program(tmp_path / "bin" / "java", "echo 'java version \"1.8.0_392\"'")
     check = check_java({"JAVA_HOME": str(tmp_path)})
     assert "is Java 8" in check.found
     assert check.mend.startswith("install Java 17 or newer")
 
 
-def test_workers_that_can_import_us_are_well() -> None:
+def test_workers_that_can_import_the_package_are_ok() -> None:
     environ = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     check = check_workers(environ)
     assert (check.state, check.mend) == (OK, "")
@@ -106,7 +106,7 @@ def told_by_worker(folder: Path, *lines: str) -> tuple[str, str]:
     return check.found, check.mend
 
 
-def test_an_interpreter_without_our_packages_is_named_with_what_it_lacks(tmp_path: Path) -> None:
+def test_interpreter_without_our_packages_is_reported_with_missing_ones(tmp_path: Path) -> None:
     this = ", ".join(map(str, sys.version_info[:3]))
     found, mend = told_by_worker(
         tmp_path, f"""echo '{{"python": [{this}], "failed": {{"pyarrow": "ModuleNotFoundError: No module"}}}}'"""
@@ -115,17 +115,17 @@ def test_an_interpreter_without_our_packages_is_named_with_what_it_lacks(tmp_pat
     assert mend.startswith(f"export PYSPARK_PYTHON={sys.executable}")
 
 
-def test_an_interpreter_of_another_python_is_named_with_both(tmp_path: Path) -> None:
+def test_interpreter_of_another_python_version_is_reported_with_both(tmp_path: Path) -> None:
     found, _ = told_by_worker(tmp_path, """echo '{"python": [3, 9, 1], "failed": {}}'""")
     assert f"is Python 3.9.1, this one is {sys.version_info[0]}.{sys.version_info[1]}" in found
 
 
-def test_what_is_no_python_is_told_by_its_last_words(tmp_path: Path) -> None:
+def test_program_that_is_no_python_is_reported_with_its_last_output_line(tmp_path: Path) -> None:
     found, _ = told_by_worker(tmp_path, "echo 'no such option' >&2", "exit 2")
     assert found.endswith("is no Python that runs: no such option")
 
 
-def test_without_an_interpreter_the_name_that_spark_looks_for_is_said(tmp_path: Path) -> None:
+def test_missing_interpreter_is_reported_with_the_searched_name(tmp_path: Path) -> None:
     check = check_workers({"PATH": str(tmp_path)})
     assert check.found == "there is no python3 (python3 on PATH, as PYSPARK_PYTHON is not set)"
     assert check_workers({"PYSPARK_PYTHON": "/nowhere/python", "PATH": ""}).found.startswith("there is no /nowhere")

@@ -30,7 +30,7 @@ NO_RIGHT = "User:shop has no permission to access Topic:orders from 127.0.0.1, n
         (NO_RIGHT, NO_RIGHT, "let the user's policies allow it"),
     ],
 )
-def test_a_wrong_key_is_told_from_a_missing_right(said: str, found: str, mend: str) -> None:
+def test_wrong_key_and_missing_permission_have_different_advice(said: str, found: str, mend: str) -> None:
     with FakeProxy() as proxy:
         proxy.handlers["QueryRoute"] = lambda *_: status_reply(40100, said)
         *_, check = check_proxies(proxy.address, "orders", {}, PATIENCE)
@@ -84,7 +84,7 @@ def showing(names: str) -> Any:
     ],
     ids=["no certificate", "wrong authority", "wrong name", "no TLS", "TLS to a plain one", "TLS 1.1"],
 )
-def test_a_fault_of_tls_has_its_own_remedy(
+def test_each_tls_problem_has_its_own_advice(
     authority: Authority,
     tmp_path: Path,
     serve: Any,
@@ -104,9 +104,7 @@ def test_a_fault_of_tls_has_its_own_remedy(
 
 
 @pytest.mark.parametrize("verbosity", [None, "ERROR"])
-def test_of_a_refused_handshake_grpc_says_nothing_beside_the_command_unless_it_is_told_to(
-    authority: Authority, verbosity: str | None
-) -> None:
+def test_grpc_log_of_a_rejected_handshake_is_shown_only_on_request(authority: Authority, verbosity: str | None) -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
     if verbosity is not None:
         environ["GRPC_VERBOSITY"] = verbosity

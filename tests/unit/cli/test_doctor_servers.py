@@ -63,7 +63,7 @@ def about(name_server: str, what: str, topic: str | None = None, **given: object
     return [(one.check.removeprefix(what), one.state, one.found) for one in checks if one.check.startswith(what)]
 
 
-def test_all_is_well(server: BrokerPeer) -> None:
+def test_healthy_cluster_passes_all_checks(server: BrokerPeer) -> None:
     assert about(server.address, "name server") == [(f" {server.address}", OK, "knows a")]
     well = f"reachable at {server.address}, 5.5.0, permission rw, disk 31 % full, clock as ours"
     assert about(server.address, "broker") == [(" a", OK, well)]
@@ -72,7 +72,7 @@ def test_all_is_well(server: BrokerPeer) -> None:
     ]
 
 
-def test_nothing_is_sent_to_any_topic(server: BrokerPeer) -> None:
+def test_doctor_sends_no_message_and_creates_no_topic(server: BrokerPeer) -> None:
     looked_at(server.address, "orders")
     asked = {request.code for request in server.requests}
     assert asked.isdisjoint(
@@ -80,27 +80,27 @@ def test_nothing_is_sent_to_any_topic(server: BrokerPeer) -> None:
     )
 
 
-def test_each_name_server_is_looked_at_for_itself(server: BrokerPeer) -> None:
+def test_each_name_server_is_checked_separately(server: BrokerPeer) -> None:
     gone = refused_address()
     found = about(f"{server.address};{gone}", "name server")
     assert [state for _, state, _ in found] == [OK, FAILED]
     assert found[1][2] == "nobody listens"
 
 
-def test_without_any_name_server_the_way_to_one_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_name_server_option_is_reported_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
     last = looked_at(None)[-1]
     assert (last.check, last.state) == ("name server", FAILED)
     assert "rocketmq-spark cluster up" in last.mend
 
 
-def test_a_typo_in_an_address_is_said_with_what_is_allowed() -> None:
+def test_malformed_address_is_reported_with_the_allowed_form() -> None:
     ((_, state, found),) = about("localhost", "name server")
     assert state == FAILED
     assert "option name_server is 'localhost', which is not allowed: allowed is host:port" in found
 
 
-def test_a_name_server_that_knows_no_broker_fails() -> None:
+def test_name_server_without_brokers_fails() -> None:
     with BrokerPeer() as peer:
         assert about(peer.address, "name server")[0][1:] == (FAILED, "answers, and knows no broker")
 
@@ -121,7 +121,7 @@ def refusing(*refused: RequestCode, code: int = 3, remark: str = "") -> Callable
     return change
 
 
-def test_a_brokers_port_is_told_from_a_proxys(server: BrokerPeer) -> None:
+def test_broker_port_and_proxy_port_are_distinguished(server: BrokerPeer) -> None:
     refusing(RequestCode.GET_BROKER_CLUSTER_INFO)(server)
     assert about(server.address, "name server")[0][1] == WARNING
     assert "a RocketMQ 5 proxy listens there" in about(server.address, "name server")[0][2]
@@ -129,7 +129,7 @@ def test_a_brokers_port_is_told_from_a_proxys(server: BrokerPeer) -> None:
     assert about(server.address, "name server")[0][1:] == (FAILED, "a broker listens there")
 
 
-def test_a_broker_that_cant_be_reached_where_it_says_it_is_gets_the_hint(server: BrokerPeer) -> None:
+def test_unreachable_registered_broker_address_gets_the_broker_ip1_advice(server: BrokerPeer) -> None:
     address = refused_address()
     server.routes["orders"] = TopicRouteData((QueueData("b", 1, 1, 6),), (BrokerData("b", {0: address}, "c"),))
     (check,) = [one for one in looked_at(server.address) if one.check.startswith("broker")]
@@ -149,7 +149,7 @@ def test_a_broker_that_cant_be_reached_where_it_says_it_is_gets_the_hint(server:
         ({"runtime": "[ 0 days, 0 hours, 0 minutes, 9 seconds ]"}, "6", "clock", WARNING, "s behind this machine's"),
     ],
 )
-def test_what_is_wrong_with_a_broker_has_a_line_of_its_own(
+def test_each_problem_of_a_broker_has_its_own_line(
     server: BrokerPeer, changes: dict[str, str], permission: str, name: str, state: str, found: str
 ) -> None:
     server.figures.update(figures(**changes))
@@ -160,12 +160,12 @@ def test_what_is_wrong_with_a_broker_has_a_line_of_its_own(
     assert found in second[2]
 
 
-def test_a_clock_that_no_broker_tells_is_said_to_be_unknown(server: BrokerPeer) -> None:
+def test_clock_that_no_broker_reports_is_unknown(server: BrokerPeer) -> None:
     server.figures.clear()
     assert about(server.address, "broker")[0][2].endswith("release unknown, permission rw, clock not told")
 
 
-def test_brokers_that_do_not_answer_are_looked_at_at_once(server: BrokerPeer) -> None:
+def test_silent_brokers_are_checked_concurrently(server: BrokerPeer) -> None:
     together = Barrier(2, timeout=TIMEOUT)
 
     def play(session: Session) -> None:
@@ -200,7 +200,7 @@ def test_a_broker_without_master_takes_no_messages(server: BrokerPeer) -> None:
         (1, "a.AclException: No acl config for u, a.B", FAILED, "the access key is refused: a.AclException: No acl"),
     ],
 )
-def test_a_refused_key_is_told_from_a_missing_right(
+def test_rejected_key_and_missing_permission_are_distinguished(
     server: BrokerPeer, code: int, remark: str, state: str, found: str
 ) -> None:
     refusing(RequestCode.GET_BROKER_RUNTIME_INFO, code=ResponseCode(code), remark=remark)(server)
@@ -209,14 +209,14 @@ def test_a_refused_key_is_told_from_a_missing_right(
     assert found in is_found
 
 
-def test_a_topic_that_the_user_may_not_see_is_a_warning(server: BrokerPeer) -> None:
+def test_topic_without_permission_is_a_warning(server: BrokerPeer) -> None:
     remark = "User:u has no permission to access Topic:orders"
     refusing(RequestCode.GET_MAX_OFFSET, code=ResponseCode.NO_PERMISSION, remark=remark)(server)
     ((_, state, found),) = about(server.address, "topic", "orders")
     assert (state, found) == (WARNING, f"the user may not look at it: {remark}")
 
 
-def test_a_missing_topic_fails_unless_brokers_make_it(server: BrokerPeer) -> None:
+def test_missing_topic_fails_unless_brokers_create_topics(server: BrokerPeer) -> None:
     ((_, state, found),) = about(server.address, "topic", "ordres")
     assert state == FAILED
     assert "did you mean orders?" in found
@@ -226,13 +226,13 @@ def test_a_missing_topic_fails_unless_brokers_make_it(server: BrokerPeer) -> Non
     assert found.startswith("it does not exist; the first write creates it on a")
 
 
-def test_a_topic_that_may_only_be_read_says_so(server: BrokerPeer) -> None:
+def test_read_only_topic_fails(server: BrokerPeer) -> None:
     server.routes["orders"] = TopicRouteData((QueueData("a", 2, 2, 4),), server.routes["orders"].broker_datas)
     states = [(state, found) for _, state, found in about(server.address, "topic", "orders")]
     assert (FAILED, "not allowed to write to on a, which is everywhere") in states
 
 
-def test_a_static_topic_is_said_to_be_one(server: BrokerPeer) -> None:
+def test_static_topic_is_reported(server: BrokerPeer) -> None:
     server.routes["orders"] = replace(server.routes["orders"], static_topic=True)
     assert about(server.address, "topic", "orders") == [
         (" orders", FAILED, "reading topic orders: it is a static (logical) topic, which this release can't read"),
@@ -253,7 +253,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-def test_an_http_server_is_known_as_one() -> None:
+def test_http_server_is_recognised() -> None:
     with HTTPServer(("127.0.0.1", 0), Handler) as http:
         thread = Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -272,12 +272,12 @@ def greeting(session: Session) -> None:
     session.wait_for_hangup()
 
 
-def test_a_grpc_server_is_known_as_one() -> None:
+def test_grpc_server_is_recognised() -> None:
     with Peer(greeting) as peer:
         assert who_listens(peer.address, TIMEOUT) is Listener.GRPC
 
 
-def test_a_server_that_wants_tls_is_known_as_one_and_so_is_grpc_behind_it(tmp_path: Path) -> None:
+def test_tls_server_is_recognised_and_so_is_grpc_over_tls(tmp_path: Path) -> None:
     certificate, key = Authority(tmp_path).server("server", "IP:127.0.0.1")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
@@ -289,14 +289,14 @@ def test_a_server_that_wants_tls_is_known_as_one_and_so_is_grpc_behind_it(tmp_pa
         assert who_listens(peer.address, TIMEOUT) is Listener.GRPC
 
 
-def test_tls_to_a_server_without_it_is_said(server: BrokerPeer) -> None:
+def test_tls_to_a_plain_server_is_reported(server: BrokerPeer) -> None:
     found = about(server.address, "name server", use_tls=True)
     assert found == [(f" {server.address}", FAILED, "it speaks no TLS")]
     (check,) = [one for one in looked_at(server.address, use_tls=True) if one.check.startswith("name server")]
     assert "somebody may be intercepting the connection" in check.mend
 
 
-def test_a_certificate_of_an_unknown_authority_is_said(tmp_path: Path) -> None:
+def test_certificate_of_an_unknown_authority_is_reported(tmp_path: Path) -> None:
     certificate, key = Authority(tmp_path).server("server", "IP:127.0.0.1")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
@@ -314,7 +314,7 @@ def name_server_over_tls(address: str, authority: Authority) -> Check:
     return check
 
 
-def test_a_certificate_for_another_name_is_not_taken_for_an_unknown_authority(tmp_path: Path) -> None:
+def test_certificate_for_another_name_gets_the_server_name_advice(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     with BrokerPeer(tls=authority.context("elsewhere", "DNS:elsewhere.example")) as peer:
         check = name_server_over_tls(peer.address, authority)
@@ -323,7 +323,7 @@ def test_a_certificate_for_another_name_is_not_taken_for_an_unknown_authority(tm
     assert "tlsCaFile" not in check.mend
 
 
-def test_a_name_server_that_speaks_nothing_newer_than_tls_1_1_is_not_taken_for_something_else(tmp_path: Path) -> None:
+def test_name_server_with_tls_1_1_only_is_reported_as_outdated(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     with BrokerPeer(tls=authority.outdated("server", "IP:127.0.0.1")) as peer:
         check = name_server_over_tls(peer.address, authority)
@@ -331,7 +331,7 @@ def test_a_name_server_that_speaks_nothing_newer_than_tls_1_1_is_not_taken_for_s
     assert check.mend == "have the server speak TLS 1.2 or newer"
 
 
-def test_a_certificate_of_ours_that_is_missing_is_not_taken_for_an_unknown_authority(tmp_path: Path) -> None:
+def test_missing_client_certificate_gets_the_client_certificate_advice(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     context = authority.context("server", "IP:127.0.0.1")
     context.load_verify_locations(authority.ca_file)
@@ -343,12 +343,12 @@ def test_a_certificate_of_ours_that_is_missing_is_not_taken_for_an_unknown_autho
     assert "tlsCaFile" not in check.mend
 
 
-def test_whoever_hangs_up_is_something_else() -> None:
+def test_server_that_closes_the_connection_is_another_service() -> None:
     with Peer(lambda session: None) as peer:
         assert who_listens(peer.address, TIMEOUT) is Listener.OTHER
 
 
-def test_nobody_and_unknown_hosts_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_port_and_unknown_host_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(*_: object, **__: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
@@ -370,5 +370,5 @@ def test_a_host_that_no_name_is_like_is_unknown(server: BrokerPeer, host: str) -
     )
 
 
-def test_what_is_no_address_is_an_unknown_host() -> None:
+def test_malformed_address_is_an_unknown_host() -> None:
     assert who_listens("no-port", TIMEOUT) is Listener.UNKNOWN_HOST

@@ -47,7 +47,7 @@ def a_free_port(*, below: int = 0) -> int:
     return pick_port((), below=below)
 
 
-def test_broker_template_has_what_a_broker_needs() -> None:
+def test_broker_template_has_all_settings_of_a_broker() -> None:
     text = render("broker.conf", name="broker-7", name_server="127.0.0.1:9876", port=10911, ha_port=10912)
     properties = properties_of(text)
     assert "$" not in text
@@ -86,7 +86,7 @@ def test_server_logs_stay_in_the_folder_the_server_runs_in() -> None:
     assert all("/" not in file and "$" not in file for file in files)
 
 
-def test_nothing_names_a_host_to_fetch_from() -> None:
+def test_ivy_settings_contain_no_host() -> None:
     assert "://" not in render("ivysettings.xml")
 
 
@@ -122,12 +122,12 @@ def test_properties_reach_java_as_they_were_given(properties: dict[str, str]) ->
     assert loaded_by_java(properties_text(properties)) == properties
 
 
-def test_one_mapping_counts_for_all_brokers_and_booleans_become_javas() -> None:
+def test_one_mapping_applies_to_all_brokers_with_java_booleans() -> None:
     overrides = broker_overrides({"slaveReadEnable": True, "maxMessageSize": 1024}, 2)
     assert overrides == [{"slaveReadEnable": "true", "maxMessageSize": "1024"}] * 2
 
 
-def test_each_broker_may_have_its_own_mapping() -> None:
+def test_each_broker_can_have_its_own_mapping() -> None:
     assert broker_overrides([{"a": 1}, {}], 2) == [{"a": "1"}, {}]
     assert broker_overrides(None, 2) == [{}, {}]
 
@@ -153,7 +153,7 @@ def test_a_proxy_takes_properties_as_json_has_them() -> None:
 
 
 @pytest.mark.parametrize(("given", "overrides"), [(True, {}), ({}, {}), (False, None)])
-def test_a_mapping_asks_for_a_proxy_even_an_empty_one(
+def test_any_mapping_enables_the_proxy_even_an_empty_one(
     given: bool | dict[str, object], overrides: dict[str, object] | None
 ) -> None:
     assert proxy_overrides(given) == overrides
@@ -175,7 +175,7 @@ def test_port_someone_listens_on_at_every_address_is_not_free() -> None:
         assert not is_free(listener.getsockname()[1])
 
 
-def test_taken_port_is_passed_over(taken: int) -> None:
+def test_taken_port_is_skipped(taken: int) -> None:
     free = a_free_port()
     assert pick_port((), draw=drawn(taken, free)) == free
 
@@ -186,7 +186,7 @@ def test_port_of_another_server_of_the_cluster_is_passed_over() -> None:
     assert pick_port({free - 2}, below=2, draw=drawn(free, other)) == other
 
 
-def test_picked_ports_are_none_that_outgoing_connections_get() -> None:
+def test_picked_ports_are_outside_the_ephemeral_range() -> None:
     assert all(20_000 <= pick_port(()) < 30_000 for _ in range(20))
 
 
@@ -208,17 +208,17 @@ def test_named_ports_are_kept() -> None:
     assert pick_broker_ports((), {"listenPort": str(listen), "haListenPort": str(ha)}) == BrokerPorts(listen, ha)
 
 
-def test_taken_vip_port_of_a_named_port_is_said(taken: int) -> None:
+def test_taken_vip_port_of_a_configured_port_is_reported(taken: int) -> None:
     with pytest.raises(ClusterError, match=rf"listenPort={taken + 2} \(the broker's VIP port .*127\.0\.0\.1:{taken}"):
         pick_broker_ports((), {"listenPort": str(taken + 2)})
 
 
-def test_taken_named_port_is_said(taken: int) -> None:
+def test_taken_configured_port_is_reported(taken: int) -> None:
     with pytest.raises(ClusterError, match=rf"port={taken}: something listens on 127\.0\.0\.1:{taken} already"):
         require_free(taken, f"port={taken}")
 
 
 @pytest.mark.parametrize("value", ["0", "80", "65536", "http", "-1", "9876.0", ""])
-def test_what_is_no_port_is_refused(value: str) -> None:
+def test_invalid_port_is_rejected(value: str) -> None:
     with pytest.raises(ClusterError, match="allowed are 1024 to 65535"):
         checked_port(value, "listenPort")

@@ -65,7 +65,7 @@ def test_fetched_jars_are_kept(tmp_path: Path, make_java: MakeJava) -> None:
     assert leftovers(cache) == [f"rocketmq-{RELEASE}"]
 
 
-def test_package_lists_every_jar_that_ivy_is_asked_for() -> None:
+def test_checksum_list_contains_every_jar_that_ivy_fetches() -> None:
     modules = list(ElementTree.fromstring(render("ivy.xml", release=RELEASE)).iter("dependency"))
     classifier = "{http://ant.apache.org/ivy/maven}classifier"
     names = [
@@ -77,7 +77,7 @@ def test_package_lists_every_jar_that_ivy_is_asked_for() -> None:
     assert {len(bytes.fromhex(checksum)) for checksum in server_checksums().values()} == {32}
 
 
-def test_progress_is_told_and_never_goes_back(tmp_path: Path, make_java: MakeJava) -> None:
+def test_progress_is_reported_and_never_decreases(tmp_path: Path, make_java: MakeJava) -> None:
     script = WHOLE + "printf '\\tfound a#b;1 in central\\n\\t[SUCCESSFUL ] a#b;1!b.jar (3ms)\\n'\n"
     told: list[tuple[str, float]] = []
     run_fetch(tmp_path / "cache", make_java(tmp_path, script), lambda what, fraction: told.append((what, fraction)))
@@ -88,7 +88,7 @@ def test_progress_is_told_and_never_goes_back(tmp_path: Path, make_java: MakeJav
     assert fractions[-1] == 1.0
 
 
-def test_each_jar_is_asked_for_once(tmp_path: Path, make_java: MakeJava) -> None:
+def test_each_jar_is_fetched_once(tmp_path: Path, make_java: MakeJava) -> None:
     script = f'for word; do case "$word" in */ivy.xml) cp "$word" {tmp_path}/$$.xml;; esac; done\n'
     run_fetch(tmp_path / "cache", make_java(tmp_path, WHOLE + script))
 
@@ -101,14 +101,14 @@ def test_each_jar_is_asked_for_once(tmp_path: Path, make_java: MakeJava) -> None
     assert sorted(dealt) == sorted(map(str, modules(render("ivy.xml", release=RELEASE))))
 
 
-def test_one_of_several_that_fails_fails_the_fetch(tmp_path: Path, make_java: MakeJava) -> None:
+def test_one_failing_download_fails_the_fetch(tmp_path: Path, make_java: MakeJava) -> None:
     script = WHOLE + 'case "$1" in */3) printf "java.net.SocketException: gone\\n"; exit 1;; esac\n'
     with pytest.raises(ClusterError, match=r"java\.net\.SocketException: gone"):
         run_fetch(tmp_path / "cache", make_java(tmp_path, script))
     assert leftovers(tmp_path / "cache") == []
 
 
-def test_fetch_that_dies_half_way_leaves_nothing_trusted(tmp_path: Path, make_java: MakeJava) -> None:
+def test_fetch_that_is_killed_leaves_no_trusted_files(tmp_path: Path, make_java: MakeJava) -> None:
     cache = tmp_path / "cache"
     with pytest.raises(ClusterError, match="fetching the RocketMQ server failed"):
         run_fetch(cache, make_java(tmp_path, writes(*SERVERS[:2]) + "kill -9 $$\n"))
@@ -117,7 +117,7 @@ def test_fetch_that_dies_half_way_leaves_nothing_trusted(tmp_path: Path, make_ja
     assert len(run_fetch(cache, make_java(tmp_path, WHOLE))) == len(SERVERS) + 1
 
 
-def test_interrupted_fetch_ends_ivy_and_leaves_nothing(tmp_path: Path, make_java: MakeJava) -> None:
+def test_interrupted_fetch_stops_ivy_and_leaves_no_files(tmp_path: Path, make_java: MakeJava) -> None:
     pids = tmp_path / "pids"
     pids.mkdir()
     script = writes(*SERVERS) + f": > {pids}/$$\nprintf '\\tfound a#b;1 in central\\n'\nexec sleep 600\n"
@@ -201,7 +201,7 @@ def test_differences_name_the_first_files_and_count_the_rest(tmp_path: Path) -> 
     assert differences(tmp_path, {"a.jar": ""}) == "a.jar can't be read (Is a directory)"
 
 
-def test_no_network_is_one_line_with_the_reason(tmp_path: Path, make_java: MakeJava) -> None:
+def test_missing_network_is_a_one_line_error_with_the_reason(tmp_path: Path, make_java: MakeJava) -> None:
     script = (
         "echo ':: resolving dependencies :: rocketmq-spark#server;working@vm'\n"
         "printf '\\tHost central.example not found. url=https://central.example/a.pom\\n'\n"
@@ -212,13 +212,13 @@ def test_no_network_is_one_line_with_the_reason(tmp_path: Path, make_java: MakeJ
     assert "\n" not in str(error.value)
 
 
-def test_too_little_disk_is_said_before_anything_runs(tmp_path: Path) -> None:
+def test_too_little_disk_space_is_reported_before_the_fetch(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"needs 400 MB in .*, 3 MB are free; .* ROCKETMQ_SPARK_CACHE"):
         fetch(tmp_path, Path("/no/java"), Path("/no/ivy"), free_bytes=lambda folder: 3 << 20)
     assert leftovers(tmp_path) == []
 
 
-def test_folder_that_can_not_be_written_is_an_error_of_ours(tmp_path: Path) -> None:
+def test_unwritable_cache_folder_is_a_cluster_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ClusterError, match="ROCKETMQ_SPARK_CACHE can name another folder"):
         run_fetch(tmp_path / "file" / "cache", Path("/no/java"))
@@ -236,7 +236,7 @@ def test_java_is_not_looked_for_when_the_cache_is_whole(
     assert server_jars(find_java, checksums=LISTED) == jars
 
 
-def test_second_process_waits_for_the_first_and_takes_its_result(tmp_path: Path, make_java: MakeJava) -> None:
+def test_second_process_waits_for_the_first_and_uses_its_result(tmp_path: Path, make_java: MakeJava) -> None:
     waiting = threading.Event()
     found: list[tuple[Path, ...]] = []
     never = Path("/no/java")

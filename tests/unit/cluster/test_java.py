@@ -25,7 +25,7 @@ MakeJava = Callable[[Path, str], Path]
         ("", None),
     ],
 )
-def test_version_is_read_from_what_java_prints(text: str, version: int | None) -> None:
+def test_version_is_parsed_from_java_output(text: str, version: int | None) -> None:
     assert parse_java_version(text) == version
 
 
@@ -51,18 +51,18 @@ def test_old_java_is_refused_although_path_has_a_newer_one(tmp_path: Path, make_
         find_java({"JAVA_HOME": str(tmp_path / "home"), "PATH": str(tmp_path / "path")})
 
 
-def test_no_java_says_where_it_looked_and_what_to_do(tmp_path: Path) -> None:
+def test_missing_java_error_names_searched_places_and_advice(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"JAVA_HOME is not set and PATH has none\); install Java 17 or newer"):
         find_java({"PATH": str(tmp_path)})
 
 
-def test_java_that_only_says_where_to_get_one_is_no_java(tmp_path: Path, make_java: MakeJava) -> None:
+def test_java_stub_that_only_prints_advice_is_not_java(tmp_path: Path, make_java: MakeJava) -> None:
     make_java(tmp_path, prints("Unable to locate a Java Runtime.", code=1))
     with pytest.raises(ClusterError, match=r"exit code 1 \(Unable to locate a Java Runtime\.\); install Java"):
         find_java({"PATH": str(tmp_path)})
 
 
-def test_java_that_can_not_be_executed_is_an_error_of_ours(tmp_path: Path, make_java: MakeJava) -> None:
+def test_java_that_cannot_be_executed_is_a_cluster_error(tmp_path: Path, make_java: MakeJava) -> None:
     java = make_java(tmp_path, "")
     java.write_bytes(b"\x7fELF of another machine")
     with pytest.raises(ClusterError, match=r"asking .* for its version"):

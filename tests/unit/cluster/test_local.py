@@ -30,12 +30,12 @@ from rocketmq_spark.errors import ClusterError
         ({"start_timeout": 0}, "start_timeout=0: allowed are seconds above 0"),
     ],
 )
-def test_wrong_parameters_are_refused_before_anything_starts(parameters: dict[str, Any], text: str) -> None:
+def test_invalid_parameters_are_rejected_before_anything_starts(parameters: dict[str, Any], text: str) -> None:
     with pytest.raises(ClusterError, match=text):
         LocalCluster(**parameters)
 
 
-def test_cluster_that_does_not_run_says_so() -> None:
+def test_stopped_cluster_reports_that_it_is_not_running() -> None:
     cluster = LocalCluster(2, proxy=True)
     assert repr(cluster) == "<LocalCluster not running, brokers=2 proxy=True>"
     assert cluster.servers == ()
@@ -46,12 +46,12 @@ def test_cluster_that_does_not_run_says_so() -> None:
     cluster.stop()
 
 
-def test_properties_of_the_proxy_may_be_secrets_and_are_not_shown() -> None:
+def test_proxy_properties_are_not_shown_in_repr() -> None:
     cluster = LocalCluster(proxy={"innerClientAuthenticationCredentials": "hush"})
     assert repr(cluster) == "<LocalCluster not running, brokers=1 proxy=True>"
 
 
-def test_without_java_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_without_java_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "")
     cluster = LocalCluster(directory=tmp_path / "cluster")

@@ -17,7 +17,7 @@ from tests.support.peer import BrokerPeer
 from tests.support.transports import Authority
 
 
-def test_a_server_that_its_authority_vouches_for_is_asked_and_the_connection_closed(tmp_path: Path) -> None:
+def test_trusted_tls_server_is_queried_and_the_connection_closed(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     probe = Probe(tls=TlsSettings(str(authority.ca_file)))
     with BrokerPeer(tls=authority.context("server", "IP:127.0.0.1")) as peer:
@@ -27,7 +27,7 @@ def test_a_server_that_its_authority_vouches_for_is_asked_and_the_connection_clo
     assert len(peer.sessions) == 1
 
 
-def test_a_server_of_another_name_is_not_asked(tmp_path: Path) -> None:
+def test_server_with_certificate_of_another_name_gets_no_request(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     probe = Probe(tls=TlsSettings(str(authority.ca_file)))
     with (
@@ -38,14 +38,14 @@ def test_a_server_of_another_name_is_not_asked(tmp_path: Path) -> None:
     assert peer.requests == []
 
 
-def test_who_has_credentials_signs() -> None:
+def test_probe_with_credentials_signs_its_requests() -> None:
     user = Credentials("ak", "hush-hush")
     with BrokerPeer() as peer:
         Probe(credentials=user).ask(peer.address, RequestCode.HEART_BEAT, {"a": "b"}, "asking", b"body")
     assert dict(peer.requests[0].ext_fields) == signed({"a": "b"}, (b"body",), user)
 
 
-def test_a_server_that_demands_tls_is_a_failed_connect(tmp_path: Path) -> None:
+def test_server_that_requires_tls_is_a_connect_error(tmp_path: Path) -> None:
     context = Authority(tmp_path).context("server", "IP:127.0.0.1")
     with BrokerPeer(tls=context) as peer, pytest.raises(RemotingConnectException, match=f"asking {peer.address}"):
         Probe().ask(peer.address, RequestCode.HEART_BEAT, {}, "asking")

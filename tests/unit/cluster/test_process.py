@@ -99,7 +99,7 @@ def test_dead_process_can_not_be_paused(start: Start) -> None:
         ("Unrecognized VM option 'Nonsense'", "the JVM refused its options: check jvm_options"),
     ],
 )
-def test_death_is_explained_by_what_was_said(start: Start, said: str, reason: str) -> None:
+def test_exit_reason_is_derived_from_the_output(start: Start, said: str, reason: str) -> None:
     process = start(f'echo starting; echo "{said}"; echo the end; exit 1')
     wait_for(lambda: process.state is State.DIED)
     why = process.why()
@@ -107,7 +107,7 @@ def test_death_is_explained_by_what_was_said(start: Start, said: str, reason: st
     assert f"it said: {said}; its logs are {process.log}" in why
 
 
-def test_errors_in_the_servers_own_log_count_and_routine_lines_do_not(start: Start) -> None:
+def test_errors_of_the_server_log_are_quoted_but_routine_lines_are_not(start: Start) -> None:
     lines = (
         "2026-01-01 00:00:00.000 INFO RocketmqBroker main - timerSkipUnknownError=false",
         "2026-01-01 00:00:00.000 ERROR RocketmqStore main - create mapped file failed",
@@ -117,26 +117,26 @@ def test_errors_in_the_servers_own_log_count_and_routine_lines_do_not(start: Sta
     assert process.telling_lines() == [lines[1]]
 
 
-def test_what_an_earlier_run_said_does_not_count(start: Start, tmp_path: Path) -> None:
+def test_output_of_an_earlier_run_is_ignored(start: Start, tmp_path: Path) -> None:
     (tmp_path / "console.log").write_text("java.lang.OutOfMemoryError: yesterday\n")
     process = start("echo no idea; exit 1")
     wait_for(lambda: process.state is State.DIED)
     assert process.telling_lines() == ["no idea"]
 
 
-def test_death_without_a_word_by_sigkill_points_to_memory(start: Start) -> None:
+def test_sigkill_without_output_suggests_missing_memory(start: Start) -> None:
     process = start("kill -9 $$")
     wait_for(lambda: process.state is State.DIED)
     assert process.why().startswith("broker-0 ended by SIGKILL; killed from outside, by the system if memory ran out")
 
 
-def test_end_that_we_asked_for_is_no_death(start: Start) -> None:
+def test_requested_end_is_not_reported_as_a_crash(start: Start) -> None:
     process = start("exec sleep 600")
     process.kill()
     assert process.why() == "broker-0 was killed and not started again"
 
 
-def test_program_that_does_not_exist_is_an_error_of_ours(tmp_path: Path, watchdog: Watchdog) -> None:
+def test_missing_program_is_a_cluster_error(tmp_path: Path, watchdog: Watchdog) -> None:
     process = ServerProcess("broker-0", ["/no/java"], tmp_path, {}, watchdog)
     with pytest.raises(ClusterError, match="starting broker-0 with /no/java"):
         process.start()
@@ -171,7 +171,7 @@ def test_killed_parent_takes_its_servers_and_their_folder_along(tmp_path: Path) 
     os.kill(forgotten, signal.SIGKILL)
 
 
-def test_released_watchdog_kills_nothing(tmp_path: Path) -> None:
+def test_released_watchdog_kills_no_process(tmp_path: Path) -> None:
     dog = Watchdog(tmp_path)
     with subprocess.Popen(["sleep", "600"]) as sleeper:
         dog.add(sleeper.pid)

@@ -36,14 +36,14 @@ def secret_of(security: Security) -> str:
     return security.admin.secret_key
 
 
-def test_by_default_nothing_is_made_and_nothing_is_demanded(tmp_path: Path) -> None:
+def test_default_security_creates_and_requires_no_files(tmp_path: Path) -> None:
     security = Security.made(tmp_path, auth=False, tls=False)
     assert (security, security.options, security.client_tls) == (Security(), {}, None)
     assert (security.jvm_options, security.broker_properties, security.proxy_properties) == ((), {}, {})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_secret_key_is_drawn_once_for_a_folder_and_is_its_owners_only(tmp_path: Path) -> None:
+def test_secret_key_is_created_once_per_folder_and_is_owner_only(tmp_path: Path) -> None:
     first, again = (Security.made(tmp_path, auth=True, tls=False) for _ in range(2))
     (tmp_path / "other").mkdir(mode=0o700)
     other = Security.made(tmp_path / "other", auth=True, tls=False)
@@ -97,7 +97,7 @@ def test_file_of_another_user_in_the_folder_is_refused(tmp_path: Path, owned: st
 
 @pytest.mark.parametrize("demand", [{"auth": True, "tls": False}, {"auth": False, "tls": True}])
 @pytest.mark.parametrize("bits", [0o770, 0o707])
-def test_folder_that_others_may_write_to_is_refused(tmp_path: Path, demand: dict[str, bool], bits: int) -> None:
+def test_folder_writable_by_other_users_is_rejected(tmp_path: Path, demand: dict[str, bool], bits: int) -> None:
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(bits)
     with pytest.raises(ClusterError, match=rf"other users may write to .*shared \(mode {bits:o}\).*chmod go-w"):
@@ -109,7 +109,7 @@ def test_folder_that_others_may_write_to_is_refused(tmp_path: Path, demand: dict
     ("folder", "entry", "refused"),
     [(0o755, 0o777, True), (0o755, 0o720, True), (0o700, 0o777, False), (0o755, 0o755, False)],
 )
-def test_entry_that_others_may_write_to_is_refused(tmp_path: Path, folder: int, entry: int, *, refused: bool) -> None:
+def test_entry_writable_by_other_users_is_rejected(tmp_path: Path, folder: int, entry: int, *, refused: bool) -> None:
     (tmp_path / "broker-0").mkdir()
     (tmp_path / "broker-0").chmod(entry)
     tmp_path.chmod(folder)
@@ -119,7 +119,7 @@ def test_entry_that_others_may_write_to_is_refused(tmp_path: Path, folder: int, 
         require_own_folder(tmp_path)
 
 
-def test_the_secret_key_shows_in_files_of_its_owner_only(tmp_path: Path) -> None:
+def test_secret_key_appears_only_in_files_of_its_owner(tmp_path: Path) -> None:
     security = Security.made(tmp_path, auth=True, tls="mutual")
     secret = secret_of(security)
     for shown in (
@@ -149,7 +149,7 @@ def test_options_name_the_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tls", [True, "mutual"])
-def test_keys_are_pkcs8_and_their_owners_only_and_that_of_the_authority_is_nowhere(tmp_path: Path, tls: Any) -> None:
+def test_private_keys_are_owner_only_and_the_authority_key_is_not_stored(tmp_path: Path, tls: Any) -> None:
     Security.made(tmp_path, auth=False, tls=tls)
     folder = tmp_path / "tls"
     keys = list(folder.glob("*.key"))
@@ -160,7 +160,7 @@ def test_keys_are_pkcs8_and_their_owners_only_and_that_of_the_authority_is_nowhe
     assert [file.name for file in folder.iterdir() if "PRIVATE" in file.read_text() and file not in keys] == []
 
 
-def test_servers_trust_the_authority_alone_and_demand_what_is_asked_for(tmp_path: Path) -> None:
+def test_servers_trust_only_the_authority_and_require_configured_certs(tmp_path: Path) -> None:
     told = {}
     for tls in (True, "mutual"):
         Security.made(tmp_path, auth=False, tls=tls)  # type: ignore[arg-type]
@@ -172,7 +172,7 @@ def test_servers_trust_the_authority_alone_and_demand_what_is_asked_for(tmp_path
     assert told["mutual"]["tls.server.trustCertPath"] == f"{tmp_path}/tls/ca.pem"
 
 
-def test_what_lets_somebody_in_can_be_removed(tmp_path: Path) -> None:
+def test_secrets_and_private_keys_can_be_removed(tmp_path: Path) -> None:
     security = Security.made(tmp_path, auth=True, tls="mutual")
     security.remove_files()
     assert sorted(file.name for file in (tmp_path / "tls").iterdir() if file.suffix == ".key") == []
@@ -198,20 +198,20 @@ def test_what_lets_somebody_in_can_be_removed(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_contradicts_is_refused_before_anything_starts(parameters: dict[str, Any], text: str) -> None:
+def test_contradicting_parameters_are_rejected_before_anything_starts(parameters: dict[str, Any], text: str) -> None:
     with pytest.raises(ClusterError, match=text) as caught:
         LocalCluster(**parameters)
     assert "hush" not in str(caught.value)
 
 
-def test_without_trustme_tls_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_without_trustme_is_rejected_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trustme", None)
     LocalCluster(auth=True)
     with pytest.raises(ClusterError, match=r"package trustme.*: pip install 'rocketmq-spark\[cluster\]'"):
         LocalCluster(tls=True)
 
 
-def test_what_does_not_contradict_is_the_users_to_set() -> None:
+def test_compatible_properties_with_security_do_not_raise() -> None:
     LocalCluster(
         auth=True,
         tls=True,
@@ -232,7 +232,7 @@ def test_a_cluster_that_does_not_run_has_no_options() -> None:
         LocalCluster().create_user("shop", "hush")
 
 
-def test_a_user_may_do_what_is_named_and_nothing_else() -> None:
+def test_user_gets_only_the_named_permissions() -> None:
     requests = list(user_requests("shop", "hush", ["orders-*"], ["invoices"], ["readers"]))
     assert [code for code, _, _ in requests] == [RequestCode.AUTH_CREATE_USER, RequestCode.AUTH_CREATE_ACL]
     assert json.loads(requests[0][2]) == {"username": "shop", "password": "hush", "userType": "Normal"}
@@ -275,7 +275,7 @@ class Users:
 @pytest.mark.parametrize(
     "failing", [RequestCode.AUTH_GET_USER, RequestCode.AUTH_CREATE_USER, RequestCode.AUTH_CREATE_ACL]
 )
-def test_a_user_whom_one_broker_did_not_take_can_be_made_again(failing: RequestCode) -> None:
+def test_user_that_one_broker_failed_to_create_can_be_created_again(failing: RequestCode) -> None:
     brokers = Users("a:1", "b:1")
     probe = cast("Probe", brokers)
     rights: dict[str, Any] = {"publish": ["orders"], "subscribe": [], "groups": []}
@@ -288,7 +288,7 @@ def test_a_user_whom_one_broker_did_not_take_can_be_made_again(failing: RequestC
     assert brokers.known == {"a:1": {"shop": "may"}, "b:1": {"shop": "may"}}
 
 
-def test_a_user_whom_one_broker_knows_is_made_nowhere_and_stays() -> None:
+def test_user_that_exists_on_one_broker_is_not_created_or_changed() -> None:
     brokers = Users("a:1", "b:1")
     brokers.known["b:1"]["shop"] = "old"
     with pytest.raises(ClusterError, match="the broker at b:1 knows that user already"):
@@ -297,7 +297,7 @@ def test_a_user_whom_one_broker_knows_is_made_nowhere_and_stays() -> None:
 
 
 @pytest.mark.parametrize("name", ["", " ", "shop:one", "a b", "shop/one", "shop,one", "café", None, 7])
-def test_a_name_that_can_be_no_users_is_refused(name: Any) -> None:
+def test_invalid_user_name_is_rejected(name: Any) -> None:
     with pytest.raises(ClusterError, match=f"creating the user {name!r}: allowed in a name are letters, digits, "):
         check_user(name, "hush", publish=[], subscribe=[], groups=[])
 
@@ -305,7 +305,7 @@ def test_a_name_that_can_be_no_users_is_refused(name: Any) -> None:
 @pytest.mark.parametrize(
     "secret", ["", "  ", "hush\n", "env:HUSH", "file:/hush", "file:hush", "ENV:HUSH", None, b"hush"]
 )
-def test_a_secret_that_can_not_be_given_as_an_option_is_refused_and_not_shown(secret: Any) -> None:
+def test_secret_that_cannot_be_an_option_is_rejected_and_not_shown(secret: Any) -> None:
     with pytest.raises(ClusterError, match="creating the user shop: secret_key ") as caught:
         check_user("shop", secret, publish=[], subscribe=[], groups=[])
     assert "hush" not in str(caught.value).lower()
@@ -313,19 +313,19 @@ def test_a_secret_that_can_not_be_given_as_an_option_is_refused_and_not_shown(se
 
 @pytest.mark.parametrize("parameter", ["publish", "subscribe", "groups"])
 @pytest.mark.parametrize("names", ["orders", None, 7])
-def test_one_name_where_a_list_is_meant_is_refused(parameter: str, names: Any) -> None:
+def test_single_name_instead_of_a_list_is_rejected(parameter: str, names: Any) -> None:
     given = {"publish": [], "subscribe": [], "groups": [], parameter: names}
     with pytest.raises(ClusterError, match=f"the user shop: {parameter}={names!r} is no list of names; give one"):
         check_user("shop", "hush", **given)
 
 
 @pytest.mark.parametrize("name", ["*-x", "a*b", "a*b*", "**", "", "a b", "Topic:a", "a,b", None])
-def test_a_name_that_no_topic_or_group_has_is_refused(name: Any) -> None:
+def test_invalid_topic_or_group_name_is_rejected(name: Any) -> None:
     with pytest.raises(ClusterError, match=re.escape(f"the user shop: subscribe names {name!r}; allowed are names ")):
         check_user("shop", "hush", publish=["orders"], subscribe=["orders", name], groups=[])
 
 
-def test_a_user_who_can_be_is_let_pass() -> None:
+def test_checking_a_valid_user_does_not_raise() -> None:
     topics = ("orders", "new-*", "*", "ns%orders", "%RETRY%readers")
     check_user("shop.one_2-x", "s e:cret/env:", publish=topics, subscribe=topics, groups=["readers-*"])
 
@@ -347,9 +347,7 @@ def test_an_error_quotes_logs_without_the_secret_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("valid", "counts"), [({}, True), ({"not_after": YESTERDAY}, False), ({"not_before": TOMORROW}, False)]
 )
-def test_certificates_count_from_when_and_until_when_they_say(
-    tmp_path: Path, valid: dict[str, datetime], counts: bool
-) -> None:
+def test_certificate_is_valid_only_between_its_dates(tmp_path: Path, valid: dict[str, datetime], counts: bool) -> None:
     made = Authority(tmp_path).server("server", "IP:127.0.0.1", **valid)
     certificate = load_pem_x509_certificate(made.cert_file.read_bytes())
     now = datetime.now(timezone.utc)

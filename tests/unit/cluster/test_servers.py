@@ -86,9 +86,7 @@ def starts_of(proxy: Proxy) -> int:
 
 
 @pytest.mark.parametrize("keep_ports", [False, True], ids=["first", "again"])
-def test_a_proxy_that_dies_before_a_broker_has_registered_is_started_again_and_serves(
-    make_proxy: MakeProxy, keep_ports: bool
-) -> None:
+def test_proxy_that_dies_before_broker_registration_is_restarted(make_proxy: MakeProxy, keep_ports: bool) -> None:
     # While it started there was none; by the time it is dead there is one.
     with Peer(Brokers(none_until=1).serve) as name_server:
         proxy = make_proxy(name_server.address, deaths=1)
@@ -100,7 +98,7 @@ def test_a_proxy_that_dies_before_a_broker_has_registered_is_started_again_and_s
 
 
 @pytest.mark.parametrize(("none_until", "starts"), [(math.inf, 1), (0, 4)], ids=["no broker", "it always dies"])
-def test_a_proxy_that_cannot_live_is_given_up_and_says_why(
+def test_proxy_that_keeps_dying_is_given_up_with_the_reason(
     make_proxy: MakeProxy, none_until: float, starts: int
 ) -> None:
     with Peer(Brokers(none_until).serve) as name_server:

@@ -41,14 +41,14 @@ def test_state_is_read_back_as_it_was_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"servers": [{}]}', '{"servers": []}', "null"])
-def test_damaged_file_says_which_and_what_to_do(tmp_path: Path, text: str) -> None:
+def test_damaged_state_file_is_an_error_with_its_path_and_advice(tmp_path: Path, text: str) -> None:
     file = StateFile(tmp_path)
     file.path.write_text(text)
     with pytest.raises(ClusterError, match=r"reading .*cluster\.json: .*then remove the file"):
         file.load()
 
 
-def test_process_is_known_by_its_start(sleeper: subprocess.Popen[bytes]) -> None:
+def test_process_is_identified_by_its_start_time(sleeper: subprocess.Popen[bytes]) -> None:
     assert process_start(sleeper.pid) == process_start(sleeper.pid)
     assert process_start(sleeper.pid) != process_start(os.getpid())
     assert record(sleeper.pid).state() == "running"
@@ -62,7 +62,7 @@ def test_start_without_proc_is_the_same_in_every_time_zone(monkeypatch: pytest.M
     assert _ps(os.getpid(), "lstart") == started
 
 
-def test_process_that_was_not_waited_for_is_gone(sleeper: subprocess.Popen[bytes]) -> None:
+def test_zombie_process_counts_as_died(sleeper: subprocess.Popen[bytes]) -> None:
     known = record(sleeper.pid)
     sleeper.kill()
     os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
@@ -70,7 +70,7 @@ def test_process_that_was_not_waited_for_is_gone(sleeper: subprocess.Popen[bytes
     assert known.state() == "died"
 
 
-def test_recycled_pid_counts_as_died_and_is_never_signalled(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+def test_recycled_pid_counts_as_died_and_gets_no_signal(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
     recycled = record(sleeper.pid, "another boot/12345")
     assert recycled.state() == "died"
     state = cluster(tmp_path / "gone", recycled)
@@ -81,7 +81,7 @@ def test_recycled_pid_counts_as_died_and_is_never_signalled(tmp_path: Path, slee
 
 @pytest.mark.parametrize("kind", ["Broker", "NameServer"])
 @pytest.mark.parametrize("temporary", [True, False])
-def test_stop_ends_what_runs_paused_or_not(
+def test_stop_ends_a_paused_server(
     tmp_path: Path, sleeper: subprocess.Popen[bytes], kind: str, temporary: bool
 ) -> None:
     store = tmp_path / "cluster"
@@ -100,7 +100,7 @@ def test_two_commands_at_once_are_refused(tmp_path: Path) -> None:
         StateFile(tmp_path).locked().__enter__()
 
 
-def test_folder_that_can_not_be_made_is_an_error_of_ours(tmp_path: Path) -> None:
+def test_unwritable_state_folder_is_a_cluster_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ClusterError, match="ROCKETMQ_SPARK_STATE can name another folder"):
         StateFile(tmp_path / "file" / "state").locked().__enter__()

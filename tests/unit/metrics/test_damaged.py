@@ -49,7 +49,7 @@ def test_a_malformed_report_is_counted_logged_and_changes_nothing(
 
 @given(st.data())
 @settings(max_examples=150)
-def test_damaged_measures_never_raise_and_are_taken_whole_or_not_at_all(data: st.DataObject) -> None:
+def test_damaged_report_is_merged_completely_or_dropped_and_never_raises(data: st.DataObject) -> None:
     import zlib
 
     plain = bytearray(zlib.decompress(good_report().packed))

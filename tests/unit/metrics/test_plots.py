@@ -120,7 +120,7 @@ def test_broker_name_with_control_characters_is_drawn_escaped(pyplot: Any) -> No
     axes.figure.canvas.draw()
 
 
-def test_a_long_timeline_counts_in_hours_and_its_rates_in_seconds(pyplot: Any) -> None:
+def test_long_timeline_has_hours_on_its_axis_and_rates_per_second(pyplot: Any) -> None:
     recording = recorder(epoch=0)
     for second in range(0, 16_384, 8):
         success(recording, "a", rows=80, now=second)
@@ -154,7 +154,7 @@ def test_no_plot_has_a_background(pyplot: Any) -> None:
         assert panel.get_figure().patch.get_alpha() == 0
 
 
-def test_the_style_is_one_that_matplotlib_takes(pyplot: Any) -> None:
+def test_style_is_accepted_by_matplotlib(pyplot: Any) -> None:
     with pyplot.style.context(dict(STYLE)):
         figure, axes = pyplot.subplots()
         (line,) = axes.plot([1, 2])

@@ -67,13 +67,13 @@ def test_to_dict_is_json() -> None:
     assert json.loads(json.dumps(found)) == found
 
 
-def test_nothing_recorded_is_nothing_shown() -> None:
+def test_empty_recorder_has_no_metrics() -> None:
     summary = summary_of([recorder().snapshot()])
     assert (summary.to_dict(), summary.timeline(), summary.reports) == ({}, [], 1)
     assert summary.latencies("nobody").get_total_count() == 0
 
 
-def test_seconds_count_from_the_epoch() -> None:
+def test_timeline_seconds_count_from_the_epoch() -> None:
     recording = recorder(epoch=1_700_000_000)
     success(recording, "b", rows=3, latency_ms=2, now=10.9)
     recording.record_retry("a", "busy", 10.95)
@@ -87,7 +87,7 @@ def test_seconds_count_from_the_epoch() -> None:
     ]
 
 
-def test_an_isolation_counts_as_long_as_the_task_lived() -> None:
+def test_isolation_time_ends_with_the_task() -> None:
     recording = recorder()
     recording.record_isolation("a", 600_000, 1.5)
     success(recording, "b", now=4.25)
@@ -98,7 +98,7 @@ def test_an_isolation_counts_as_long_as_the_task_lived() -> None:
     assert {row["broker"] for row in summary.timeline() if row["isolated"]} == {"a"}
 
 
-def test_an_isolation_that_is_prolonged_counts_once() -> None:
+def test_prolonged_isolation_counts_once() -> None:
     recording = recorder()
     recording.record_isolation("a", 1_000, 1.0)
     recording.record_isolation("a", 500, 1.5)
@@ -108,7 +108,7 @@ def test_an_isolation_that_is_prolonged_counts_once() -> None:
     assert (numbers["isolated_times"], numbers["isolated_ms"]) == (2, 2500.0)
 
 
-def test_a_snapshot_leaves_the_recorder_as_it_was() -> None:
+def test_snapshot_does_not_change_the_recorder() -> None:
     recording = recorder()
     success(recording, rows=1)
     first = recording.snapshot()
@@ -117,7 +117,7 @@ def test_a_snapshot_leaves_the_recorder_as_it_was() -> None:
     assert summary_of([recording.snapshot()]).to_dict()["a"]["rows"] == 3
 
 
-def test_lines_tell_rows_and_latencies_of_the_brokers_that_stored() -> None:
+def test_lines_show_rows_and_latencies_of_brokers_that_stored() -> None:
     recording = recorder()
     success(recording, "b", rows=7, latency_ms=2)
     success(recording, "a", rows=5, latency_ms=2)
@@ -128,7 +128,7 @@ def test_lines_tell_rows_and_latencies_of_the_brokers_that_stored() -> None:
     ]
 
 
-def test_repr_of_a_recorder_tells_place_and_counts() -> None:
+def test_repr_of_a_recorder_shows_place_and_counts() -> None:
     recording = recorder("w", 3, 7)
     success(recording, rows=5)
     assert repr(recording) == "<Recorder write=w batch=3 partition=7 brokers=1 rows=5 requests=1>"
@@ -149,7 +149,7 @@ def test_a_long_task_has_a_coarser_time_line_with_the_same_totals(seconds: int, 
     assert sum(numbers["rows"] for numbers in summary.to_dict().values()) == sum(range(seconds))
 
 
-def test_a_merge_coarsens_a_copy_of_what_it_reads() -> None:
+def test_merge_does_not_coarsen_the_merged_report() -> None:
     long, short = recorder("long"), recorder("short")
     for second in range(2_000):
         success(long, now=second)
@@ -160,7 +160,7 @@ def test_a_merge_coarsens_a_copy_of_what_it_reads() -> None:
     assert [row["second"] for row in summary.timeline("short")] == [1, 2]
 
 
-def test_invalid_rows_are_counted_by_rule_and_said_in_the_notes() -> None:
+def test_invalid_rows_are_counted_by_rule_and_shown_in_the_notes() -> None:
     recording = recorder("w")
     recording.record_skipped({"body is null": 2, "topic is null": 1})
     recording.record_skipped({"body is null": 3})
@@ -178,7 +178,7 @@ def test_invalid_rows_are_counted_by_rule_and_said_in_the_notes() -> None:
     ]
 
 
-def test_rows_that_nobody_acknowledges_are_sent_and_not_stored() -> None:
+def test_oneway_rows_count_as_sent_but_not_as_stored() -> None:
     recording = recorder()
     recording.record_sent("a", 30, 400, 5.0)
     recording.record_sent("a", 12, 100, 6.0)
@@ -194,7 +194,7 @@ def test_rows_that_nobody_acknowledges_are_sent_and_not_stored() -> None:
 @pytest.mark.parametrize(
     ("queue_id", "queue_offset"), [(-1, 0), (2**20, 0), (2**40, 0), (-(2**63), 0), (0, 2**63 - 1), (2**63 - 1, 5)]
 )
-def test_an_answer_with_an_odd_queue_or_offset_costs_no_more_than_its_receipt(queue_id: int, queue_offset: int) -> None:
+def test_invalid_queue_or_offset_in_an_answer_only_drops_the_receipt(queue_id: int, queue_offset: int) -> None:
     recording = recorder()
     success(recording, "b", rows=3, latency_ms=1, queue_id=queue_id, offset=queue_offset)
     success(recording, "b", rows=2, latency_ms=1, queue_id=7, offset=40)
@@ -203,7 +203,7 @@ def test_an_answer_with_an_odd_queue_or_offset_costs_no_more_than_its_receipt(qu
     assert facts["queues"]["t"]["7"] == {"rows": 2, "first_offset": 40, "last_offset": 41}
 
 
-def test_rows_that_a_proxy_took_leave_no_receipt_and_count_in_everything_else() -> None:
+def test_rows_stored_by_a_proxy_have_no_receipt_but_all_other_metrics() -> None:
     recording = recorder()
     success(recording, "p:8081", rows=3, latency_ms=2, nbytes=30, queue_id=-1, offset=-1)
     success(recording, "p:8081", rows=4, latency_ms=4, nbytes=40, queue_id=-1, offset=77)

@@ -34,7 +34,7 @@ def test_merging_in_any_order_gives_the_same(found: list[PartitionReport], rando
 
 @given(st.lists(reports(), max_size=5))
 @settings(max_examples=40)
-def test_folding_older_writes_away_loses_nothing(found: list[PartitionReport]) -> None:
+def test_merging_older_writes_together_keeps_all_totals(found: list[PartitionReport]) -> None:
     assert everything(summary_of(found, keep=1)) == everything(summary_of(found))
 
 
@@ -58,7 +58,7 @@ def test_merging_merged_measures_gives_the_same(found: list[PartitionReport]) ->
         assert through_bytes.latencies(broker)[1].tolist() == direct.latencies(broker)[1].tolist()
 
 
-def test_time_lines_of_many_short_tasks_coarsen_alike_in_any_order() -> None:
+def test_merged_timelines_are_coarsened_equally_in_any_order() -> None:
     found = []
     for start in (0, 250, 500, 5_000):
         recording = recorder()
@@ -94,14 +94,14 @@ def test_two_writes_stay_apart() -> None:
     assert rows_of == {"q1": 101, "q2": 10, None: 111}
 
 
-def test_a_write_of_which_nothing_has_come_yet_has_no_data() -> None:
+def test_write_without_any_report_has_no_data() -> None:
     summary = summary_of([recorder("another").snapshot()])
     assert summary.to_dict("new") == {}
     assert summary.by_write("new") == summary.timeline("new") == []
 
 
 @pytest.mark.parametrize("ask", [WriteSummary.plot, WriteSummary.plot_timeline, WriteSummary.show])
-def test_a_write_that_is_not_there_is_answered_with_those_that_are(ask: Callable[..., object]) -> None:
+def test_unknown_write_error_lists_the_known_writes(ask: Callable[..., object]) -> None:
     none = r"^write_id='nope' is no write that is kept apart: no task of any has ended yet$"
     with pytest.raises(OptionError, match=none):
         ask(WriteSummary(), write_id="nope")
@@ -147,7 +147,7 @@ def test_only_the_newest_writes_are_kept_apart() -> None:
     assert summary.to_dict("q")["a"]["rows"] == 3
 
 
-def test_reset_begins_from_zero() -> None:
+def test_reset_sets_all_counts_to_zero() -> None:
     summary = summary_of([recorder().snapshot(), "nonsense"])
     summary.reset()
     assert (summary.to_dict(), summary.keys(), summary.reports, summary.dropped_reports) == ({}, [], 0, 0)

@@ -20,7 +20,7 @@ def shown() -> WriteSummary:
     return summary_of([recording.snapshot()])
 
 
-def test_show_prints_a_line_per_broker_and_what_to_know() -> None:
+def test_show_prints_a_line_per_broker_and_the_notes() -> None:
     out = io.StringIO()
     shown().show(file=out)
     head, _, *rows = [line.split() for line in out.getvalue().strip().splitlines()]
@@ -35,7 +35,7 @@ def test_show_goes_to_stdout_by_default(capsys: pytest.CaptureFixture[str]) -> N
     assert "broker-a" in capsys.readouterr().out
 
 
-def test_show_before_any_task_has_ended_says_so() -> None:
+def test_show_before_the_end_of_any_task_reports_no_ended_task() -> None:
     out = io.StringIO()
     WriteSummary().show(file=out)
     assert out.getvalue() == f"No task has ended yet.\n{NOTE}\n"
@@ -49,7 +49,7 @@ def test_html_is_a_table_with_escaped_names() -> None:
     assert "No task has ended yet." in WriteSummary()._repr_html_()
 
 
-def test_repr_tells_the_counts() -> None:
+def test_repr_shows_the_counts() -> None:
     assert repr(shown()) == "<WriteSummary writes=1 reports=1 <Measures brokers=2 rows=1234567 requests=1>>"
 
 
@@ -70,6 +70,6 @@ def test_pandas_of_nothing_has_the_same_columns() -> None:
     assert WriteSummary().to_pandas().columns.tolist() == shown().to_pandas().columns.tolist()
 
 
-def test_a_missing_optional_module_says_what_to_install() -> None:
+def test_missing_optional_module_error_names_the_package_to_install() -> None:
     with pytest.raises(ImportError, match=r"^drawing needs no_such_module: pip install 'rocketmq-spark\[notebook\]'$"):
         require("no_such_module.part", "drawing")

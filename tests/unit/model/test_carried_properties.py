@@ -52,14 +52,14 @@ def test_every_property_name_has_an_entry_and_every_entry_a_name() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(CARRIED))
-def test_remoting_single_carries_each_property_as_the_table_says(name: str) -> None:
+def test_remoting_single_message_carries_each_property_of_the_table(name: str) -> None:
     message = message_with(name)
     assert CARRIED[name].single is Carried.PROPERTY
     assert decode_properties(encode_single(message).properties.encode()) == message.properties
 
 
 @pytest.mark.parametrize("name", sorted(CARRIED))
-def test_remoting_batch_carries_each_property_as_the_table_says(name: str) -> None:
+def test_remoting_batch_carries_each_property_of_the_table(name: str) -> None:
     message = message_with(name)
     if CARRIED[name].batch is Carried.ALONE:
         with pytest.raises(MQClientException, match=r"has a delay|is a half message"):
@@ -72,7 +72,7 @@ def test_remoting_batch_carries_each_property_as_the_table_says(name: str) -> No
 
 
 @pytest.mark.parametrize("name", sorted(CARRIED))
-def test_grpc_carries_each_property_as_the_table_says(name: str) -> None:
+def test_grpc_carries_each_property_of_the_table(name: str) -> None:
     message, how = message_with(name), CARRIED[name].grpc
     batch = encode_single(message)
     if how is Carried.REFUSED:
@@ -136,7 +136,7 @@ def test_grpc_batch_refuses_a_property_without_an_entry() -> None:
         grpc_messages(OtherName("w", 0, 0, None))
 
 
-def test_every_property_that_a_column_makes_is_hashed_or_left_out_by_readers() -> None:
+def test_properties_of_columns_are_hashed_or_excluded_by_readers() -> None:
     assert COLUMN_OF.keys() <= CARRIED.keys()
     assert {name for name in COLUMN_OF if not CARRIED[name].hashed} <= NOT_HASHED
     assert not {name for name in COLUMN_OF if CARRIED[name].hashed} & NOT_HASHED

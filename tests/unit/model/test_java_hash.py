@@ -18,7 +18,7 @@ JAVA = load("java_codecs.json")
 
 
 @pytest.mark.parametrize("vector", JAVA["string_hash"], ids=lambda vector: vector["utf16_hex"] or "empty")
-def test_116_string_hash_is_javas(vector: dict[str, Any]) -> None:
+def test_string_hash_equals_java(vector: dict[str, Any]) -> None:
     # "surrogatepass": Java's strings may hold lone surrogates.
     text = bytes.fromhex(vector["utf16_hex"]).decode("utf-16-be", "surrogatepass")
     assert java_hash(text) == string_hash(text) == vector["hash"]
@@ -43,12 +43,12 @@ def test_string_hash_is_javas_formula_over_utf_16_units(text: str) -> None:
         (True, 1231), (False, 1237),
     ],
 )  # fmt: skip
-def test_116_numbers_and_truth_values_hash_as_in_java(arg: object, expected: int) -> None:
+def test_numbers_and_booleans_hash_like_java(arg: object, expected: int) -> None:
     assert expected == java_hash(arg)
 
 
 @pytest.mark.parametrize("arg", [b"abc", bytearray(b"abc"), None, 1.5, ("a",)])
-def test_what_java_would_hash_differently_is_refused(arg: object) -> None:
+def test_types_that_java_would_hash_differently_are_rejected(arg: object) -> None:
     with pytest.raises(TypeError, match=rf"{type(arg).__name__}.*allowed are str, int and bool"):
         java_hash(arg)
 
@@ -61,12 +61,12 @@ def test_an_integer_beyond_64_bits_is_refused(arg: int) -> None:
 
 # Math.abs(Integer.MIN_VALUE % 7) and Math.abs(-13 % 8) as Java printed them.
 @pytest.mark.parametrize(("value", "queues", "expected"), [(-(2**31), 7, 2), (-13, 8, 5), (13, 8, 5), (-(2**31), 8, 0)])
-def test_116_the_remainder_has_the_sign_of_the_hash_before_it_loses_it(value: int, queues: int, expected: int) -> None:
+def test_queue_index_is_the_absolute_java_remainder(value: int, queues: int, expected: int) -> None:
     assert expected == queue_index(value, queues)
 
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1), st.integers(1, 10_000))
-def test_an_array_of_hashes_means_the_queues_of_each(values: list[int], queues: int) -> None:
+def test_queue_index_works_on_arrays(values: list[int], queues: int) -> None:
     indexes = queue_index(np.array(values), np.array([queues])).tolist()
     assert indexes == [queue_index(value, queues) for value in values]
     assert indexes == [abs(int(math.fmod(value, queues))) for value in values]

@@ -15,21 +15,21 @@ from rocketmq_spark.model.send_result import LocalTransactionState, SendResult, 
 PLAIN = Message.of("orders", b"body")
 
 
-def test_19_wait_is_always_set_and_tags_and_keys_only_if_not_empty() -> None:
+def test_wait_is_always_set_and_tags_and_keys_only_if_not_empty() -> None:
     assert Message("orders", b"body", 0, {"WAIT": "true"}) == PLAIN
     assert Message.of("orders", b"body", tags="", keys="").properties == {"WAIT": "true"}
     full = Message.of("orders", b"body", tags="tag", keys="k1 k2", flag=-7, wait_store_msg_ok=False)
     assert Message("orders", b"body", -7, {"KEYS": "k1 k2", "TAGS": "tag", "WAIT": "false"}) == full
 
 
-def test_20_keys_given_as_a_list_are_joined_by_one_space() -> None:
+def test_list_of_keys_is_joined_by_one_space() -> None:
     assert Message.of("orders", b"body", keys=["a", "b", "c"]).keys == "a b c"
     assert Message.of("orders", b"body", keys=iter(("a", "b"))).keys == "a b"
     assert Message.of("orders", b"body", keys=[]).keys is None
 
 
 @pytest.mark.parametrize("item", ["", "a b", " "])
-def test_an_item_of_keys_that_the_broker_would_index_otherwise_is_refused(item: str) -> None:
+def test_key_with_a_space_in_a_list_of_keys_is_rejected(item: str) -> None:
     with pytest.raises(ValueError, match="one key of at least one character, without a space"):
         Message.of("orders", b"body", keys=["fine", item])
 
@@ -37,19 +37,19 @@ def test_an_item_of_keys_that_the_broker_would_index_otherwise_is_refused(item: 
 @pytest.mark.parametrize(
     ("text", "waits"), [("true", True), ("TRUE", True), ("false", False), ("", False), ("1", False)]
 )
-def test_21_wait_store_msg_ok_is_true_when_absent_and_else_only_for_true(text: str, waits: bool) -> None:
+def test_wait_store_msg_ok_is_true_if_absent_and_otherwise_only_for_true(text: str, waits: bool) -> None:
     assert Message("orders", b"body").wait_store_msg_ok is True
     assert Message("orders", b"body", 0, {"WAIT": text}).wait_store_msg_ok is waits
 
 
-def test_reserved_properties_are_those_of_5_5_0() -> None:
+def test_reserved_properties_equal_those_of_5_5_0() -> None:
     assert len(RESERVED_PROPERTIES) == 54
     assert {"KEYS", "TAGS", "1ST_POP_TIME", "__CRC32#", "__LITE_TOPIC"} <= RESERVED_PROPERTIES
     assert not {"__SHARDINGKEY", "INNER_NUM", "SPARK_ROW_ID", ""} & RESERVED_PROPERTIES
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED_PROPERTIES))
-def test_22_each_reserved_name_is_refused(name: str) -> None:
+def test_each_reserved_name_is_rejected(name: str) -> None:
     with pytest.raises(
         ReservedPropertyError, match=f"user property '{name}': RocketMQ uses this name itself"
     ) as caught:
@@ -60,12 +60,12 @@ def test_22_each_reserved_name_is_refused(name: str) -> None:
         Message.of("orders", b"body", properties={name: "value"})
 
 
-def test_22_the_sharding_key_is_no_reserved_name() -> None:
+def test_sharding_key_is_not_a_reserved_name() -> None:
     assert PLAIN.put_user_property("__SHARDINGKEY", "k").sharding_key == "k"
 
 
 @pytest.mark.parametrize("blank", ["", " ", "\t\n\x0b \x00\x1f", None])
-def test_23_a_blank_name_or_value_is_refused(blank: str) -> None:
+def test_blank_name_or_value_is_rejected(blank: str) -> None:
     with pytest.raises(ValueError, match="its name is") as caught:
         PLAIN.put_user_property(blank, "value")
     assert not isinstance(caught.value, ReservedPropertyError)
@@ -73,13 +73,13 @@ def test_23_a_blank_name_or_value_is_refused(blank: str) -> None:
         PLAIN.put_user_property("name", blank)
 
 
-def test_23_the_reserved_test_comes_first() -> None:
+def test_reserved_name_is_rejected_before_a_blank_value() -> None:
     with pytest.raises(ReservedPropertyError):
         PLAIN.put_user_property("KEYS", "")
 
 
 @pytest.mark.parametrize("text", ["\u3000", "\u00a0", "\u0085", " \u2003 "])
-def test_23_white_space_above_the_space_is_not_blank_to_java_s_trim(text: str) -> None:
+def test_white_space_above_u_0020_is_not_blank_to_java_trim(text: str) -> None:
     assert {text: text} == PLAIN.put_user_property(text, text).user_properties
 
 

@@ -31,13 +31,13 @@ def test_offset_message_id_of_any_address_round_trips(host: str, physical_offset
 @pytest.mark.parametrize(
     "text", ["", "7F", "7F00000100002A9F000000018A98AEF", "x" * 32, "7F " * 32, "é" * 32, f"{'0' * 32},{'0' * 32}"]
 )
-def test_what_is_no_offset_message_id_is_refused(text: str) -> None:
+def test_malformed_offset_message_id_is_rejected(text: str) -> None:
     with pytest.raises(MQClientException, match="is no offset message id: one has 32 hex digits, or 56"):
         decode_message_id(text)
 
 
 @given(stored_messages())
-def test_a_stored_message_is_a_message_that_knows_its_id(message: MessageExt) -> None:
+def test_stored_message_knows_its_offset_message_id(message: MessageExt) -> None:
     assert isinstance(message, Message)
     assert decode_message_id(message.offset_msg_id) == (message.store_host, message.physical_offset)
 
@@ -46,7 +46,7 @@ def half(**properties: str) -> MessageExt:
     return replace(HALF, properties={"TRAN_MSG": "true", **properties}, queue_offset=3, physical_offset=2179)
 
 
-def test_120_an_answer_to_a_check_carries_its_offsets_and_the_messages_own_topic() -> None:
+def test_check_answer_has_the_offsets_of_the_check_and_the_message_topic() -> None:
     # Java repeats the header's topic, which is the half topic: nobody has a right to it.
     check = TransactionCheck(
         address="127.0.0.1:10911",
@@ -71,6 +71,6 @@ def test_120_an_answer_to_a_check_carries_its_offsets_and_the_messages_own_topic
     )
 
 
-def test_120_a_checked_message_without_a_unique_id_is_named_by_its_offset_id_and_one_without_a_group_has_none() -> None:
+def test_checked_message_without_unique_id_or_group_uses_its_offset_id() -> None:
     check = TransactionCheck(address="b:1", message=half(), tran_state_table_offset=0, commit_log_offset=0)
     assert (check.unique_id, check.producer_group) == ("7F00000100002A9F0000000000000883", "")

@@ -15,7 +15,7 @@ def test_java_s_white_space_is_blank(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["a", " a ", "\u00a0", "\u2007", "\u202f", "\u0085", "\x00", "\u200b", "\ufeff"])
-def test_what_java_does_not_count_as_white_space_is_not_blank(text: str) -> None:
+def test_characters_that_java_does_not_count_as_white_space_are_not_blank(text: str) -> None:
     assert not is_blank(text)
 
 
@@ -33,7 +33,7 @@ def test_illegal_names(name: str) -> None:
     assert not is_legal(name)
 
 
-def test_what_the_broker_made_for_itself() -> None:
+def test_system_topics_and_groups_are_recognised() -> None:
     assert is_system_topic("TBW102")
     assert is_system_topic("SELF_TEST_TOPIC")
     assert is_system_topic("rmq_sys_anything")

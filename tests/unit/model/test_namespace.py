@@ -21,7 +21,7 @@ EXAMPLES = [("T", "A%T"), ("%RETRY%G", "%RETRY%A%G"), ("%DLQ%G", "%DLQ%A%G")]
 
 
 @pytest.mark.parametrize(("bare", "wrapped"), EXAMPLES)
-def test_33_names_are_wrapped_once_and_unwrapped(bare: str, wrapped: str) -> None:
+def test_names_are_wrapped_once_and_unwrapped(bare: str, wrapped: str) -> None:
     assert wrapped == wrap("A", bare) == wrap("A", wrapped)
     assert bare == unwrap(wrapped, "A") == unwrap(bare, "A")
 
@@ -29,11 +29,11 @@ def test_33_names_are_wrapped_once_and_unwrapped(bare: str, wrapped: str) -> Non
 @pytest.mark.parametrize(
     "name", ["TBW102", "SCHEDULE_TOPIC_XXXX", "rmq_sys_x", "RMQ_SYS_TRACE_TOPIC", "CID_RMQ_SYS_x", ""]
 )
-def test_33_the_broker_s_own_names_are_never_wrapped(name: str) -> None:
+def test_system_names_are_never_wrapped(name: str) -> None:
     assert name == wrap("A", name)
 
 
-def test_33_a_name_of_another_namespace_stays_wrapped() -> None:
+def test_name_of_another_namespace_stays_wrapped() -> None:
     assert unwrap("B%T", "A") == "B%T"
     assert unwrap("%DLQ%B%G", "A") == "%DLQ%B%G"
     assert wrap("A", "B%T") == "A%B%T"
@@ -55,7 +55,7 @@ def test_a_namespace_with_a_percent_sign_is_refused() -> None:
 
 
 @given(st.text("abcXYZ019-_|", min_size=1), topics)
-def test_33_wrapping_is_idempotent_and_unwrapping_undoes_it(namespace: str, topic: str) -> None:
+def test_wrapping_is_idempotent_and_unwrapping_reverts_it(namespace: str, topic: str) -> None:
     wrapped = wrap(namespace, topic)
     assert wrapped == wrap(namespace, wrapped)
     assert unwrap(topic, namespace) == unwrap(wrapped, namespace)
@@ -73,7 +73,7 @@ def test_33_wrapping_is_idempotent_and_unwrapping_undoes_it(namespace: str, topi
         ("", None),
     ],
 )
-def test_a_namespace_may_be_part_of_the_address(address: str, namespace: str | None) -> None:
+def test_namespace_is_parsed_from_the_address(address: str, namespace: str | None) -> None:
     assert namespace == namespace_of(address)
 
 
@@ -118,7 +118,7 @@ INSTANCE = "MQ_INST_1_a.mq.example:80"
         ("MQ_INST_1.mq.example:80", "MQ_INST_1.mq.example:80", ""),
     ],
 )
-def test_every_client_takes_the_namespace_of_its_name_server(
+def test_every_client_uses_the_namespace_of_its_name_server(
     parse: Parse, given_as: str, name_server: str, address: str, namespace: str
 ) -> None:
     options, environ = (
@@ -141,7 +141,7 @@ def test_scheme_that_names_no_name_server_is_refused(parse: Parse, scheme: str) 
         parse({"nameServer": f"{scheme}://{INSTANCE}"}, {})
 
 
-def test_proxies_give_no_namespace() -> None:
+def test_endpoints_define_no_namespace() -> None:
     environ = {"NAMESRV_ADDR": INSTANCE}
     assert parse_sink_options({"endpoints": INSTANCE, "topic": "T"}, environ).connection.namespace is None
     assert producer_options({"endpoints": INSTANCE}, environ).connection.namespace is None

@@ -64,7 +64,7 @@ def test_no_name_number_or_address_is_broken_on_any_terminal(monkeypatch: pytest
         assert max(map(len, text.splitlines())) <= columns
 
 
-def test_a_narrower_terminal_folds_then_leaves_out_then_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_narrow_terminals_fold_cells_then_omit_columns_then_list_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     wide, folded, less, listed = (on_a_terminal(monkeypatch, columns) for columns in (160, 110, 80, 40))
     assert [line.split() for line in wide.splitlines()][1] == list(HEADINGS)
     assert "x" * 60 in wide
@@ -79,14 +79,14 @@ def test_a_narrower_terminal_folds_then_leaves_out_then_lists(monkeypatch: pytes
     assert f"body     {'x' * 60}" in listed
 
 
-def test_a_file_has_everything_in_one_line_per_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_output_has_one_complete_line_per_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     file = io.StringIO()
     print_table(HEADINGS, [*ROWS, ("b", "a", "1", "y " * 300, "z" * 500)], LAYOUT, notes=["note " * 50], file=file)
     assert len([line for line in file.getvalue().splitlines() if line.strip()]) == 2 + 3 + 1
 
 
-def test_what_is_empty_says_so_where_there_are_words_for_it() -> None:
+def test_empty_table_shows_its_empty_text() -> None:
     assert text_table(["queue"], [], empty="Nothing yet.") == "Nothing yet."
     assert text_table(["queue"], []).splitlines()[0].strip() == "queue"
     assert html_table(["queue"], [], empty="Nothing yet.") == "<p>Nothing yet.</p>"
@@ -101,7 +101,7 @@ def test_what_is_empty_says_so_where_there_are_words_for_it() -> None:
         ("\x9b", r"\x9b"),
     ],
 )
-def test_what_a_terminal_would_obey_is_shown_as_its_code(text: str, shown: str) -> None:
+def test_control_characters_are_shown_as_their_codes(text: str, shown: str) -> None:
     assert escaped(text) == shown
     assert shown in text_table(["body"], [[text]])
 
@@ -110,7 +110,7 @@ def test_markup_in_a_cell_is_text() -> None:
     assert "[bold]x[/]" in text_table(["body"], [["[bold]x[/]"]])
 
 
-def test_html_is_escaped_and_has_no_colours_of_its_own() -> None:
+def test_html_is_escaped_and_has_no_colours() -> None:
     shown = html_table(["<b>"], [["<script>&"]], notes=["<i>"])
     assert "<th>&lt;b&gt;</th>" in shown
     assert "<td>&lt;script&gt;&amp;</td>" in shown
@@ -149,7 +149,7 @@ def test_a_receipt_shows_where_its_message_is() -> None:
     assert "<td>SEND_OK</td><td>orders</td><td>a</td><td>3</td><td>41</td><td>C0FFEE</td></tr>" in result._repr_html_()
 
 
-def test_the_receipt_of_a_transaction_says_how_it_ended() -> None:
+def test_receipt_of_a_transaction_shows_its_state() -> None:
     commit = LocalTransactionState.COMMIT_MESSAGE
     queue = MessageQueue("orders", "a", 3)
     result = TransactionSendResult(SendStatus.SEND_OK, "1", queue, 41, local_transaction_state=commit)

@@ -56,7 +56,7 @@ def test_control_characters_are_shown_as_their_codes(text: str, shown: str) -> N
     assert escaped(text) == shown
 
 
-def test_long_text_is_cut_and_says_its_length() -> None:
+def test_long_text_is_cut_and_ends_with_its_length() -> None:
     shown = escaped("x" * 16_000_000)
     assert len(shown) == LONGEST
     assert shown.endswith("xx… (16000000 characters)")

@@ -71,7 +71,9 @@ SPANS = st.dictionaries(QUEUES, st.tuples(st.integers(0, 2**62), st.integers(0, 
 
 
 @given(SPANS)
-def test_beginnings_of_new_queues_are_kept_beside_their_ends(spans: dict[MessageQueue, tuple[int, int | None]]) -> None:
+def test_beginnings_of_new_queues_are_stored_beside_their_ends(
+    spans: dict[MessageQueue, tuple[int, int | None]],
+) -> None:
     begins = {queue: begin for queue, (begin, size) in spans.items() if size is not None}
     ends = {queue: begin + (size or 0) for queue, (begin, size) in spans.items()}
     tree = json.loads(json.dumps(nested(ends, begins)))
@@ -79,7 +81,7 @@ def test_beginnings_of_new_queues_are_kept_beside_their_ends(spans: dict[Message
     assert beginnings_in(tree) == {queue: begin for queue, begin in begins.items() if begin < ends[queue]}
 
 
-def test_offset_of_a_stream_is_a_position_where_a_read_begins_or_ends() -> None:
+def test_checkpointed_stream_offset_is_valid_as_start_and_end() -> None:
     text = '{"t":{"b":{"0":[3,7],"1":-2}}}'
     expected = ((QUEUE, 7), (MessageQueue("t", "b", 1), EARLIEST))
     assert parse_start(text).offsets == parse_end(text).offsets == expected
@@ -105,12 +107,12 @@ def test_malformed_beginning_is_refused(leaf: str, message: str) -> None:
         assert problem(read, json.loads(text)) == expected
 
 
-def test_times_have_no_beginnings() -> None:
+def test_timestamps_reject_beginnings() -> None:
     assert "[0, 1] is no integer" in problem(parse_timestamps, '{"t":{"b":{"0":[0,1]}}}')
 
 
 @given(st.dictionaries(QUEUES, st.integers(0), min_size=1))
-def test_nested_is_sorted_whatever_the_order(offsets: dict[MessageQueue, int]) -> None:
+def test_nested_offsets_are_sorted(offsets: dict[MessageQueue, int]) -> None:
     shuffled = dict(reversed(offsets.items()))
     assert json.dumps(nested(shuffled)) == json.dumps(nested(offsets))
 
@@ -126,7 +128,7 @@ TREES = st.recursive(LEAVES, lambda below: st.dictionaries(KEYS, below, max_size
 
 
 @given(TREES)
-def test_any_json_is_read_as_what_it_says_or_refused_with_a_reason(tree: Any) -> None:
+def test_any_json_is_parsed_correctly_or_rejected(tree: Any) -> None:
     for parse in (parse_receipt, parse_queues, parse_start):
         with contextlib.suppress(ValueError):
             assert parse(json.dumps(tree))
@@ -135,7 +137,7 @@ def test_any_json_is_read_as_what_it_says_or_refused_with_a_reason(tree: Any) ->
 
 
 @given(st.text())
-def test_no_text_is_mistaken_for_offsets(text: str) -> None:
+def test_arbitrary_text_is_not_parsed_as_offsets(text: str) -> None:
     with contextlib.suppress(ValueError):
         assert parse_start(text) in (OffsetSpec("earliest"), OffsetSpec("latest"))
 
@@ -173,12 +175,12 @@ def test_no_text_is_mistaken_for_offsets(text: str) -> None:
         ),
     ],
 )
-def test_offsets_that_are_not_understood_say_what_is_wrong_and_where(text: str, message: str) -> None:
+def test_malformed_offsets_error_names_the_problem_and_its_place(text: str, message: str) -> None:
     assert problem(parse_offsets, text) == message
 
 
 @pytest.mark.parametrize("text", ["-1", "+1", "01", "00", "1.0", " 1", "1 ", "", "٣", "1_0", "2147483648", "1" * 5000])
-def test_a_queue_id_has_one_spelling(text: str) -> None:
+def test_queue_id_has_a_single_valid_spelling(text: str) -> None:
     assert problem(parse_offsets, json.dumps({"t": {"b": {text: 1}}})).startswith("topic 't', broker 'b': ")
 
 
@@ -191,12 +193,12 @@ def test_timestamps_are_numbers_from_0() -> None:
 @pytest.mark.parametrize(
     "broken", [[], {"t": {}}, {"t": {"b": {"0": -1}}}, {"t": {"b": {0: 1}}}, {"t": {"b": {"0": 1.0}}}]
 )
-def test_checkpointed_offsets_are_held_to_the_same_shape(broken: Any) -> None:
+def test_malformed_checkpointed_offsets_are_rejected(broken: Any) -> None:
     problem(flat, broken)
 
 
 @given(st.sets(QUEUES, min_size=1))
-def test_queues_are_read(queues: set[MessageQueue]) -> None:
+def test_queues_are_parsed(queues: set[MessageQueue]) -> None:
     ids: dict[str, dict[str, list[int]]] = {}
     for queue in queues:
         ids.setdefault(queue.topic, {}).setdefault(queue.broker_name, []).append(queue.queue_id)
@@ -217,7 +219,7 @@ def test_queues_are_read(queues: set[MessageQueue]) -> None:
         ("{}", "the JSON: the object is empty: no topic is in it"),
     ],
 )
-def test_queues_that_are_not_understood_say_what_is_wrong_and_where(text: str, message: str) -> None:
+def test_malformed_queues_error_names_the_problem_and_its_place(text: str, message: str) -> None:
     assert problem(parse_queues, text) == message
 
 
@@ -233,7 +235,7 @@ def test_the_receipt_of_a_write_gives_first_and_last_offsets() -> None:
     assert dict(parse_end(text).offsets) == {queue: last + 1 for queue, (_, last) in spans.items()}
 
 
-def test_a_broker_that_stored_nothing_does_not_spoil_a_receipt() -> None:
+def test_broker_without_stored_rows_does_not_invalidate_a_receipt() -> None:
     recording = recorder()
     success(recording, "b", rows=5, offset=3)
     recording.record_failure("c", "SYSTEM_ERROR", 1.0)
@@ -241,7 +243,7 @@ def test_a_broker_that_stored_nothing_does_not_spoil_a_receipt() -> None:
 
 
 @pytest.mark.parametrize(("queue_id", "offset"), [(-1, -1), (0, -1)])
-def test_a_receipt_of_a_write_over_grpc_says_that_it_has_no_offsets(queue_id: int, offset: int) -> None:
+def test_receipt_of_a_write_over_grpc_is_rejected_for_missing_offsets(queue_id: int, offset: int) -> None:
     recording = recorder()
     success(recording, "proxy:8081", rows=5, offset=offset, queue_id=queue_id)
     text = json.dumps(summary_of([recording.snapshot()]).to_dict())
@@ -271,35 +273,35 @@ def test_a_receipt_of_a_write_over_grpc_says_that_it_has_no_offsets(queue_id: in
         ('{"b":{"queues":{"t":{}}}}', "topic 't', broker 'b': the object is empty: no queue id is in it"),
     ],
 )
-def test_receipts_that_are_not_understood_say_what_is_wrong_and_where(text: str, message: str) -> None:
+def test_malformed_receipt_error_names_the_problem_and_its_place(text: str, message: str) -> None:
     assert problem(parse_receipt, text) == message
 
 
 @pytest.mark.parametrize("parse", [parse_start, parse_end])
-def test_a_place_is_a_word_offsets_or_a_receipt(parse: Callable[[str], OffsetSpec]) -> None:
+def test_start_or_end_is_a_keyword_offsets_or_a_receipt(parse: Callable[[str], OffsetSpec]) -> None:
     assert parse(" Earliest ") == OffsetSpec("earliest")
     assert parse("LATEST") == OffsetSpec("latest")
     assert parse(' {"t":{"b":{"0":-1}}}') == OffsetSpec(None, ((QUEUE, LATEST),))
     assert parse(receipt(4, 4)) == OffsetSpec(None, ((QUEUE, 4 if parse is parse_start else 5),), receipt=True)
 
 
-def test_a_word_that_is_none_is_not_taken_for_json() -> None:
+def test_unknown_keyword_error_lists_the_keywords() -> None:
     assert problem(parse_start, "latst") == "it is neither earliest nor latest, and no JSON object"
 
 
-def test_offsets_of_a_broker_called_queues_are_no_receipt() -> None:
+def test_offsets_of_a_broker_named_queues_are_not_a_receipt() -> None:
     assert parse_start('{"t":{"queues":{"0":5}}}').offsets == ((MessageQueue("t", "queues", 0), 5),)
     assert 'queue 0: "5" is no integer' in problem(parse_start, '{"t":{"queues":{"0":"5"}}}')
 
 
 @given(st.dictionaries(QUEUES, st.integers(0)), QUEUES)
-def test_a_spec_tells_the_offset_of_each_of_its_queues(offsets: dict[MessageQueue, int], other: MessageQueue) -> None:
+def test_offset_of_returns_the_offset_of_each_queue(offsets: dict[MessageQueue, int], other: MessageQueue) -> None:
     spec = OffsetSpec(None, tuple(sorted(offsets.items())))
     assert {queue: spec.offset_of(queue) for queue in offsets} == offsets
     assert spec.offset_of(other) == offsets.get(other)
 
 
-def test_specs_pickle_hash_and_show_as_one_would_type_them() -> None:
+def test_specs_can_be_pickled_hashed_and_shown() -> None:
     spec = parse_start('{"t":{"b":{"0":7}}}')
     assert pickle.loads(pickle.dumps(spec)) == spec
     assert {spec: 1}[parse_start('{"t":{"b":{"0":7}}}')] == 1

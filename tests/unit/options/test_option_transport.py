@@ -36,9 +36,7 @@ def producer_refusal(**properties: Any) -> str:
 
 @pytest.mark.parametrize("environ", [{}, ENVIRON])
 @pytest.mark.parametrize("given", [ENDPOINTS, {**ENDPOINTS, "transport": "GRPC"}])
-def test_endpoints_alone_ask_for_grpc_whatever_the_environment_says(
-    given: dict[str, str], environ: dict[str, str]
-) -> None:
+def test_endpoints_select_grpc_despite_the_environment(given: dict[str, str], environ: dict[str, str]) -> None:
     options = parse_sink_options(given, environ)
     assert options == SinkOptions.of(
         transport="grpc", endpoints=("p:8081", "q:8081"), compress_type="NONE", max_in_flight=3
@@ -50,13 +48,13 @@ def test_endpoints_alone_ask_for_grpc_whatever_the_environment_says(
 
 
 @pytest.mark.parametrize("given", [{"nameServer": "a:9876"}, {"nameServer": "a:9876", "transport": "remoting"}])
-def test_name_servers_ask_for_remoting(given: dict[str, str]) -> None:
+def test_name_servers_select_remoting(given: dict[str, str]) -> None:
     options = parse_sink_options(given, ENVIRON)
     assert options == SinkOptions.of(name_server=("a:9876",))
     assert (options.over_grpc, options.connection.route_servers) == (False, ("a:9876",))
 
 
-def test_the_environment_is_the_name_server_of_a_remoting_write() -> None:
+def test_environment_variable_is_the_name_server_of_a_remoting_write() -> None:
     assert parse_sink_options({"transport": "remoting"}, ENVIRON).connection.route_servers == ("e:9876",)
     assert producer_options({"transport": "remoting"}, ENVIRON).connection.route_servers == ("e:9876",)
 
@@ -98,7 +96,7 @@ def test_http_with_tls_is_refused_by_name(endpoints: str) -> None:
     assert producer_refusal(endpoints=endpoints, use_tls=True).startswith("endpoints begin with http://, and use_tls")
 
 
-def test_a_scheme_that_says_what_the_option_says_is_taken() -> None:
+def test_scheme_that_matches_use_tls_is_accepted() -> None:
     given = {"endpoints": "https://p:8081;https://q:8081;r:8081"}
     wanted = ("p:8081", "q:8081", "r:8081")
     assert parse_sink_options({**given, "useTls": "true"}, {}).connection.endpoints == wanted
@@ -134,11 +132,11 @@ def test_malformed_endpoints_are_refused(value: str) -> None:
         ({"transport": "grpc"}, "option endpoints is missing, which transport=grpc needs"),
     ],
 )
-def test_addresses_of_the_wrong_kind_are_refused_with_what_to_do(given: dict[str, str], message: str) -> None:
+def test_addresses_of_the_wrong_kind_are_rejected_with_advice(given: dict[str, str], message: str) -> None:
     assert sink_refusal(given, ENVIRON).startswith(message)
 
 
-def test_a_producer_is_told_the_same_in_its_own_spelling() -> None:
+def test_producer_errors_use_the_spelling_of_producer_properties() -> None:
     assert producer_refusal(name_server="a:1", endpoints="p:1").startswith("name_server and endpoints are both given")
     assert producer_refusal(transport="grpc", name_server="a:1").startswith(
         "transport=grpc asks no name server, and name_server is given: give endpoints in its place"
@@ -164,14 +162,14 @@ def test_a_producer_is_told_the_same_in_its_own_spelling() -> None:
         ("compressType", "ZSTD", "ZLIB and NONE go"),
     ],
 )
-def test_grpc_14_what_a_proxy_can_not_do_is_refused(name: str, value: str, why: str) -> None:
+def test_option_that_is_unsupported_over_grpc_is_rejected(name: str, value: str, why: str) -> None:
     message = sink_refusal({**ENDPOINTS, name: value})
     assert message.startswith(f"{name}={value} is not possible over gRPC: ")
     assert why in message
     assert message.endswith(f"Leave {name} out, or give nameServer in place of endpoints")
 
 
-def test_grpc_14_machine_rooms_are_refused() -> None:
+def test_machine_rooms_are_rejected_over_grpc() -> None:
     message = sink_refusal({**ENDPOINTS, "queueSelector": "machineRoom", "machineRoom": "idc1"})
     assert message.startswith("queueSelector=machineRoom is not possible over gRPC")
 
@@ -187,7 +185,7 @@ def test_grpc_14_machine_rooms_are_refused() -> None:
         ("compress_type", "LZ4"),
     ],
 )
-def test_grpc_14_a_producer_is_refused_the_same(name: str, value: object) -> None:
+def test_producer_property_that_is_unsupported_over_grpc_is_rejected(name: str, value: object) -> None:
     shown = str(value).lower() if isinstance(value, bool) else value
     message = producer_refusal(endpoints="p:8081", **{name: value})
     assert message.startswith(f"{name}={shown} is not possible over gRPC: ")
@@ -209,7 +207,7 @@ def test_grpc_14_a_producer_is_refused_the_same(name: str, value: object) -> Non
         {"unitName": "u"},
     ],
 )
-def test_defaults_and_what_a_proxy_can_do_are_accepted(given: dict[str, str]) -> None:
+def test_defaults_and_supported_options_are_accepted_over_grpc(given: dict[str, str]) -> None:
     assert parse_sink_options({**ENDPOINTS, **given}, {}).over_grpc
 
 
@@ -221,7 +219,7 @@ def test_a_tag_with_a_control_character_is_refused_over_grpc_alone(tag: str) -> 
     assert parse_sink_options({**ENDPOINTS, "tags": "gr\u00fcn \u20ac"}, {}).tags == "gr\u00fcn \u20ac"
 
 
-def test_nothing_is_compressed_over_grpc_that_nobody_asked_for() -> None:
+def test_bodies_are_compressed_over_grpc_only_on_request() -> None:
     assert parse_sink_options(ENDPOINTS, {}).compress_type == "NONE"
     assert parse_sink_options({**ENDPOINTS, "compressType": "zlib"}, {}).compress_type == "ZLIB"
     assert producer_options(ENDPOINTS, {}).compress_type == "NONE"
@@ -237,7 +235,7 @@ def test_names_are_wrapped_into_a_namespace_by_remoting_only() -> None:
     assert ProducerOptions().connection.wire_name("T") == SinkOptions().connection.wire_name("T") == "T"
 
 
-def test_a_producer_over_grpc_tries_another_proxy_after_the_codes_of_both_worlds() -> None:
+def test_producer_over_grpc_retries_codes_of_both_protocols() -> None:
     codes = set(producer_options(ENDPOINTS, {}).retry_response_codes)
     assert codes == RETRY_RESPONSE_CODES | GRPC_RETRY_RESPONSE_CODES
     assert codes > {42900, 40402, 40300, 50000, 50001, 50400, 40800}
@@ -245,7 +243,7 @@ def test_a_producer_over_grpc_tries_another_proxy_after_the_codes_of_both_worlds
     assert set(producer_options({}, {}).retry_response_codes) == RETRY_RESPONSE_CODES
 
 
-def test_the_name_of_all_servers_needs_tls() -> None:
+def test_tls_server_name_requires_use_tls() -> None:
     remedy = "set use_tls=true, or leave it out"
     assert producer_refusal(tls_server_name="mq") == f"tls_server_name is given without use_tls: {remedy}"
     skipped = producer_refusal(tls_insecure_skip_verify=True)
@@ -265,7 +263,7 @@ def test_signing_for_name_servers_needs_credentials() -> None:
     assert "no name server is asked" in producer_refusal(**ENDPOINTS, sign_name_server_requests=True, **keys)
 
 
-def test_options_and_properties_of_one_name_have_one_default() -> None:
+def test_shared_options_and_properties_have_equal_defaults() -> None:
     sink = {spec.field: spec.default for spec in SINK_OPTIONS}
     for spec in PRODUCER_OPTIONS:
         if spec.field in sink and spec.field != "instance_name":

@@ -34,7 +34,7 @@ def refusal(options: dict[str, str], environ: dict[str, str] | None = None) -> s
     return str(caught.value)
 
 
-def test_name_server_alone_gives_every_default() -> None:
+def test_name_server_alone_results_in_all_defaults() -> None:
     assert parse() == SinkOptions.of(name_server=("a:9876",))
 
 
@@ -116,7 +116,7 @@ def test_every_field_has_its_row_in_the_same_order() -> None:
     assert [spec.field for spec in SINK_OPTIONS] == fields
 
 
-def test_every_shown_default_is_accepted_and_changes_nothing() -> None:
+def test_every_shown_default_parses_to_the_default() -> None:
     given = {spec.name: shown_default(spec) for spec in SINK_OPTIONS if shown_default(spec) != "none"}
     assert parse(**given) == parse()
 
@@ -179,7 +179,7 @@ def test_aliases_that_disagree_are_refused_by_both_names() -> None:
     assert message == "options nameServer and namesrvAddr are one option with two values: give one of them"
 
 
-def test_environment_stands_in_for_a_missing_name_server() -> None:
+def test_environment_variable_is_the_default_name_server() -> None:
     assert parse_sink_options({}, {"NAMESRV_ADDR": "e:1;f:2"}).connection.name_server == ("e:1", "f:2")
 
 
@@ -192,7 +192,7 @@ def test_a_malformed_environment_variable_is_named() -> None:
 
 
 @pytest.mark.parametrize("environ", [{}, {"NAMESRV_ADDR": " "}])
-def test_a_missing_name_server_says_how_to_give_it(environ: dict[str, str]) -> None:
+def test_missing_name_server_error_explains_how_to_set_it(environ: dict[str, str]) -> None:
     message = refusal({"topic": "t"}, environ)
     assert message.startswith("option nameServer is missing")
     for hint in ('.option("nameServer", ', "NAMESRV_ADDR", '.option("endpoints", ', "INSERT INTO"):
@@ -226,12 +226,12 @@ def test_an_unknown_option_is_refused_with_the_nearest_name(given: str, meant: s
         ("kafka.metrics.num.samples", "an option of Kafka's clients; docs/migrating.md has the names here"),
     ],
 )
-def test_an_option_of_another_connector_is_refused_with_its_name_here(given: str, hint: str) -> None:
+def test_option_of_another_connector_error_names_the_equivalent(given: str, hint: str) -> None:
     assert refusal({**NAME_SERVER, given: "hunter2"}) == f"unknown option {given!r}: {hint}"
 
 
 @pytest.mark.parametrize(("use", "table"), [("write", SINK_OPTIONS), ("read", SOURCE_OPTIONS)])
-def test_names_of_other_connectors_lead_to_options_and_are_in_the_docs(use: str, table: Sequence[OptionSpec]) -> None:
+def test_option_names_of_other_connectors_have_documented_equivalents(use: str, table: Sequence[OptionSpec]) -> None:
     own = {name for spec in table for name in spec.names}
     page = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8").lower()
     for foreign, here in NAMES[use].items():
@@ -240,7 +240,7 @@ def test_names_of_other_connectors_lead_to_options_and_are_in_the_docs(use: str,
         assert f"`{foreign}`" in page
 
 
-def test_an_unknown_option_near_to_none_lists_what_there_is_and_hides_its_value() -> None:
+def test_unknown_option_without_similar_name_lists_options_not_its_value() -> None:
     message = refusal({**NAME_SERVER, "zzzz": "hunter2", "nameservr": "hunter2"})
     assert message.startswith(
         "unknown option 'zzzz'; unknown option 'nameservr': did you mean nameServer?; the options"
@@ -364,7 +364,7 @@ def test_values_that_are_allowed(name: str, text_: str, value: object) -> None:
         ("clientAsyncSemaphoreValue", "0"),
     ],
 )
-def test_a_value_that_is_not_allowed_names_option_value_and_what_is(name: str, bad: str) -> None:
+def test_invalid_value_error_names_option_value_and_allowed_values(name: str, bad: str) -> None:
     spec = next(spec for spec in SINK_OPTIONS if spec.name == name)
     message = refusal({**NAME_SERVER, name.lower(): bad})
     assert message == f"option {name} is {bad!r}, which is not allowed: allowed is {spec.kind.allowed}"
@@ -373,7 +373,7 @@ def test_a_value_that_is_not_allowed_names_option_value_and_what_is(name: str, b
 @pytest.mark.parametrize(
     "bad", ["sink.jsonl", "./sink.jsonl", "~/sink.jsonl", "s3:/x", "", "s3://key:hunter2@bucket/x"]
 )
-def test_a_metrics_path_that_is_relative_or_holds_a_password_is_refused_and_not_shown(bad: str) -> None:
+def test_metrics_path_that_is_relative_or_has_a_password_is_rejected(bad: str) -> None:
     message = refusal({**NAME_SERVER, "metricsPath": bad})
     assert message.startswith(
         "option metricsPath has a value (not shown: it is secret) that is not allowed: allowed is an"
@@ -406,7 +406,7 @@ def test_options_that_make_no_sense_together_are_refused(given: dict[str, str], 
 
 
 @pytest.mark.parametrize("given", [{}, {"queueSelector": "hash"}, {"sendMode": "sync"}, {"batching": "false"}])
-def test_what_goes_with_ordered_is_accepted(given: dict[str, str]) -> None:
+def test_options_compatible_with_ordered_are_accepted(given: dict[str, str]) -> None:
     assert parse(**ORDERED, **given).ordered
 
 
@@ -427,7 +427,7 @@ def test_machine_rooms_are_a_list_and_go_with_their_selector() -> None:
         )
 
 
-def test_a_detector_for_rules_that_know_no_reachability_is_refused() -> None:
+def test_detector_with_legacy_fault_preset_is_rejected() -> None:
     assert parse(faultPreset="V5", startDetectorEnable="true").connection.fault_preset == "v5"
     assert refusal({**NAME_SERVER, "faultPreset": "legacy", "startDetectorEnable": "true"}).startswith(
         "startDetectorEnable=true and faultPreset=legacy contradict each other"
@@ -468,7 +468,7 @@ def test_path_is_the_topic() -> None:
     assert parse(path="orders").topic == "orders"
 
 
-def test_path_and_topic_may_agree() -> None:
+def test_path_and_topic_can_be_equal() -> None:
     assert parse(path="orders", topic="orders").topic == "orders"
 
 
@@ -477,7 +477,7 @@ def test_path_and_topic_that_differ_are_refused() -> None:
     assert message == "topic='b' and .save('a') name two topics: give one of them"
 
 
-def test_a_path_that_is_no_topic_is_refused_as_what_was_written() -> None:
+def test_path_that_is_no_topic_error_names_the_save_call() -> None:
     assert refusal({**NAME_SERVER, "path": "/data/out"}).startswith('option path (.save("topic"), .start("topic")) is')
 
 
@@ -501,12 +501,12 @@ def test_a_path_that_is_no_topic_is_refused_as_what_was_written() -> None:
         ),
     ],
 )
-def test_a_dead_letter_topic_comes_with_its_use_and_is_another_topic(options: dict[str, str], message: str) -> None:
+def test_dead_letter_topic_is_required_only_for_its_use_and_differs(options: dict[str, str], message: str) -> None:
     assert refusal(NAME_SERVER | options) == message
 
 
 @pytest.mark.parametrize(("kind", "level", "span"), [("ZLIB", "10", "0 to 9"), ("zstd", "0", "1 to 22")])
-def test_a_compression_level_is_one_that_the_type_has(kind: str, level: str, span: str) -> None:
+def test_compression_level_must_be_supported_by_the_type(kind: str, level: str, span: str) -> None:
     message = refusal({**NAME_SERVER, "compressType": kind, "compressLevel": level})
     assert message == f"compressLevel={level} is no level of compressType={kind.upper()}: allowed is {span}"
 
@@ -608,7 +608,7 @@ def test_one_security_option_without_the_other_is_refused(given: dict[str, str],
 
 @pytest.mark.parametrize("value", ["", " ", "hunter2\n", "hunter2\x00"])
 @pytest.mark.parametrize("name", ["secretKey", "securityToken"])
-def test_a_secret_that_can_not_be_one_is_refused_unseen(name: str, value: str) -> None:
+def test_invalid_secret_is_rejected_and_not_shown(name: str, value: str) -> None:
     message = refusal({**NAME_SERVER, "accessKey": "me", "secretKey": "s", name: value})
     assert message.startswith(f"option {name} has a value (not shown: it is secret) that is not allowed")
     assert "hunter" not in message

@@ -114,7 +114,7 @@ def test_every_field_has_its_row_in_the_same_order() -> None:
     assert {field.name for field in dataclasses.fields(SourceOptions)} <= {"connection", *of_reads}
 
 
-def test_every_shown_default_is_what_its_text_means() -> None:
+def test_every_shown_default_parses_to_the_default() -> None:
     shown = {spec.name: shown_default(spec) for spec in SOURCE_OPTIONS if shown_default(spec) != "none"}
     values = parse_values(SOURCE_OPTIONS, shown, "read")
     assert SourceOptions.of(**values) == SourceOptions()
@@ -125,7 +125,7 @@ def test_every_row_is_documented() -> None:
     assert [spec.name for spec in SOURCE_OPTIONS if not (spec.doc and spec.kind.allowed)] == []
 
 
-def test_what_a_write_has_too_is_the_same_option() -> None:
+def test_options_shared_with_writes_are_identical() -> None:
     of_writes = {spec.field: spec for spec in SINK_OPTIONS}
     shared = [spec for spec in SOURCE_OPTIONS if spec.field in of_writes]
     of_commits = {"instance_name", "client_ip", "unit_name"}
@@ -136,7 +136,7 @@ def test_what_a_write_has_too_is_the_same_option() -> None:
     assert {"name_server", "secret_key", "use_tls", "namespace", *of_commits} <= {spec.field for spec in shared}
 
 
-def test_no_name_has_two_meanings() -> None:
+def test_option_names_are_unique() -> None:
     names = [name.lower() for spec in SOURCE_OPTIONS for name in spec.names]
     assert len(set(names)) == len(names)
 
@@ -225,7 +225,7 @@ def test_values_that_are_allowed(name: str, text: str, value: object) -> None:
         ("readTimeoutMs", "0"),
     ],
 )
-def test_a_value_that_is_not_allowed_names_option_value_and_what_is(name: str, bad: str) -> None:
+def test_invalid_value_error_names_option_value_and_allowed_values(name: str, bad: str) -> None:
     spec = next(spec for spec in SOURCE_OPTIONS if spec.name == name)
     message = refusal({**BASE, name: bad}, streaming=True)
     assert message == f"option {name} is {bad!r}, which is not allowed: allowed is {spec.kind.allowed}"
@@ -254,7 +254,7 @@ def test_a_value_that_is_not_allowed_names_option_value_and_what_is(name: str, b
         ),
     ],
 )
-def test_what_people_write_by_hand_is_refused_with_the_place_that_is_wrong(name: str, bad: str, why: str) -> None:
+def test_malformed_structured_value_error_names_the_place(name: str, bad: str, why: str) -> None:
     spec = next(spec for spec in SOURCE_OPTIONS if spec.name == name)
     message = refusal({**NAME_SERVER, name: bad})
     assert message == f"option {name} is {bad!r}, which is not allowed: {why}; allowed is {spec.kind.allowed}"
@@ -268,7 +268,7 @@ def test_a_long_value_is_cut_in_its_message() -> None:
 
 
 @pytest.mark.parametrize(("secret", "shown"), [(False, True), (True, False)])
-def test_a_parser_explains_no_secret(secret: bool, shown: bool) -> None:
+def test_parser_error_of_a_secret_option_is_not_shown(secret: bool, shown: bool) -> None:
     def parse(text: str) -> str:
         raise ValueError(f"{text} is wrong")
 
@@ -299,7 +299,7 @@ def test_durations_are_milliseconds_or_have_a_suffix(text: str, ms: int) -> None
 # What is read.
 
 
-def test_exactly_one_way_of_naming_what_is_read_is_given() -> None:
+def test_exactly_one_of_subscribe_pattern_and_assign_is_accepted() -> None:
     ways = {"subscribe": "t", "subscribePattern": "t.*", "assign": '{"t":{"b":[0]}}'}
     for one in ways:
         assert parse_source_options({**NAME_SERVER, one: ways[one]}, {}, streaming=False).reads(QUEUE)
@@ -314,13 +314,13 @@ def test_exactly_one_way_of_naming_what_is_read_is_given() -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_read_of_nothing_says_how_to_name_it(streaming: bool) -> None:
+def test_missing_subscription_error_explains_how_to_set_it(streaming: bool) -> None:
     message = refusal(NAME_SERVER, streaming=streaming)
     assert message.startswith("one of the following options must be specified for a read from RocketMQ: subscribe, sub")
     assert '.load("orders")' in message
 
 
-def test_path_is_what_is_subscribed_to() -> None:
+def test_path_is_the_subscription() -> None:
     for streaming in (False, True):
         parsed = parse_source_options({**NAME_SERVER, "path": "a,b"}, {}, streaming=streaming)
         assert parsed.subscribe == ("a", "b")
@@ -331,12 +331,12 @@ def test_path_and_subscribe_that_differ_are_refused() -> None:
     assert refusal({**BASE, "path": "u"}) == "subscribe='t' and .load('u') name different topics: give one of them"
 
 
-def test_path_beside_another_way_is_one_too_many() -> None:
+def test_path_with_another_subscription_option_is_rejected() -> None:
     refused = refusal({**NAME_SERVER, "path": "t", "assign": '{"t":{"b":[0]}}'})
     assert refused == "assign and .load('t') both say what is read: give one of them"
 
 
-def test_a_read_that_would_end_before_it_begins_is_refused() -> None:
+def test_read_that_ends_before_its_start_is_rejected() -> None:
     read = {**NAME_SERVER, "subscribe": "t"}
     offsets = {"startingOffsets": '{"t":{"b":{"0":-2,"1":5}}}', "endingOffsets": '{"t":{"b":{"0":3,"1":4}}}'}
     assert refusal({**read, **offsets}) == "startingOffsets of t/b/1 is 5, and endingOffsets is before it: 4"
@@ -347,11 +347,11 @@ def test_a_read_that_would_end_before_it_begins_is_refused() -> None:
 
 
 @pytest.mark.parametrize("expression", ["a | b", "a ||| b", "|"])
-def test_one_pipe_between_tags_is_one_too_few(expression: str) -> None:
+def test_single_pipe_between_tags_is_rejected(expression: str) -> None:
     assert "between tags stand two" in refusal({**NAME_SERVER, "subscribe": "t", "subExpression": expression})
 
 
-def test_what_is_hardly_meant_is_doubted() -> None:
+def test_suspicious_options_cause_warnings() -> None:
     assert [*option_warnings(batch(subExpression="a || b", startingTimestamp="1700000000000"))] == []
     (condition,) = option_warnings(batch(subExpression="region = 'eu'"))
     assert "filterType=SQL92" in condition
@@ -360,7 +360,7 @@ def test_what_is_hardly_meant_is_doubted() -> None:
     assert seconds.startswith("startingTimestamp=1700000000 is a moment of 1970-73")
 
 
-def test_who_waits_less_for_a_queue_waits_no_longer_for_a_request() -> None:
+def test_pull_timeout_defaults_to_at_most_the_read_timeout() -> None:
     assert batch(readTimeoutMs="3000").pull_timeout_ms == 3_000
     assert batch(readTimeoutMs="30000").pull_timeout_ms == 10_000
     assert "pullTimeoutMs" in refusal(
@@ -368,11 +368,11 @@ def test_who_waits_less_for_a_queue_waits_no_longer_for_a_request() -> None:
     )
 
 
-def test_a_path_that_is_no_topic_is_refused_as_what_was_written() -> None:
+def test_path_that_is_no_topic_error_names_the_load_call() -> None:
     assert refusal({**NAME_SERVER, "path": "/data/in"}).startswith("option path (.load(\"topic\")) is '/data/in'")
 
 
-def test_topic_and_subscribe_are_one_option() -> None:
+def test_topic_and_subscribe_are_the_same_option() -> None:
     assert (
         refusal({**BASE, "topic": "u"})
         == "options subscribe and topic are one option with two values: give one of them"
@@ -391,7 +391,7 @@ def test_topic_and_subscribe_are_one_option() -> None:
         ({"endingOffsets": receipt(t=(1, 2)), "subscribe": "t,u"}, {"t/b/0"}),
     ],
 )
-def test_what_is_read_is_what_was_asked_for(given_: dict[str, str], read: set[str]) -> None:
+def test_reads_accepts_exactly_the_subscribed_queues(given_: dict[str, str], read: set[str]) -> None:
     queues = [
         MessageQueue("t", "b", 0),
         MessageQueue("t", "b", 1),
@@ -405,7 +405,7 @@ def test_what_is_read_is_what_was_asked_for(given_: dict[str, str], read: set[st
 # Where it begins and ends.
 
 
-def test_a_receipt_alone_reads_back_what_was_written() -> None:
+def test_receipt_alone_defines_start_and_end_of_a_batch_read() -> None:
     options = parse_source_options({**NAME_SERVER, "startingOffsets": receipt(t=(3, 7))}, {}, streaming=False)
     assert options.starting_offsets == OffsetSpec(None, ((QUEUE, 3),), receipt=True)
     assert options.ending_offsets == OffsetSpec(None, ((QUEUE, 8),), receipt=True)
@@ -416,17 +416,17 @@ def test_a_receipt_is_found_under_a_name_in_any_case() -> None:
     assert options.ending_offsets.offsets == ((QUEUE, 8),)
 
 
-def test_a_given_end_wins_over_the_receipts_own() -> None:
+def test_explicit_end_overrides_the_end_of_the_receipt() -> None:
     assert batch(startingOffsets=receipt(t=(3, 7)), endingOffsets="latest").ending_offsets == OffsetSpec("latest")
 
 
-def test_a_stream_begins_at_a_receipt_and_does_not_end() -> None:
+def test_stream_starts_at_a_receipt_and_has_no_end() -> None:
     options = parse_source_options({**NAME_SERVER, "startingOffsets": receipt(t=(3, 7))}, {}, streaming=True)
     assert options.starting_offsets == OffsetSpec(None, ((QUEUE, 3),), receipt=True)
     assert options.ending_offsets == OffsetSpec("latest")
 
 
-def test_an_end_alone_does_not_say_what_to_read() -> None:
+def test_ending_offsets_alone_are_rejected_without_a_subscription() -> None:
     assert refusal({**NAME_SERVER, "endingOffsets": receipt(t=(3, 7))}).startswith("one of the following options must")
 
 
@@ -451,7 +451,7 @@ def test_an_end_alone_does_not_say_what_to_read() -> None:
         ),
     ],
 )
-def test_a_batch_that_could_have_no_rows_is_refused(given_: dict[str, str], message: str) -> None:
+def test_batch_read_that_cannot_have_rows_is_rejected(given_: dict[str, str], message: str) -> None:
     assert refusal({**BASE, **given_}) == message
 
 
@@ -464,12 +464,12 @@ def test_a_batch_that_could_have_no_rows_is_refused(given_: dict[str, str], mess
         {"endingOffsets": "earliest", "endingOffsetsByTimestamp": OFFSETS},
     ],
 )
-def test_an_offset_that_a_timestamp_wins_over_is_not_judged(given_: dict[str, str]) -> None:
+def test_offset_overridden_by_a_timestamp_is_not_checked(given_: dict[str, str]) -> None:
     assert batch(**given_) != batch()
 
 
 @pytest.mark.parametrize("place", ["earliest", "latest", '{"t": {"b": {"0": -1}}}', '{"t": {"b": {"0": -2}}}'])
-def test_a_stream_begins_anywhere(place: str) -> None:
+def test_stream_can_start_at_any_offset(place: str) -> None:
     assert str(stream(startingOffsets=place).starting_offsets) == place
 
 
@@ -491,13 +491,13 @@ def test_a_stream_has_no_end(name: str, value: str) -> None:
         ("commitOffsets", "true"),
     ],
 )
-def test_a_batch_has_no_triggers_and_commits_nothing(name: str, value: str) -> None:
+def test_trigger_and_commit_options_are_rejected_for_batch_reads(name: str, value: str) -> None:
     message = refusal({**BASE, name.lower(): value})
     assert message == f"{name} is for streams, and not valid in batch queries: leave it out, or use spark.readStream"
 
 
 @pytest.mark.parametrize("name", ["minPartitions", "maxRecordsPerPartition"])
-def test_partitions_are_bounded_in_both(name: str) -> None:
+def test_partition_limits_apply_to_batches_and_streams(name: str) -> None:
     assert batch(**{name: "5"}) != batch()
     assert stream(**{name: "5"}) != stream()
 
@@ -549,7 +549,7 @@ def test_options_that_contradict_each_other_are_refused(given_: dict[str, str], 
     assert refusal({**BASE, **given_}, streaming=True) == message
 
 
-def test_an_end_beyond_what_the_receipt_has_is_refused() -> None:
+def test_ending_offset_of_a_queue_missing_in_the_receipt_is_rejected() -> None:
     message = refusal({**NAME_SERVER, "startingOffsets": receipt(t=(1, 2)), "endingOffsets": '{"t":{"b":{"1":5}}}'})
     assert message == "endingOffsets has t/b/1, which is not among what is read: startingOffsets is a receipt"
 
@@ -575,12 +575,12 @@ def test_a_read_over_grpc_is_refused_with_the_reason(name: str, value: str) -> N
 
 
 @pytest.mark.parametrize("name", ["batchBytes", "producerGroup", "tags", "metricsPath"])
-def test_an_option_of_a_write_is_refused_as_such(name: str) -> None:
+def test_write_option_of_a_read_is_reported_as_a_write_option(name: str) -> None:
     message = refusal({**BASE, name.lower(): "hunter2"})
     assert message == f"unknown option {name.lower()!r}: {name} is an option of a write"
 
 
-def test_an_option_of_a_read_is_refused_as_such_by_a_write() -> None:
+def test_read_option_of_a_write_is_reported_as_a_read_option() -> None:
     with pytest.raises(OptionError) as caught:
         parse_sink_options({**NAME_SERVER, "startingoffsets": "earliest"}, {})
     assert str(caught.value) == "unknown option 'startingoffsets': startingOffsets is an option of a read"
@@ -596,7 +596,7 @@ def test_an_option_of_a_read_is_refused_as_such_by_a_write() -> None:
         ("topics", "did you mean subscribe?"),
     ],
 )
-def test_an_option_of_another_connector_is_refused_with_its_name_here(given: str, hint: str) -> None:
+def test_option_of_another_connector_error_names_the_equivalent(given: str, hint: str) -> None:
     assert refusal({**BASE, given: "x"}) == f"unknown option {given!r}: {hint}"
 
 
@@ -617,20 +617,20 @@ def test_keys_of_spark_itself_are_ignored() -> None:
 # Servers and secrets.
 
 
-def test_environment_stands_in_for_a_missing_name_server() -> None:
+def test_environment_variable_is_the_default_name_server() -> None:
     parsed = parse_source_options({"subscribe": "t"}, {"NAMESRV_ADDR": "e:1"}, streaming=False)
     assert parsed.connection.name_server == parsed.connection.route_servers == ("e:1",)
     assert parse_source_options(BASE, {"NAMESRV_ADDR": "e:1"}, streaming=False) == batch()
 
 
-def test_a_missing_name_server_says_how_to_give_it() -> None:
+def test_missing_name_server_error_explains_how_to_set_it() -> None:
     assert refusal({"subscribe": "t"}) == (
         'option nameServer is missing: give .option("nameServer", "host:9876;host:9876"), or set the environment '
         "variable NAMESRV_ADDR on the driver"
     )
 
 
-def test_options_are_what_a_connection_is_made_of() -> None:
+def test_connection_options_are_derived_from_source_options() -> None:
     config = batch(namespace="ns").connection
     assert (config.over_grpc, config.endpoints, config.name_server) == (False, (), ("a:9876",))
     assert (config.client_async_semaphore_value, config.client_oneway_semaphore_value) == (65535, 65535)

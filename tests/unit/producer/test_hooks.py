@@ -53,7 +53,7 @@ def test_an_observer_sees_before_and_after_with_the_result(producer: Producer, t
     assert context.message.unique_id == result.msg_id
 
 
-def test_after_an_exception_the_context_has_it(producer: Producer, transport: ScriptedTransport) -> None:
+def test_context_has_the_exception_of_a_failed_send(producer: Producer, transport: ScriptedTransport) -> None:
     observer = Observer()
     producer.register_send_message_hook(observer)
     transport.always = dict.fromkeys("ab", Reply(error=RemotingConnectException("down")))
@@ -66,7 +66,7 @@ def test_after_an_exception_the_context_has_it(producer: Producer, transport: Sc
     assert outcomes == [("after", "RemotingConnectException")] * 3 + [("after", "MQBrokerException")]
 
 
-def test_after_an_interruption_the_context_has_it(make_producer: Make) -> None:
+def test_context_has_the_exception_of_an_interrupted_send(make_producer: Make) -> None:
     class Interrupted(ScriptedTransport):
         def send(self, *_args: object, **_kwargs: object) -> None:
             raise KeyboardInterrupt
@@ -85,7 +85,7 @@ def test_after_an_interruption_the_context_has_it(make_producer: Make) -> None:
     ] * 2
 
 
-def test_an_observer_hears_of_no_attempt_that_began_before_its_registration(
+def test_observer_sees_no_attempt_that_began_before_its_registration(
     producer: Producer, transport: ScriptedTransport
 ) -> None:
     early, late = Observer(), Observer()
@@ -115,7 +115,7 @@ def test_an_asynchronous_send_is_seen_once_after_with_its_final_outcome(
     assert observer.seen[1][1].send_result == result
 
 
-def test_a_hook_that_raises_does_not_disturb_the_send_nor_the_next_hook(producer: Producer) -> None:
+def test_failing_hook_does_not_affect_the_send_or_the_next_hook(producer: Producer) -> None:
     broken, well = Observer(ValueError("a hook's own trouble")), Observer()
     producer.register_send_message_hook(broken)
     producer.register_send_message_hook(well)
@@ -123,7 +123,7 @@ def test_a_hook_that_raises_does_not_disturb_the_send_nor_the_next_hook(producer
     assert len(broken.seen) == len(well.seen) == 2
 
 
-def test_a_check_forbidden_hook_does_and_no_observer_hears_of_it(
+def test_check_forbidden_hook_can_reject_sends_before_observers_see_them(
     producer: Producer, transport: ScriptedTransport
 ) -> None:
     observer, asked = Observer(), []
@@ -155,7 +155,7 @@ def test_a_check_forbidden_hook_does_and_no_observer_hears_of_it(
         ({"TIMER_DELAY_MS": "500"}, MessageType.NORMAL),
     ],
 )
-def test_a_delay_wins_over_a_transaction_and_timers_stay_normal(
+def test_message_type_is_derived_from_delay_and_transaction_properties(
     producer: Producer, properties: dict[str, str], kind: MessageType
 ) -> None:
     observer = Observer()
@@ -187,7 +187,7 @@ def test_a_trace_record_has_its_fields_between_ones_and_ends_with_two() -> None:
     assert record().encode() == text.replace(" ", "\x01").replace("+", " ") + "\x02"
 
 
-def test_trace_messages_stay_below_their_limit_and_are_found_by_ids_and_keys() -> None:
+def test_trace_messages_respect_the_size_limit_and_carry_ids_and_keys() -> None:
     records = [record(msg_id=f"{number:032}", keys=f"key-{number}") for number in range(2000)]
     messages = list(trace_messages("TRACE", records))
     assert all(len(message.body) <= MAX_MESSAGE_BYTES for message in messages)
@@ -209,7 +209,7 @@ def test_trace_messages_have_no_more_keys_than_fit_their_properties(producer: Pr
     assert b"".join(message.body for message in messages) == "".join(one.encode() for one in records).encode()
 
 
-def test_whatever_sending_a_trace_raises_the_next_records_are_sent(caplog: pytest.LogCaptureFixture) -> None:
+def test_records_after_a_failed_trace_send_are_still_sent(caplog: pytest.LogCaptureFixture) -> None:
     sent: list[Message] = []
 
     def send(message: Message) -> None:
@@ -244,9 +244,7 @@ def traces(transport: ScriptedTransport) -> list[list[str]]:
     return [text.split("\x01") for body in bodies for text in body.split("\x02") if text]
 
 
-def test_answered_sends_leave_a_record_which_the_shutdown_flushes(
-    traced: Producer, transport: ScriptedTransport
-) -> None:
+def test_answered_sends_are_traced_and_flushed_at_shutdown(traced: Producer, transport: ScriptedTransport) -> None:
     results = [traced.send(MESSAGE), traced.send_async(MESSAGE).result(PATIENCE)]
     transport.always = dict.fromkeys("ab", Reply(status=SendStatus.FLUSH_DISK_TIMEOUT))
     results.append(traced.send(MESSAGE))
@@ -257,7 +255,7 @@ def test_answered_sends_leave_a_record_which_the_shutdown_flushes(
     assert {tuple(fields[3:5] + fields[6:8]) for fields in found} == {("pg", "T", "t", "k")}
 
 
-def test_a_failed_send_and_a_oneway_one_leave_none(traced: Producer, transport: ScriptedTransport) -> None:
+def test_failed_and_oneway_sends_are_not_traced(traced: Producer, transport: ScriptedTransport) -> None:
     transport.always = dict.fromkeys("ab", Reply(error=RemotingConnectException("down")))
     with pytest.raises(MQClientException):
         traced.send(MESSAGE)
@@ -268,7 +266,7 @@ def test_a_failed_send_and_a_oneway_one_leave_none(traced: Producer, transport: 
 
 
 @pytest.mark.parametrize("name", [None, "own"])
-def test_a_tracer_takes_neither_the_transport_nor_the_checks_of_its_producer(
+def test_tracer_has_its_own_transport_and_leaves_checks_to_its_producer(
     make_producer: Make, transport: ScriptedTransport, caplog: pytest.LogCaptureFixture, name: str | None
 ) -> None:
     transport.routes["RMQ_SYS_TRACE_TOPIC"] = route({"a": 1})
@@ -293,7 +291,7 @@ def test_a_tracer_takes_neither_the_transport_nor_the_checks_of_its_producer(
     assert "this transport is closed" not in caplog.text
 
 
-def test_a_traced_producer_in_a_namespace_leaves_bare_names(make_producer: Make, transport: ScriptedTransport) -> None:
+def test_trace_of_a_producer_in_a_namespace_has_bare_names(make_producer: Make, transport: ScriptedTransport) -> None:
     transport.routes["RMQ_SYS_TRACE_TOPIC"] = route({"a": 1})
     producer = make_producer(enable_trace=True, namespace="space")
     producer.start()
@@ -318,7 +316,7 @@ def test_records_beyond_the_queue_are_dropped_and_counted() -> None:
     assert dispatcher.discarded == 2
 
 
-def test_a_trace_that_can_not_be_sent_hurts_nobody(
+def test_failed_trace_send_is_logged_and_does_not_fail_the_producer(
     make_producer: Make, transport: ScriptedTransport, caplog: pytest.LogCaptureFixture
 ) -> None:
     del transport.routes["T"]

@@ -76,7 +76,7 @@ def test_length_of_topic_and_group_is_limited_with_the_namespace(make: Make, pee
     assert peer.requests == []
 
 
-def test_traces_are_outside_of_the_namespace(make: Make, peer: BrokerPeer) -> None:
+def test_traces_are_stored_outside_the_namespace(make: Make, peer: BrokerPeer) -> None:
     producer = make(enable_trace=True, trace_topic="TRACES")
     producer.send(Message.of("T", b"x", keys="k"))
     producer.shutdown()
@@ -112,7 +112,7 @@ def test_transactions_are_checked_and_ended_in_the_namespace(make: Make, peer: B
     assert {fields["fromTransactionCheck"] for fields in ends} == {"true", "false"}
 
 
-def test_producers_of_one_instance_name_may_be_in_different_namespaces(make: Make, peer: BrokerPeer) -> None:
+def test_producers_of_one_instance_name_can_have_different_namespaces(make: Make, peer: BrokerPeer) -> None:
     for namespace in ("space", "other"):
         result = make(instance_name="shared", namespace=namespace).send(Message.of("T", b"x"))
         assert result.message_queue == MessageQueue("T", "a", 0)

@@ -31,7 +31,7 @@ def client_id(producer: Producer) -> str:
     return producer._service.client_id
 
 
-def test_start_makes_it_run_and_a_send_before_names_the_state(make_producer: Make) -> None:
+def test_send_before_start_fails_naming_the_state(make_producer: Make) -> None:
     producer = make_producer()
     assert producer.state is ServiceState.CREATE_JUST
     with pytest.raises(MQClientException, match=r"producer pg is in state CREATE_JUST: call start\(\) first") as caught:
@@ -70,7 +70,7 @@ def test_a_second_start_is_refused_and_names_the_state(producer: Producer) -> No
     assert producer.state is ServiceState.RUNNING
 
 
-def test_an_invalid_group_leaves_a_failed_start_that_nothing_leads_out_of(make_producer: Make) -> None:
+def test_invalid_group_fails_the_start_permanently(make_producer: Make) -> None:
     producer = make_producer("not a group")
     with pytest.raises(MQClientException, match="not a group"):
         producer.start()
@@ -81,7 +81,7 @@ def test_an_invalid_group_leaves_a_failed_start_that_nothing_leads_out_of(make_p
     assert producer.state is ServiceState.START_FAILED
 
 
-def test_a_group_that_is_taken_is_refused_and_may_start_after_renaming(make_producer: Make) -> None:
+def test_duplicate_group_is_rejected_and_can_start_after_renaming(make_producer: Make) -> None:
     first, second = make_producer(instance_name="shared"), make_producer(instance_name="shared")
     first.start()
     with pytest.raises(MQClientException, match=r"group pg: client .*@shared has one already"):
@@ -93,7 +93,7 @@ def test_a_group_that_is_taken_is_refused_and_may_start_after_renaming(make_prod
 
 
 @pytest.mark.parametrize("group", ["DEFAULT_PRODUCER", "", "  ", "a b", "g" * 121, "gruß"])
-def test_groups_that_are_refused(make_producer: Make, group: str) -> None:
+def test_start_with_an_invalid_group_is_rejected(make_producer: Make, group: str) -> None:
     producer = make_producer(group)
     with pytest.raises(MQClientException) as caught:
         producer.start()
@@ -101,11 +101,11 @@ def test_groups_that_are_refused(make_producer: Make, group: str) -> None:
 
 
 @pytest.mark.parametrize("group", ["g" * 120, "%RETRY%g", "a|b-c_D9"])
-def test_groups_that_are_accepted(make_producer: Make, group: str) -> None:
+def test_start_with_a_valid_group_does_not_raise(make_producer: Make, group: str) -> None:
     make_producer(group).start()
 
 
-def test_the_default_instance_name_is_made_of_pid_and_time_and_an_own_one_is_kept(make_producer: Make) -> None:
+def test_default_instance_name_has_pid_and_time_and_a_given_one_is_kept(make_producer: Make) -> None:
     defaults = [make_producer(instance_name=None), make_producer(instance_name=None)]
     named = make_producer(instance_name="mine", client_ip="1.2.3.4")
     for producer in (*defaults, named):
@@ -122,7 +122,7 @@ def test_a_unit_name_is_the_third_part_of_the_client_id(make_producer: Make) -> 
     assert client_id(producer) == "1.2.3.4@i@cell"
 
 
-def test_producers_of_one_client_id_share_an_instance_until_the_last_one_goes(
+def test_producers_of_one_client_id_share_an_instance_until_the_last_stop(
     make_producer: Make, transport: ScriptedTransport
 ) -> None:
     first, second = make_producer("g1", instance_name="both"), make_producer("g2", instance_name="both")
@@ -138,7 +138,7 @@ def test_producers_of_one_client_id_share_an_instance_until_the_last_one_goes(
     assert transport.closed
 
 
-def test_a_second_shutdown_is_harmless_and_a_start_afterwards_refused(producer: Producer) -> None:
+def test_second_shutdown_does_not_raise_but_a_later_start_is_rejected(producer: Producer) -> None:
     producer.shutdown()
     producer.shutdown()
     assert producer.state is ServiceState.SHUTDOWN_ALREADY
@@ -153,7 +153,7 @@ def test_a_shutdown_before_the_start_changes_nothing(make_producer: Make) -> Non
     producer.start()
 
 
-def test_topics_given_are_looked_up_at_the_start_and_a_missing_one_is_only_logged(
+def test_given_topics_are_looked_up_at_start_and_a_missing_one_is_logged(
     make_producer: Make, transport: ScriptedTransport, caplog: pytest.LogCaptureFixture
 ) -> None:
     producer = make_producer(topics=["T", "missing"])
@@ -163,9 +163,7 @@ def test_topics_given_are_looked_up_at_the_start_and_a_missing_one_is_only_logge
     assert producer.state is ServiceState.RUNNING
 
 
-def test_a_start_that_is_interrupted_leaves_no_client_instance(
-    make_producer: Make, transport: ScriptedTransport
-) -> None:
+def test_interrupted_start_leaves_no_client_instance(make_producer: Make, transport: ScriptedTransport) -> None:
     class Interrupted(ScriptedTransport):
         def query_route(self, topic: str, timeout: float) -> TopicRouteData:
             raise KeyboardInterrupt
@@ -179,7 +177,7 @@ def test_a_start_that_is_interrupted_leaves_no_client_instance(
     make_producer(instance_name="again").start()
 
 
-def test_a_start_without_threads_to_be_had_leaves_no_client_instance(
+def test_start_that_cannot_create_threads_leaves_no_client_instance(
     make_producer: Make, transport: ScriptedTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none_left(_thread: threading.Thread) -> None:
@@ -206,7 +204,7 @@ def test_a_with_statement_starts_and_ends_it(make_producer: Make) -> None:
     assert producer.state is ServiceState.SHUTDOWN_ALREADY
 
 
-def test_a_shutdown_waits_for_what_is_under_way_and_leaves_no_thread(
+def test_shutdown_waits_for_sends_in_flight_and_leaves_no_thread(
     make_producer: Make, transport: ScriptedTransport
 ) -> None:
     before = set(threading.enumerate())
@@ -220,7 +218,7 @@ def test_a_shutdown_waits_for_what_is_under_way_and_leaves_no_thread(
     assert not left
 
 
-def test_a_forked_child_is_refused_and_leaves_the_parents_producer_alone(
+def test_forked_child_is_rejected_and_does_not_affect_the_parent(
     producer: Producer, transport: ScriptedTransport
 ) -> None:
     producer.send(MESSAGE)
@@ -253,7 +251,7 @@ def test_a_producer_can_not_be_pickled(producer: Producer) -> None:
         ({"name_server": "nowhere"}, "property name_server is 'nowhere'"),
     ],
 )
-def test_a_property_that_is_wrong_is_said_when_it_is_made(make_producer: Make, properties: object, text: str) -> None:
+def test_invalid_property_is_rejected_by_the_constructor(make_producer: Make, properties: object, text: str) -> None:
     with pytest.raises(OptionError, match=re.escape(text)) as caught:
         make_producer(**properties)  # type: ignore[arg-type]
     assert "s3cret" not in str(caught.value)
@@ -265,7 +263,7 @@ def test_secrets_are_in_no_repr(make_producer: Make) -> None:
     assert "t0ken" not in repr(producer) + repr(producer.options)
 
 
-def test_a_callback_may_shut_its_producer_down(make_producer: Make, transport: ScriptedTransport) -> None:
+def test_callback_can_shut_its_producer_down(make_producer: Make, transport: ScriptedTransport) -> None:
     transport.routes["RMQ_SYS_TRACE_TOPIC"] = route({"a": 1})
     producer = make_producer(enable_trace=True)
     producer.start()
@@ -290,7 +288,7 @@ def test_a_callback_may_shut_its_producer_down(make_producer: Make, transport: S
     assert transport.closed
 
 
-def test_a_listener_may_shut_its_producer_down(make_producer: Make, transport: ScriptedTransport) -> None:
+def test_listener_can_shut_its_producer_down(make_producer: Make, transport: ScriptedTransport) -> None:
     outcome: list[BaseException | None] = []
     done = threading.Event()
 
@@ -325,7 +323,7 @@ def ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def test_a_shutdown_that_is_interrupted_closes_all_the_same(
+def test_interrupted_shutdown_still_closes_the_transport(
     make_producer: Make, transport: ScriptedTransport, ctrl_c: None
 ) -> None:
     producer = make_producer(send_msg_timeout=int(PATIENCE * 1000))
@@ -343,7 +341,7 @@ def test_a_shutdown_that_is_interrupted_closes_all_the_same(
     assert all(future.done() for future in futures)
 
 
-def test_one_of_many_concurrent_shutdowns_closes_and_the_others_are_harmless() -> None:
+def test_concurrent_shutdowns_do_not_raise() -> None:
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     errors: list[MQClientException] = []
@@ -370,7 +368,7 @@ def shut_down_with(producer: Producer, others: threading.Barrier, errors: list[M
         errors.append(exc)
 
 
-def test_a_producer_that_a_fork_inherits_unstarted_starts_there() -> None:
+def test_unstarted_producer_can_start_in_a_forked_child() -> None:
     producer = Producer("pg", transport=ScriptedTransport({"T": route({"a": 1})}), name_server="ns:9876")
     child = os.fork()
     if child == 0:

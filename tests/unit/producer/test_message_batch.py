@@ -53,7 +53,7 @@ GOOD = Message.of("orders", b"body")
         (Message("orders", b"body", 0, {"a": "x\x02"}), "0x01 or 0x02"),
     ],
 )
-def test_what_a_batch_can_not_have_is_refused_with_its_cause(bad: Message, reason: str) -> None:
+def test_messages_that_a_batch_cannot_contain_are_rejected_with_a_cause(bad: Message, reason: str) -> None:
     error = refusal(GOOD, bad)
     assert reason in str(error)
     assert isinstance(error.__cause__, MQClientException)
@@ -68,7 +68,7 @@ def test_a_malformed_delay_is_refused_with_its_cause() -> None:
     assert isinstance(refusal(Message("orders", b"body", 0, {"DELAY": "soon"})).__cause__, ValueError)
 
 
-def test_the_checks_of_the_batch_come_before_those_of_a_message() -> None:
+def test_batch_is_checked_before_its_messages() -> None:
     assert "has a delay" in str(refusal(Message("a.b", b""), Message.of("orders", b"body", delay_ms=1)))
 
 
@@ -78,7 +78,7 @@ def test_a_forbidden_topic_keeps_its_code_in_the_cause() -> None:
     assert cause.response_code == -1
 
 
-def test_members_are_laid_out_one_after_the_other() -> None:
+def test_batch_body_contains_its_messages_in_order() -> None:
     batch = encode(Message("orders", b"one", 5, {"UNIQ_KEY": "U"}), Message("orders", b"three", -1, {"UNIQ_KEY": "V"}))
     body = (
         "00000024 00000000 00000000 00000005 00000003 6f6e65     000b 554e49515f4b4559 01 55 02"
@@ -99,7 +99,7 @@ def test_every_member_gets_an_id_unless_it_has_one() -> None:
 
 
 @pytest.mark.parametrize(("waits", "text"), [(True, "true"), (False, "false")])
-def test_the_batch_itself_carries_wait_and_an_id(waits: bool, text: str) -> None:
+def test_batch_header_has_wait_and_an_id(waits: bool, text: str) -> None:
     batch = encode(Message.of("orders", b"body", wait_store_msg_ok=waits))
     assert f"WAIT\x01{text}\x02UNIQ_KEY\x01ID2\x02" == batch.encoded.properties
     assert batch.message.unique_id == "ID2"
@@ -120,7 +120,7 @@ def test_a_batch_is_never_compressed() -> None:
     assert batch.encoded.nbytes > 300_000
 
 
-def test_the_result_s_id_is_that_of_the_members_or_of_the_batch() -> None:
+def test_msg_id_of_a_batch_result_is_that_of_its_members_or_the_batch() -> None:
     batch = encode(GOOD, GOOD)
     stored = SendOutcome(MessageQueue("orders", "a", 0), SendStatus.SEND_OK, None, 1.0)
     assert batch.result_of(stored).msg_id == "ID1,ID2"
@@ -140,7 +140,7 @@ def test_a_topic_too_long_with_its_namespace_is_refused() -> None:
         encode(Message.of("t" * 125, b"body"), namespace="NS")
 
 
-def test_more_messages_than_a_broker_survives_are_refused() -> None:
+def test_batch_with_too_many_messages_for_a_broker_is_rejected() -> None:
     # Java sends them, and the broker damages its queue.
     assert f"1 to {MAX_BATCH_ROWS} are allowed" in str(refusal(*[GOOD] * (MAX_BATCH_ROWS + 1)))
 

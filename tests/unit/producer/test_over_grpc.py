@@ -74,7 +74,7 @@ def test_a_message_goes_to_an_endpoint_under_its_plain_names(make: Make, transpo
 
 
 @pytest.mark.parametrize("code", [40300, 40402, 40800, 42900, 50000, 50001, 50400])
-def test_after_a_code_that_another_proxy_may_not_have_the_other_one_is_asked(
+def test_retriable_proxy_code_is_retried_at_the_other_proxy(
     producer: Producer, transport: ScriptedProxies, code: int
 ) -> None:
     kind = BrokerBusyException if code == 42900 else BrokerOutcomeUnknownException
@@ -85,7 +85,7 @@ def test_after_a_code_that_another_proxy_may_not_have_the_other_one_is_asked(
     assert len(transport.requests) == 3
 
 
-def test_a_refusal_for_good_is_one_call(producer: Producer, transport: ScriptedProxies) -> None:
+def test_permanent_rejection_is_not_retried(producer: Producer, transport: ScriptedProxies) -> None:
     refusal = MQBrokerException("illegal", 40007, "illegal", "p:8081")
     transport.always.update(dict.fromkeys(ENDPOINTS, Reply(error=refusal)))
     with pytest.raises(MQBrokerException) as caught:
@@ -94,7 +94,7 @@ def test_a_refusal_for_good_is_one_call(producer: Producer, transport: ScriptedP
     assert len(transport.requests) == 1
 
 
-def test_a_queue_or_selector_is_refused_before_anything_is_sent(producer: Producer, transport: ScriptedProxies) -> None:
+def test_queue_or_selector_is_rejected_before_sending(producer: Producer, transport: ScriptedProxies) -> None:
     message, queue = Message.of("T", b"x"), MessageQueue("T", ENDPOINTS[0], 0)
     targets: list[dict[str, Any]] = [{"queue": queue}, {"selector": SelectMessageQueueByHash(), "arg": "o-1"}]
     for target in targets:
@@ -134,13 +134,13 @@ def test_questions_of_an_admin_are_refused(
     assert transport.calls == []
 
 
-def test_a_running_producer_may_still_switch_its_fault_strategy(producer: Producer) -> None:
+def test_running_producer_can_switch_its_fault_strategy(producer: Producer) -> None:
     producer.set_send_latency_fault_enable(True)
     assert producer._service is not None
     assert producer._service.instance.faults.enabled
 
 
-def test_a_topic_that_no_proxy_knows_has_no_template(producer: Producer, transport: ScriptedProxies) -> None:
+def test_topic_unknown_to_all_proxies_has_no_template(producer: Producer, transport: ScriptedProxies) -> None:
     transport.routes["TBW102"] = proxy_route("NORMAL")
     with pytest.raises(RouteNotFoundException, match=r"create it first .*-t new -a \+message\.type=NORMAL.*30 s"):
         producer.send(Message.of("new", b"x"))
@@ -175,7 +175,7 @@ def rows(**columns: Any) -> pa.Table:
     return pa.table({"body": ["x" * 9000], **columns})
 
 
-def test_an_arrow_table_goes_uncompressed_and_leaves_no_receipt(producer: Producer, transport: ScriptedProxies) -> None:
+def test_arrow_table_is_sent_uncompressed_and_has_no_receipt(producer: Producer, transport: ScriptedProxies) -> None:
     facts = producer.send_arrow(rows(), "T").to_dict()
     [request] = transport.requests
     assert (facts[request.address]["rows"], facts[request.address]["queues"]) == (1, {})
@@ -192,7 +192,7 @@ def test_an_arrow_table_goes_uncompressed_and_leaves_no_receipt(producer: Produc
         ("T", {"delayTimeLevel": [3]}, "column delayTimeLevel: .*use delayMs or deliverTime"),
     ],
 )
-def test_columns_that_a_topic_does_not_take_are_refused_before_anything_is_sent(
+def test_columns_that_a_topic_does_not_accept_are_rejected_before_sending(
     producer: Producer, transport: ScriptedProxies, topic: str, columns: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(SchemaError, match=text):
@@ -200,7 +200,7 @@ def test_columns_that_a_topic_does_not_take_are_refused_before_anything_is_sent(
     assert transport.requests == []
 
 
-def test_an_ordered_write_wants_a_fifo_topic_and_binds_no_row_to_a_queue(
+def test_ordered_write_requires_a_fifo_topic_and_keeps_group_order(
     producer: Producer, transport: ScriptedProxies
 ) -> None:
     with pytest.raises(SchemaError, match="column shardingKey makes FIFO messages"):
@@ -214,16 +214,14 @@ def test_an_ordered_write_wants_a_fifo_topic_and_binds_no_row_to_a_queue(
         assert sent == [number for number in range(200) if f"k{number % 7}" == key]
 
 
-def test_options_of_a_write_over_grpc_are_held_to_it(producer: Producer, transport: ScriptedProxies) -> None:
+def test_write_options_unsupported_over_grpc_are_rejected(producer: Producer, transport: ScriptedProxies) -> None:
     with pytest.raises(OptionError, match="queueSelector=hash is not possible over gRPC"):
         producer.send_arrow(rows(shardingKey=["k"]), "T", queueSelector="hash")
     with pytest.raises(OptionError, match="options endpoints belong to the producer"):
         producer.send_arrow(rows(), "T", endpoints="r:8081")
 
 
-def test_batches_are_of_the_protocols_make_and_so_are_the_ids_of_single_messages(
-    make: Make, transport: ScriptedProxies
-) -> None:
+def test_batches_and_message_ids_use_the_grpc_encoding(make: Make, transport: ScriptedProxies) -> None:
     producer = make(namespace="ns", client_ip="10.1.2.3")
     producer.send_arrow(pa.table({"body": ["one", "two"], "tags": ["a", None], "keys": ["j", "k"]}), "T")
     [request] = transport.requests
@@ -241,9 +239,7 @@ def test_batches_are_of_the_protocols_make_and_so_are_the_ids_of_single_messages
     assert [message.body for messages in transport.stored.values() for message in messages] == [b"one", b"two", b"x"]
 
 
-def test_invalid_rows_and_dead_letters_are_those_of_the_protocol(
-    producer: Producer, transport: ScriptedProxies
-) -> None:
+def test_invalid_rows_over_grpc_become_dead_letters(producer: Producer, transport: ScriptedProxies) -> None:
     transport.routes["dead"] = proxy_route("NORMAL")
     table = pa.table({"body": ["good", "with a flag"], "flag": [0, 7]})
     facts = producer.send_arrow(table, "T", onError="deadLetter", deadLetterTopic="dead")
@@ -256,7 +252,7 @@ def test_invalid_rows_and_dead_letters_are_those_of_the_protocol(
 # Where connections come from
 
 
-def test_name_servers_make_a_remoting_transport_without_touching_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_servers_create_a_remoting_transport_without_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "grpc", None)
     options = SinkOptions.of(name_server=("a:1",))
     check_connection(options.connection)
@@ -265,7 +261,7 @@ def test_name_servers_make_a_remoting_transport_without_touching_grpc(monkeypatc
     transport.close()
 
 
-def test_endpoints_make_a_grpc_transport_that_nothing_secret_shows_of() -> None:
+def test_endpoints_create_a_grpc_transport_whose_repr_has_no_secret() -> None:
     given = {"endpoints": "https://p:8081;q:8081", "namespace": "ns", "accessKey": "me", "secretKey": "hush-hush"}
     secured = parse_sink_options({**given, "useTls": "true", "tlsServerName": "mq"}, {})
     transport = new_transport(secured.connection, "client@1")
@@ -276,16 +272,14 @@ def test_endpoints_make_a_grpc_transport_that_nothing_secret_shows_of() -> None:
     transport.close()
 
 
-def test_the_word_grpc_chooses_the_transport_of_a_producer() -> None:
+def test_transport_property_selects_grpc() -> None:
     assert Producer("pg", transport="grpc", endpoints="p:8081").options.over_grpc
     with pytest.raises(OptionError, match="property transport is 'http', which is not allowed"):
         Producer("pg", transport="http")
 
 
 @pytest.mark.parametrize("missing", ["grpc", "google", "google.protobuf"])
-def test_without_its_packages_grpc_is_refused_in_one_line_that_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, missing: str
-) -> None:
+def test_missing_grpc_packages_are_a_one_line_error_with_advice(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     # What other tests have imported would be found whatever its package is.
     monkeypatch.delitem(sys.modules, "google.protobuf", raising=False)
     monkeypatch.setitem(sys.modules, missing, None)
@@ -313,7 +307,7 @@ for refused in (lambda: check_connection(options.connection), lambda: new_transp
 
 @pytest.mark.parametrize("version", ["3.20.3", "5.29.3", "6.31.0"])
 @pytest.mark.parametrize("zipped", [False, True])
-def test_a_protobuf_that_is_too_old_is_refused_in_one_line_that_says_which_is_needed(
+def test_too_old_protobuf_is_a_one_line_error_naming_the_required_version(
     tmp_path: Path, version: str, zipped: bool
 ) -> None:
     folder = tmp_path / "old" / "google" / "protobuf"
@@ -335,7 +329,7 @@ def test_a_protobuf_that_is_too_old_is_refused_in_one_line_that_says_which_is_ne
     assert "pip install 'rocketmq-spark[grpc]'" in run.stdout
 
 
-def test_the_protobuf_that_is_asked_for_is_the_one_of_the_extra_and_of_the_generated_code() -> None:
+def test_required_protobuf_matches_the_extra_and_the_generated_code() -> None:
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")
     assert f"protobuf>={PROTOBUF_FLOOR},<8" in config["options.extras_require"]["grpc"].split()

@@ -12,7 +12,7 @@ from rocketmq_spark.options.sink import SINK_OPTIONS
 from tests.tools.option_docs import shown_default
 
 
-def test_the_seeds_defaults() -> None:
+def test_defaults_equal_those_of_java_4_x() -> None:
     options = producer_options({}, {})
     assert (options.send_msg_timeout, options.connection.default_topic_queue_nums) == (3000, 4)
     assert options.compress_msg_body_over_howmuch == 4096
@@ -22,13 +22,13 @@ def test_the_seeds_defaults() -> None:
     assert options.connection.create_topic_key == "TBW102"
 
 
-def test_the_defaults_that_5_x_added() -> None:
+def test_defaults_added_in_java_5_x() -> None:
     options = producer_options({}, {})
     assert set(options.retry_response_codes) == {17, 14, 1, 2, 16, 204, 205, 1500}
     assert (options.send_msg_max_timeout_per_request, options.compress_level, options.compress_type) == (-1, 5, "ZLIB")
 
 
-def test_values_are_taken_as_python_has_them() -> None:
+def test_native_python_values_are_accepted() -> None:
     options = producer_options(
         {
             "name_server": ["a:1", "b:2"],
@@ -49,13 +49,13 @@ def test_values_are_taken_as_python_has_them() -> None:
     )
 
 
-def test_the_environment_stands_in_for_the_name_servers() -> None:
+def test_environment_variable_is_the_default_name_server() -> None:
     assert producer_options({}, {"NAMESRV_ADDR": "a:9876;b:9876"}).connection.name_server == ("a:9876", "b:9876")
     assert producer_options({}, {"NAMESRV_ADDR": " "}).connection.name_server == ()
 
 
 @pytest.mark.parametrize("value", ["x", -5, 2**31, 1.5, [1, 2]])
-def test_a_value_that_is_not_allowed_names_the_property_and_what_is(value: object) -> None:
+def test_invalid_value_error_names_property_and_allowed_values(value: object) -> None:
     with pytest.raises(OptionError, match=r"property send_msg_timeout is .*, which is not allowed: allowed is an int"):
         producer_options({"send_msg_timeout": value}, {})
 
@@ -66,13 +66,13 @@ def test_a_secret_of_the_wrong_kind_is_not_shown() -> None:
     assert "hush" not in str(caught.value)
 
 
-def test_every_property_is_documented_and_none_by_the_spelling_of_a_write() -> None:
+def test_every_property_is_documented_with_producer_spellings() -> None:
     assert [spec.name for spec in PRODUCER_OPTIONS] == list(ProducerOptions().values())
     assert [spec.name for spec in PRODUCER_OPTIONS if not (spec.doc and spec.kind.allowed)] == []
     spelt = {spec.name for spec in SINK_OPTIONS if spec.name != spec.field}
     assert not spelt & set(re.findall(r"\w+", " ".join(spec.doc for spec in PRODUCER_OPTIONS)))
 
 
-def test_every_shown_default_of_a_property_is_what_its_text_means() -> None:
+def test_every_shown_default_parses_to_the_default() -> None:
     shown = {spec.name: shown_default(spec) for spec in PRODUCER_OPTIONS if shown_default(spec) != "none"}
     assert producer_options(shown, {}) == ProducerOptions()

@@ -26,12 +26,12 @@ def test_a_handle_names_its_broker() -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "x", "grün", handle("v2", "T", "b", "1", "id"), handle("v1", "T"), GOOD[:-3]])
-def test_what_is_no_handle_is_refused(bad: str) -> None:
+def test_malformed_recall_handle_is_rejected(bad: str) -> None:
     with pytest.raises(MQClientException, match="is no recall handle"):
         broker_name_of(bad)
 
 
-def test_the_broker_that_holds_the_message_is_asked(
+def test_recall_goes_to_the_broker_that_holds_the_message(
     make_producer: Callable[..., Producer], transport: ScriptedTransport
 ) -> None:
     producer = make_producer("pg")

@@ -86,7 +86,7 @@ def write_by(transport: Transport, sink: SinkOptions, requests: Sequence[object]
 
 
 @pytest.mark.parametrize("linger", [False, True])
-def test_in_a_namespace_requests_have_its_topic_and_receipts_the_users(linger: bool) -> None:
+def test_requests_have_namespaced_topics_and_receipts_bare_ones(linger: bool) -> None:
     sent: list[RemotingCommand] = []
     with BrokerPeer() as peer:
         brokers = (BrokerData("a", {0: peer.address}, "c"),)
@@ -102,7 +102,7 @@ def test_in_a_namespace_requests_have_its_topic_and_receipts_the_users(linger: b
     assert facts["a"]["queues"] == {"T": {"0": {"rows": 3, "first_offset": 0, "last_offset": 2}}}
 
 
-def test_without_a_namespace_names_stay_as_they_are() -> None:
+def test_names_are_unchanged_without_a_namespace() -> None:
     requests, _ = write({"T": route({"a": 1})})
     assert requests[0].batch.topic == "T"
     assert not requests[0].unit_mode
@@ -128,13 +128,13 @@ def fixed(routes: dict[str, TopicRouteData], **options: Any) -> tuple[BatchSende
     ), transport
 
 
-def test_the_queues_of_an_ordered_write_are_the_drivers_whatever_the_route_says() -> None:
+def test_ordered_write_uses_the_queues_of_the_driver() -> None:
     producer, transport = fixed({"T": route({"b": 1})})
     assert producer.routes.queues_of("T") == [MessageQueue("T", "a", 0), MessageQueue("T", "b", 0)]
     assert transport.calls == []
 
 
-def test_an_ordered_write_waits_for_a_topic_that_has_lost_its_brokers_and_not_for_a_wrong_address() -> None:
+def test_ordered_write_waits_for_lost_brokers_but_not_for_wrong_addresses() -> None:
     row = [["1"]]
     producer, transport = fixed({}, send_msg_timeout=50, delivery_timeout_ms=900)
     with pytest.raises(RouteNotFoundException):

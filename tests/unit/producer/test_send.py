@@ -35,7 +35,7 @@ def both(transport: ScriptedTransport, *replies: Reply) -> None:
         transport.play(broker, *replies)
 
 
-def test_a_message_arrives_and_the_result_says_where(producer: Producer, transport: ScriptedTransport) -> None:
+def test_message_is_stored_and_the_result_names_its_place(producer: Producer, transport: ScriptedTransport) -> None:
     result = producer.send(MESSAGE)
     [message] = stored(transport)
     assert (message.body, message.tags, message.keys) == (b"x", "t", "k1 k2")
@@ -44,9 +44,7 @@ def test_a_message_arrives_and_the_result_says_where(producer: Producer, transpo
     assert (result.queue_offset, result.region_id, result.trace_on) == (0, "DefaultRegion", True)
 
 
-def test_the_unique_id_is_drawn_once_and_the_same_on_every_attempt(
-    producer: Producer, transport: ScriptedTransport
-) -> None:
+def test_unique_id_is_the_same_on_every_attempt(producer: Producer, transport: ScriptedTransport) -> None:
     both(transport, Reply(error=RemotingConnectException("down")))
     result = producer.send(MESSAGE)
     properties = {request.batch.properties for request in transport.requests}
@@ -57,7 +55,7 @@ def test_the_unique_id_is_drawn_once_and_the_same_on_every_attempt(
 
 @pytest.mark.parametrize("namespace", [None, "space"])
 @pytest.mark.parametrize("succeeds", [True, False])
-def test_the_callers_message_is_as_it_was_after_success_and_failure(
+def test_message_of_the_caller_is_not_changed(
     make_producer: Make, transport: ScriptedTransport, namespace: str | None, succeeds: bool
 ) -> None:
     producer = make_producer(namespace=namespace)
@@ -105,7 +103,7 @@ def test_a_batch_results_in_the_ids_of_its_members(producer: Producer, transport
     assert transport.requests[0].batch.batch
 
 
-def test_members_that_do_not_go_together_are_refused_with_the_cause(producer: Producer) -> None:
+def test_messages_that_cannot_share_a_batch_are_rejected_with_the_cause(producer: Producer) -> None:
     with pytest.raises(MQClientException, match="message 1 is for topic 'U'") as caught:
         producer.send_batch([MESSAGE, Message.of("U", b"y")])
     assert (caught.value.response_code, type(caught.value.__cause__)) == (-1, MQClientException)
@@ -125,9 +123,7 @@ def test_no_name_server_is_10004_and_no_route_10005(make_producer: Make, transpo
     assert caught.value.response_code == 10005
 
 
-def test_a_name_server_that_can_not_be_asked_is_10005_with_the_cause(
-    producer: Producer, transport: ScriptedTransport
-) -> None:
+def test_failed_route_lookup_is_10005_with_the_cause(producer: Producer, transport: ScriptedTransport) -> None:
     lost = RemotingConnectException("name server down")
     transport.fail("query_route", lost)
     with pytest.raises(MQClientException, match="name server down") as caught:
@@ -135,9 +131,7 @@ def test_a_name_server_that_can_not_be_asked_is_10005_with_the_cause(
     assert (caught.value.response_code, caught.value.__cause__) == (10005, lost)
 
 
-def test_what_an_attempt_says_of_a_broker_reaches_the_fault_table(
-    make_producer: Make, transport: ScriptedTransport
-) -> None:
+def test_outcomes_of_attempts_update_the_fault_table(make_producer: Make, transport: ScriptedTransport) -> None:
     producer = make_producer(send_latency_fault_enable=True)
     producer.start()
     transport.always["a"] = Reply(error=RemotingConnectException("down"))
@@ -148,7 +142,7 @@ def test_what_an_attempt_says_of_a_broker_reaches_the_fault_table(
     assert sum(request.queue.broker_name == "a" for request in transport.requests) == 1
 
 
-def test_a_queue_of_the_callers_tells_the_fault_table_nothing(
+def test_send_to_an_explicit_queue_does_not_update_the_fault_table(
     make_producer: Make, transport: ScriptedTransport
 ) -> None:
     producer = make_producer(send_latency_fault_enable=True)
@@ -159,9 +153,7 @@ def test_a_queue_of_the_callers_tells_the_fault_table_nothing(
     assert producer._running().faults.is_available("a", time.monotonic())
 
 
-def test_a_broker_that_nobody_knows_is_looked_up_once_and_then_an_error(
-    producer: Producer, transport: ScriptedTransport
-) -> None:
+def test_unknown_broker_is_looked_up_once_before_the_error(producer: Producer, transport: ScriptedTransport) -> None:
     with pytest.raises(MQClientException, match="no master of gone is known; known are a, b") as caught:
         producer.send(MESSAGE, MessageQueue("T", "gone", 0))
     assert caught.value.response_code == -1
@@ -189,7 +181,7 @@ def test_a_body_of_the_threshold_is_compressed_and_one_byte_less_is_not(
 
 
 @pytest.mark.parametrize(("name", "flag"), [("ZLIB", 0x301), ("lz4", 0x101), ("Zstd", 0x201), ("NONE", 0)])
-def test_the_sys_flag_says_how_a_body_is_compressed(
+def test_sys_flag_has_the_compression_type(
     make_producer: Make, transport: ScriptedTransport, name: str, flag: int
 ) -> None:
     producer = make_producer(compress_type=name)
@@ -212,7 +204,7 @@ def test_a_retry_topics_counters_go_into_the_header_on_every_attempt(
     assert (transport.requests[-1].reconsume_times, transport.requests[-1].max_reconsume_times) == (0, None)
 
 
-def test_a_time_that_is_over_before_sending_is_too_much(producer: Producer, transport: ScriptedTransport) -> None:
+def test_send_after_its_timeout_raises_too_much_request(producer: Producer, transport: ScriptedTransport) -> None:
     producer.send(MESSAGE)
     with pytest.raises(RemotingTooMuchRequestException, match="are over"):
         producer.send(MESSAGE, timeout_ms=-1)
@@ -230,9 +222,7 @@ def test_a_broker_error_has_code_remark_and_address(producer: Producer, transpor
     assert error.broker_addr == "scripted"
 
 
-def test_the_queue_of_a_result_is_the_one_that_the_broker_answered(
-    make_producer: Make, transport: ScriptedTransport
-) -> None:
+def test_result_has_the_queue_answered_by_the_broker(make_producer: Make, transport: ScriptedTransport) -> None:
     result = make_started(make_producer).send(MESSAGE, MessageQueue("T", "b", 1))
     assert result.message_queue == MessageQueue("T", "b", 1)
 
@@ -243,7 +233,7 @@ def make_started(make_producer: Make, **properties: Any) -> Producer:
     return producer
 
 
-def test_a_timeout_with_the_whole_budget_is_not_retried(make_producer: Make, transport: ScriptedTransport) -> None:
+def test_timeout_that_used_the_whole_budget_is_not_retried(make_producer: Make, transport: ScriptedTransport) -> None:
     transport.always = {"a": Reply(silent=True), "b": Reply(silent=True)}
     with pytest.raises(RemotingTooMuchRequestException):
         make_started(make_producer, send_msg_timeout=50).send(MESSAGE)
@@ -265,7 +255,7 @@ def test_a_oneway_message_goes_once_and_a_lost_connection_is_10001(
     assert caught.value.response_code == 10001
 
 
-def test_an_explicit_queue_gets_one_attempt_and_what_happens_is_raised_as_it_is(
+def test_explicit_queue_gets_one_attempt_and_its_error_is_raised(
     producer: Producer, transport: ScriptedTransport
 ) -> None:
     transport.play("a", Reply(error=RemotingConnectException("down")))
@@ -280,7 +270,7 @@ def test_a_queue_of_another_topic_is_refused(producer: Producer, transport: Scri
     assert transport.requests == []
 
 
-def test_a_selector_that_finds_none_makes_the_send_fail(producer: Producer, transport: ScriptedTransport) -> None:
+def test_selector_that_returns_none_fails_the_send(producer: Producer, transport: ScriptedTransport) -> None:
     # Java's SelectMessageQueueByMachineRoom does so always; ours is a real one.
     with pytest.raises(MQClientException, match="returned None; it must return one of the 4 queues"):
         producer.send(MESSAGE, selector=lambda _queues, _message, _arg: None)
@@ -296,7 +286,7 @@ def test_a_selectors_exception_is_the_cause(producer: Producer) -> None:
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-def test_without_a_route_a_selectors_send_is_minus_one(producer: Producer) -> None:
+def test_send_with_selector_but_without_route_is_code_minus_one(producer: Producer) -> None:
     with pytest.raises(MQClientException) as caught:
         producer.send(Message.of("U", b"x"), selector=lambda queues, _message, _arg: queues[0])
     assert caught.value.response_code == -1
@@ -306,7 +296,7 @@ def test_without_a_route_a_selectors_send_is_minus_one(producer: Producer) -> No
     ("message", "code"),
     [(Message("T", b""), 13), (Message("no spaces", b"x"), -1), (None, 13), (Message("", b"x"), -1)],
 )
-def test_an_invalid_message_is_refused_before_anybody_is_asked(
+def test_invalid_message_is_rejected_before_any_request(
     producer: Producer, transport: ScriptedTransport, message: Any, code: int
 ) -> None:
     with pytest.raises(MQClientException) as caught:
@@ -314,7 +304,7 @@ def test_an_invalid_message_is_refused_before_anybody_is_asked(
     assert (caught.value.response_code, transport.calls, transport.requests) == (code, [], [])
 
 
-def test_many_threads_may_send_through_one_producer(producer: Producer, transport: ScriptedTransport) -> None:
+def test_many_threads_can_send_through_one_producer(producer: Producer, transport: ScriptedTransport) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(8) as pool:
@@ -324,7 +314,7 @@ def test_many_threads_may_send_through_one_producer(producer: Producer, transpor
     assert [call[0] for call in transport.calls].count("query_route") <= 8
 
 
-def test_a_static_topic_list_of_queues_is_fetched_anew(producer: Producer, transport: ScriptedTransport) -> None:
+def test_fetched_queues_are_not_cached(producer: Producer, transport: ScriptedTransport) -> None:
     assert len(producer.fetch_publish_message_queues("T")) == 4
     transport.routes["T"] = route({"a": 1})
     assert producer.fetch_publish_message_queues("T") == [MessageQueue("T", "a", 0)]

@@ -31,7 +31,7 @@ def keyed(first: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"body": [f"{first}"] * len(KEYS), "shardingKey": KEYS})
 
 
-def test_the_queues_of_an_ordered_write_stay_the_same_whatever_becomes_of_the_route(
+def test_queues_of_an_ordered_write_are_fixed_despite_route_changes(
     producer: Producer, transport: ScriptedTransport
 ) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
@@ -57,7 +57,7 @@ def test_an_ordered_write_needs_a_topic_that_exists(producer: Producer, transpor
     assert transport.requests == []
 
 
-def test_a_column_of_row_id_that_is_not_there_is_refused_before_anything_is_sent(
+def test_missing_row_id_column_is_rejected_before_sending(
     make_producer: Callable[..., Producer], transport: ScriptedTransport
 ) -> None:
     with make_producer() as producer, pytest.raises(SchemaError, match="rowId=columns:order_id: there is no column"):
@@ -65,7 +65,7 @@ def test_a_column_of_row_id_that_is_not_there_is_refused_before_anything_is_sent
     assert transport.requests == []
 
 
-def test_an_ordered_write_without_sharding_keys_is_refused_and_its_rows_are_not_skipped(
+def test_ordered_write_without_sharding_keys_is_rejected_despite_skip(
     producer: Producer, transport: ScriptedTransport
 ) -> None:
     with pytest.raises(SchemaError, match="ordered=true keeps the order of rows of one shardingKey"):
@@ -73,15 +73,13 @@ def test_an_ordered_write_without_sharding_keys_is_refused_and_its_rows_are_not_
     assert transport.requests == []
 
 
-def test_options_may_be_numbers_and_booleans_as_a_dataframe_s_may(
-    producer: Producer, transport: ScriptedTransport
-) -> None:
+def test_options_can_be_numbers_and_booleans(producer: Producer, transport: ScriptedTransport) -> None:
     producer.send_arrow(keyed(0), "T", ordered=True, batchBytes=2048)
     assert len(transport.requests) > 1
     assert sum(map(len, transport.stored.values())) == len(KEYS)
 
 
-def test_inner_batches_need_a_topic_made_for_them_if_a_broker_says_what_it_is(
+def test_inner_batches_require_a_batch_topic_if_its_type_is_known(
     producer: Producer, transport: ScriptedTransport, caplog: pytest.LogCaptureFixture
 ) -> None:
     transport.attributes["T"] = {"message.type": "NORMAL", "queue.type": "SimpleCQ"}
@@ -98,7 +96,7 @@ def test_inner_batches_need_a_topic_made_for_them_if_a_broker_says_what_it_is(
     assert sum(map(len, transport.stored.values())) == 2 * len(KEYS)
 
 
-def test_inner_batches_go_to_an_order_topic_one_of_whose_brokers_has_no_master(
+def test_inner_batches_are_sent_to_an_order_topic_with_a_lost_master(
     producer: Producer, transport: ScriptedTransport
 ) -> None:
     transport.routes["T"] = replace(route({"a": 2}), order_topic_conf="gone:1;a:2")
@@ -107,7 +105,7 @@ def test_inner_batches_go_to_an_order_topic_one_of_whose_brokers_has_no_master(
     assert sum(map(len, transport.stored.values())) == len(KEYS)
 
 
-def test_options_of_a_write_are_held_against_the_properties_of_its_producer(
+def test_write_options_are_validated_with_producer_properties(
     make_producer: Callable[..., Producer], transport: ScriptedTransport
 ) -> None:
     with make_producer(send_msg_timeout=500) as hasty:
@@ -125,7 +123,7 @@ def test_options_of_a_write_are_held_against_the_properties_of_its_producer(
         avoiding.send_arrow(keyed(0), "T", ordered="true")
 
 
-def test_compaction_topic_refuses_what_its_brokers_would_drop(producer: Producer, transport: ScriptedTransport) -> None:
+def test_rows_that_a_compaction_topic_would_drop_are_rejected(producer: Producer, transport: ScriptedTransport) -> None:
     transport.attributes["T"] = {"cleanup.policy": "COMPACTION", "queue.type": "BatchCQ"}
     rows = pa.table({"body": ["x", "y"], "keys": ["k", None], "topic": ["T", "T"]})
     with pytest.raises(InvalidRowError, match=r"row 1 .*keys is null or blank"):
@@ -148,7 +146,7 @@ def test_task_of_an_ordered_write_looks_up_whether_rows_need_a_key(transport: Sc
     assert [message.body for messages in transport.stored.values() for message in messages] == [b"x"]
 
 
-def test_topics_without_a_key_are_asked_about_once_whatever_their_number(
+def test_configuration_of_each_topic_without_keys_is_requested_once(
     producer: Producer, transport: ScriptedTransport
 ) -> None:
     names = [f"T{number}" for number in range(50)]
@@ -161,7 +159,7 @@ def test_topics_without_a_key_are_asked_about_once_whatever_their_number(
     assert sum(map(len, transport.stored.values())) == 4 * len(names)
 
 
-def test_unreachable_broker_is_asked_about_one_topic_only(producer: Producer, transport: ScriptedTransport) -> None:
+def test_unreachable_broker_is_queried_for_one_topic_only(producer: Producer, transport: ScriptedTransport) -> None:
     transport.routes["U"] = transport.routes["T"]
     transport.fail("topic_config", *[RemotingConnectException("down")] * 2)
     for topic in ("T", "U"):

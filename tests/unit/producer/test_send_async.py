@@ -48,9 +48,7 @@ def started(make_producer: Make, **properties: Any) -> Producer:
     return producer
 
 
-def test_an_asynchronous_send_returns_at_once_and_calls_back_exactly_once(
-    make_producer: Make, held: ScriptedTransport
-) -> None:
+def test_async_send_returns_at_once_and_calls_back_exactly_once(make_producer: Make, held: ScriptedTransport) -> None:
     producer = started(make_producer, transport=held)
     calls: list[Future[SendResult]] = []
     future = producer.send_async(MESSAGE, callback=calls.append)
@@ -78,9 +76,7 @@ def test_callbacks_run_on_threads_of_the_callback_executor(producer: Producer) -
 @pytest.mark.parametrize(
     ("message", "code"), [(Message("T", b""), 13), (Message.of("U", b"x"), 10005), (Message("no spaces", b"x"), -1)]
 )
-def test_what_is_wrong_with_message_or_route_reaches_the_future(
-    producer: Producer, message: Message, code: int
-) -> None:
+def test_invalid_message_or_missing_route_fails_the_future(producer: Producer, message: Message, code: int) -> None:
     error = producer.send_async(message).exception(PATIENCE)
     assert isinstance(error, MQClientException)
     assert error.response_code == code
@@ -94,7 +90,9 @@ def test_a_transport_failure_is_tried_on_another_broker(producer: Producer, tran
     assert 1 <= len(retried) <= 6
 
 
-def test_as_often_as_retry_times_when_send_async_failed_says(make_producer: Make, transport: ScriptedTransport) -> None:
+def test_attempts_are_limited_by_retry_times_when_send_async_failed(
+    make_producer: Make, transport: ScriptedTransport
+) -> None:
     lost = RemotingConnectException("down")
     transport.always = {"a": Reply(error=lost), "b": Reply(error=lost)}
     producer = started(make_producer, retry_times_when_send_async_failed=3, retry_times_when_send_failed=9)
@@ -105,7 +103,7 @@ def test_as_often_as_retry_times_when_send_async_failed_says(make_producer: Make
     assert all(before != after for before, after in itertools.pairwise(brokers))
 
 
-def test_a_queue_of_the_callers_is_tried_again_at_the_same_broker(
+def test_send_to_an_explicit_queue_is_retried_at_the_same_broker(
     producer: Producer, transport: ScriptedTransport
 ) -> None:
     transport.play("a", Reply(error=RemotingConnectException("down")))
@@ -114,7 +112,7 @@ def test_a_queue_of_the_callers_is_tried_again_at_the_same_broker(
     assert [request.address for request in transport.requests] == ["a:10911"] * 2
 
 
-def test_a_brokers_error_code_ends_it(producer: Producer, transport: ScriptedTransport) -> None:
+def test_error_code_of_a_broker_ends_an_async_send(producer: Producer, transport: ScriptedTransport) -> None:
     transport.always = {"a": Reply.code(2, "busy"), "b": Reply.code(2, "busy")}
     error = producer.send_async(MESSAGE).exception(PATIENCE)
     assert isinstance(error, MQBrokerException)
@@ -122,9 +120,7 @@ def test_a_brokers_error_code_ends_it(producer: Producer, transport: ScriptedTra
 
 
 @pytest.mark.parametrize("error", [RemotingTlsException("it demands TLS"), CredentialsError("the vault is sealed")])
-def test_what_another_attempt_would_not_change_ends_it(
-    producer: Producer, transport: ScriptedTransport, error: RocketMQError
-) -> None:
+def test_permanent_error_ends_the_send(producer: Producer, transport: ScriptedTransport, error: RocketMQError) -> None:
     transport.always = {"a": Reply(error=error), "b": Reply(error=error)}
     raised = producer.send_async(MESSAGE).exception(PATIENCE)
     assert error in (raised, getattr(raised, "__cause__", None))
@@ -154,7 +150,7 @@ def test_a_retry_keeps_queue_id_and_born_timestamp_of_the_first_choice(
     }
 
 
-def test_a_callback_that_raises_is_logged_and_hurts_nobody(
+def test_failing_callback_is_logged_and_later_sends_succeed(
     producer: Producer, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(_future: Future[SendResult]) -> None:
@@ -167,9 +163,7 @@ def test_a_callback_that_raises_is_logged_and_hurts_nobody(
     assert "in a callback" in caplog.text
 
 
-def test_with_back_pressure_one_too_many_is_too_much_and_permits_come_back(
-    make_producer: Make, held: ScriptedTransport
-) -> None:
+def test_send_beyond_back_pressure_fails_and_permits_return(make_producer: Make, held: ScriptedTransport) -> None:
     producer = started(
         make_producer,
         transport=held,
@@ -193,7 +187,7 @@ def test_with_back_pressure_one_too_many_is_too_much_and_permits_come_back(
     assert (limits.messages.available, limits.nbytes.available) == (10, 1024 * 1024 * 100)
 
 
-def test_limits_may_change_and_what_is_under_way_stays_counted(make_producer: Make, held: ScriptedTransport) -> None:
+def test_changed_limits_still_count_sends_in_flight(make_producer: Make, held: ScriptedTransport) -> None:
     producer = started(
         make_producer, transport=held, enable_backpressure_for_async_mode=True, back_pressure_for_async_send_num=20
     )
@@ -211,9 +205,7 @@ def test_limits_may_change_and_what_is_under_way_stays_counted(make_producer: Ma
         started(make_producer).set_back_pressure_for_async_send(10, 10)
 
 
-def test_a_future_that_is_cancelled_before_it_began_sends_nothing(
-    make_producer: Make, transport: ScriptedTransport
-) -> None:
+def test_future_cancelled_before_its_start_sends_nothing(make_producer: Make, transport: ScriptedTransport) -> None:
     gate = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         pool.submit(gate.wait, PATIENCE)
@@ -234,7 +226,7 @@ def test_an_executor_that_is_shut_down_fails_the_future(make_producer: Make) -> 
     assert "the executor refused it" in str(error)
 
 
-def test_a_callback_may_wait_for_another_send_though_it_occupies_the_only_thread(make_producer: Make) -> None:
+def test_callback_on_the_only_thread_can_wait_for_another_send(make_producer: Make) -> None:
     producer = started(make_producer, client_callback_executor_threads=1)
     results: list[SendResult] = []
     done = threading.Event()
@@ -250,7 +242,7 @@ def test_a_callback_may_wait_for_another_send_though_it_occupies_the_only_thread
     assert len(results) == 1
 
 
-def test_a_callback_never_runs_on_the_thread_that_sends_however_fast_the_outcome_is(producer: Producer) -> None:
+def test_callback_never_runs_on_the_sending_thread(producer: Producer) -> None:
     future = producer.send_async(MESSAGE)
     future.result(PATIENCE)
     names: list[str] = []
@@ -272,7 +264,7 @@ class Refusing(Executor):
         raise LookupError("queue is full")
 
 
-def test_a_callback_executor_that_refuses_leaves_no_future_open(make_producer: Make) -> None:
+def test_rejecting_callback_executor_leaves_no_future_pending(make_producer: Make) -> None:
     calls: list[Future[SendResult]] = []
     called = threading.Event()
 
@@ -286,7 +278,7 @@ def test_a_callback_executor_that_refuses_leaves_no_future_open(make_producer: M
     assert calls == [future]
 
 
-def test_an_async_executor_that_refuses_in_its_own_words_fails_the_future(make_producer: Make) -> None:
+def test_async_executor_that_raises_another_error_fails_the_future(make_producer: Make) -> None:
     producer = started(make_producer, async_sender_executor=Refusing())
     error = producer.send_async(MESSAGE).exception(PATIENCE)
     assert isinstance(error, MQClientException)
@@ -296,9 +288,7 @@ def test_an_async_executor_that_refuses_in_its_own_words_fails_the_future(make_p
 
 
 @pytest.mark.parametrize("back_pressure", [False, True])
-def test_what_the_executor_drops_from_its_queue_fails_and_holds_nothing(
-    make_producer: Make, back_pressure: bool
-) -> None:
+def test_send_dropped_by_the_executor_fails_and_returns_its_permits(make_producer: Make, back_pressure: bool) -> None:
     gate = threading.Event()
     pool = ThreadPoolExecutor(1)
     pool.submit(gate.wait, PATIENCE)
@@ -314,7 +304,7 @@ def test_what_the_executor_drops_from_its_queue_fails_and_holds_nothing(
         assert sender.back_pressure.messages.available == 1024
 
 
-def test_an_interruption_between_the_two_limits_holds_neither() -> None:
+def test_interruption_while_acquiring_permits_returns_them() -> None:
     readings = iter([0.0, 0.0])
 
     def clock() -> float:

@@ -102,7 +102,7 @@ def test_with_two_brokers_the_attempts_alternate() -> None:
         RemotingTlsException("no TLS"),
     ],
 )
-def test_a_broker_that_refuses_for_good_is_not_tried_twice(error: Exception) -> None:
+def test_permanent_rejection_by_a_broker_is_tried_once_per_broker(error: Exception) -> None:
     broker = Broker([error] * 3)
     assert failed(broker).__cause__ is error
     assert broker.brokers == ["a", "b"]
@@ -134,7 +134,7 @@ def test_an_interruption_is_raised_at_once() -> None:
     assert len(broker.given) == 1
 
 
-def test_a_status_that_is_not_ok_is_returned_as_it_is() -> None:
+def test_status_that_is_not_ok_is_returned_unchanged() -> None:
     late = answer(SendStatus.FLUSH_DISK_TIMEOUT)
     broker = Broker([late, answer()])
     assert broker.run() is late
@@ -143,7 +143,7 @@ def test_a_status_that_is_not_ok_is_returned_as_it_is() -> None:
 STRICT = replace(DEFAULT, retry_another_broker_when_not_store_ok=True)
 
 
-def test_such_a_status_is_retried_if_asked_for_and_the_last_one_returned() -> None:
+def test_not_ok_status_is_retried_on_request_and_the_last_one_returned() -> None:
     statuses = [SendStatus.FLUSH_DISK_TIMEOUT, SendStatus.SLAVE_NOT_AVAILABLE, SendStatus.FLUSH_SLAVE_TIMEOUT]
     broker = Broker([answer(status) for status in statuses])
     result = broker.run(STRICT)
@@ -153,30 +153,30 @@ def test_such_a_status_is_retried_if_asked_for_and_the_last_one_returned() -> No
 
 
 @pytest.mark.parametrize("later", [RemotingTimeoutException("slow"), refusal(13), refusal(2)])
-def test_an_earlier_result_wins_over_a_later_failure(later: Exception) -> None:
+def test_earlier_result_is_preferred_to_a_later_failure(later: Exception) -> None:
     late = answer(SendStatus.FLUSH_DISK_TIMEOUT)
     assert Broker([late, later, later]).run(STRICT) is late
 
 
-def test_an_earlier_result_wins_over_the_end_of_the_budget() -> None:
+def test_earlier_result_is_preferred_to_an_expired_budget() -> None:
     late = answer(SendStatus.FLUSH_DISK_TIMEOUT)
     assert Broker([late, answer()], takes=4.0).run(STRICT) is late
 
 
-def test_a_budget_that_is_over_is_too_much_and_no_client_error() -> None:
+def test_expired_budget_raises_too_much_request() -> None:
     broker = Broker([RemotingTimeoutException("slow")] * 3, takes=3.1)
     with pytest.raises(RemotingTooMuchRequestException, match="3000 ms were given, 3100 ms are over; tried a"):
         broker.run()
     assert broker.given == [3.0]
 
 
-def test_with_exactly_nothing_left_an_attempt_is_still_made() -> None:
+def test_attempt_is_made_with_exactly_no_time_left() -> None:
     broker = Broker([RemotingTimeoutException("slow"), answer()], takes=3.0)
     assert broker.run() == answer()
     assert broker.given == [3.0, 0.0]
 
 
-def test_a_cap_per_request_leaves_time_for_retries_and_spares_the_last_attempt() -> None:
+def test_cap_per_request_leaves_time_for_retries_but_not_for_the_last() -> None:
     broker = Broker([RemotingTimeoutException("slow")] * 3, takes=1.0)
     failed(broker, replace(DEFAULT, max_timeout_per_request=1.0), seconds=10.0)
     assert broker.given == [1.0, 1.0, 8.0]
@@ -194,11 +194,11 @@ def test_a_cap_per_request_leaves_time_for_retries_and_spares_the_last_attempt()
         (RemotingException("?"), -1),
     ],
 )
-def test_the_final_code_says_how_the_last_attempt_ended(last: Exception, code: int) -> None:
+def test_final_code_depends_on_the_last_error(last: Exception, code: int) -> None:
     assert failed(Broker([last] * 3)).response_code == code
 
 
-def test_nothing_selected_is_minus_one() -> None:
+def test_missing_queue_is_code_minus_one() -> None:
     broker = Broker([])
     nothing: Callable[[str | None, bool], None] = lambda _last, _retry: None  # noqa: E731
     with pytest.raises(MQClientException, match="no queue could be selected") as caught:
@@ -206,7 +206,7 @@ def test_nothing_selected_is_minus_one() -> None:
     assert caught.value.response_code == -1
 
 
-def test_the_final_error_tells_attempts_cost_topic_and_brokers_with_the_last_as_cause() -> None:
+def test_final_error_has_attempts_duration_topic_brokers_and_last_cause() -> None:
     last = RemotingSendRequestException("reset by peer")
     error = failed(Broker([RemotingConnectException("down"), refusal(2), last], takes=0.5))
     assert str(error) == (

@@ -162,12 +162,12 @@ def test_namespace_is_part_of_a_connection_over_grpc_only(make_producer: Make) -
     assert {"transport", "name_server", "endpoints", "namespace"} == set(remoting[0].differences(over_grpc))
 
 
-def test_transports_of_the_callers_own_are_shared_only_if_they_are_one_object(make_producer: Make) -> None:
+def test_custom_transports_are_shared_only_if_they_are_the_same_object(make_producer: Make) -> None:
     with ScriptedTransport({}) as another:
         assert "whose transport differs" in refusal(make_producer, {}, {"transport": another})
 
 
-def test_unit_name_and_instance_name_that_make_one_client_id_do_not_share(make_producer: Make) -> None:
+def test_equal_client_ids_of_different_unit_names_do_not_share(make_producer: Make) -> None:
     make_producer("g1", instance_name="i@cell").start()
     with pytest.raises(OptionError, match="whose unit_name differs"):
         make_producer("g2", instance_name="i", unit_name="cell").start()
@@ -191,7 +191,9 @@ def test_files_are_equal_by_name_and_not_by_content(
     assert "whose secret_key differs" in refusal(make_producer, *references)
 
 
-def test_variable_with_another_value_is_another_user(make_producer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_environment_variable_counts_as_another_user(
+    make_producer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     by_variable = {**KEYS, "secret_key": "env:MQ_SECRET", "instance_name": "variables"}
     monkeypatch.setenv("MQ_SECRET", "hush-hush")
     first, second, third = (make_producer(group, **by_variable) for group in ("g1", "g2", "g3"))
@@ -236,7 +238,7 @@ def test_tracer_shares_the_instance_of_its_producer(make_producer: Make, option:
     assert producer._service._tracer.instance is producer._running()
 
 
-def test_every_producer_option_is_either_shared_or_of_the_producer() -> None:
+def test_every_producer_option_is_shared_or_belongs_to_the_producer() -> None:
     fields = {spec.field for spec in PRODUCER_OPTIONS}
     parts_of_the_client_id = {"client_ip", "unit_name"}
     tested_elsewhere = {"transport", "endpoints", "namespace", "credentials_provider"}
@@ -278,7 +280,7 @@ def test_tasks_of_one_worker_sign_with_their_own_keys() -> None:
         assert [bytes(request.body).partition(b"of ")[2][:3].decode() for request in sends] == ["one", "two"] * 2
 
 
-def test_tasks_share_an_instance_if_and_only_if_their_connection_options_are_equal() -> None:
+def test_tasks_share_an_instance_only_if_connection_options_are_equal() -> None:
     common = {"nameServer": "127.0.0.1:9", "instanceName": "etl"}
     given = ({"topic": "T"}, {"topic": "U", "maxInFlight": "2"}, {"topic": "T", "pollNameServerInterval": "900"})
     first, second, other = (_acquire(parse_sink_options({**common, **own}, {})) for own in given)

@@ -85,7 +85,7 @@ def test_a_half_message_is_marked_and_has_no_delay(
     ("answer", "state", "code"),
     [(COMMIT, COMMIT, 8), (ROLLBACK, ROLLBACK, 12), (UNKNOW, UNKNOW, 0), (None, UNKNOW, 0)],
 )
-def test_what_the_local_transaction_says_goes_to_the_broker(
+def test_local_transaction_state_is_sent_to_the_broker(
     make_producer: Make, transport: ScriptedTransport, answer: object, state: LocalTransactionState, code: int
 ) -> None:
     listener = Listener(answer)
@@ -109,7 +109,7 @@ def test_a_local_transaction_that_raises_is_unknown_with_a_remark(
     assert ends(transport)[0][1].remark == "executing the local transaction raised KeyError: 'stock'"
 
 
-def test_a_message_that_is_not_safe_is_rolled_back_without_asking(
+def test_unsafe_half_message_is_rolled_back_without_its_transaction(
     make_producer: Make, transport: ScriptedTransport
 ) -> None:
     transport.always = dict.fromkeys("ab", Reply(status=SendStatus.SLAVE_NOT_AVAILABLE))
@@ -132,7 +132,7 @@ def test_an_end_that_can_not_be_sent_does_not_raise_and_is_not_repeated(
 
 
 @pytest.mark.parametrize(("state", "ended"), [(COMMIT, True), (ROLLBACK, True), (UNKNOW, False)])
-def test_result_says_whether_the_broker_acknowledged_the_end(
+def test_result_reports_whether_the_broker_acknowledged_the_end(
     make_producer: Make, state: LocalTransactionState, *, ended: bool
 ) -> None:
     result = started(make_producer, Listener(state)).send_in_transaction(Message.of("T", b"x"))
@@ -140,9 +140,7 @@ def test_result_says_whether_the_broker_acknowledged_the_end(
     assert result.facts()["end_error"] is None
 
 
-def test_a_message_that_can_not_be_sent_never_runs_its_transaction(
-    make_producer: Make, transport: ScriptedTransport
-) -> None:
+def test_unsent_half_message_never_runs_its_transaction(make_producer: Make, transport: ScriptedTransport) -> None:
     lost = Reply(error=RemotingConnectException("down"))
     transport.always = {"a": lost, "b": lost}
     listener = Listener()
@@ -152,7 +150,7 @@ def test_a_message_that_can_not_be_sent_never_runs_its_transaction(
 
 
 @pytest.mark.parametrize("answer", ["COMMIT_MESSAGE", True, []])
-def test_an_answer_that_is_no_state_is_unknown_with_a_remark(
+def test_invalid_transaction_state_is_unknown_with_a_remark(
     make_producer: Make, transport: ScriptedTransport, answer: Any
 ) -> None:
     def execute(_message: Message, _arg: Any) -> Any:
@@ -175,7 +173,7 @@ def test_no_message_is_code_13(make_producer: Make, namespace: str | None) -> No
         assert caught.value.response_code == 13
 
 
-def test_the_transaction_id_is_the_unique_id_then_and_at_every_check(
+def test_transaction_id_is_the_unique_id_at_execution_and_checks(
     make_producer: Make, transport: ScriptedTransport
 ) -> None:
     # Applications keep the states of their local transactions under it, as the listener of Java's quick start does.
@@ -188,9 +186,7 @@ def test_the_transaction_id_is_the_unique_id_then_and_at_every_check(
     assert [listener.executed[0][0].transaction_id, listener.checked[0].transaction_id] == [result.msg_id] * 2
 
 
-def test_an_executor_of_the_callers_stands_in_for_the_listeners(
-    make_producer: Make, transport: ScriptedTransport
-) -> None:
+def test_executor_argument_replaces_the_listener(make_producer: Make, transport: ScriptedTransport) -> None:
     listener = Listener()
     producer = started(make_producer, listener)
     seen: list[Any] = []
@@ -223,7 +219,7 @@ def ask(transport: ScriptedTransport) -> str:
         (OSError("database down"), 0, "checking the local transaction raised OSError: database down"),
     ],
 )
-def test_a_check_is_answered_to_the_address_that_asked(
+def test_check_is_answered_to_the_address_that_sent_it(
     make_producer: Make, transport: ScriptedTransport, answer: object, code: int, remark: str
 ) -> None:
     listener = Listener(UNKNOW, answer)
@@ -257,7 +253,7 @@ def test_listener_gets_the_decompressed_body_at_a_check(
 @pytest.mark.parametrize(
     ("sys_flag", "why"), [(0x301, "decompressing a body of 1 bytes with ZLIB"), (0x701, "compression type 7")]
 )
-def test_check_with_an_unreadable_body_is_answered_unknown_and_others_go_on(
+def test_check_with_unreadable_body_is_unknown_and_later_checks_succeed(
     make_producer: Make, transport: ScriptedTransport, caplog: pytest.LogCaptureFixture, sys_flag: int, why: str
 ) -> None:
     listener = Listener(UNKNOW, COMMIT)
@@ -278,7 +274,7 @@ def test_check_with_an_unreadable_body_is_answered_unknown_and_others_go_on(
     assert why in caplog.text
 
 
-def test_a_check_of_a_group_that_is_not_here_is_logged_and_ignored(
+def test_check_of_an_unknown_group_is_logged_and_ignored(
     make_producer: Make, transport: ScriptedTransport, caplog: pytest.LogCaptureFixture
 ) -> None:
     gone = started(make_producer, Listener(UNKNOW), instance_name="shared")
@@ -305,7 +301,7 @@ def test_a_producer_without_a_listener_logs_and_ignores_a_check(
     assert ends(transport) == []
 
 
-def test_a_namespace_is_taken_off_what_the_listener_sees(make_producer: Make, transport: ScriptedTransport) -> None:
+def test_listener_sees_topics_without_namespace(make_producer: Make, transport: ScriptedTransport) -> None:
     listener = Listener(UNKNOW, COMMIT)
     producer = started(make_producer, listener, namespace="space")
     producer.send_in_transaction(Message.of("T", b"x"))
@@ -316,7 +312,7 @@ def test_a_namespace_is_taken_off_what_the_listener_sees(make_producer: Make, tr
     assert {(end.producer_group, end.topic) for _, end in ends(transport)} == {("pg", "T")}
 
 
-def test_end_transaction_hooks_see_both_kinds_of_end_and_can_not_disturb_them(
+def test_end_transaction_hooks_see_both_ends_and_their_errors_are_ignored(
     make_producer: Make, transport: ScriptedTransport
 ) -> None:
     listener = Listener(UNKNOW, COMMIT)

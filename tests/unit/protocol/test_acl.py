@@ -31,18 +31,18 @@ def test_the_vector_of_the_specification() -> None:
 @pytest.mark.parametrize(
     "body", [(b"BO", b"DY"), (bytearray(b"BODY"),), (b"", memoryview(b"-BODY-")[1:-1]), (b"BODY", b"")]
 )
-def test_how_the_body_is_cut_changes_nothing(body: tuple[bytes, ...]) -> None:
+def test_signature_does_not_depend_on_the_parts_of_the_body(body: tuple[bytes, ...]) -> None:
     assert signed({"topic": "T", "queueId": "0"}, body, AK_SK)["Signature"] == "AwpsLgmnmX0qPf8tcPoRgDTEkZ8="
 
 
-def test_a_token_travels_and_is_signed() -> None:
+def test_security_token_is_sent_and_signed() -> None:
     fields = signed({"topic": "T"}, (), Credentials("ak", "sk", "token"))
     assert fields["SecurityToken"] == "token"
     assert fields["Signature"] == by_the_book(fields, b"", "sk")
     assert fields["Signature"] != signed({"topic": "T"}, (), AK_SK)["Signature"]
 
 
-def test_the_callers_fields_stay_and_signing_again_gives_the_same() -> None:
+def test_signing_is_idempotent_and_leaves_its_input_unchanged() -> None:
     fields = {"topic": "T"}
     once = signed(fields, (b"BODY",), AK_SK)
     assert fields == {"topic": "T"}
@@ -53,7 +53,7 @@ names = st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1)
 
 
 @given(st.dictionaries(names, st.text()), st.lists(st.binary()), st.text(min_size=1), st.text(min_size=1))
-def test_any_request_is_signed_by_the_book(
+def test_signature_of_any_request_equals_the_reference(
     ext_fields: dict[str, str], body: list[bytes], access_key: str, secret_key: str
 ) -> None:
     fields = signed(ext_fields, body, Credentials(access_key, secret_key))
@@ -61,7 +61,7 @@ def test_any_request_is_signed_by_the_book(
     assert fields["AccessKey"] == access_key
 
 
-def test_text_that_is_not_unicode_is_left_to_whoever_encodes_the_header() -> None:
+def test_signing_accepts_text_that_is_not_unicode() -> None:
     assert signed({"topic": "\ud800"}, (), AK_SK)["topic"] == "\ud800"
 
 

@@ -50,7 +50,7 @@ def route(brokers: int = 1, addresses: int = 1, queues: int = 4, name: str = "br
 
 
 @pytest.mark.parametrize("serialize_type", SerializeType)
-def test_10_000_ext_fields_are_read_and_many_more_are_not(serialize_type: SerializeType) -> None:
+def test_ext_fields_up_to_10_000_are_accepted(serialize_type: SerializeType) -> None:
     fields = {f"name {number}": "text" for number in range(10_000)}
     command = RemotingCommand(0, 1, fields)
     assert decode_command(encode_command(command, serialize_type)[4:]) == command
@@ -70,7 +70,7 @@ def test_10_000_ext_fields_are_read_and_many_more_are_not(serialize_type: Serial
         ('"' + "x" * 1_000_000 + '"}', "Extra data"),
     ],
 )
-def test_json_beyond_all_measure_is_refused(text: str, told: str) -> None:
+def test_json_with_too_many_objects_is_rejected_with_a_short_error(text: str, told: str) -> None:
     with pytest.raises(RemotingCommandException, match=told) as body:
         loads_lenient(text.encode())
     with pytest.raises(RemotingCommandException, match=told) as head:
@@ -87,9 +87,7 @@ def test_json_beyond_all_measure_is_refused(text: str, told: str) -> None:
 
 @pytest.mark.parametrize("depth", range(900, 1000, 7))
 @pytest.mark.parametrize("read", [decode_topic_route, decode_cluster_info, decode_all_topic_attributes])
-def test_what_is_nested_just_deep_enough_to_be_read_is_refused_all_the_same(
-    read: Callable[[bytes], object], depth: int
-) -> None:
+def test_json_nested_close_to_the_recursion_limit_is_rejected(read: Callable[[bytes], object], depth: int) -> None:
     with pytest.raises(RemotingCommandException):
         read(b"[" * depth + b"]" * depth)
 
@@ -113,7 +111,7 @@ def test_the_largest_route_is_read() -> None:
         (route().replace(b'"0"', b'"%s"' % (b"9" * 60_000)), "a number is needed"),
     ],
 )
-def test_a_route_beyond_all_measure_is_refused(body: bytes, told: str) -> None:
+def test_route_with_too_many_entries_is_rejected_with_a_short_error(body: bytes, told: str) -> None:
     with pytest.raises(RemotingCommandException, match=told) as refused:
         decode_topic_route(body)
     assert len(str(refused.value)) < SHORT
@@ -129,7 +127,7 @@ def test_list_of_200_000_topics_is_read_and_a_longer_one_is_refused() -> None:
             decode_topic_list(body)
 
 
-def test_the_words_of_a_server_are_cut() -> None:
+def test_texts_from_servers_are_cut_in_errors() -> None:
     said = "start of it " + "x" * 1_000_000
     errors = [
         broker_error(1, said, "a:1", "sending"),
@@ -150,7 +148,7 @@ def test_the_words_of_a_server_are_cut() -> None:
     assert max(len(str(one.value)) for one in (missing, topics, field)) < SHORT
 
 
-def test_a_cause_that_stands_in_a_long_remark_is_still_found() -> None:
+def test_cause_at_the_end_of_a_long_remark_is_recognised() -> None:
     remark = "x" * 100_000 + "] sending message is forbidden"
     assert type(broker_error(16, remark, "a:1", "sending")) is not type(broker_error(16, "x", "a:1", "sending"))
 
@@ -160,7 +158,7 @@ def test_a_batch_of_more_than_65_535_messages_is_refused() -> None:
         decode_batch(ITEM * 65_536)
 
 
-def test_what_lies_outside_of_the_wanted_offsets_is_not_unpacked() -> None:
+def test_inner_batch_outside_the_requested_offsets_is_not_unpacked() -> None:
     # Whoever unpacked it would see that it is no batch.
     broken = encode_stored_record(replace(HALF, sys_flag=0xC0, queue_offset=100))
     queue = MessageQueue("orders", "a", 0)

@@ -30,7 +30,7 @@ def test_a_cluster_is_its_brokers_and_their_names_sorted() -> None:
     assert decode_cluster_info(CLUSTER) == ClusterInfo(brokers, {"c": ("a", "b")})
 
 
-def test_a_cluster_without_brokers_is_one() -> None:
+def test_cluster_info_without_brokers_is_accepted() -> None:
     assert decode_cluster_info(b'{"brokerAddrTable":{},"clusterAddrTable":{}}') == ClusterInfo((), {})
 
 
@@ -46,7 +46,7 @@ def test_a_cluster_without_brokers_is_one() -> None:
         b'{"brokerAddrTable":{"a":{"brokerAddrs":{"x":"1"},"brokerName":"a"}},"clusterAddrTable":{}}',
     ],
 )
-def test_what_is_no_cluster_is_refused(body: bytes) -> None:
+def test_malformed_cluster_info_is_rejected(body: bytes) -> None:
     with pytest.raises(RemotingCommandException, match="reading"):
         decode_cluster_info(body)
 
@@ -60,14 +60,14 @@ def test_figures_are_texts_by_name() -> None:
         decode_runtime_info(b'{"table":[]}')
 
 
-def test_settings_are_lines_of_which_the_first_equals_sign_divides() -> None:
+def test_settings_are_split_at_the_first_equals_sign() -> None:
     assert decode_properties(b"brokerPermission=6\nfilter = a=b\nno setting\n") == {
         "brokerPermission": "6",
         "filter": "a=b",
     }
 
 
-def test_types_of_all_topics_are_unknown_of_a_broker_that_is_older_than_types() -> None:
+def test_types_of_topics_on_old_brokers_are_unknown() -> None:
     body = b'{"topicConfigTable":{"new":{"attributes":{"message.type":"FIFO"}},"old":{"perm":6}}}'
     assert decode_all_topic_attributes(body) == {"new": {"message.type": "FIFO"}, "old": None}
 
@@ -75,6 +75,6 @@ def test_types_of_all_topics_are_unknown_of_a_broker_that_is_older_than_types() 
 @pytest.mark.parametrize(
     "body", [b"[]", b"{}", b'{"topicConfigTable":{"a":null}}', b'{"topicConfigTable":{"a":{"attributes":1}}}']
 )
-def test_what_are_no_topics_is_refused(body: bytes) -> None:
+def test_malformed_topic_attributes_are_rejected(body: bytes) -> None:
     with pytest.raises(RemotingCommandException, match="reading a"):
         decode_all_topic_attributes(body)

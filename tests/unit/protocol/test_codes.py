@@ -24,7 +24,7 @@ ACL = "org.apache.rocketmq.acl.common.AclException"
 ACL_AT = "org.apache.rocketmq.acl.plain.PlainPermissionManager.validate(PlainPermissionManager.java:683)"
 
 
-def test_99_stored_codes_are_the_four_that_acknowledge() -> None:
+def test_stored_codes_are_the_four_that_acknowledge() -> None:
     assert STORED == {
         0: SendStatus.SEND_OK,
         10: SendStatus.FLUSH_DISK_TIMEOUT,
@@ -101,21 +101,23 @@ def test_99_stored_codes_are_the_four_that_acknowledge() -> None:
         (-1006, "", UNKNOWN),
     ],
 )
-def test_answer_becomes_the_error_that_says_what_to_do(code: int, remark: str, error: type[MQBrokerException]) -> None:
+def test_response_code_and_remark_select_the_error_class(
+    code: int, remark: str, error: type[MQBrokerException]
+) -> None:
     made = broker_error(code, remark, "127.0.0.1:10911", "sending")
     assert type(made) is error
     assert (made.response_code, made.remark, made.broker_addr) == (code, remark, "127.0.0.1:10911")
 
 
 @pytest.mark.parametrize("code", [code for code in ResponseCode if code not in STORED])
-def test_text_tells_what_was_done_where_and_the_answer(code: ResponseCode) -> None:
+def test_error_text_has_action_address_and_answer(code: ResponseCode) -> None:
     text = str(broker_error(code, "its own words", "10.0.0.1:10911", "sending 500 rows to orders/broker-a/3"))
     assert text.startswith(
         f"sending 500 rows to orders/broker-a/3: 10.0.0.1:10911 answered {int(code)} {code.name}: its own words"
     )
 
 
-def test_text_of_a_common_answer_ends_with_what_to_do_next() -> None:
+def test_error_text_of_a_common_answer_ends_with_advice() -> None:
     assert str(broker_error(17, "No topic route info", "10.0.0.1:9876", "looking up orders")) == (
         "looking up orders: 10.0.0.1:9876 answered 17 TOPIC_NOT_EXIST: No topic route info"
         " (create the topic, or check its name and the nameServer option)"
@@ -132,7 +134,7 @@ def test_text_of_a_common_answer_ends_with_what_to_do_next() -> None:
         ("Sending message to topic[X] is forbidden.", "the user's rights, and the topic's perm"),
     ],
 )
-def test_what_to_do_about_a_refusal_names_what_was_refused(remark: str, hint: str) -> None:
+def test_advice_of_a_rejection_names_the_rejected_resource(remark: str, hint: str) -> None:
     assert hint in str(broker_error(16, remark, "a:1", "pulling"))
 
 

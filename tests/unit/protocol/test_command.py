@@ -74,12 +74,12 @@ def test_answer_with_six_megabytes_of_message_ids(serialize_type: SerializeType)
     assert decode_command(memoryview(encode_command(command, serialize_type))[4:]) == command
 
 
-def test_ext_fields_that_are_not_text_become_what_java_would_write() -> None:
+def test_ext_fields_that_are_not_text_are_converted_like_java() -> None:
     frame = json_frame('{"code":0,"opaque":1,"extFields":{"a":5,"b":true,"c":false,"d":1.5,"e":null,"f":"x"}}')
     assert decode_command(frame).ext_fields == {"a": "5", "b": "true", "c": "false", "d": "1.5", "f": "x"}
 
 
-def test_optional_fields_may_be_missing_and_unknown_ones_are_ignored() -> None:
+def test_optional_fields_can_be_missing_and_unknown_ones_are_ignored() -> None:
     frame = json_frame('{"code":17,"opaque":-1,"remark":null,"extFields":null,"serializeTypeCurrentRPC":"JSON","x":[]}')
     assert decode_command(frame) == RemotingCommand(17, -1, {}, language="OTHER", version=0)
 
@@ -106,7 +106,7 @@ def test_binary_header_drops_empty_names_and_values() -> None:
     assert decode_command(binary_frame(header)).ext_fields == {"k": "v"}
 
 
-def test_binary_header_leaves_empty_values_out() -> None:
+def test_binary_header_omits_empty_values() -> None:
     ours = encode_command(RemotingCommand(0, 1, {"a": "", "k": "v"}), SerializeType.ROCKETMQ)
     assert ours == encode_command(RemotingCommand(0, 1, {"k": "v"}), SerializeType.ROCKETMQ)
 
@@ -217,7 +217,7 @@ def test_damaged_header_is_a_command_or_refused(
 
 
 @pytest.mark.parametrize("value", ["\ud800", "v" * 2**24], ids=["surrogate", "header"])
-def test_what_does_not_fit_a_header_is_refused_for_good(value: str) -> None:
+def test_command_that_does_not_fit_a_header_is_a_permanent_error(value: str) -> None:
     with pytest.raises(MQClientException, match="encoding") as caught:
         encode_head(RemotingCommand(0, 1, {"k": value}), 0)
     assert not caught.value.retriable

@@ -28,7 +28,7 @@ BODIES = {
 each_type = pytest.mark.parametrize("kind", list(CompressionType))
 
 
-def test_18_the_default_level_is_five() -> None:
+def test_default_compression_level_is_five() -> None:
     assert DEFAULT_LEVEL == 5
 
 
@@ -52,7 +52,7 @@ def test_the_flags_are_java_s() -> None:
     assert CompressionType.of_sys_flag(0x300) is None
 
 
-def test_a_body_without_the_bit_comes_back_as_it_is() -> None:
+def test_body_without_the_compression_flag_is_returned_unchanged() -> None:
     assert decompress(b"\x78\x9c plain", 0x300) == b"\x78\x9c plain"
 
 
@@ -72,7 +72,7 @@ def test_an_unknown_name_is_refused(text: str) -> None:
         CompressionType.parse(text)
 
 
-def test_formats_are_those_of_the_standards() -> None:
+def test_compressed_formats_have_the_standard_signatures() -> None:
     body = BODIES["text"]
     assert body == zlib.decompress(compress(body, CompressionType.ZLIB))
     assert compress(body, CompressionType.ZSTD)[:4].hex() == "28b52ffd"
@@ -90,7 +90,7 @@ def test_lz4_blocks_are_independent_and_no_larger_than_the_body_needs(size: int,
     assert head == compress(bytes(size), CompressionType.LZ4)[4:6].hex()
 
 
-def test_a_level_matters_but_for_lz4() -> None:
+def test_level_affects_all_types_but_lz4() -> None:
     body = " ".join(str(number * number) for number in range(5000)).encode()
     for kind in (CompressionType.ZLIB, CompressionType.ZSTD):
         assert len(compress(body, kind, 9)) != len(compress(body, kind, 1))
@@ -126,7 +126,7 @@ def test_a_body_that_unpacks_to_more_than_the_limit_is_an_error(kind: Compressio
 
 
 @each_type
-def test_what_a_small_body_unpacks_to_bounds_what_is_allocated(kind: CompressionType) -> None:
+def test_decompressing_a_small_body_allocates_little_memory(kind: CompressionType) -> None:
     packed = compress(b"small", kind)
     decompress(packed, kind.sys_flag)
     tracemalloc.start()
@@ -137,7 +137,7 @@ def test_what_a_small_body_unpacks_to_bounds_what_is_allocated(kind: Compression
         tracemalloc.stop()
 
 
-def test_frames_of_other_writers_are_read() -> None:
+def test_linked_blocks_and_several_frames_are_decompressed() -> None:
     body = BODIES["over 1 MiB"]
     linked = pa.Codec("lz4").compress(body, asbytes=True)
     assert body == decompress(linked, CompressionType.LZ4.sys_flag)
@@ -145,5 +145,5 @@ def test_frames_of_other_writers_are_read() -> None:
     assert decompress(two, CompressionType.ZSTD.sys_flag) == b"first second"
 
 
-def test_what_follows_a_zlib_stream_is_left_as_java_leaves_it() -> None:
+def test_bytes_after_a_zlib_stream_are_ignored_like_in_java() -> None:
     assert decompress(zlib.compress(b"body") + b"more", CompressionType.ZLIB.sys_flag) == b"body"

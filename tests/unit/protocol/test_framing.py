@@ -25,7 +25,7 @@ def commands_of(data: bytes) -> list[RemotingCommand]:
     return take_all(buffer)
 
 
-def test_nothing_fed_gives_nothing() -> None:
+def test_empty_buffer_has_no_command() -> None:
     assert FrameBuffer().take() is None
 
 
@@ -67,14 +67,14 @@ def test_any_chunking_gives_the_same_commands(
 
 
 @given(st.data())
-def test_taking_only_at_the_end_gives_the_same_commands(data: st.DataObject) -> None:
+def test_taking_after_all_chunks_gives_the_same_commands(data: st.DataObject) -> None:
     buffer = FrameBuffer()
     for piece in data.draw(chunkings(b"".join(GOLDEN))):
         buffer.feed(piece)
     assert take_all(buffer) == commands_of(b"".join(GOLDEN))
 
 
-def test_bodies_stay_valid_when_the_buffer_and_the_fed_memory_go_on() -> None:
+def test_bodies_stay_valid_after_the_buffer_is_reused() -> None:
     memory = bytearray(encode_command(RemotingCommand(0, 1, body=b"first")))
     buffer = FrameBuffer()
     buffer.feed(memoryview(memory))
@@ -87,7 +87,7 @@ def test_bodies_stay_valid_when_the_buffer_and_the_fed_memory_go_on() -> None:
     assert (first.body, second.body) == (b"first", b"second" * 1000)
 
 
-def test_large_frame_in_small_pieces() -> None:
+def test_large_frame_is_assembled_from_small_pieces() -> None:
     command = RemotingCommand(0, 1, {"msgId": "7F" * 500_000}, body=bytes(range(256)) * 4096, flag=1)
     frame = encode_command(command)
     buffer = FrameBuffer()
@@ -98,7 +98,7 @@ def test_large_frame_in_small_pieces() -> None:
 
 
 @pytest.mark.parametrize("length", [-1, -(2**31), 0, 3, MAX_FRAME - 3, 2**31 - 1])
-def test_length_out_of_bounds_is_refused_before_its_bytes_come_and_ever_after(length: int) -> None:
+def test_frame_length_out_of_bounds_is_rejected_early_and_permanently(length: int) -> None:
     buffer = FrameBuffer()
     buffer.feed(struct.pack(">i", length))
     with pytest.raises(RemotingCommandException, match=f"length {length}"):
@@ -120,13 +120,13 @@ def test_largest_frame_is_accepted_and_one_byte_more_is_not() -> None:
         small.take()
 
 
-def test_limit_is_the_servers_own() -> None:
+def test_frame_limit_equals_that_of_a_server() -> None:
     buffer = FrameBuffer()
     buffer.feed(struct.pack(">i", 16_777_212))
     assert buffer.take() is None
 
 
-def test_frames_before_a_broken_one_come_out_and_then_it_stays_broken() -> None:
+def test_frames_before_a_damaged_one_are_returned_and_later_ones_not() -> None:
     buffer = FrameBuffer()
     buffer.feed(GOLDEN[0] + b"\0\0\0\6\0\0\0\2[]" + GOLDEN[1])
     assert buffer.take() == commands_of(GOLDEN[0])[0]
@@ -146,7 +146,7 @@ def test_any_bytes_give_commands_or_are_refused(data: bytes) -> None:
     assert all(isinstance(command, RemotingCommand) for command in received)
 
 
-def test_repr_shows_what_waits() -> None:
+def test_repr_shows_the_number_of_pending_bytes() -> None:
     buffer = FrameBuffer()
     buffer.feed(b"\0\0\0")
     assert repr(buffer) == "<FrameBuffer waiting=3 bytes max_frame=16777216>"

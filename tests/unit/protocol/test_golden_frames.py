@@ -130,12 +130,12 @@ def test_frames_decode_to_their_meaning(vector: dict[str, Any]) -> None:
     assert decode_command(memoryview(frame)[4:]) == command_of(vector["meaning"])
 
 
-def test_binary_header_is_what_java_writes() -> None:
+def test_binary_header_equals_that_of_java() -> None:
     (vector,) = (vector for vector in JAVA_COMMANDS if vector["meaning"]["serialize_type"] == "ROCKETMQ")
     assert encode_command(command_of(vector["meaning"]), SerializeType.ROCKETMQ).hex() == vector["hex"]
 
 
-def test_head_and_body_apart_are_the_same_frame() -> None:
+def test_separately_encoded_head_and_body_equal_the_frame() -> None:
     command = batch_send()
     assert encode_head(command, len(command.body)) + bytes(command.body) == encode_command(command)
 

@@ -54,19 +54,19 @@ BY_CLASS: dict[type[MQBrokerException] | None, set[int]] = {
 }
 
 
-def test_grpc_12_the_codes_are_those_of_the_proto_file() -> None:
+def test_codes_equal_those_of_the_proto_file() -> None:
     assert {code.name: code.value for code in Code} == dict(definition_pb2.Code.items())
 
 
 @pytest.mark.parametrize("code", Code)
-def test_grpc_04_every_code_has_exactly_one_class(code: Code) -> None:
+def test_every_proxy_code_has_exactly_one_error_class(code: Code) -> None:
     [expected] = [error for error, codes in BY_CLASS.items() if code in codes]
     assert (code in STORED) == (expected is None)
     if expected is not None:
         assert type(proxy_error(code, "", "p:8081", "sending")) is expected
 
 
-def test_grpc_04_stored_codes_are_the_four_that_acknowledge() -> None:
+def test_stored_codes_are_the_four_that_acknowledge() -> None:
     assert STORED == {
         20000: SendStatus.SEND_OK,
         50002: SendStatus.SLAVE_NOT_AVAILABLE,
@@ -99,7 +99,7 @@ def test_grpc_04_stored_codes_are_the_four_that_acknowledge() -> None:
         (60001, UNKNOWN),
     ],
 )
-def test_grpc_04_an_unknown_number_is_judged_by_its_hundreds(code: int, error: type[MQBrokerException]) -> None:
+def test_unknown_code_is_classified_by_its_hundreds(code: int, error: type[MQBrokerException]) -> None:
     made = proxy_error(code, "", "p:8081", "sending")
     assert type(made) is error
     assert str(made) == f"sending: p:8081 answered {code} UNKNOWN: (no message)"
@@ -128,7 +128,7 @@ def test_grpc_04_an_unknown_number_is_judged_by_its_hundreds(code: int, error: t
         (50000, "message body size exceeded", UNKNOWN),
     ],
 )  # fmt: skip
-def test_grpc_04_the_words_decide_where_a_code_has_several_causes(
+def test_message_text_selects_the_error_class_of_an_ambiguous_code(
     code: int, message: str, error: type[MQBrokerException]
 ) -> None:
     made = proxy_error(code, message, "p:8081", "sending")
@@ -171,7 +171,7 @@ DETAILS = [
 
 
 @pytest.mark.parametrize(("status", "details", "error"), DETAILS)
-def test_grpc_13_the_details_tell_a_connection_that_never_was_from_one_that_broke(
+def test_status_details_distinguish_failed_from_broken_connections(
     status: str, details: str, error: type[RocketMQError]
 ) -> None:
     made = call_error(status, details, "p:8081", "sending")
@@ -191,9 +191,7 @@ REMEDIES = [
 
 
 @pytest.mark.parametrize(("details", "server_name", "remedy"), REMEDIES)
-def test_grpc_13_what_is_wrong_with_tls_is_said_as_over_remoting(
-    details: str, server_name: str | None, remedy: str
-) -> None:
+def test_tls_errors_have_the_same_advice_as_over_remoting(details: str, server_name: str | None, remedy: str) -> None:
     made = call_error("UNAVAILABLE", details, "p:8081", "sending", server_name)
     assert isinstance(made, RemotingTlsException)
     assert str(made).endswith(f"({remedy})")
@@ -213,25 +211,25 @@ BY_STATUS: dict[type[RocketMQError], set[str]] = {
 
 
 @pytest.mark.parametrize("status", grpc.StatusCode, ids=lambda status: status.name)
-def test_grpc_04_every_status_of_grpc_has_exactly_one_class(status: grpc.StatusCode) -> None:
+def test_every_grpc_status_has_exactly_one_error_class(status: grpc.StatusCode) -> None:
     [expected] = [error for error, names in BY_STATUS.items() if status.name in names]
     assert type(call_error(status.name, "", "p:8081", "sending")) is expected
 
 
-def test_only_what_may_pass_is_sent_again_and_only_what_a_message_holds_is_halved() -> None:
+def test_only_transient_errors_are_retried_and_only_message_errors_split() -> None:
     retriable = {error for error in BY_CLASS if error is not None and error.retriable}
     assert retriable == {BUSY, STALE, UNKNOWN}
     assert {error for error in BY_CLASS if error is not None and error.split} == {REFUSED}
 
 
-def test_a_wrong_message_type_says_what_makes_it_and_how_the_topic_is_changed() -> None:
+def test_wrong_message_type_error_explains_types_and_topic_change() -> None:
     text = str(proxy_error(40014, "the expected type is NORMAL, but actual type is FIFO", "p:8081", "sending"))
     assert text.startswith("sending: p:8081 answered 40014 MESSAGE_PROPERTY_CONFLICT_WITH_TYPE: the expected type is")
     assert "a shardingKey makes a FIFO message, a delay a DELAY message" in text
     assert "mqadmin updateTopic ... -a +message.type=FIFO" in text
 
 
-def test_a_topic_that_the_proxy_does_not_know_is_not_called_a_wrong_type() -> None:
+def test_unknown_topic_is_not_reported_as_a_wrong_message_type() -> None:
     text = str(proxy_error(40014, "the expected type is UNSPECIFIED, but actual type is FIFO", "p:8081", "sending"))
     assert "create the topic" in text
     assert "shardingKey" not in text
@@ -251,7 +249,7 @@ def test_errors_survive_pickling(make: Callable[[], RocketMQError]) -> None:
     assert (type(again), again.args, str(again)) == (type(made), made.args, str(made))
 
 
-def test_an_answer_of_grpc_itself_has_the_protocols_code_for_the_same() -> None:
+def test_grpc_statuses_map_to_the_equivalent_proxy_codes() -> None:
     statuses = ("INVALID_ARGUMENT", "PERMISSION_DENIED", "UNAUTHENTICATED", "UNIMPLEMENTED", "RESOURCE_EXHAUSTED")
     made = [call_error(status, "", "p:8081", "sending") for status in statuses]
     codes = [error.response_code for error in made if isinstance(error, MQBrokerException)]

@@ -104,7 +104,7 @@ def as_stored(message: Message) -> dict[str, str]:
 
 
 @given(drawn_messages())
-def test_grpc_03_every_message_comes_back_as_it_was(message: Message) -> None:
+def test_every_message_round_trips(message: Message) -> None:
     [made] = sent(single(message))
     found = message_ext(made)
     assert (found.topic, found.body, found.flag, found.born_timestamp) == ("orders", message.body, 0, BORN)
@@ -112,14 +112,14 @@ def test_grpc_03_every_message_comes_back_as_it_was(message: Message) -> None:
 
 
 @given(st.lists(drawn_messages(st.just({})), min_size=1, max_size=8))
-def test_grpc_03_every_message_of_a_batch_comes_back_in_its_place(messages: list[Message]) -> None:
+def test_every_message_of_a_batch_round_trips_in_order(messages: list[Message]) -> None:
     found = [message_ext(made) for made in sent(batch_of(messages))]
     assert [one.body for one in found] == [message.body for message in messages]
     assert [one.properties for one in found] == [as_stored(message) for message in messages]
     assert {(one.topic, one.born_timestamp) for one in found} == {("orders", BORN)}
 
 
-def test_grpc_03_each_system_property_goes_into_its_field() -> None:
+def test_each_system_property_is_encoded_in_its_field() -> None:
     message = Message.of("orders", b"body", tags="red", keys=["k1", "k2"], properties={"colour": "gr\u00fcn"})
     [made] = sent(single(message.with_properties({"UNIQ_KEY": "any id", "INSTANCE_ID": "ns", "PGROUP": "pg"})))
     assert made == pb.Message(
@@ -148,7 +148,7 @@ def test_grpc_03_each_system_property_goes_into_its_field() -> None:
         ({"TRAN_MSG": "true", "PGROUP": "pg"}, pb.TRANSACTION),
     ],
 )
-def test_grpc_03_the_properties_decide_the_type(properties: dict[str, str], kind: int) -> None:
+def test_properties_determine_the_message_type(properties: dict[str, str], kind: int) -> None:
     [made] = sent(single(Message("orders", b"body", properties=properties)))
     system = made.system_properties
     assert system.message_type == kind
@@ -159,14 +159,14 @@ def test_grpc_03_the_properties_decide_the_type(properties: dict[str, str], kind
     assert not made.user_properties
 
 
-def test_a_namespace_and_the_own_host_go_where_the_protocol_has_them() -> None:
+def test_namespace_and_born_host_are_encoded_in_their_fields() -> None:
     messages = [Message.of("orders", b"a"), Message.of("orders", b"b")]
     for made in sent(batch_of(messages), namespace="ns", born_host="worker-1"):
         assert (made.topic.resource_namespace, made.topic.name) == ("ns", "orders")
         assert made.system_properties.born_host == "worker-1"
 
 
-def test_a_zlib_body_goes_under_the_protocols_name_for_it_and_is_read_back() -> None:
+def test_zlib_body_is_encoded_as_gzip_and_decompressed() -> None:
     packed = zlib.compress(b"long " * 99)
     [made] = sent(single(Message("orders", packed), CompressionType.ZLIB.sys_flag))
     assert (made.system_properties.body_encoding, made.body) == (pb.GZIP, packed)
@@ -174,7 +174,7 @@ def test_a_zlib_body_goes_under_the_protocols_name_for_it_and_is_read_back() -> 
     assert decompress(found.body, found.sys_flag) == b"long " * 99
 
 
-def test_a_batch_of_compressed_bodies_says_so_of_each() -> None:
+def test_every_compressed_body_of_a_batch_has_its_encoding() -> None:
     messages = [Message("orders", zlib.compress(body)) for body in (b"a", b"b")]
     made = sent(batch_of(messages, sys_flag=CompressionType.ZLIB.sys_flag))
     assert [one.system_properties.body_encoding for one in made] == [pb.GZIP, pb.GZIP]
@@ -199,7 +199,7 @@ def test_a_batch_of_compressed_bodies_says_so_of_each() -> None:
          "a transaction and a shardingKey"),
     ],
 )  # fmt: skip
-def test_what_the_protocol_cannot_carry_is_refused_by_name(message: Message, sys_flag: int, named: str) -> None:
+def test_property_that_grpc_cannot_carry_is_rejected_by_name(message: Message, sys_flag: int, named: str) -> None:
     with pytest.raises(MQClientException, match=f"topic 'orders': .*{named}") as refused:
         encode_send_request(single(message, sys_flag))
     assert refused.value.response_code == 13
@@ -212,14 +212,14 @@ def test_a_compression_that_does_not_exist_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("properties", [{"__SHARDINGKEY": "k"}, {"TIMER_DELAY_MS": "5"}, {"TRAN_MSG": "true"}])
-def test_grpc_14_what_goes_alone_is_never_in_a_batch(properties: dict[str, str]) -> None:
+def test_message_that_must_be_sent_alone_is_rejected_in_a_batch(properties: dict[str, str]) -> None:
     normal, alone = Message("orders", b"a"), Message("orders", b"b", properties=properties)
     with pytest.raises(MQClientException, match="goes alone, not in a batch"):
         encode_send_request(batch_of([normal, alone]))
     assert len(sent(batch_of([alone]))) == 1
 
 
-def test_the_batchs_own_id_is_nobodys_message_id() -> None:
+def test_id_of_an_inner_batch_is_not_used_as_a_message_id() -> None:
     batch = batch_of([Message("orders", b"a", properties={"UNIQ_KEY": "one"})]).batch
     inner = EncodedBatch(batch.topic, batch.body, 1, batch.nbytes, properties="UNIQ_KEY\x01of the batch\x02")
     assert [made.system_properties.message_id for made in sent(request_of(inner))] == ["one"]
@@ -234,14 +234,14 @@ def grpc_batch(messages: Sequence[Message], born_timestamp: int) -> EncodedBatch
 
 
 @pytest.mark.parametrize("age", [-5000, 0, 29_999])
-def test_grpc_06_an_encoded_batch_goes_as_it_is_while_it_is_young(age: int) -> None:
+def test_young_encoded_batch_is_sent_unchanged(age: int) -> None:
     batch = grpc_batch([Message.of("orders", b"a"), Message.of("orders", b"b")], BORN)
     assert encode_send_request(request_of(batch, BORN + age), namespace="unused") == b"".join(batch.body)
 
 
 @settings(max_examples=50)
 @given(st.lists(drawn_messages(st.just({})), min_size=1, max_size=5), st.integers(30_000, 10**9))
-def test_grpc_06_born_time_is_renewed_and_nothing_else(messages: list[Message], age: int) -> None:
+def test_only_the_born_timestamp_of_an_old_batch_is_renewed(messages: list[Message], age: int) -> None:
     batch = grpc_batch(messages, BORN)
     renewed = sent(request_of(batch, BORN + age))
     assert {made.system_properties.born_timestamp.ToMilliseconds() for made in renewed} == {BORN + age}
@@ -249,13 +249,13 @@ def test_grpc_06_born_time_is_renewed_and_nothing_else(messages: list[Message], 
     assert SendMessageRequest.FromString(again) == SendMessageRequest.FromString(b"".join(batch.body))
 
 
-def test_a_field_that_this_client_does_not_know_survives_the_new_born_time() -> None:
+def test_unknown_field_is_kept_when_the_born_timestamp_is_renewed() -> None:
     unknown = b"\xfa\x07\x03abc"  # field 127
     body = SendMessageRequest(messages=[pb.Message(body=b"x")]).SerializeToString() + unknown
     assert unknown in restamp(body, BORN)
 
 
-def test_a_batch_that_can_not_be_read_is_refused_with_its_topic_and_rows() -> None:
+def test_undecodable_batch_is_rejected_with_its_topic_and_rows() -> None:
     body = b"\x0a\x07\x1a\x05\x0a\x03c\xe9t"  # a message whose tag is no UTF-8
     batch = EncodedBatch("orders", (body,), 7, len(body), encoding=Encoding.GRPC, born_timestamp=BORN)
     assert encode_send_request(request_of(batch, BORN)) == body
@@ -265,7 +265,7 @@ def test_a_batch_that_can_not_be_read_is_refused_with_its_topic_and_rows() -> No
     assert isinstance(caught.value.__cause__, DecodeError)
 
 
-def test_grpc_06_a_retry_sends_the_same_id_with_a_new_born_time() -> None:
+def test_retry_has_the_same_id_and_a_new_born_timestamp() -> None:
     batch = single(Message("orders", b"x", properties={"UNIQ_KEY": "id", "TIMER_DELAY_MS": "50"})).batch
     first, second = (sent(request_of(batch, born))[0].system_properties for born in (BORN, BORN + 10))
     assert first.message_id == second.message_id == "id"
@@ -286,7 +286,7 @@ THREE = batch_of([Message.of("orders", body) for body in (b"a", b"b", b"c")])
 ONE = single(Message.of("orders", b"a"))
 
 
-def test_grpc_05_a_stored_message_has_its_offset_and_no_queue() -> None:
+def test_outcome_of_a_stored_message_has_its_offset_and_no_queue() -> None:
     entry = SendResultEntry(
         status=pb.Status(code=pb.OK), message_id="id", transaction_id="tx", offset=42, recall_handle="djEg"
     )
@@ -299,7 +299,7 @@ def test_grpc_05_a_stored_message_has_its_offset_and_no_queue() -> None:
 
 
 @pytest.mark.parametrize("message_id", ["A,B,C", "0" * 56, ""])
-def test_grpc_05_a_batch_is_stored_whatever_ids_its_one_result_has(message_id: str) -> None:
+def test_batch_outcome_ignores_the_ids_of_its_single_result(message_id: str) -> None:
     entry = SendResultEntry(status=pb.Status(code=pb.OK), message_id=message_id, transaction_id="A", offset=7)
     outcome = outcome_of(THREE, answer(20000, entry), 2.0)
     assert (outcome.status, outcome.queue_offset) == (SendStatus.SEND_OK, 7)
@@ -345,7 +345,7 @@ UNKNOWN = BrokerOutcomeUnknownException
         (THREE, answer(50001, message="message body size exceeded"), MessageRefusedException),
     ],
 )  # fmt: skip
-def test_grpc_05_an_answer_is_what_its_status_and_every_result_say(
+def test_outcome_follows_the_status_and_every_result_of_the_answer(
     request_: SendRequest, response: SendMessageResponse, expected: SendStatus | type[MQBrokerException]
 ) -> None:
     outcome = outcome_of(request_, response, 1.0)
@@ -361,7 +361,7 @@ def test_grpc_05_an_answer_is_what_its_status_and_every_result_say(
     st.lists(st.sampled_from([20000, 40007, 42900, 50001, 50401, 77]), max_size=4),
     st.sampled_from([ONE, THREE]),
 )
-def test_grpc_05_nothing_counts_as_stored_unless_every_part_of_the_answer_says_so(
+def test_batch_counts_as_stored_only_if_the_whole_answer_says_stored(
     code: int, results: list[int], request_: SendRequest
 ) -> None:
     stored = {20000, 50401}
@@ -381,7 +381,7 @@ def test_reply_with_another_number_of_results_is_not_stored(code: int, results: 
     assert error.maybe_stored
 
 
-def test_an_error_says_what_was_sent_where_and_what_the_proxy_answered() -> None:
+def test_error_names_rows_topic_proxy_and_answer() -> None:
     outcome = outcome_of(THREE, answer(40007, message="property is used by system: DELAY"), 1.0)
     assert str(outcome.error).startswith(
         "sending 3 rows to topic orders: p:8081 answered 40007 ILLEGAL_MESSAGE_PROPERTY_KEY: "
@@ -401,7 +401,7 @@ def delivered(**system: Any) -> pb.Message:
     return made
 
 
-def test_a_delivered_message_has_what_the_proxy_tells_of_it() -> None:
+def test_delivered_message_has_the_system_properties_from_the_proxy() -> None:
     found = message_ext(
         delivered(queue_id=3, queue_offset=9, delivery_attempt=2, born_host="h:1", store_host="1.2.3.4:10911")
     )
@@ -412,7 +412,7 @@ def test_a_delivered_message_has_what_the_proxy_tells_of_it() -> None:
     assert found.properties == {"colour": "red", "__SHARDINGKEY": "k", "UNIQ_KEY": "AB" * 17, "TRAN_MSG": "true"}
 
 
-def test_a_message_of_nothing_is_read() -> None:
+def test_empty_message_is_decoded() -> None:
     found = message_ext(pb.Message())
     assert (found.topic, found.body, found.properties, found.born_timestamp) == ("", b"", {}, 0)
     assert (found.reconsume_times, found.sys_flag) == (0, 0)
@@ -425,7 +425,7 @@ def test_compressed_body_is_marked_with_the_type_that_its_bytes_show(kind: Compr
     assert (found.sys_flag, decompress(found.body, found.sys_flag)) == (kind.sys_flag, b"x" * 8000)
 
 
-def test_a_check_asks_the_group_that_sent_and_is_answered_where_it_came_from() -> None:
+def test_check_names_its_group_and_is_answered_to_its_proxy() -> None:
     command = RecoverOrphanedTransactionCommand(message=delivered(queue_offset=9), transaction_id="tx")
     check = transaction_check(command, "p:8081", "pg")
     assert (check.address, check.producer_group, check.unique_id) == ("p:8081", "pg", "AB" * 17)

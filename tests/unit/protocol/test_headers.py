@@ -139,12 +139,12 @@ from rocketmq_spark.protocol.remoting.response_headers import (
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_96_request_header_is_text_in_wire_order(header: Any, ext_fields: str) -> None:
+def test_request_header_has_its_fields_as_text_in_wire_order(header: Any, ext_fields: str) -> None:
     assert " ".join(f"{name}={value}" for name, value in header.to_ext_fields().items()) == ext_fields
 
 
 @pytest.mark.parametrize("properties", [None, ""])
-def test_96_absent_and_empty_values_are_left_out(properties: str | None) -> None:
+def test_absent_and_empty_values_are_omitted(properties: str | None) -> None:
     header = SendMessageRequestHeaderV2(
         producer_group="pg", topic="T", queue_id=0, born_timestamp=0, properties=properties, broker_name="b"
     )
@@ -184,7 +184,9 @@ def test_send_response_with_every_field() -> None:
         ({"MSG_REGION": "r", "TRACE_ON": "false"}, "r", False),
     ],
 )
-def test_100_region_and_trace_of_a_send_response(extra: Mapping[str, str], region_id: str, trace_on: bool) -> None:
+def test_region_and_trace_of_a_send_response_have_defaults(
+    extra: Mapping[str, str], region_id: str, trace_on: bool
+) -> None:
     header = SendMessageResponseHeader.from_ext_fields({**STORED, **extra})
     assert (header.region_id, header.trace_on) == (region_id, trace_on)
 
@@ -249,11 +251,11 @@ def test_check_of_a_transaction_from_a_proxy_has_no_broker_name() -> None:
     assert CheckTransactionStateRequestHeader.from_ext_fields(fields).broker_name == ""
 
 
-def test_earliest_store_time_may_be_none() -> None:
+def test_earliest_store_time_of_minus_one_is_accepted() -> None:
     assert EarliestMsgStoreTimeResponseHeader.from_ext_fields({"timestamp": "-1"}).timestamp == -1
 
 
-def test_offsets_may_be_negative() -> None:
+def test_negative_offsets_are_accepted() -> None:
     assert OffsetResponseHeader.from_ext_fields({"offset": "-9223372036854775808"}).offset == -(2**63)
 
 
@@ -267,7 +269,7 @@ def test_heart_beat_lists_each_group_once_and_in_order() -> None:
     assert body == heart_beat_body("10.0.0.1@größe", ["pg1", "pg2"])
 
 
-def test_the_heart_beat_of_a_consumer_names_its_groups_and_subscribes_to_nothing() -> None:
+def test_heartbeat_of_a_consumer_names_its_groups_without_subscriptions() -> None:
     [consumer] = json.loads(heart_beat_body("10.0.0.1@spark#1", consumer_groups=["cg"]))["consumerDataSet"]
     assert consumer == {
         "groupName": "cg",

@@ -23,7 +23,7 @@ def batch_of(body: bytes, encoding: Encoding, rows: int = 1) -> EncodedBatch:
 
 
 @given(messages(st.just("orders")))
-def test_the_item_of_a_batch_is_read_whole(message: Message) -> None:
+def test_single_item_of_a_remoting_batch_is_decoded(message: Message) -> None:
     assert lone_message(batch_of(encode_batch([message]), Encoding.REMOTING)) == message
 
 
@@ -32,7 +32,9 @@ def test_the_item_of_a_batch_is_read_whole(message: Message) -> None:
     st.fixed_dictionaries({}, optional={"TAGS": property_texts, "KEYS": property_texts, "UNIQ_KEY": property_texts}),
     st.dictionaries(property_texts, property_texts, max_size=3),
 )
-def test_a_proxys_message_is_read_for_what_names_it(body: bytes, named: dict[str, Any], more: dict[str, str]) -> None:
+def test_tags_keys_and_id_of_a_grpc_message_are_decoded(
+    body: bytes, named: dict[str, Any], more: dict[str, str]
+) -> None:
     message = pb.Message(topic=pb.Resource(name="orders"), user_properties=more, body=body)
     system = message.system_properties
     if "TAGS" in named:
@@ -46,7 +48,7 @@ def test_a_proxys_message_is_read_for_what_names_it(body: bytes, named: dict[str
     assert lone_message(batch_of(request, Encoding.GRPC)) == Message("orders", body, properties=named)
 
 
-def test_of_several_messages_or_none_nobody_is_the_one() -> None:
+def test_lone_message_is_none_for_several_or_no_messages() -> None:
     body = SendMessageRequest(messages=[pb.Message(body=b"x")] * 2).SerializeToString()
     assert lone_message(batch_of(body, Encoding.GRPC, rows=2)) is None
     assert lone_message(batch_of(b"", Encoding.GRPC)) is None
@@ -54,7 +56,7 @@ def test_of_several_messages_or_none_nobody_is_the_one() -> None:
 
 
 @given(st.binary(max_size=40))
-def test_any_bytes_are_a_message_or_an_error_of_ours(body: bytes) -> None:
+def test_any_bytes_are_decoded_or_raise_a_rocketmq_error(body: bytes) -> None:
     with contextlib.suppress(RemotingCommandException):
         lone_message(batch_of(body, Encoding.GRPC))
 
@@ -68,6 +70,6 @@ def test_a_number_is_read_as_it_was_written(number: int, before: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", [b"\x80", b"\x0a", b"\x0a\x02a", b"\x0d\x00\x00\x00\x00", b"\x0a\x00\xff"])
-def test_what_ends_too_early_or_is_of_another_type_is_an_error(data: bytes) -> None:
+def test_truncated_or_mistyped_field_is_an_error(data: bytes) -> None:
     with pytest.raises(RemotingCommandException):
         list(delimited_fields(memoryview(data)))

@@ -72,26 +72,26 @@ def fields(message: DescriptorProto) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", messages(OUR_FILES))
-def test_grpc_12_every_field_of_a_message_is_the_official_one(name: str) -> None:
+def test_every_field_equals_the_official_one(name: str) -> None:
     ours, official = messages(OUR_FILES)[name], messages(official_files())[name]
     assert fields(ours).items() <= fields(official).items()
     assert ours.options == official.options
 
 
-def test_grpc_12_fields_of_both_have_the_same_presence() -> None:
+def test_our_and_official_proto_files_use_proto3() -> None:
     assert {file.syntax for file in OUR_FILES + official_files()} == {"proto3"}
 
 
 @pytest.mark.parametrize("name", enums(OUR_FILES))
-def test_grpc_12_every_value_of_an_enum_is_the_official_one(name: str) -> None:
+def test_every_enum_value_equals_the_official_one(name: str) -> None:
     assert enums(OUR_FILES)[name].items() <= enums(official_files())[name].items()
 
 
-def test_grpc_04_no_code_of_the_official_enum_is_missing() -> None:
+def test_our_codes_equal_the_official_codes() -> None:
     assert enums(OUR_FILES)["Code"] == enums(official_files())["Code"]
 
 
-def test_grpc_12_generating_again_changes_nothing(tmp_path: Path) -> None:
+def test_generated_code_is_up_to_date(tmp_path: Path) -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     found = re.search(r"^proto:.*\n\t@\$\(BIN\)/python (-m grpc_tools.protoc .*)$", makefile, re.MULTILINE)
     assert found is not None
@@ -105,7 +105,7 @@ def test_grpc_12_generating_again_changes_nothing(tmp_path: Path) -> None:
     assert checked_in == made
 
 
-def test_grpc_12_the_protobuf_that_the_grpc_extra_asks_for_is_the_stamp_of_the_generated_code() -> None:
+def test_required_protobuf_equals_the_version_of_the_generated_code() -> None:
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")
     [required] = [line for line in config["options.extras_require"]["grpc"].split() if line.startswith("protobuf")]
@@ -133,7 +133,7 @@ print("understood")
 
 
 @pytest.mark.parametrize("imports", [IMPORT_OURS + IMPORT_OFFICIAL, IMPORT_OFFICIAL + IMPORT_OURS])
-def test_grpc_11_lives_beside_the_official_client_whichever_comes_first(
+def test_works_beside_the_official_client_in_any_import_order(
     imports: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The official client writes its logs there.

@@ -33,17 +33,17 @@ JAVA = load("java_codecs.json")
 
 
 @given(properties)
-def test_29_properties_round_trip_in_order(values: dict[str, str]) -> None:
+def test_properties_round_trip_in_order(values: dict[str, str]) -> None:
     decoded = decode_properties(encode_properties(values))
     assert list(decoded.items()) == list(values.items())
 
 
 @given(properties)
-def test_29_property_string_is_name_0x01_value_0x02(values: dict[str, str]) -> None:
+def test_property_string_is_name_0x01_value_0x02(values: dict[str, str]) -> None:
     assert encode_properties(values).decode() == "".join(f"{name}\x01{value}\x02" for name, value in values.items())
 
 
-def test_29_a_property_without_a_value_is_left_out() -> None:
+def test_property_without_a_value_is_omitted() -> None:
     assert encode_properties({"a": None, "b": "2", "c": None}) == b"b\x012\x02"
     assert encode_properties({}) == encode_properties({"a": None}) == b""
 
@@ -70,7 +70,7 @@ def test_separators_inside_properties_are_refused(
     assert caught.value.response_code == ResponseCode.MESSAGE_ILLEGAL
 
 
-def test_30_properties_up_to_32767_bytes_are_accepted() -> None:
+def test_properties_up_to_32767_bytes_are_accepted() -> None:
     assert len(encode_properties({"k": "ä" * 16_382})) == MAX_PROPERTIES
     with pytest.raises(MQClientException, match="32768 bytes") as caught:
         encode_properties({"kk": "ä" * 16_382})
@@ -88,7 +88,7 @@ def test_small_batch_item_vector() -> None:
     assert decode_batch(item) == [Message("", b"b0")]
 
 
-def test_batch_is_what_java_encodes() -> None:
+def test_batch_equals_that_of_java() -> None:
     vector = JAVA["batch"]
     messages = [
         Message("T", bytes.fromhex(item["body_hex"]), item["flag"], dict(item["properties"]))
@@ -150,7 +150,7 @@ def test_batch_of_no_or_too_many_rows_is_refused(rows: int) -> None:
     assert caught.value.response_code == ResponseCode.MESSAGE_ILLEGAL
 
 
-def test_largest_batch_is_below_what_breaks_a_brokers_queue() -> None:
+def test_row_limit_of_a_batch_fits_a_broker_queue() -> None:
     assert MAX_BATCH_ROWS <= 32_767
     assert len(encode_batch([Message("T", b"")] * MAX_BATCH_ROWS)) == ITEM_OVERHEAD * MAX_BATCH_ROWS
 
@@ -181,7 +181,7 @@ def test_records_of_both_magics_and_address_families_decode(messages: list[Messa
 
 
 @given(stored_messages())
-def test_records_are_encoded_as_brokers_store_them(message: MessageExt) -> None:
+def test_records_round_trip_and_equal_those_of_brokers(message: MessageExt) -> None:
     encoded = encode_record(message)
     assert decode_records(encoded) == [message]
     if len(message.topic.encode()) > 127:
@@ -233,7 +233,7 @@ def test_any_bytes_are_records_or_refused(data: bytes) -> None:
     assert data == b"" or records
 
 
-def test_unique_id_is_address_pid_loader_and_sequence() -> None:
+def test_unique_id_consists_of_address_pid_loader_and_sequence() -> None:
     prefix = unique_id_prefix(bytes([10, 0, 0, 1]), 0x12345, 0xDEADBEEF)
     assert prefix.hex() == "0a0000012345deadbeef"
     assert unique_id(prefix, 1000 << 16 | 7) == "0A0000012345DEADBEEF000003E80007"

@@ -56,7 +56,7 @@ def test_standard_json_loads_as_it_is(document: object) -> None:
         ('{"t":{0:{},1:{2:[]}}}', {"t": {"0": {}, "1": {"2": []}}}),
     ],
 )
-def test_only_keys_are_mended_never_the_insides_of_strings(body: str, document: object) -> None:
+def test_only_keys_are_quoted_and_strings_stay_unchanged(body: str, document: object) -> None:
     assert loads_lenient(body.encode()) == document
 
 
@@ -77,17 +77,17 @@ def test_only_keys_are_mended_never_the_insides_of_strings(body: str, document: 
     ],
     ids=range(11),
 )
-def test_what_is_no_json_even_when_mended_is_refused(body: bytes) -> None:
+def test_invalid_json_is_rejected_even_after_quoting_its_keys(body: bytes) -> None:
     with pytest.raises(RemotingCommandException, match=f"JSON body of {len(body)} bytes"):
         loads_lenient(body)
 
 
 @given(routes(), st.booleans())
-def test_route_decodes_to_what_the_name_server_meant(route: TopicRouteData, standard: bool) -> None:
+def test_route_round_trips(route: TopicRouteData, standard: bool) -> None:
     assert decode_topic_route(encode_route(route, standard=standard)) == route
 
 
-def test_route_as_java_writes_it_for_old_clients() -> None:
+def test_route_from_java_for_old_clients_is_decoded() -> None:
     vector = load("java_codecs.json")["route"]
     name = vector["broker_name"]
     assert decode_topic_route(bytes.fromhex(vector["hex"])) == TopicRouteData(

@@ -32,7 +32,7 @@ def generator(clock: Clock, ip: bytes = IP) -> UniqueIdGenerator:
     return UniqueIdGenerator(ip, wall_clock=clock, rng=random.Random(5), getpid=lambda: 0x12345)
 
 
-def test_31_an_id_is_32_hex_digits_of_address_process_random_time_and_counter() -> None:
+def test_id_is_32_hex_digits_of_address_pid_random_time_and_counter() -> None:
     ids = generator(Clock(MAY))
     prefix = unique_id_prefix(IP, 0x2345, random.Random(5).getrandbits(32))
     assert [unique_id(prefix, (12_345 << 16) + count) for count in (0, 1)] == [ids.next_id(), ids.next_id()]
@@ -40,13 +40,13 @@ def test_31_an_id_is_32_hex_digits_of_address_process_random_time_and_counter() 
     assert f"<UniqueIdGenerator {prefix.hex().upper()}>" == repr(ids)
 
 
-def test_31_an_id_of_a_host_with_ipv6_only_has_56_digits() -> None:
+def test_id_of_an_ipv6_host_has_56_digits() -> None:
     found = generator(Clock(MAY), ip=bytes(15) + b"\x01").next_id()
     assert re.fullmatch("0{31}12345[0-9A-F]{8}00003039[0-9A-F]{4}", found)
     assert len(found) == 56
 
 
-def test_32_ids_do_not_repeat_within_one_millisecond_and_over_a_carry() -> None:
+def test_ids_are_unique_within_a_millisecond_and_over_a_carry() -> None:
     clock = Clock(MAY)
     ids = generator(clock)
     drawn = [ids.next_id() for _ in range(70_000)]
@@ -55,7 +55,7 @@ def test_32_ids_do_not_repeat_within_one_millisecond_and_over_a_carry() -> None:
     assert sorted(set(drawn)) == drawn
 
 
-def test_32_ids_do_not_repeat_over_threads() -> None:
+def test_ids_are_unique_over_threads() -> None:
     ids = UniqueIdGenerator(IP)
     drawn: list[str] = []
 
@@ -70,7 +70,7 @@ def test_32_ids_do_not_repeat_over_threads() -> None:
     assert len(set(drawn)) == 80_000
 
 
-def test_32_a_fork_draws_another_prefix() -> None:
+def test_fork_gets_another_prefix() -> None:
     pid = 1
     ids = UniqueIdGenerator(IP, wall_clock=Clock(MAY), rng=random.Random(5), getpid=lambda: pid)
     parent = ids.next_id()
@@ -84,7 +84,7 @@ def test_32_a_fork_draws_another_prefix() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-def test_32_a_forked_process_gives_ids_of_its_own() -> None:
+def test_forked_process_generates_other_ids() -> None:
     ids = UniqueIdGenerator(IP)
     parent = ids.next_id()
     reader, writer = os.pipe()
@@ -115,7 +115,7 @@ def test_a_clock_that_is_set_back_gives_no_id_twice() -> None:
         (datetime(2024, 2, 29, 12), datetime(2024, 3, 1, 0, 0, 1)),
     ],
 )
-def test_a_new_month_starts_the_time_and_the_prefix_anew(before: datetime, after: datetime) -> None:
+def test_new_month_restarts_the_time_with_a_new_prefix(before: datetime, after: datetime) -> None:
     clock = Clock(before.timestamp())
     ids = generator(clock)
     old = ids.next_id()
@@ -126,7 +126,7 @@ def test_a_new_month_starts_the_time_and_the_prefix_anew(before: datetime, after
     assert old[12:20] != new[12:20]
 
 
-def test_a_clock_set_back_over_the_start_of_a_month_goes_on_counting() -> None:
+def test_clock_set_back_over_a_month_start_keeps_counting() -> None:
     clock = Clock(datetime(2024, 6, 1).timestamp())
     ids = generator(clock)
     first = ids.next_id()
@@ -138,7 +138,7 @@ def test_the_month_is_that_of_the_local_time_zone() -> None:
     assert milliseconds_of_month(MAY) == 12_345
 
 
-def test_grpc_02_message_ids_have_34_digits_and_differ_over_threads() -> None:
+def test_message_ids_have_34_digits_and_are_unique_over_threads() -> None:
     ids = MessageIdGenerator(wall_clock=lambda: 1_609_459_200.0 + 3, rng=random.Random(1), getpid=lambda: 0x54321)
     with ThreadPoolExecutor(8) as pool:
         drawn = list(pool.map(lambda _: ids.next_id(), range(4000)))
@@ -149,7 +149,7 @@ def test_grpc_02_message_ids_have_34_digits_and_differ_over_threads() -> None:
     assert {one[14:26] for one in drawn} == {f"4321{3:08X}"}
 
 
-def test_grpc_02_another_process_draws_other_message_ids() -> None:
+def test_another_process_generates_other_message_ids() -> None:
     pid = 1
     ids = MessageIdGenerator(wall_clock=lambda: 1_700_000_000.0, rng=random.Random(1), getpid=lambda: pid)
     first = ids.next_id()

@@ -52,7 +52,7 @@ def calls(transport: ScriptedTransport, name: str) -> list[tuple[Any, ...]]:
     return [call for call in transport.calls if call[0] == name]
 
 
-def test_a_round_of_heart_beats_ends_after_30_s_and_the_next_one_goes_on_there() -> None:
+def test_heartbeat_round_ends_after_30_s_and_the_next_continues_there() -> None:
     clock = ManualClock()
     names = [f"b{number:02}" for number in range(25)]
     instance, transport = instance_of(clock, T=route(dict.fromkeys(names, 1)))
@@ -77,7 +77,7 @@ def test_a_round_of_heart_beats_ends_after_30_s_and_the_next_one_goes_on_there()
     assert len(told) == 10
 
 
-def test_heart_beats_go_on_while_name_servers_do_not_answer() -> None:
+def test_heartbeats_continue_while_name_servers_do_not_answer() -> None:
     clock = ManualClock()
     beats: list[float] = []
 
@@ -106,7 +106,7 @@ def test_heart_beats_go_on_while_name_servers_do_not_answer() -> None:
     assert [round(beat) for beat in beats] == [33, 63, 93, 123, 153, 183]
 
 
-def test_equal_keys_share_an_instance_and_the_last_user_leaves_it_warm() -> None:
+def test_equal_keys_share_an_instance_that_stays_after_its_last_user() -> None:
     made: list[ClientInstance] = []
 
     def make() -> ClientInstance:
@@ -127,7 +127,7 @@ def test_equal_keys_share_an_instance_and_the_last_user_leaves_it_warm() -> None
     assert all(instance.closed for instance in made)
 
 
-def test_an_instance_that_closed_is_not_handed_out_again() -> None:
+def test_closed_instance_is_not_reused() -> None:
     try:
         first = registry.acquire("k", "g", lambda: instance_of()[0])
         first.close()
@@ -136,7 +136,7 @@ def test_an_instance_that_closed_is_not_handed_out_again() -> None:
         registry.close_all()
 
 
-def test_an_instance_whose_transport_broke_down_is_not_handed_out_again() -> None:
+def test_instance_with_a_closed_transport_is_not_reused() -> None:
     try:
         instance, transport = instance_of()
         assert registry.acquire("k", "g", lambda: instance) is instance
@@ -165,7 +165,7 @@ def beats(transport: ScriptedTransport) -> list[str]:
     return found
 
 
-def test_heart_beats_go_to_the_masters_only_and_name_all_groups_every_thirty_seconds() -> None:
+def test_heartbeats_name_all_groups_to_masters_every_30_s() -> None:
     found = with_slaves(a={0: "a:1", 1: "a:2"}, b={0: "b:1"}, c={1: "c:2"})
     instance, transport = instance_of(None, T=found)
     instance.register("g1")
@@ -182,7 +182,7 @@ def test_heart_beats_go_to_the_masters_only_and_name_all_groups_every_thirty_sec
     assert beats(transport) == ["a:1", "b:1"]
 
 
-def test_a_broker_that_was_not_known_before_gets_its_heart_beat_at_once() -> None:
+def test_new_broker_gets_its_heartbeat_at_once() -> None:
     instance, transport = instance_of()
     instance.register("g")
     instance.run_due(1.0)
@@ -198,7 +198,7 @@ def test_a_broker_that_was_not_known_before_gets_its_heart_beat_at_once() -> Non
     assert beats(transport) == []
 
 
-def test_a_new_route_wakes_the_schedules() -> None:
+def test_new_route_triggers_the_first_heartbeat() -> None:
     # The clock stands still: nothing but the wake-up can make the first heart-beat due.
     heard = threading.Event()
     instance, transport = instance_of()
@@ -212,7 +212,7 @@ def test_a_new_route_wakes_the_schedules() -> None:
         instance.close()
 
 
-def test_without_a_producer_or_a_broker_there_is_no_heart_beat_and_the_next_one_is_not_hindered() -> None:
+def test_heartbeats_need_a_producer_and_a_broker() -> None:
     instance, transport = instance_of()
     instance.routes.find("T", 1.0)
     assert instance.heart_beat()
@@ -222,7 +222,7 @@ def test_without_a_producer_or_a_broker_there_is_no_heart_beat_and_the_next_one_
     assert beats(transport) == ["a:10911", "b:10911"]
 
 
-def test_a_round_of_heart_beats_that_is_under_way_is_not_waited_for() -> None:
+def test_concurrent_heartbeat_round_is_skipped() -> None:
     instance, transport = instance_of()
     instance.register("g")
     instance.routes.find("T", 1.0)
@@ -232,7 +232,7 @@ def test_a_round_of_heart_beats_that_is_under_way_is_not_waited_for() -> None:
     assert inner == [False, False]
 
 
-def test_a_heart_beat_that_fails_stops_neither_the_others_nor_the_schedule() -> None:
+def test_failed_heartbeat_does_not_affect_other_brokers() -> None:
     instance, transport = instance_of()
     instance.register("g")
     instance.routes.find("T", 1.0)
@@ -241,7 +241,7 @@ def test_a_heart_beat_that_fails_stops_neither_the_others_nor_the_schedule() -> 
     assert [call[1] for call in calls(transport, "heart_beat")] == ["a:10911", "b:10911"]
 
 
-def test_a_user_that_is_refused_is_logged_once_until_taken_again_and_not_at_the_good_bye(
+def test_rejected_user_is_logged_once_until_accepted_and_not_at_close(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     instance, transport = instance_of()
@@ -266,7 +266,7 @@ def test_a_user_that_is_refused_is_logged_once_until_taken_again_and_not_at_the_
     assert "unregistering group g at b:10911 failed: b:10911 refused" in caplog.text
 
 
-def test_a_route_that_is_being_looked_up_while_the_instance_is_closed_is_no_warning(
+def test_route_lookup_failing_due_to_close_logs_no_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     transport = ScriptedTransport({})
@@ -287,7 +287,7 @@ def test_a_route_that_is_being_looked_up_while_the_instance_is_closed_is_no_warn
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-def test_a_heart_beat_that_is_under_way_while_the_instance_is_closed_is_no_warning(
+def test_heartbeat_failing_due_to_close_logs_no_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     instance, transport = instance_of()
@@ -305,7 +305,7 @@ def test_a_heart_beat_that_is_under_way_while_the_instance_is_closed_is_no_warni
     assert set(told) == {logging.DEBUG}
 
 
-def test_every_topic_ever_looked_up_found_or_not_is_refreshed_every_thirty_seconds() -> None:
+def test_every_requested_topic_is_refreshed_every_30_s() -> None:
     instance, transport = instance_of(None, T=route({"a": 1}))
     instance.routes.find("T", 1.0)
     with pytest.raises(RouteNotFoundException):
@@ -319,7 +319,7 @@ def test_every_topic_ever_looked_up_found_or_not_is_refreshed_every_thirty_secon
     assert len(instance.routes.find("T", 1.0).queues) == 8
 
 
-def test_an_address_in_no_route_goes_with_the_clean_up_and_its_broker_with_the_last_one() -> None:
+def test_addresses_and_brokers_without_a_route_are_removed() -> None:
     instance, transport = instance_of(
         None, T=with_slaves(a={0: "a:1", 1: "a:2"}, b={0: "b:1"}), U=with_slaves(c={0: "c:1"})
     )
@@ -341,7 +341,7 @@ def test_an_address_in_no_route_goes_with_the_clean_up_and_its_broker_with_the_l
     assert instance.routes.addresses() == ("b:1", "c:1")
 
 
-def test_an_update_reaches_every_producer_of_the_instance() -> None:
+def test_route_update_reaches_every_producer_of_the_instance() -> None:
     instance, transport = instance_of()
     sink = SinkOptions(connection=OPTIONS)
     producers = [BatchSender(sink, instance, Recorder("w", -1, number)) for number in range(2)]
@@ -351,7 +351,7 @@ def test_an_update_reaches_every_producer_of_the_instance() -> None:
     assert [len(producer.routes.queues_of("T")) for producer in producers] == [8, 8]
 
 
-def test_a_wanted_refresh_happens_at_once_and_then_at_most_once_a_second() -> None:
+def test_requested_refresh_happens_at_once_but_at_most_once_a_second() -> None:
     instance, transport = instance_of()
     instance.refresh_route("T")
     instance.refresh_route("T")
@@ -364,7 +364,7 @@ def test_a_wanted_refresh_happens_at_once_and_then_at_most_once_a_second() -> No
     assert len(calls(transport, "query_route")) == 2
 
 
-def test_closing_unregisters_at_every_address_slaves_included_and_ignores_failures() -> None:
+def test_close_unregisters_at_all_addresses_and_ignores_failures() -> None:
     instance, transport = instance_of(None, T=with_slaves(a={0: "a:1", 1: "a:2"}, b={0: "b:1"}))
     instance.register("g")
     instance.routes.find("T", 1.0)
@@ -376,7 +376,7 @@ def test_closing_unregisters_at_every_address_slaves_included_and_ignores_failur
     ]
 
 
-def test_a_group_that_leaves_is_told_everywhere_and_named_no_more() -> None:
+def test_removed_group_is_unregistered_everywhere_and_not_in_heartbeats() -> None:
     instance, transport = instance_of(None, T=with_slaves(a={0: "a:1", 1: "a:2"}))
     instance.register("g1")
     instance.register("g2")
@@ -398,7 +398,7 @@ def test_a_group_that_leaves_is_told_everywhere_and_named_no_more() -> None:
 DETECTING = replace(OPTIONS, send_latency_fault_enable=True, start_detector_enable=True, detect_timeout=250)
 
 
-def test_the_detector_looks_every_three_seconds_at_what_cannot_be_reached() -> None:
+def test_detector_probes_unreachable_brokers_every_3_s() -> None:
     instance, transport = instance_of(None, DETECTING)
     instance.routes.find("T", 1.0)
     for broker in ("a", "b", "gone"):
@@ -414,7 +414,7 @@ def test_the_detector_looks_every_three_seconds_at_what_cannot_be_reached() -> N
     assert reachable == {"a": False, "b": True}
 
 
-def test_a_probe_that_hangs_holds_up_no_heart_beat() -> None:
+def test_hanging_probe_does_not_delay_heartbeats() -> None:
     probing, heard, release = threading.Event(), threading.Event(), threading.Event()
     clock = ManualClock()
     instance, transport = instance_of(clock, DETECTING)
@@ -444,7 +444,7 @@ def test_a_probe_that_hangs_holds_up_no_heart_beat() -> None:
 
 
 @pytest.mark.parametrize("enabled", [False, True])
-def test_there_is_a_detector_with_the_option_only(enabled: bool) -> None:
+def test_detector_thread_runs_only_with_its_option(enabled: bool) -> None:
     options = replace(OPTIONS, send_latency_fault_enable=True, start_detector_enable=enabled)
     client_id = f"ip@detector-{enabled}"
     instance = ClientInstance(client_id, ScriptedTransport({}), options, clock=ManualClock())
@@ -465,7 +465,7 @@ def test_an_idle_instance_closes_itself_after_its_time() -> None:
     assert instance.closed
 
 
-def test_the_sockets_of_an_instance_that_closes_by_age_end() -> None:
+def test_sockets_are_closed_when_an_idle_instance_closes() -> None:
     with BrokerPeer() as broker, BrokerPeer() as name_server:
         name_server.routes["T"] = with_slaves(a={0: broker.address})
         options = ConnectionOptions(name_server=(name_server.address,))

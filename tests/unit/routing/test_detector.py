@@ -36,7 +36,7 @@ def test_an_answer_makes_a_broker_reachable_and_silence_changes_nothing() -> Non
     assert not rig.faults.is_available("b", 3.0)
 
 
-def test_a_broker_that_no_route_has_a_master_of_is_forgotten() -> None:
+def test_broker_without_a_master_in_any_route_is_removed() -> None:
     rig = Rig("a", "b")
     del rig.masters["a"]
     rig.detector.run_due(3.0)
@@ -44,14 +44,14 @@ def test_a_broker_that_no_route_has_a_master_of_is_forgotten() -> None:
     assert [address for _, address in rig.probed] == ["b:1"]
 
 
-def test_a_broker_is_asked_once_in_its_interval() -> None:
+def test_broker_is_probed_once_per_interval() -> None:
     rig = Rig("a")
     for now in (3.0, 4.9, 5.0, 6.9, 7.0):
         rig.detector.run_due(now)
     assert len(rig.probed) == 3
 
 
-def test_a_broker_that_is_reachable_is_not_asked() -> None:
+def test_reachable_broker_is_not_probed() -> None:
     rig = Rig("a")
     rig.answering = {"a"}
     for now in (3.0, 6.0, 9.0):
@@ -59,7 +59,7 @@ def test_a_broker_that_is_reachable_is_not_asked() -> None:
     assert len(rig.probed) == 1
 
 
-def test_without_a_topic_to_ask_for_a_broker_stays_unreachable() -> None:
+def test_broker_without_a_topic_to_probe_stays_unreachable() -> None:
     rig = Rig("a", topics=())
     rig.answering = {"a"}
     rig.detector.run_due(3.0)

@@ -20,7 +20,7 @@ def update(
     return table.update(broker, latency_ms, now, away_ms=away_ms, reachable=reachable, shorten=shorten)
 
 
-def test_a_broker_is_available_without_an_item_and_again_exactly_when_its_time_comes() -> None:
+def test_broker_is_available_without_an_item_and_after_its_isolation() -> None:
     table = LatencyFaultTolerance()
     assert table.is_available("a", 0.0)
     update(table, "a", 10.0, 30_000)
@@ -36,14 +36,14 @@ def test_a_success_does_not_shorten_an_isolation() -> None:
     assert table.items()["a"].current_latency_ms == 7
 
 
-def test_where_the_last_outcome_decides_a_success_ends_an_isolation() -> None:
+def test_success_ends_an_isolation_if_the_last_outcome_decides() -> None:
     table = LatencyFaultTolerance()
     update(table, "a", 0.0, 180_000, shorten=True)
     assert update(table, "a", 1.0, 0, shorten=True) == 0
     assert table.is_available("a", 1.0)
 
 
-def test_a_shorter_isolation_does_not_replace_a_longer_one_and_adds_no_time() -> None:
+def test_shorter_isolation_does_not_replace_a_longer_one() -> None:
     table = LatencyFaultTolerance()
     update(table, "a", 0.0, 180_000)
     assert update(table, "a", 1.0, 30_000) == 0
@@ -51,7 +51,7 @@ def test_a_shorter_isolation_does_not_replace_a_longer_one_and_adds_no_time() ->
     assert update(table, "a", 1.0, 180_000) == pytest.approx(1000)
 
 
-def test_reachable_is_what_the_last_update_said_and_remove_forgets() -> None:
+def test_reachable_follows_the_last_update_and_remove_deletes_it() -> None:
     table = LatencyFaultTolerance()
     update(table, "a", 0.0, 600_000, reachable=False)
     assert not table.is_reachable("a")
@@ -85,7 +85,7 @@ def test_the_order_is_availability_then_latency_then_start(
     assert [table.pick_one_at_least(10.0) for _ in range(3)] == ["better"] * 3
 
 
-def test_the_pick_goes_round_the_better_half_and_takes_a_single_item() -> None:
+def test_pick_rotates_through_the_better_half() -> None:
     table = LatencyFaultTolerance()
     assert table.pick_one_at_least(0.0) is None
     update(table, "a", 0.0, 600_000)
@@ -97,7 +97,7 @@ def test_the_pick_goes_round_the_better_half_and_takes_a_single_item() -> None:
     assert picks[:2] == picks[2:]
 
 
-def test_a_check_is_taken_once_in_its_interval() -> None:
+def test_check_is_due_once_per_interval() -> None:
     table = LatencyFaultTolerance()
     update(table, "a", 0.0, 0)
     assert table.take_checks(5.0, 2.0) == ["a"]
@@ -109,7 +109,7 @@ def test_a_check_is_taken_once_in_its_interval() -> None:
     assert table.take_checks(7.5, 2.0) == []
 
 
-def test_a_broker_without_an_item_gets_none_by_being_heard_of() -> None:
+def test_set_reachable_creates_no_item() -> None:
     table = LatencyFaultTolerance()
     table.set_reachable("a")
     assert table.items() == {}

@@ -48,7 +48,7 @@ def test_the_5x_ladder_gives_the_time_of_the_highest_step_reached(latency_ms: fl
 
 
 @pytest.mark.parametrize("preset", ["v4", "legacy"])
-def test_isolation_counts_as_thirty_seconds_of_latency(preset: str) -> None:
+def test_isolation_is_computed_from_30_s_of_latency(preset: str) -> None:
     faults = strategy(preset)
     assert faults.update(S.REMOTING_FAILED, "a", 3.0, 100.0) == 600_000
     assert faults.table.items()["a"].current_latency_ms == 3.0
@@ -56,7 +56,7 @@ def test_isolation_counts_as_thirty_seconds_of_latency(preset: str) -> None:
     assert faults.is_available("a", 700.0)
 
 
-def test_isolation_counts_as_ten_seconds_of_latency_in_v5() -> None:
+def test_isolation_in_v5_is_computed_from_10_s_of_latency() -> None:
     faults = strategy("v5")
     assert faults.update(S.REMOTING_FAILED, "a", 3.0, 100.0) == 10_000
     assert faults.is_available("a", 110.0)
@@ -71,7 +71,7 @@ def test_nothing_is_recorded_while_switched_off() -> None:
 
 
 @pytest.mark.parametrize(("preset", "ends"), [("v4", False), ("v5", False), ("legacy", True)])
-def test_only_legacy_lets_a_fast_success_end_an_isolation(preset: str, ends: bool) -> None:
+def test_fast_success_ends_an_isolation_only_in_legacy(preset: str, ends: bool) -> None:
     faults = strategy(preset)
     faults.update(S.REMOTING_FAILED, "a", 1, 0.0)
     faults.update(S.RETURNED, "a", 1, 1.0)
@@ -95,7 +95,7 @@ TABLE = {
 @pytest.mark.parametrize("detector", [False, True])
 @pytest.mark.parametrize("preset", ["v4", "v5", "legacy"])
 @pytest.mark.parametrize("site", FaultSite)
-def test_each_site_isolates_and_marks_as_the_table_says(site: FaultSite, preset: str, detector: bool) -> None:
+def test_each_fault_site_isolates_and_marks_as_in_the_table(site: FaultSite, preset: str, detector: bool) -> None:
     faults = strategy(preset, detector=detector)
     isolation_4x, isolation_5x, reachable_5x = TABLE[site]
     if site is S.REMOTING_FAILED:
@@ -120,7 +120,7 @@ def test_an_attempt_s_error_belongs_to_one_site(error: RocketMQError, site: Faul
     assert site is site_of(error)
 
 
-def test_ladders_of_one_s_own_win_over_the_preset_s_and_only_over_what_they_replace() -> None:
+def test_custom_ladder_replaces_only_its_part_of_the_preset() -> None:
     own = preset_of("v5", not_available_duration=(1, 2, 3, 4, 5, 6, 7))
     assert own.ladder.latency_max == PRESETS["v5"].ladder.latency_max
     assert own.ladder.not_available_ms(10_000) == 6
@@ -128,7 +128,7 @@ def test_ladders_of_one_s_own_win_over_the_preset_s_and_only_over_what_they_repl
     assert preset_of("legacy") == PRESETS["legacy"]
 
 
-def test_a_strategy_is_made_as_the_options_say() -> None:
+def test_strategy_follows_the_options() -> None:
     options = ConnectionOptions(
         name_server=("ns:1",),
         send_latency_fault_enable=True,
@@ -143,12 +143,12 @@ def test_a_strategy_is_made_as_the_options_say() -> None:
     assert not FaultStrategy.of_options(ConnectionOptions(name_server=("ns:1",))).enabled
 
 
-def test_every_preset_s_ladder_has_the_steps_that_the_options_count_on() -> None:
+def test_ladders_of_all_presets_have_the_number_of_steps_options_expect() -> None:
     for preset in PRESETS.values():
         assert len(preset.ladder.latency_max) == len(preset.ladder.not_available_duration) == _PRESET_STEPS
 
 
-def test_every_preset_is_a_value_of_the_option_and_the_other_way_round() -> None:
+def test_presets_equal_the_allowed_values_of_the_option() -> None:
     from rocketmq_spark.options.sink import SINK_OPTIONS
 
     (spec,) = (spec for spec in SINK_OPTIONS if spec.name == "faultPreset")

@@ -38,24 +38,24 @@ def test_the_random_selector_reaches_every_queue_and_no_other() -> None:
     assert {select_queue(selector, queues("a", "b"), MESSAGE, None) for _ in range(200)} == {*queues("a", "b")}
 
 
-def test_the_machine_room_selector_takes_the_rooms_queues_where_java_s_takes_none() -> None:
+def test_machine_room_selector_returns_queues_of_its_rooms() -> None:
     selector = SelectMessageQueueByMachineRoom(["idc1", "idc.3"], random.Random(5))
     everywhere = queues("idc1-a", "idc10-b", "c@idc.3", "idc-3", "d")
     assert {select_queue(selector, everywhere, MESSAGE, None) for _ in range(200)} == {*queues("idc1-a", "c@idc.3")}
 
 
-def test_without_a_broker_in_the_room_any_queue_will_do() -> None:
+def test_any_queue_is_selected_without_a_broker_in_the_room() -> None:
     selector = SelectMessageQueueByMachineRoom(["idc1"], random.Random(5))
     assert {select_queue(selector, queues("a", "b"), MESSAGE, None) for _ in range(200)} == {*queues("a", "b")}
 
 
 @pytest.mark.parametrize("rooms", [[], [" "], ["idc1", ""], "idc1"])
-def test_machine_rooms_that_are_none_are_refused(rooms: Sequence[str]) -> None:
+def test_invalid_machine_rooms_are_rejected(rooms: Sequence[str]) -> None:
     with pytest.raises(ValueError, match="machine rooms"):
         SelectMessageQueueByMachineRoom(rooms)
 
 
-def test_what_a_selector_raises_is_the_cause_of_the_send_s_failure() -> None:
+def test_exception_of_a_selector_is_the_cause_of_the_send_error() -> None:
     def broken(_queues: Sequence[MessageQueue], _message: Message, _arg: object) -> MessageQueue:
         raise KeyError("no such customer")
 

@@ -49,14 +49,14 @@ def cache(server: NameServer, queue_nums: int = 4) -> RouteCache:
     return RouteCache(server.query_route, create_topic_key="TBW102", default_topic_queue_nums=queue_nums)
 
 
-def test_a_cached_route_asks_nobody() -> None:
+def test_cached_route_causes_no_request() -> None:
     server = NameServer(T=route(data("a"), a="h:1"))
     routes = cache(server)
     assert routes.find("T", 1.0) is routes.find("T", 1.0) is routes.cached("T")
     assert server.asked == ["T"]
 
 
-def test_an_unknown_topic_asks_for_itself_and_then_for_the_template() -> None:
+def test_unknown_topic_falls_back_to_the_template() -> None:
     server = NameServer(TBW102=route(data("a", 8, 8, 7), a="h:1"))
     info = cache(server).find("T", 1.0)
     assert server.asked == ["T", "TBW102"]
@@ -78,7 +78,7 @@ def test_a_route_without_a_writable_queue_is_an_error_and_no_fallback() -> None:
     assert server.asked == ["T"]
 
 
-def test_queues_come_by_broker_and_id_from_writable_brokers_with_a_master() -> None:
+def test_queues_of_writable_brokers_with_a_master_are_sorted() -> None:
     found = TopicRouteData(
         (data("c", 1, 2), data("a", 9, 1), data("read-only", perm=4), data("no-master"), data("unknown")),
         (
@@ -93,7 +93,7 @@ def test_queues_come_by_broker_and_id_from_writable_brokers_with_a_master() -> N
     assert info.addresses["a"] == "a:1"
 
 
-def test_first_two_fields_of_an_order_configuration_entry_count() -> None:
+def test_only_two_fields_of_an_order_configuration_entry_are_used() -> None:
     found = replace(route(data("a"), a="h:1"), order_topic_conf="a:2:9;b:1:x:y;")
     assert publish_info_of("T", found).queues == (
         MessageQueue("T", "a", 0),
@@ -102,7 +102,7 @@ def test_first_two_fields_of_an_order_configuration_entry_count() -> None:
     )
 
 
-def test_first_entry_of_a_broker_that_is_listed_twice_counts() -> None:
+def test_first_entry_of_a_broker_that_is_listed_twice_is_used() -> None:
     with_master, without = BrokerData("a", {0: "h:1"}), BrokerData("a", {1: "slave:1"})
     found = route(data("a", write=1))
     assert publish_info_of("T", replace(found, broker_datas=(with_master, without))).addresses == {"a": "h:1"}
@@ -133,7 +133,7 @@ def test_static_topic_with_an_empty_order_configuration_is_an_ordinary_one() -> 
     assert publish_info_of("T", ordinary).queues == (MessageQueue("T", "a", 0),)
 
 
-def test_an_order_configuration_gives_the_queues_as_written() -> None:
+def test_order_configuration_determines_the_queues() -> None:
     found = replace(route(data("a", perm=4), a="h:1"), order_topic_conf="a:2;b:1")
     info = publish_info_of("T", found)
     assert [str(queue) for queue in info.queues] == ["T/a/0", "T/a/1", "T/b/0"]
@@ -165,7 +165,7 @@ def test_a_static_topic_is_refused() -> None:
         publish_info_of("T", replace(route(data("a"), a="h:1"), static_topic=True))
 
 
-def test_the_same_route_is_no_change_and_another_queue_number_is() -> None:
+def test_equal_route_is_no_change_but_another_queue_number_is() -> None:
     server = NameServer(T=route(data("a"), data("b"), a="h:1", b="h:2"))
     routes = cache(server)
     assert routes.refresh("T", 1.0)
@@ -175,7 +175,7 @@ def test_the_same_route_is_no_change_and_another_queue_number_is() -> None:
     assert len(routes.find("T", 1.0).queues) == 12
 
 
-def test_the_order_in_which_a_name_server_lists_brokers_is_no_change() -> None:
+def test_order_of_brokers_in_an_answer_is_no_change() -> None:
     queue_datas = [{"brokerName": name, "readQueueNums": 4, "writeQueueNums": 4, "perm": 6} for name in "ab"]
     broker_datas = [{"brokerName": name, "brokerAddrs": {"0": f"{name}:1", "1": f"{name}:2"}} for name in "ab"]
     told = {"queueDatas": queue_datas, "brokerDatas": broker_datas}
@@ -198,7 +198,7 @@ def test_the_order_in_which_a_name_server_lists_brokers_is_no_change() -> None:
     ],
     ids=["perm", "address", "slave", "sys flag", "order configuration"],
 )
-def test_whatever_differs_is_a_change(other: TopicRouteData) -> None:
+def test_any_difference_is_a_route_change(other: TopicRouteData) -> None:
     server = NameServer(T=route(data("a"), a="h:1"))
     routes = cache(server)
     routes.refresh("T", 1.0)
@@ -206,7 +206,7 @@ def test_whatever_differs_is_a_change(other: TopicRouteData) -> None:
     assert routes.refresh("T", 1.0)
 
 
-def test_an_unchanged_route_without_a_queue_is_built_again() -> None:
+def test_unchanged_route_without_queues_is_rebuilt() -> None:
     changes: list[None] = []
     server = NameServer(T=route(data("a", perm=4), a="h:1"))
     routes = RouteCache(
@@ -242,14 +242,14 @@ def test_an_address_that_changed_replaces_the_old_one() -> None:
     assert routes.addresses() == ("h:2",)
 
 
-def test_neither_topic_nor_template_says_what_to_do() -> None:
+def test_missing_topic_and_template_error_has_advice() -> None:
     with pytest.raises(RouteNotFoundException, match=r"topic T.*TBW102.*create the topic first") as raised:
         cache(NameServer()).find("T", 1.0)
     assert raised.value.response_code == 10005
     assert not raised.value.unreachable
 
 
-def test_a_topic_that_a_proxy_does_not_know_is_unknown_and_no_template_is_asked_for() -> None:
+def test_topic_unknown_to_the_proxy_has_no_template_fallback() -> None:
     server = NameServer(TBW102=route(data("a"), a="h:1"))
     routes = RouteCache(server.query_route, create_topic_key=None, default_topic_queue_nums=4)
     with pytest.raises(
@@ -265,7 +265,7 @@ def test_a_topic_that_a_proxy_does_not_know_is_unknown_and_no_template_is_asked_
     "failure",
     [RemotingConnectException("ns:1 refused"), MQBrokerException("answered 1: name server not ready", 1, "", "ns:1")],
 )
-def test_a_name_server_that_fails_leaves_what_is_cached(failure: Exception) -> None:
+def test_failing_name_server_keeps_the_cached_route(failure: Exception) -> None:
     server = NameServer(T=route(data("a"), a="h:1"))
     routes = cache(server)
     info = routes.find("T", 1.0)
@@ -301,7 +301,7 @@ def test_concurrent_first_lookups_leave_one_consistent_info() -> None:
     assert {id(info) for info in found} == {id(routes.cached("T"))}
 
 
-def test_a_route_of_its_own_replaces_the_template_and_is_not_replaced_by_it_again() -> None:
+def test_own_route_replaces_the_template_permanently() -> None:
     server = NameServer(TBW102=route(data("a", perm=7), a="h:1"))
     routes = cache(server)
     routes.find("T", 1.0)

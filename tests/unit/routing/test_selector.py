@@ -55,7 +55,7 @@ def always(_broker: str) -> bool:
     return True
 
 
-def test_without_a_failure_a_round_visits_each_queue_once() -> None:
+def test_each_queue_is_selected_once_per_round_without_failures() -> None:
     chosen, all_queues = selector(), queues("a", "b", "c")
     picked = [chosen.select(all_queues, None, always, 0.0) for _ in all_queues.queues]
     assert sorted(picked) == sorted(all_queues.queues)
@@ -72,7 +72,7 @@ def test_the_broker_that_failed_is_avoided_while_there_is_another() -> None:
     assert {chosen.select(all_queues, "a", always, 0.0).broker_name for _ in range(20)} == {"b"}  # type: ignore[union-attr]
 
 
-def test_a_queue_is_still_returned_when_all_are_on_the_broker_that_failed() -> None:
+def test_queue_of_the_failed_broker_is_selected_if_there_is_no_other() -> None:
     assert selector().select(queues("a"), "a", always, 0.0) in queues("a").queues
 
 
@@ -86,7 +86,7 @@ def test_the_index_wraps_without_going_negative() -> None:
 
 
 @pytest.mark.parametrize("preset", ["v4", "v5"])
-def test_available_comes_before_reachable_before_any(preset: str) -> None:
+def test_available_brokers_are_preferred_to_reachable_ones(preset: str) -> None:
     all_queues = queues("a", "b", "c")
     assert brokers_of(selector(strategy(preset, a=S.REMOTING_FAILED)), all_queues, "b") == {"c"}
     unreachable = strategy(preset, a=S.REMOTING_FAILED, b=S.REMOTING_FAILED, c=S.BROKER_REFUSED)
@@ -96,15 +96,13 @@ def test_available_comes_before_reachable_before_any(preset: str) -> None:
 
 
 @pytest.mark.parametrize("preset", ["v4", "v5"])
-def test_an_isolated_reachable_broker_comes_before_the_available_one_that_just_failed(preset: str) -> None:
+def test_isolated_reachable_broker_is_preferred_to_the_one_that_failed(preset: str) -> None:
     faults = strategy(preset, a=S.REMOTING_FAILED)
     assert brokers_of(selector(faults), queues("a", "b"), "b") == {"a"}
 
 
 @pytest.mark.parametrize(("preset", "resets"), [("v4", True), ("v5", True), ("legacy", False), (None, False)])
-def test_a_retry_goes_on_from_a_random_queue_only_with_the_5x_rules_switched_on(
-    preset: str | None, resets: bool
-) -> None:
+def test_retry_restarts_at_a_random_queue_only_with_presets_v4_and_v5(preset: str | None, resets: bool) -> None:
     chosen, info = ThreadLocalSelector(strategy(preset), random.Random(3)), queues("a", nums=1000)
     ids = [queue.queue_id for queue in (chosen.select(info, None, 0.0, reset_index=True) for _ in range(20)) if queue]
     steps = {(after - before) % 1000 for before, after in itertools.pairwise(ids)}
@@ -118,7 +116,7 @@ def test_legacy_does_not_prefer_the_broker_that_failed() -> None:
     assert brokers_of(selector(faults), queues("a", "c"), "a") == {"a"}
 
 
-def test_legacy_takes_one_of_the_better_half_when_all_are_in_isolation() -> None:
+def test_legacy_selects_from_the_better_half_if_all_are_isolated() -> None:
     faults = strategy("legacy")
     for latency_ms, broker in enumerate("abcd"):
         faults.update(S.REMOTING_FAILED, broker, latency_ms, 0.0)
@@ -128,7 +126,7 @@ def test_legacy_takes_one_of_the_better_half_when_all_are_in_isolation() -> None
     assert picked <= info.queue_set
 
 
-def test_legacy_forgets_a_pick_that_has_no_writable_queue() -> None:
+def test_legacy_removes_a_picked_broker_without_writable_queues() -> None:
     faults = strategy("legacy", gone=S.REMOTING_FAILED, a=S.REMOTING_FAILED, b=S.REMOTING_FAILED, c=S.REMOTING_FAILED)
     faults.update(S.REMOTING_FAILED, "gone", 0.5, 0.0)
     chosen = selector(faults)
@@ -137,13 +135,13 @@ def test_legacy_forgets_a_pick_that_has_no_writable_queue() -> None:
     assert {"a", "b", "c"} <= faults.table.items().keys()
 
 
-def test_a_full_window_is_passed_over_and_waited_for_only_when_all_are_full() -> None:
+def test_broker_with_full_window_is_skipped() -> None:
     chosen, all_queues = selector(), queues("a", "b")
     assert {chosen.select(all_queues, None, "b".__eq__, 0.0).broker_name for _ in range(8)} == {"b"}  # type: ignore[union-attr]
     assert chosen.select(all_queues, None, lambda _: False, 0.0) is None
 
 
-def test_the_broker_that_failed_is_taken_again_rather_than_waiting_for_a_full_one() -> None:
+def test_failed_broker_with_room_is_preferred_to_a_full_one() -> None:
     for chosen in (selector(), RandomSelector(random.Random(1))):
         queue = chosen.select(queues("a", "b"), "a", "a".__eq__, 0.0)
         assert queue is not None
@@ -151,13 +149,13 @@ def test_the_broker_that_failed_is_taken_again_rather_than_waiting_for_a_full_on
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_an_isolated_broker_is_not_taken_because_the_available_one_is_full(preset: str) -> None:
+def test_isolated_broker_is_not_selected_because_the_others_are_full(preset: str) -> None:
     faults = strategy(preset, a=S.REMOTING_FAILED)
     assert selector(faults).select(queues("a", "b"), None, "a".__eq__, 1.0) is None
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_broker_without_a_master_is_not_waited_for(mode: str | None) -> None:
+def test_selection_does_not_wait_for_a_broker_without_a_master(mode: str | None) -> None:
     found = replace(route({"a": 1}), order_topic_conf="a:2;gone:2")
     chosen = selector(strategy(mode, a=S.REMOTING_FAILED))
     assert {chosen.select(publish_info_of("T", found), None, "a".__eq__, 1.0) for _ in range(9)} == {
@@ -194,7 +192,7 @@ def every_selector(faults: FaultStrategy, seed: int) -> list[QueueSelector]:
 
 
 @given(situations(), st.integers(0, 2**40), st.floats(0, 700))
-def test_a_select_always_returns_an_admitted_queue_while_one_exists(
+def test_selected_queue_always_belongs_to_a_broker_with_room(
     situation: tuple[FaultStrategy, TopicPublishInfo, str | None, set[str]], seed: int, now: float
 ) -> None:
     faults, info, last, admitted = situation
@@ -209,7 +207,7 @@ def test_a_select_always_returns_an_admitted_queue_while_one_exists(
 
 
 @given(situations(), st.integers(0, 2**40))
-def test_while_no_broker_is_isolated_one_that_admits_is_taken_and_the_last_one_last(
+def test_broker_with_room_is_selected_and_the_last_one_only_at_the_end(
     situation: tuple[FaultStrategy, TopicPublishInfo, str | None, set[str]], seed: int
 ) -> None:
     faults, info, last, admitted = situation
@@ -222,7 +220,7 @@ ROOMS = ("idc1-a", "idc1-b", "idc2-a", "idc10-a")
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_room_s_queues_come_first_and_in_turn(mode: str | None) -> None:
+def test_queues_of_the_room_are_preferred_in_turn(mode: str | None) -> None:
     chosen, info = MachineRoomSelector(["idc1"], strategy(mode), random.Random(1)), queues(*ROOMS, nums=3)
     picked = [chosen.select(info, None, always, 0.0) for _ in range(6)]
     assert {*picked} == queues("idc1-a", "idc1-b", nums=3).queue_set
@@ -230,7 +228,7 @@ def test_the_room_s_queues_come_first_and_in_turn(mode: str | None) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_full_window_in_the_room_is_waited_for(mode: str | None) -> None:
+def test_selection_waits_for_a_full_window_in_the_room(mode: str | None) -> None:
     chosen, info = MachineRoomSelector(["idc1"], strategy(mode), random.Random(1)), queues(*ROOMS)
     assert chosen.select(info, None, "idc2-a".__eq__, 0.0) is None
     queue = chosen.select(info, "idc1-a", "idc1-a".__eq__, 0.0)
@@ -238,7 +236,7 @@ def test_a_full_window_in_the_room_is_waited_for(mode: str | None) -> None:
     assert queue.broker_name == "idc1-a"
 
 
-def test_without_a_good_broker_in_the_room_the_others_are_taken() -> None:
+def test_other_rooms_are_used_without_an_available_broker_in_the_room() -> None:
     info = queues(*ROOMS)
     for faults in (strategy(None), strategy("v4", **{"idc1-b": S.REMOTING_FAILED})):
         one_room = MachineRoomSelector(["idc1"], faults, random.Random(1))
@@ -258,12 +256,12 @@ def test_without_a_good_broker_in_the_room_the_others_are_taken() -> None:
         ("column", RoundRobinSelector), ("random", RandomSelector), ("machineRoom", MachineRoomSelector),
     ],
 )  # fmt: skip
-def test_the_option_says_how_unbound_rows_find_their_queue(queue_selector: str | None, kind: type) -> None:
+def test_option_queue_selector_determines_the_selector_of_unbound_rows(queue_selector: str | None, kind: type) -> None:
     options = SinkOptions.of(name_server=("ns:1",), queue_selector=queue_selector, machine_room=("idc1",))
     assert type(selector_of(options, strategy(None), random.Random(1))) is kind
 
 
-def test_an_info_that_replaces_another_starts_anew_at_random() -> None:
+def test_new_publish_info_restarts_at_a_random_queue() -> None:
     chosen = ThreadLocalSelector(strategy(None), random.Random(2))
     firsts = set()
     for _ in range(10):
@@ -276,7 +274,7 @@ def test_an_info_that_replaces_another_starts_anew_at_random() -> None:
     assert len(firsts) > 5
 
 
-def test_each_thread_goes_its_own_round() -> None:
+def test_each_thread_rotates_independently() -> None:
     chosen, info = ThreadLocalSelector(strategy(None), random.Random(2)), queues("a", "b")
     rounds: list[list[object]] = []
 

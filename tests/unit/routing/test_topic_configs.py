@@ -59,11 +59,11 @@ def test_brokers_that_do_not_answer_are_reported_as_unknown() -> None:
     assert configs.compacted
 
 
-def test_broker_without_the_topic_is_neither_known_nor_unknown() -> None:
+def test_broker_without_the_topic_is_not_listed() -> None:
     assert query({"a": PLAIN, "c": ABSENT}) == TopicConfigs({"a": PLAIN}, {})
 
 
-def test_slave_is_asked_only_if_its_broker_has_no_master() -> None:
+def test_slave_is_queried_only_if_its_broker_has_no_master() -> None:
     brokers = route({"a": {0: "master", 1: "slave"}, "b": {2: "only"}, "c": {}, "d": {0: "idle"}}, without_queues="d")
     cache = TopicConfigCache(Brokers({"master": PLAIN, "only": COMPACTED}), lambda: 0.0)
     assert cache.get({"T": brokers})["T"] == TopicConfigs({"a": PLAIN, "b": COMPACTED}, {})
@@ -85,7 +85,7 @@ def test_cached_configurations_expire_after_30_seconds() -> None:
     assert cache.get(routes) == {"T": TopicConfigs({"a": COMPACTED, "b": PLAIN}, {})}
 
 
-def test_configuration_stays_known_while_its_broker_does_not_answer() -> None:
+def test_configuration_stays_cached_while_its_broker_does_not_answer() -> None:
     now = [0.0]
     answers: dict[str, TopicConfig | RocketMQError] = {"a": COMPACTED, "b": PLAIN}
     cache = TopicConfigCache(Brokers(answers), lambda: now[0])
@@ -101,7 +101,7 @@ def test_configuration_stays_known_while_its_broker_does_not_answer() -> None:
     assert cache.get(routes) == {"T": TopicConfigs({"b": PLAIN}, {})}
 
 
-def test_broker_that_refused_is_not_asked_again() -> None:
+def test_broker_that_rejected_the_request_is_not_queried_again() -> None:
     answers: dict[str, TopicConfig | RocketMQError] = {"a": REFUSED}
     cache = TopicConfigCache(Brokers(answers), lambda: 0.0)
     for _ in range(2):
@@ -110,7 +110,7 @@ def test_broker_that_refused_is_not_asked_again() -> None:
         answers["a"] = COMPACTED
 
 
-def test_broker_that_did_not_answer_or_lacked_the_topic_is_asked_again() -> None:
+def test_broker_without_answer_or_topic_is_queried_again() -> None:
     answers: dict[str, TopicConfig | RocketMQError] = {"a": ABSENT}
     cache = TopicConfigCache(Brokers(answers), lambda: 0.0)
     assert cache.config("T", "a", "a", 3.0) == PLAIN

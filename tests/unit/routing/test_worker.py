@@ -30,7 +30,7 @@ class Job:
         assert self._called.acquire(timeout=10)
 
 
-def test_a_job_runs_at_once_and_then_when_it_is_woken() -> None:
+def test_job_runs_at_start_and_when_it_is_woken() -> None:
     clock, job = ManualClock(5.0), Job()
     worker = Worker("w", job, clock)
     worker.start()
@@ -44,7 +44,7 @@ def test_a_job_runs_at_once_and_then_when_it_is_woken() -> None:
     assert job.times == [5.0, 6.0]
 
 
-def test_what_is_due_already_is_run_again_without_a_wait() -> None:
+def test_job_that_is_already_due_runs_again_without_a_wait() -> None:
     clock, ran = ManualClock(), threading.Semaphore(0)
 
     def due_at_once(now: float) -> float:
@@ -72,7 +72,7 @@ def test_a_job_that_fails_is_logged_and_does_not_end_the_thread(caplog: pytest.L
     assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["a bug"]
 
 
-def test_after_a_stop_there_is_no_start() -> None:
+def test_stopped_worker_does_not_start() -> None:
     job = Job()
     worker = Worker("w", job, ManualClock())
     worker.stop()

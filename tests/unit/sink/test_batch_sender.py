@@ -104,12 +104,12 @@ def test_a_second_write_is_refused(rig: Rig) -> None:
     assert len(rig.stored()) == 25
 
 
-def test_nothing_is_asked_and_no_thread_starts_without_rows(rig: Rig) -> None:
+def test_write_without_rows_starts_no_request_and_no_thread(rig: Rig) -> None:
     rig.producer.write([], RowBatcher())
     assert rig.transport.calls == rig.transport.requests == []
 
 
-def test_lost_answers_are_sent_again_and_rows_may_repeat_but_none_is_missing() -> None:
+def test_rows_with_lost_answers_are_resent_and_none_is_missing() -> None:
     for rig in made(send_msg_timeout=50):
         rig.transport.play("a", *[Reply(silent=True, stored=True)] * 3)
         rig.transport.play("b", Reply(silent=True), Reply.code(2, "busy"), Reply.code(14, "full"))
@@ -133,7 +133,7 @@ def test_a_retry_does_not_wait_for_a_slow_upstream(rig: Rig) -> None:
     assert stored_meanwhile == [100]
 
 
-def test_rows_that_wait_for_company_are_sent_while_the_upstream_is_slow(rig: Rig) -> None:
+def test_incomplete_batches_are_sent_while_the_upstream_is_slow(rig: Rig) -> None:
     stored_meanwhile = []
 
     def upstream() -> Iterator[list[str]]:
@@ -148,7 +148,7 @@ def test_rows_that_wait_for_company_are_sent_while_the_upstream_is_slow(rig: Rig
     assert stored_meanwhile == [11]
 
 
-def test_rows_of_an_unknown_topic_fail_with_its_reason_behind_a_slow_upstream_too() -> None:
+def test_unknown_topic_fails_with_its_reason_despite_a_slow_upstream() -> None:
     def slow() -> Iterator[list[str]]:
         yield ["x"]
         time.sleep(0.5)
@@ -158,13 +158,13 @@ def test_rows_of_an_unknown_topic_fail_with_its_reason_behind_a_slow_upstream_to
             rig.producer.write(slow(), RowBatcher())
 
 
-def test_an_invalid_row_fails_with_the_account_of_the_rows_before_it(rig: Rig) -> None:
+def test_invalid_row_error_has_the_row_counts_before_it(rig: Rig) -> None:
     rows = [["1"] * 10, ["2"] * 3 + ["bad"]]
     with pytest.raises(InvalidRowError, match=r"row 7: bad\. .*stored: [ab] 10 rows.*not sent: 4.*unknown: 0"):
         rig.producer.write(rows, RowBatcher(10))
 
 
-def test_rows_that_nobody_takes_fail_within_the_delivery_timeout_with_the_account() -> None:
+def test_undeliverable_rows_fail_at_delivery_timeout_with_row_counts() -> None:
     for rig in made(delivery_timeout_ms=300, send_msg_timeout=300):
         refused = Reply(error=RemotingConnectException("connecting to a:10911: refused"))
         rig.transport.always.update(a=refused, b=refused)
@@ -175,13 +175,13 @@ def test_rows_that_nobody_takes_fail_within_the_delivery_timeout_with_the_accoun
         assert isinstance(raised.value.__cause__, RemotingConnectException)
 
 
-def test_an_unknown_topic_fails_within_the_patience_for_a_first_route() -> None:
+def test_unknown_topic_fails_before_the_delivery_timeout() -> None:
     for rig in made({}, send_msg_timeout=100):
         with pytest.raises(RouteNotFoundException, match="topic T"):
             rig.producer.write(numbers(25), RowBatcher())
 
 
-def test_52_an_empty_name_server_list_is_10004() -> None:
+def test_empty_name_server_list_is_10004() -> None:
     transport = ScriptedTransport({})
     options = SinkOptions.of(name_server=())
     instance = ClientInstance("test@1", transport, options.connection)
@@ -227,9 +227,7 @@ def test_a_topic_that_a_proxy_does_not_know_yet_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize(("delivery_timeout_ms", "patience"), [(120_000, 35), (10_000, 10)])
-def test_a_topic_that_no_proxy_knows_fails_after_the_time_for_which_one_may_be_mistaken(
-    delivery_timeout_ms: int, patience: int
-) -> None:
+def test_topic_unknown_to_all_proxies_fails_after_at_most_35_s(delivery_timeout_ms: int, patience: int) -> None:
     clock = Jumping()
     producer, _, instance = over_grpc({}, clock, delivery_timeout_ms=delivery_timeout_ms)
     with pytest.raises(RouteNotFoundException, match="topic T: the proxy does not know it"):
@@ -267,7 +265,7 @@ def test_name_servers_that_the_driver_has_reached_are_waited_for() -> None:
     assert 30 <= clock.now <= 60
 
 
-def test_name_servers_that_the_driver_has_reached_and_that_stay_away_fail_after_the_delivery_timeout() -> None:
+def test_lost_name_servers_fail_after_the_delivery_timeout() -> None:
     clock = Jumping()
     producer, transport = after_the_driver({"T": route({"a": 1})}, clock, delivery_timeout_ms=20_000)
     transport.fail("query_route", *[GONE] * 50)
@@ -276,7 +274,7 @@ def test_name_servers_that_the_driver_has_reached_and_that_stay_away_fail_after_
     assert 20 <= clock.now <= 23
 
 
-def test_a_topic_that_nobody_knows_is_not_waited_for_whoever_was_reached_before() -> None:
+def test_unknown_topic_fails_soon_even_if_the_driver_reached_servers() -> None:
     clock = Jumping()
     producer, _ = after_the_driver({}, clock)
     with pytest.raises(RouteNotFoundException, match="no name server knows it"):
@@ -294,7 +292,7 @@ def test_over_grpc_a_namespace_is_no_part_of_names() -> None:
     instance.close()
 
 
-def test_what_is_in_flight_stays_within_max_in_flight_bytes() -> None:
+def test_bytes_in_flight_stay_within_max_in_flight_bytes() -> None:
     for rig in made(max_in_flight_bytes=2000, max_in_flight=64):
         rig.transport.always.update(a=Reply(delay=0.002), b=Reply(delay=0.002))
         peak = 0
@@ -310,7 +308,7 @@ def test_what_is_in_flight_stays_within_max_in_flight_bytes() -> None:
         assert 0 < peak <= 2000
 
 
-def test_an_error_of_the_upstream_goes_through_as_it_is_and_ends_the_thread(rig: Rig) -> None:
+def test_upstream_error_is_raised_unchanged_and_ends_the_thread(rig: Rig) -> None:
     def upstream() -> Iterator[list[str]]:
         yield ["1"] * 20
         raise KeyError("upstream")
@@ -320,7 +318,7 @@ def test_an_error_of_the_upstream_goes_through_as_it_is_and_ends_the_thread(rig:
     assert not [thread for thread in threading.enumerate() if thread.name == "rocketmq-producer"]
 
 
-def test_a_crash_of_its_own_thread_reaches_the_caller(rig: Rig) -> None:
+def test_error_of_the_sender_thread_is_raised_in_the_caller(rig: Rig) -> None:
     class Crashing(RowBatcher):
         def expired(self, now: float, known: Callable[[str], bool]) -> Iterator[Pair]:
             raise ZeroDivisionError("expired")

@@ -26,7 +26,7 @@ LONGEST = 600.0
     ],
     ids=["by-proxy", "by-gateway"],
 )
-def test_grpc_06_a_proxy_that_throttles_is_left_alone_for_longer_and_longer_up_to_the_cap(
+def test_throttling_proxy_causes_exponential_backoff_up_to_the_cap(
     throttled: RocketMQError,
 ) -> None:
     rig = Rig(proxy_route("NORMAL", endpoints=(FIRST,)), retry_backoff_ms=100, retry_backoff_max_ms=1600)
@@ -48,7 +48,7 @@ def test_grpc_06_a_proxy_that_throttles_is_left_alone_for_longer_and_longer_up_t
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_grpc_09_when_every_endpoint_has_failed_all_are_tried_again(preset: str) -> None:
+def test_all_endpoints_are_tried_again_after_all_failed(preset: str) -> None:
     rig = Rig(proxy_route("NORMAL"), send_latency_fault_enable=True, fault_preset=preset)
     for endpoint in ENDPOINTS:
         rig.transport.play(endpoint, *[refused()] * 3)
@@ -61,7 +61,7 @@ def test_grpc_09_when_every_endpoint_has_failed_all_are_tried_again(preset: str)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_grpc_09_an_endpoint_is_used_again_when_its_isolation_has_ended(preset: str) -> None:
+def test_endpoint_is_used_again_after_its_isolation(preset: str) -> None:
     rig = Rig(proxy_route("NORMAL"), send_latency_fault_enable=True, fault_preset=preset)
     rig.transport.play(FIRST, refused(), refused())
     rig.offer(20)

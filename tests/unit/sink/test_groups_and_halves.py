@@ -33,7 +33,7 @@ def offer_to_group(rig: Rig, group: str, body: bytes) -> None:
     st.lists(st.sampled_from(["red", "green", "blue"]), min_size=1, max_size=20),
     st.integers(0, 2**32),
 )
-def test_grpc_09_messages_of_a_group_are_first_stored_in_their_order_whatever_endpoint_takes_them(
+def test_messages_of_a_group_are_first_stored_in_order_at_any_endpoint(
     script: dict[str, list[Reply]], groups: list[str], seed: int
 ) -> None:
     rig = Rig(route(ENDPOINTS), seed)
@@ -66,7 +66,7 @@ def test_grpc_09_messages_of_a_group_are_first_stored_in_their_order_whatever_en
         assert len(set(first_stored)) == len(groups)
 
 
-def test_a_group_that_waits_holds_up_no_batch_and_no_group_of_another_line() -> None:
+def test_waiting_group_does_not_delay_batches_or_other_groups() -> None:
     rig = Rig(route(ENDPOINTS), retry_backoff_ms=5000)
     rig.transport.play("p1:8081", Reply.code(2, "busy"))
     rig.transport.play("p2:8081", Reply.code(2, "busy"))
@@ -109,9 +109,7 @@ def batch_of(messages: list[Message], encoding: Encoding) -> EncodedBatch:
 
 @settings(max_examples=50)
 @given(st.integers(1, 700), st.sampled_from(Encoding), st.data())
-def test_grpc_07_one_bad_row_is_found_and_named_good_rows_are_stored_once_and_the_calls_are_few(
-    rows: int, encoding: Encoding, data: st.DataObject
-) -> None:
+def test_single_invalid_row_is_found_by_halving_and_named(rows: int, encoding: Encoding, data: st.DataObject) -> None:
     bad = data.draw(st.integers(0, rows - 1))
     rig = Rig(route(ENDPOINTS))
     attempts = refusing(rig, lambda batch: b"BAD" in b"".join(batch.body))
@@ -130,7 +128,7 @@ def test_grpc_07_one_bad_row_is_found_and_named_good_rows_are_stored_once_and_th
     assert rig.pipeline.unfinished().not_sent + rig.pipeline.stored_rows == rows
 
 
-def test_a_single_message_that_is_refused_is_named_and_what_it_does_not_have_is_left_out() -> None:
+def test_rejected_single_message_is_named_without_missing_properties() -> None:
     rig = Rig(route(ENDPOINTS))
     refusing(rig, lambda _: True)
     properties = encode_properties({"KEYS": "k" * 300}).decode()
@@ -140,7 +138,7 @@ def test_a_single_message_that_is_refused_is_named_and_what_it_does_not_have_is_
 
 
 @pytest.mark.parametrize("encoding", Encoding)
-def test_a_row_that_can_not_be_read_is_refused_without_a_name(encoding: Encoding) -> None:
+def test_undecodable_row_is_rejected_without_its_keys(encoding: Encoding) -> None:
     rig = Rig(route(ENDPOINTS))
     rig.transport.send = lambda request, _, on_outcome, *, within: on_outcome(  # type: ignore[method-assign]
         SendOutcome(request.queue, None, MessageRefusedException("refused", 40007, "", request.address), 1.0)
@@ -151,7 +149,7 @@ def test_a_row_that_can_not_be_read_is_refused_without_a_name(encoding: Encoding
     assert "sending 1 rows of topic T (3 bytes) to " in str(rig.pipeline.failure)
 
 
-def test_halves_of_a_batch_keep_their_order_where_one_goes_at_a_time() -> None:
+def test_halves_of_a_batch_stay_in_order_in_sync_mode() -> None:
     rig = Rig(route({"p1:8081": 1}), send_mode="sync")
     attempts = refusing(rig, lambda batch: batch.rows > 2)
     rig.offer_bodies([b"%d" % row for row in range(8)])
@@ -200,7 +198,7 @@ def test_rows_go_one_by_one_where_brokers_know_no_batches(
     assert caplog.text.count("from now on this task sends its rows one by one") == 1
 
 
-def test_a_single_message_that_a_server_does_not_know_how_to_take_ends_the_write() -> None:
+def test_unsupported_single_message_fails_the_write() -> None:
     rig = Rig(route({"a": 1}))
     rig.transport.play("a", Reply.code(3, "request type 310 not supported"))
     offer_to_group(rig, "", b"x")
@@ -222,7 +220,7 @@ def test_a_single_message_that_a_server_does_not_know_how_to_take_ends_the_write
     ),
     st.booleans(),
 )
-def test_single_messages_hold_what_the_batch_held(messages: list[Message], wait: bool) -> None:
+def test_single_messages_equal_the_items_of_the_batch(messages: list[Message], wait: bool) -> None:
     body = encode_batch(messages)
     inner = "UNIQ_KEY\x01of-the-batch\x02"
     batch = EncodedBatch(
@@ -244,7 +242,7 @@ def test_single_messages_hold_what_the_batch_held(messages: list[Message], wait:
 
 
 @given(st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=40))
-def test_halves_hold_what_the_batch_held(bodies: list[bytes]) -> None:
+def test_halves_equal_the_items_of_the_batch(bodies: list[bytes]) -> None:
     body = encode_batch([Message("T", each) for each in bodies])
     batch = EncodedBatch("T", (memoryview(body)[:7], memoryview(body)[7:]), len(bodies), len(body))
     halves = split_batch(batch)

@@ -51,7 +51,7 @@ def most_tries_per_outcome(rig: Rig, rows: int) -> float:
     [{}, {"ordered": True}, {"send_mode": "sync"}, {"send_latency_fault_enable": True}, {"queue_selector": "random"}],
     ids=str,
 )
-def test_acknowledgement_tries_few_of_500_topics(options: dict[str, Any]) -> None:
+def test_acknowledgement_causes_few_attempts_with_500_topics(options: dict[str, Any]) -> None:
     rig = rig_of("ab", **options)
     for topic in TOPICS * 2:
         rig.offer(topic=topic)
@@ -68,7 +68,7 @@ def test_acknowledgement_tries_few_topics_on_many_different_brokers() -> None:
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_acknowledgement_tries_no_queue_of_a_broker_that_rests(*, ordered: bool) -> None:
+def test_acknowledgement_tries_no_queue_of_a_resting_broker(*, ordered: bool) -> None:
     rig = rig_of("ab", ordered=ordered)
     rig.transport.play("a", refused(), refused())
     for topic, broker in itertools.product(TOPICS, "ab"):
@@ -111,7 +111,7 @@ def test_acknowledgement_tries_no_topic_that_avoids_an_isolated_broker() -> None
     assert stored(rig, "ab") == 2000
 
 
-def test_single_messages_and_batches_take_turns_at_a_broker() -> None:
+def test_single_messages_and_batches_alternate_at_a_broker() -> None:
     rig = rig_of("a", max_in_flight=2)
     for topic in TOPICS[:4]:
         single = topic in ("T0", "T2")
@@ -122,7 +122,7 @@ def test_single_messages_and_batches_take_turns_at_a_broker() -> None:
     assert topics[10:21] == ["T1", "T0", "T2", "T3", *["T0", "T2"] * 3, "T1"]
 
 
-def test_line_keeps_its_turn_while_others_are_served() -> None:
+def test_topics_alternate_at_a_broker_with_one_request_in_flight() -> None:
     rig = rig_of("a", max_in_flight=1)
     for topic in TOPICS:
         rig.offer(2, topic=topic)
@@ -130,7 +130,7 @@ def test_line_keeps_its_turn_while_others_are_served() -> None:
     assert [request.queue.topic for request in rig.transport.requests] == TOPICS * 2
 
 
-def test_new_route_is_used_by_lines_that_wait_for_a_broker_that_left() -> None:
+def test_new_route_is_used_by_rows_that_wait_for_a_removed_broker() -> None:
     rig = rig_of("a")
     rig.transport.always["a"] = Reply(silent=True)
     for topic in TOPICS:
@@ -143,7 +143,7 @@ def test_new_route_is_used_by_lines_that_wait_for_a_broker_that_left() -> None:
     assert stored(rig, "b") == 500
 
 
-def test_thousands_of_lines_recover_within_20_rechecks() -> None:
+def test_five_thousand_topics_recover_within_20_rechecks() -> None:
     rig = Rig(route({"a": 2}), retry_backoff_ms=100)
     topics = [f"T{number}" for number in range(5000)]
     for topic in topics:

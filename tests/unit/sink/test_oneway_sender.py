@@ -72,7 +72,7 @@ def lists(count: int) -> list[list[str]]:
     return [[f"{number}-{row}" for row in range(5)] for number in range(count)]
 
 
-def test_76_oneway_passes_once_and_rows_count_as_sent_and_never_as_stored(rig: Rig) -> None:
+def test_oneway_sends_once_and_rows_count_as_sent_but_not_as_stored(rig: Rig) -> None:
     rig.producer.write(lists(8), Rows())
     assert len(rig.transport.oneways) == 8
     assert rig.transport.requests == []
@@ -81,7 +81,7 @@ def test_76_oneway_passes_once_and_rows_count_as_sent_and_never_as_stored(rig: R
     assert {(numbers["rows"], numbers["p50_ms"]) for numbers in rig.facts.values()} == {(0, None)}
 
 
-def test_what_a_broker_refuses_is_never_known_and_never_sent_again(rig: Rig) -> None:
+def test_rejected_oneway_rows_are_not_resent_and_count_as_sent(rig: Rig) -> None:
     rig.transport.always.update(a=Reply.code(2, "busy"), b=Reply.code(13, "illegal"))
     rig.producer.write(lists(4), Rows())
     assert len(rig.transport.oneways) == 4
@@ -89,13 +89,13 @@ def test_what_a_broker_refuses_is_never_known_and_never_sent_again(rig: Rig) -> 
     assert sum(numbers["sent_rows"] for numbers in rig.facts.values()) == 20
 
 
-def test_108_a_connection_that_breaks_while_writing_counts_as_sent(rig: Rig) -> None:
+def test_connection_that_breaks_during_a_oneway_send_counts_as_sent(rig: Rig) -> None:
     rig.transport.always.update(a=Reply(error=RemotingSendRequestException("reset")))
     rig.producer.write(lists(4), Rows(MessageQueue("T", "a", 0)))
     assert len(rig.transport.oneways) == 4
 
 
-def test_rows_that_no_connection_took_go_to_another_broker(rig: Rig) -> None:
+def test_oneway_rows_go_to_another_broker_if_a_connection_is_refused(rig: Rig) -> None:
     rig.refuse("a")
     rig.producer.write(lists(8), Rows())
     assert len(rig.stored()) == 40
@@ -103,7 +103,7 @@ def test_rows_that_no_connection_took_go_to_another_broker(rig: Rig) -> None:
     assert rig.facts["a"]["retries"] > 0
 
 
-def test_rows_that_nobody_takes_fail_the_write_with_an_account_that_promises_nothing() -> None:
+def test_undeliverable_oneway_rows_fail_the_write_with_row_counts() -> None:
     rig = Rig(delivery_timeout_ms=200, send_msg_timeout=200)
 
     def rows() -> Iterator[list[str]]:
@@ -131,7 +131,7 @@ def test_requests_carry_the_group_and_the_batch_itself(rig: Rig) -> None:
     )
 
 
-def test_a_rate_holds_for_what_nobody_acknowledges() -> None:
+def test_rate_limit_applies_to_oneway_rows() -> None:
     # The rate counts from the sender's making on.
     started = time.monotonic()
     rig = Rig(rate=1000.0)

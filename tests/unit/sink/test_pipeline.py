@@ -41,7 +41,7 @@ def test_a_failure_goes_to_another_broker_at_once_with_the_same_bytes() -> None:
     assert rig.refreshed
 
 
-def test_a_broker_that_refuses_connections_is_left_to_rest_and_not_hammered() -> None:
+def test_broker_that_refuses_connections_is_retried_with_backoff() -> None:
     rig = Rig(route({"a": 4, "b": 4}))
     rig.transport.always["a"] = refused()
     rig.transport.always["b"] = Reply(delay=0.01)
@@ -51,7 +51,7 @@ def test_a_broker_that_refuses_connections_is_left_to_rest_and_not_hammered() ->
     assert rig.brokers.count("a") < 20
 
 
-def test_flow_control_tries_the_same_queue_after_a_wait_and_isolates_nobody() -> None:
+def test_flow_control_retries_the_same_queue_without_isolation() -> None:
     rig = Rig(route({"a": 4, "b": 4}), send_latency_fault_enable=True)
     rig.transport.play("a", *[Reply.code(2, "[TIMEOUT_CLEAN_QUEUE]broker busy")] * 3)
     rig.transport.play("b", *[Reply.code(2, "[TIMEOUT_CLEAN_QUEUE]broker busy")] * 3)
@@ -63,7 +63,7 @@ def test_flow_control_tries_the_same_queue_after_a_wait_and_isolates_nobody() ->
     assert all(rig.faults.is_available(broker, rig.clock.now) for broker in "ab")
 
 
-def test_constant_flow_control_ends_at_the_delivery_timeout_and_says_so() -> None:
+def test_permanent_flow_control_fails_at_the_delivery_timeout() -> None:
     rig = Rig(route({"a": 1}), delivery_timeout_ms=5000)
     rig.transport.always["a"] = Reply.code(2, "[TIMEOUT_CLEAN_QUEUE]broker busy")
     rig.offer(3, rows=7)
@@ -76,7 +76,7 @@ def test_constant_flow_control_ends_at_the_delivery_timeout_and_says_so() -> Non
     assert rig.pipeline.unfinished().unknown == 0
 
 
-def test_rows_bound_to_a_queue_wait_for_it_and_go_nowhere_else() -> None:
+def test_bound_rows_are_retried_at_their_queue_only() -> None:
     rig, queue = Rig(route({"a": 2, "b": 2})), MessageQueue("T", "a", 1)
     rig.transport.play("a", *[refused()] * 6)
     rig.offer(3, bound=queue)
@@ -86,7 +86,7 @@ def test_rows_bound_to_a_queue_wait_for_it_and_go_nowhere_else() -> None:
     assert [len(messages) for messages in rig.transport.stored.values()] == [3]
 
 
-def test_bound_rows_of_a_broker_that_is_gone_fail_at_the_delivery_timeout_naming_the_queue() -> None:
+def test_bound_rows_of_a_lost_broker_fail_at_delivery_timeout() -> None:
     rig, queue = Rig(route({"a": 2, "b": 2}), delivery_timeout_ms=4000), MessageQueue("T", "c", 0)
     rig.offer(1, bound=queue)
     rig.run()
@@ -96,7 +96,7 @@ def test_bound_rows_of_a_broker_that_is_gone_fail_at_the_delivery_timeout_naming
     assert rig.pipeline.unfinished().not_sent == 1
 
 
-def test_bound_rows_do_not_hold_up_others() -> None:
+def test_bound_rows_of_a_lost_broker_do_not_delay_other_rows() -> None:
     rig, queue = Rig(route({"a": 2, "b": 2}), delivery_timeout_ms=4000), MessageQueue("T", "c", 0)
     rig.offer(5, bound=queue)
     rig.offer(50)
@@ -104,7 +104,7 @@ def test_bound_rows_do_not_hold_up_others() -> None:
     assert sum(facts["rows"] for facts in rig.facts.values()) == 50
 
 
-def test_stored_but_not_safe_is_sent_so_often_and_then_named() -> None:
+def test_unsafe_rows_are_resent_retry_times_then_the_write_fails() -> None:
     rig = Rig(route({"a": 1}), retry_times_when_send_failed=2)
     rig.transport.always["a"] = Reply(SendStatus.SLAVE_NOT_AVAILABLE)
     rig.offer(1, rows=9)
@@ -118,7 +118,7 @@ def test_stored_but_not_safe_is_sent_so_often_and_then_named() -> None:
     assert rig.facts["a"]["failures_by_code"] == {"SLAVE_NOT_AVAILABLE": 1}
 
 
-def test_what_a_broker_refuses_for_good_fails_at_once() -> None:
+def test_permanent_rejection_fails_at_once() -> None:
     rig = Rig(route({"a": 1, "b": 1}))
     rig.transport.always.update(a=Reply.code(13, "the message is illegal"), b=Reply.code(13, "the message is illegal"))
     rig.offer(1)
@@ -128,7 +128,7 @@ def test_what_a_broker_refuses_for_good_fails_at_once() -> None:
     assert isinstance(rig.pipeline.failure.__cause__, RocketMQError)
 
 
-def test_the_broker_is_not_said_to_refuse_what_never_came_to_it() -> None:
+def test_error_before_any_request_is_not_called_a_rejection() -> None:
     rig = Rig(route({"a": 1}))
     rig.transport.play("a", Reply(error=RemotingCertificateException("the server's certificate is not trusted")))
     rig.offer(1)
@@ -137,7 +137,7 @@ def test_the_broker_is_not_said_to_refuse_what_never_came_to_it() -> None:
     assert "sending it again would not help; last error: the server's certificate" in str(rig.pipeline.failure)
 
 
-def test_nothing_is_sent_after_a_failure_but_what_was_in_flight_still_counts() -> None:
+def test_failure_stops_sending_but_requests_in_flight_still_count() -> None:
     rig = Rig(route({"a": 8}))
     rig.transport.play("a", Reply.code(13, "the message is illegal"), Reply(delay=1.0))
     rig.offer(10, rows=2)
@@ -147,7 +147,7 @@ def test_nothing_is_sent_after_a_failure_but_what_was_in_flight_still_counts() -
     assert rig.pipeline.unfinished().not_sent == 18
 
 
-def test_an_outcome_that_never_comes_fails_the_write_instead_of_hanging_it() -> None:
+def test_missing_outcome_fails_the_write_instead_of_blocking_it() -> None:
     rig = Rig(route({"a": 1}), delivery_timeout_ms=3000)
     rig.offer(1, rows=4)
     list(rig.pipeline.dispatches(rig.clock.now))
@@ -158,7 +158,7 @@ def test_an_outcome_that_never_comes_fails_the_write_instead_of_hanging_it() -> 
     assert rig.pipeline.unfinished().unknown == 4
 
 
-def test_after_a_failure_only_outcomes_wake_it() -> None:
+def test_failed_pipeline_has_no_timed_wakeup() -> None:
     rig = Rig(route({"a": 1}))
     rig.transport.play("a", Reply.code(2, "busy"), Reply.code(13, "the message is illegal", delay=0.5))
     rig.offer(4)
@@ -168,7 +168,7 @@ def test_after_a_failure_only_outcomes_wake_it() -> None:
     assert rig.pipeline.next_wakeup(rig.clock.now) is None
 
 
-def test_a_timeout_halves_the_window_and_the_rows_count_as_unknown_until_they_are_stored() -> None:
+def test_timed_out_rows_count_as_unknown_when_the_write_fails() -> None:
     rig = Rig(route({"a": 1}), delivery_timeout_ms=10_000)
     rig.transport.always["a"] = Reply(silent=True)
     rig.offer(2, rows=3)
@@ -181,7 +181,7 @@ def test_a_timeout_halves_the_window_and_the_rows_count_as_unknown_until_they_ar
 
 
 @pytest.mark.parametrize("over_grpc", [False, True])
-def test_only_over_grpc_an_attempt_has_twice_the_time_of_one_that_ran_out(*, over_grpc: bool) -> None:
+def test_timeout_of_attempts_doubles_only_over_grpc(*, over_grpc: bool) -> None:
     # There it includes the sending, which on a slow link takes as long every time.
     options = {"transport": "grpc", "endpoints": ("a:1",)} if over_grpc else {}
     rig = Rig(route({"a": 1}), send_msg_timeout=1000, delivery_timeout_ms=60_000, **options)
@@ -196,7 +196,7 @@ def test_only_over_grpc_an_attempt_has_twice_the_time_of_one_that_ran_out(*, ove
     assert timeouts == ([1.0, 2.0, 4.0, 8.0] if over_grpc else [1.0] * 4)
 
 
-def test_a_paused_broker_holds_up_only_what_is_in_flight_to_it() -> None:
+def test_paused_broker_delays_only_its_requests_in_flight() -> None:
     rig = Rig(route({"a": 4, "b": 4}))
     rig.transport.always["a"] = Reply(silent=True)
     rig.transport.always["b"] = Reply(delay=0.01)
@@ -224,7 +224,7 @@ def test_a_slow_broker_is_isolated_only_with_the_fault_strategy() -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_broker_in_isolation_is_used_again_when_there_is_no_other(preset: str) -> None:
+def test_isolated_broker_is_used_if_there_is_no_other(preset: str) -> None:
     rig = Rig(route({"a": 1}), send_latency_fault_enable=True, fault_preset=preset)
     rig.transport.play("a", refused())
     rig.offer(3)
@@ -233,7 +233,7 @@ def test_a_broker_in_isolation_is_used_again_when_there_is_no_other(preset: str)
 
 
 @pytest.mark.parametrize("detector", [False, True])
-def test_75_a_lost_connection_marks_a_broker_unreachable_for_the_detector_only(detector: bool) -> None:
+def test_lost_connection_marks_broker_unreachable_only_with_detector(detector: bool) -> None:
     rig = Rig(route({"a": 1, "b": 1}), send_latency_fault_enable=True, start_detector_enable=detector)
     rig.transport.always["a"] = refused()
     rig.transport.always["b"] = Reply.code(14, "shutting down")
@@ -248,7 +248,7 @@ def test_75_a_lost_connection_marks_a_broker_unreachable_for_the_detector_only(d
     assert reachable == {"a": not detector, "b": False}
 
 
-def test_an_order_configuration_whose_brokers_are_all_gone_fails_at_the_delivery_timeout() -> None:
+def test_order_configuration_of_lost_brokers_fails_at_delivery_timeout() -> None:
     rig = Rig(replace(route({"a": 1}), order_topic_conf="gone:4"), delivery_timeout_ms=5000)
     rig.offer(1)
     rig.run()
@@ -256,7 +256,7 @@ def test_an_order_configuration_whose_brokers_are_all_gone_fails_at_the_delivery
     assert rig.refreshed
 
 
-def test_an_order_configuration_leaves_out_the_broker_that_is_gone() -> None:
+def test_lost_broker_of_an_order_configuration_is_skipped() -> None:
     rig = Rig(replace(route({"a": 1}), order_topic_conf="a:1;gone:4"))
     rig.transport.play("a", refused())
     rig.offer(3)
@@ -281,7 +281,7 @@ def test_a_topic_that_loses_its_queues_waits_for_a_new_route() -> None:
     assert rig.brokers == ["b"]
 
 
-def test_a_topic_whose_route_nobody_knows_yet_is_asked_for_and_then_sent_to() -> None:
+def test_missing_route_is_requested_before_the_send() -> None:
     rig = Rig(route({"a": 1}))
     info = rig.infos.pop("T")
     rig.offer(1)
@@ -292,7 +292,7 @@ def test_a_topic_whose_route_nobody_knows_yet_is_asked_for_and_then_sent_to() ->
     assert rig.facts["a"]["rows"] == 1
 
 
-def test_a_batch_that_waits_for_a_frozen_broker_does_not_hold_up_those_behind_it() -> None:
+def test_batch_waiting_for_a_frozen_broker_does_not_delay_later_ones() -> None:
     rig = Rig(route({"a": 4, "b": 4}), delivery_timeout_ms=600_000)
     rig.transport.always.update(a=Reply(delay=0.005), b=Reply(silent=True))
     rig.transport.play("a", *([Reply(delay=0.005)] * 20 + [Reply.code(14, "service not available", 0.005)]) * 10)
@@ -308,7 +308,7 @@ def test_a_batch_that_waits_for_a_frozen_broker_does_not_hold_up_those_behind_it
     assert rig.pipeline.failure is None
 
 
-def test_waiting_for_room_in_our_own_window_does_not_count_against_the_delivery_timeout() -> None:
+def test_waiting_for_the_window_does_not_use_up_the_delivery_timeout() -> None:
     rig = Rig(route({"a": 64}), max_in_flight=1, delivery_timeout_ms=3000)
     rig.transport.always["a"] = Reply(delay=0.2)
     for queue_id in range(64):
@@ -318,7 +318,7 @@ def test_waiting_for_room_in_our_own_window_does_not_count_against_the_delivery_
     assert rig.facts["a"]["rows"] == len(rig.transport.requests) == 64
 
 
-def test_singles_share_the_window_eight_to_a_batch() -> None:
+def test_eight_single_messages_count_as_one_batch_in_the_window() -> None:
     rig = Rig(route({"a": 1}), max_in_flight=2)
     rig.transport.always["a"] = Reply(delay=1.0)
     rig.offer(40, single=True)
@@ -328,7 +328,7 @@ def test_singles_share_the_window_eight_to_a_batch() -> None:
     assert rig.facts["a"]["rows"] == 40
 
 
-def test_a_single_message_weighs_more_than_its_body() -> None:
+def test_single_message_counts_with_its_overhead() -> None:
     rig = Rig(route({"a": 1}))
     rig.offer(10, single=True)
     assert rig.pipeline.pending_bytes > 10 * 500
@@ -336,7 +336,7 @@ def test_a_single_message_weighs_more_than_its_body() -> None:
     assert rig.pipeline.pending_bytes == 0
 
 
-def test_lines_take_turns_when_one_slot_is_free_at_a_time() -> None:
+def test_queues_alternate_when_one_slot_is_free_at_a_time() -> None:
     rig = Rig(route({"a": 4}), max_in_flight=1)
     rig.transport.always["a"] = Reply(delay=0.1)
     for queue_id in range(4):
@@ -351,7 +351,7 @@ def test_lines_take_turns_when_one_slot_is_free_at_a_time() -> None:
     st.integers(0, 2**32),
     st.sampled_from([None, *PRESETS]),
 )
-def test_no_row_is_ever_lost_whatever_the_brokers_do(
+def test_no_row_is_lost_with_any_broker_behaviour(
     script: dict[str, list[Reply]], seed: int, preset: str | None
 ) -> None:
     cluster = route(dict.fromkeys(script, 2))
@@ -391,7 +391,7 @@ def test_no_row_is_ever_lost_whatever_the_brokers_do(
     st.booleans(),
     st.booleans(),
 )
-def test_what_is_stored_but_not_safe_is_stored_no_more_often_than_retries_allow(
+def test_unsafe_rows_are_stored_at_most_retries_plus_one_times(
     script: dict[str, list[Reply]], seed: int, retries: int, elsewhere: bool, required: bool
 ) -> None:
     rig = Rig(

@@ -8,27 +8,25 @@ from hypothesis import strategies as st
 from rocketmq_spark.sink.pacing import RateLimit, largest_batch
 
 
-def test_the_first_messages_wait_too_so_that_many_short_tasks_keep_the_rate() -> None:
+def test_first_messages_of_a_task_are_limited_too() -> None:
     limit = RateLimit(100.0, 50.0)
     assert limit.reserve(100, 50.0) == 51.0
     assert limit.reserve(50, 50.0) == 51.5
 
 
-def test_unused_time_is_good_for_a_second_and_no_more() -> None:
+def test_unused_rate_is_kept_for_one_second() -> None:
     limit = RateLimit(100.0, 0.0)
     assert limit.reserve(100, 60.0) == 60.0
     assert limit.reserve(1, 60.0) == 60.01
 
 
-def test_the_largest_batch_is_a_seconds_share_and_at_least_one_row() -> None:
+def test_largest_batch_is_one_second_of_the_rate_but_at_least_one_row() -> None:
     assert largest_batch(100.9) == 100
     assert largest_batch(0.2) == 1
 
 
 @given(st.floats(0.1, 1e4), st.lists(st.tuples(st.integers(1, 500), st.floats(0.0, 3.0)), min_size=1, max_size=40))
-def test_never_more_than_the_rate_and_a_second_of_unused_time_goes_by_any_moment(
-    rate: float, asked: list[tuple[int, float]]
-) -> None:
+def test_messages_never_exceed_the_rate_plus_one_second(rate: float, asked: list[tuple[int, float]]) -> None:
     limit, now, turns = RateLimit(rate, 0.0), 0.0, []
     for messages, pause in asked:
         now += pause

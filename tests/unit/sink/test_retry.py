@@ -40,7 +40,7 @@ def test_send_ok_is_stored() -> None:
     assert policy().decide(answered(SendStatus.SEND_OK), Attempts(), bound=False) is Verdict.STORED
 
 
-def test_other_brokers_come_first_and_then_a_wait_round_after_round() -> None:
+def test_failures_try_other_brokers_before_each_backoff() -> None:
     attempts, verdicts = Attempts(), []
     for _ in range(7):
         verdicts.append(policy().decide(failed(RemotingConnectException("refused")), attempts, bound=False))
@@ -49,7 +49,7 @@ def test_other_brokers_come_first_and_then_a_wait_round_after_round() -> None:
     assert attempts.waits == 2
 
 
-def test_flow_control_tries_the_same_queue_again_for_ever() -> None:
+def test_flow_control_always_retries_the_same_queue() -> None:
     attempts = Attempts()
     assert {policy().decide(busy(), attempts, bound=False) for _ in range(50)} == {Verdict.SAME_QUEUE}
     assert attempts.waits == 50
@@ -60,26 +60,26 @@ def test_bound_rows_wait_for_their_queue(error: RocketMQError) -> None:
     assert policy().decide(failed(error), Attempts(), bound=True) is Verdict.SAME_QUEUE
 
 
-def test_what_the_broker_refuses_for_good_is_given_up() -> None:
+def test_permanent_rejection_is_given_up() -> None:
     illegal = MQBrokerException("13", 13, "the message is illegal", "a:1")
     assert policy().decide(failed(illegal), Attempts(), bound=False) is Verdict.GIVE_UP
 
 
 @pytest.mark.parametrize("status", [status for status in SendStatus if status is not SendStatus.SEND_OK])
 @pytest.mark.parametrize("times", [0, 1, 2, 5])
-def test_stored_but_not_safe_is_sent_again_so_many_times_and_then_fails(status: SendStatus, times: int) -> None:
+def test_unsafe_rows_are_resent_retry_times_and_then_given_up(status: SendStatus, times: int) -> None:
     attempts = Attempts()
     verdicts = [policy(times).decide(answered(status), attempts, bound=False) for _ in range(times + 1)]
     assert verdicts == [Verdict.SAME_QUEUE] * times + [Verdict.GIVE_UP]
 
 
-def test_stored_but_not_safe_goes_to_another_broker_where_asked_but_never_with_bound_rows() -> None:
+def test_unsafe_rows_go_to_another_broker_on_request_unless_bound() -> None:
     outcome = answered(SendStatus.SLAVE_NOT_AVAILABLE)
     assert policy(another=True).decide(outcome, Attempts(), bound=False) is Verdict.LATER
     assert policy(another=True).decide(outcome, Attempts(), bound=True) is Verdict.SAME_QUEUE
 
 
-def test_without_require_store_ok_any_stored_answer_counts() -> None:
+def test_any_stored_answer_is_accepted_without_require_store_ok() -> None:
     outcome = answered(SendStatus.FLUSH_DISK_TIMEOUT)
     assert policy(require=False).decide(outcome, Attempts(), bound=False) is Verdict.STORED
     attempts = Attempts()

@@ -46,7 +46,7 @@ def at_most_one_on_its_way(rig: Rig) -> None:
     st.sampled_from(["async", "sync"]),
     st.sampled_from([None, 3.0]),
 )
-def test_first_occurrences_of_a_queues_rows_are_in_order_whatever_the_brokers_do(
+def test_first_copies_of_rows_are_in_queue_order_with_any_broker(
     script: dict[str, list[Reply]],
     batches: list[tuple[MessageQueue, int, bool]],
     seed: int,
@@ -69,7 +69,7 @@ def test_first_occurrences_of_a_queues_rows_are_in_order_whatever_the_brokers_do
         assert len(found) == len(numbers) or rig.pipeline.failure is not None
 
 
-def test_a_younger_batch_waits_while_the_one_before_it_waits_for_another_attempt() -> None:
+def test_later_batch_waits_while_an_earlier_one_is_retried() -> None:
     rig, queue = Rig(route({"a": 1}), ordered=True, retry_backoff_ms=1000), MessageQueue("T", "a", 0)
     rig.transport.play("a", refused())
     for number in range(3):
@@ -83,7 +83,7 @@ def test_a_younger_batch_waits_while_the_one_before_it_waits_for_another_attempt
     assert first_occurrences(rig, queue) == [0, 1, 2]
 
 
-def test_rows_that_are_bound_to_no_queue_take_turns_by_topic_and_all_arrive() -> None:
+def test_unbound_ordered_rows_are_all_stored() -> None:
     rig = Rig(route({"a": 2, "b": 2}), ordered=True)
     rig.transport.play("a", *[Reply.code(2, "busy"), refused(), Reply()] * 2)
     rig.transport.play("b", *[refused(), Reply.code(215, "flow"), Reply()] * 2)
@@ -93,7 +93,7 @@ def test_rows_that_are_bound_to_no_queue_take_turns_by_topic_and_all_arrive() ->
     assert sum(facts["rows"] for facts in rig.facts.values()) == 8
 
 
-def test_other_queues_go_on_while_one_waits() -> None:
+def test_retry_of_one_queue_does_not_delay_other_queues() -> None:
     rig = Rig(route({"a": 2, "b": 2}), ordered=True, retry_backoff_ms=5000)
     rig.transport.play("a", refused())
     rig.offer_bodies([b"0"], MessageQueue("T", "a", 0))
@@ -109,7 +109,7 @@ def test_other_queues_go_on_while_one_waits() -> None:
     assert rig.facts["a"]["rows"] == 1
 
 
-def test_rows_of_a_broker_that_leaves_the_route_wait_for_it_and_are_never_hashed_again() -> None:
+def test_rows_of_a_broker_missing_in_the_route_wait_for_its_return() -> None:
     rig, queue = Rig(route({"a": 2, "b": 2}), ordered=True), MessageQueue("T", "a", 1)
     rig.infos["T"] = publish_info_of("T", route({"b": 2}))
     for number in range(4):
@@ -124,7 +124,7 @@ def test_rows_of_a_broker_that_leaves_the_route_wait_for_it_and_are_never_hashed
     assert {request.queue for request in rig.transport.requests} == {queue}
 
 
-def test_what_waits_behind_a_batch_that_failed_counts_as_not_sent() -> None:
+def test_batches_behind_a_failed_one_count_as_not_sent() -> None:
     rig, queue = Rig(route({"a": 1}), ordered=True), MessageQueue("T", "a", 0)
     rig.transport.play("a", Reply.code(13, "the message is illegal"))
     for _ in range(4):
@@ -134,7 +134,7 @@ def test_what_waits_behind_a_batch_that_failed_counts_as_not_sent() -> None:
     assert not rig.pipeline.is_empty
 
 
-def test_sync_has_one_request_on_its_way_and_sends_the_next_when_the_last_is_acknowledged() -> None:
+def test_sync_has_one_request_in_flight() -> None:
     rig = Rig(route({"a": 4, "b": 4}), send_mode="sync", retry_backoff_ms=1000)
     rig.transport.always.update(a=Reply(delay=0.1), b=Reply(delay=0.1))
     rig.transport.play("a", Reply.code(2, "busy"))
@@ -151,7 +151,7 @@ def test_sync_has_one_request_on_its_way_and_sends_the_next_when_the_last_is_ack
 
 
 @pytest.mark.parametrize(("send_mode", "at_once"), [("sync", 3), ("async", 1)])
-def test_each_mode_has_its_own_number_of_attempts_that_follow_without_a_wait(send_mode: str, at_once: int) -> None:
+def test_immediate_retries_depend_on_the_send_mode(send_mode: str, at_once: int) -> None:
     rig = Rig(
         route({"a": 1, "b": 1}),
         send_mode=send_mode,
@@ -166,7 +166,7 @@ def test_each_mode_has_its_own_number_of_attempts_that_follow_without_a_wait(sen
     assert waits[: at_once + 2] == [0] * at_once + [1, 1]
 
 
-def test_stored_but_not_safe_is_resent_retry_times_when_send_failed_in_every_mode() -> None:
+def test_unsafe_rows_are_resent_retry_times_in_both_send_modes() -> None:
     for send_mode in ("sync", "async"):
         rig = Rig(
             route({"a": 1}),
@@ -196,19 +196,19 @@ def timeouts(rig: Rig, attempts: int) -> list[float]:
     return found
 
 
-def test_85_the_cap_of_an_attempt_holds_while_another_follows_at_once_and_the_last_of_a_round_is_uncapped() -> None:
+def test_cap_per_request_applies_to_all_but_the_last_attempt_of_a_round() -> None:
     rig = Rig(route({"a": 1, "b": 1}), send_msg_max_timeout_per_request=500)
     rig.offer(1)
     assert timeouts(rig, 6) == [0.5, 0.5, 3.0, 0.5, 0.5, 3.0]
 
 
-def test_rows_that_have_no_other_broker_are_not_capped() -> None:
+def test_bound_rows_have_no_cap_per_request() -> None:
     rig = Rig(route({"a": 1}), send_msg_max_timeout_per_request=500)
     rig.offer(1, bound=MessageQueue("T", "a", 0))
     assert timeouts(rig, 3) == [3.0, 3.0, 3.0]
 
 
-def test_a_cap_above_the_timeout_changes_nothing() -> None:
+def test_cap_above_the_timeout_has_no_effect() -> None:
     rig = Rig(route({"a": 1, "b": 1}), send_msg_max_timeout_per_request=9000)
     rig.offer(1)
     assert timeouts(rig, 3) == [3.0, 3.0, 3.0]
@@ -224,7 +224,7 @@ def test_a_rate_spaces_first_tries_and_not_retries() -> None:
     assert 102.5 <= rig.clock.now < 103.5
 
 
-def test_waiting_for_the_rate_does_not_count_against_the_delivery_timeout() -> None:
+def test_waiting_for_the_rate_does_not_use_up_the_delivery_timeout() -> None:
     rig = Rig(route({"a": 4}), rate=1.0, delivery_timeout_ms=3000)
     rig.offer(1, rows=60)
     rig.run()
@@ -232,7 +232,7 @@ def test_waiting_for_the_rate_does_not_count_against_the_delivery_timeout() -> N
     assert rig.clock.now == 160.0
 
 
-def test_what_waits_for_the_rate_when_a_write_fails_counts_as_not_sent() -> None:
+def test_rows_waiting_for_the_rate_count_as_not_sent_after_a_failure() -> None:
     rig = Rig(route({"a": 4}), rate=10.0)
     rig.transport.play("a", Reply.code(13, "the message is illegal"))
     rig.offer(3, rows=10)

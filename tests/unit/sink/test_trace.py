@@ -74,7 +74,7 @@ def test_a_single_message_and_an_inner_batch_are_traced_too(transport: ScriptedT
     ]
 
 
-def test_a_trace_topic_that_can_not_be_written_is_logged_and_hurts_nobody(
+def test_unwritable_trace_topic_is_logged_and_does_not_raise(
     transport: ScriptedTransport, caplog: pytest.LogCaptureFixture
 ) -> None:
     transport.always["a"] = Reply(error=RemotingConnectException("down"))
@@ -83,7 +83,7 @@ def test_a_trace_topic_that_can_not_be_written_is_logged_and_hurts_nobody(
     assert "trace records of 3 rows could not be sent" in caplog.text
 
 
-def test_batches_that_come_too_fast_are_left_out_and_counted(
+def test_batches_beyond_the_trace_queue_are_dropped_and_counted(
     transport: ScriptedTransport, caplog: pytest.LogCaptureFixture
 ) -> None:
     transport.always["a"] = Reply(delay=0.1)

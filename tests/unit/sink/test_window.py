@@ -16,7 +16,7 @@ def answer(window: Window, times: int, latency_ms: float = 5.0) -> None:
         window.success(BATCH_COST, latency_ms)
 
 
-def test_it_starts_with_two_batches_or_sixteen_singles() -> None:
+def test_window_starts_with_two_batches_or_sixteen_single_messages() -> None:
     window = Window(8)
     for _ in range(16):
         assert window.admits(SINGLE_COST, 0.0)
@@ -25,13 +25,13 @@ def test_it_starts_with_two_batches_or_sixteen_singles() -> None:
     assert not window.admits(BATCH_COST, 0.0)
 
 
-def test_quick_answers_let_it_grow_to_its_maximum_and_no_further() -> None:
+def test_fast_answers_grow_the_window_to_its_maximum() -> None:
     window = Window(8)
     answer(window, 200)
     assert window.limit == 8
 
 
-def test_a_window_that_is_not_used_up_does_not_grow() -> None:
+def test_unused_window_does_not_grow() -> None:
     window = Window(8)
     for _ in range(100):
         window.start(SINGLE_COST)
@@ -39,7 +39,7 @@ def test_a_window_that_is_not_used_up_does_not_grow() -> None:
     assert window.limit == 2
 
 
-def test_answers_that_queue_up_do_not_let_it_grow() -> None:
+def test_queueing_answers_do_not_grow_the_window() -> None:
     window = Window(8)
     window.start(BATCH_COST)
     window.success(BATCH_COST, 300.0)
@@ -48,13 +48,13 @@ def test_answers_that_queue_up_do_not_let_it_grow() -> None:
     assert window.limit == before
 
 
-def test_a_slow_link_still_grows_while_twice_its_own_latency_holds() -> None:
+def test_window_grows_on_a_slow_link_with_stable_latency() -> None:
     window = Window(8)
     answer(window, 200, latency_ms=300.0)
     assert window.limit == 8
 
 
-def test_trouble_halves_once_for_requests_that_were_on_their_way_together() -> None:
+def test_concurrent_failures_halve_the_window_once() -> None:
     window = Window(8)
     answer(window, 200)
     first = [window.trouble(BATCH_COST, started_at=1.0, now=2.0) for _ in range(7)]
@@ -65,7 +65,7 @@ def test_trouble_halves_once_for_requests_that_were_on_their_way_together() -> N
     assert (window.limit, window.troubles) == (2, 2)
 
 
-def test_the_floor_is_one_request_of_either_kind() -> None:
+def test_window_never_shrinks_below_one_request() -> None:
     window = Window(8)
     for now in range(1, 20):
         window.start(BATCH_COST)
@@ -83,7 +83,7 @@ def test_a_resting_broker_admits_nothing_until_its_time_comes() -> None:
     assert window.admits(SINGLE_COST, 5.0)
 
 
-def test_a_success_ends_the_count_of_troubles() -> None:
+def test_success_resets_the_count_of_failures() -> None:
     window = Window(8)
     window.start(BATCH_COST)
     window.trouble(BATCH_COST, 0.0, 1.0)
@@ -93,7 +93,7 @@ def test_a_success_ends_the_count_of_troubles() -> None:
 
 
 @given(st.integers(1, 64), st.lists(st.tuples(st.sampled_from("stre"), st.booleans())))
-def test_what_is_in_flight_always_comes_back_to_zero_and_stays_within_the_maximum(
+def test_cost_in_flight_returns_to_zero_and_stays_within_the_maximum(
     maximum: int, events: list[tuple[str, bool]]
 ) -> None:
     window, flying, now = Window(maximum), [], 0.0

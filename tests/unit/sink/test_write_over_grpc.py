@@ -50,7 +50,7 @@ def rows(count: int, **columns: list[Any]) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize("by_gateway", [False, True], ids=["by-proxy", "by-gateway"])
-def test_grpc_06_throttled_requests_are_sent_again_as_they_were_and_isolate_nobody(
+def test_throttled_requests_are_resent_unchanged_without_isolation(
     proxy: FakeProxy, make: Make, *, by_gateway: bool
 ) -> None:
     send, throttled = proxy.handlers["SendMessage"], iter([True] * 5)
@@ -85,7 +85,7 @@ def ids(request: bytes) -> tuple[str, ...]:
     [({}, 3, 3), ({"delayMs": [60_000] * 200}, 1, 8)],
     ids=["batches", "singles"],
 )
-def test_grpc_08_no_more_requests_are_on_their_way_than_the_limit_says(
+def test_requests_in_flight_stay_within_the_limit(
     proxy: FakeProxy, make: Make, columns: dict[str, list[Any]], max_in_flight: int, most: int
 ) -> None:
     proxy.routes["orders"] = route_reply(pb.NORMAL, pb.DELAY)
@@ -109,9 +109,7 @@ def test_grpc_08_no_more_requests_are_on_their_way_than_the_limit_says(
     assert 1 < peak <= most
 
 
-def test_grpc_08_an_error_of_the_upstream_ends_the_write_and_the_end_of_the_producer_what_is_on_its_way(
-    proxy: FakeProxy, make: Make
-) -> None:
+def test_upstream_error_ends_the_write_and_shutdown_cancels_requests(proxy: FakeProxy, make: Make) -> None:
     ended = threading.Semaphore(0)
 
     def silent(_: bytes, context: Any) -> bytes:
@@ -141,7 +139,7 @@ def with_bad_text(column: str) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize("column", ["tags", "keys"])
-def test_a_row_with_text_that_is_not_utf_8_is_named_left_out_or_diverted(
+def test_row_with_invalid_utf_8_fails_is_skipped_or_becomes_dead_letter(
     proxy: FakeProxy, make: Make, column: str
 ) -> None:
     proxy.routes["dead"] = route_reply(pb.NORMAL)

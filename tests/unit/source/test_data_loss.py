@@ -103,7 +103,7 @@ def test_expired_messages_are_lost_data(reader: Make) -> None:
 
 
 @given(st.integers(0, 30), st.integers(1, 200), st.integers(0, 250))
-def test_expired_messages_may_be_passed_over(start: int, size: int, expired: int) -> None:
+def test_expired_messages_are_skipped_without_fail_on_data_loss(start: int, size: int, expired: int) -> None:
     made = Reader(fail_on_data_loss=False)
     made.fill({A0: 260})
     made.transport.expired[A0] = expired
@@ -111,7 +111,7 @@ def test_expired_messages_may_be_passed_over(start: int, size: int, expired: int
     assert read(made, OffsetRange(A0, start, start + size)) == ({A0: left} if left else {})
 
 
-def test_messages_that_expire_while_they_are_read_are_lost_data(reader: Make) -> None:
+def test_messages_that_expire_during_the_read_are_lost_data(reader: Make) -> None:
     made = reader()
     made.fill({A0: 500})
     pulls = Puller(made.options, made.transport, made.queues, made.clock).pull([OffsetRange(A0, 0, 500)])
@@ -149,7 +149,7 @@ def test_an_answer_without_a_filter_that_has_no_message_is_lost_data(reader: Mak
     ],
     ids=["begins later", "hole", "ends early", "several"],
 )
-def test_every_offset_that_an_answer_leaves_out_is_named(
+def test_every_offset_missing_in_an_answer_is_reported(
     reader: Make, caplog: pytest.LogCaptureFixture, offsets: tuple[int, ...], gaps: list[tuple[int, int]]
 ) -> None:
     made = reader()
@@ -163,7 +163,7 @@ def test_every_offset_that_an_answer_leaves_out_is_named(
     assert reported(caplog.messages) == {"orders/a/0": gaps}
 
 
-def test_unreadable_messages_are_not_missing(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_messages_are_not_reported_as_missing(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
     unreadable = stored(1, b"not zlib", sys_flag=0x301)
     body = b"".join((stored(0), unreadable, stored(2), stored(5)))
     pull = Pulled(A0, 0, 6, body, contiguous=True)
@@ -192,7 +192,7 @@ def test_one_error_names_the_gaps_of_all_queues(reader: Make) -> None:
 
 
 @given(st.integers(0, 300), st.lists(st.integers(0, 60), min_size=1, max_size=20), st.booleans())
-def test_rows_and_reported_offsets_are_all_offsets(start: int, steps: list[int], corrected: bool) -> None:
+def test_every_offset_is_a_row_or_reported(start: int, steps: list[int], corrected: bool) -> None:
     """A broker deletes messages between any two answers, and corrects the minimum offset at once or never."""
     made = Reader(fail_on_data_loss=False)
     made.fill({A0: 900})
@@ -222,7 +222,7 @@ def test_gaps_of_a_compacted_topic_are_no_lost_data(reader: Make) -> None:
     assert read(made, OffsetRange(A0, 0, 20, compacted=True)) == {A0: [1, 4, 8, 12, 19]}
 
 
-def test_a_compacted_queue_that_ends_in_a_gap_is_waited_for(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_compacted_queue_that_ends_in_a_gap_times_out(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
     """A broker drops messages without keys, and counts them in the maximum offset of the queue."""
     options = {"read_timeout_ms": 20_000}
     made = reader(**options)
@@ -242,7 +242,7 @@ def test_a_range_that_begins_inside_an_inner_batch_is_contiguous(reader: Make) -
     assert read(made, OffsetRange(A0, 2, 5)) == {A0: [2, 3, 4]}
 
 
-def test_tags_that_are_filtered_by_the_task_hide_no_gap(reader: Make) -> None:
+def test_tags_filtered_by_the_task_do_not_hide_gaps(reader: Make) -> None:
     made = reader()
     made.transport.play_pulls(A0, answer(5, 0, 1, 2, 3, 4), answer(10, 7, 8, 9))
     with pytest.raises(DataLossError) as raised:
@@ -266,7 +266,7 @@ def pass_over_all(made: Reader, then: Callable[[int], object] = lambda _: None) 
     made.transport.play_pulls(A0, *[pass_over] * 100)
 
 
-def test_a_filtered_read_checks_what_it_has_passed_over(reader: Make) -> None:
+def test_filtered_read_checks_skipped_offsets_for_data_loss(reader: Make) -> None:
     made = reader(sub_expression="a")
     pass_over_all(made)
     assert read(made, OffsetRange(A0, 0, 500)) == {}
@@ -276,7 +276,7 @@ def test_a_filtered_read_checks_what_it_has_passed_over(reader: Make) -> None:
 
 
 @pytest.mark.parametrize("deleted", ["expired", "removed"])
-def test_what_expires_while_a_filtered_read_passes_it_over_is_lost_data(reader: Make, deleted: str) -> None:
+def test_skipped_messages_that_expire_before_their_check_are_lost_data(reader: Make, deleted: str) -> None:
     made = reader(sub_expression="a")
 
     def expire(requests: int) -> None:
@@ -290,7 +290,7 @@ def test_what_expires_while_a_filtered_read_passes_it_over_is_lost_data(reader: 
     assert reported([str(raised.value)]) == {"orders/a/0": [(200, 269)]}
 
 
-def test_what_expires_after_a_filtered_read_has_checked_it_is_not_lost(reader: Make) -> None:
+def test_messages_that_expire_after_their_check_are_not_lost(reader: Make) -> None:
     made = reader(sub_expression="a")
 
     def expire(requests: int) -> None:
@@ -328,7 +328,7 @@ def with_late_slave(made: Reader, master: RocketMQError | None) -> list[str]:
     return asked
 
 
-def test_first_offset_of_a_slave_does_not_count_if_the_master_answers(reader: Make) -> None:
+def test_first_offset_of_a_slave_is_ignored_if_the_master_answers(reader: Make) -> None:
     made = reader()
     asked = with_late_slave(made, None)
     made.queues.failed(A0, made.queues.address(A0))
@@ -336,7 +336,7 @@ def test_first_offset_of_a_slave_does_not_count_if_the_master_answers(reader: Ma
     assert asked[:2] == ["slave:1", "master:1"]
 
 
-def test_first_offset_of_a_slave_counts_after_read_timeout(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_first_offset_of_a_slave_is_used_after_read_timeout(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
     made = reader(read_timeout_ms=20_000, pull_timeout_ms=5_000)
     with_late_slave(made, RemotingConnectException("refused"))
     began = made.clock.now
@@ -347,7 +347,7 @@ def test_first_offset_of_a_slave_counts_after_read_timeout(reader: Make, caplog:
     assert sum(text.startswith(warning) for text in caplog.messages) == 1
 
 
-def test_a_master_that_stays_away_without_a_slave_is_an_error(reader: Make) -> None:
+def test_lost_master_without_a_slave_is_a_read_error(reader: Make) -> None:
     made = reader(read_timeout_ms=20_000)
     gone = PullReply(PullOutcome(None, error=RemotingConnectException("refused")))
     made.transport.always_pull[A0] = gone
@@ -355,7 +355,7 @@ def test_a_master_that_stays_away_without_a_slave_is_an_error(reader: Make) -> N
         read(made, OffsetRange(A0, 0, 50))
 
 
-def test_a_read_goes_back_to_a_master_that_answers_again(reader: Make) -> None:
+def test_read_returns_to_its_master_after_it_recovers(reader: Make) -> None:
     made = reader(pull_timeout_ms=5_000, pull_batch_size=1)
     made.addresses("a", {0: "master:1", 1: "slave:1"})
     made.fill({A0: 400})
@@ -383,7 +383,7 @@ def test_a_compacted_topic_is_not_read_from_a_slave_that_began_later(reader: Mak
     assert asked[:2] == ["slave:1", "master:1"]
 
 
-def test_a_first_message_of_a_compacted_topic_at_a_slave_is_checked_at_the_master(reader: Make) -> None:
+def test_first_message_of_compacted_topic_at_slave_is_checked_at_master(reader: Make) -> None:
     made = reader()
     made.addresses("a", {0: "master:1", 1: "slave:1"})
     made.fill({A0: 50})

@@ -46,7 +46,7 @@ def filled(made: Reader) -> Reader:
     return made
 
 
-def test_without_offsets_a_read_is_about_all_there_is(reader: Make) -> None:
+def test_default_offsets_cover_all_messages(reader: Make) -> None:
     made = filled(reader())
     made.transport.expired[A1] = 3
     made.transport.expired[B1] = -1
@@ -56,19 +56,19 @@ def test_without_offsets_a_read_is_about_all_there_is(reader: Make) -> None:
     assert reader(starting_offsets=OffsetSpec("latest")).bounds.starts([]) == {}
 
 
-def test_latest_is_the_end_at_the_start_of_a_query(reader: Make) -> None:
+def test_latest_is_resolved_at_the_start_of_a_query(reader: Make) -> None:
     made = filled(reader(starting_offsets=OffsetSpec("latest")))
     assert made.bounds.starts(QUEUES) == {A0: 4, A1: 4, B0: 4, B1: 2}
 
 
-def test_offsets_by_name_may_be_earliest_and_latest_too(reader: Make) -> None:
+def test_offsets_by_queue_can_be_earliest_and_latest(reader: Make) -> None:
     made = filled(reader(starting_offsets=spec(a0=1, a1=-2, b0=-1, b1=9), ending_offsets=spec(a0=3, a1=-1, b0=4, b1=9)))
     made.transport.expired[A1] = 2
     assert made.bounds.starts(QUEUES) == {A0: 1, A1: 2, B0: 4, B1: 9}
     assert made.bounds.ends(QUEUES) == {A0: 3, A1: 4, B0: 4, B1: 9}
 
 
-def test_offsets_by_name_name_every_queue_and_no_other(reader: Make) -> None:
+def test_offsets_by_queue_must_name_exactly_the_queues(reader: Make) -> None:
     with pytest.raises(OptionError, match="startingOffsets names some queues and not orders/b/0, orders/b/1: name"):
         reader(starting_offsets=spec(a0=1, a1=1)).bounds.starts(QUEUES)
     with pytest.raises(OptionError, match="endingOffsets names orders/a/7, orders/c/0, which can't be read"):
@@ -77,28 +77,28 @@ def test_offsets_by_name_name_every_queue_and_no_other(reader: Make) -> None:
         reader(starting_offsets_by_timestamp=times(a0=1, a1=1, b0=1)).bounds.starts(QUEUES)
 
 
-def test_a_receipt_may_tell_of_topics_that_nobody_asked_for(reader: Make) -> None:
+def test_receipt_can_contain_other_topics(reader: Make) -> None:
     offsets = ((A0, 1), (MessageQueue("others", "a", 0), 7))
     made = filled(reader(starting_offsets=OffsetSpec(None, offsets, receipt=True)))
     queues = made.queues.find()
     assert made.bounds.starts(queues) == {A0: 1}
 
 
-def test_a_time_is_the_first_message_stored_then_or_later(reader: Make) -> None:
+def test_time_resolves_to_the_first_message_at_or_after_it(reader: Make) -> None:
     made = filled(reader(starting_timestamp=1_000_500, ending_timestamp=1_001_000))
     assert made.bounds.starts(QUEUES[:3]) == dict.fromkeys(QUEUES[:3], 2)
     assert made.bounds.ends(QUEUES[:3]) == dict.fromkeys(QUEUES[:3], 2)
     assert made.bounds.at({A0: 0, A1: 1_001_000, B0: 1_001_001, B1: 1_000_001}) == {A0: 0, A1: 2, B0: None, B1: None}
 
 
-def test_past_the_end_of_a_queue_of_inner_batches_its_last_one_is_not_what_was_asked_for(reader: Make) -> None:
+def test_time_after_all_inner_batches_is_not_the_last_batch(reader: Make) -> None:
     made = filled(reader(threaded=True))
     made.transport.attributes["orders"] = {"queue.type": "BatchCQ"}
     assert made.bounds.at({A0: 1_000_500, A1: 1_001_001, B0: 1_001_000}) == {A0: 2, A1: None, B0: 2}
     assert {(one.target.queue, one.offset) for one in made.transport.pulls} == {(A0, 2), (A1, 3), (B0, 2)}
 
 
-def test_a_queue_of_inner_batches_whose_message_is_gone_before_it_is_looked_at_has_it_all_the_same(
+def test_expired_message_of_an_inner_batch_queue_keeps_its_offset(
     reader: Make,
 ) -> None:
     made = filled(reader(threaded=True))
@@ -107,13 +107,13 @@ def test_a_queue_of_inner_batches_whose_message_is_gone_before_it_is_looked_at_h
     assert made.bounds.at({A0: 1_000_500}) == {A0: 2}
 
 
-def test_each_queue_may_have_a_time_of_its_own(reader: Make) -> None:
+def test_each_queue_can_have_its_own_timestamp(reader: Make) -> None:
     stamps = times(a0=1_000_000, a1=1_001_000, b0=1_000_999, b1=1_000_000)
     made = filled(reader(starting_offsets_by_timestamp=stamps, ending_offsets_by_timestamp=stamps))
     assert made.bounds.starts(QUEUES) == made.bounds.ends(QUEUES) == {A0: 0, A1: 2, B0: 2, B1: 0}
 
 
-def test_no_message_as_young_as_the_start_is_an_error_unless_told_otherwise(reader: Make) -> None:
+def test_start_time_without_later_messages_fails_unless_latest_is_set(reader: Make) -> None:
     with pytest.raises(OptionError, match=r"timestamp 1000500 in orders/b/1 and 0 other .*Strategy=latest"):
         filled(reader(starting_timestamp=1_000_500)).bounds.starts(QUEUES)
     made = filled(reader(starting_timestamp=1_000_500, starting_offsets_by_timestamp_strategy="latest"))
@@ -130,7 +130,7 @@ def test_offsets_in_a_namespace_have_the_users_names(reader: Make) -> None:
     assert {queue for queue, _ in made.asked("max_offset")} == {A0}
 
 
-def test_a_queue_that_ends_before_a_batch_begins_has_lost_what_was_there(reader: Make) -> None:
+def test_queue_that_ends_before_the_start_is_lost_data(reader: Make) -> None:
     made = filled(reader(starting_offsets=spec(a0=1, a1=4, b0=9, b1=2)))
     lost = r"queue orders/b/0 ends at offset 4, before 9, where the read begins: .*failOnDataLoss=false"
     with pytest.raises(DataLossError, match=lost):
@@ -138,7 +138,7 @@ def test_a_queue_that_ends_before_a_batch_begins_has_lost_what_was_there(reader:
     assert 9.9 < sum(made.slept) < 11
 
 
-def test_a_queue_that_ends_before_a_batch_begins_may_be_passed_over(
+def test_queue_that_ends_before_the_start_is_skipped_without_fail(
     reader: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = filled(reader(starting_offsets=spec(a0=1, a1=4, b0=9, b1=2), fail_on_data_loss=False))
@@ -147,7 +147,7 @@ def test_a_queue_that_ends_before_a_batch_begins_may_be_passed_over(
     assert "orders/b/0 ends at offset 4" in caplog.text
 
 
-def test_a_start_that_its_broker_is_still_building_the_queue_for_is_waited_for(reader: Make) -> None:
+def test_start_offset_that_is_not_yet_in_the_queue_is_waited_for(reader: Make) -> None:
     made = filled(reader(starting_offsets=spec(a0=4, a1=4, b0=4, b1=4)))
     made.while_asleep = lambda: made.fill({B1: 1})
     assert [one.size for one in made.bounds.ranges(QUEUES)] == [0, 0, 0, 0]
@@ -160,7 +160,7 @@ def test_a_batch_from_a_time_to_an_offset_before_it_is_empty(reader: Make) -> No
     assert made.slept == []
 
 
-def test_what_expired_is_lost_data(reader: Make) -> None:
+def test_expired_start_offset_is_lost_data(reader: Make) -> None:
     made = filled(reader())
     made.transport.expired |= {A0: 2, A1: 4}
     lost = r"messages 1 to 1 of orders/a/0 are not there any more, the first one left is 2: .*failOnDataLoss=false"
@@ -170,7 +170,9 @@ def test_what_expired_is_lost_data(reader: Make) -> None:
     assert made.bounds.checked({A0: 2, A1: 1}, {A0: 4, A1: 1}) == [OffsetRange(A0, 2, 4), OffsetRange(A1, 1, 1)]
 
 
-def test_what_expired_may_be_passed_over(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_expired_start_offset_is_moved_without_fail_on_data_loss(
+    reader: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     made = filled(reader(fail_on_data_loss=False))
     made.transport.expired |= {A0: 2, A1: 4}
     found = made.bounds.checked({A0: 1, A1: 0, B0: 0}, {A0: 4, A1: 3, B0: 9})
@@ -178,7 +180,7 @@ def test_what_expired_may_be_passed_over(reader: Make, caplog: pytest.LogCapture
     assert len(caplog.records) == 2
 
 
-def test_a_master_that_does_not_answer_is_asked_again_and_its_slave_is_not(reader: Make) -> None:
+def test_silent_master_is_queried_again_instead_of_its_slave(reader: Make) -> None:
     made = filled(reader())
     made.addresses("a", {0: "master:1", 1: "slave:1"})
     made.transport.fail("max_offset", RemotingConnectException("refused"), RemotingTimeoutException("no answer"))
@@ -188,7 +190,7 @@ def test_a_master_that_does_not_answer_is_asked_again_and_its_slave_is_not(reade
 
 
 @pytest.mark.parametrize("call", ["min_offset", "max_offset", "search_offset", "pull_now"])
-def test_offsets_of_a_slave_count_once_the_master_was_away_for_long(
+def test_offsets_of_a_slave_are_used_after_read_timeout(
     reader: Make, caplog: pytest.LogCaptureFixture, call: str
 ) -> None:
     made = filled(reader(read_timeout_ms=20_000, pull_timeout_ms=5_000, starting_timestamp=1_001_000))
@@ -215,7 +217,7 @@ def test_offsets_of_a_slave_count_once_the_master_was_away_for_long(
     assert sum("offsets of its slave slave:1 count" in text for text in caplog.messages) == 1
 
 
-def test_planning_deadline_leaves_time_for_a_slave_to_count(reader: Make) -> None:
+def test_planning_deadline_leaves_time_for_the_slave(reader: Make) -> None:
     made = filled(reader(read_timeout_ms=20_000, pull_timeout_ms=5_000))
     made.addresses("a", {0: "master:1", 1: "slave:1"})
     works = made.transport.min_offset
@@ -259,7 +261,7 @@ def test_messages_that_expired_before_the_plan_are_not_lost(reader: Make) -> Non
     assert made.bounds.starts([A0, A1]) == {A0: 3, A1: 2}
 
 
-def test_a_busy_broker_delays_the_read_and_not_its_plan(reader: Make) -> None:
+def test_busy_broker_does_not_delay_planning(reader: Make) -> None:
     made = filled(reader())
     busy = PullReply(PullOutcome(None, error=BrokerBusyException("busy", 2, "", "a:10911")))
     made.transport.always_pull[A0] = busy
@@ -267,7 +269,7 @@ def test_a_busy_broker_delays_the_read_and_not_its_plan(reader: Make) -> None:
     assert made.slept == []
 
 
-def test_a_compacted_topic_begins_at_0_whatever_its_brokers_report(reader: Make) -> None:
+def test_compacted_topic_starts_at_offset_0(reader: Make) -> None:
     made = filled(reader())
     made.transport.attributes["orders"] = {"cleanup.policy": "COMPACTION"}
     made.transport.expired[A0] = 3
@@ -277,7 +279,9 @@ def test_a_compacted_topic_begins_at_0_whatever_its_brokers_report(reader: Make)
     assert len(made.asked("topic_config")) == 1
 
 
-def test_topic_of_unknown_configuration_counts_as_not_compacted(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_topic_with_unknown_configuration_counts_as_not_compacted(
+    reader: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     made = filled(reader())
     made.transport.fail("topic_config", *[MQBrokerException("no permission", 16, "", "a:10911")] * 2)
     assert made.bounds.ranges([A0]) == [OffsetRange(A0, 0, 4)]
@@ -292,21 +296,21 @@ def test_unknown_configuration_of_a_topic_is_logged_once(reader: Make, caplog: p
     assert caplog.text.count("unknown whether its topic is compacted") == 1
 
 
-def test_a_broker_that_lacks_the_topic_is_not_asked_twice_for_it(reader: Make) -> None:
+def test_broker_without_the_topic_is_queried_once(reader: Make) -> None:
     made = filled(reader())
     made.transport.fail("topic_config", TopicRouteStaleException("no topic", 17, "", "a:10911"))
     assert made.bounds.ranges([A0]) == [OffsetRange(A0, 0, 4)]
     assert made.slept == []
 
 
-def test_a_master_that_is_away_does_not_delay_the_plan_of_a_micro_batch(reader: Make) -> None:
+def test_unreachable_master_does_not_delay_planning_of_a_micro_batch(reader: Make) -> None:
     made = filled(reader())
     made.transport.fail("min_offset", RemotingConnectException("refused"))
     assert made.bounds.checked({A0: 1}, {A0: 4}) == [OffsetRange(A0, 1, 4)]
     assert made.slept == []
 
 
-def test_patience_has_an_end_that_names_queue_and_option(reader: Make) -> None:
+def test_unreachable_broker_is_an_error_naming_queue_and_option(reader: Make) -> None:
     made = reader(read_timeout_ms=5000)
 
     def refused(*_: Any) -> int:
@@ -318,7 +322,7 @@ def test_patience_has_an_end_that_names_queue_and_option(reader: Make) -> None:
     assert 5.0 <= sum(made.slept) <= 5.5
 
 
-def test_a_topic_without_a_route_has_patience_too(reader: Make) -> None:
+def test_topic_without_a_route_is_waited_for_at_a_limited_rate(reader: Make) -> None:
     made = reader(read_timeout_ms=3000)
     known = made.transport.routes.pop("orders")
     with pytest.raises(ReadError, match="No topic route info"):
@@ -338,7 +342,7 @@ def test_a_refusal_is_raised_at_once(reader: Make) -> None:
     assert made.slept == []
 
 
-def test_a_thousand_queues_of_which_some_fail_once(reader: Make) -> None:
+def test_offsets_of_1000_queues_are_resolved_despite_some_failures(reader: Make) -> None:
     queues = [MessageQueue("orders", "a", number) for number in range(1000)]
     made = reader()
     made.transport.fail("max_offset", *[RemotingConnectException("refused")] * 40)
@@ -362,7 +366,7 @@ def test_offsets_of_many_queues_have_one_deadline(reader: Make) -> None:
     assert len(made.asked("min_offset")) <= 60 + 16
 
 
-def test_who_asks_once_asks_nobody_after_the_time_of_a_read(reader: Make) -> None:
+def test_once_sends_no_requests_after_read_timeout(reader: Make) -> None:
     made = filled(reader(read_timeout_ms=10_000))
     times = iter([0.0, 10.0])
     bounds = OffsetResolver(made.options, made.transport, made.queues, lambda: next(times, 10.1))
@@ -372,7 +376,7 @@ def test_who_asks_once_asks_nobody_after_the_time_of_a_read(reader: Make) -> Non
     assert "not asked, the others took 10 s" in str(refused[0])
 
 
-def test_times_of_a_compacted_topic_are_those_of_its_own_messages(reader: Make) -> None:
+def test_time_search_in_a_compacted_topic_uses_its_remaining_messages(reader: Make) -> None:
     """A broker searches the queue before compaction, which may have lost messages that compaction keeps."""
     made = reader()
     made.transport.attributes["orders"] = {"cleanup.policy": "COMPACTION"}

@@ -111,7 +111,9 @@ def test_a_range_comes_out_whole_in_order_and_once(
 
 
 @given(st.integers(0, 500), st.integers(1, 300), st.lists(st.integers(1, 90), min_size=1, max_size=8), st.data())
-def test_gaps_are_those_that_the_broker_told_of(start: int, size: int, steps: list[int], data: st.DataObject) -> None:
+def test_filtered_read_continues_at_the_offset_of_each_answer(
+    start: int, size: int, steps: list[int], data: st.DataObject
+) -> None:
     made = Reader(sub_expression="a || b")
     answered: dict[int, tuple[int, bool]] = {}
 
@@ -139,7 +141,7 @@ def test_gaps_are_those_that_the_broker_told_of(start: int, size: int, steps: li
 
 
 @given(st.integers(0, 100), st.integers(1, 400), st.integers(2, 100))
-def test_whole_batches_that_cover_more_than_asked_for_are_cut(start: int, size: int, batch: int) -> None:
+def test_inner_batches_beyond_the_range_are_cut(start: int, size: int, batch: int) -> None:
     made = Reader()
 
     def answer(request: PullRequest) -> PullReply:
@@ -153,7 +155,7 @@ def test_whole_batches_that_cover_more_than_asked_for_are_cut(start: int, size: 
     assert borders[-1] == start + size
 
 
-def test_requests_of_a_queue_go_ahead_of_each_other(reader: Make) -> None:
+def test_requests_of_a_queue_are_pipelined(reader: Make) -> None:
     made = reader()
     made.fill({A0: 1000})
     for queue in QUEUES:
@@ -163,7 +165,7 @@ def test_requests_of_a_queue_go_ahead_of_each_other(reader: Make) -> None:
     assert made.clock.now - began < 0.6
 
 
-def test_a_filter_is_asked_for_as_the_options_have_it(reader: Make) -> None:
+def test_pull_requests_carry_the_filter_of_the_options(reader: Make) -> None:
     made = reader(sub_expression="a > 5", filter_type="SQL92", consumer_group="cg", pull_batch_size=7)
     made.fill({A0: 3})
     read(made, OffsetRange(A0, 0, 3))
@@ -181,7 +183,7 @@ def test_names_in_a_namespace_are_the_users(reader: Make) -> None:
 
 
 @given(st.integers(0, 30), st.integers(1, 200), st.integers(0, 250))
-def test_expired_messages_come_out_as_an_empty_body(start: int, size: int, expired: int) -> None:
+def test_expired_messages_are_returned_as_an_empty_body(start: int, size: int, expired: int) -> None:
     made = Reader()
     made.fill({A0: 260})
     made.transport.expired[A0] = expired
@@ -208,7 +210,7 @@ def test_data_that_is_not_there_yet_is_waited_for(reader: Make) -> None:
     assert [request.suspend_ms for request in made.transport.pulls][-1] == 5000
 
 
-def test_a_queue_that_gives_nothing_is_an_error_that_names_queue_offset_and_option(reader: Make) -> None:
+def test_queue_without_messages_is_an_error_naming_offset_and_option(reader: Make) -> None:
     made = reader(read_timeout_ms=20_000)
     made.fill({A0: 5})
     began = made.clock.now
@@ -218,7 +220,7 @@ def test_a_queue_that_gives_nothing_is_an_error_that_names_queue_offset_and_opti
     assert 20.0 < made.clock.now - began < 30.0
 
 
-def test_a_broker_that_is_gone_is_waited_for_and_no_longer(reader: Make) -> None:
+def test_unreachable_broker_is_waited_for_until_read_timeout(reader: Make) -> None:
     made = reader(read_timeout_ms=20_000)
     made.fill({A0: 100})
     gone = failed(RemotingConnectException("refused"))
@@ -242,7 +244,7 @@ def test_a_broker_that_moved_is_found(reader: Make) -> None:
     assert made.transport.pulls[-1].address == "moved:1"
 
 
-def test_a_slave_that_is_behind_hands_back_to_the_master(reader: Make) -> None:
+def test_slave_that_is_behind_falls_back_to_the_master(reader: Make) -> None:
     made = reader()
     made.fill({A0: 100})
     made.addresses("a", {0: "master:1", 1: "slave:1"})
@@ -272,7 +274,7 @@ def test_a_refusal_is_raised_at_once(reader: Make, error: MQBrokerException, opt
     assert made.clock.now == began
 
 
-def test_what_the_consumer_takes_is_not_the_brokers_silence(reader: Make) -> None:
+def test_slow_consumer_does_not_count_as_a_silent_broker(reader: Make) -> None:
     made = reader(read_timeout_ms=20_000)
     made.fill({A0: 200, B0: 200})
     made.transport.play_pulls(B0, *[nothing(PullStatus.NO_NEW_MSG, 0)] * 4)
@@ -283,7 +285,7 @@ def test_what_the_consumer_takes_is_not_the_brokers_silence(reader: Make) -> Non
     assert covered(found) == {A0: list(range(200)), B0: list(range(200))}
 
 
-def test_many_failures_at_once_are_one(reader: Make) -> None:
+def test_concurrent_failures_count_as_one(reader: Make) -> None:
     # A connection that breaks fails all that is under way on it; after that the wait is a short one.
     made = reader()
     made.fill({A0: 1000})
@@ -293,7 +295,7 @@ def test_many_failures_at_once_are_one(reader: Make) -> None:
     assert made.clock.now - began < 0.2
 
 
-def test_queues_of_a_broker_that_is_gone_take_no_room_from_others(reader: Make) -> None:
+def test_queues_of_an_unreachable_broker_do_not_block_others(reader: Make) -> None:
     made = reader(read_timeout_ms=60_000)
     gone = [MessageQueue("orders", "b", number) for number in range(100)]
     made.fill({A0: 2000})
@@ -310,7 +312,7 @@ def test_queues_of_a_broker_that_is_gone_take_no_room_from_others(reader: Make) 
         next(pulls)
 
 
-def test_while_all_wait_nobody_is_busy(reader: Make) -> None:
+def test_waiting_for_unreachable_brokers_does_not_poll_busily(reader: Make) -> None:
     made = reader(read_timeout_ms=10_000)
     many = [MessageQueue("orders", "b", number) for number in range(50)]
     for queue in many:
@@ -321,7 +323,7 @@ def test_while_all_wait_nobody_is_busy(reader: Make) -> None:
     assert made.transport.polls < 2000
 
 
-def test_answers_that_wait_for_the_oldest_one_do_not_stop_it(reader: Make) -> None:
+def test_segments_that_wait_for_a_failed_one_do_not_block_its_retry(reader: Make) -> None:
     # All room is taken by answers behind the oldest segments, which have failed.
     made = reader()
     made.fill(dict.fromkeys(QUEUES, 600))
@@ -332,7 +334,7 @@ def test_answers_that_wait_for_the_oldest_one_do_not_stop_it(reader: Make) -> No
     assert covered(found) == {queue: list(range(600)) for queue in QUEUES}
 
 
-def test_large_answers_make_room_for_fewer(reader: Make) -> None:
+def test_large_answers_reduce_the_number_of_requests(reader: Make) -> None:
     made = reader()
     large = bytes(8 * 1024 * 1024)
     most = 0
@@ -348,7 +350,7 @@ def test_large_answers_make_room_for_fewer(reader: Make) -> None:
     assert 1 <= most <= 4
 
 
-def test_a_segment_whose_broker_is_unknown_for_a_moment_is_sent_once(reader: Make) -> None:
+def test_segment_with_a_temporarily_unknown_broker_is_sent_once(reader: Make) -> None:
     made = reader()
     made.fill({A0: 300})
     address, unknown = made.queues.address, [RouteNotFoundException("no broker a just now")]
@@ -369,7 +371,7 @@ def test_a_segment_whose_broker_is_unknown_for_a_moment_is_sent_once(reader: Mak
     assert sorted(set(offsets)) == sorted(offsets)
 
 
-def test_an_empty_range_asks_nobody(reader: Make) -> None:
+def test_empty_range_sends_no_request(reader: Make) -> None:
     made = reader()
     assert read(made, OffsetRange(A0, 5, 5), OffsetRange(A1, 5, 3)) == []
     assert made.transport.pulls == []
@@ -385,7 +387,7 @@ def test_a_closed_transport_ends_a_read_at_once(reader: Make) -> None:
         list(pulls)
 
 
-def test_who_has_enough_may_leave(reader: Make) -> None:
+def test_closing_the_generator_stops_the_requests(reader: Make) -> None:
     made = reader()
     made.fill({A0: 500})
     made.transport.always_pull[A0] = PullReply(delay=0.1)
@@ -397,7 +399,7 @@ def test_who_has_enough_may_leave(reader: Make) -> None:
     assert len(made.transport.pulls) == asked
 
 
-def test_a_transport_with_a_thread_of_its_own_is_read_as_well() -> None:
+def test_transport_with_its_own_thread_can_be_read() -> None:
     made = Reader()
     with ScriptedTransport(made.transport.routes, threaded=True) as transport:
         made.transport = transport
@@ -408,7 +410,7 @@ def test_a_transport_with_a_thread_of_its_own_is_read_as_well() -> None:
     assert covered(found) == {queue: list(range(3, 97)) for queue in queues}
 
 
-def test_answers_that_wait_behind_others_are_dropped_where_they_are_too_much_together(reader: Make) -> None:
+def test_large_answers_waiting_out_of_order_are_dropped_above_a_limit(reader: Make) -> None:
     made = reader(pull_batch_size=2)
     made.fill({A0: 40})
     # The second answer keeps all others waiting, and these are larger than any before.

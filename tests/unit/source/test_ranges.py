@@ -35,7 +35,7 @@ def joined(parts: Sequence[OffsetRange]) -> list[OffsetRange]:
 
 
 @given(starts, st.integers(1, 10**6), st.integers(1, 200))
-def test_a_range_is_cut_into_nearly_equal_parts(start: int, size: int, parts: int) -> None:
+def test_range_is_split_into_nearly_equal_parts(start: int, size: int, parts: int) -> None:
     whole = OffsetRange(QUEUES[0], start, start + size)
     cut = whole.cut(parts)
     assert joined(cut) == [whole]
@@ -61,7 +61,7 @@ def test_every_offset_is_read_once_and_in_the_order_of_its_queue(
 
 
 @given(ranges(st.integers(0, 5000)), st.integers(1, 300))
-def test_there_are_so_many_tasks_if_there_are_so_many_messages(found: list[OffsetRange], wanted: int) -> None:
+def test_number_of_tasks_is_at_least_min_partitions(found: list[OffsetRange], wanted: int) -> None:
     tasks = tasks_of(found, min_partitions=wanted)
     queues = sum(one.size > 0 for one in found)
     assert len(tasks) >= min(wanted, sum(one.size for one in found))
@@ -70,15 +70,13 @@ def test_there_are_so_many_tasks_if_there_are_so_many_messages(found: list[Offse
 
 
 @given(ranges(st.integers(0, 10**6)), st.integers(5000, 10**6), st.none() | st.integers(1, 50))
-def test_no_task_has_more_than_it_may(found: list[OffsetRange], most: int, wanted: int | None) -> None:
+def test_no_task_exceeds_max_records(found: list[OffsetRange], most: int, wanted: int | None) -> None:
     tasks = tasks_of(found, min_partitions=wanted, max_records=most)
     assert all(sum(part.size for part in task) <= most for task in tasks)
 
 
 @given(ranges(), st.none() | st.integers(1, 64))
-def test_ranges_are_put_together_only_up_to_twice_what_a_task_is_worth(
-    found: list[OffsetRange], parallelism: int | None
-) -> None:
+def test_small_ranges_are_combined_up_to_twice_the_task_size(found: list[OffsetRange], parallelism: int | None) -> None:
     total = sum(one.size for one in found)
     full = max(total // (2 * parallelism) if parallelism else 0, ROWS_WORTH_A_TASK)
     tasks = tasks_of(found, parallelism=parallelism)
@@ -93,7 +91,7 @@ def test_few_messages_of_many_queues_are_one_task() -> None:
     assert tasks_of(found) == [tuple(found)]
 
 
-def test_nothing_to_read_is_no_task() -> None:
+def test_empty_ranges_make_no_task() -> None:
     empty = OffsetRange(QUEUES[0], 7, 7)
     assert tasks_of([empty]) == tasks_of([empty], 5, 10, 4) == tasks_of([], 5) == []
 
@@ -130,20 +128,20 @@ def test_every_queue_with_messages_advances_in_every_micro_batch(spans: tuple[Of
     assert {queue for queue in end if stop[queue] > start[queue]} == {q for q in end if end[q] > start[q]}
 
 
-def test_one_message_is_read_beside_two_queues_that_use_up_the_limit() -> None:
+def test_small_queue_gets_one_message_although_others_use_up_the_limit() -> None:
     large, larger, small = QUEUES[:3]
     stop = limited(dict.fromkeys(QUEUES[:3], 0), {large: 10**6, larger: 2 * 10**6, small: 1}, 2)
     assert stop[small] == 1
     assert 2 <= sum(stop.values()) <= 3 + 2
 
 
-def test_an_end_that_went_back_takes_nothing_from_the_others() -> None:
+def test_queue_whose_end_moved_back_does_not_reduce_other_shares() -> None:
     one, two = QUEUES[:2]
     assert limited({one: 50, two: 0}, {one: 10, two: 8}, 5) == {one: 10, two: 5}
     assert limited({one: 50, two: 0}, {one: 10, two: 8}, 8) == {one: 10, two: 8}
 
 
-def test_offsets_that_no_topic_has_make_no_tasks_without_end() -> None:
+def test_impossible_offsets_make_a_bounded_number_of_tasks() -> None:
     lie = OffsetRange(QUEUES[0], 0, 2**63 - 1)
     assert tasks_of([lie]) == [(lie,)]
     assert len(tasks_of([lie], 100)) == 100

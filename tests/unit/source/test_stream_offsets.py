@@ -42,18 +42,18 @@ def failing(made: Reader, call: str, error: Callable[[str], Exception], *address
     setattr(made.transport, call, called)
 
 
-def test_a_new_query_begins_where_the_options_say(reader: Make) -> None:
+def test_new_query_starts_at_the_configured_offsets(reader: Make) -> None:
     made = reader(starting_offsets=LATEST)
     made.fill({A0: 3, B1: 1})
     assert made.cluster.starts() == made.cluster.latest() == {A0: 3, A1: 0, B0: 0, B1: 1}
 
 
-def test_a_query_that_could_not_begin_says_so_at_once(reader: Make) -> None:
+def test_new_query_for_a_missing_topic_fails_at_once(reader: Make) -> None:
     with pytest.raises(RouteNotFoundException):
         reader(subscribe=("nothing",)).cluster.starts()
 
 
-def test_what_is_available_are_the_ends_and_new_queues_begin_at_their_first_message(
+def test_available_offsets_are_the_ends_and_new_queues_start_at_earliest(
     reader: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -71,7 +71,7 @@ def test_what_is_available_are_the_ends_and_new_queues_begin_at_their_first_mess
     ]
 
 
-def test_a_queue_that_is_gone_is_lost_data_or_left_out(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_queue_is_lost_data_or_keeps_its_offset(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
     gone = MessageQueue("orders", "a", 7)
     with pytest.raises(DataLossError, match=r"queue orders/a/7 is gone: .* behind offset 9"):
         reader().cluster.available({A0: 0, gone: 9})
@@ -90,7 +90,7 @@ def test_a_queue_that_is_gone_is_lost_data_or_left_out(reader: Make, caplog: pyt
         ({"subscribe": (), "assign": frozenset({A0})}, [A0]),
     ],
 )
-def test_what_the_options_no_longer_ask_for_keeps_its_offset(
+def test_queues_that_are_no_longer_subscribed_keep_their_offset(
     reader: Make, options: dict[str, Any], read: list[MessageQueue]
 ) -> None:
     # A checkpoint is of a query that asked for more.
@@ -107,14 +107,14 @@ def test_what_the_options_no_longer_ask_for_keeps_its_offset(
     assert made.cluster.ranges({old: 2}, {old: 9}) == [OffsetRange(old, 2, 9)]
 
 
-def test_a_queue_that_came_after_an_end_was_told_is_left_to_the_next_micro_batch(reader: Make) -> None:
+def test_queue_created_after_the_planned_end_waits_for_the_next_batch(reader: Make) -> None:
     # Spark asks for the beginning of a query's first micro-batch anew when that is run again.
     made = reader()
     made.fill({A0: 5, B0: 2})
     assert made.cluster.ranges({A0: 3, B0: 0}, {A0: 5}) == [OffsetRange(A0, 3, 5)]
 
 
-def test_with_a_target_nothing_behind_it_is_read_and_nobody_is_asked_for_ends(reader: Make) -> None:
+def test_target_limits_offsets_without_requests_for_the_ends(reader: Make) -> None:
     made = reader()
     made.fill(dict.fromkeys(QUEUES, 5))
     target = made.cluster.latest()
@@ -128,7 +128,7 @@ def test_with_a_target_nothing_behind_it_is_read_and_nobody_is_asked_for_ends(re
         made.cluster.available({**known, MessageQueue("orders", "a", 7): 9}, target)
 
 
-def test_a_target_that_a_slave_told_does_not_lead_back(reader: Make) -> None:
+def test_target_from_a_slave_does_not_move_offsets_back(reader: Make) -> None:
     made = reader()
     made.fill({A0: 12})
     assert made.cluster.available({A0: 10, A1: 0}, {A0: 5, A1: 0}) == {A0: 10, A1: 0}
@@ -136,7 +136,7 @@ def test_a_target_that_a_slave_told_does_not_lead_back(reader: Make) -> None:
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_a_target_before_what_was_read_is_lost_data_where_the_master_says_so(reader: Make, fails: bool) -> None:
+def test_target_below_the_read_offset_is_lost_data_if_the_master_agrees(reader: Make, fails: bool) -> None:
     made = reader(fail_on_data_loss=fails)
     made.fill({A0: 5})
     if fails:
@@ -146,7 +146,7 @@ def test_a_target_before_what_was_read_is_lost_data_where_the_master_says_so(rea
         assert made.cluster.available({A0: 10}, {A0: 5}) == {A0: 5}
 
 
-def test_a_target_leaves_out_who_is_silent_unless_data_loss_fails(reader: Make) -> None:
+def test_target_skips_silent_brokers_unless_data_loss_fails(reader: Make) -> None:
     made = reader(fail_on_data_loss=False)
     made.fill(dict.fromkeys(QUEUES, 5))
     failing(made, "max_offset", RemotingTimeoutException, "b:10911")
@@ -162,7 +162,7 @@ def test_a_target_leaves_out_who_is_silent_unless_data_loss_fails(reader: Make) 
         made.cluster.target()
 
 
-def test_target_waits_for_a_broker_that_is_in_no_route_and_names_it(reader: Make) -> None:
+def test_target_waits_for_a_missing_broker_and_then_names_it(reader: Make) -> None:
     made = reader(read_timeout_ms=5000)
     made.fill(dict.fromkeys(QUEUES, 5))
     made.transport.routes["orders"] = route({"a": 2})
@@ -192,7 +192,7 @@ def test_target_has_the_queues_of_a_broker_that_comes_back_in_time(reader: Make)
     assert made.cluster.available(known, completed) == completed
 
 
-def test_target_has_the_queues_of_a_broker_that_is_back_already(reader: Make) -> None:
+def test_target_has_the_queues_of_a_broker_that_already_returned(reader: Make) -> None:
     made = reader()
     made.fill(dict.fromkeys(QUEUES, 5))
     whole = made.transport.routes["orders"]
@@ -205,9 +205,7 @@ def test_target_has_the_queues_of_a_broker_that_is_back_already(reader: Make) ->
     assert made.slept == []
 
 
-def test_target_is_without_an_absent_broker_where_data_may_be_lost(
-    reader: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_target_omits_missing_brokers_without_fail_on_data_loss(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
     made = reader(fail_on_data_loss=False)
     made.fill(dict.fromkeys(QUEUES, 5))
     made.transport.routes["orders"] = route({"a": 2})
@@ -219,7 +217,7 @@ def test_target_is_without_an_absent_broker_where_data_may_be_lost(
     assert caplog.text.count("broker b is in no route") == 1
 
 
-def test_target_does_not_wait_for_queues_that_are_gone_or_not_asked_for(reader: Make) -> None:
+def test_target_does_not_wait_for_deleted_or_unsubscribed_queues(reader: Make) -> None:
     made = reader()
     gone, other = MessageQueue("orders", "a", 7), MessageQueue("old", "c", 0)
     target = made.cluster.target()
@@ -230,7 +228,7 @@ def test_target_does_not_wait_for_queues_that_are_gone_or_not_asked_for(reader: 
         made.cluster.available(known, completed)
 
 
-def test_a_queue_of_assign_whose_broker_is_away_is_waited_for(reader: Make) -> None:
+def test_assigned_queue_of_a_missing_broker_keeps_its_offset(reader: Make) -> None:
     made = reader(subscribe=(), assign=frozenset({A0, B0}))
     made.fill({A0: 5, B0: 5})
     assert made.cluster.available({A0: 3, B0: 3}) == {A0: 5, B0: 5}
@@ -239,7 +237,7 @@ def test_a_queue_of_assign_whose_broker_is_away_is_waited_for(reader: Make) -> N
     assert made.cluster.available({A0: 3, B0: 3}) == {A0: 5, B0: 3}
 
 
-def test_name_servers_are_not_asked_at_every_turn(reader: Make) -> None:
+def test_routes_are_requested_at_most_once_per_second(reader: Make) -> None:
     made = reader()
     for _ in range(5):
         made.cluster.available({A0: 0})
@@ -247,7 +245,7 @@ def test_name_servers_are_not_asked_at_every_turn(reader: Make) -> None:
     assert len(made.asked("query_route")) == 3
 
 
-def test_without_fail_on_data_loss_silence_has_no_end(reader: Make) -> None:
+def test_silent_broker_is_tolerated_forever_without_fail_on_data_loss(reader: Make) -> None:
     made = reader(read_timeout_ms=60_000, fail_on_data_loss=False)
     known = dict.fromkeys(QUEUES, 0)
     failing(made, "max_offset", RemotingConnectException, "b:10911")
@@ -256,7 +254,7 @@ def test_without_fail_on_data_loss_silence_has_no_end(reader: Make) -> None:
         made.clock.advance(14.0)
 
 
-def test_a_silent_queue_stays_where_it_is_and_stops_no_other(reader: Make) -> None:
+def test_queues_of_a_silent_broker_keep_their_offset(reader: Make) -> None:
     made = reader()
     made.fill(dict.fromkeys(QUEUES, 5))
     failing(made, "max_offset", RemotingConnectException, "b:10911")
@@ -265,7 +263,7 @@ def test_a_silent_queue_stays_where_it_is_and_stops_no_other(reader: Make) -> No
     assert made.cluster.available({A0: 3, B0: 3}) == {A0: 5, A1: 5, B0: 3}
 
 
-def test_a_broker_that_the_route_has_lost_may_come_back(reader: Make) -> None:
+def test_broker_can_return_to_the_route(reader: Make) -> None:
     made = reader()
     made.fill(dict.fromkeys(QUEUES, 5))
     whole = made.transport.routes["orders"]
@@ -281,7 +279,9 @@ def test_a_broker_that_the_route_has_lost_may_come_back(reader: Make) -> None:
     ("tries", "seconds"),
     [pytest.param(5, 14.0, id="many failures"), pytest.param(2, 600.0, id="a long micro-batch between two failures")],
 )
-def test_silence_has_an_end_that_names_queue_and_option(reader: Make, tries: int, seconds: float) -> None:
+def test_silent_broker_fails_after_read_timeout_naming_queue_and_option(
+    reader: Make, tries: int, seconds: float
+) -> None:
     made = reader(read_timeout_ms=60_000)
     known = dict.fromkeys(QUEUES, 0)
     failing(made, "max_offset", RemotingConnectException, "b:10911")
@@ -292,7 +292,7 @@ def test_silence_has_an_end_that_names_queue_and_option(reader: Make, tries: int
         made.cluster.available(known)
 
 
-def test_silence_that_ended_is_forgotten(reader: Make) -> None:
+def test_answer_of_a_broker_resets_its_timeout(reader: Make) -> None:
     made = reader(read_timeout_ms=60_000)
     known = dict.fromkeys(QUEUES, 0)
     for _ in range(9):
@@ -309,14 +309,14 @@ def test_a_refusal_is_raised_at_once(reader: Make) -> None:
         made.cluster.available({A0: 0})
 
 
-def test_a_slave_that_is_behind_loses_nothing(reader: Make) -> None:
+def test_slave_that_is_behind_is_no_data_loss(reader: Make) -> None:
     made = reader()
     made.fill({A0: 5})
     made.addresses("a", {1: "slave:1"})
     assert made.cluster.available({A0: 9}) == {A0: 9, A1: 0, B0: 0, B1: 0}
 
 
-def test_a_slaves_answer_is_a_slaves_though_the_master_is_next(reader: Make) -> None:
+def test_answer_of_a_slave_is_recognised_after_a_switch_to_the_master(reader: Make) -> None:
     made = reader()
     made.fill({A0: 5})
     made.addresses("a", {0: "master:1", 1: "slave:1"})
@@ -341,7 +341,7 @@ def test_a_slaves_answer_is_a_slaves_though_the_master_is_next(reader: Make) -> 
     assert made.cluster.available({A0: 9})[A0] == 9
 
 
-def test_a_queue_that_ends_before_what_was_read_is_lost_data(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_queue_that_ends_before_the_read_offset_is_lost_data(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
     made = reader()
     made.fill({A0: 5})
     with pytest.raises(DataLossError, match="orders/a/0 ends at offset 5, and 9 was reached before"):
@@ -354,7 +354,7 @@ def test_a_queue_that_ends_before_what_was_read_is_lost_data(reader: Make, caplo
 
 
 @pytest.mark.parametrize("running", [True, False], ids=["running", "begun again"])
-def test_a_topic_that_is_deleted_stops_no_other_unless_data_loss_fails(
+def test_deleted_topic_does_not_stop_others_without_fail_on_data_loss(
     reader: Make, caplog: pytest.LogCaptureFixture, running: bool
 ) -> None:
     made, old = reader(subscribe=("orders", "old"), fail_on_data_loss=False), MessageQueue("old", "a", 0)
@@ -372,7 +372,7 @@ def test_a_topic_that_is_deleted_stops_no_other_unless_data_loss_fails(
 
 
 @pytest.mark.parametrize("target", [None, {A0: 5}])
-def test_a_topic_of_a_pattern_that_was_deleted_between_two_runs_is_lost_data(
+def test_topic_of_a_pattern_deleted_between_two_runs_is_lost_data(
     reader: Make, target: dict[MessageQueue, int] | None
 ) -> None:
     made, old = reader(subscribe_pattern="o.*", subscribe=()), MessageQueue("old", "a", 0)
@@ -380,7 +380,7 @@ def test_a_topic_of_a_pattern_that_was_deleted_between_two_runs_is_lost_data(
         made.cluster.available({A0: 0, old: 3}, target)
 
 
-def test_a_topic_that_is_deleted_fails_a_query_that_must_lose_nothing(reader: Make) -> None:
+def test_deleted_topic_fails_a_query_with_fail_on_data_loss(reader: Make) -> None:
     made = reader()
     made.fill({A0: 5})
     made.cluster.available({A0: 0})
@@ -395,14 +395,14 @@ def test_a_topic_that_is_deleted_fails_a_query_that_must_lose_nothing(reader: Ma
         again.cluster.available({MessageQueue("old", "a", 0): 3})
 
 
-def test_name_servers_that_know_no_broker_say_nothing_of_topics(reader: Make) -> None:
+def test_name_servers_without_brokers_do_not_mean_deleted_topics(reader: Make) -> None:
     made = reader(fail_on_data_loss=False)
     made.transport.fail("query_route", NoBrokersException("empty", 17, "", "n:9876"))
     with pytest.raises(RouteNotFoundException, match="empty"):
         made.cluster.available({A0: 3})
 
 
-def test_a_broker_that_hangs_is_waited_for_a_few_times_and_not_once_for_each_queue(reader: Make) -> None:
+def test_hanging_broker_is_not_queried_for_each_queue(reader: Make) -> None:
     made = reader()
     made.transport.routes["orders"] = route({"a": 2, "b": 500})
     known = dict.fromkeys([MessageQueue("orders", "b", number) for number in range(500)], 0)
@@ -419,7 +419,7 @@ def test_a_broker_that_hangs_is_waited_for_a_few_times_and_not_once_for_each_que
     assert len(made.asked("register_consumer")) == asked + 1
 
 
-def test_commits_go_to_the_brokers_with_the_groups_name(reader: Make) -> None:
+def test_commits_contain_the_group_and_go_to_each_broker(reader: Make) -> None:
     made = reader(consumer_group="cg", namespace="ns")
     made.cluster.commit({A0: 3, B1: 4})
     assert sorted(made.asked("update_consumer_offset")) == [
@@ -428,9 +428,7 @@ def test_commits_go_to_the_brokers_with_the_groups_name(reader: Make) -> None:
     ]
 
 
-def test_offsets_that_are_told_at_once_cost_a_broker_none_of_them(
-    reader: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_commits_lose_no_offset_at_the_broker(reader: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     tables: dict[tuple[str, str], dict[MessageQueue, int]] = {}
 
     def commit_offset(queue: MessageQueue, group: str, offset: int, address: str, timeout: float) -> None:
@@ -452,7 +450,7 @@ def test_offsets_that_are_told_at_once_cost_a_broker_none_of_them(
     assert {queue: offset for table in tables.values() for queue, offset in table.items()} == told
 
 
-def test_a_broker_is_told_of_the_group_before_its_offsets_and_now_and_then(reader: Make) -> None:
+def test_group_is_registered_before_commits_and_again_later(reader: Make) -> None:
     made = reader(consumer_group="cg")
     for number, seconds in enumerate((0.0, 20.0, 20.0)):
         made.clock.advance(seconds)
@@ -477,7 +475,9 @@ def test_a_commit_that_fails_is_logged_and_not_raised(reader: Make, caplog: pyte
     assert len([record for record in caplog.records if record.getMessage().startswith("commitOffsets")]) == 3
 
 
-def test_what_is_not_there_just_now_is_told_once_it_is(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_offsets_of_missing_queues_are_committed_after_their_return(
+    reader: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     made = reader(subscribe=("orders", "zebra"), fail_on_data_loss=False)
     gone, away = MessageQueue("zebra", "a", 0), MessageQueue("orders", "c", 0)
     for number in range(2):
@@ -490,7 +490,7 @@ def test_what_is_not_there_just_now_is_told_once_it_is(reader: Make, caplog: pyt
     assert not any(text.startswith("commitOffsets") for text in caplog.messages)
 
 
-def test_what_was_not_acknowledged_is_told_again_a_while_later_and_what_was_is_not(reader: Make) -> None:
+def test_unacknowledged_commit_is_repeated_later(reader: Make) -> None:
     made = reader()
     made.transport.fail("update_consumer_offset", MQBrokerException("no permission", 16, "", "a:10911"))
     for seconds in (0.0, 1.0, 30.0, 1.0, 300.0):
@@ -500,7 +500,7 @@ def test_what_was_not_acknowledged_is_told_again_a_while_later_and_what_was_is_n
     assert told == [(A0, 3), (A0, 3)]
 
 
-def test_with_news_of_one_queue_all_are_told_and_every_broker_hears_of_the_group(reader: Make) -> None:
+def test_change_of_one_queue_commits_all_queues_and_registers_everywhere(reader: Make) -> None:
     """Who was told may be gone: a slave in its master's place, or a broker that has forgotten."""
     made = reader()
     for number in range(3):
@@ -510,7 +510,7 @@ def test_with_news_of_one_queue_all_are_told_and_every_broker_hears_of_the_group
     assert Counter(address for *_, address in made.asked("register_consumer")) == {"a:10911": 3, "b:10911": 3}
 
 
-def test_where_the_first_offset_of_a_topic_is_refused_the_others_wait(reader: Make) -> None:
+def test_rejected_first_commit_of_a_topic_skips_its_other_queues(reader: Make) -> None:
     made = reader()
     made.transport.fail("update_consumer_offset", MQBrokerException("busy", 2, "", "a:10911"))
     made.cluster.commit({A0: 3, A1: 4})
@@ -519,7 +519,7 @@ def test_where_the_first_offset_of_a_topic_is_refused_the_others_wait(reader: Ma
     assert [queue for queue, *_ in made.asked("update_consumer_offset")] == [A1, A1, A0]
 
 
-def test_a_silent_broker_costs_one_heart_beat_and_one_warning(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_silent_broker_causes_one_heartbeat_and_one_warning(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
     topics = [f"t{number}" for number in range(12)]
     made = reader(subscribe=tuple(topics))
     made.transport.routes |= {name: route({"a": 4, "b": 4}) for name in topics}
@@ -534,7 +534,7 @@ def test_a_silent_broker_costs_one_heart_beat_and_one_warning(reader: Make, capl
 APPLICATION = "10.0.0.1@1234#567890123"
 
 
-def test_the_group_of_a_running_application_is_left_alone(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_group_with_a_running_application_is_not_changed(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
     made = reader(consumer_group="shop")
     made.transport.members["shop", "a:10911"] = {"10.0.0.2@spark#17", APPLICATION}
     for number in range(3):
@@ -550,7 +550,7 @@ def test_the_group_of_a_running_application_is_left_alone(reader: Make, caplog: 
     assert (A0, "shop", 2, "a:10911") in made.asked("update_consumer_offset")
 
 
-def test_an_application_that_comes_later_is_seen_before_the_next_heart_beat(reader: Make) -> None:
+def test_application_started_later_is_detected_before_the_next_commit(reader: Make) -> None:
     made = reader()
     made.cluster.commit({A0: 1})
     made.transport.members[made.options.consumer_group, "a:10911"].add(APPLICATION)
@@ -572,7 +572,7 @@ def test_an_application_that_comes_later_is_seen_before_the_next_heart_beat(read
         ("host@1234@0@2x3k", False),
     ],
 )
-def test_readers_are_told_from_applications_by_their_client_ids(reader: Make, client_id: str, ours: bool) -> None:
+def test_readers_and_applications_are_distinguished_by_client_id(reader: Make, client_id: str, ours: bool) -> None:
     made = reader()
     made.transport.members[made.options.consumer_group, "a:10911"] = {client_id}
     made.cluster.commit({A0: 1})
@@ -599,7 +599,7 @@ def test_each_micro_batch_is_planned_within_its_own_deadline(reader: Make, caplo
     assert caplog.messages == []
 
 
-def test_stream_goes_on_with_known_routes_while_name_servers_are_slow(reader: Make) -> None:
+def test_stream_continues_with_cached_routes_while_name_servers_are_slow(reader: Make) -> None:
     topics = tuple(f"t{number}" for number in range(50))
     made = reader(subscribe=topics, read_timeout_ms=60_000)
     made.transport.routes |= {name: route({"a": 1}) for name in topics}

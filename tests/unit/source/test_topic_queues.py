@@ -41,7 +41,7 @@ def test_all_queues_of_the_topics_are_found_in_order(reader: Make) -> None:
     assert made.queues.find() == [MessageQueue("bills", "b", 0), A0, A1, B0, B1]
 
 
-def test_queues_that_may_not_be_read_are_left_out(reader: Make) -> None:
+def test_queues_without_read_permission_are_omitted(reader: Make) -> None:
     made = reader()
     old = made.transport.routes["orders"]
     made.transport.routes["orders"] = replace(old, queue_datas=(QueueData("a", 2, 2, 2), QueueData("b", 1, 8, 6)))
@@ -53,7 +53,7 @@ def test_an_unknown_topic_is_an_error(reader: Make) -> None:
         reader(subscribe=("nothing",)).queues.find()
 
 
-def test_a_static_topic_is_an_error_that_no_patience_mends(reader: Make) -> None:
+def test_static_topic_is_a_permanent_error(reader: Make) -> None:
     made = reader()
     made.transport.routes["orders"] = replace(made.transport.routes["orders"], static_topic=True)
     with pytest.raises(OptionError, match="static") as raised:
@@ -68,7 +68,7 @@ def test_assigned_queues_alone_are_read_and_must_be_there(reader: Make) -> None:
         reader(subscribe=(), assign=frozenset({replace(A0, queue_id=7), B1})).queues.find()
 
 
-def test_the_topics_of_starting_offsets_are_read_where_nothing_else_is_named(reader: Make) -> None:
+def test_topics_of_starting_offsets_are_the_default_subscription(reader: Make) -> None:
     spec = OffsetSpec(None, ((A0, 5),), receipt=True)
     assert reader(subscribe=(), starting_offsets=spec).queues.find() == [A0]
 
@@ -80,9 +80,7 @@ def test_a_pattern_matches_whole_names_of_topics_of_users(reader: Make) -> None:
     assert [queue.topic for queue in made.queues.find()] == ["MY_TOPIC", "orders", "orders", "orders", "orders"]
 
 
-def test_a_pattern_leaves_out_the_topics_that_brokers_make_of_their_own_names(
-    reader: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_pattern_skips_topics_named_after_brokers_and_clusters(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
     made = reader(subscribe=(), subscribe_pattern=".*")
     old = route({"a": 1})
     for name in ("a", "east", "b"):
@@ -93,12 +91,12 @@ def test_a_pattern_leaves_out_the_topics_that_brokers_make_of_their_own_names(
     assert caplog.messages == []
 
 
-def test_a_pattern_that_fits_nothing_is_doubted(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_pattern_without_a_matching_topic_is_warned_of(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
     assert reader(subscribe=(), subscribe_pattern="order").queues.find() == []
     assert "subscribePattern=order fits no topic" in caplog.text
 
 
-def test_names_are_wrapped_for_brokers_and_bare_for_users() -> None:
+def test_names_are_wrapped_on_the_wire_and_bare_in_results() -> None:
     with BrokerPeer({"ns%orders": route({"a": 1}), "orders": route({"a": 2})}) as peer:
         for namespace, topic, queues in (("ns", "ns%orders", [A0]), ("", "orders", [A0, A1])):
             options = SourceOptions.of(name_server=(peer.address,), subscribe=("orders",))
@@ -108,7 +106,7 @@ def test_names_are_wrapped_for_brokers_and_bare_for_users() -> None:
             assert (request.code, request.ext_fields["topic"]) == (RequestCode.GET_ROUTEINFO_BY_TOPIC, topic)
 
 
-def test_a_pattern_sees_the_topics_of_its_namespace_whatever_others_are_called() -> None:
+def test_pattern_matches_only_topics_of_its_namespace() -> None:
     # Each listed in either order with a bare topic of the same name.
     names = [f"{prefix}t{number}" for number in range(20) for prefix in ("ns%", "", "other%")]
     with BrokerPeer({name: route({"a": 1}) for name in names}) as peer:
@@ -118,7 +116,7 @@ def test_a_pattern_sees_the_topics_of_its_namespace_whatever_others_are_called()
     assert [queue.topic for queue in queues] == sorted(f"t{number}" for number in range(20))
 
 
-def test_a_master_is_asked_first_and_a_slave_after_a_failure(reader: Make) -> None:
+def test_master_is_used_first_and_slaves_after_failures(reader: Make) -> None:
     made = reader()
     made.addresses("a", {0: "master:1", 1: "slave:1", 2: "slave:2"})
     made.queues.find()
@@ -134,14 +132,14 @@ def test_a_master_is_asked_first_and_a_slave_after_a_failure(reader: Make) -> No
     assert made.queues.address(B0) == "b:10911"
 
 
-def test_a_slave_is_asked_while_there_is_no_master(reader: Make) -> None:
+def test_slave_is_used_while_there_is_no_master(reader: Make) -> None:
     made = reader()
     made.addresses("a", {1: "slave:1"})
     assert A0 in made.queues.find()
     assert made.queues.address(A0) == "slave:1"
 
 
-def test_a_master_is_tried_again_and_asked_first_once_it_answers(reader: Make) -> None:
+def test_master_is_retried_and_preferred_after_it_answers(reader: Make) -> None:
     made = reader(pull_timeout_ms=5_000)
     made.addresses("a", {0: "master:1", 1: "slave:1"})
     made.queues.failed(A0, made.queues.address(A0))
@@ -159,7 +157,7 @@ def test_a_master_is_tried_again_and_asked_first_once_it_answers(reader: Make) -
     assert [made.queues.address(A0) for _ in range(3)] == ["master:1"] * 3
 
 
-def test_a_slave_is_trusted_after_its_master_was_away_for_read_timeout(reader: Make) -> None:
+def test_slave_is_trusted_after_its_master_failed_for_read_timeout(reader: Make) -> None:
     made = reader(pull_timeout_ms=5_000, read_timeout_ms=20_000)
     made.addresses("a", {0: "master:1", 1: "slave:1"})
     made.queues.find()
@@ -176,7 +174,7 @@ def test_a_slave_is_trusted_after_its_master_was_away_for_read_timeout(reader: M
     assert not made.queues.trusts(A0, "slave:1")
 
 
-def test_requests_that_fail_together_turn_once(reader: Make) -> None:
+def test_concurrent_failures_switch_the_address_once(reader: Make) -> None:
     made = reader()
     made.addresses("a", {0: "master:1", 1: "slave:1"})
     made.queues.find()
@@ -185,7 +183,7 @@ def test_requests_that_fail_together_turn_once(reader: Make) -> None:
     assert made.queues.address(A0) == "slave:1"
 
 
-def test_after_a_failure_the_route_is_asked_for_again_but_not_all_the_time(reader: Make) -> None:
+def test_route_is_requested_again_after_a_failure_at_a_limited_rate(reader: Make) -> None:
     made = reader()
     made.queues.find()
     made.queues.failed(A0, "a:10911")
@@ -198,7 +196,7 @@ def test_after_a_failure_the_route_is_asked_for_again_but_not_all_the_time(reade
     assert made.queues.address(A0) == "moved:1"
 
 
-def test_a_route_that_nobody_tells_stays_as_it_was(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_route_lookup_keeps_the_known_route(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
     made = reader()
     made.queues.find()
     made.transport.fail("query_route", RemotingConnectException("no name server answers"))
@@ -209,7 +207,7 @@ def test_a_route_that_nobody_tells_stays_as_it_was(reader: Make, caplog: pytest.
     assert made.queues.exists(A0) is True
 
 
-def test_a_refusal_of_a_name_server_is_raised_even_where_a_route_was_known(reader: Make) -> None:
+def test_rejection_by_a_name_server_is_raised_despite_a_known_route(reader: Make) -> None:
     made = reader()
     made.queues.find()
     made.transport.fail("query_route", MQBrokerException("no permission", 16, "", "n:9876"))
@@ -217,7 +215,7 @@ def test_a_refusal_of_a_name_server_is_raised_even_where_a_route_was_known(reade
         made.queues.find()
 
 
-def test_topics_that_nobody_lists_stay_as_they_were(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_topic_list_keeps_the_known_topics(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
     made = reader(subscribe=(), subscribe_pattern="ord.*")
     made.transport.fail("topics", DOWN)
     with pytest.raises(RemotingConnectException):
@@ -228,7 +226,7 @@ def test_topics_that_nobody_lists_stay_as_they_were(reader: Make, caplog: pytest
     assert "listed the topics" in caplog.text
 
 
-def test_whether_a_queue_exists_is_known_of_brokers_that_are_there(reader: Make) -> None:
+def test_exists_is_known_only_for_queues_of_available_brokers(reader: Make) -> None:
     made = reader()
     assert made.queues.exists(A0) is True
     assert made.queues.exists(replace(A0, queue_id=2)) is False
@@ -239,7 +237,7 @@ def test_whether_a_queue_exists_is_known_of_brokers_that_are_there(reader: Make)
     assert made.queues.exists(MessageQueue("others", "a", 0)) is None
 
 
-def test_a_broker_that_no_name_server_knows_has_no_address(reader: Make) -> None:
+def test_broker_without_a_route_has_no_address(reader: Make) -> None:
     made = reader()
     made.queues.find()
     made.clock.advance(2.0)
@@ -254,7 +252,7 @@ def test_a_broker_that_no_name_server_knows_has_no_address(reader: Make) -> None
     assert made.queues.address(A0) == "back:1"
 
 
-def test_a_route_that_was_not_there_is_asked_for_once_a_second_whoever_wants_it(reader: Make) -> None:
+def test_missing_route_is_requested_at_most_once_per_second(reader: Make) -> None:
     # In a task, which has found no queues by itself.
     made = reader()
     old = made.transport.routes.pop("orders")
@@ -268,7 +266,7 @@ def test_a_route_that_was_not_there_is_asked_for_once_a_second_whoever_wants_it(
     assert made.queues.address(A0) == "a:10911"
 
 
-def test_a_name_server_that_takes_long_does_not_take_all_the_time(reader: Make) -> None:
+def test_slow_name_server_is_not_queried_for_each_failure(reader: Make) -> None:
     made = reader()
     made.queues.find()
     made.clock.advance(5.0)
@@ -285,7 +283,7 @@ def test_a_name_server_that_takes_long_does_not_take_all_the_time(reader: Make) 
     assert len(made.asked("query_route")) == 2
 
 
-def test_a_busy_broker_is_not_a_reason_to_look_for_another(reader: Make) -> None:
+def test_busy_broker_is_retried_instead_of_its_slave(reader: Make) -> None:
     made = reader()
     made.addresses("a", {0: "master:1", 1: "slave:1"})
     made.transport.fail("max_offset", BrokerBusyException("busy", 2, "", "master:1"))
@@ -293,7 +291,7 @@ def test_a_busy_broker_is_not_a_reason_to_look_for_another(reader: Make) -> None
     assert [address for _, address in made.asked("max_offset")] == ["master:1", "master:1"]
 
 
-def test_topics_for_inner_batches_are_known_by_their_attributes_asked_for_once(reader: Make) -> None:
+def test_attributes_of_inner_batch_topics_are_requested_once(reader: Make) -> None:
     made = reader(sub_expression="a")
     made.queues.find()
     assert not made.queues.may_hold_inner_batches([A0, A1, B0])
@@ -315,7 +313,7 @@ def test_topics_for_inner_batches_are_known_by_their_attributes_asked_for_once(r
         (DOWN, "SQL92", False),
     ],
 )
-def test_a_topic_of_unknown_type_is_filtered_by_whoever_can(
+def test_topic_of_unknown_type_is_filtered_by_task_or_broker(
     reader: Make, error: RocketMQError, filter_type: str, may: bool
 ) -> None:
     made = reader(sub_expression="a", filter_type=filter_type)
@@ -324,7 +322,7 @@ def test_a_topic_of_unknown_type_is_filtered_by_whoever_can(
     assert made.queues.may_hold_inner_batches([A0]) is may
 
 
-def test_every_broker_looks_at_an_expression_once(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_broker_checks_an_expression_once(reader: Make, caplog: pytest.LogCaptureFixture) -> None:
     made = reader(sub_expression="n > > 1", filter_type="SQL92")
     made.queues.find()
     made.transport.fail("check_filter", DOWN, MQBrokerException("can't be parsed", 23, "", "b:10911"))
@@ -351,7 +349,7 @@ def test_every_broker_looks_at_an_expression_once(reader: Make, caplog: pytest.L
         (1, "org.apache.rocketmq.acl.common.AclException: no permission", MQBrokerException, "no permission"),
     ],
 )
-def test_a_broker_that_refuses_an_expression_is_told_from_one_that_refuses_the_user(
+def test_rejected_expression_and_rejected_user_are_distinguished(
     reader: Make, code: int, remark: str, expected: type[RocketMQError], text: str
 ) -> None:
     made = reader(sub_expression="a > 1", filter_type="SQL92")
@@ -363,7 +361,7 @@ def test_a_broker_that_refuses_an_expression_is_told_from_one_that_refuses_the_u
 
 
 @pytest.mark.parametrize(("code", "remark"), [(2, "[REJECTREQUEST]system busy"), (14, "shutting down"), (1, "oops")])
-def test_a_broker_that_is_busy_is_asked_about_the_filter_with_the_first_pull(
+def test_busy_broker_does_not_fail_the_filter_check(
     reader: Make, caplog: pytest.LogCaptureFixture, code: int, remark: str
 ) -> None:
     made = reader(sub_expression="a > 1", filter_type="SQL92")
@@ -384,7 +382,7 @@ def test_pattern_is_matched_to_names_of_at_most_127_characters(reader: Make, cap
     assert "2 topics with names of more than 127 characters" in warning
 
 
-def test_planning_has_one_deadline_and_says_how_far_it_came(reader: Make) -> None:
+def test_planning_deadline_error_reports_the_progress(reader: Make) -> None:
     topics = tuple(f"t{number}" for number in range(200))
     made = reader(subscribe=topics, read_timeout_ms=60_000)
     made.transport.routes |= {name: route({"a": 1}) for name in topics}
@@ -405,7 +403,7 @@ def test_planning_has_one_deadline_and_says_how_far_it_came(reader: Make) -> Non
     assert len(made.queues.find()) == 200
 
 
-def test_requests_get_the_time_that_is_left_of_planning(reader: Make) -> None:
+def test_requests_get_the_remaining_time_of_planning(reader: Make) -> None:
     made = reader(subscribe=(), subscribe_pattern="orders", read_timeout_ms=5000)
     topics, query_route, timeouts = made.transport.topics, made.transport.query_route, list[float]()
 
@@ -443,7 +441,7 @@ def test_refusal_is_raised_as_it_is_after_the_deadline(reader: Make) -> None:
 
 
 @pytest.mark.parametrize("planned", ["filter", "time"])
-def test_types_of_many_topics_are_asked_for_at_once(reader: Make, planned: str) -> None:
+def test_types_of_many_topics_are_requested_concurrently(reader: Make, planned: str) -> None:
     topics = [f"t{number}" for number in range(5)]
     made = reader(subscribe=tuple(topics), sub_expression="a")
     made.transport.routes |= {name: route({"a": 1}) for name in topics}
@@ -466,7 +464,7 @@ def test_types_of_many_topics_are_asked_for_at_once(reader: Make, planned: str) 
     assert len(made.asked("topic_config")) == len(topics)
 
 
-def test_routes_of_many_topics_are_asked_for_at_once(reader: Make) -> None:
+def test_routes_of_many_topics_are_requested_concurrently(reader: Make) -> None:
     topics = tuple(f"t{number}" for number in range(4))
     made = reader(subscribe=topics)
     made.transport.routes |= {name: route({"a": 1}) for name in topics}

@@ -92,27 +92,25 @@ def test_speculation_without_row_ids_is_warned_of(
     assert ["set rowId=true" in message for message in warned(caplog)] == [True] * warnings
 
 
-def test_a_stream_whose_writer_is_made_twice_in_each_micro_batch_is_warned_once(
-    name_server: BrokerPeer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_complete_mode_warning_is_logged_once(name_server: BrokerPeer, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
         source = RocketMQDataSource({"nameServer": name_server.address, "topic": "t", "sendMode": "oneway"})
         source.streamWriter(BODY, overwrite=True)
     assert [message.split(":")[0] for message in warned(caplog)] == ["sendMode=oneway", "outputMode complete"]
 
 
-def test_without_speculation_nobody_is_warned(name_server: BrokerPeer, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_warning_is_logged_without_speculation(name_server: BrokerPeer, caplog: pytest.LogCaptureFixture) -> None:
     RocketMQDataSource({"nameServer": name_server.address, "topic": "t"}).streamWriter(BODY, overwrite=False)
     assert warned(caplog) == []
 
 
-def test_a_time_of_delivery_and_the_timestamps_of_a_read_are_columns_of_a_write(name_server: BrokerPeer) -> None:
+def test_timestamp_columns_of_a_read_and_deliver_time_can_be_written(name_server: BrokerPeer) -> None:
     columns = StructType([*BODY, *(StructField(name, TimestampType()) for name in ("deliverTime", "storeTimestamp"))])
     assert arrow_schema(columns).field("deliverTime").type == pa.timestamp("us", "UTC")
     RocketMQDataSource({"nameServer": name_server.address, "topic": "t"}).writer(columns, overwrite=False)
 
 
-def test_a_selector_class_is_looked_for_on_the_driver() -> None:
+def test_selector_class_is_loaded_on_the_driver() -> None:
     source = RocketMQDataSource({"nameServer": "a:1", "topic": "t", "queueSelector": "no_such_module:Thing"})
     with pytest.raises(OptionError, match="importing module no_such_module failed"):
         source.streamWriter(BODY, overwrite=False)
@@ -121,7 +119,7 @@ def test_a_selector_class_is_looked_for_on_the_driver() -> None:
 OVER_GRPC = {"endpoints": "p:8081", "topic": "t"}
 
 
-def test_a_stream_over_grpc_compares_its_columns_with_the_topic_and_asks_once() -> None:
+def test_stream_over_grpc_checks_columns_with_one_route_request() -> None:
     with FakeProxy() as proxy:
         for _ in range(4):
             source = RocketMQDataSource({"endpoints": proxy.address, "topic": "orders"})
@@ -136,7 +134,7 @@ def stream_over(address: str, columns: StructType = BODY, **more: str) -> Any:
     return RocketMQDataSource(options).streamWriter(columns, overwrite=False)
 
 
-def test_a_stream_asks_for_its_topic_once_and_goes_on_while_the_name_server_is_gone() -> None:
+def test_stream_requests_its_route_once_and_survives_a_lost_name_server() -> None:
     with BrokerPeer({"t": route({"a": 2})}) as peer:
         for _ in range(2):
             assert stream_over(peer.address)._lookup == RouteLookup(None, servers_reached=True)
@@ -157,7 +155,7 @@ def finished(rows: int) -> CommitMessage:
     return CommitMessage.of(recorder.snapshot(), histograms=False)
 
 
-def test_a_stream_leaves_name_servers_that_it_can_not_reach_to_its_tasks(caplog: pytest.LogCaptureFixture) -> None:
+def test_stream_with_unreachable_name_servers_leaves_lookup_to_its_tasks(caplog: pytest.LogCaptureFixture) -> None:
     # Its driver may have begun anew in mid-query, and the rows of this micro-batch may be stored already.
     address = refused_address()
     writer = stream_over(address)
@@ -186,7 +184,7 @@ def ordered_stream(peer: BrokerPeer, checkpoint: str) -> Counter[str]:
 
 
 @pytest.mark.parametrize("scheme", ["", "file:", "file://"])
-def test_ordered_stream_keeps_queues_of_a_broker_that_is_gone(
+def test_ordered_stream_keeps_queues_of_a_lost_broker(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, scheme: str
 ) -> None:
     checkpoint = f"{scheme}{tmp_path}"
@@ -258,18 +256,18 @@ def test_ordered_write_binds_keys_to_brokers_that_have_only_a_slave_now() -> Non
         assert Counter(queue.broker_name for queue in found.queues) == {"a": 2, "b": 3}
 
 
-def test_a_stream_whose_topics_come_with_the_rows_asks_nobody() -> None:
+def test_stream_with_a_topic_column_sends_no_request() -> None:
     options = {"nameServer": refused_address()}
     columns = StructType([*BODY, *StructType().add("topic", StringType())])
     assert RocketMQDataSource(options).streamWriter(columns, overwrite=False)._lookup == RouteLookup()
 
 
 @pytest.mark.parametrize(("batch_id", "patient"), [(0, False), (1, True)])
-def test_the_tasks_of_a_later_micro_batch_know_that_the_address_is_right(batch_id: int, *, patient: bool) -> None:
+def test_tasks_wait_for_name_servers_from_the_second_micro_batch_on(batch_id: int, *, patient: bool) -> None:
     assert stream_over(refused_address())._reached(batch_id) is patient
 
 
-def test_a_task_waits_for_name_servers_that_its_driver_has_reached() -> None:
+def test_task_waits_for_name_servers_that_its_driver_reached() -> None:
     with BrokerPeer() as peer:
         peer.routes["t"] = replace(route({"a": 2}), broker_datas=(BrokerData("a", {MASTER_ID: peer.address}),))
         options = {"nameServer": peer.address, "topic": "t", "sendMsgTimeout": "200", "deliveryTimeoutMs": "60000"}
@@ -298,7 +296,7 @@ class Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def test_grpc_10_what_is_shipped_of_a_write_holds_nothing_of_the_connection_that_looked_up_its_route() -> None:
+def test_pickled_writer_contains_no_connection() -> None:
     with FakeProxy() as proxy:
         source = RocketMQDataSource({"endpoints": proxy.address, "topic": "orders"})
         shipped = cloudpickle.dumps(source.writer(BODY, overwrite=False))
@@ -312,7 +310,7 @@ def test_grpc_10_what_is_shipped_of_a_write_holds_nothing_of_the_connection_that
     }
 
 
-def test_grpc_10_the_data_source_and_its_pickled_writer_import_no_grpc() -> None:
+def test_data_source_and_its_pickled_writer_import_no_grpc() -> None:
     script = f"""
 import pickle, sys
 import pyspark_rocketmq, rocketmq_spark
@@ -338,7 +336,7 @@ def test_a_delay_level_over_grpc_is_refused_on_the_driver(name_server: BrokerPee
         RocketMQDataSource(OVER_GRPC).streamWriter(levels, overwrite=False)
 
 
-def test_grpc_that_is_not_installed_is_said_on_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_grpc_package_is_an_error_on_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "grpc", None)
     with pytest.raises(OptionError, match=r"pip install 'rocketmq-spark\[grpc\]'"):
         RocketMQDataSource(OVER_GRPC).streamWriter(BODY, overwrite=False)
@@ -365,7 +363,7 @@ def instance_of(options: SinkOptions) -> tuple[ClientInstance, ScriptedProxies]:
     return ClientInstance("test@1", transport, options.connection), transport
 
 
-def test_where_topics_come_with_the_rows_any_answer_of_a_proxy_to_a_question_will_do() -> None:
+def test_any_answer_of_a_proxy_suffices_for_topics_from_a_column() -> None:
     options = SinkOptions.of(transport="grpc", endpoints=("p:8081", "q:8081"))
     instance, transport = instance_of(options)
     _await_any_answer(options, instance)
@@ -382,7 +380,7 @@ def test_where_topics_come_with_the_rows_any_answer_of_a_proxy_to_a_question_wil
     assert len(transport.calls) == 6
 
 
-def test_where_topics_come_with_the_rows_a_name_server_need_not_know_the_template() -> None:
+def test_unknown_template_suffices_for_topics_from_a_column() -> None:
     options = SinkOptions.of(name_server=("a:1",))
     instance, transport = instance_of(options)
     _await_any_answer(options, instance)

@@ -24,7 +24,7 @@ def test_modules_and_archives_are_found_in_the_folder_above(monkeypatch: pytest.
     assert told[2] in sys.path
 
 
-def test_a_folder_that_is_there_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_existing_folder_on_the_path_is_unchanged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "streaming_job").mkdir()
     before = [str(tmp_path / "streaming_job"), *sys.path]
     monkeypatch.setattr(sys, "path", before.copy())

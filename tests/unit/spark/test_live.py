@@ -61,7 +61,7 @@ def counted(arrivals: Arrivals) -> dict[str, int]:
     return {one.broker: one.messages for one in arrivals.brokers()}
 
 
-def test_messages_count_from_the_first_look() -> None:
+def test_messages_are_counted_from_the_start_of_the_display() -> None:
     cluster = Cluster(a=2, b=1)
     cluster.offsets.update({("a", 0): 100, ("a", 1): 7})
     arrivals = Arrivals(cluster, "orders")
@@ -86,7 +86,7 @@ def test_a_rate_is_that_of_the_last_two_seconds() -> None:
 
 
 @pytest.mark.parametrize("missing", [UNKNOWN, TopicRouteData((), ())])
-def test_all_of_a_topic_that_is_made_later_counts(missing: Any) -> None:
+def test_all_messages_of_a_topic_created_later_count(missing: Any) -> None:
     cluster = Cluster()
     cluster.route, cluster.registered = missing, ["a"]
     arrivals = Arrivals(cluster, "orders")
@@ -99,7 +99,7 @@ def test_all_of_a_topic_that_is_made_later_counts(missing: Any) -> None:
     assert (arrivals.problem, arrivals.note) == ("", "")
 
 
-def test_a_broker_that_does_not_answer_keeps_its_count_and_stops_nobody() -> None:
+def test_silent_broker_keeps_its_count_and_does_not_affect_others() -> None:
     cluster = Cluster(a=1, b=1)
     arrivals = Arrivals(cluster, "orders")
     arrivals.look(0.0)
@@ -113,7 +113,7 @@ def test_a_broker_that_does_not_answer_keeps_its_count_and_stops_nobody() -> Non
     assert (second.messages, second.problem) == (21, "")
 
 
-def test_a_silent_broker_is_asked_again_after_two_seconds() -> None:
+def test_silent_broker_is_queried_again_after_two_seconds() -> None:
     cluster = Cluster(a=4)
     cluster.silent["a"] = RemotingConnectException("refused")
     arrivals = Arrivals(cluster, "orders")
@@ -127,7 +127,7 @@ def test_a_silent_broker_is_asked_again_after_two_seconds() -> None:
     assert arrivals.brokers() == [BrokerArrivals("a", 0, 0.0)]
 
 
-def test_what_a_broker_refuses_and_a_broker_without_a_master_are_told_apart() -> None:
+def test_rejecting_broker_and_broker_without_master_are_distinguished() -> None:
     cluster = Cluster(a=1, b=1)
     cluster.silent["a"] = MQBrokerException("no permission", 16, "", "")
     found = route({"a": 1, "b": 1})
@@ -141,7 +141,7 @@ def test_what_a_broker_refuses_and_a_broker_without_a_master_are_told_apart() ->
     assert "no permission" in arrivals.brokers()[0].detail
 
 
-def test_name_servers_that_are_away_change_no_count() -> None:
+def test_unreachable_name_servers_change_no_count() -> None:
     cluster = Cluster(a=1)
     arrivals = Arrivals(cluster, "orders")
     arrivals.look(0.0)
@@ -152,7 +152,7 @@ def test_name_servers_that_are_away_change_no_count() -> None:
     assert arrivals.problem == "no name server tells of the topic: 127.0.0.1:9876: refused"
 
 
-def test_queues_that_are_added_count_from_0() -> None:
+def test_added_queues_count_from_0() -> None:
     cluster = Cluster(a=1)
     cluster.offsets["a", 0] = 50
     arrivals = Arrivals(cluster, "orders")
@@ -164,7 +164,7 @@ def test_queues_that_are_added_count_from_0() -> None:
 
 
 @pytest.mark.parametrize("begins", [route({"a": 1}), UNKNOWN])
-def test_a_broker_that_was_away_counts_from_its_first_answer(begins: Any) -> None:
+def test_broker_that_appears_later_counts_from_its_first_answer(begins: Any) -> None:
     cluster = Cluster()
     cluster.route, cluster.registered = begins, ["a"]
     cluster.offsets.update({("a", 0): 0, ("b", 0): 1_000_000})
@@ -178,7 +178,7 @@ def test_a_broker_that_was_away_counts_from_its_first_answer(begins: Any) -> Non
     assert counted(arrivals) == {"a": 0, "b": 3}
 
 
-def test_a_broker_that_was_there_without_the_topic_counts_from_0() -> None:
+def test_registered_broker_without_the_topic_counts_from_0() -> None:
     cluster = Cluster(a=1)
     cluster.registered = ["a", "b"]
     arrivals = Arrivals(cluster, "orders")
@@ -197,7 +197,7 @@ def test_a_broker_that_was_there_without_the_topic_counts_from_0() -> None:
         MQBrokerException("no permission", 16, "", "127.0.0.1:9876"),
     ],
 )
-def test_name_servers_that_tell_of_no_broker_do_not_make_old_messages_new(registered: Any) -> None:
+def test_name_servers_without_brokers_do_not_make_old_messages_count(registered: Any) -> None:
     cluster = Cluster()
     cluster.route, cluster.registered = UNKNOWN, registered
     arrivals = Arrivals(cluster, "orders")
@@ -208,7 +208,7 @@ def test_name_servers_that_tell_of_no_broker_do_not_make_old_messages_new(regist
     assert counted(arrivals) == {"a": 0}
 
 
-def test_it_has_not_begun_before_name_servers_say_whether_there_is_a_topic() -> None:
+def test_counting_starts_when_name_servers_report_the_topic_as_missing() -> None:
     cluster = Cluster()
     cluster.route, cluster.registered = UNKNOWN, RemotingTimeoutException("no answer")
     arrivals = Arrivals(cluster, "orders")
@@ -222,7 +222,7 @@ def test_it_has_not_begun_before_name_servers_say_whether_there_is_a_topic() -> 
     assert counted(arrivals) == {"a": 7}
 
 
-def test_queues_that_go_and_come_back_keep_their_count() -> None:
+def test_queues_that_disappear_and_return_keep_their_count() -> None:
     cluster = Cluster(a=8)
     cluster.offsets = dict.fromkeys(cluster.offsets, 500)
     arrivals = Arrivals(cluster, "orders")
@@ -232,7 +232,7 @@ def test_queues_that_go_and_come_back_keep_their_count() -> None:
     assert counted(arrivals) == {"a": 0}
 
 
-def test_brokers_are_asked_at_once() -> None:
+def test_brokers_are_queried_concurrently() -> None:
     cluster = Cluster(a=1, b=1)
     together = threading.Barrier(2, timeout=PATIENCE)
 
@@ -249,7 +249,7 @@ def test_brokers_are_asked_at_once() -> None:
     assert counted(arrivals) == {"a": 0, "b": 0}
 
 
-def test_a_static_topic_is_said_to_be_one() -> None:
+def test_static_topic_is_reported() -> None:
     cluster = Cluster(a=1)
     cluster.route = replace(route({"a": 1}), static_topic=True)
     arrivals = Arrivals(cluster, "orders")
@@ -270,7 +270,7 @@ VIEW = LiveView(
 )
 
 
-def test_a_view_is_a_line_a_table_and_html() -> None:
+def test_view_has_text_rows_and_html() -> None:
     assert str(VIEW) == (
         "topic orders · 4.0 s · 3 of 8 tasks ended, 2 running · 2,000 messages arrived, 300 per second; "
         "b< does not answer"
@@ -286,7 +286,7 @@ def test_a_view_is_a_line_a_table_and_html() -> None:
     assert "color" not in page
 
 
-def test_what_a_terminal_would_obey_is_shown_as_its_code() -> None:
+def test_control_characters_are_shown_as_their_codes() -> None:
     evil = "evil \x1b]0;title\x07"
     view = replace(VIEW, brokers=(BrokerArrivals(evil, 1, None, evil),), problems=(evil,))
     console = Console(file=io.StringIO(), width=200)
@@ -296,7 +296,7 @@ def test_what_a_terminal_would_obey_is_shown_as_its_code() -> None:
         assert "\x1b" not in shown
 
 
-def test_a_view_has_no_column_for_problems_while_there_are_none() -> None:
+def test_view_without_problems_has_no_problem_column() -> None:
     well = replace(VIEW, brokers=VIEW.brokers[:1])
     assert well.rows() == [("a", "1,200", "300")]
     assert well.headings() == VIEW.headings()[:3] == ("broker", "messages arrived", "per second")

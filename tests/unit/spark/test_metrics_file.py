@@ -27,7 +27,7 @@ def lines(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
-def test_each_commit_adds_one_line_with_its_figures_per_broker(tmp_path: Path) -> None:
+def test_each_commit_appends_a_line_with_metrics_per_broker(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "sink.jsonl"
     record_commit(str(path), [message("w", 3), None, message("w", 3)], "", 3, now=NOW)
     record_commit(str(path), [message("w", 4, rows=1)], "", 4, now=NOW + 1)
@@ -42,14 +42,14 @@ def test_each_commit_adds_one_line_with_its_figures_per_broker(tmp_path: Path) -
     assert second["batch_id"] == 4
 
 
-def test_a_write_without_tasks_leaves_a_line_too(tmp_path: Path) -> None:
+def test_write_without_tasks_appends_a_line(tmp_path: Path) -> None:
     path = tmp_path / "sink.jsonl"
     record_commit(path.as_uri(), [], "the-write", None, now=NOW)
     (line,) = lines(path)
     assert (line["write_id"], line["batch_id"], line["tasks"], line["brokers"]) == ("the-write", -1, 0, {})
 
 
-def test_where_nothing_can_be_appended_each_commit_is_a_file_that_its_repetition_replaces(tmp_path: Path) -> None:
+def test_object_store_gets_one_file_per_commit_replaced_on_rerun(tmp_path: Path) -> None:
     # Not a local file system to whom it may concern: an object store stands like this.
     store = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
     (tmp_path / "sink").mkdir()
@@ -66,7 +66,7 @@ def test_where_nothing_can_be_appended_each_commit_is_a_file_that_its_repetition
     assert lines(tmp_path / "sink" / "w-1.json")[0]["brokers"]["a"]["rows"] == 3  # type: ignore[index]
 
 
-def test_two_writes_of_one_micro_batch_stay_apart(tmp_path: Path) -> None:
+def test_writes_of_one_micro_batch_are_recorded_separately(tmp_path: Path) -> None:
     # Within foreachBatch: the query's id and the micro-batch are all that their tasks see.
     store = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
     for save_id in ("one", "other"):
@@ -79,7 +79,7 @@ def test_two_writes_of_one_micro_batch_stay_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/proc/sink.jsonl", "nonsense://x/y", "/dev/full"])
-def test_what_goes_wrong_is_a_warning_that_names_the_path_and_no_error(
+def test_failed_metrics_file_is_a_warning_with_its_path_and_not_an_error(
     path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "rocketmq_spark.spark"):

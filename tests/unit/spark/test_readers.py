@@ -24,7 +24,7 @@ from tests.support.peer import BrokerPeer
 SCHEMA = StructType().add("body", "binary")
 
 
-def test_a_task_is_told_of_the_brokers_that_it_reads_from_and_of_no_other() -> None:
+def test_task_gets_only_the_routes_of_its_brokers() -> None:
     with BrokerPeer({}) as peer:
         brokers = [BrokerData(name, {0: peer.address}) for name in "abc"]
         peer.routes["t"] = TopicRouteData(tuple(QueueData(name, 1, 1, 6) for name in "abc"), tuple(brokers))
@@ -54,7 +54,7 @@ def test_only_a_raw_read_has_the_column_unreadable() -> None:
         batch_reader(RAW, SCHEMA, None)
 
 
-def test_columns_of_a_raw_read_that_may_be_null_must_be_nullable() -> None:
+def test_columns_that_a_raw_read_can_null_must_be_nullable() -> None:
     known = StructType().add("queueOffset", "long", nullable=False).add("unreadable", "string")
     batch_reader(RAW, known, None)
     with pytest.raises(SchemaError, match="column bornHost is null for a record that cannot be decoded"):
@@ -110,7 +110,7 @@ def ranges_of(tasks: Sequence[InputPartition]) -> list[OffsetRange]:
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_rerun_of_the_first_micro_batch_reports_what_expired_since(stream: Stream, fails: bool) -> None:
+def test_rerun_of_the_first_micro_batch_reports_expired_messages(stream: Stream, fails: bool) -> None:
     stream.put(Q0, 5)
     with stream.query() as query:
         end = checkpointed(query.latestOffset(query.initialOffset()))
@@ -138,7 +138,7 @@ def test_rerun_of_a_first_micro_batch_from_latest_reads_the_same_messages(stream
         assert ranges_of(query.partitions(query.initialOffset(), end)) == [OffsetRange(Q0, 3, 5)]
 
 
-def test_first_micro_batch_before_pyspark_4_2_begins_at_the_initial_offset(stream: Stream) -> None:
+def test_first_batch_before_pyspark_4_2_starts_at_the_initial_offset(stream: Stream) -> None:
     stream.put(Q0, 3)
     with stream.query(starting_offsets=OffsetSpec("latest")) as query:
         # PySpark 4.0 and 4.1 ask for the end of the first micro-batch before its start.
@@ -149,7 +149,7 @@ def test_first_micro_batch_before_pyspark_4_2_begins_at_the_initial_offset(strea
         assert ranges_of(query.partitions({"t": {"a": {"0": 3}}}, end)) == [OffsetRange(Q0, 3, 5)]
 
 
-def test_rerun_of_a_first_micro_batch_before_pyspark_4_2_reads_the_same_messages(stream: Stream) -> None:
+def test_rerun_of_first_batch_before_pyspark_4_2_reads_same_messages(stream: Stream) -> None:
     stream.put(Q0, 3)
     with stream.query() as query:
         end = checkpointed(query.latestOffset())
@@ -166,7 +166,7 @@ def test_restarted_query_that_spark_wraps_continues_at_its_checkpoint(stream: St
         assert ranges_of(query.partitions({"t": {"a": {"0": 2}}}, end)) == [OffsetRange(Q0, 2, 5)]
 
 
-def test_first_micro_batch_of_a_new_queue_reports_what_expired(stream: Stream) -> None:
+def test_first_micro_batch_of_a_new_queue_reports_expired_messages(stream: Stream) -> None:
     stream.put(Q0, 1)
     start = {"t": {"a": {"0": 1}}}
     stream.queues(2)
@@ -180,7 +180,7 @@ def test_first_micro_batch_of_a_new_queue_reports_what_expired(stream: Stream) -
             query.partitions(start, end)
 
 
-def test_new_queue_that_begins_later_is_logged(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
+def test_new_queue_that_does_not_begin_at_0_is_logged(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
     stream.queues(2)
     stream.put(Q1, 5)
     stream.expire(Q1, 3)
@@ -192,7 +192,7 @@ def test_new_queue_that_begins_later_is_logged(stream: Stream, caplog: pytest.Lo
     assert "t/a/1 begins at offset 3" in warnings[0]
 
 
-def test_offset_stays_the_same_text_until_there_is_something_new(stream: Stream) -> None:
+def test_offset_text_is_unchanged_until_new_messages_arrive(stream: Stream) -> None:
     stream.put(Q0, 5)
     with stream.query() as query:
         end = checkpointed(query.latestOffset(query.initialOffset()))

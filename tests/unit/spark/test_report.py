@@ -84,7 +84,7 @@ def test_reports_of_tasks_reach_the_drivers_metrics(accumulator: Accumulator[obj
     assert metrics.summary.reports == 3
 
 
-def test_a_task_carries_none_of_what_the_driver_has(accumulator: Accumulator[object]) -> None:
+def test_pickled_accumulator_contains_no_reports(accumulator: Accumulator[object]) -> None:
     before = len(pickle.dumps(accumulator))
     for partition_id in range(50):
         accumulator.add(report(partition_id))
@@ -132,7 +132,7 @@ def test_two_thousand_tasks_over_twenty_brokers_add_up(accumulator: Accumulator[
     assert metrics_of(accumulator).summary.reports == 2_000
 
 
-def test_reading_while_tasks_report_sees_whole_reports(accumulator: Accumulator[object]) -> None:
+def test_concurrent_readers_see_complete_reports(accumulator: Accumulator[object]) -> None:
     summary, ready = metrics_of(accumulator).summary, threading.Event()
 
     def merge_all() -> None:
@@ -168,12 +168,12 @@ def test_reading_while_tasks_report_sees_whole_reports(accumulator: Accumulator[
         lambda metrics: metrics._repr_html_(),
     ],
 )
-def test_metrics_without_an_accumulator_raise_and_say_where_the_numbers_are(call) -> None:  # type: ignore[no-untyped-def]
+def test_metrics_without_accumulator_raise_and_name_the_log(call) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(MetricsUnavailableError, match=r"Spark Connect.*log of the Spark server.*rocketmq_spark\.spark"):
         call(UnavailableMetrics())
 
 
-def test_repr_without_an_accumulator_says_so_and_shows_no_zero() -> None:
+def test_repr_without_an_accumulator_shows_unavailable_instead_of_zero() -> None:
     assert repr(UnavailableMetrics()).startswith("<Metrics unavailable: the metrics of this session have no way back")
     assert "0" not in repr(UnavailableMetrics())
 
@@ -201,7 +201,7 @@ def test_a_commit_message_of_twenty_brokers_is_at_most_a_kibibyte(histograms: bo
     assert {broker: numbers["rows"] for broker, numbers in totals.items()} == dict.fromkeys(BROKERS, 31_999 * requests)
 
 
-def test_a_commit_message_is_what_spark_asks_for_and_pickles() -> None:
+def test_commit_message_has_the_type_spark_expects_and_pickles() -> None:
     message = CommitMessage.of(report(5), histograms=True)
     assert isinstance(message, WriterCommitMessage)
     assert pickle.loads(pickle.dumps(message)) == message
@@ -237,7 +237,7 @@ def test_latencies_of_a_large_message_stay_in_their_octave() -> None:
             assert exact[broker][name] / 2 <= coarse[broker][name] <= exact[broker][name] * 2
 
 
-def test_summarise_passes_over_tasks_that_did_not_finish() -> None:
+def test_summary_skips_tasks_that_did_not_finish() -> None:
     messages = [CommitMessage.of(report(1), histograms=False), None, CommitMessage.of(report(2), histograms=False)]
     assert summarise(messages).to_dict()["a"]["rows"] == 20
 
@@ -255,7 +255,7 @@ def test_the_log_line_of_a_write(caplog: pytest.LogCaptureFixture) -> None:
     )
 
 
-def test_the_log_line_is_quiet_where_metrics_tell_the_same(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_line_has_level_info_if_metrics_are_available(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         log_summary(
             logging.getLogger("rocketmq_spark.spark"), [CommitMessage.of(report(), histograms=False)], batch_id=4
@@ -265,7 +265,7 @@ def test_the_log_line_is_quiet_where_metrics_tell_the_same(caplog: pytest.LogCap
     assert record.getMessage().startswith(f"micro-batch 4 of {WRITE_ID}: 1 tasks stored 20 rows, ")
 
 
-def test_the_micro_batch_is_what_the_tasks_saw() -> None:
+def test_micro_batch_number_comes_from_the_tasks() -> None:
     within = CommitMessage.of(Recorder(WRITE_ID, 17, 0).snapshot(), histograms=False)
     outside = CommitMessage.of(Recorder(WRITE_ID, -1, 0).snapshot(), histograms=False)
     assert micro_batch_of([None, within, within]) == 17
@@ -287,7 +287,7 @@ def test_the_log_line_of_an_aborted_write(caplog: pytest.LogCaptureFixture) -> N
     assert record.getMessage().startswith(f"aborted write of {WRITE_ID}: 1 of 2 tasks had finished and stored 20 rows")
 
 
-def test_a_query_stopped_in_mid_batch_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_query_stopped_during_a_micro_batch_logs_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         log_summary(logging.getLogger("rocketmq_spark.spark"), [None, None], batch_id=2, aborted=True)
     [record] = caplog.records
@@ -311,7 +311,7 @@ def test_the_log_line_of_a_write_that_skipped_rows_is_a_warning(
     )
 
 
-def test_skipped_messages_of_reads_add_up_on_the_driver_and_are_no_write(accumulator: Accumulator[object]) -> None:
+def test_skipped_messages_of_reads_are_counted_separately_from_writes(accumulator: Accumulator[object]) -> None:
     pickled = pickle.dumps(accumulator)
     for skipped in ({"orders": 2, "refunds": 1}, {"orders": 1}):
         receive(task_update(pickled, ReadReport(skipped)))

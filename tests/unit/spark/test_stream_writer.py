@@ -38,7 +38,7 @@ def test_rows_of_one_mib_are_collected_up_to_four_mib(row: Row) -> None:
     assert sizes == [4, 4, 2]
 
 
-def test_small_rows_are_collected_by_their_number() -> None:
+def test_small_rows_are_collected_in_chunks_of_10_000() -> None:
     rows = [Row(body=b"%d" % number) for number in range(25_000)]
     chunks = list(chunks_of(rows))
     assert [len(chunk) for chunk in chunks] == [10_000, 10_000, 5_000]

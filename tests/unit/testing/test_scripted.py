@@ -30,7 +30,7 @@ def statuses(outcomes: Any) -> list[Any]:
     return [outcome.status or type(outcome.error) for outcome in outcomes]
 
 
-def test_nothing_happens_until_the_test_says_so(request_to: Any, outcomes: Any) -> None:
+def test_send_completes_only_on_deliver(request_to: Any, outcomes: Any) -> None:
     transport = ScriptedTransport({})
     transport.send(request_to("broker-a:10911"), 3.0, outcomes)
     assert (outcomes, transport.in_flight) == ([], 1)
@@ -57,7 +57,7 @@ def test_replies_are_played_in_order_per_broker(request_to: Any, outcomes: Any) 
     ]
 
 
-def test_a_reply_may_depend_on_the_request(request_to: Any, outcomes: Any) -> None:
+def test_reply_can_depend_on_the_request(request_to: Any, outcomes: Any) -> None:
     def by_queue(request: SendRequest) -> Reply:
         return Reply.code(29, "request queueId[9] is illegal") if request.queue.queue_id == 9 else Reply()
 
@@ -97,7 +97,7 @@ def test_silence_and_slow_answers_time_out(request_to: Any, outcomes: Any) -> No
     assert outcomes[0].latency_ms == 3000.0
 
 
-def test_what_is_sent_in_a_callback_waits_for_the_next_delivery(request_to: Any, outcomes: Any) -> None:
+def test_send_in_a_callback_completes_with_the_next_delivery(request_to: Any, outcomes: Any) -> None:
     transport = ScriptedTransport({}, {"broker-a": [Reply.code(2)]})
 
     def again(_outcome: SendOutcome) -> None:
@@ -110,7 +110,7 @@ def test_what_is_sent_in_a_callback_waits_for_the_next_delivery(request_to: Any,
     assert statuses(outcomes) == [SendStatus.SEND_OK]
 
 
-def test_advancing_delivers_what_callbacks_send_on_the_way(request_to: Any, outcomes: Any) -> None:
+def test_advance_delivers_sends_of_callbacks(request_to: Any, outcomes: Any) -> None:
     transport = ScriptedTransport({}, {"broker-a": [Reply.code(2, delay=1.0), Reply(delay=1.0)]})
 
     def again(_outcome: SendOutcome) -> None:
@@ -136,7 +136,7 @@ def test_stored_messages_can_be_looked_at(request_to: Any, batch_to: BatchTo, ou
     assert [request.batch.rows for request in transport.requests] == [2, 1]
 
 
-def test_an_acknowledgement_may_be_lost_after_storing(batch_to: BatchTo, outcomes: Any) -> None:
+def test_acknowledgement_can_be_lost_after_storing(batch_to: BatchTo, outcomes: Any) -> None:
     refusal = Reply(error=RemotingSendRequestException("reset"), stored=True)
     transport = ScriptedTransport({}, {"broker-a": [Reply(silent=True, stored=True), refusal, Reply.code(2)]})
     for body in (b"one", b"two", b"three"):
@@ -146,7 +146,7 @@ def test_an_acknowledgement_may_be_lost_after_storing(batch_to: BatchTo, outcome
     assert all(outcome.error is not None for outcome in outcomes)
 
 
-def test_routes_are_data_and_look_ups_can_fail() -> None:
+def test_route_lookups_return_given_routes_and_can_fail() -> None:
     transport = ScriptedTransport({"orders": route({"broker-b": 2, "broker-a": 4})})
     transport.fail("query_route", RemotingConnectException("no name server"))
     with pytest.raises(RemotingConnectException):
@@ -181,7 +181,7 @@ def test_other_calls_are_recorded() -> None:
     ]
 
 
-def test_oneway_sends_are_recorded_apart_and_learn_only_what_a_oneway_sender_can(
+def test_oneway_sends_are_recorded_separately_and_hide_rejections(
     request_to: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     transport = ScriptedTransport({})
@@ -204,9 +204,7 @@ def test_oneway_sends_are_recorded_apart_and_learn_only_what_a_oneway_sender_can
         transport.send_oneway(request, 3.0)
 
 
-def test_a_half_message_is_seen_when_it_is_committed_and_never_when_it_is_rolled_back(
-    request_to: Any, outcomes: Any
-) -> None:
+def test_half_message_is_visible_only_after_its_commit(request_to: Any, outcomes: Any) -> None:
     transport = ScriptedTransport({})
     half_queue = MessageQueue("RMQ_SYS_TRANS_HALF_TOPIC", "broker-a", 0)
     for number in range(2):
@@ -226,7 +224,7 @@ def test_a_half_message_is_seen_when_it_is_committed_and_never_when_it_is_rolled
     ]
 
 
-def test_a_failing_end_of_a_transaction_is_raised_and_changes_nothing(request_to: Any, outcomes: Any) -> None:
+def test_failed_end_of_a_transaction_raises_and_changes_no_message(request_to: Any, outcomes: Any) -> None:
     transport = ScriptedTransport({})
     properties = "UNIQ_KEY\x01U1\x02TRAN_MSG\x01true\x02PGROUP\x01pg\x02"
     transport.send(request_to("broker-a:10911", properties=properties), 3.0, outcomes)
@@ -255,7 +253,7 @@ def test_stored_messages_are_found_by_the_transports_clock(batch_to: BatchTo, ou
     ]
 
 
-def test_close_fails_what_is_in_flight_and_then_refuses(request_to: Any, outcomes: Any) -> None:
+def test_close_fails_requests_in_flight_and_rejects_later_ones(request_to: Any, outcomes: Any) -> None:
     with ScriptedTransport({}) as transport:
         transport.send(request_to("broker-a:10911"), 3.0, outcomes)
         transport.close()
@@ -270,7 +268,7 @@ def test_a_clock_that_cant_be_moved_is_refused() -> None:
         ScriptedTransport({}, clock=lambda: 0.0).advance(1.0)
 
 
-def test_threaded_outcomes_come_by_themselves(request_to: Any, outcomes: Any) -> None:
+def test_threaded_outcomes_arrive_without_deliver(request_to: Any, outcomes: Any) -> None:
     with ScriptedTransport({}, {"broker-a": [Reply(delay=0.02), Reply()]}, threaded=True) as transport:
         for _ in range(2):
             transport.send(request_to("broker-a:10911"), 3.0, outcomes)

@@ -21,9 +21,7 @@ from tests.support.processes import PATIENCE
 RequestTo = Callable[..., SendRequest]
 
 
-def test_110_answers_come_back_in_any_order(
-    transport: RemotingTransport, request_to: RequestTo, collected: Any
-) -> None:
+def test_answers_can_arrive_in_any_order(transport: RemotingTransport, request_to: RequestTo, collected: Any) -> None:
     def backwards(session: Session) -> None:
         requests = [session.read() for _ in range(20)]
         for request in random.Random(1).sample(requests, len(requests)):
@@ -39,7 +37,7 @@ def test_110_answers_come_back_in_any_order(
 
 
 @pytest.mark.parametrize("size", [1, 7])
-def test_an_answer_may_come_in_small_pieces(
+def test_answer_can_arrive_in_small_pieces(
     transport: RemotingTransport, request_to: RequestTo, outcomes: Any, size: int
 ) -> None:
     def drip(session: Session) -> None:
@@ -56,7 +54,9 @@ def test_an_answer_may_come_in_small_pieces(
     assert [outcome.queue_offset for outcome in outcomes] == [5, 5]
 
 
-def test_many_answers_may_come_in_one_piece(transport: RemotingTransport, request_to: RequestTo, outcomes: Any) -> None:
+def test_many_answers_can_arrive_in_one_piece(
+    transport: RemotingTransport, request_to: RequestTo, outcomes: Any
+) -> None:
     def at_once(session: Session) -> None:
         requests = [session.read() for _ in range(50)]
         session.sock.sendall(b"".join(session.encoded(one, ext_fields=stored_fields(one, 1)) for one in requests))
@@ -92,7 +92,7 @@ def test_both_header_types_are_understood_on_one_connection(transport: RemotingT
     assert [answer.ext_fields["offset"] for answer in answers] == ["7", "7", "7"]
 
 
-def test_110_an_answer_that_nobody_waits_for_is_dropped(transport: RemotingTransport) -> None:
+def test_unexpected_answer_is_dropped(transport: RemotingTransport) -> None:
     def confused(session: Session) -> None:
         request = session.read()
         session.sock.sendall(encode_command(RemotingCommand(0, request.opaque + 1000, flag=1)))
@@ -145,9 +145,7 @@ def test_a_oneway_request_returns_when_written(transport: RemotingTransport) -> 
     assert [(command.flag, bytes(command.body)) for command in received] == [(2, b"first"), (2, b"second")]
 
 
-def test_105_the_same_request_sent_again_has_a_new_opaque(
-    transport: RemotingTransport, request_to: RequestTo, outcomes: Any
-) -> None:
+def test_resent_request_has_a_new_opaque(transport: RemotingTransport, request_to: RequestTo, outcomes: Any) -> None:
     opaques: list[int] = []
 
     def note(session: Session) -> None:
@@ -179,9 +177,7 @@ def test_opaques_wrap_as_javas_int_and_leave_out_those_in_flight(
     assert next_opaque(last, in_flight) == expected
 
 
-def test_113_many_threads_share_one_connection(
-    transport: RemotingTransport, request_to: RequestTo, collected: Any
-) -> None:
+def test_many_threads_share_one_connection(transport: RemotingTransport, request_to: RequestTo, collected: Any) -> None:
     with Peer(Session.serve) as peer:
         collectors = [collected() for _ in range(4)]
 
@@ -201,7 +197,7 @@ def test_113_many_threads_share_one_connection(
         assert len(peer.sessions) == 1
 
 
-def test_an_answer_that_is_there_before_the_sender_looks_at_its_clock_still_took_time(
+def test_latency_is_positive_even_if_the_answer_is_very_fast(
     transport: RemotingTransport, request_to: RequestTo, outcomes: Any
 ) -> None:
     def prompt(session: Session) -> None:

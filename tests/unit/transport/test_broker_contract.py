@@ -80,13 +80,13 @@ def test_a_oneway_send_is_stored_without_an_outcome(cluster: Brokers, batch_to: 
     assert [message.body for message in cluster.stored(1)] == [b"one", b"two"]
 
 
-def test_108_a_oneway_sender_learns_of_no_refusal(cluster: Brokers, batch_to: Callable[..., SendRequest]) -> None:
+def test_oneway_send_does_not_report_rejection(cluster: Brokers, batch_to: Callable[..., SendRequest]) -> None:
     cluster.play(Reply.code(13, "the message is illegal"))
     cluster.transport.send_oneway(batch_to(cluster.address, b"one"), PATIENCE)
     assert cluster.transport.max_offset(QUEUE, cluster.address, PATIENCE) == 0
 
 
-def test_a_half_message_is_checked_and_the_answer_carries_the_checks_offsets(
+def test_half_message_is_checked_and_the_answer_has_the_check_offsets(
     cluster: Brokers, request_to: Callable[..., SendRequest], outcomes: Any, collected: Any
 ) -> None:
     checks = collected()

@@ -51,7 +51,7 @@ def lengths(stream: Stream) -> list[list[int]]:
     return [[len(command.body) for command in commands] for commands in stream.written]
 
 
-def test_short_requests_that_come_while_one_is_under_way_go_together(
+def test_short_requests_during_a_write_are_sent_together(
     connection: Connection, stream: Stream, attended: list[Connection]
 ) -> None:
     for nbytes in (1, 2, 3):
@@ -64,7 +64,7 @@ def test_short_requests_that_come_while_one_is_under_way_go_together(
     assert len(stream.written) == 2
 
 
-def test_a_long_request_goes_at_once_but_never_before_what_was_there_first(
+def test_long_request_is_written_at_once_unless_others_wait(
     connection: Connection, stream: Stream, attended: list[Connection]
 ) -> None:
     connection.submit(request(1))
@@ -78,7 +78,7 @@ def test_a_long_request_goes_at_once_but_never_before_what_was_there_first(
     assert lengths(stream) == [[1], [20_000], [2, 20_001]]
 
 
-def test_what_was_left_to_the_loop_fails_with_the_connection(connection: Connection) -> None:
+def test_pending_requests_fail_with_the_connection(connection: Connection) -> None:
     connection.submit(request(1))
     connection.submit(request(2))
     failed = connection.close(2.0, "closed")

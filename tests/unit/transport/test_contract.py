@@ -36,7 +36,7 @@ class TestPromises(Promises):
 
 
 @pytest.mark.parametrize("status", SendStatus)
-def test_99_every_status_of_a_stored_batch_is_a_status(played: Played, status: SendStatus) -> None:
+def test_every_status_of_a_stored_batch_is_returned(played: Played, status: SendStatus) -> None:
     played.play(Reply(status))
     [outcome] = played.send(batch("orders", b"one"))
     assert (outcome.status, outcome.error) == (status, None)
@@ -44,7 +44,7 @@ def test_99_every_status_of_a_stored_batch_is_a_status(played: Played, status: S
 
 
 @pytest.mark.parametrize("kind", Played.refusals)
-def test_99_a_refusal_is_the_error_of_its_code(played: Played, kind: type[MQBrokerException]) -> None:
+def test_rejection_is_the_error_of_its_code(played: Played, kind: type[MQBrokerException]) -> None:
     reply = played.refusals[kind]
     played.play(reply)
     [outcome] = played.send(batch("orders", b"one"))
@@ -56,7 +56,7 @@ def test_99_a_refusal_is_the_error_of_its_code(played: Played, kind: type[MQBrok
 
 
 @pytest.mark.parametrize("stored", [False, True])
-def test_a_lost_answer_is_a_timeout_and_the_rows_may_be_stored(played: Played, stored: bool) -> None:
+def test_lost_answer_is_a_timeout_after_which_rows_may_be_stored(played: Played, stored: bool) -> None:
     # The connection stands: so nothing but the answer is missing.
     played.send(batch("orders", b"before"))
     played.play(Reply(silent=True, stored=stored))
@@ -68,7 +68,7 @@ def test_a_lost_answer_is_a_timeout_and_the_rows_may_be_stored(played: Played, s
     assert len(played.stored(1)) == 1 + stored
 
 
-def test_a_callback_may_send_again(played: Played) -> None:
+def test_callback_can_send_again(played: Played) -> None:
     played.play(played.refusals[BrokerBusyException])
     outcomes = Outcomes()
 
@@ -83,7 +83,7 @@ def test_a_callback_may_send_again(played: Played) -> None:
     assert [message.body for message in played.stored(1)] == [b"again"]
 
 
-def test_close_fails_what_waits_for_its_answer_and_the_rows_may_be_stored(played: Played) -> None:
+def test_close_fails_unanswered_requests_whose_rows_may_be_stored(played: Played) -> None:
     played.send(batch("orders", b"before"))
     outcomes = Outcomes()
     for _ in range(5):

@@ -36,18 +36,18 @@ def refusal(**options: str) -> str:
     return str(raised.value)
 
 
-def test_without_a_user_nobody_signs() -> None:
+def test_no_credentials_without_a_user() -> None:
     assert of() is None
     assert credentials_of(ConnectionOptions()) is None
 
 
-def test_what_is_given_signs_as_it_is() -> None:
+def test_given_credentials_are_returned_unchanged() -> None:
     given = of(accessKey="u", secretKey=HUSH, securityToken="t").credentials()
     assert given == Credentials("u", HUSH, "t")
     assert HUSH not in repr(given)
 
 
-def test_a_variable_is_read_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variable_is_read_when_credentials_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MQ_SECRET", HUSH)
     monkeypatch.setenv("MQ_USER", "u")
     options = parse_sink_options({**NAME_SERVER, "accessKey": "env:MQ_USER", "secretKey": "env:MQ_SECRET"}, {})
@@ -57,7 +57,7 @@ def test_a_variable_is_read_where_it_is_used(monkeypatch: pytest.MonkeyPatch) ->
     assert provider.credentials() == Credentials("u", HUSH)
 
 
-def test_a_variable_that_is_not_there_is_named_with_how_to_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_environment_variable_error_explains_how_to_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MQ_SECRET", raising=False)
     said = refusal(accessKey="u", secretKey="env:MQ_SECRET")
     assert said.startswith("option secretKey=env:MQ_SECRET: the environment variable MQ_SECRET is not set")
@@ -65,14 +65,14 @@ def test_a_variable_that_is_not_there_is_named_with_how_to_set_it(monkeypatch: p
 
 
 @pytest.mark.parametrize("slashes", ["", "//"])
-def test_a_file_is_read_without_the_end_of_its_last_line(tmp_path: Path, slashes: str) -> None:
+def test_trailing_line_end_of_a_secret_file_is_ignored(tmp_path: Path, slashes: str) -> None:
     (tmp_path / "secret").write_text(f"{HUSH}\r\n")
     given = of(accessKey="u", secretKey=f"file:{slashes}{tmp_path}/secret").credentials()
     assert given == Credentials("u", HUSH)
 
 
 @pytest.mark.parametrize("prefix", ["FILE:", "File:", " file:"])
-def test_a_reference_is_one_in_capital_letters_too(
+def test_prefixes_of_references_are_case_insensitive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str
 ) -> None:
     (tmp_path / "secret").write_text(HUSH)
@@ -164,7 +164,7 @@ def test_link_that_changes_after_the_check_is_not_followed(tmp_path: Path, monke
     assert of(accessKey="u", secretKey=f"file:{link}").credentials().secret_key == "allowed-key"
 
 
-def test_the_mark_that_editors_begin_a_file_with_is_no_part_of_a_secret(tmp_path: Path) -> None:
+def test_byte_order_mark_of_a_secret_file_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(f"{HUSH}\r\n", encoding="utf-8-sig")
     assert of(accessKey="u", secretKey=f"file:{tmp_path}/secret").credentials() == Credentials("u", HUSH)
 
@@ -196,7 +196,7 @@ def test_a_file_that_holds_no_secret_is_refused(tmp_path: Path, content: bytes |
     assert text in said
 
 
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_path_that_is_no_regular_file_is_rejected_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path):
         assert "it is no file" in refusal(accessKey="u", secretKey=f"file:{path}")
@@ -209,7 +209,7 @@ def test_a_reference_that_is_malformed_is_refused_before_it_is_read(reference: s
     assert "not shown: it is secret" in said
 
 
-def test_a_file_that_is_replaced_signs_from_then_on(tmp_path: Path) -> None:
+def test_replaced_secret_file_is_read_again(tmp_path: Path) -> None:
     path, now = tmp_path / "token", [0.0]
     path.write_text("first")
 
@@ -231,7 +231,7 @@ def provide(monkeypatch: pytest.MonkeyPatch, **members: Any) -> str:
     return f"{module.__name__}:Vault"
 
 
-def test_a_class_gives_all_three(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_provider_class_can_return_key_secret_and_token(monkeypatch: pytest.MonkeyPatch) -> None:
     name = provide(monkeypatch, credentials=lambda _: Credentials("u", HUSH, "token"))
     provider = of(credentialsProvider=name)
     assert provider.credentials() == Credentials("u", HUSH, "token")
@@ -239,7 +239,7 @@ def test_a_class_gives_all_three(monkeypatch: pytest.MonkeyPatch) -> None:
     assert HUSH not in repr(provider)
 
 
-def test_a_class_that_cant_be_had_is_an_error_of_its_option(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_provider_class_that_cannot_be_loaded_is_an_error_of_its_option(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "importing module no_such_module failed" in refusal(credentialsProvider="no_such_module:Vault")
     assert "has no class Vault with a method credentials" in refusal(credentialsProvider=provide(monkeypatch))
 
@@ -273,7 +273,7 @@ def test_a_class_and_a_key_exclude_each_other() -> None:
         (Credentials("u", HUSH, expires_at=90.0), "that have expired, 10 s ago by this host's clock"),
     ],
 )
-def test_what_a_class_gives_is_checked(given: Any, text: str) -> None:
+def test_invalid_result_of_a_provider_is_rejected(given: Any, text: str) -> None:
     held = RefreshedCredentials(lambda: given, "credentialsProvider=a:B", clock=lambda: 100.0)
     with pytest.raises(CredentialsError) as raised:
         held.credentials()
@@ -311,7 +311,7 @@ def held_of(source: Source, patience: float = PATIENCE) -> RefreshedCredentials:
     return RefreshedCredentials(source.ask, "asking the source", clock=lambda: source.now, patience=patience)
 
 
-def test_they_are_asked_for_again_five_minutes_before_they_expire(source: Source) -> None:
+def test_credentials_are_fetched_five_minutes_before_they_expire(source: Source) -> None:
     held = held_of(source)
     for source.now in (0.0, 1.0, 3299.0):
         assert held.credentials().access_key == "user-1"
@@ -320,7 +320,7 @@ def test_they_are_asked_for_again_five_minutes_before_they_expire(source: Source
     assert source.given == 2
 
 
-def test_who_signs_does_not_wait_while_the_old_ones_are_good(source: Source) -> None:
+def test_refresh_does_not_block_while_the_old_credentials_are_valid(source: Source) -> None:
     held = held_of(source)
     held.credentials()
     source.gate.clear()
@@ -331,7 +331,7 @@ def test_who_signs_does_not_wait_while_the_old_ones_are_good(source: Source) -> 
     assert source.given == 2, "one thread asks, however many sign"
 
 
-def test_a_failure_is_logged_and_asked_again_while_the_old_ones_are_good(
+def test_failed_refresh_is_logged_and_retried_while_credentials_are_valid(
     source: Source, caplog: pytest.LogCaptureFixture
 ) -> None:
     held = held_of(source)
@@ -345,7 +345,7 @@ def test_a_failure_is_logged_and_asked_again_while_the_old_ones_are_good(
     wait_for(lambda: held.credentials().access_key == "user-2", PATIENCE)
 
 
-def test_a_failure_with_nothing_good_is_an_error_that_says_why(source: Source) -> None:
+def test_failed_refresh_of_expired_credentials_is_an_error_with_its_cause(source: Source) -> None:
     held = held_of(source)
     held.credentials()
     source.error, source.now = OSError("the vault is sealed"), 3600.0
@@ -364,7 +364,7 @@ def succeeds(ask: Callable[[], object]) -> bool:
     return True
 
 
-def test_what_has_expired_is_never_given_whenever_asking_failed(source: Source) -> None:
+def test_expired_credentials_are_never_returned_after_a_failed_refresh(source: Source) -> None:
     held = held_of(source)
     held.credentials()
     source.error, source.now = OSError("the vault is sealed"), 3599.0
@@ -374,13 +374,13 @@ def test_what_has_expired_is_never_given_whenever_asking_failed(source: Source) 
     assert held.credentials().access_key == "user-2"
 
 
-def test_a_class_that_would_end_the_process_is_an_error(source: Source) -> None:
+def test_system_exit_of_a_provider_is_an_error(source: Source) -> None:
     source.error = SystemExit(1)  # type: ignore[assignment]
     with pytest.raises(CredentialsError, match=r"asking the source: SystemExit\(1\)"):
         held_of(source).credentials()
 
 
-def test_many_who_wait_one_after_the_other_wait_no_longer_than_one(source: Source) -> None:
+def test_callers_waiting_for_one_refresh_share_its_timeout(source: Source) -> None:
     source.gate.clear()
     held = held_of(source)
     question = held._asked()
@@ -416,7 +416,7 @@ def test_files_that_are_replaced_between_two_readings_are_read_again(
     assert provider.credentials() == Credentials("new", "new secret")
 
 
-def test_who_does_not_answer_is_not_waited_for_for_ever(source: Source) -> None:
+def test_provider_that_does_not_answer_times_out(source: Source) -> None:
     source.gate.clear()
     with pytest.raises(CredentialsError, match=r"asking the source: no answer within 0\.1 s"):
         held_of(source, patience=0.1).credentials()
@@ -426,7 +426,7 @@ def sign(held: RefreshedCredentials, answer: Any) -> None:
     answer.put(held.credentials().access_key)
 
 
-def test_a_child_asks_by_itself(source: Source) -> None:
+def test_forked_child_fetches_its_own_credentials(source: Source) -> None:
     held = held_of(source)
     held.credentials()
     # As if the parent were asking while it forks.
@@ -445,7 +445,7 @@ def test_a_child_asks_by_itself(source: Source) -> None:
     assert answer.get() == "user-2"
 
 
-def test_who_signs_next_asks_and_waits_for_others_where_a_server_has_refused_these(source: Source) -> None:
+def test_rejected_credentials_are_fetched_again_at_the_next_use(source: Source) -> None:
     held = held_of(source)
     first = held.credentials()
     source.now = 1.0
@@ -455,7 +455,7 @@ def test_who_signs_next_asks_and_waits_for_others_where_a_server_has_refused_the
     assert source.given == 2
 
 
-def test_a_refusal_of_what_is_not_held_any_more_changes_nothing(source: Source) -> None:
+def test_rejection_of_replaced_credentials_is_ignored(source: Source) -> None:
     held = held_of(source)
     first = held.credentials()
     held.refused(first)
@@ -465,7 +465,7 @@ def test_a_refusal_of_what_is_not_held_any_more_changes_nothing(source: Source) 
     assert source.given == 2
 
 
-def test_who_is_refused_again_and_again_asks_once_a_second(source: Source) -> None:
+def test_repeatedly_rejected_credentials_are_fetched_once_per_second(source: Source) -> None:
     held = held_of(source)
     for tenths in range(300):
         source.now = tenths / 10
@@ -474,7 +474,7 @@ def test_who_is_refused_again_and_again_asks_once_a_second(source: Source) -> No
     assert source.given == 31
 
 
-def test_a_failure_where_a_server_has_refused_what_is_held_is_an_error_and_not_logged(
+def test_failed_refresh_of_rejected_credentials_raises_without_a_log(
     source: Source, caplog: pytest.LogCaptureFixture
 ) -> None:
     held = held_of(source)
@@ -490,7 +490,7 @@ def test_a_failure_where_a_server_has_refused_what_is_held_is_an_error_and_not_l
 
 
 @pytest.mark.parametrize("late", [Credentials("late", HUSH), OSError("the vault was sealed")], ids=["user", "error"])
-def test_an_answer_that_was_given_up_neither_replaces_a_later_one_nor_is_logged(
+def test_late_answer_does_not_replace_a_newer_one_and_is_not_logged(
     caplog: pytest.LogCaptureFixture, late: Credentials | Exception
 ) -> None:
     answers, gates, asked = [late, Credentials("u", HUSH)], [threading.Event(), threading.Event()], []

@@ -45,7 +45,7 @@ def test_an_address_is_split_at_its_last_colon(address: str, expected: tuple[str
     assert parse_address(address) == expected
 
 
-def test_names_that_the_resolver_does_not_answer_take_64_threads_at_most() -> None:
+def test_unanswered_name_lookups_use_at_most_64_threads() -> None:
     answer, failed = threading.Event(), threading.Event()
 
     def look_up(*_: object) -> list[Candidate]:
@@ -65,7 +65,7 @@ def test_names_that_the_resolver_does_not_answer_take_64_threads_at_most() -> No
             thread.join(PATIENCE)
 
 
-def test_of_a_name_with_thousands_of_addresses_the_first_are_told() -> None:
+def test_only_the_first_addresses_of_a_name_are_listed_in_the_error() -> None:
     looked_up = threading.Event()
     # Port 0 can't be dialled.
     candidates: list[Candidate] = [(socket.AF_INET, (f"127.0.{number // 250}.1", 0)) for number in range(3000)]
@@ -81,7 +81,7 @@ def test_of_a_name_with_thousands_of_addresses_the_first_are_told() -> None:
 
 
 @pytest.mark.parametrize("address", ["", "host", "host:", ":9876", "host:0", "host:65536", "host:9x", "host:-1"])
-def test_what_is_not_host_and_port_is_refused(address: str) -> None:
+def test_text_that_is_not_host_and_port_is_rejected(address: str) -> None:
     with pytest.raises(ValueError, match="host:port"):
         parse_address(address)
 
@@ -108,7 +108,7 @@ def test_a_refused_address_fails_with_its_reason(listener: socket.socket) -> Non
     closed(dial)
 
 
-def test_a_silent_address_leaves_the_others_their_share_of_the_time() -> None:
+def test_silent_address_leaves_time_for_the_other_addresses() -> None:
     with full_listener() as silent, socket.create_server(("127.0.0.1", 0)) as listening:
         addresses = [(socket.AF_INET, sock.getsockname()) for sock in (silent, listening)]
         woken = threading.Event()

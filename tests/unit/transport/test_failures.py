@@ -36,7 +36,7 @@ def kinds(outcomes: Any) -> list[type | SendStatus]:
     return [outcome.status or type(outcome.error) for outcome in outcomes]
 
 
-def test_a_refused_connection_fails_at_once_and_says_that_nothing_was_sent(
+def test_refused_connection_fails_at_once_and_nothing_was_sent(
     transport: RemotingTransport, request_to: RequestTo, outcomes: Any
 ) -> None:
     address = refused_address()
@@ -58,7 +58,7 @@ def test_the_next_request_dials_again(transport: RemotingTransport, request_to: 
     assert kinds(outcomes) == [RemotingConnectException, SendStatus.SEND_OK]
 
 
-def test_a_connect_that_fails_at_once_speaks_of_no_time(
+def test_error_of_a_refused_connection_does_not_mention_time(
     make_transport: Callable[..., RemotingTransport], request_to: RequestTo, outcomes: Any
 ) -> None:
     address = refused_address()
@@ -66,7 +66,7 @@ def test_a_connect_that_fails_at_once_speaks_of_no_time(
     assert f"can't connect ({address}: [Errno 111] Connection refused)" in str(outcomes.wait(1)[0].error)
 
 
-def test_all_that_queue_up_for_a_silent_address_fail_together(
+def test_all_requests_to_a_silent_address_fail_together(
     make_transport: Callable[..., RemotingTransport], request_to: RequestTo, outcomes: Any
 ) -> None:
     transport = make_transport(connect_timeout=SOON)
@@ -81,7 +81,7 @@ def test_all_that_queue_up_for_a_silent_address_fail_together(
     assert outcomes[0].error is not outcomes[1].error
 
 
-def test_a_blocking_call_waits_for_a_connect_no_longer_than_it_was_told(transport: RemotingTransport) -> None:
+def test_blocking_call_waits_for_a_connection_at_most_its_timeout(transport: RemotingTransport) -> None:
     with full_listener() as listener:
         address = address_of(listener)
         with pytest.raises(RemotingConnectException, match=r"not connected within 0\.2 s; it was not sent"):
@@ -89,7 +89,7 @@ def test_a_blocking_call_waits_for_a_connect_no_longer_than_it_was_told(transpor
 
 
 @pytest.mark.parametrize("address", ["broker-without-port", "127.0.0.1:99999", "..:9876", "host\0name:9876"])
-def test_an_address_that_is_none_is_a_failed_connect(
+def test_invalid_address_is_a_connect_error(
     transport: RemotingTransport, request_to: RequestTo, outcomes: Any, address: str
 ) -> None:
     transport.send(request_to(address), PATIENCE, outcomes)
@@ -115,7 +115,7 @@ def test_ipv6_addresses_work(transport: RemotingTransport, request_to: RequestTo
 
 
 @pytest.mark.parametrize("how", ["close", "reset"])
-def test_112_a_lost_connection_fails_all_that_wait_on_it_at_once(
+def test_lost_connection_fails_all_its_requests_at_once(
     transport: RemotingTransport, request_to: RequestTo, outcomes: Any, how: str
 ) -> None:
     def hang_up(session: Session) -> None:
@@ -138,7 +138,7 @@ def test_112_a_lost_connection_fails_all_that_wait_on_it_at_once(
     assert isinstance(error.__cause__, ConnectionError)
 
 
-def test_113_a_connection_that_the_server_closed_while_idle_is_made_anew(
+def test_connection_closed_by_the_server_while_idle_is_opened_again(
     transport: RemotingTransport, request_to: RequestTo, outcomes: Any
 ) -> None:
     def once(session: Session) -> None:
@@ -183,7 +183,7 @@ def test_bytes_that_are_not_the_protocol_close_the_connection(
     assert outcomes[1].error.maybe_stored is True
 
 
-def test_an_acknowledgement_without_its_fields_is_not_taken_for_one(
+def test_acknowledgement_without_its_fields_is_an_error(
     transport: RemotingTransport, request_to: RequestTo, outcomes: Any
 ) -> None:
     def terse(session: Session) -> None:
@@ -196,7 +196,7 @@ def test_an_acknowledgement_without_its_fields_is_not_taken_for_one(
     assert "msgId" in str(outcomes[0].error)
 
 
-def test_a_silent_connection_is_closed_with_all_that_wait_on_it(
+def test_silent_connection_is_closed_with_all_its_requests(
     transport: RemotingTransport, request_to: RequestTo, outcomes: Any
 ) -> None:
     with Peer(Session.wait_for_hangup, Session.serve) as peer:
@@ -216,7 +216,7 @@ def test_a_silent_connection_is_closed_with_all_that_wait_on_it(
     assert outcomes[0].latency_ms >= 200.0
 
 
-def test_111_a_blocking_call_that_is_not_answered_times_out_and_leaves_nothing_behind(
+def test_unanswered_blocking_call_times_out_and_leaves_no_request(
     transport: RemotingTransport,
 ) -> None:
     over = threading.Event()
@@ -235,9 +235,7 @@ def test_111_a_blocking_call_that_is_not_answered_times_out_and_leaves_nothing_b
 
 
 @pytest.mark.parametrize("how", ["close", "reset"])
-def test_111_a_blocking_call_whose_connection_breaks_is_a_send_request_error_and_leaves_nothing_behind(
-    transport: RemotingTransport, how: str
-) -> None:
+def test_blocking_call_on_a_broken_connection_is_a_send_request_error(transport: RemotingTransport, how: str) -> None:
     def break_off(session: Session) -> None:
         session.read_bytes(10)
         if how == "reset":
@@ -249,7 +247,7 @@ def test_111_a_blocking_call_whose_connection_breaks_is_a_send_request_error_and
         wait_for(lambda: peer.address not in repr(transport))
 
 
-def test_112_an_entry_expires_at_its_timeout_on_the_clock_handed_in(
+def test_request_expires_at_its_timeout_on_the_given_clock(
     make_transport: Callable[..., RemotingTransport], request_to: RequestTo, outcomes: Any
 ) -> None:
     # Java's scan comes round once a second and gives each entry a second more; this loop sleeps until the deadline.
@@ -302,7 +300,7 @@ def test_a_timeout_keeps_a_connection_on_which_other_answers_arrive(
     assert kinds(others) == [SendStatus.SEND_OK, SendStatus.SEND_OK]
 
 
-def test_a_frame_that_does_not_end_closes_a_connection_on_which_bytes_still_arrive(
+def test_incomplete_frame_closes_the_connection_although_bytes_arrive(
     make_transport: Callable[..., RemotingTransport], request_to: RequestTo, outcomes: Any
 ) -> None:
     clock = ManualClock(100.0)
@@ -339,7 +337,7 @@ def test_a_frame_that_does_not_end_closes_a_connection_on_which_bytes_still_arri
     assert "a frame of the server has not ended for 34 s" in str(outcomes[3].error)
 
 
-def test_111_a_socket_that_accepts_no_byte_is_given_up(
+def test_socket_that_accepts_no_bytes_fails_its_requests(
     transport: RemotingTransport, request_to: RequestTo, collected: Any
 ) -> None:
     over, started, queued = threading.Event(), collected(), collected()
@@ -361,7 +359,7 @@ def test_111_a_socket_that_accepts_no_byte_is_given_up(
     assert queued[0].error.maybe_stored is False
 
 
-def test_a_blocking_call_behind_a_stuck_request_knows_that_it_was_not_sent(
+def test_blocking_call_behind_a_stuck_request_reports_it_was_not_sent(
     transport: RemotingTransport, request_to: RequestTo, outcomes: Any
 ) -> None:
     over = threading.Event()
@@ -398,7 +396,7 @@ def test_a_connection_that_is_being_written_does_not_starve_another(
         assert kinds(stuck.wait(3)) == [SendStatus.SEND_OK] * 3
 
 
-def test_114_a_server_that_says_go_away_gets_the_request_again_over_a_new_connection(
+def test_request_is_resent_over_a_new_connection_after_go_away(
     transport: RemotingTransport, request_to: RequestTo, collected: Any
 ) -> None:
     served: list[RemotingCommand] = []
@@ -426,7 +424,7 @@ def test_114_a_server_that_says_go_away_gets_the_request_again_over_a_new_connec
     assert [bytes(command.body) for command in served] == [b"again"]
 
 
-def test_114_a_second_go_away_is_the_answer(transport: RemotingTransport, request_to: RequestTo, outcomes: Any) -> None:
+def test_second_go_away_is_the_final_answer(transport: RemotingTransport, request_to: RequestTo, outcomes: Any) -> None:
     # Java makes a RemotingSendRequestException of it, after which the rows may be stored. Here they certainly are not:
     # both servers have said so, and the answer's own error keeps that.
     def leaving(session: Session) -> None:
@@ -442,7 +440,7 @@ def test_114_a_second_go_away_is_the_answer(transport: RemotingTransport, reques
     assert (outcomes[0].error.retriable, outcomes[0].error.maybe_stored) == (True, False)
 
 
-def test_every_send_has_exactly_one_outcome_whatever_the_server_does(
+def test_every_send_has_exactly_one_outcome_with_any_server_behaviour(
     transport: RemotingTransport, request_to: RequestTo, collected: Any
 ) -> None:
     dice = random.Random(3)
@@ -480,7 +478,7 @@ def test_every_send_has_exactly_one_outcome_whatever_the_server_does(
     assert {bool(one[0].status) for mine in collectors for one in mine} == {True, False}
 
 
-def test_an_attempt_that_is_being_written_ends_within_its_bound(
+def test_request_that_is_slowly_written_ends_within_a_limit(
     transport: RemotingTransport, request_to: RequestTo, outcomes: Any
 ) -> None:
     over = threading.Event()

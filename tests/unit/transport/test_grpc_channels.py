@@ -36,12 +36,12 @@ from tests.support.transports import Authority, Grpc
         ("localhost:1", "dns:localhost:1"),
     ],
 )
-def test_an_endpoint_is_dialled_by_what_its_host_is(endpoint: str, target: str) -> None:
+def test_grpc_target_depends_on_the_kind_of_host(endpoint: str, target: str) -> None:
     assert target_of(endpoint) == target
 
 
 @pytest.mark.parametrize("endpoint", ["proxy", "proxy:", ":8081", "proxy:0", "proxy:http", ""])
-def test_what_is_no_endpoint_is_refused_at_once(endpoint: str) -> None:
+def test_malformed_endpoint_is_rejected_by_the_constructor(endpoint: str) -> None:
     with pytest.raises(OptionError, match=r"option endpoints: .*host:port"):
         GrpcTransport([endpoint], client_id="test")
 
@@ -67,7 +67,7 @@ def test_one_channel_serves_all_calls_to_an_endpoint() -> None:
     assert len(peers) == 1
 
 
-def test_an_http_proxy_of_the_environment_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_http_proxy_of_the_environment_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("grpc_proxy", "https_proxy", "http_proxy"):
         monkeypatch.setenv(name, f"http://{refused_address()}")
     for name in ("no_grpc_proxy", "no_proxy", "NO_PROXY"):
@@ -99,11 +99,11 @@ def say(endpoint: str, kind: type[RemotingException], *words: str, tls: TlsSetti
         assert [word for word in (endpoint, *words) if word not in str(error)] == []
 
 
-def test_grpc_13_a_closed_port_says_so() -> None:
+def test_closed_port_error_has_advice() -> None:
     say(refused_address(), RemotingConnectException, "Connection refused", "gRPC ports of proxies")
 
 
-def test_grpc_13_a_name_that_nobody_knows_says_so() -> None:
+def test_unknown_host_error_has_advice() -> None:
     say("no-such-host.invalid:8081", RemotingConnectException, "check the names in endpoints")
 
 
@@ -118,30 +118,30 @@ def speak_http_1(session: Session) -> None:
 
 
 @pytest.mark.parametrize("script", [speak_remoting, speak_http_1])
-def test_grpc_13_a_port_of_another_protocol_says_so(script: Callable[[Session], None]) -> None:
+def test_error_of_a_port_with_another_protocol_has_advice(script: Callable[[Session], None]) -> None:
     with Peer(script) as peer:
         say(peer.address, RemotingConnectException, "not a name server or broker", "useTls")
 
 
-def test_grpc_13_tls_towards_a_port_without_says_so(authority: Authority) -> None:
+def test_error_of_tls_to_a_plain_port_has_advice(authority: Authority) -> None:
     with FakeProxy() as proxy:
         tls = TlsSettings(str(authority.ca_file))
         say(proxy.address, RemotingTlsException, "it speaks no TLS: set useTls=false", tls=tls)
         say(proxy.address, RemotingTlsException, "somebody may be intercepting the connection", tls=tls)
 
 
-def test_grpc_13_a_port_that_wants_tls_says_so(authority: Authority) -> None:
+def test_error_of_a_port_that_requires_tls_has_advice(authority: Authority) -> None:
     with FakeProxy(tls=authority.server("server", "IP:127.0.0.1")) as proxy:
         say(proxy.address, RemotingTlsException, "it demands TLS: set useTls=true")
 
 
-def test_grpc_13_a_certificate_of_an_unknown_authority_says_so(authority: Authority, tmp_path: Path) -> None:
+def test_error_of_an_unknown_certificate_authority_has_advice(authority: Authority, tmp_path: Path) -> None:
     other = TlsSettings(str(Authority(tmp_path, "another").ca_file))
     with FakeProxy(tls=authority.server("server", "IP:127.0.0.1")) as proxy:
         say(proxy.address, RemotingCertificateException, "is not trusted; set tlsCaFile", tls=other)
 
 
-def test_grpc_13_a_certificate_for_another_name_says_so(authority: Authority) -> None:
+def test_error_of_a_certificate_for_another_name_has_advice(authority: Authority) -> None:
     tls = TlsSettings(str(authority.ca_file))
     with FakeProxy(tls=authority.server("elsewhere", "DNS:elsewhere.example")) as proxy:
         must_name = "the server's certificate must name 127.0.0.1 (subjectAltName), by which the server was dialled"
@@ -150,20 +150,20 @@ def test_grpc_13_a_certificate_for_another_name_says_so(authority: Authority) ->
         say(proxy.address, RemotingCertificateException, "must name inside.example (subjectAltName)", tls=wrong)
 
 
-def test_grpc_13_a_proxy_that_speaks_nothing_newer_than_tls_1_1_says_so(authority: Authority) -> None:
+def test_error_of_a_proxy_with_tls_1_1_only_names_the_version(authority: Authority) -> None:
     with Peer(Session.serve, tls=authority.outdated("server", "IP:127.0.0.1")) as peer:
         tls = TlsSettings(str(authority.ca_file))
         say(peer.address, RemotingTlsException, "the server's TLS is older than 1.2", tls=tls)
 
 
-def test_grpc_13_a_silent_port_ends_within_the_deadline() -> None:
+def test_silent_port_times_out_at_the_deadline() -> None:
     with Peer(Session.wait_for_hangup) as peer:
         for error in failures(peer.address, timeout=SOON):
             assert isinstance(error, RemotingTimeoutException)
             assert peer.address in str(error)
 
 
-def test_grpc_22_one_name_may_stand_for_all_servers(authority: Authority) -> None:
+def test_tls_server_name_replaces_the_host_name(authority: Authority) -> None:
     tls = TlsSettings(str(authority.ca_file), "elsewhere.example")
     with (
         FakeProxy(tls=authority.server("elsewhere", "DNS:elsewhere.example")) as proxy,
@@ -172,7 +172,7 @@ def test_grpc_22_one_name_may_stand_for_all_servers(authority: Authority) -> Non
         assert transport.query_route("orders", PATIENCE).message_types == {"NORMAL"}
 
 
-def test_a_client_with_a_certificate_is_let_in(authority: Authority, tmp_path: Path) -> None:
+def test_client_with_a_certificate_is_accepted(authority: Authority, tmp_path: Path) -> None:
     certificate, key = authority.server("client", "DNS:spark-client")
     both = tmp_path / "both.pem"
     both.write_bytes(certificate.read_bytes() + key.read_bytes())
@@ -184,7 +184,9 @@ def test_a_client_with_a_certificate_is_let_in(authority: Authority, tmp_path: P
 
 
 @pytest.mark.parametrize("stranger", [False, True], ids=["none", "of another authority"])
-def test_grpc_13_a_client_that_is_not_let_in_says_so(authority: Authority, tmp_path: Path, stranger: bool) -> None:
+def test_error_of_a_rejected_client_certificate_has_advice(
+    authority: Authority, tmp_path: Path, stranger: bool
+) -> None:
     own = map(str, Authority(tmp_path, "another").server("client", "DNS:spark-client")) if stranger else ()
     tls = TlsSettings(str(authority.ca_file), None, *own)
     demanding = authority.context("server", "IP:127.0.0.1")
@@ -199,7 +201,7 @@ def test_grpc_13_a_client_that_is_not_let_in_says_so(authority: Authority, tmp_p
 
 
 @pytest.mark.parametrize("name", ["DNS:elsewhere.example", "DNS:*.cluster.example", "IP:10.0.0.1"])
-def test_whoever_wants_no_certificate_checked_takes_any(authority: Authority, name: str) -> None:
+def test_insecure_skip_verify_accepts_any_certificate(authority: Authority, name: str) -> None:
     tls = TlsSettings(insecure_skip_verify=True)
     with (
         FakeProxy(tls=authority.server("elsewhere", name)) as proxy,
@@ -208,7 +210,7 @@ def test_whoever_wants_no_certificate_checked_takes_any(authority: Authority, na
         assert transport.query_route("orders", PATIENCE).message_types == {"NORMAL"}
 
 
-def test_a_proxy_that_is_not_there_yet_is_found_later_though_none_is_checked(authority: Authority) -> None:
+def test_proxy_that_starts_later_is_reached_with_insecure_skip_verify(authority: Authority) -> None:
     address = refused_address()
     outcomes = Outcomes()
     with GrpcTransport([address], client_id="test", tls=TlsSettings(insecure_skip_verify=True)) as transport:
@@ -224,7 +226,7 @@ def test_a_proxy_that_is_not_there_yet_is_found_later_though_none_is_checked(aut
             assert [message.body for message in proxy.stored] == [b"two"]
 
 
-def test_files_that_are_being_replaced_fail_calls_and_not_the_client(authority: Authority, tmp_path: Path) -> None:
+def test_temporarily_invalid_certificate_files_fail_only_the_call(authority: Authority, tmp_path: Path) -> None:
     ca_file, own = tmp_path / "ca.pem", tmp_path / "own.pem"
     ca_file.write_bytes(authority.ca_file.read_bytes())
     certificate, key = authority.server("client", "DNS:spark-client")

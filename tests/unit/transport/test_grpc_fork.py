@@ -143,13 +143,13 @@ def run(proxy: FakeProxy, script: str, fork_support: str | None) -> None:
 
 @pytest.mark.parametrize("fork_support", [None, "1"])
 @pytest.mark.parametrize("case", CASES)
-def test_grpc_10_parent_and_child_both_send(proxy: FakeProxy, case: str, fork_support: str | None) -> None:
+def test_parent_and_child_both_send_after_a_fork(proxy: FakeProxy, case: str, fork_support: str | None) -> None:
     run(proxy, CASES[case], fork_support)
     bodies = [message.body for message in proxy.messages]
     assert set(bodies) == {b"parent", b"child"}
 
 
-def test_grpc_10_what_was_only_made_is_used_in_a_child_without_fork_support(proxy: FakeProxy) -> None:
+def test_unused_transport_works_in_a_child_without_fork_support(proxy: FakeProxy) -> None:
     script = """
 transport = make()
 child(lambda: stored(transport, b"child"))
@@ -159,7 +159,7 @@ stored(transport, b"parent")
     assert [message.body for message in proxy.messages] == [b"child", b"parent"]
 
 
-def test_grpc_02_parent_and_children_have_client_ids_of_their_own(proxy: FakeProxy) -> None:
+def test_parent_and_children_have_different_client_ids(proxy: FakeProxy) -> None:
     script = """
 transport = make()
 for body in (b"one", b"two"):
@@ -175,7 +175,7 @@ stored(transport, b"parent")
     assert len(set.union(*by_body.values())) == 3
 
 
-def test_grpc_10_what_the_parent_has_in_flight_is_none_of_the_child_s(proxy: FakeProxy) -> None:
+def test_requests_in_flight_of_the_parent_do_not_complete_in_the_child(proxy: FakeProxy) -> None:
     answer = proxy.handlers["SendMessage"]
 
     def send(request: bytes, context: Any) -> bytes:
@@ -199,7 +199,7 @@ assert "DEADLINE_EXCEEDED" in str(outcome.error), outcome.error
     run(proxy, script, "1")
 
 
-def test_grpc_10_an_open_telemetry_stream_is_the_parent_s(proxy: FakeProxy) -> None:
+def test_open_telemetry_stream_stays_with_the_parent(proxy: FakeProxy) -> None:
     answer = proxy.handlers["SendMessage"]
 
     def send(request: bytes, context: Any) -> bytes:

@@ -61,7 +61,7 @@ def every_call(proxy: FakeProxy, transport: GrpcTransport) -> None:
     transport.unregister_client(proxy.address, "", "pg", PATIENCE)
 
 
-def test_grpc_01_every_call_carries_every_key(proxy: FakeProxy) -> None:
+def test_every_call_has_all_metadata_keys(proxy: FakeProxy) -> None:
     with GrpcTransport([proxy.address], client_id="10.0.0.1@7", credentials=USER, namespace="ns") as transport:
         every_call(proxy, transport)
     methods = {"QueryRoute", "SendMessage", "Telemetry", "Heartbeat", "EndTransaction", "NotifyClientTermination"}
@@ -88,7 +88,7 @@ def test_grpc_01_every_call_carries_every_key(proxy: FakeProxy) -> None:
             for call in proxy.requests("SendMessage")} == {"ns"}  # fmt: skip
 
 
-def test_grpc_01_without_credentials_nothing_is_signed(proxy: FakeProxy) -> None:
+def test_calls_without_credentials_are_not_signed(proxy: FakeProxy) -> None:
     with GrpcTransport([proxy.address], client_id="test") as transport:
         transport.query_route("orders", PATIENCE)
     [call] = proxy.calls
@@ -97,7 +97,7 @@ def test_grpc_01_without_credentials_nothing_is_signed(proxy: FakeProxy) -> None
     assert "x-mq-date-time" in call.metadata
 
 
-def test_grpc_01_the_signature_is_made_anew_once_a_second() -> None:
+def test_signature_is_renewed_once_per_second() -> None:
     clock = ManualClock(MOMENT)
     source = MetadataSource("test", "1", USER, wall_clock=clock)
     seen = []
@@ -125,7 +125,7 @@ class Renewed:
         return self.given.pop(0)
 
 
-def test_who_signs_is_asked_once_a_second() -> None:
+def test_credentials_are_fetched_at_most_once_per_second() -> None:
     clock = ManualClock(MOMENT)
     source = MetadataSource(
         "test", "1", Renewed(USER, Credentials("second", "s"), Credentials("third", "s", "t")), wall_clock=clock
@@ -156,7 +156,7 @@ def user_of(call: Call) -> str:
     return call.metadata["authorization"].partition("Credential=")[2].partition(",")[0]
 
 
-def test_who_signed_is_told_that_a_proxy_does_not_take_the_user_and_the_next_call_asks_who_signs(
+def test_rejected_credentials_are_reported_and_fetched_again(
     proxy: FakeProxy,
 ) -> None:
     # One second, in which a signature would hold.
@@ -170,7 +170,7 @@ def test_who_signed_is_told_that_a_proxy_does_not_take_the_user_and_the_next_cal
     assert [user_of(call) for call in proxy.requests("SendMessage")] == ["old", "old", "new"]
 
 
-def test_a_call_that_is_waited_for_tells_who_signed_too(proxy: FakeProxy) -> None:
+def test_rejected_blocking_call_reports_its_credentials(proxy: FakeProxy) -> None:
     refused = service.QueryRouteResponse(status=status(40100, "check signature failed."))
     proxy.routes["secret"] = refused
     with GrpcTransport([proxy.address], client_id="test", credentials=Rotating()) as transport:
@@ -180,7 +180,7 @@ def test_a_call_that_is_waited_for_tells_who_signed_too(proxy: FakeProxy) -> Non
     assert [user_of(call) for call in proxy.calls] == ["old", "new"]
 
 
-def test_with_nobody_to_sign_a_send_ends_unsent(proxy: FakeProxy) -> None:
+def test_send_without_credentials_fails_unsent(proxy: FakeProxy) -> None:
     outcomes = Outcomes()
     with GrpcTransport([proxy.address], client_id="test", credentials=Renewed()) as transport:
         seam = Grpc(transport, proxy, None)
@@ -192,7 +192,7 @@ def test_with_nobody_to_sign_a_send_ends_unsent(proxy: FakeProxy) -> None:
     assert proxy.calls == []
 
 
-def test_a_provider_that_gives_what_no_header_can_hold_fails_the_send_and_not_the_client(proxy: FakeProxy) -> None:
+def test_credentials_that_no_header_can_hold_fail_only_the_send(proxy: FakeProxy) -> None:
     outcomes = Outcomes()
     with GrpcTransport([proxy.address], client_id="test", credentials=Renewed(Credentials("u", "s", "tökèn"))) as own:
         seam = Grpc(own, proxy, None)
@@ -203,7 +203,7 @@ def test_a_provider_that_gives_what_no_header_can_hold_fails_the_send_and_not_th
         assert not own.closed
 
 
-def test_grpc_01_a_known_signature() -> None:
+def test_signature_equals_a_known_one() -> None:
     # printf 20260304T050607Z | openssl dgst -sha1 -hmac hush-hush
     source = MetadataSource("test", "1", USER, wall_clock=ManualClock(MOMENT))
     assert dict(source.fresh()[1])["authorization"] == (
@@ -212,7 +212,7 @@ def test_grpc_01_a_known_signature() -> None:
     )
 
 
-def test_grpc_01_no_secret_shows(proxy: FakeProxy, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_secret_is_shown(proxy: FakeProxy, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     proxy.handlers["QueryRoute"] = lambda *_: status_reply(40100, "check signature failed.")
     proxy.replies.append(refusal(40100, "User:the-user is not found."))
@@ -237,7 +237,9 @@ def test_grpc_01_no_secret_shows(proxy: FakeProxy, caplog: pytest.LogCaptureFixt
         ("securityToken", {"credentials": Credentials("the-user", "sk", f"{SECRETS[1]}\x7f")}),
     ],
 )
-def test_grpc_01_what_no_header_can_hold_is_refused_at_once(option: str, settings: dict[str, object]) -> None:
+def test_option_that_no_header_can_hold_is_rejected_by_the_constructor(
+    option: str, settings: dict[str, object]
+) -> None:
     with pytest.raises(OptionError, match=f"option {option}: .* printable ASCII") as raised:
         GrpcTransport(["localhost:8081"], client_id="test", **settings)  # type: ignore[arg-type]
     assert SECRETS[1] not in str(raised.value)

@@ -71,13 +71,13 @@ def test_without_a_half_message_there_is_no_stream(seam: Grpc) -> None:
     assert {call.method for call in seam.proxy.calls} == {"SendMessage"}
 
 
-def test_without_anybody_who_answers_checks_there_is_no_stream(seam: Grpc) -> None:
+def test_without_a_check_handler_no_stream_is_opened(seam: Grpc) -> None:
     half(seam)
     seam.transport.heart_beat(seam.address, "", ["pg"], PATIENCE)
     assert {call.method for call in seam.proxy.calls} == {"SendMessage"}
 
 
-def test_the_first_half_message_opens_a_stream_to_every_endpoint_with_the_topic_in_its_settings(
+def test_first_half_message_opens_streams_with_its_topic_in_settings(
     proxy: FakeProxy,
 ) -> None:
     with FakeProxy() as other, GrpcTransport([proxy.address, other.address], client_id="test") as transport:
@@ -102,7 +102,7 @@ def test_the_first_half_message_opens_a_stream_to_every_endpoint_with_the_topic_
             assert len(one.requests("Telemetry")) == 1
 
 
-def test_a_check_becomes_the_seam_s_and_its_answer_ends_the_transaction_where_it_came_from(seam: Grpc) -> None:
+def test_check_reaches_the_handler_and_its_answer_ends_the_transaction(seam: Grpc) -> None:
     checks = Outcomes()
     seam.transport.on_check_transaction = checks
     message_id = half(seam, group="the-group")
@@ -124,7 +124,7 @@ def test_a_check_becomes_the_seam_s_and_its_answer_ends_the_transaction_where_it
     assert [message.body for message in seam.stored(1)] == [b"half"]
 
 
-def test_a_check_goes_to_the_group_that_last_sent_to_the_topic(seam: Grpc) -> None:
+def test_check_goes_to_the_last_group_that_sent_to_the_topic(seam: Grpc) -> None:
     checks = Outcomes()
     seam.transport.on_check_transaction = checks
     first, other = half(seam, group="first"), half(seam, topic="other", group="another")
@@ -162,7 +162,7 @@ def test_answered_end_reports_its_outcome(seam: Grpc) -> None:
         seam.transport.end_transaction(seam.address, end(message_id, TRANSACTION_NOT_TYPE), PATIENCE, ends)
 
 
-def test_a_producer_s_own_end_says_so_and_an_undecided_one_says_nothing(seam: Grpc) -> None:
+def test_producer_end_has_source_client_and_undecided_end_is_not_sent(seam: Grpc) -> None:
     message_id = half(seam)
     seam.transport.end_transaction_oneway(seam.address, end(message_id, TRANSACTION_NOT_TYPE), PATIENCE)
     assert seam.proxy.ends == []
@@ -191,7 +191,7 @@ def test_heart_beats_go_where_a_stream_is(seam: Grpc) -> None:
     assert service.HeartbeatRequest.FromString(beat.request) == service.HeartbeatRequest(client_type=pb.PRODUCER)
 
 
-def test_a_proxy_that_has_not_taken_the_settings_hears_no_heart_beat(seam: Grpc) -> None:
+def test_proxy_that_has_not_accepted_the_settings_gets_no_heartbeat(seam: Grpc) -> None:
     # It would answer that it can't find the client's settings.
     seam.proxy.answers_settings = False
     seam.transport.on_check_transaction = Outcomes()
@@ -201,7 +201,7 @@ def test_a_proxy_that_has_not_taken_the_settings_hears_no_heart_beat(seam: Grpc)
     assert seam.proxy.requests("Heartbeat") == []
 
 
-def test_a_group_that_leaves_is_asked_no_more_and_the_last_one_says_good_bye(seam: Grpc) -> None:
+def test_removed_group_leaves_the_settings_and_the_last_one_terminates(seam: Grpc) -> None:
     seam.transport.on_check_transaction = Outcomes()
     half(seam, group="first")
     half(seam, topic="other", group="second")
@@ -218,7 +218,7 @@ def test_a_group_that_leaves_is_asked_no_more_and_the_last_one_says_good_bye(sea
     seam.proxy.wait(lambda: topics(seam.proxy)[-1] == ["orders"])
 
 
-def test_a_stream_that_ends_is_opened_again_and_says_the_settings(seam: Grpc, caplog: pytest.LogCaptureFixture) -> None:
+def test_closed_stream_is_opened_again_with_its_settings(seam: Grpc, caplog: pytest.LogCaptureFixture) -> None:
     checks = Outcomes()
     seam.transport.on_check_transaction = checks
     message_id = half(seam)
@@ -231,7 +231,7 @@ def test_a_stream_that_ends_is_opened_again_and_says_the_settings(seam: Grpc, ca
     assert all(f"Telemetry stream to {seam.address}: the proxy ended it" in record.message for record in caplog.records)
 
 
-def test_a_dead_endpoint_is_complained_of_once_and_served_when_it_comes(caplog: pytest.LogCaptureFixture) -> None:
+def test_unreachable_endpoint_is_logged_once_and_used_when_it_starts(caplog: pytest.LogCaptureFixture) -> None:
     address = refused_address()
     with FakeProxy() as proxy, GrpcTransport([proxy.address, address], client_id="t", pauses=AT_ONCE) as transport:
         transport.on_check_transaction = Outcomes()
@@ -266,7 +266,7 @@ def test_settings_are_repeated_on_a_stream_that_stays_open(proxy: FakeProxy) -> 
         service.TelemetryCommand(recover_orphaned_transaction_command=service.RecoverOrphanedTransactionCommand()),
     ],
 )
-def test_commands_that_are_not_ours_and_empty_ones_end_no_stream(seam: Grpc, command: service.TelemetryCommand) -> None:
+def test_unsupported_and_empty_commands_do_not_end_the_stream(seam: Grpc, command: service.TelemetryCommand) -> None:
     checks = Outcomes()
 
     def on_check(check: TransactionCheck) -> None:
@@ -283,7 +283,7 @@ def test_commands_that_are_not_ours_and_empty_ones_end_no_stream(seam: Grpc, com
     assert len(seam.proxy.requests("Telemetry")) == 1
 
 
-def test_a_refused_stream_says_why(seam: Grpc, caplog: pytest.LogCaptureFixture) -> None:
+def test_rejection_of_a_stream_is_logged_with_its_reason(seam: Grpc, caplog: pytest.LogCaptureFixture) -> None:
     seam.transport.on_check_transaction = Outcomes()
     half(seam)
     seam.proxy.wait(lambda: seam.proxy.settings)
@@ -293,7 +293,7 @@ def test_a_refused_stream_says_why(seam: Grpc, caplog: pytest.LogCaptureFixture)
     assert "UNAUTHORIZED check signature failed." in caplog.text
 
 
-def test_a_proxy_may_ask_for_a_new_stream(seam: Grpc) -> None:
+def test_proxy_can_request_a_new_stream(seam: Grpc) -> None:
     seam.transport.on_check_transaction = Outcomes()
     half(seam)
     seam.proxy.wait(lambda: seam.proxy.settings)
@@ -344,7 +344,7 @@ def start(seam: Grpc) -> Iterator[Callable[[Listener], Producer]]:
 
 
 @pytest.mark.parametrize(("decided", "resolution"), [(COMMIT, pb.COMMIT), (ROLLBACK, pb.ROLLBACK)])
-def test_a_producer_s_transaction_ends_at_the_proxy_that_took_it(
+def test_transaction_ends_at_the_proxy_that_stored_its_half_message(
     seam: Grpc, start: Callable[[Listener], Producer], decided: LocalTransactionState, resolution: int
 ) -> None:
     result = start(Listener(decided)).send_in_transaction(Message.of("orders", b"half"), None)
@@ -354,9 +354,7 @@ def test_a_producer_s_transaction_ends_at_the_proxy_that_took_it(
     assert (one.resolution, one.source) == (resolution, pb.SOURCE_CLIENT)
 
 
-def test_a_producer_s_listener_is_asked_for_what_it_left_open(
-    seam: Grpc, start: Callable[[Listener], Producer]
-) -> None:
+def test_listener_is_checked_for_an_undecided_transaction(seam: Grpc, start: Callable[[Listener], Producer]) -> None:
     listener = Listener(UNKNOW)
     result = start(listener).send_in_transaction(Message.of("orders", b"half"), None)
     assert seam.proxy.ends == []

@@ -78,7 +78,7 @@ def transport_to(*endpoints: str, **settings: Any) -> GrpcTransport:
     return GrpcTransport(endpoints, client_id="test", random=NotRandom(), **settings)  # type: ignore[arg-type]
 
 
-def test_grpc_15_the_route_is_the_configured_endpoints_and_the_topic_s_types(proxy: FakeProxy) -> None:
+def test_route_has_the_configured_endpoints_and_the_topic_types(proxy: FakeProxy) -> None:
     other = refused_address()
     proxy.routes["orders"] = route_reply(pb.NORMAL, pb.FIFO, 99)
     with transport_to(proxy.address, other) as transport:
@@ -93,7 +93,7 @@ def test_grpc_15_the_route_is_the_configured_endpoints_and_the_topic_s_types(pro
     )
 
 
-def test_grpc_15_a_route_without_addresses_changes_nothing(proxy: FakeProxy, transport: GrpcTransport) -> None:
+def test_addresses_in_a_proxy_answer_do_not_change_the_route(proxy: FakeProxy, transport: GrpcTransport) -> None:
     foreign = transport.query_route("orders", PATIENCE)
     proxy.routes["orders"] = route_reply(pb.NORMAL, host="")
     assert transport.query_route("orders", PATIENCE) == foreign
@@ -107,7 +107,7 @@ def test_grpc_15_a_route_without_addresses_changes_nothing(proxy: FakeProxy, tra
         service.QueryRouteResponse(status=route_reply().status),
     ],
 )
-def test_a_topic_without_a_queue_of_a_master_to_write_to_is_not_writable(
+def test_topic_without_a_writable_master_queue_is_not_writable(
     proxy: FakeProxy, transport: GrpcTransport, reply: service.QueryRouteResponse
 ) -> None:
     proxy.routes["orders"] = reply
@@ -116,7 +116,7 @@ def test_a_topic_without_a_queue_of_a_master_to_write_to_is_not_writable(
     assert route.message_types == frozenset()
 
 
-def test_a_dead_endpoint_is_passed_over_and_asked_last_from_then_on(proxy: FakeProxy) -> None:
+def test_unreachable_endpoint_is_skipped_and_queried_last_afterwards(proxy: FakeProxy) -> None:
     dead = refused_address()
     with transport_to(dead, proxy.address) as transport:
         transport.query_route("orders", PATIENCE)
@@ -129,13 +129,13 @@ def test_a_dead_endpoint_is_passed_over_and_asked_last_from_then_on(proxy: FakeP
 
 
 @pytest.mark.parametrize(("code", "why"), [(42900, "flow limit"), (50001, "trouble"), (50001, "name server not ready")])
-def test_a_proxy_that_can_t_tell_is_passed_over(proxy: FakeProxy, code: int, why: str) -> None:
+def test_proxy_that_cannot_answer_is_skipped(proxy: FakeProxy, code: int, why: str) -> None:
     with FakeProxy() as troubled, transport_to(troubled.address, proxy.address) as transport:
         troubled.handlers["QueryRoute"] = lambda *_: status_reply(code, why)
         assert transport.query_route("orders", PATIENCE).message_types == {"NORMAL"}
 
 
-def test_where_nobody_can_tell_the_text_names_each_and_why(proxy: FakeProxy) -> None:
+def test_error_of_a_failed_lookup_names_each_endpoint_and_reason(proxy: FakeProxy) -> None:
     dead = refused_address()
     proxy.handlers["QueryRoute"] = lambda *_: status_reply(42900, "flow limit")
     with transport_to(dead, proxy.address) as transport, pytest.raises(BrokerBusyException) as raised:
@@ -147,13 +147,13 @@ def test_where_nobody_can_tell_the_text_names_each_and_why(proxy: FakeProxy) -> 
     assert all(word in str(failed.value) for word in (dead, "Connection refused", proxy.address, "flow limit"))
 
 
-def test_a_silent_proxy_leaves_time_for_the_next(proxy: FakeProxy) -> None:
+def test_silent_proxy_leaves_time_for_the_next(proxy: FakeProxy) -> None:
     with FakeProxy() as silent, transport_to(silent.address, proxy.address) as transport:
         silent.handlers["QueryRoute"] = lambda _, context: silent.silence(context) or b""
         assert transport.query_route("orders", 4 * SOON).message_types == {"NORMAL"}
 
 
-def test_what_no_other_proxy_would_know_better_is_said_at_once(proxy: FakeProxy) -> None:
+def test_permanent_error_of_a_proxy_is_raised_without_asking_others(proxy: FakeProxy) -> None:
     proxy.handlers["QueryRoute"] = lambda *_: status_reply(40100, "check signature failed.")
     with transport_to(proxy.address, refused_address()) as transport, pytest.raises(MQBrokerException) as raised:
         transport.query_route("orders", PATIENCE)
@@ -161,13 +161,13 @@ def test_what_no_other_proxy_would_know_better_is_said_at_once(proxy: FakeProxy)
     assert "no proxy gave" not in str(raised.value)
 
 
-def test_without_an_endpoint_nobody_can_be_asked() -> None:
+def test_lookup_without_an_endpoint_is_10004() -> None:
     with transport_to() as transport, pytest.raises(MQClientException, match="set the option endpoints") as raised:
         transport.query_route("orders", PATIENCE)
     assert raised.value.response_code == 10004
 
 
-def test_an_answer_that_is_no_message_is_told_as_such(seam: Grpc) -> None:
+def test_malformed_answer_is_a_command_error(seam: Grpc) -> None:
     seam.proxy.handlers["SendMessage"] = seam.proxy.handlers["QueryRoute"] = lambda *_: b"\xff\xff"
     [outcome] = seam.send(single("orders", b"one"))
     assert isinstance(outcome.error, RemotingCommandException)
@@ -176,7 +176,7 @@ def test_an_answer_that_is_no_message_is_told_as_such(seam: Grpc) -> None:
         seam.transport.query_route("orders", PATIENCE)
 
 
-def test_a_reply_that_is_longer_than_any_frame_is_not_held_and_its_rows_may_be_stored(seam: Grpc) -> None:
+def test_reply_above_16_mib_is_rejected_and_its_rows_may_be_stored(seam: Grpc) -> None:
     def padded(reply: bytes, length: int) -> bytes:
         # A field that nobody knows, which is passed over.
         head = b"\xfa\x07" + varint(length - len(reply) - 6)
@@ -203,7 +203,7 @@ def test_a_reply_that_is_longer_than_any_frame_is_not_held_and_its_rows_may_be_s
         seam.transport.query_route("orders", PATIENCE)
 
 
-def test_a_stored_batch_has_an_offset_and_a_queue_that_nobody_knows(seam: Grpc) -> None:
+def test_stored_batch_has_an_offset_and_an_unknown_queue(seam: Grpc) -> None:
     [first] = seam.send(batch("orders", b"one", b"two"))
     [second] = seam.send(batch("orders", b"three"))
     assert first.queue == MessageQueue("orders", seam.address, -1)
@@ -212,7 +212,7 @@ def test_a_stored_batch_has_an_offset_and_a_queue_that_nobody_knows(seam: Grpc) 
     assert first.latency_ms > 0
 
 
-def test_a_request_that_is_ready_is_sent_as_it_is(seam: Grpc) -> None:
+def test_encoded_request_is_sent_unchanged_while_it_is_young(seam: Grpc) -> None:
     encoded = seam.request(batch("orders", b"one", b"two"))
     seam.transport.send(encoded, PATIENCE, Outcomes())
     seam.proxy.wait(lambda: seam.proxy.requests("SendMessage"))
@@ -233,7 +233,7 @@ def test_a_request_that_is_ready_is_sent_as_it_is(seam: Grpc) -> None:
     assert born == [40_000, 40_000]
 
 
-def test_grpc_06_a_throttled_request_is_flow_control_and_what_is_sent_again_is_the_same(seam: Grpc) -> None:
+def test_throttled_request_is_flow_control_and_is_resent_unchanged(seam: Grpc) -> None:
     seam.play(refusal(42900, "flow limit"))
     encoded = batch("orders", b"one", b"two")
     [throttled] = seam.send(encoded)
@@ -267,7 +267,7 @@ def test_grpc_06_a_throttled_request_is_flow_control_and_what_is_sent_again_is_t
         (40100, "User:u is not found.", UserRefusedException, set()),
     ],
 )
-def test_grpc_06_a_refusal_says_what_may_be_done(
+def test_rejection_sets_the_flags_for_the_reaction(
     seam: Grpc, code: int, message: str, kind: type[MQBrokerException], flags: set[str]
 ) -> None:
     seam.play(refusal(code, message))
@@ -280,7 +280,7 @@ def test_grpc_06_a_refusal_says_what_may_be_done(
     assert f"sending 1 rows to {seam.queue}" in str(outcome.error)
 
 
-def test_grpc_06_a_proxy_that_goes_away_may_have_stored_what_it_was_sent(seam: Grpc) -> None:
+def test_lost_proxy_may_have_stored_a_sent_request(seam: Grpc) -> None:
     seam.play(Reply(silent=True))
     outcomes = Outcomes()
     seam.transport.send(seam.request(batch("orders", b"one")), PATIENCE, outcomes)
@@ -292,7 +292,7 @@ def test_grpc_06_a_proxy_that_goes_away_may_have_stored_what_it_was_sent(seam: G
     assert outcome.error.__cause__ is not None
 
 
-def test_what_the_protocol_can_t_carry_is_an_outcome_and_nothing_is_sent(seam: Grpc) -> None:
+def test_message_that_grpc_cannot_carry_fails_unsent(seam: Grpc) -> None:
     [flagged, levelled] = seam.send(replace(single("orders", b"one"), flag=7), single("orders", b"two", DELAY="3"))
     assert isinstance(flagged.error, MQClientException)
     assert isinstance(levelled.error, MQClientException)
@@ -318,7 +318,7 @@ def test_calls_that_the_protocol_does_not_have_are_refused(seam: Grpc) -> None:
     assert seam.proxy.calls == []
 
 
-def test_one_send_too_many_ends_at_once_and_permits_come_back(proxy: FakeProxy) -> None:
+def test_send_beyond_the_limit_fails_at_once_and_permits_return(proxy: FakeProxy) -> None:
     with transport_to(proxy.address, client_async_semaphore_value=2) as transport:
         seam, outcomes = Grpc(transport, proxy, None), Outcomes()
         for _ in range(2):
@@ -335,7 +335,7 @@ def test_one_send_too_many_ends_at_once_and_permits_come_back(proxy: FakeProxy) 
 
 
 @pytest.mark.parametrize("limit", [0, -1])
-def test_a_limit_that_lets_nothing_through_is_refused(limit: int) -> None:
+def test_limit_of_zero_or_less_is_rejected(limit: int) -> None:
     with pytest.raises(OptionError, match="clientAsyncSemaphoreValue"):
         transport_to("proxy:8081", client_async_semaphore_value=limit)
 
@@ -353,7 +353,7 @@ def test_without_time_nothing_is_sent(seam: Grpc, timeout: float) -> None:
     assert seam.proxy.calls == []
 
 
-def test_a_callback_that_raises_is_logged_and_harms_no_other(seam: Grpc, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_callback_is_logged_and_later_sends_succeed(seam: Grpc, caplog: pytest.LogCaptureFixture) -> None:
     called = Outcomes()
 
     def fail(outcome: object) -> None:
@@ -370,7 +370,7 @@ def test_a_callback_that_raises_is_logged_and_harms_no_other(seam: Grpc, caplog:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_when_its_thread_breaks_down_it_is_closed_and_everything_has_its_outcome(seam: Grpc) -> None:
+def test_failed_thread_closes_the_transport_and_completes_all_requests(seam: Grpc) -> None:
     def die(_: object) -> None:
         raise SystemExit
 
@@ -386,12 +386,12 @@ def test_when_its_thread_breaks_down_it_is_closed_and_everything_has_its_outcome
         seam.transport.send(seam.request(single("orders", b"three")), PATIENCE, outcomes)
 
 
-def test_all_outcomes_come_on_one_thread_of_its_own(seam: Grpc) -> None:
+def test_all_outcomes_are_delivered_on_one_separate_thread(seam: Grpc) -> None:
     outcomes = seam.send(*(single("orders", b"one") for _ in range(20)))
     assert {thread.name for thread in outcomes.threads} == {"rocketmq-spark-grpc"}
 
 
-def test_a_callback_may_close(seam: Grpc) -> None:
+def test_callback_can_close_the_transport(seam: Grpc) -> None:
     outcomes = Outcomes()
 
     def close(outcome: object) -> None:
@@ -447,7 +447,7 @@ def test_sends_that_race_with_close_have_one_outcome_or_raise(proxy: FakeProxy) 
             assert len(outcomes.wait(len(taken))) == len(taken)
 
 
-def test_nothing_live_is_made_before_the_first_call_nor_by_closing() -> None:
+def test_unused_transport_starts_no_thread() -> None:
     before = threading.active_count()
     transport = transport_to("proxy:8081")
     transport.close()
@@ -455,7 +455,7 @@ def test_nothing_live_is_made_before_the_first_call_nor_by_closing() -> None:
     assert transport.closed is True
 
 
-def test_grpc_10_importing_it_imports_no_grpc_and_so_does_making_one() -> None:
+def test_importing_and_creating_the_transport_imports_no_grpc() -> None:
     code = (
         "import sys, rocketmq_spark, rocketmq_spark.transport.grpc.transport as module\n"
         "transport = module.GrpcTransport(['proxy:8081'], client_id='test')\n"
@@ -466,13 +466,13 @@ def test_grpc_10_importing_it_imports_no_grpc_and_so_does_making_one() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_grpc_10_it_can_t_be_pickled_or_copied(transport: GrpcTransport) -> None:
+def test_transport_cannot_be_pickled_or_copied(transport: GrpcTransport) -> None:
     for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(TypeError, match="pickle its options"):
             attempt(transport)
 
 
-def test_its_repr_tells_its_state(seam: Grpc) -> None:
+def test_repr_shows_the_state(seam: Grpc) -> None:
     assert repr(seam.transport).startswith(f"<GrpcTransport endpoints={seam.address} <GrpcClient test@")
     seam.play(Reply(silent=True))
     seam.transport.send(seam.request(single("orders", b"one")), PATIENCE, Outcomes())

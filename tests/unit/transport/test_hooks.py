@@ -89,7 +89,7 @@ def test_without_credentials_nothing_is_added(make_transport: Callable[..., Remo
     assert peer.requests[0].ext_fields == {"topic": "orders"}
 
 
-def test_the_namespace_is_told_and_the_signature_covers_it(make_transport: Callable[..., RemotingTransport]) -> None:
+def test_namespace_v2_is_sent_and_covered_by_the_signature(make_transport: Callable[..., RemotingTransport]) -> None:
     with BrokerPeer() as peer:
         transport = make_transport(credentials=CREDENTIALS, namespace_v2="shop")
         transport.heart_beat(peer.address, "client", ["pg"], PATIENCE)
@@ -110,7 +110,7 @@ class Sealed:
         return self.opened
 
 
-def test_who_signs_is_asked_at_each_request(make_transport: Callable[..., RemotingTransport]) -> None:
+def test_credentials_are_fetched_for_each_request(make_transport: Callable[..., RemotingTransport]) -> None:
     provider = Sealed()
     with BrokerPeer({"orders": route({"broker-a": 4})}) as peer:
         transport = make_transport(peer.address, credentials=provider, sign_name_server_requests=True)
@@ -121,7 +121,7 @@ def test_who_signs_is_asked_at_each_request(make_transport: Callable[..., Remoti
     assert seen == [("first", "token of first"), ("second", "token of second")]
 
 
-def test_with_nobody_to_sign_a_send_ends_unsent_and_gives_its_permit_back(
+def test_send_without_credentials_fails_unsent_and_returns_its_permit(
     make_transport: Callable[..., RemotingTransport], request_to: Callable[..., SendRequest], outcomes: Any
 ) -> None:
     provider = Sealed()
@@ -140,7 +140,7 @@ def test_with_nobody_to_sign_a_send_ends_unsent_and_gives_its_permit_back(
         assert outcomes.wait(3)[-1].status is SendStatus.SEND_OK
 
 
-def test_what_is_sent_again_after_go_away_is_signed_again(
+def test_request_resent_after_go_away_is_signed_again(
     make_transport: Callable[..., RemotingTransport], request_to: Callable[..., SendRequest], outcomes: Any
 ) -> None:
     requests: list[RemotingCommand] = []
@@ -196,7 +196,7 @@ class Rotating:
         self.held = Credentials(self._gives, f"{self._gives} secret", expires_at=2.0)
 
 
-def test_who_signed_is_told_that_a_server_does_not_take_the_user(
+def test_rejected_credentials_are_reported_but_missing_permissions_are_not(
     make_transport: Callable[..., RemotingTransport], request_to: Callable[..., SendRequest], outcomes: Any
 ) -> None:
     provider = Rotating()
@@ -229,7 +229,7 @@ class Knowing(BrokerPeer):
         return session.encoded(request, ResponseCode.NO_PERMISSION, remark="check signature failed.")
 
 
-def test_who_waits_for_an_answer_is_spared_the_change_of_a_user(
+def test_blocking_call_is_retried_once_with_new_credentials(
     make_transport: Callable[..., RemotingTransport],
 ) -> None:
     with Knowing("new") as peer:
@@ -238,7 +238,7 @@ def test_who_waits_for_an_answer_is_spared_the_change_of_a_user(
 
 
 @pytest.mark.parametrize(("gives", "sent"), [("new", ["old", "new"]), ("old", ["old"])])
-def test_who_is_not_known_all_the_same_is_not_tried_again_and_again(
+def test_blocking_call_is_not_retried_again_if_new_credentials_fail(
     make_transport: Callable[..., RemotingTransport], gives: str, sent: list[str]
 ) -> None:
     with Knowing("another") as peer, pytest.raises(UserRefusedException, match="check signature failed"):

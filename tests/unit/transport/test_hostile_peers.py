@@ -54,7 +54,7 @@ def answers(opaque: int) -> list[bytes]:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_of_600_connections_that_answer_with_damaged_frames_each_ends_its_request_once(
+def test_damaged_frames_on_600_connections_end_each_request_once(
     make_transport: Callable[..., RemotingTransport], request_to: RequestTo
 ) -> None:
     numbers = itertools.count()
@@ -102,7 +102,7 @@ def test_a_frame_of_2_gib_is_refused_as_soon_as_it_is_announced(
     assert outcome.error.maybe_stored is True
 
 
-def test_a_server_that_asks_and_never_reads_fills_no_memory(
+def test_flood_of_server_requests_fills_no_memory(
     make_transport: Callable[..., RemotingTransport], request_to: RequestTo
 ) -> None:
     asking = encode_command(RemotingCommand(RequestCode.GET_CONSUMER_RUNNING_INFO, 7), SerializeType.ROCKETMQ)
@@ -124,7 +124,7 @@ def test_a_server_that_asks_and_never_reads_fills_no_memory(
         done.set()
 
 
-def test_checks_that_can_not_be_read_are_told_of_once_until_a_good_one_comes(
+def test_unreadable_checks_are_logged_once_until_a_readable_one_arrives(
     transport: RemotingTransport, request_to: RequestTo, outcomes: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     taken: list[TransactionCheck] = []
@@ -150,7 +150,7 @@ def test_checks_that_can_not_be_read_are_told_of_once_until_a_good_one_comes(
     assert len([record for record in caplog.records if "was not taken" in record.getMessage()]) == 2
 
 
-def test_more_connections_than_any_cluster_needs_are_refused(request_to: RequestTo, outcomes: Any) -> None:
+def test_connections_beyond_2000_are_rejected(request_to: RequestTo, outcomes: Any) -> None:
     # Nothing is dialled before the first poll.
     with RemotingTransport([], polled=True) as transport:
         for port in range(1, 2001):
@@ -176,7 +176,7 @@ class Endless:
         return len(data)
 
 
-def test_a_handshake_without_end_gives_way_to_other_connections() -> None:
+def test_endless_handshake_does_not_block_other_connections() -> None:
     sock = Endless()
     stream = TlsStream(sock, TlsSettings().context(), "127.0.0.1")  # type: ignore[arg-type]
     assert stream.handshake() is False
@@ -197,7 +197,7 @@ def seam() -> Iterator[Grpc]:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_every_send_has_one_outcome_whatever_a_proxy_replies(seam: Grpc) -> None:
+def test_every_send_has_one_outcome_with_any_proxy_reply(seam: Grpc) -> None:
     entry = service.SendResultEntry(status=status(), message_id="M1", transaction_id="T1", offset=4)
     good = service.SendMessageResponse(status=status(), entries=[entry]).SerializeToString()
     replies, answer = damaged([good], 300, 7), seam.proxy.handlers["SendMessage"]
@@ -227,9 +227,7 @@ def much_metadata(_: bytes, context: Any) -> bytes:
 
 
 @pytest.mark.parametrize("reply", [too_long, bomb, much_metadata])
-def test_a_reply_that_is_too_much_is_refused_and_may_be_of_rows_that_are_stored(
-    seam: Grpc, reply: Callable[..., bytes]
-) -> None:
+def test_oversized_reply_is_rejected_and_its_rows_may_be_stored(seam: Grpc, reply: Callable[..., bytes]) -> None:
     seam.proxy.handlers["SendMessage"] = reply
     [outcome] = seam.send(single("orders", b"one"))
     assert type(outcome.error) is RemotingCommandException
@@ -237,7 +235,7 @@ def test_a_reply_that_is_too_much_is_refused_and_may_be_of_rows_that_are_stored(
     assert not outcome.error.split
 
 
-def test_a_stream_of_damaged_commands_goes_on(seam: Grpc) -> None:
+def test_stream_continues_after_damaged_commands(seam: Grpc) -> None:
     last = threading.Event()
     seam.transport.on_check_transaction = lambda check: last.set() if check.transaction_id == "the last" else None
     [half] = seam.send(single("orders", b"half", TRAN_MSG="true", PGROUP="pg"))

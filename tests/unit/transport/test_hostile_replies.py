@@ -156,6 +156,6 @@ def test_largest_route_is_read() -> None:
     ],
     ids=["queues", "brokers", "addresses"],
 )
-def test_route_with_more_than_a_name_server_may_send_is_refused(queues: list[pb.MessageQueue], what: str) -> None:
+def test_route_beyond_the_limits_is_rejected(queues: list[pb.MessageQueue], what: str) -> None:
     with pytest.raises(RemotingCommandException, match=what):
         read_route(*queues)

@@ -33,7 +33,7 @@ def transport_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("rocketmq-spark")]
 
 
-def test_nothing_runs_before_the_first_request_nor_after_close(request_to: RequestTo, outcomes: Any) -> None:
+def test_thread_runs_only_between_first_request_and_close(request_to: RequestTo, outcomes: Any) -> None:
     before = len(transport_threads())
     transport = RemotingTransport(["127.0.0.1:9876"])
     assert len(transport_threads()) == before
@@ -60,7 +60,7 @@ def test_repr_shows_servers_connections_and_counts(
         )
 
 
-def test_close_fails_what_is_in_flight_and_may_be_called_again(
+def test_close_fails_requests_in_flight_and_can_be_repeated(
     transport: RemotingTransport, request_to: RequestTo, outcomes: Any
 ) -> None:
     with Peer(Session.wait_for_hangup) as peer:
@@ -73,7 +73,7 @@ def test_close_fails_what_is_in_flight_and_may_be_called_again(
     assert "the transport was closed" in str(outcomes[0].error)
 
 
-def test_a_closed_transport_refuses(transport: RemotingTransport, request_to: RequestTo, outcomes: Any) -> None:
+def test_closed_transport_rejects_requests(transport: RemotingTransport, request_to: RequestTo, outcomes: Any) -> None:
     transport.close()
     with pytest.raises(RocketMQError, match="closed: make a new one"):
         transport.send(request_to("127.0.0.1:1"), PATIENCE, outcomes)
@@ -92,7 +92,7 @@ def test_outcomes_come_on_the_transports_own_thread(
     assert {thread.name for thread in outcomes.threads} == {"rocketmq-spark-transport"}
 
 
-def test_a_callback_that_raises_is_logged_and_hurts_nobody(
+def test_failing_callback_is_logged_and_other_sends_succeed(
     transport: RemotingTransport, request_to: RequestTo, outcomes: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     def raising(_outcome: SendOutcome) -> None:
@@ -109,7 +109,7 @@ def test_a_callback_that_raises_is_logged_and_hurts_nobody(
     assert record.exc_info[0] is ZeroDivisionError
 
 
-def test_a_callback_may_send_again(transport: RemotingTransport, request_to: RequestTo, outcomes: Any) -> None:
+def test_callback_can_send_again(transport: RemotingTransport, request_to: RequestTo, outcomes: Any) -> None:
     def hang_up(session: Session) -> None:
         session.read()
 
@@ -124,7 +124,9 @@ def test_a_callback_may_send_again(transport: RemotingTransport, request_to: Req
     assert outcomes[0].status is SendStatus.SEND_OK
 
 
-def test_a_callback_may_close_but_not_wait(transport: RemotingTransport, request_to: RequestTo, collected: Any) -> None:
+def test_callback_can_close_but_cannot_make_a_blocking_call(
+    transport: RemotingTransport, request_to: RequestTo, collected: Any
+) -> None:
     errors = collected()
     with Peer(Session.serve) as peer:
 
@@ -147,7 +149,9 @@ def test_a_transport_cant_be_pickled(transport: RemotingTransport) -> None:
         pickle.dumps(transport)
 
 
-def test_no_body_is_held_after_its_outcome(transport: RemotingTransport, request_to: RequestTo, outcomes: Any) -> None:
+def test_body_is_not_referenced_after_its_outcome(
+    transport: RemotingTransport, request_to: RequestTo, outcomes: Any
+) -> None:
     answered, lost = bytes(100_001), bytes(100_002)
     before = sys.getrefcount(answered), sys.getrefcount(lost)
 
@@ -169,7 +173,7 @@ def test_no_body_is_held_after_its_outcome(transport: RemotingTransport, request
     assert after == before
 
 
-def test_a_transport_whose_thread_fails_tells_everybody_why_and_is_closed(
+def test_failed_thread_closes_the_transport_and_reports_the_reason(
     make_transport: Callable[..., RemotingTransport], request_to: RequestTo, outcomes: Any, caplog: Any
 ) -> None:
     broken = threading.Event()
@@ -196,13 +200,15 @@ def test_a_transport_whose_thread_fails_tells_everybody_why_and_is_closed(
     assert "the transport's thread failed" in caplog.text
 
 
-def test_a_blocking_call_ends_even_if_the_clock_stands_still(make_transport: Callable[..., RemotingTransport]) -> None:
+def test_blocking_call_ends_even_if_the_clock_does_not_advance(
+    make_transport: Callable[..., RemotingTransport],
+) -> None:
     transport = make_transport(clock=lambda: 0.0)
     with Peer(Session.wait_for_hangup) as peer, pytest.raises(RemotingTimeoutException, match="did not end it within"):
         transport.client.invoke(peer.address, RequestCode.HEART_BEAT, {}, b"", 0.01)
 
 
-def test_a_forked_child_is_refused_and_leaves_the_parents_connection_alone() -> None:
+def test_forked_child_is_rejected_and_does_not_affect_the_parent() -> None:
     # In a process of its own: this one has threads, and forking it would be another experiment.
     script = """
         import os, sys

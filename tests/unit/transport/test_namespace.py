@@ -50,7 +50,7 @@ def test_sends_have_the_namespace_in_topic_and_group(
     assert names(peer)[:3] == [(310, sent), (320, sent), (310, {**sent, "b": "%RETRY%ns%cg"})]
 
 
-def test_route_requests_have_the_namespace_but_for_templates(make_transport: Make) -> None:
+def test_route_requests_have_the_namespace_except_for_templates(make_transport: Make) -> None:
     with BrokerPeer(ROUTES) as peer:
         transport = make_transport(peer.address, namespace="ns", create_topic_key="mine")
         queues = [
@@ -62,7 +62,7 @@ def test_route_requests_have_the_namespace_but_for_templates(make_transport: Mak
     assert [fields["topic"] for _, fields in names(peer)] == ["ns%orders", "ns%orders", "TBW102", "mine", "ns%orders"]
 
 
-def test_topics_and_their_attributes_are_those_of_the_namespace(make_transport: Make) -> None:
+def test_topics_and_attributes_are_limited_to_the_namespace(make_transport: Make) -> None:
     with BrokerPeer(dict.fromkeys((*ROUTES, "other%orders", "%RETRY%ns%cg", "%RETRY%cg"), ROUTES["orders"])) as peer:
         peer.attributes = {"ns%orders": {"message.type": "FIFO"}, "orders": {"message.type": "DELAY"}}
         transport = make_transport(peer.address, namespace="ns")
@@ -123,7 +123,7 @@ def test_reads_have_the_namespace_in_topic_and_group(make_transport: Make, outco
 
 
 @pytest.mark.parametrize("group", ["TOOLS_CONSUMER", "CID_RMQ_SYS_x"])
-def test_groups_of_rocketmq_itself_are_in_no_namespace(make_transport: Make, group: str) -> None:
+def test_system_groups_are_never_in_a_namespace(make_transport: Make, group: str) -> None:
     with BrokerPeer() as peer:
         make_transport(namespace="ns").consumers(group, peer.address, PATIENCE)
         assert peer.requests[0].ext_fields["consumerGroup"] == group
@@ -186,7 +186,7 @@ def test_signature_covers_the_names_on_the_wire(make_transport: Make) -> None:
     assert signed(fields, (), credentials)["Signature"] == signature
 
 
-def test_names_with_the_namespace_and_requests_stay_as_they_are(
+def test_prefixed_names_and_request_objects_are_unchanged(
     make_transport: Make, request_to: Callable[..., SendRequest], outcomes: Any
 ) -> None:
     with BrokerPeer() as peer:

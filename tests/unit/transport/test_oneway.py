@@ -52,7 +52,7 @@ def test_a_oneway_send_is_the_same_frame_with_the_oneway_flag(
     assert (oneway.code, oneway.ext_fields, bytes(oneway.body)) == (both.code, both.ext_fields, b"in pieces")
 
 
-def test_108_a_oneway_write_that_fails_is_only_logged_and_its_permit_comes_back(
+def test_failed_oneway_write_is_logged_and_returns_its_permit(
     make_transport: MakeTransport, request_to: RequestTo, caplog: pytest.LogCaptureFixture
 ) -> None:
     served = threading.Event()
@@ -76,7 +76,7 @@ def test_108_a_oneway_write_that_fails_is_only_logged_and_its_permit_comes_back(
     )
 
 
-def test_108_a_oneway_send_without_a_connection_raises_and_its_permit_comes_back(
+def test_oneway_send_without_a_connection_raises_and_returns_its_permit(
     make_transport: MakeTransport, request_to: RequestTo
 ) -> None:
     transport = make_transport(client_oneway_semaphore_value=1)
@@ -86,9 +86,7 @@ def test_108_a_oneway_send_without_a_connection_raises_and_its_permit_comes_back
         assert raised.value.maybe_stored is False
 
 
-def test_108_exhausted_oneway_permits_raise_and_one_that_comes_back_is_waited_for(
-    make_transport: MakeTransport, request_to: RequestTo
-) -> None:
+def test_oneway_send_waits_for_a_permit_and_then_raises(make_transport: MakeTransport, request_to: RequestTo) -> None:
     over, served = threading.Event(), threading.Event()
 
     def deaf(session: Session) -> None:
@@ -116,9 +114,7 @@ def test_108_exhausted_oneway_permits_raise_and_one_that_comes_back_is_waited_fo
         assert served.wait(PATIENCE)
 
 
-def test_a_oneway_send_that_is_never_wholly_taken_raises_within_its_timeout(
-    transport: RemotingTransport, request_to: RequestTo
-) -> None:
+def test_oneway_send_that_is_not_fully_written_times_out(transport: RemotingTransport, request_to: RequestTo) -> None:
     over = threading.Event()
     with Peer(lambda _session: over.wait(PATIENCE)) as peer:
         with pytest.raises(RemotingTimeoutException, match="not yet wholly written"):
@@ -137,7 +133,7 @@ def test_a_oneway_frame_beyond_16_mib_is_refused_and_its_permit_comes_back(
         transport.send_oneway(request_to(peer.address), PATIENCE)
 
 
-def test_an_asynchronous_send_without_a_permit_ends_at_once_and_never_blocks(
+def test_async_send_without_a_permit_fails_at_once(
     make_transport: MakeTransport, request_to: RequestTo, collected: Any
 ) -> None:
     answer = threading.Event()
@@ -164,7 +160,7 @@ def test_an_asynchronous_send_without_a_permit_ends_at_once_and_never_blocks(
         assert later.wait(1)[0].status is SendStatus.SEND_OK
 
 
-def test_a_callback_that_sends_again_has_the_permit_of_the_send_that_ended(
+def test_send_in_a_callback_can_use_the_permit_of_the_finished_send(
     make_transport: MakeTransport, request_to: RequestTo, outcomes: Any
 ) -> None:
     transport = make_transport(client_async_semaphore_value=1)
@@ -174,9 +170,7 @@ def test_a_callback_that_sends_again_has_the_permit_of_the_send_that_ended(
         assert outcomes.wait(1)[0].status is SendStatus.SEND_OK
 
 
-def test_calls_that_wait_for_their_answer_need_no_permit(
-    make_transport: MakeTransport, request_to: RequestTo, outcomes: Any
-) -> None:
+def test_blocking_calls_need_no_permit(make_transport: MakeTransport, request_to: RequestTo, outcomes: Any) -> None:
     def silent_to_sends(session: Session) -> None:
         session.read()
         session.answer(session.read())
@@ -190,7 +184,7 @@ def test_calls_that_wait_for_their_answer_need_no_permit(
     assert len(outcomes) == 1
 
 
-def test_what_was_refused_for_want_of_a_permit_has_its_outcome_even_if_the_transport_closes(
+def test_send_rejected_without_a_permit_has_an_outcome_despite_close(
     make_transport: MakeTransport, request_to: RequestTo, collected: Any
 ) -> None:
     collectors = [collected() for _ in range(50)]
@@ -202,9 +196,7 @@ def test_what_was_refused_for_want_of_a_permit_has_its_outcome_even_if_the_trans
     assert [len(collector) for collector in collectors] == [1] * 50
 
 
-def test_a_send_that_is_refused_outright_gives_its_permit_back(
-    make_transport: MakeTransport, request_to: RequestTo, outcomes: Any
-) -> None:
+def test_rejected_send_returns_its_permit(make_transport: MakeTransport, request_to: RequestTo, outcomes: Any) -> None:
     transport = make_transport(client_async_semaphore_value=1)
     with Peer(Session.serve) as peer:
         for _ in range(2):
@@ -221,7 +213,7 @@ def test_a_closed_transport_refuses_oneway_sends(transport: RemotingTransport, r
 
 
 @pytest.mark.parametrize("setting", ["client_async_semaphore_value", "client_oneway_semaphore_value"])
-def test_a_limit_that_lets_nothing_through_is_an_option_error(make_transport: MakeTransport, setting: str) -> None:
+def test_limit_of_zero_is_an_option_error(make_transport: MakeTransport, setting: str) -> None:
     with pytest.raises(OptionError, match=r"SemaphoreValue: 0 is not allowed"):
         make_transport(**{setting: 0})
 
@@ -264,7 +256,7 @@ def test_answered_ends_are_pipelined_and_each_reports_its_own_outcome(transport:
     }
 
 
-def test_the_end_of_a_transaction_goes_oneway_with_its_remark(transport: RemotingTransport) -> None:
+def test_end_of_a_transaction_is_sent_oneway_with_its_remark(transport: RemotingTransport) -> None:
     received: list[RemotingCommand] = []
 
     def read(session: Session) -> None:
@@ -289,7 +281,7 @@ def test_the_end_of_a_transaction_goes_oneway_with_its_remark(transport: Remotin
     }
 
 
-def test_109_a_permit_is_released_at_most_once_under_concurrent_release() -> None:
+def test_permit_is_released_at_most_once_under_concurrent_release() -> None:
     permits = Permits(3, "limit")
     permit, kept = permits.take(), permits.take()
     assert permit is not None
@@ -312,7 +304,7 @@ def test_109_a_permit_is_released_at_most_once_under_concurrent_release() -> Non
     assert permits.take() is None
 
 
-def test_109_as_many_permits_as_before_are_there_whatever_the_server_does(
+def test_all_permits_return_after_any_server_behaviour(
     make_transport: MakeTransport, request_to: RequestTo, collected: Any
 ) -> None:
     dice = random.Random(5)
@@ -344,7 +336,7 @@ def test_109_as_many_permits_as_before_are_there_whatever_the_server_does(
         assert waiting == []
 
 
-def test_109_every_permit_is_back_when_many_threads_take_and_release(collected: Any) -> None:
+def test_all_permits_return_after_concurrent_use(collected: Any) -> None:
     permits, most = Permits(2, "limit"), collected()
 
     def work() -> None:

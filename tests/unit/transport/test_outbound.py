@@ -68,14 +68,14 @@ def test_one_gather_has_at_most_the_write_limit_of_bytes() -> None:
     assert sum(map(len, outbound.gather())) == WRITE_LIMIT
 
 
-def test_a_body_is_handed_over_as_it_is_and_never_copied() -> None:
+def test_body_is_written_without_a_copy() -> None:
     body = bytes(100_000)
     outbound = Outbound()
     outbound.append(encoded((body,)))
     assert outbound.gather()[1] is body
 
 
-def test_a_request_counts_as_started_from_its_first_byte() -> None:
+def test_request_is_marked_as_started_with_its_first_byte() -> None:
     outbound = Outbound()
     first, second = encoded((b"abc",)), encoded((b"def",))
     outbound.append(first)
@@ -88,7 +88,7 @@ def test_a_request_counts_as_started_from_its_first_byte() -> None:
     assert second.started is True
 
 
-def test_a_frame_longer_than_a_server_takes_is_refused() -> None:
+def test_frame_above_the_limit_of_a_server_is_rejected() -> None:
     encoded((bytes(MAX_FRAME_LENGTH - 200),))
     with pytest.raises(MQClientException, match="at most 16777212"):
         encoded((bytes(MAX_FRAME_LENGTH - 50),))

@@ -6,7 +6,7 @@ from rocketmq_spark.errors import RemotingTooMuchRequestException, RocketMQError
 from rocketmq_spark.transport.parallel import query_all
 
 
-def test_every_question_has_its_answer_or_error() -> None:
+def test_every_query_has_an_answer_or_an_error() -> None:
     def ask(number: int) -> int:
         if number == 1:
             raise RocketMQError("no")
@@ -16,7 +16,7 @@ def test_every_question_has_its_answer_or_error() -> None:
     assert (found[0], str(found[1]), found[2]) == (0, "no", 20)
 
 
-def test_who_would_be_asked_after_a_minute_is_not_asked() -> None:
+def test_no_query_is_sent_after_a_minute() -> None:
     times = iter([0.0, 59.9])
     asked: list[str] = []
     found = query_all("abc", asked.append, lambda: next(times, 60.0))

@@ -69,7 +69,7 @@ def test_many_pulls_are_answered_in_the_thread_that_polls(polled: RemotingTransp
     assert [bytes(outcome.body) for outcome in outcomes] == [b"%d" % offset for offset in range(50)]
 
 
-def test_a_call_that_waits_for_its_answer_polls_meanwhile(polled: RemotingTransport) -> None:
+def test_blocking_call_also_polls(polled: RemotingTransport) -> None:
     outcomes: list[PullOutcome] = []
     with Peer(answering) as peer:
         polled.pull(PullRequest(TARGET, peer.address, 3), PATIENCE, outcomes.append)
@@ -92,7 +92,7 @@ def test_a_call_that_waits_is_refused_in_a_callback(polled: RemotingTransport) -
             polled.poll(1.0)
 
 
-def test_an_answer_that_came_while_nobody_polled_counts() -> None:
+def test_answer_received_between_polls_counts_before_its_timeout() -> None:
     held_up, answered = 0.0, threading.Event()
     outcomes: list[PullOutcome] = []
 
@@ -141,7 +141,7 @@ def test_answers_that_arrive_between_two_polls_do_not_time_out() -> None:
     assert {outcome.status for outcome in outcomes} == {PullStatus.FOUND}
 
 
-def test_failures_are_told_by_polling(polled: RemotingTransport) -> None:
+def test_failures_are_reported_while_polling(polled: RemotingTransport) -> None:
     outcomes: list[PullOutcome] = []
     with Peer(Session.wait_for_hangup) as silent:
         polled.pull(PullRequest(TARGET, silent.address, 0), 0.1, outcomes.append)
@@ -154,12 +154,12 @@ def test_failures_are_told_by_polling(polled: RemotingTransport) -> None:
         polled.max_offset(QUEUE, refused_address(), PATIENCE)
 
 
-def test_a_poll_without_anything_to_do_ends(polled: RemotingTransport) -> None:
+def test_poll_without_pending_work_returns_and_does_not_raise(polled: RemotingTransport) -> None:
     polled.poll(0.0)
     polled.poll(0.01)
 
 
-def test_closing_fails_what_is_under_way(polled: RemotingTransport) -> None:
+def test_close_fails_requests_in_flight(polled: RemotingTransport) -> None:
     outcomes: list[PullOutcome] = []
     with Peer(Session.wait_for_hangup) as silent:
         polled.pull(PullRequest(TARGET, silent.address, 0), PATIENCE, outcomes.append)
@@ -172,6 +172,6 @@ def test_closing_fails_what_is_under_way(polled: RemotingTransport) -> None:
         polled.poll(0.0)
 
 
-def test_a_transport_with_a_thread_is_not_polled() -> None:
+def test_polling_a_transport_with_a_thread_is_rejected() -> None:
     with RemotingTransport([]) as transport, pytest.raises(RocketMQError, match="has a thread of its own"):
         transport.poll(0.0)

@@ -53,7 +53,7 @@ def answering(*args: Any, **kwargs: Any) -> tuple[Callable[[Session], None], lis
     return serve, asked
 
 
-def test_a_pull_says_what_the_golden_frame_says_and_the_brokers_name(transport: RemotingTransport) -> None:
+def test_pull_request_has_the_golden_fields_and_the_broker_name(transport: RemotingTransport) -> None:
     serve, asked = answering(0, FIELDS)
     with Peer(serve) as peer:
         pulled(transport, peer.address)
@@ -66,7 +66,7 @@ def test_a_pull_says_what_the_golden_frame_says_and_the_brokers_name(transport: 
     assert asked[1].ext_fields == {**asked[0].ext_fields, "sysFlag": "6", "suspendTimeoutMillis": "5000"}
 
 
-def test_the_records_of_the_golden_answer_come_as_they_are(transport: RemotingTransport) -> None:
+def test_records_of_the_golden_answer_are_unchanged(transport: RemotingTransport) -> None:
     body = bytes.fromhex(G6["response"]["meaning"]["body_hex"])
     serve, _ = answering(0, G6["response"]["meaning"]["ext_fields"], body)
     with Peer(serve) as peer:
@@ -77,7 +77,7 @@ def test_the_records_of_the_golden_answer_come_as_they_are(transport: RemotingTr
 
 
 @pytest.mark.parametrize("status", PullStatus)
-def test_what_a_broker_found_is_a_status_and_no_error(transport: RemotingTransport, status: PullStatus) -> None:
+def test_every_pull_result_of_a_broker_is_a_status(transport: RemotingTransport, status: PullStatus) -> None:
     serve, _ = answering(status.value, FIELDS)
     with Peer(serve) as peer:
         assert pulled(transport, peer.address) == PullOutcome(status, 18, 1, 40, b"")
@@ -93,7 +93,7 @@ def test_what_a_broker_found_is_a_status_and_no_error(transport: RemotingTranspo
         ("OFFSET_TOO_SMALL", PullStatus.OFFSET_ILLEGAL),
     ],
 )
-def test_code_20_of_deleted_messages_is_no_matter_of_the_filter(
+def test_remark_of_code_20_distinguishes_filtered_and_deleted_messages(
     transport: RemotingTransport, remark: str, status: PullStatus
 ) -> None:
     serve, _ = answering(20, FIELDS, remark=remark)
@@ -106,7 +106,7 @@ def test_code_20_of_deleted_messages_is_no_matter_of_the_filter(
     ("code", "kind"),
     [(2, BrokerBusyException), (17, TopicRouteStaleException), (16, MQBrokerException), (26, MQBrokerException)],
 )
-def test_another_code_is_the_error_of_its_code(
+def test_error_code_of_a_pull_determines_the_error_class(
     transport: RemotingTransport, code: int, kind: type[MQBrokerException]
 ) -> None:
     serve, _ = answering(code, FIELDS, remark="its words")
@@ -126,7 +126,7 @@ def test_an_answer_without_its_offsets_is_an_error(transport: RemotingTransport,
     assert isinstance(outcome.error, RemotingCommandException)
 
 
-def test_each_way_to_no_answer_is_an_error(transport: RemotingTransport) -> None:
+def test_every_failure_of_a_pull_is_an_error_outcome(transport: RemotingTransport) -> None:
     assert isinstance(pulled(transport, refused_address()).error, RemotingConnectException)
     with Peer(lambda session: (session.read(), session.reset())) as peer:
         assert isinstance(pulled(transport, peer.address).error, RemotingSendRequestException)
@@ -135,7 +135,7 @@ def test_each_way_to_no_answer_is_an_error(transport: RemotingTransport) -> None
         transport.close()
 
 
-def test_a_pull_that_the_broker_holds_has_that_much_longer(transport: RemotingTransport) -> None:
+def test_timeout_of_a_suspended_pull_is_extended(transport: RemotingTransport) -> None:
     def hold(session: Session) -> None:
         request = session.read()
         waiting.wait(0.4)
@@ -148,7 +148,7 @@ def test_a_pull_that_the_broker_holds_has_that_much_longer(transport: RemotingTr
         transport.close()
 
 
-def test_answers_may_come_in_any_order(transport: RemotingTransport) -> None:
+def test_answers_of_pulls_can_arrive_in_any_order(transport: RemotingTransport) -> None:
     def backwards(session: Session) -> None:
         requests = [session.read() for _ in range(3)]
         for request in reversed(requests):
@@ -187,7 +187,7 @@ def test_answers_may_come_in_any_order(transport: RemotingTransport) -> None:
         (1, 'Cannot invoke "ConsumerGroupInfo.getAllClientId()" because "consumerGroupInfo" is null', b"", ()),
     ],
 )
-def test_who_reads_for_a_group_is_asked_of_a_broker(
+def test_consumers_of_a_group_are_requested_from_a_broker(
     transport: RemotingTransport, code: int, remark: str, body: bytes, ids: tuple[str, ...]
 ) -> None:
     serve, asked = answering(code, remark=remark, body=body)
@@ -205,7 +205,7 @@ def test_who_reads_for_a_group_is_asked_of_a_broker(
         (0, "", b'{"consumerIdList":[1]}', RemotingCommandException),
     ],
 )
-def test_an_answer_that_does_not_tell_who_reads_is_no_empty_group(
+def test_invalid_consumer_list_is_an_error_and_not_an_empty_group(
     transport: RemotingTransport, code: int, remark: str, body: bytes, error: type[Exception]
 ) -> None:
     serve, _ = answering(code, remark=remark, body=body)
@@ -213,7 +213,7 @@ def test_an_answer_that_does_not_tell_who_reads_is_no_empty_group(
         transport.consumers("cg", peer.address, PATIENCE)
 
 
-def test_a_groups_offset_goes_to_its_queue_and_a_refusal_is_raised(transport: RemotingTransport) -> None:
+def test_committed_offset_goes_to_its_queue_and_a_rejection_is_raised(transport: RemotingTransport) -> None:
     serve, asked = answering(0)
     with Peer(serve) as peer:
         transport.update_consumer_offset(QUEUE, "cg", 12, peer.address, PATIENCE)

@@ -51,7 +51,7 @@ def send(transport: RemotingTransport, request: SendRequest, outcomes: Any) -> S
     return outcome
 
 
-def test_96_a_single_message_goes_as_send_message_v2(
+def test_single_message_is_sent_as_send_message_v2(
     transport: RemotingTransport, request_to: Any, outcomes: Any
 ) -> None:
     with BrokerPeer() as peer:
@@ -78,7 +78,7 @@ def test_96_a_single_message_goes_as_send_message_v2(
     }
 
 
-def test_97_reconsume_times_go_to_j_and_l_and_unit_mode_to_k(
+def test_reconsume_times_use_fields_j_and_l_and_unit_mode_field_k(
     transport: RemotingTransport, request_to: Any, outcomes: Any
 ) -> None:
     with BrokerPeer() as peer:
@@ -105,7 +105,7 @@ def test_a_reply_goes_as_send_reply_message_v2(transport: RemotingTransport, req
     assert codes == [RequestCode.SEND_REPLY_MESSAGE_V2, RequestCode.SEND_MESSAGE_V2]
 
 
-def test_96_a_batch_goes_as_send_batch_message_with_m_true(
+def test_batch_is_sent_as_send_batch_message_with_m_true(
     transport: RemotingTransport, batch_to: Any, outcomes: Any
 ) -> None:
     with BrokerPeer() as peer:
@@ -118,7 +118,7 @@ def test_96_a_batch_goes_as_send_batch_message_with_m_true(
     assert outcome.status is SendStatus.SEND_OK
 
 
-def test_100_an_acknowledgement_becomes_an_outcome_with_all_it_says(
+def test_outcome_has_all_fields_of_the_acknowledgement(
     transport: RemotingTransport, request_to: Any, outcomes: Any
 ) -> None:
     fields = {
@@ -153,7 +153,7 @@ def test_100_an_acknowledgement_becomes_an_outcome_with_all_it_says(
     assert outcome.latency_ms > 0
 
 
-def test_100_what_an_acknowledgement_leaves_out_has_its_default(
+def test_missing_fields_of_an_acknowledgement_have_defaults(
     transport: RemotingTransport, request_to: Any, outcomes: Any
 ) -> None:
     def terse(session: Session) -> None:
@@ -165,7 +165,7 @@ def test_100_what_an_acknowledgement_leaves_out_has_its_default(
     assert (outcome.transaction_id, outcome.batch_uniq_id, outcome.recall_handle) == ("", "", "")
 
 
-def test_99_a_refusal_names_rows_queue_broker_code_and_remark(
+def test_rejection_names_rows_queue_broker_code_and_remark(
     transport: RemotingTransport, batch_to: Any, outcomes: Any
 ) -> None:
     with BrokerPeer(None, Reply.code(2, "[OVERLOAD]system busy")) as peer:
@@ -234,7 +234,7 @@ def test_heart_beat_unregister_offsets_and_topics(transport: RemotingTransport) 
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_a_view_of_what_is_no_message_says_where(transport: RemotingTransport, code: int) -> None:
+def test_viewing_a_missing_message_is_an_error_naming_the_offset(transport: RemotingTransport, code: int) -> None:
     # From the middle of a record a broker answers with its bytes, or with whatever went wrong there.
     def garbage(session: Session) -> None:
         session.answer(session.read(), code, body=b"\0\0\0\x05x", remark="java.lang.IllegalArgumentException")
@@ -247,9 +247,7 @@ def test_a_view_of_what_is_no_message_says_where(transport: RemotingTransport, c
     assert raised.value.retriable is False
 
 
-def test_a_view_that_shows_another_message_is_refused(
-    transport: RemotingTransport, request_to: Any, outcomes: Any
-) -> None:
+def test_view_of_another_message_is_rejected(transport: RemotingTransport, request_to: Any, outcomes: Any) -> None:
     with BrokerPeer() as peer:
         send(transport, request_to(peer.address), outcomes)
         message = peer.store.view(0)
@@ -262,7 +260,7 @@ def test_a_view_that_shows_another_message_is_refused(
         transport.view_message(peer.address, 219, PATIENCE)
 
 
-def test_the_attributes_of_a_topic_are_what_its_broker_says(transport: RemotingTransport) -> None:
+def test_topic_config_has_the_attributes_reported_by_the_broker(transport: RemotingTransport) -> None:
     asked: list[RemotingCommand] = []
 
     def serve(session: Session) -> None:
@@ -274,7 +272,7 @@ def test_the_attributes_of_a_topic_are_what_its_broker_says(transport: RemotingT
     assert (asked[0].code, asked[0].ext_fields) == (351, {"topic": "orders"})
 
 
-def test_a_blocking_call_raises_what_the_server_answered(transport: RemotingTransport) -> None:
+def test_blocking_call_raises_the_error_of_the_answer(transport: RemotingTransport) -> None:
     def refuse(session: Session) -> None:
         session.answer(session.read(), 16, remark="not yours")
 
@@ -283,7 +281,7 @@ def test_a_blocking_call_raises_what_the_server_answered(transport: RemotingTran
     assert raised.value.broker_addr == peer.address
 
 
-def test_a_route_comes_from_the_first_name_server_that_answers_and_it_is_kept(make_transport: MakeTransport) -> None:
+def test_route_comes_from_the_first_name_server_that_answers(make_transport: MakeTransport) -> None:
     dead = refused_address()
     with BrokerPeer({"orders": ROUTE}) as good, BrokerPeer({"orders": ROUTE}) as spare:
         transport = make_transport(dead, good.address, spare.address, random=Fixed())
@@ -292,7 +290,7 @@ def test_a_route_comes_from_the_first_name_server_that_answers_and_it_is_kept(ma
         assert (len(good.requests), len(spare.requests)) == (3, 0)
 
 
-def test_a_silent_name_server_leaves_time_for_the_next(make_transport: MakeTransport) -> None:
+def test_silent_name_server_leaves_time_for_the_next(make_transport: MakeTransport) -> None:
     with full_listener() as silent, BrokerPeer({"orders": ROUTE}) as good:
         transport = make_transport(address_of(silent), good.address, random=Fixed())
         assert transport.query_route("orders", 1.0) == ROUTE
@@ -312,14 +310,14 @@ def test_name_servers_that_all_fail_are_all_named_with_their_reasons(make_transp
     assert isinstance(raised.value.__cause__, RemotingConnectException)
 
 
-def test_without_time_no_name_server_is_asked(make_transport: MakeTransport) -> None:
+def test_no_name_server_is_queried_without_time(make_transport: MakeTransport) -> None:
     with BrokerPeer({"orders": ROUTE}) as good:
         with pytest.raises(RemotingTimeoutException, match="not asked, no time was left"):
             make_transport(good.address).query_route("orders", 0.0)
         assert good.requests == []
 
 
-def test_a_name_server_that_knows_the_topic_wins_over_one_that_does_not(make_transport: MakeTransport) -> None:
+def test_name_server_that_knows_the_topic_is_preferred(make_transport: MakeTransport) -> None:
     # One that has just been restarted knows nothing until brokers have registered again.
     with BrokerPeer() as empty, BrokerPeer({"orders": ROUTE}) as other:
         transport = make_transport(empty.address, other.address, random=Fixed())
@@ -328,7 +326,7 @@ def test_a_name_server_that_knows_the_topic_wins_over_one_that_does_not(make_tra
         assert (len(empty.requests), len(other.requests)) == (1, 3)
 
 
-def test_a_topic_that_none_knows_is_asked_of_all_and_they_are_named(make_transport: MakeTransport) -> None:
+def test_unknown_topic_is_looked_up_at_all_name_servers_and_they_are_named(make_transport: MakeTransport) -> None:
     dead = refused_address()
     with BrokerPeer({"others": ROUTE}) as one, BrokerPeer({"others": ROUTE}) as other:
         transport = make_transport(dead, one.address, other.address, random=Fixed())
@@ -345,7 +343,7 @@ def test_a_topic_that_none_knows_is_asked_of_all_and_they_are_named(make_transpo
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_what_may_pass_for_one_name_server_passes_for_all(
+def test_lookup_is_retriable_if_one_name_server_failed_transiently(
     make_transport: MakeTransport, authority: Authority, turned: bool
 ) -> None:
     down = refused_address()
@@ -358,7 +356,7 @@ def test_what_may_pass_for_one_name_server_passes_for_all(
     assert not isinstance(raised.value, RemotingCertificateException)
 
 
-def test_where_there_is_no_broker_it_is_not_the_topic_that_is_missing(make_transport: MakeTransport) -> None:
+def test_missing_brokers_are_reported_instead_of_a_missing_topic(make_transport: MakeTransport) -> None:
     with BrokerPeer() as one, BrokerPeer() as other:
         transport = make_transport(one.address, other.address, random=Fixed())
         with pytest.raises(NoBrokersException) as raised:
@@ -371,7 +369,7 @@ def test_where_there_is_no_broker_it_is_not_the_topic_that_is_missing(make_trans
             RouteCache(transport.query_route, create_topic_key="TBW102", default_topic_queue_nums=4).find("orders", 1.0)
 
 
-def test_an_unknown_topic_does_not_make_a_silent_name_server_the_first_to_be_asked(
+def test_unknown_topic_does_not_make_a_silent_name_server_preferred(
     make_transport: MakeTransport,
 ) -> None:
     with full_listener() as silent, BrokerPeer({"orders": ROUTE}) as good:
@@ -386,7 +384,7 @@ def not_ready(session: Session) -> None:
         session.answer(session.read(), 1, remark="name server not ready")
 
 
-def test_a_name_server_that_is_not_ready_leaves_the_word_to_the_next(make_transport: MakeTransport) -> None:
+def test_name_server_that_is_not_ready_is_skipped(make_transport: MakeTransport) -> None:
     with Peer(not_ready) as starting, BrokerPeer({"orders": ROUTE}) as good:
         transport = make_transport(starting.address, good.address, random=Fixed())
         assert transport.query_route("orders", PATIENCE) == ROUTE
@@ -395,7 +393,7 @@ def test_a_name_server_that_is_not_ready_leaves_the_word_to_the_next(make_transp
             transport.query_route("unheard-of", PATIENCE)
 
 
-def test_a_name_server_that_refuses_has_the_word(make_transport: MakeTransport) -> None:
+def test_rejection_by_a_name_server_is_raised_without_asking_others(make_transport: MakeTransport) -> None:
     def refuse(session: Session) -> None:
         session.answer(session.read(), 16, remark="not yours")
 
@@ -406,7 +404,7 @@ def test_a_name_server_that_refuses_has_the_word(make_transport: MakeTransport) 
         assert other.requests == []
 
 
-def test_a_route_that_is_no_route_is_asked_of_the_next_name_server(make_transport: MakeTransport) -> None:
+def test_name_server_with_a_malformed_route_is_skipped(make_transport: MakeTransport) -> None:
     def nonsense(session: Session) -> None:
         session.answer(session.read(), body=b"<html>")
 
@@ -437,7 +435,7 @@ def test_workers_start_with_different_name_servers(make_transport: MakeTransport
     assert min(asked) > 0
 
 
-def test_a_frame_beyond_16_mib_is_refused_before_it_can_close_the_connection(
+def test_frame_above_16_mib_is_rejected_before_sending(
     transport: RemotingTransport, request_to: Any, outcomes: Any
 ) -> None:
     with BrokerPeer() as peer:
@@ -447,7 +445,7 @@ def test_a_frame_beyond_16_mib_is_refused_before_it_can_close_the_connection(
     assert len(outcomes) == 1
 
 
-def test_the_lower_face_gives_the_answer_whatever_its_code(transport: RemotingTransport, outcomes: Any) -> None:
+def test_client_returns_answers_with_any_code(transport: RemotingTransport, outcomes: Any) -> None:
     def answer(session: Session) -> None:
         for code in (3, 22):
             session.answer(session.read(), code, remark="so be it")

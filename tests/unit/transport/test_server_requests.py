@@ -61,7 +61,7 @@ def test_a_check_without_a_handler_is_dropped(transport: RemotingTransport) -> N
 
 
 @pytest.mark.parametrize("body", [b"", b"\0\0\0\x05x", RECORD[:-1], RECORD + RECORD, b"\xff" * 200])
-def test_a_check_whose_body_is_no_message_is_logged_and_costs_nothing_else(
+def test_unreadable_check_is_logged_and_has_no_other_effect(
     transport: RemotingTransport, collected: Any, caplog: pytest.LogCaptureFixture, body: bytes
 ) -> None:
     checks = collected()
@@ -77,7 +77,7 @@ def test_a_check_whose_body_is_no_message_is_logged_and_costs_nothing_else(
 
 
 @pytest.mark.parametrize("name", ["commitLogOffset", "tranStateTableOffset"])
-def test_a_check_without_its_offsets_is_logged_and_costs_nothing_else(
+def test_check_without_its_offsets_is_logged_and_has_no_other_effect(
     transport: RemotingTransport, collected: Any, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     checks = collected()
@@ -93,7 +93,7 @@ def test_a_check_without_its_offsets_is_logged_and_costs_nothing_else(
     assert name in str(record.exc_info[1])
 
 
-def test_a_handler_that_raises_is_logged_and_costs_nothing_else(
+def test_failing_handler_is_logged_and_has_no_other_effect(
     transport: RemotingTransport, caplog: pytest.LogCaptureFixture
 ) -> None:
     def raising(_check: TransactionCheck) -> None:
@@ -109,7 +109,7 @@ def test_a_handler_that_raises_is_logged_and_costs_nothing_else(
     assert record.exc_info[0] is ZeroDivisionError
 
 
-def test_a_handler_may_hand_over_to_a_thread_that_answers(transport: RemotingTransport, collected: Any) -> None:
+def test_handler_can_answer_from_another_thread(transport: RemotingTransport, collected: Any) -> None:
     answers = collected()
 
     def script(session: Session) -> None:

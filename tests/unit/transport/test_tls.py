@@ -66,7 +66,7 @@ def test_a_server_whose_certificate_names_the_host_is_trusted(
         assert outcomes.wait(1)[0].status is SendStatus.SEND_OK
 
 
-def test_large_bodies_arrive_and_come_back_whole(
+def test_large_bodies_are_transferred_completely(
     trusting: RemotingTransport, server: ssl.SSLContext, outcomes: Any
 ) -> None:
     def echo(session: Session) -> None:
@@ -106,7 +106,7 @@ def test_many_threads_share_one_encrypted_connection(trusting: RemotingTransport
         assert len(peer.sessions) == 1
 
 
-def test_a_server_that_no_known_authority_vouches_for_is_refused_for_good(
+def test_server_of_an_unknown_authority_is_rejected_permanently(
     make_transport: MakeTransport, server: ssl.SSLContext, request_to: RequestTo, outcomes: Any
 ) -> None:
     with Peer(Session.serve, tls=server) as peer:
@@ -117,7 +117,7 @@ def test_a_server_that_no_known_authority_vouches_for_is_refused_for_good(
     assert isinstance(error.__cause__, ConnectionError)
 
 
-def test_a_certificate_for_another_host_is_refused_and_says_which_it_must_be_for(
+def test_certificate_for_another_host_is_rejected_naming_the_host(
     trusting: RemotingTransport, authority: Authority, request_to: RequestTo, outcomes: Any
 ) -> None:
     with Peer(Session.serve, tls=authority.context("elsewhere", "DNS:elsewhere.example")) as peer:
@@ -128,7 +128,7 @@ def test_a_certificate_for_another_host_is_refused_and_says_which_it_must_be_for
     assert "must name localhost (subjectAltName)" in str(other)
 
 
-def test_a_name_for_all_servers_takes_the_place_of_the_host_that_is_dialled(
+def test_tls_server_name_replaces_the_host_name(
     authority: Authority, make_transport: MakeTransport, request_to: RequestTo, outcomes: Any
 ) -> None:
     tls = TlsSettings(str(authority.ca_file), server_name="inside.example")
@@ -137,7 +137,7 @@ def test_a_name_for_all_servers_takes_the_place_of_the_host_that_is_dialled(
         assert outcomes.wait(1)[0].status is SendStatus.SEND_OK
 
 
-def test_a_certificate_without_the_name_for_all_servers_is_refused_though_it_names_the_host(
+def test_certificate_with_host_but_without_tls_server_name_is_rejected(
     authority: Authority, server: ssl.SSLContext, make_transport: MakeTransport, request_to: RequestTo, outcomes: Any
 ) -> None:
     tls = TlsSettings(str(authority.ca_file), server_name="inside.example")
@@ -148,7 +148,7 @@ def test_a_certificate_without_the_name_for_all_servers_is_refused_though_it_nam
     assert "dialled by 127.0.0.1" in str(error)
 
 
-def test_the_route_of_an_untrusted_name_server_is_refused_for_good(
+def test_route_of_an_untrusted_name_server_is_rejected_permanently(
     make_transport: MakeTransport, server: ssl.SSLContext
 ) -> None:
     with Peer(Session.serve, tls=server) as peer:
@@ -157,7 +157,7 @@ def test_the_route_of_an_untrusted_name_server_is_refused_for_good(
             transport.query_route("orders", PATIENCE)
 
 
-def test_a_plain_server_that_hangs_up_is_told_apart(
+def test_plain_server_that_closes_the_connection_is_recognised(
     trusting: RemotingTransport, request_to: RequestTo, outcomes: Any
 ) -> None:
     with Peer(lambda session: session.read_bytes(1)) as peer:
@@ -173,7 +173,7 @@ def answer_plainly(session: Session) -> None:
     session.wait_for_hangup()
 
 
-def test_a_plain_server_that_answers_plainly_is_told_apart(
+def test_plain_server_that_answers_without_tls_is_recognised(
     trusting: RemotingTransport, request_to: RequestTo, outcomes: Any
 ) -> None:
     with Peer(answer_plainly, answers_greetings=True) as peer:
@@ -184,7 +184,7 @@ def test_a_plain_server_that_answers_plainly_is_told_apart(
     assert "somebody may be intercepting the connection" in str(error)
 
 
-def test_a_handshake_that_was_spoilt_on_its_way_is_tried_again(
+def test_damaged_handshake_is_a_retriable_error(
     trusting: RemotingTransport, request_to: RequestTo, outcomes: Any
 ) -> None:
     with Peer(answer_plainly, lambda _: None, answers_greetings=True) as peer:
@@ -193,7 +193,7 @@ def test_a_handshake_that_was_spoilt_on_its_way_is_tried_again(
     assert error.retriable
 
 
-def test_a_handshake_without_an_answer_ends_with_the_connects_time(
+def test_handshake_without_an_answer_ends_at_the_connect_timeout(
     authority: Authority, make_transport: MakeTransport, request_to: RequestTo, outcomes: Any
 ) -> None:
     transport = make_transport(connect_timeout=SOON, tls=TlsSettings(str(authority.ca_file)))
@@ -203,7 +203,7 @@ def test_a_handshake_without_an_answer_ends_with_the_connects_time(
     assert "no end to the TLS handshake; does the server speak TLS?" in str(error)
 
 
-def test_a_connect_without_an_answer_says_nothing_of_tls(
+def test_connect_timeout_error_does_not_mention_tls(
     authority: Authority, make_transport: MakeTransport, request_to: RequestTo, outcomes: Any
 ) -> None:
     transport = make_transport(connect_timeout=SOON, tls=TlsSettings(str(authority.ca_file)))
@@ -213,7 +213,7 @@ def test_a_connect_without_an_answer_says_nothing_of_tls(
     assert "handshake" not in str(error)
 
 
-def test_a_server_that_demands_tls_is_told_from_one_that_is_down(
+def test_server_that_requires_tls_is_recognised(
     make_transport: MakeTransport, server: ssl.SSLContext, request_to: RequestTo, outcomes: Any
 ) -> None:
     with Peer(Session.serve, tls=server) as peer:
@@ -223,7 +223,7 @@ def test_a_server_that_demands_tls_is_told_from_one_that_is_down(
     assert "nothing was executed" in str(error)
 
 
-def test_a_connection_that_has_served_ends_without_talk_of_tls(
+def test_lost_connection_after_an_answer_does_not_mention_tls(
     transport: RemotingTransport, request_to: RequestTo, outcomes: Any
 ) -> None:
     def once(session: Session) -> None:
@@ -237,7 +237,7 @@ def test_a_connection_that_has_served_ends_without_talk_of_tls(
         assert "TLS" not in str(outcomes.wait(2)[1].error)
 
 
-def test_a_server_that_stops_reading_is_given_up(
+def test_server_that_stops_reading_fails_its_requests(
     trusting: RemotingTransport, server: ssl.SSLContext, request_to: RequestTo, outcomes: Any
 ) -> None:
     over = threading.Event()
@@ -255,7 +255,7 @@ def test_a_server_that_stops_reading_is_given_up(
     assert any("the server accepted no byte for" in str(outcome.error) for outcome in outcomes)
 
 
-def test_a_goodbye_of_the_server_ends_what_waits(
+def test_tls_close_by_the_server_fails_pending_requests(
     trusting: RemotingTransport, server: ssl.SSLContext, request_to: RequestTo, outcomes: Any
 ) -> None:
     def goodbye(session: Session) -> None:
@@ -273,9 +273,7 @@ def test_a_goodbye_of_the_server_ends_what_waits(
     assert "the server closed the connection" in str(outcomes[1].error)
 
 
-def test_a_oneway_request_is_sent_though_nothing_follows_it(
-    trusting: RemotingTransport, server: ssl.SSLContext, outcomes: Any
-) -> None:
+def test_lone_oneway_request_is_flushed(trusting: RemotingTransport, server: ssl.SSLContext, outcomes: Any) -> None:
     body = bytes(4 << 20)
     with Peer(lambda session: outcomes(session.read()), tls=server) as peer:
         trusting.client.invoke_oneway(peer.address, RequestCode.SEND_MESSAGE_V2, {}, body, PATIENCE)
@@ -363,7 +361,7 @@ pieces = st.lists(st.one_of(st.binary(max_size=50), st.integers(0, 200_000).map(
 
 @settings(max_examples=30)
 @given(pieces, st.lists(st.integers(0, 100_000), min_size=1, max_size=8).filter(any))
-def test_the_server_hears_the_same_bytes_however_few_the_socket_takes(
+def test_server_receives_the_same_bytes_with_any_partial_writes(
     connect: Callable[[], tuple[TlsStream, Wire]], all_pieces: list[bytes], helpings: list[int]
 ) -> None:
     stream, wire = connect()
@@ -378,7 +376,7 @@ def test_the_server_hears_the_same_bytes_however_few_the_socket_takes(
     assert heard == expected
 
 
-def test_no_more_than_a_helping_is_taken_that_the_socket_does_not_take(
+def test_bytes_accepted_beyond_the_socket_are_limited(
     connect: Callable[[], tuple[TlsStream, Wire]],
 ) -> None:
     stream, wire = connect()
@@ -393,7 +391,7 @@ def test_no_more_than_a_helping_is_taken_that_the_socket_does_not_take(
     assert stream.unsent
 
 
-def test_nothing_moves_on_a_full_socket(connect: Callable[[], tuple[TlsStream, Wire]]) -> None:
+def test_full_socket_blocks_until_pending_bytes_are_sent(connect: Callable[[], tuple[TlsStream, Wire]]) -> None:
     stream, wire = connect()
     wire.takes = 10
     assert stream.sendmsg([b"hello"]) == 5
@@ -407,7 +405,7 @@ def test_nothing_moves_on_a_full_socket(connect: Callable[[], tuple[TlsStream, W
     assert wire.heard() == b"hello"
 
 
-def test_answers_before_a_record_that_is_none_still_count(connect: Callable[[], tuple[TlsStream, Wire]]) -> None:
+def test_answers_before_a_damaged_record_still_count(connect: Callable[[], tuple[TlsStream, Wire]]) -> None:
     stream, wire = connect()
     scratch = memoryview(bytearray(1 << 16))
     wire.server.write(b"the answer")
@@ -419,7 +417,7 @@ def test_answers_before_a_record_that_is_none_still_count(connect: Callable[[], 
 
 
 @pytest.mark.parametrize("takes", [0, 1, 100_000])
-def test_a_socket_that_breaks_within_a_write_does_not_hide_what_it_took(
+def test_bytes_written_before_a_socket_error_are_still_reported(
     connect: Callable[[], tuple[TlsStream, Wire]], takes: int
 ) -> None:
     stream, wire = connect()
@@ -431,7 +429,7 @@ def test_a_socket_that_breaks_within_a_write_does_not_hide_what_it_took(
 
 @settings(max_examples=30)
 @given(pieces, st.integers(1, 300_000))
-def test_all_that_the_socket_gives_is_decrypted_at_once(
+def test_all_received_bytes_are_decrypted(
     connect: Callable[[], tuple[TlsStream, Wire]], all_pieces: list[bytes], gives: int
 ) -> None:
     stream, wire = connect()

@@ -76,7 +76,7 @@ def say(make_transport: MakeTransport, request_to: RequestTo, outcomes: Any) -> 
 
 
 @pytest.mark.parametrize("version", BOTH_VERSIONS, ids=lambda version: version.name)
-def test_a_client_with_a_certificate_is_let_in(
+def test_client_with_a_certificate_is_accepted(
     make_transport: MakeTransport,
     authority: Authority,
     identity: tuple[Path, Path],
@@ -93,7 +93,7 @@ def test_a_client_with_a_certificate_is_let_in(
         assert outcomes.wait(1)[0].status is SendStatus.SEND_OK
 
 
-def test_an_alert_to_a_client_that_was_let_in_is_no_word_about_its_certificate(
+def test_alert_after_the_handshake_is_not_a_certificate_error(
     authority: Authority, identity: tuple[Path, Path]
 ) -> None:
     certificate, key = map(str, identity)
@@ -128,7 +128,7 @@ def test_an_alert_to_a_client_that_was_let_in_is_no_word_about_its_certificate(
     assert not isinstance(raised.value, ConnectionError)
 
 
-def test_certificate_and_key_may_be_in_one_file(
+def test_certificate_and_key_can_be_in_one_file(
     make_transport: MakeTransport,
     authority: Authority,
     identity: tuple[Path, Path],
@@ -147,7 +147,7 @@ def test_certificate_and_key_may_be_in_one_file(
 
 @pytest.mark.parametrize("version", BOTH_VERSIONS, ids=lambda version: version.name)
 @pytest.mark.parametrize("stranger", [False, True], ids=["none", "of another authority"])
-def test_a_client_that_is_not_let_in_is_told_so_at_once(
+def test_client_without_a_valid_certificate_is_rejected_at_once(
     say: Say,
     authority: Authority,
     other: Authority,
@@ -168,7 +168,7 @@ def test_a_client_that_is_not_let_in_is_told_so_at_once(
     assert "set tlsCertFile and tlsKeyFile" in str(error)
 
 
-def test_a_certificate_that_was_replaced_counts_for_the_next_connection(
+def test_replaced_certificate_is_used_for_the_next_connection(
     make_transport: MakeTransport,
     authority: Authority,
     other: Authority,
@@ -216,7 +216,7 @@ def test_a_file_that_is_no_certificate_or_no_key_is_an_error_of_its_option(
         assert text in str(raised.value)
 
 
-def test_whoever_wants_no_certificate_checked_takes_any(
+def test_insecure_skip_verify_accepts_any_certificate(
     make_transport: MakeTransport, other: Authority, request_to: RequestTo, outcomes: Any
 ) -> None:
     transport = make_transport(tls=TlsSettings(insecure_skip_verify=True))
@@ -232,7 +232,7 @@ def test_nothing_older_than_tls_1_2_is_spoken(say: Say, authority: Authority) ->
     assert "the server's TLS is older than 1.2" in str(error)
 
 
-def test_a_server_that_speaks_no_tls_is_told_from_one_that_is_down(say: Say, authority: Authority) -> None:
+def test_server_without_tls_is_recognised(say: Say, authority: Authority) -> None:
     def plainly(session: Session) -> None:
         # As a server does with tls.server.mode=disabled: it hangs up on a TLS record, and answers a request.
         if session.sock.recv(1, socket.MSG_PEEK) != b"\x16":
@@ -246,9 +246,7 @@ def test_a_server_that_speaks_no_tls_is_told_from_one_that_is_down(say: Say, aut
 
 
 @pytest.mark.parametrize("over_tls", [False, True])
-def test_who_talks_on_neither_kind_of_connection_or_on_both_does_not_disagree(
-    authority: Authority, over_tls: bool
-) -> None:
+def test_tls_mode_mismatch_is_reported_only_if_just_one_mode_works(authority: Authority, over_tls: bool) -> None:
     context = authority.context("server", "IP:127.0.0.1")
 
     def both(session: Session) -> None:
