@@ -1,7 +1,7 @@
-"""Makes the pictures of the command line in docs/images, by commands on a real cluster: ``python docs/screens.py``.
+"""Make the pictures of the command line in docs/images from commands on a real cluster: ``python docs/screens.py``.
 
-Rule 1: what a picture shows is what the command printed; only where this machine keeps its Python is left out.
-Rule 2: a picture loads nothing from anywhere: rich's links to web fonts are taken out.
+A picture shows what the command printed, without the path of the local Python. It loads nothing from other hosts:
+rich's links to web fonts are removed.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Contestants that do the same work in turn on the same servers, and the ratios of what they reach.
+"""Contestants do the same work in turn on the same servers; the result is the ratio of their speeds.
 
-Rule 1: each run is a process of its own; nobody inherits another one's warm caches, or its garbage.
-Rule 2: rounds go forwards and backwards by turns, so that nobody always comes after the same one.
-Rule 3: a figure is the median of its rounds' ratios, beside the lowest and the highest: a machine that is busy
-        with something else slows all contestants of a round, and so mostly leaves its ratio alone.
-Rule 4: servers are new, warm, and at rest before each run: a broker indexes what it has stored for seconds after, and
-        one that is busy by itself would take from all.
-Rule 5: what is stored is deleted within a second, or the disk, busy with what one contestant has left, would slow the
-        next: a broker here stores more in a second than a disk can write.
+Each run is its own process, so that no contestant inherits warm caches or garbage. The order of the contestants is
+reversed in every other round. A figure is the median of its rounds' ratios, with the lowest and the highest: other load
+on the machine slows all contestants of a round and hardly changes the ratio.
+
+Servers are new, warm and idle before each run, because a broker indexes stored messages for seconds afterwards. Stored
+messages are deleted within a second: a broker stores faster here than a disk can write, and the disk would slow the
+next contestant.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Transactions through a real proxy, and messages taken back (spec/grpc.md section 10, line 20)."""
+"""Transactions and recalled messages through a real proxy."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The gRPC transport against a real proxy (spec/grpc.md section 10, lines 16 to 22).
+"""The gRPC transport against a real proxy.
 
-A topic is made before its name is said to the proxy, which remembers for a while what it has not found.
+Each test creates its topic before the first request names it: a proxy remembers for a while which topics are unknown.
 """
 
 from __future__ import annotations

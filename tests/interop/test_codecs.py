@@ -1,4 +1,4 @@
-"""What needs no server, compared with RocketMQ's own classes (spec/producer.md section 17, lines 22 to 36)."""
+"""Codecs, hashes, ids and name rules, compared with RocketMQ's Java classes; no server is needed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Execute notebooks, each in a kernel of its own, and keep what belongs into a repository: ``make notebooks``.
+"""Execute notebooks, each in its own kernel, and save them without traces of the machine: ``make notebooks``.
 
-Rule 1: outputs and pictures stay; what a machine says of itself does not: stderr, times of execution, places.
-Rule 2: a notebook that still has something of the machine in it is not saved.
+Outputs and pictures stay. Standard error, execution times and local paths are removed. A notebook that still contains
+a local path is not saved.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""gRPC in the driver and in Spark's forked workers, whatever GRPC_ENABLE_FORK_SUPPORT says (spec/grpc.md section 2.4).
+"""gRPC in the driver and in Spark's forked workers, with each value of `GRPC_ENABLE_FORK_SUPPORT`.
 
-gRPC reads its variable when it is first used, and what hangs hangs whatever timeout a call has: so each case is a
-process, and a JVM, of its own.
+gRPC reads the variable at its first use, and a call that hangs ignores its timeout. Each case therefore runs in its own
+process, with its own JVM.
 """
 
 from __future__ import annotations

@@ -283,7 +283,7 @@ class BrokerPeer(Peer):
             return session.encoded(request, body=self._of_broker(request))
         if request.code == RequestCode.UPDATE_AND_CREATE_TOPIC:
             self._create(fields)
-            # A real broker says so with code 0 (spec/remoting.md 1.2).
+            # A real broker reports it with code 0.
             return session.encoded(request, remark="not set any response code")
         return session.encoded(request)
 
@@ -321,7 +321,7 @@ class BrokerPeer(Peer):
         if request.code == RequestCode.GET_TOPIC_CONFIG:
             return json.dumps({"attributes": self.attributes.get(request.ext_fields["topic"], {})}).encode()
         brokers = {data.broker_name: data for route in self.routes.values() for data in route.broker_datas}
-        # As a name server writes it: numbers are keys without quotes (spec/remoting.md section 3.2).
+        # As a name server writes it: numbers are keys without quotes.
         addresses = {
             name: ",".join(f"{number}:{json.dumps(address)}" for number, address in data.broker_addrs.items())
             for name, data in brokers.items()

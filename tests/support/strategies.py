@@ -138,7 +138,7 @@ HALF = MessageExt(
 
 
 def encode_stored_record(message: MessageExt) -> bytes:
-    """Encode a record as a broker stores it (spec/remoting.md section 8); the topic's length chooses the magic."""
+    """Encode a record as a broker stores it; the topic's length chooses the magic."""
     topic = message.topic.encode()
     text = "".join(f"{name}\x01{value}\x02" for name, value in message.properties.items()).encode()
     long_topic = len(topic) > 127

@@ -1,10 +1,9 @@
-"""Ask whether what we require has known vulnerabilities: ``python -m tests.tools.audit``, a part of ``make check``.
+"""Check the requirements for known vulnerabilities: ``python -m tests.tools.audit``, a part of ``make check``.
 
-Rule 1: asked about is what pip installs for the package with all of its extras, requirements of requirements included,
-        in the versions that are installed here. What is not installed here is named, and not audited.
-Rule 2: a finding fails. Where no service can be reached, or none knows the packages (a mirror of PyPI without its
-        advisories answers so, and pip-audit calls that "no known vulnerabilities"), one line says so, and that is all:
-        `make check` works offline.
+It covers everything that pip installs for the package with all extras, in the installed versions. Requirements that
+are not installed are listed and not audited. A finding fails the check. If no advisory service answers, or none knows
+the packages, one line reports that and the check passes, so that `make check` works offline. (A mirror of PyPI without
+advisories answers this way, and pip-audit calls it "no known vulnerabilities".)
 """
 
 from __future__ import annotations

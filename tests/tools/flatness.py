@@ -1,9 +1,8 @@
-"""Whether figures that were noted over a long time stay as they are, or grow.
+"""Decide whether figures that were recorded over a long time stay constant or grow.
 
-Rule 1: the first third of the time is for warming up, and does not count.
-Rule 2: of the rest, the median over the last quarter may be more than the one over the first by so much and no more,
-        however long that was. Medians, because what comes and goes is not growth.
-Rule 3: a figure with a ceiling may grow, but never beyond it.
+The first third of the time is warm-up and does not count. After it, the median of the last quarter may exceed the
+median of the first quarter by a fixed amount, whatever the duration. Medians ignore short peaks. A figure with a
+ceiling may grow up to it.
 """
 
 from __future__ import annotations

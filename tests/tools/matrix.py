@@ -1,12 +1,11 @@
-"""Every Python with every PySpark that can be had here: the wheel in an environment of its own, and the tests on it.
+"""Test the wheel with every available Python and PySpark, one environment after the other.
 
 usage: make check-matrix [PYTHONS="/path/of/python3.12 ..."] [PYSPARKS="4.0 4.3"]
 
-Rule 1: one environment at a time, deleted after use; PySpark alone has 450 MB.
-Rule 2: unit tests run once for each Python, in the tree of the sdist. Those with Spark and servers run on every pair,
-    and take the package from the wheel.
-Rule 3: the oldest Python is tried with the lowest version of every requirement as well (PYSPARKS="lowest").
-Rule 4: what is not to be had, an interpreter or a PySpark for it, is said and is no failure.
+An environment is deleted after use, because PySpark alone needs 450 MB. Unit tests run once for each Python, in the
+tree of the sdist. Tests with Spark and servers run on every pair, with the package from the wheel. The oldest Python
+is also tested with the lowest version of every requirement (PYSPARKS="lowest"). An interpreter or a PySpark that is
+not available is reported and is not a failure.
 """
 
 from __future__ import annotations

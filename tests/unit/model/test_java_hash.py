@@ -1,4 +1,4 @@
-"""Java's hash codes (spec/producer.md section 17, line 116)."""
+"""Java's hash codes, and the queue that a hash selects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The message as its sender makes it (spec/producer.md section 17, lines 19 to 23)."""
+"""Properties of a message, and the names that users may not set."""
 
 from __future__ import annotations
 

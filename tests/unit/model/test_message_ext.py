@@ -14,7 +14,7 @@ from tests.support.strategies import HALF, hosts, int64s, stored_messages
 
 
 def test_offset_message_id_vectors() -> None:
-    # spec/remoting.md 9.1, and one that a broker of this project's tests gave.
+    # One as Java makes it, and one that a real broker made.
     assert decode_message_id("7F00000100002A9F000000018A98AEF8") == ("127.0.0.1:10911", 6620229368)
     assert encode_message_id("127.0.0.1:20911", 36_800_285) == "7F000001000051AF000000000231871D"
     assert decode_message_id("7f000001000051af000000000231871d") == ("127.0.0.1:20911", 36_800_285)

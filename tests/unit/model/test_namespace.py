@@ -1,4 +1,4 @@
-"""Namespaces in names (spec/producer.md section 17, line 33)."""
+"""How namespaces are added to names and removed from them."""
 
 from __future__ import annotations
 

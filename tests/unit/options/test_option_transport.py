@@ -1,4 +1,4 @@
-"""Remoting or gRPC: what asks for which, and what a proxy can't be asked for (spec/grpc.md section 10, line 14)."""
+"""Which options select remoting or gRPC, and which a proxy does not support."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The signature of a request (spec/remoting.md section 15)."""
+"""The signature of a remoting request."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ UNAVAILABLE = BrokerUnavailableException
 STALE = TopicRouteStaleException
 UNKNOWN = BrokerOutcomeUnknownException
 
-# Every code of the protocol, under the class of spec/grpc.md section 6.1 that it has in a send.
+# Every code of the protocol, with its class in the answer to a send.
 BY_CLASS: dict[type[MQBrokerException] | None, set[int]] = {
     None: {20000, 50002, 50401, 50402},
     BUSY: {42900},

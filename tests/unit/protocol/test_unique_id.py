@@ -1,4 +1,4 @@
-"""Ids for single messages (spec/producer.md section 17, lines 31 and 32)."""
+"""Ids of single messages."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_a_request_of_the_broker_is_refused_and_its_oneway_dropped(transport: Re
 
     def asking(session: Session) -> None:
         request = session.read()
-        # With the opaque of our own request in flight: the two directions count apart (spec/remoting.md 1.2).
+        # With the opaque of our own request in flight: the two directions count apart.
         for flag in (2, 0):
             pushed = RemotingCommand(RequestCode.GET_CONSUMER_RUNNING_INFO, request.opaque, flag=flag)
             session.sock.sendall(encode_command(pushed))

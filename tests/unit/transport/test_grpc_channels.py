@@ -1,4 +1,4 @@
-"""Which targets are dialled, whom they trust, and what a wrong one says (spec/grpc.md section 10, lines 13 and 22)."""
+"""Targets of gRPC channels, the certificates they trust, and the errors of wrong targets."""
 
 from __future__ import annotations
 

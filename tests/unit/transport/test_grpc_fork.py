@@ -1,7 +1,7 @@
-"""What becomes of the gRPC transport over a fork (spec/grpc.md sections 2.4 and 10, lines 2 and 10).
+"""The gRPC transport before and after a fork.
 
-Each case is a process of its own, for gRPC reads its variable when it is imported; the proxy is here. What hangs there
-hangs whatever timeout a call has: so the process is waited for.
+Each case runs in its own process, because gRPC reads `GRPC_ENABLE_FORK_SUPPORT` at import; the proxy runs in this one.
+A process that hangs ignores the timeouts of its calls, so the test waits for the process with a timeout.
 """
 
 from __future__ import annotations

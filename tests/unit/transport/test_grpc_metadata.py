@@ -1,4 +1,4 @@
-"""What every call carries beside its message (spec/grpc.md section 10, line 1)."""
+"""The metadata of every gRPC call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of transactions over gRPC, and the streams that bring them (spec/grpc.md sections 4.2 and 5.7)."""
+"""Transaction checks over gRPC, and the telemetry streams that deliver them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every request gets on its way out: namespaceV2, then the signature (spec/producer.md section 10.9)."""
+"""What the remoting transport adds to each request: namespaceV2, then the signature."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a broker asks of its client: checks of transactions, and whatever else (spec/remoting.md section 12.3)."""
+"""Requests that a broker sends to its client: transaction checks and unknown codes."""
 
 from __future__ import annotations
 
