@@ -12,18 +12,11 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+import rocketmq_spark.model.properties as const
 from rocketmq_spark.errors import CompressionError, MQClientException
 from rocketmq_spark.model.message import EncodedBatch, Message, SendOutcome
 from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.model.names import RETRY_PREFIX, check_topic, is_none, wrap
-from rocketmq_spark.model.properties import (
-    INNER_MULTI_DISPATCH,
-    INSTANCE_ID,
-    MAX_RECONSUME_TIMES,
-    RECONSUME_TIME,
-    UNIQ_KEY,
-    WAIT,
-)
 from rocketmq_spark.model.send_result import TRANSACTION_PREPARED_TYPE, SendResult
 from rocketmq_spark.options.producer import ProducerOptions
 from rocketmq_spark.protocol.compression import COMPRESSED_FLAG, CompressionType, compress, decompress
@@ -80,10 +73,10 @@ class MessageEncoder:
         """Encode a single message; raises as `check_message`."""
         check_message(message, self._max_message_size, self._namespace)
         properties = dict(message.properties)
-        unique_id = properties.get(UNIQ_KEY) or self._next_id()
-        properties[UNIQ_KEY] = unique_id
+        unique_id = properties.get(const.UNIQ_KEY) or self._next_id()
+        properties[const.UNIQ_KEY] = unique_id
         if self._namespace:
-            properties[INSTANCE_ID] = self._namespace
+            properties[const.INSTANCE_ID] = self._namespace
         body, sys_flag = self._compressed(message)
         if message.is_half_message:
             sys_flag |= TRANSACTION_PREPARED_TYPE
@@ -92,8 +85,8 @@ class MessageEncoder:
         if not sent.topic.startswith(RETRY_PREFIX):
             return EncodedMessage(sent, encoded, unique_id)
         # The properties stay in the message. Java removes them, so that its second attempt finds neither.
-        reconsume_times = _number(properties, RECONSUME_TIME) or 0
-        max_reconsume_times = _number(properties, MAX_RECONSUME_TIMES)
+        reconsume_times = _number(properties, const.RECONSUME_TIME) or 0
+        max_reconsume_times = _number(properties, const.MAX_RECONSUME_TIMES)
         return EncodedMessage(sent, encoded, unique_id, reconsume_times, max_reconsume_times)
 
     def encode_batch(self, messages: Iterable[Message]) -> EncodedMessage:
@@ -110,15 +103,16 @@ class MessageEncoder:
             for member in members:
                 check_message(member, limit)
             members = [
-                member if member.unique_id else member.with_properties({UNIQ_KEY: next_id()}) for member in members
+                member if member.unique_id else member.with_properties({const.UNIQ_KEY: next_id()})
+                for member in members
             ]
             body = encode_batch(members)
         except (MQClientException, ValueError, TypeError) as exc:
             raise MQClientException(f"making a batch of messages: {exc}") from exc
         topic = members[0].topic
-        properties = {WAIT: str(members[0].wait_store_msg_ok).lower(), UNIQ_KEY: next_id()}
+        properties = {const.WAIT: str(members[0].wait_store_msg_ok).lower(), const.UNIQ_KEY: next_id()}
         if not is_none(namespace):
-            properties[INSTANCE_ID] = str(namespace)
+            properties[const.INSTANCE_ID] = str(namespace)
         # As in Java, the limits of one message hold for the name with its namespace and for the whole body.
         message = Message(topic, body, properties=properties)
         check_message(message, limit, namespace)
@@ -160,9 +154,11 @@ def check_message(message: Message | None, max_message_size: int, namespace: str
             f"{sending}: its body has {len(body)} bytes, maxMessageSize allows {max_message_size}; send less, or raise "
             "it here and on every broker"
         )
-    dispatch = message.properties.get(INNER_MULTI_DISPATCH, "")
+    dispatch = message.properties.get(const.INNER_MULTI_DISPATCH, "")
     if "/" in dispatch:
-        raise _illegal(f"{sending}: its property {INNER_MULTI_DISPATCH} is {dispatch!r}; queue names must not hold '/'")
+        raise _illegal(
+            f"{sending}: its property {const.INNER_MULTI_DISPATCH} is {dispatch!r}; queue names must not hold '/'"
+        )
 
 
 def _check_members(members: list[Message]) -> None:
