@@ -91,9 +91,9 @@ class ScriptedTransport:
         self.members: dict[tuple[str, str], set[str]] = {}  # By group and broker's address: client ids of its readers
         self.on_check_transaction: OnCheckTransaction | None = None
         self._store = ScriptedStore()
-        # What the brokers keep; a half message is in RMQ_SYS_TRANS_HALF_TOPIC until it is committed. The first offset of
-        # a queue that has not expired or not been removed, where that is not 0.
+        # What the brokers keep; a half message is in RMQ_SYS_TRANS_HALF_TOPIC until it is committed.
         self.stored = self._store.queues
+        # The first offset of a queue that has not expired, or not been removed, where that is not 0.
         self.expired = self._store.expired
         self.removed = self._store.removed
         self._clock = clock or (time.monotonic if threaded else ManualClock())
