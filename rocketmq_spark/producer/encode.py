@@ -62,16 +62,14 @@ class MessageEncoder:
     """Encodes the messages of one producer; `next_id` returns a new ``UNIQ_KEY``."""
 
     def __init__(self, options: ProducerOptions, next_id: Callable[[], str]) -> None:
+        self._options = options
         self._namespace = None if options.over_grpc else options.connection.namespace
-        self._max_message_size = options.max_message_size
-        self._compress_over = options.compress_msg_body_over_howmuch
         self._compression = None if options.compress_type == "NONE" else CompressionType.parse(options.compress_type)
-        self._compress_level = options.compress_level
         self._next_id = next_id
 
     def encode(self, message: Message) -> EncodedMessage:
         """Encode a single message; raises as `check_message`."""
-        check_message(message, self._max_message_size, self._namespace)
+        check_message(message, self._options.max_message_size, self._namespace)
         properties = dict(message.properties)
         unique_id = properties.get(const.UNIQ_KEY) or self._next_id()
         properties[const.UNIQ_KEY] = unique_id
@@ -96,7 +94,7 @@ class MessageEncoder:
         code -1 and a cause: no message or too many, several topics or waitStoreMsgOK, a delay, a retry topic, or an
         invalid message.
         """
-        namespace, limit, next_id = self._namespace, self._max_message_size, self._next_id
+        namespace, limit, next_id = self._namespace, self._options.max_message_size, self._next_id
         try:
             members = list(messages)
             _check_members(members)
@@ -123,10 +121,10 @@ class MessageEncoder:
 
     def _compressed(self, message: Message) -> tuple[bytes, int]:
         """Return the body to send, and the flag of its compression."""
-        if self._compression is None or len(message.body) < self._compress_over:
+        if self._compression is None or len(message.body) < self._options.compress_msg_body_over_howmuch:
             return message.body, 0
         try:
-            return compress(message.body, self._compression, self._compress_level), self._compression.sys_flag
+            return compress(message.body, self._compression, self._options.compress_level), self._compression.sys_flag
         except CompressionError:
             logger.warning(
                 "a message of topic %s goes uncompressed, %d bytes", message.topic, len(message.body), exc_info=True
