@@ -49,7 +49,9 @@ class TopicConfigs:
     @property
     def keys_required(self) -> bool | None:
         """True if a broker drops messages without keys; None if a broker's configuration is unknown."""
-        return True if self.compacted else None if self.unknown else False
+        if self.compacted:
+            return True
+        return None if self.unknown else False
 
 
 class TopicConfigCache:
