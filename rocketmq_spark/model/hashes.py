@@ -13,16 +13,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import rocketmq_spark.model.properties as const
-from rocketmq_spark.model.properties import CARRIED, INNER_PROPERTIES, RESERVED_PROPERTIES
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
     NumberT = TypeVar("NumberT", int, npt.NDArray[np.int64])
-
-_TRUE: Final = 1231
-_FALSE: Final = 1237
 
 
 def java_hash(arg: object) -> int:
@@ -35,7 +31,7 @@ def java_hash(arg: object) -> int:
     if isinstance(arg, str):
         return string_hash(arg)
     if isinstance(arg, bool):
-        return _TRUE if arg else _FALSE
+        return 1231 if arg else 1237
     if isinstance(arg, int):
         if -(2**31) <= arg < 2**31:
             return arg
@@ -79,8 +75,8 @@ BY_PLACE: Final = r"^[^/]+/-?[0-9]+/[0-9]+/[0-9]+/[0-9a-f]{16}$"
 BY_COLUMNS: Final = r"^[^/]+/-?[0-9]+/[0-9a-f]{32}$"
 
 # The properties that the hash leaves out; it covers all of the user's own.
-NOT_HASHED: Final = (RESERVED_PROPERTIES | INNER_PROPERTIES | {ROW_ID}) - {
-    name for name, how in CARRIED.items() if how.hashed
+NOT_HASHED: Final = (const.RESERVED_PROPERTIES | const.INNER_PROPERTIES | {ROW_ID}) - {
+    name for name, how in const.CARRIED.items() if how.hashed
 }
 
 

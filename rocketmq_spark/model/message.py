@@ -59,20 +59,10 @@ class Message:
         Raises a ValueError for more than one kind of delay, a negative one, or a key or tag that could not be read back
         unchanged; for user properties as `put_user_property`; a TypeError for an argument of another type.
 
-        Parameters
-        ----------
-        tags : str, optional
-            The one tag that consumers filter by.
-        keys : str or iterable of str, optional
-            Search keys of the message: several as an iterable, or joined by one space.
-        wait_store_msg_ok : bool, default True
-            False: the broker acknowledges before it has flushed or replicated.
-        sharding_key : str, optional
-            Stored with the message; the selector chooses the queue.
-        delay_time_level : int, default 0
-            The broker's delay levels, from 1; 0 is no delay.
-        deliver_ms : int, default 0
-            Time of the delivery, epoch milliseconds.
+        `tags` is the one tag that consumers filter by. `keys` are for searches: several are an iterable, or joined by
+        one space. With `wait_store_msg_ok=False` the broker acknowledges before it has flushed or replicated. The
+        `sharding_key` is only stored; the selector chooses the queue. `delay_time_level` counts the broker's levels
+        from 1, `deliver_ms` is the time of the delivery in epoch milliseconds.
         """
         if not isinstance(body, bytes | bytearray | memoryview):
             raise TypeError(f"the body of a message for {topic!r} must be bytes, got {type(body).__name__}; encode it")

@@ -44,8 +44,6 @@ _SYSTEM_TOPICS: Final = FORBIDDEN_TOPICS | {
     "RMQ_SYS_TRACE_TOPIC",
     "CHECKPOINT_TOPIC",
 }
-_SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
-_SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 
 _LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _JAVA_BLANK_CONTROLS: Final = frozenset("\t\n\x0b\f\r\x1c\x1d\x1e\x1f")
@@ -78,7 +76,7 @@ def java_order(text: str) -> bytes:
 
 def is_system_topic(topic: str) -> bool:
     """Return whether the broker made `topic` for itself (``TopicValidator.isSystemTopic``)."""
-    return topic in _SYSTEM_TOPICS or topic.startswith(_SYSTEM_TOPIC_PREFIX)
+    return topic in _SYSTEM_TOPICS or topic.startswith("rmq_sys_")
 
 
 def is_internal_topic(topic: str) -> bool:
@@ -88,7 +86,7 @@ def is_internal_topic(topic: str) -> bool:
 
 def is_system_group(group: str) -> bool:
     """Return whether `group` belongs to RocketMQ's own clients (``MixAll.isSysConsumerGroup``)."""
-    return group.startswith(_SYSTEM_GROUP_PREFIX)
+    return group.startswith("CID_RMQ_SYS_")
 
 
 _SEPARATOR: Final = "%"
@@ -154,9 +152,6 @@ def _split(resource: str) -> tuple[str, str]:
     return "", resource
 
 
-_ALPHABET = "letters, digits and % | _ - are allowed"
-
-
 def check_group(group: str | None) -> None:
     """Raise an MQClientException for a blank, too long or illegal producer group, or ``DEFAULT_PRODUCER``."""
     _check_name("producer group", group, MAX_GROUP_LENGTH)
@@ -177,4 +172,4 @@ def _check_name(what: str, name: str | None, longest: int) -> None:
     if java_length(name) > longest:
         raise MQClientException(f"{what} {name!r} has {java_length(name)} characters, at most {longest} are allowed")
     if not is_legal(name):
-        raise MQClientException(f"{what} {name!r} has an illegal character: {_ALPHABET}")
+        raise MQClientException(f"{what} {name!r} has an illegal character: letters, digits and % | _ - are allowed")

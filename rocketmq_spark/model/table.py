@@ -16,8 +16,7 @@ from typing import IO, TYPE_CHECKING, Final
 from rocketmq_spark.errors import escaped
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.table import Table
+    from rich.console import RenderableType
     from rich.text import Text
 
 # Longer than any line; rich would assume 80 columns for a file.
@@ -49,14 +48,26 @@ def print_table(
     notes: Sequence[str] = (),
     empty: str = "",
     file: IO[str] | None = None,
+    plain: bool = False,
 ) -> None:
-    """Print a table, then its notes, to `file` or stdout. Without rows print `empty`, or the headings if that is ""."""
+    """Print a table, then its notes, to `file` or stdout. Without rows print `empty`, or the headings if that is "".
+
+    With `plain` there are no colours and no limit of the width, in a notebook and on a terminal too.
+    """
     from rich.console import Console
+    from rich.text import Text
 
     console = Console(file=file, highlight=False)
+    if plain:
+        console = Console(file=file, highlight=False, color_system=None, force_terminal=False, force_jupyter=False)
     if not (console.is_terminal or console.is_jupyter):
-        console = Console(file=file, highlight=False, width=_FILE_WIDTH)
-    _print(console, headings, list(rows), layout, notes, empty)
+        console.width = _FILE_WIDTH
+    cells = list(rows)
+    shown = fitted(headings, cells, layout, console.width) if cells or not empty else empty
+    # The terminal wraps the lines of rows that became lists.
+    console.print(shown, soft_wrap=isinstance(shown, Text))
+    for note in notes:
+        console.print(escaped(note), markup=False)
 
 
 def text_table(
@@ -68,14 +79,8 @@ def text_table(
     empty: str = "",
 ) -> str:
     """Return what `print_table` prints into a file."""
-    from rich.console import Console
-
     file = io.StringIO()
-    # Plain text without colours, in a notebook too.
-    console = Console(
-        file=file, highlight=False, width=_FILE_WIDTH, color_system=None, force_terminal=False, force_jupyter=False
-    )
-    _print(console, headings, list(rows), layout, notes, empty)
+    print_table(headings, rows, layout, notes=notes, empty=empty, file=file, plain=True)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).strip("\n")
 
 
@@ -106,27 +111,12 @@ def present(facts: Mapping[str, object]) -> tuple[list[str], list[list[str]]]:
     return [*map(heading, there)], [[*map(str, there.values())]]
 
 
-def _print(
-    console: Console,
-    headings: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    layout: Layout,
-    notes: Sequence[str],
-    empty: str,
-) -> None:
-    from rich.text import Text
-
-    shown = fitted(headings, rows, layout, console.width) if rows or not empty else empty
-    # The terminal wraps the lines of rows that became lists.
-    console.print(shown, soft_wrap=isinstance(shown, Text))
-    for note in notes:
-        console.print(escaped(note), markup=False)
-
-
 def fitted(headings: Sequence[str], rows: Iterable[Sequence[str]], layout: Layout, width: int) -> RenderableType:
     """Return the table in the form that fits a rich console of `width` columns."""
+    from rich import box
     from rich.cells import cell_len
     from rich.console import Group
+    from rich.table import Table
     from rich.text import Text
 
     cells = [[escaped(cell) for cell in row] for row in rows]
@@ -142,7 +132,13 @@ def fitted(headings: Sequence[str], rows: Iterable[Sequence[str]], layout: Layou
     for place in reversed(shown):
         widths[place] = least[place] + min(natural[place] - least[place], room)
         room -= widths[place] - least[place]
-    table = _table(headings, cells, shown, widths, layout.right)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for place in shown:
+        justify = "right" if headings[place] in layout.right else "left"
+        table.add_column(headings[place], justify=justify, width=widths[place], overflow="fold")  # type: ignore[arg-type]
+    for row in cells:
+        # Texts, not markup: a body may contain rich's style tags.
+        table.add_row(*(Text(row[place]) for place in shown))
     left_out = [heading for place, heading in enumerate(headings) if place not in shown]
     if not left_out:
         return table
@@ -172,27 +168,6 @@ def _shown(headings: Sequence[str], least: Sequence[int], spare: Sequence[str], 
             return None
         shown.remove(leaving.pop(0))
     return shown
-
-
-def _table(
-    headings: Sequence[str],
-    cells: Sequence[Sequence[str]],
-    shown: Sequence[int],
-    widths: dict[int, int],
-    right: Collection[str],
-) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for place in shown:
-        justify = "right" if headings[place] in right else "left"
-        table.add_column(headings[place], justify=justify, width=widths[place], overflow="fold")  # type: ignore[arg-type]
-    for row in cells:
-        # Texts, not markup: a body may contain rich's style tags.
-        table.add_row(*(Text(row[place]) for place in shown))
-    return table
 
 
 def _stacked(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> Text:

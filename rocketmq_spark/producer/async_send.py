@@ -41,9 +41,10 @@ Reselect = Callable[[str], "MessageQueue | None"]
 
 
 class FairPermits:
-    """A semaphore that serves in order of arrival and whose limit may change."""
+    """Permits for messages or bytes in flight (`what`), given in order of arrival. The limit may change."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str) -> None:
+        self._what = what
         self._limit = 0
         self._in_use = 0
         self._changed = threading.Condition()
@@ -60,18 +61,21 @@ class FairPermits:
             self._limit = limit
             self._changed.notify_all()
 
-    def acquire(self, permits: int, timeout: float) -> bool:
-        """Take permits, waiting at most `timeout` seconds; return whether they were taken."""
+    def acquire(self, permits: int, deadline: Deadline) -> None:
+        """Take permits, or raise ``RemotingTooMuchRequestException`` after the deadline."""
         ticket = object()
         with self._changed:
             self._waiting.append(ticket)
             try:
                 if not self._changed.wait_for(
-                    lambda: self._waiting[0] is ticket and permits <= self.available, timeout
+                    lambda: self._waiting[0] is ticket and permits <= self.available, deadline.left
                 ):
-                    return False
+                    raise RemotingTooMuchRequestException(
+                        f"sending asynchronously: the limit of {self._what} under way ({self._in_use} of "
+                        f"{self._limit} in use) left no room within {deadline.seconds * 1000:.0f} ms; wait for "
+                        "outcomes, or raise it"
+                    )
                 self._in_use += permits
-                return True
             finally:
                 self._waiting.remove(ticket)
                 self._changed.notify_all()
@@ -82,16 +86,13 @@ class FairPermits:
             self._in_use -= permits
             self._changed.notify_all()
 
-    def __repr__(self) -> str:
-        return f"<FairPermits {self._in_use}/{self._limit}>"
-
 
 class BackPressure:
     """The limits of one producer: messages and bytes in flight."""
 
     def __init__(self, messages: int, nbytes: int) -> None:
-        self.messages = FairPermits()
-        self.nbytes = FairPermits()
+        self.messages = FairPermits("messages")
+        self.nbytes = FairPermits("bytes")
         self.resize(messages, nbytes)
 
     def resize(self, messages: int, nbytes: int) -> None:
@@ -104,11 +105,9 @@ class BackPressure:
 
         After the deadline, ``RemotingTooMuchRequestException`` is raised, and no permits are held.
         """
-        if not self.messages.acquire(1, deadline.left):
-            raise _full("messages", self.messages, deadline)
+        self.messages.acquire(1, deadline)
         try:
-            if not self.nbytes.acquire(nbytes, deadline.left):
-                raise _full("bytes", self.nbytes, deadline)
+            self.nbytes.acquire(nbytes, deadline)
         except BaseException:
             self.messages.release(1)
             raise
@@ -117,13 +116,6 @@ class BackPressure:
     def _release(self, nbytes: int) -> None:
         self.nbytes.release(nbytes)
         self.messages.release(1)
-
-
-def _full(what: str, permits: FairPermits, deadline: Deadline) -> RemotingTooMuchRequestException:
-    return RemotingTooMuchRequestException(
-        f"sending asynchronously: the limit of {what} under way ({permits!r}) left no room within "
-        f"{deadline.seconds * 1000:.0f} ms; wait for outcomes, or raise it"
-    )
 
 
 class SendFuture(Future[SendResult]):

@@ -12,18 +12,11 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+import rocketmq_spark.model.properties as const
 from rocketmq_spark.errors import CompressionError, MQClientException
 from rocketmq_spark.model.message import EncodedBatch, Message, SendOutcome
 from rocketmq_spark.model.message_ext import MessageExt
 from rocketmq_spark.model.names import RETRY_PREFIX, check_topic, is_none, wrap
-from rocketmq_spark.model.properties import (
-    INNER_MULTI_DISPATCH,
-    INSTANCE_ID,
-    MAX_RECONSUME_TIMES,
-    RECONSUME_TIME,
-    UNIQ_KEY,
-    WAIT,
-)
 from rocketmq_spark.model.send_result import TRANSACTION_PREPARED_TYPE, SendResult
 from rocketmq_spark.options.producer import ProducerOptions
 from rocketmq_spark.protocol.compression import COMPRESSED_FLAG, CompressionType, compress, decompress
@@ -69,21 +62,19 @@ class MessageEncoder:
     """Encodes the messages of one producer; `next_id` returns a new ``UNIQ_KEY``."""
 
     def __init__(self, options: ProducerOptions, next_id: Callable[[], str]) -> None:
+        self._options = options
         self._namespace = None if options.over_grpc else options.connection.namespace
-        self._max_message_size = options.max_message_size
-        self._compress_over = options.compress_msg_body_over_howmuch
         self._compression = None if options.compress_type == "NONE" else CompressionType.parse(options.compress_type)
-        self._compress_level = options.compress_level
         self._next_id = next_id
 
     def encode(self, message: Message) -> EncodedMessage:
         """Encode a single message; raises as `check_message`."""
-        check_message(message, self._max_message_size, self._namespace)
+        check_message(message, self._options.max_message_size, self._namespace)
         properties = dict(message.properties)
-        unique_id = properties.get(UNIQ_KEY) or self._next_id()
-        properties[UNIQ_KEY] = unique_id
+        unique_id = properties.get(const.UNIQ_KEY) or self._next_id()
+        properties[const.UNIQ_KEY] = unique_id
         if self._namespace:
-            properties[INSTANCE_ID] = self._namespace
+            properties[const.INSTANCE_ID] = self._namespace
         body, sys_flag = self._compressed(message)
         if message.is_half_message:
             sys_flag |= TRANSACTION_PREPARED_TYPE
@@ -92,8 +83,8 @@ class MessageEncoder:
         if not sent.topic.startswith(RETRY_PREFIX):
             return EncodedMessage(sent, encoded, unique_id)
         # The properties stay in the message. Java removes them, so that its second attempt finds neither.
-        reconsume_times = _number(properties, RECONSUME_TIME) or 0
-        max_reconsume_times = _number(properties, MAX_RECONSUME_TIMES)
+        reconsume_times = _number(properties, const.RECONSUME_TIME) or 0
+        max_reconsume_times = _number(properties, const.MAX_RECONSUME_TIMES)
         return EncodedMessage(sent, encoded, unique_id, reconsume_times, max_reconsume_times)
 
     def encode_batch(self, messages: Iterable[Message]) -> EncodedMessage:
@@ -103,22 +94,23 @@ class MessageEncoder:
         code -1 and a cause: no message or too many, several topics or waitStoreMsgOK, a delay, a retry topic, or an
         invalid message.
         """
-        namespace, limit, next_id = self._namespace, self._max_message_size, self._next_id
+        namespace, limit, next_id = self._namespace, self._options.max_message_size, self._next_id
         try:
             members = list(messages)
             _check_members(members)
             for member in members:
                 check_message(member, limit)
             members = [
-                member if member.unique_id else member.with_properties({UNIQ_KEY: next_id()}) for member in members
+                member if member.unique_id else member.with_properties({const.UNIQ_KEY: next_id()})
+                for member in members
             ]
             body = encode_batch(members)
         except (MQClientException, ValueError, TypeError) as exc:
             raise MQClientException(f"making a batch of messages: {exc}") from exc
         topic = members[0].topic
-        properties = {WAIT: str(members[0].wait_store_msg_ok).lower(), UNIQ_KEY: next_id()}
+        properties = {const.WAIT: str(members[0].wait_store_msg_ok).lower(), const.UNIQ_KEY: next_id()}
         if not is_none(namespace):
-            properties[INSTANCE_ID] = str(namespace)
+            properties[const.INSTANCE_ID] = str(namespace)
         # As in Java, the limits of one message hold for the name with its namespace and for the whole body.
         message = Message(topic, body, properties=properties)
         check_message(message, limit, namespace)
@@ -129,10 +121,10 @@ class MessageEncoder:
 
     def _compressed(self, message: Message) -> tuple[bytes, int]:
         """Return the body to send, and the flag of its compression."""
-        if self._compression is None or len(message.body) < self._compress_over:
+        if self._compression is None or len(message.body) < self._options.compress_msg_body_over_howmuch:
             return message.body, 0
         try:
-            return compress(message.body, self._compression, self._compress_level), self._compression.sys_flag
+            return compress(message.body, self._compression, self._options.compress_level), self._compression.sys_flag
         except CompressionError:
             logger.warning(
                 "a message of topic %s goes uncompressed, %d bytes", message.topic, len(message.body), exc_info=True
@@ -160,9 +152,11 @@ def check_message(message: Message | None, max_message_size: int, namespace: str
             f"{sending}: its body has {len(body)} bytes, maxMessageSize allows {max_message_size}; send less, or raise "
             "it here and on every broker"
         )
-    dispatch = message.properties.get(INNER_MULTI_DISPATCH, "")
+    dispatch = message.properties.get(const.INNER_MULTI_DISPATCH, "")
     if "/" in dispatch:
-        raise _illegal(f"{sending}: its property {INNER_MULTI_DISPATCH} is {dispatch!r}; queue names must not hold '/'")
+        raise _illegal(
+            f"{sending}: its property {const.INNER_MULTI_DISPATCH} is {dispatch!r}; queue names must not hold '/'"
+        )
 
 
 def _check_members(members: list[Message]) -> None:

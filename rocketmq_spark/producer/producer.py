@@ -75,7 +75,7 @@ class Producer(MQAdmin):
         self._options = producer_options(properties, os.environ)
         self._retry_response_codes = set(self._options.retry_response_codes)
         self._hooks = Hooks()
-        self._lifecycle = Lifecycle()
+        self._lifecycle = Lifecycle(f"producer {producer_group}")
         self._service: ProducerService | None = None
         self._new_service = partial(
             ProducerService,
@@ -105,7 +105,7 @@ class Producer(MQAdmin):
         started before, or whose group is not allowed or already in the client instance, raises ``MQClientException``. A
         running producer of the same client id with other connection options raises an ``OptionError``.
         """
-        self._lifecycle.begin_start(f"producer {self.producer_group}")
+        self._lifecycle.begin_start()
         try:
             service = self._service = self._new_service(self.producer_group)
         except GroupTakenError:
@@ -284,7 +284,7 @@ class Producer(MQAdmin):
         self._hooks.end_transaction_hooks.append(hook)
 
     def _running_service(self) -> ProducerService:
-        self._lifecycle.require_running(f"producer {self.producer_group}")
+        self._lifecycle.require_running()
         assert self._service is not None
         return self._service
 

@@ -76,8 +76,9 @@ _ADVICE: Final = {
 class Lifecycle:
     """The state of one producer, and the process of its last change; safe for many threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, who: str) -> None:
         self.state = ServiceState.CREATE_JUST
+        self._who = who
         self._pid = os.getpid()
         self._lock = threading.Lock()
 
@@ -91,23 +92,23 @@ class Lifecycle:
             self._pid = os.getpid()
             return True
 
-    def begin_start(self, who: str) -> None:
+    def begin_start(self) -> None:
         """Leave CREATE_JUST, or raise ``MQClientException`` in any other state."""
         if not self.enter(ServiceState.START_FAILED):
-            raise MQClientException(f"{who} can't start in state {self.state.value}: {_ADVICE[self.state]}")
+            raise MQClientException(f"{self._who} can't start in state {self.state.value}: {_ADVICE[self.state]}")
 
     @property
     def foreign(self) -> bool:
         """True in a forked child: connections and threads are the parent's, which may hold the lock for ever."""
         return os.getpid() != self._pid
 
-    def require_running(self, who: str) -> None:
+    def require_running(self) -> None:
         """Raise ``MQClientException`` before the start, after the shutdown, and in a forked child."""
         if self.state is not ServiceState.RUNNING:
-            raise MQClientException(f"{who} is in state {self.state.value}: {_ADVICE[self.state]}")
+            raise MQClientException(f"{self._who} is in state {self.state.value}: {_ADVICE[self.state]}")
         if self.foreign:
             raise MQClientException(
-                f"{who} was started in process {self._pid}, this is its fork {os.getpid()}: make another one here"
+                f"{self._who} was started in process {self._pid}, this is its fork {os.getpid()}: make another one here"
             )
 
 

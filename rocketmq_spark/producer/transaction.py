@@ -20,19 +20,10 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Protocol
 
+import rocketmq_spark.model.properties as const
 from rocketmq_spark.errors import MQClientException, RocketMQError
 from rocketmq_spark.model.message import Message, SendStatus
 from rocketmq_spark.model.message_ext import MessageExt, decode_message_id
-from rocketmq_spark.model.properties import (
-    DELAY,
-    PGROUP,
-    TIMER_DELAY_MS,
-    TIMER_DELAY_SEC,
-    TIMER_DELIVER_MS,
-    TRAN_MSG,
-    TRANSACTION_ID,
-    UNIQ_KEY,
-)
 from rocketmq_spark.model.send_result import (
     TRANSACTION_COMMIT_TYPE,
     TRANSACTION_NOT_TYPE,
@@ -53,6 +44,8 @@ from rocketmq_spark.routing.heart_beat import API_TIMEOUT
 logger = logging.getLogger("rocketmq_spark.producer")
 
 LocalTransactionExecutor = Callable[[Message, Any], "LocalTransactionState | None"]
+
+_TIMERS: Final = (const.TIMER_DELAY_MS, const.TIMER_DELAY_SEC, const.TIMER_DELIVER_MS)
 
 # Pending checks (checkRequestHoldMax). The broker repeats those beyond.
 _MAX_CHECKS: Final = 2000
@@ -118,7 +111,7 @@ class Transactions:
             code = getattr(exc, "response_code", -1)
             raise MQClientException(f"sending a half message to topic {message.topic}: {exc}", code) from exc
         # As Java's getTransactionId: always the unique id, whatever the broker calls the transaction.
-        half = half.with_properties({UNIQ_KEY: result.msg_id, TRANSACTION_ID: result.msg_id})
+        half = half.with_properties({const.UNIQ_KEY: result.msg_id, const.TRANSACTION_ID: result.msg_id})
         state, remark = LocalTransactionState.ROLLBACK_MESSAGE, ""
         if result.status is SendStatus.SEND_OK:
             state, remark = _decided("executing the local transaction", lambda: execute(half, arg))
@@ -154,11 +147,11 @@ class Transactions:
         if message is None:
             raise MQClientException("sending a half message: it is None; give a Message", ResponseCode.MESSAGE_ILLEGAL)
         # The broker would lose a half message with a delay: the delay overwrites its REAL_TOPIC.
-        timers = [name for name in (TIMER_DELAY_MS, TIMER_DELAY_SEC, TIMER_DELIVER_MS) if name in message.properties]
+        timers = [name for name in _TIMERS if name in message.properties]
         if timers:
             logger.warning("a half message to topic %s can't be delayed: %s dropped", message.topic, ", ".join(timers))
-        plain = message.without_properties(DELAY, *timers)
-        return plain.with_properties({TRAN_MSG: "true", PGROUP: self.producer_group})
+        plain = message.without_properties(const.DELAY, *timers)
+        return plain.with_properties({const.TRAN_MSG: "true", const.PGROUP: self.producer_group})
 
     def _end(self, half: Message, result: SendResult, state: LocalTransactionState, remark: str) -> None:
         queue = result.message_queue
@@ -181,7 +174,8 @@ class Transactions:
 
     def _answer(self, check: TransactionCheck, listener: TransactionListener) -> None:
         try:
-            message = replace(check.message, properties={**check.message.properties, TRANSACTION_ID: check.unique_id})
+            properties = {**check.message.properties, const.TRANSACTION_ID: check.unique_id}
+            message = replace(check.message, properties=properties)
             # A body that can't be decompressed is answered as unknown, with the cause as the remark.
             state, remark = _decided(
                 "checking the local transaction", lambda: listener.check_local_transaction(decompressed(message))

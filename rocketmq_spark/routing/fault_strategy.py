@@ -152,11 +152,6 @@ class FaultDetector:
         return now + PERIOD
 
 
-Brokers = frozenset[str]
-# (table, candidates, broker that failed last, brokers that admit a request, now) -> brokers to choose from
-Preference = Callable[[LatencyFaultTolerance, Brokers, "str | None", Brokers, float], Brokers]
-
-
 @dataclass(frozen=True, slots=True)
 class LatencyLadder:
     """How long a slow broker is isolated: a duration for each latency threshold, ascending, in milliseconds."""
@@ -201,51 +196,11 @@ class FaultPreset:
     # Sites that mark the broker as unreachable.
     unreachable: frozenset[FaultSite]
     unreachable_with_detector: frozenset[FaultSite]
-    preference: Preference
+    # While no broker is available, prefer one of the better half (4.x), not all that are reachable (5.x).
+    picks_one_at_least: bool
     success_ends_isolation: bool
     # A retry continues at a new random queue.
     resets_index: bool
-
-
-def without_faults(candidates: Brokers, last: str | None, admitted: Brokers) -> Brokers:
-    """Return the brokers to choose from while the fault strategy is off.
-
-    The broker that failed last comes after all others, but before waiting for a broker whose window is full.
-    """
-    others = candidates - {last} or candidates
-    return admitted & others or admitted & candidates
-
-
-def available_then_reachable(
-    table: LatencyFaultTolerance, candidates: Brokers, last: str | None, admitted: Brokers, now: float
-) -> Brokers:
-    """Return the brokers to choose from by the rules of 5.x.
-
-    Available brokers other than `last` come first, then reachable brokers other than `last`, then any. If the windows
-    of all preferred brokers are full, the caller waits: an isolated broker would be slower.
-    """
-    available = frozenset(name for name in candidates if table.is_available(name, now))
-    others = candidates - {last}
-    preferred = available & others or frozenset(filter(table.is_reachable, others)) or candidates
-    return admitted & preferred or admitted & available
-
-
-def available_then_one_at_least(
-    table: LatencyFaultTolerance, candidates: Brokers, last: str | None, admitted: Brokers, now: float
-) -> Brokers:
-    """Return the brokers to choose from by the rules of 4.x, without its bug.
-
-    Available brokers come first, preferably others than `last`; then one broker of the better half; then any. If the
-    windows of all available brokers are full, the caller waits.
-    """
-    available = frozenset(name for name in candidates if table.is_available(name, now))
-    if available:
-        return without_faults(available, last, admitted)
-    not_best = table.pick_one_at_least(now)
-    if not_best is not None and not_best not in candidates:
-        # The topic has no queue on this broker.
-        table.remove(not_best)
-    return admitted & {not_best} or admitted
 
 
 _ERRORS: Final = frozenset(FaultSite) - {FaultSite.RETURNED, FaultSite.INTERRUPTED, FaultSite.ASYNC_RETURNED}
@@ -258,7 +213,7 @@ _V4: Final = FaultPreset(
     unreachable=_UNREACHABLE,
     # Only the detector finds out that the broker can be reached again.
     unreachable_with_detector=_UNREACHABLE | {FaultSite.REMOTING_FAILED},
-    preference=available_then_reachable,
+    picks_one_at_least=False,
     success_ends_isolation=False,
     resets_index=True,
 )
@@ -275,7 +230,7 @@ PRESETS: Final[Mapping[str, FaultPreset]] = {
         isolating=_ERRORS,
         unreachable=frozenset(),
         unreachable_with_detector=frozenset(),
-        preference=available_then_one_at_least,
+        picks_one_at_least=True,
         success_ends_isolation=True,
         resets_index=False,
     ),
@@ -344,8 +299,23 @@ class FaultStrategy:
     ) -> frozenset[str]:
         """Return the brokers to choose from; none if it is better to wait for a broker whose window is full.
 
-        All `candidates` have a writable queue. `admitted` are those whose windows have room.
+        All `candidates` have a writable queue. `admitted` are those whose windows have room. Available brokers come
+        first, preferably others than the one that failed last. If the windows of all preferred brokers are full, the
+        caller waits: an isolated broker would be slower.
         """
+        others = candidates - {last_broker_name}
         if not self.enabled:
-            return without_faults(candidates, last_broker_name, admitted)
-        return self.preset.preference(self.table, candidates, last_broker_name, admitted, now)
+            return admitted & (others or candidates) or admitted & candidates
+        available = frozenset(name for name in candidates if self.table.is_available(name, now))
+        preferred = available & others
+        if not self.preset.picks_one_at_least:
+            preferred = preferred or frozenset(filter(self.table.is_reachable, others)) or candidates
+        elif available:
+            preferred = preferred or available
+        else:
+            not_best = self.table.pick_one_at_least(now)
+            if not_best is not None and not_best not in candidates:
+                # The topic has no queue on this broker.
+                self.table.remove(not_best)
+            return admitted & {not_best} or admitted
+        return admitted & preferred or admitted & available

@@ -204,7 +204,7 @@ class RouteCache:
         """
         info = self._infos.get(topic)
         if info is None or not info.ok:
-            self._update(topic, timeout, unless_ok=True)
+            self.refresh(topic, timeout, unless_ok=True)
             info = self._infos[topic]
         if not info.ok:
             names = ", ".join(data.broker_name for data in info.route.queue_datas)
@@ -215,15 +215,12 @@ class RouteCache:
             )
         return info
 
-    def refresh(self, topic: str, timeout: float) -> bool:
+    def refresh(self, topic: str, timeout: float, *, unless_ok: bool = False) -> bool:
         """Update a topic's route from the name servers; return whether it changed.
 
-        Raises ``RouteNotFoundException`` (10005) with the cause; the cached route stays.
+        With `unless_ok`, nothing is done if another thread has cached a usable route meanwhile. Raises
+        ``RouteNotFoundException`` (10005) with the cause; the cached route stays.
         """
-        return self._update(topic, timeout, unless_ok=False)
-
-    def _update(self, topic: str, timeout: float, *, unless_ok: bool) -> bool:
-        """Fetch a route under the lock; with `unless_ok` only if no other thread has cached a usable one."""
         self._topics[topic] = None
         if not self._lock.acquire(timeout=_LOCK_TIMEOUT_S):
             raise RouteNotFoundException(

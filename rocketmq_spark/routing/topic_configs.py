@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from rocketmq_spark.errors import (
     RemotingException,
@@ -19,6 +19,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model.route import TopicRouteData
 from rocketmq_spark.protocol.remoting.topic_config import TopicConfig
+from rocketmq_spark.transport.base import Configs
 from rocketmq_spark.transport.parallel import in_parallel
 
 # A cleanup policy and a queue type change only when a topic is deleted and created again. Routes are as old.
@@ -27,14 +28,6 @@ _TIMEOUT_S: Final = 3.0
 
 # None: the broker does not have the topic.
 _Answer: TypeAlias = TopicConfig | RocketMQError | None
-
-
-class TopicConfigTransport(Protocol):
-    """The part of a transport that `TopicConfigCache` needs."""
-
-    def topic_config(self, address: str, topic: str, timeout: float) -> TopicConfig:
-        """Return a topic's configuration on one broker."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +49,9 @@ class TopicConfigs:
     @property
     def keys_required(self) -> bool | None:
         """True if a broker drops messages without keys; None if a broker's configuration is unknown."""
-        return True if self.compacted else None if self.unknown else False
+        if self.compacted:
+            return True
+        return None if self.unknown else False
 
 
 class TopicConfigCache:
@@ -65,7 +60,7 @@ class TopicConfigCache:
     A write asks all brokers of a topic with `get`, a read asks one broker with `config`.
     """
 
-    def __init__(self, transport: TopicConfigTransport, clock: Callable[[], float]) -> None:
+    def __init__(self, transport: Configs, clock: Callable[[], float]) -> None:
         self._transport = transport
         self._clock = clock
         # When a broker answered about a topic, and what.

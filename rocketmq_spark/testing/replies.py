@@ -8,9 +8,9 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 from rocketmq_spark.errors import RemotingSendRequestException, RocketMQError
 from rocketmq_spark.model.message import SendOutcome, SendStatus
@@ -22,7 +22,6 @@ logger = logging.getLogger("rocketmq_spark.transport")
 
 _JOIN_TIMEOUT: Final = 5.0
 
-_K = TypeVar("_K")
 _Request = TypeVar("_Request")
 _Reply = TypeVar("_Reply")
 
@@ -34,18 +33,13 @@ MOST_PULLED: Final = 32
 class Reply:
     """What a scripted broker does with one send: acknowledge it with `status`, fail with `error`, or stay `silent`.
 
-    Parameters
-    ----------
-    delay : float, default 0.0
-        Seconds until the outcome; beyond the send's own timeout it becomes a ``RemotingTimeoutException``.
-    stored : bool, optional
-        Whether the rows are kept, whatever the sender learns. Default: an answer with a status keeps them, an error
-        or silence does not; ``Reply(silent=True, stored=True)`` is the lost acknowledgement.
+    `stored` says whether the rows are kept, whatever the sender learns. Default: an answer with a status keeps them, an
+    error or silence does not; ``Reply(silent=True, stored=True)`` is the lost acknowledgement.
     """
 
     status: SendStatus = SendStatus.SEND_OK
     error: RocketMQError | None = None
-    delay: float = 0.0
+    delay: float = 0.0  # Seconds until the outcome; beyond the send's timeout it is a RemotingTimeoutException
     silent: bool = False
     stored: bool | None = None
 
@@ -94,21 +88,10 @@ def with_broker(old: TopicRouteData, data: QueueData, address: str) -> TopicRout
     )
 
 
-class Script(Generic[_K, _Request, _Reply]):
-    """Replies by broker or queue, each used once, in order; a function among them makes the reply to its request."""
-
-    def __init__(self, script: Mapping[_K, Iterable[_Reply | Callable[[_Request], _Reply]]] | None = None) -> None:
-        self._replies = {key: deque(replies) for key, replies in (script or {}).items()}
-
-    def add(self, key: _K, replies: Iterable[_Reply | Callable[[_Request], _Reply]]) -> None:
-        """Add to the end of a script."""
-        self._replies.setdefault(key, deque()).extend(replies)
-
-    def take(self, key: _K, request: _Request, used_up: _Reply) -> _Reply:
-        """Return the next reply to a request, `used_up` if there is none."""
-        replies = self._replies.get(key)
-        reply = replies.popleft() if replies else used_up
-        return reply(request) if callable(reply) else reply
+def take_reply(script: deque[_Reply | Callable[[_Request], _Reply]], request: _Request, used_up: _Reply) -> _Reply:
+    """Take the next reply from a script, or `used_up` if there is none; a function makes the reply to its request."""
+    reply = script.popleft() if script else used_up
+    return reply(request) if callable(reply) else reply
 
 
 class ManualClock:

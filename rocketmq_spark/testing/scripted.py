@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -26,7 +26,7 @@ from rocketmq_spark.model.route import QueueData, TopicRouteData
 from rocketmq_spark.model.send_result import EndTransaction, RecallMessage, TransactionCheck, ending
 from rocketmq_spark.protocol.remoting.codes import ResponseCode, broker_error
 from rocketmq_spark.protocol.remoting.topic_config import TopicConfig
-from rocketmq_spark.testing.replies import Deliveries, ManualClock, PullReply, Reply, Script, route, with_broker
+from rocketmq_spark.testing.replies import Deliveries, ManualClock, PullReply, Reply, route, take_reply, with_broker
 from rocketmq_spark.testing.scripted_store import ScriptedStore
 from rocketmq_spark.transport.base import OnCheckTransaction, OnEnd, OnOutcome, OnPulled
 
@@ -47,26 +47,6 @@ class ScriptedTransport:
         When the script of a broker is used up, `always` decides, and without an entry there the send is ``SEND_OK``.
     clock : callable, optional
         Default: a :class:`ManualClock`, or ``time.monotonic`` when threaded.
-
-    Attributes
-    ----------
-    always : dict of str to Reply
-        By broker name, what happens once its script is used up.
-    requests : list of SendRequest
-        Every send that waits for an outcome, in order.
-    oneways, pulls : list of SendRequest, list of PullRequest
-        Every one-way send and every pull, in order. :meth:`play_pulls` scripts the pulls of a queue.
-    always_pull : dict of MessageQueue to PullReply
-        What happens to a queue's pulls once its script is used up; without an entry they get what it holds.
-    calls : list of tuple
-        Every other call, in order: its name and its arguments but the timeout.
-    stored : dict of MessageQueue to list of Message
-        What the brokers keep. A half message is in `RMQ_SYS_TRANS_HALF_TOPIC` until it is committed. :meth:`keep` adds
-        to it without a send.
-    expired : dict of MessageQueue to int
-        The first offset of a queue that has not expired, where that is not 0.
-    members : dict of (str, str) to set of str
-        By group and broker's address, the client ids of its readers.
 
     Examples
     --------
@@ -93,26 +73,34 @@ class ScriptedTransport:
         threaded: bool = False,
     ) -> None:
         self.routes = dict(routes)
-        self.attributes: dict[str, Mapping[str, str]] = {}
+        self.attributes: dict[str, Mapping[str, str]] = {}  # Of topics
+        # What happens once the script of a broker, or of a queue's pulls, is used up. Without an entry a pull gets what
+        # the queue holds.
         self.always: dict[str, Reply] = {}
         self.always_pull: dict[MessageQueue, PullReply] = {}
-        self._sends: Script[str, SendRequest, Reply] = Script(script)
-        self._pulls: Script[MessageQueue, PullRequest, PullReply] = Script()
+        self._sends: dict[str, deque[Reply | Callable[[SendRequest], Reply]]] = defaultdict(deque)
+        self._pulls: dict[MessageQueue, deque[PullReply | Callable[[PullRequest], PullReply]]] = defaultdict(deque)
+        self._failures: dict[str, deque[RocketMQError]] = defaultdict(deque)
+        # Every call, in order: sends that wait for an outcome, one-way sends, pulls, and all others with their name and
+        # their arguments but the timeout.
         self.requests: list[SendRequest] = []
         self.oneways: list[SendRequest] = []
         self.pulls: list[PullRequest] = []
-        self.polls = 0
         self.calls: list[tuple[Any, ...]] = []
-        self.members: dict[tuple[str, str], set[str]] = {}
+        self.polls = 0
+        self.members: dict[tuple[str, str], set[str]] = {}  # By group and broker's address: client ids of its readers
         self.on_check_transaction: OnCheckTransaction | None = None
         self._store = ScriptedStore()
+        # What the brokers keep; a half message is in RMQ_SYS_TRANS_HALF_TOPIC until it is committed.
         self.stored = self._store.queues
+        # The first offset of a queue that has not expired, or not been removed, where that is not 0.
         self.expired = self._store.expired
         self.removed = self._store.removed
         self._clock = clock or (time.monotonic if threaded else ManualClock())
         self._deliveries = Deliveries(self._clock, threaded=threaded)
         self._changed = self._deliveries.changed
-        self._failures: dict[str, deque[RocketMQError]] = {}
+        for broker_name, replies in (script or {}).items():
+            self.play(broker_name, *replies)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "threaded" if self._deliveries.threaded else "by hand"
@@ -142,17 +130,17 @@ class ScriptedTransport:
     def play(self, broker_name: str, *replies: Reply | Callable[[SendRequest], Reply]) -> None:
         """Add to the end of a broker's script."""
         with self._changed:
-            self._sends.add(broker_name, replies)
+            self._sends[broker_name].extend(replies)
 
     def play_pulls(self, queue: MessageQueue, *replies: PullReply | Callable[[PullRequest], PullReply]) -> None:
         """Add to the end of a queue's script; used up, `always_pull` decides, and then what the queue holds."""
         with self._changed:
-            self._pulls.add(queue, replies)
+            self._pulls[queue].extend(replies)
 
     def fail(self, call: str, *errors: RocketMQError) -> None:
         """Let the next calls of a blocking method (such as ``"query_route"``) fail, one with each error."""
         with self._changed:
-            self._failures.setdefault(call, deque()).extend(errors)
+            self._failures[call].extend(errors)
 
     def keep(self, queue: MessageQueue, messages: Iterable[Message]) -> None:
         """Store messages at the end of a queue, as if they had been sent there."""
@@ -356,7 +344,7 @@ class ScriptedTransport:
 
     def _next_reply(self, request: SendRequest) -> Reply:
         broker = request.queue.broker_name
-        return self._sends.take(broker, request, self.always.get(broker, Reply()))
+        return take_reply(self._sends[broker], request, self.always.get(broker, Reply()))
 
     def _outcome(self, request: SendRequest, reply: Reply, timeout: float, wait: float) -> SendOutcome:
         queue, late = request.queue, reply.silent or reply.delay > timeout
@@ -371,7 +359,7 @@ class ScriptedTransport:
     def _pulled(self, request: PullRequest, timeout: float) -> tuple[float, PullOutcome]:
         """Return when a pull ends, in seconds from now, and how."""
         queue = request.target.queue
-        reply = self._pulls.take(queue, request, self.always_pull.get(queue, PullReply()))
+        reply = take_reply(self._pulls[queue], request, self.always_pull.get(queue, PullReply()))
         timeout += request.suspend_ms / 1000
         if reply.silent or reply.delay > timeout:
             error = RemotingTimeoutException(f"pulling from {queue}: no answer within {timeout:g} s")
@@ -390,7 +378,7 @@ class ScriptedTransport:
         with self._changed:
             self._check()
             self.calls.append((name, *arguments))
-            if self._failures.get(name):
+            if self._failures[name]:
                 raise self._failures[name].popleft()
         if timeout <= 0:
             raise RemotingTimeoutException(f"{name}: no time left")
