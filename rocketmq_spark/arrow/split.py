@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
@@ -307,6 +307,7 @@ _INNER_BATCH: Final = Rule(
 )
 
 
+@dataclass(slots=True)
 class KeyCheck:
     """Checks rows without a key against what their topics require.
 
@@ -314,10 +315,9 @@ class KeyCheck:
     without a key.
     """
 
-    def __init__(self, keys_required: KeysRequired, *, inner_batches: bool = False) -> None:
-        self._keys_required = keys_required
-        self._rule = _INNER_BATCH if inner_batches else _NO_KEY
-        self._probed: set[str] = set()
+    keys_required: KeysRequired
+    inner_batches: bool = False
+    _probed: set[str] = field(default_factory=set, init=False)
 
     def __call__(self, block: MessageBlock) -> MessageBlock:
         """Return the block with a violation for each row that lacks a required key.
@@ -325,18 +325,19 @@ class KeyCheck:
         If a topic's configuration is unknown, its first row without a key becomes a single message. The broker of a
         compaction topic rejects it, and the write fails.
         """
-        keyless = rows_without_key(None if self._rule is _INNER_BATCH else block.keys, block.rows)
+        rule = _INNER_BATCH if self.inner_batches else _NO_KEY
+        keyless = rows_without_key(None if self.inner_batches else block.keys, block.rows)
         bad = block.bad_rows()
         if bad is not None:
             keyless &= ~bad
         if not keyless.any():
             return block
         codes = {block.topics[code]: code for code in block.topics_of(keyless)}
-        required = self._keys_required(list(codes))
+        required = self.keys_required(list(codes))
         violations, single = list(block.violations), block.single
         for topic, code in codes.items():
             if required.get(topic):
-                violations.append(Violation(self._rule, np.flatnonzero(block.of_topic(code, keyless))))
+                violations.append(Violation(rule, np.flatnonzero(block.of_topic(code, keyless))))
             elif required.get(topic) is None and topic not in self._probed:
                 self._probed.add(topic)
                 single = np.zeros(block.rows, np.bool_) if single is None else single.copy()

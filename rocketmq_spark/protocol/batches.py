@@ -59,13 +59,9 @@ def check_parts(data: bytes, fields: Mapping[int, Any], most: int) -> None:
 
     A parser needs up to 64 bytes for a part of 2 bytes, and Python 1,000 more for each that it reads.
 
-    Parameters
-    ----------
-    fields : mapping of int to mapping, REPEATED or None
-        By field number: the fields of an inner message, or None for a single value, which is no part. An inner message
-        or unknown field is one part. A repeated value is as many as it has bytes, because several may be packed.
-    most : int
-        The limit on parts, and half the limit on single values: only a message that repeats them has more.
+    `fields` has, by number, the fields of an inner message, `REPEATED`, or None for a single value, which is no part.
+    An inner message or unknown field is one part. A repeated value is as many as it has bytes, because several may be
+    packed. `most` limits parts, and at the double single values: only a message that repeats them has more.
     """
     parts = singles = at = 0
     # The messages around `at`, the innermost last: where each ends, and its fields.
@@ -122,10 +118,9 @@ def split_batch(batch: EncodedBatch) -> tuple[EncodedBatch, EncodedBatch] | None
     rows, border = batch.rows // 2, 0
     for _ in range(rows):
         border = end_of(body, border)
-    first, second = body[:border], body[border:]
     return (
-        replace(batch, body=(first,), rows=rows, nbytes=len(first)),
-        replace(batch, body=(second,), rows=batch.rows - rows, nbytes=len(second)),
+        replace(batch, body=(body[:border],), rows=rows, nbytes=border),
+        replace(batch, body=(body[border:],), rows=batch.rows - rows, nbytes=len(body) - border),
     )
 
 

@@ -52,17 +52,11 @@ _REMOTING: Final = "the gRPC protocol can't carry it; use transport=remoting"
 def encode_send_request(request: SendRequest, *, namespace: str = "", born_host: str = "") -> bytes:
     """Return the bytes of the SendMessageRequest that one attempt sends.
 
+    The born timestamp of `request` becomes the messages', and a relative delay counts from it. An encoded batch has the
+    `namespace` of its topic inside. Without `born_host` the proxy stores the address that it sees.
+
     Raises an MQClientException with code 13 for a message or batch that the protocol can't carry, or an encoded batch
     that can't be read, and a CompressionError for an unknown compression.
-
-    Parameters
-    ----------
-    request : SendRequest
-        Its born timestamp becomes the messages', and a relative delay counts from it.
-    namespace : str, default ""
-        Of the topic; an encoded batch has it inside.
-    born_host : str, default ""
-        Empty: the proxy stores the address that it sees.
     """
     batch = request.batch
     if batch.encoding is Encoding.GRPC:
