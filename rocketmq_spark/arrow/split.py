@@ -27,7 +27,7 @@ from rocketmq_spark.arrow.validate import Rule, Violation, rows_without_key, vio
 from rocketmq_spark.errors import MQClientException, RouteNotFoundException
 from rocketmq_spark.model.hashes import queue_index
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.options.kinds import load_class, make
+from rocketmq_spark.options.kinds import make
 from rocketmq_spark.protocol.remoting.records import MAX_BATCH_ROWS
 
 
@@ -40,11 +40,6 @@ class RowSelector(Protocol):
         `queues` are all writable queues of one topic. `rows` are valid rows for it, with all columns of the write.
         """
         ...
-
-
-def check_selector(name: str) -> None:
-    """Raise an OptionError if the class cannot be imported. The driver calls this before any task starts."""
-    load_class("queueSelector", name, "select")
 
 
 class CustomSelector:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import zlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from rocketmq_spark.errors import CompressionError
@@ -107,66 +108,62 @@ def decompress(body: Buffer, sys_flag: int, *, limit: int = MAX_DECOMPRESSED) ->
     kind = CompressionType.of_sys_flag(sys_flag)
     if kind is None:
         return bytes(body)
+    pieces: list[Buffer] = []
+    size = 0
     try:
-        if kind is CompressionType.ZLIB:
-            return _inflated(body, limit)
-        return _unpacked_lz4(body, limit) if kind is CompressionType.LZ4 else _unpacked_zstd(body, limit)
+        for piece in _UNPACK[kind](body, limit):
+            pieces.append(piece)
+            size += len(piece)
+            if size > limit:
+                raise _NotWhole(f"it unpacks to more than {limit} bytes, the limit here")
     except (zlib.error, OSError, NotImplementedError, _NotWhole) as exc:
         raise CompressionError(f"decompressing a body of {len(body)} bytes with {kind.name}: {exc}") from exc
+    return b"".join(pieces)
 
 
 class _NotWhole(Exception):
     pass
 
 
-def _inflated(body: Buffer, limit: int) -> bytes:
+def _inflate(body: Buffer, limit: int) -> Iterator[bytes]:
     # Java's InflaterInputStream, too, stops at the end of the stream and leaves what follows.
     stream = zlib.decompressobj()
-    data = stream.decompress(body, limit + 1)
-    if len(data) > limit:
-        raise _too_large(limit)
+    yield stream.decompress(body, limit + 1)
     if not stream.eof:
         raise _NotWhole("the stream is cut off")
-    return data
 
 
-def _unpacked_lz4(body: Buffer, limit: int) -> bytes:
+def _unpack_lz4(body: Buffer, _: int) -> Iterator[bytes]:
     import lz4.frame
 
     stream = lz4.frame.LZ4FrameDecompressor()
-    pieces: list[bytes] = []
     # A piece is allocated whole, and each call copies the rest of the body, so pieces begin small and double.
-    size, room = 0, _CHUNK
+    room = _CHUNK
     try:
+        yield stream.decompress(body, max_length=room)
         while not stream.eof:
-            if stream.needs_input and pieces:
+            if stream.needs_input:
                 raise _NotWhole("the frame is cut off")
-            pieces.append(stream.decompress(b"" if pieces else body, max_length=room))
-            size += len(pieces[-1])
-            if size > limit:
-                raise _too_large(limit)
             room *= 2
+            yield stream.decompress(b"", max_length=room)
     except RuntimeError as exc:
         raise _NotWhole(str(exc)) from exc
-    return b"".join(pieces)
 
 
-def _unpacked_zstd(body: Buffer, limit: int) -> bytes:
+def _unpack_zstd(body: Buffer, _: int) -> Iterator[Buffer]:
     import pyarrow as pa
 
     if not body:
         raise _NotWhole("there is nothing to unpack")
-    pieces: list[pa.Buffer] = []
-    size = 0
     with pa.CompressedInputStream(pa.BufferReader(body), "zstd") as stream:
         # Not read(): when that meets bytes that are no ZSTD, pyarrow never frees the piece that it was to fill.
         while (piece := stream.read_buffer(_CHUNK)).size:
-            pieces.append(piece)
-            size += piece.size
-            if size > limit:
-                raise _too_large(limit)
-    return b"".join(pieces)
+            yield piece
 
 
-def _too_large(limit: int) -> _NotWhole:
-    return _NotWhole(f"it unpacks to more than {limit} bytes, the limit here")
+# Each yields the pieces of an unpacked body.
+_UNPACK: Final[Mapping[CompressionType, Callable[[Buffer, int], Iterator[Buffer]]]] = {
+    CompressionType.ZLIB: _inflate,
+    CompressionType.LZ4: _unpack_lz4,
+    CompressionType.ZSTD: _unpack_zstd,
+}
