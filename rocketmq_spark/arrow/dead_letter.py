@@ -63,7 +63,7 @@ class _Limits:
     room: int  # Bytes of all together
     most: int  # Number of properties, without keys and tags
     forbidden: Mapping[int, str]  # Characters that no text may hold, and their replacements
-    blank_keys: bool  # Whether keys may be blank
+    blank_keys: bool
 
     def takes(self, text: str) -> bool:
         return text == text.translate(self.forbidden)
@@ -256,7 +256,10 @@ class _RowReader:
         self._properties = list_column(columns.get("properties"))
         self._row_id = next((prop.values for prop in invalid.block.properties if prop.name == ROW_ID), None)
         self._reserved = reserved_names(columns, row_id=self._row_id is not None)
-        self._drop_reserved = any(name in columns for name in READ_COLUMNS)
+        self._dropped = set(self._reserved) if any(name in columns for name in READ_COLUMNS) else set()
+        if self._row_id is None:
+            # The id of another message: a dead letter is no copy of it.
+            self._dropped.add(ROW_ID)
 
     def add_columns(self, row: int, properties: dict[str, str]) -> tuple[str | None, str | None]:
         """Move columns that a dead letter does not have to its properties; return keys and tags if they stay."""
@@ -294,10 +297,7 @@ class _RowReader:
         used += sum(map(_size_of, properties.items()))
         for entry in range(int(entries.offsets[row]), int(entries.offsets[row + 1])):
             name, value = _text(entries.names, entry) or "", _text(entries.values, entry)
-            if name in self._reserved and self._drop_reserved:
-                continue
-            if name == ROW_ID and self._row_id is None:
-                # The id of another message: a dead letter is no copy of it.
+            if name in self._dropped:
                 continue
             if name in self._reserved or not limits.takes(name):
                 name, value = f"{PREFIX}{limits.cleaned(name)}", limits.cleaned(value or "")
