@@ -100,11 +100,7 @@ def compress(body: Buffer, kind: CompressionType, level: int = DEFAULT_LEVEL) ->
 
 
 def decompress(body: Buffer, sys_flag: int, *, limit: int = MAX_DECOMPRESSED) -> bytes:
-    """Return a stored body as its sender had it; one that is not compressed is returned unchanged.
-
-    Raises a CompressionError if the body is not what its sysFlag says, is cut off, or unpacks to more than `limit`
-    bytes.
-    """
+    """Return a stored body as its sender had it; a compressed one may unpack to `limit` bytes."""
     kind = CompressionType.of_sys_flag(sys_flag)
     if kind is None:
         return bytes(body)

@@ -52,8 +52,7 @@ def _month_start(now: float) -> float:
 class _Generator:
     """Draws ids. Share one for a process; any thread may use it, and a fork may inherit it.
 
-    `rng` is read once per process, and for remoting once per month as well. A seeded one gives a fork the prefix of its
-    parent again, except for the pid.
+    A seeded `rng` gives a fork the prefix of its parent again, except for the pid.
     """
 
     wall_clock: Callable[[], float] = time.time

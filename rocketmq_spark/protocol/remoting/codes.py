@@ -85,10 +85,7 @@ _UNKNOWN_REQUEST: Final = (
 
 
 class ResponseCode(enum.IntEnum):
-    """How a request ended (``ResponseCode.java``, ``RemotingSysResponseCode.java``).
-
-    The number, the class of the error, and what to do about it.
-    """
+    """How a request ended (``ResponseCode.java``, ``RemotingSysResponseCode.java``): number, error, what to do."""
 
     error: type[MQBrokerException]
     hint: str
