@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import enum
 import zlib
-from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from rocketmq_spark.errors import CompressionError
@@ -100,66 +99,74 @@ def compress(body: Buffer, kind: CompressionType, level: int = DEFAULT_LEVEL) ->
 
 
 def decompress(body: Buffer, sys_flag: int, *, limit: int = MAX_DECOMPRESSED) -> bytes:
-    """Return a stored body as its sender had it; a compressed one may unpack to `limit` bytes."""
+    """Return a stored body as its sender had it; one that is not compressed is returned unchanged.
+
+    Raises a CompressionError if the body is not what its sysFlag says, is cut off, or unpacks to more than `limit`
+    bytes.
+    """
     kind = CompressionType.of_sys_flag(sys_flag)
     if kind is None:
         return bytes(body)
-    pieces: list[Buffer] = []
-    size = 0
     try:
-        for piece in _UNPACK[kind](body, limit):
-            pieces.append(piece)
-            size += len(piece)
-            if size > limit:
-                raise _NotWhole(f"it unpacks to more than {limit} bytes, the limit here")
+        if kind is CompressionType.ZLIB:
+            return _inflated(body, limit)
+        return _unpacked_lz4(body, limit) if kind is CompressionType.LZ4 else _unpacked_zstd(body, limit)
     except (zlib.error, OSError, NotImplementedError, _NotWhole) as exc:
         raise CompressionError(f"decompressing a body of {len(body)} bytes with {kind.name}: {exc}") from exc
-    return b"".join(pieces)
 
 
 class _NotWhole(Exception):
     pass
 
 
-def _inflate(body: Buffer, limit: int) -> Iterator[bytes]:
+def _inflated(body: Buffer, limit: int) -> bytes:
     # Java's InflaterInputStream, too, stops at the end of the stream and leaves what follows.
     stream = zlib.decompressobj()
-    yield stream.decompress(body, limit + 1)
+    data = stream.decompress(body, limit + 1)
+    if len(data) > limit:
+        raise _too_large(limit)
     if not stream.eof:
         raise _NotWhole("the stream is cut off")
+    return data
 
 
-def _unpack_lz4(body: Buffer, _: int) -> Iterator[bytes]:
+def _unpacked_lz4(body: Buffer, limit: int) -> bytes:
     import lz4.frame
 
     stream = lz4.frame.LZ4FrameDecompressor()
+    pieces: list[bytes] = []
     # A piece is allocated whole, and each call copies the rest of the body, so pieces begin small and double.
-    room = _CHUNK
+    size, room = 0, _CHUNK
     try:
-        yield stream.decompress(body, max_length=room)
         while not stream.eof:
-            if stream.needs_input:
+            if stream.needs_input and pieces:
                 raise _NotWhole("the frame is cut off")
+            pieces.append(stream.decompress(b"" if pieces else body, max_length=room))
+            size += len(pieces[-1])
+            if size > limit:
+                raise _too_large(limit)
             room *= 2
-            yield stream.decompress(b"", max_length=room)
     except RuntimeError as exc:
         raise _NotWhole(str(exc)) from exc
+    return b"".join(pieces)
 
 
-def _unpack_zstd(body: Buffer, _: int) -> Iterator[Buffer]:
+def _unpacked_zstd(body: Buffer, limit: int) -> bytes:
     import pyarrow as pa
 
     if not body:
         raise _NotWhole("there is nothing to unpack")
+    pieces: list[pa.Buffer] = []
+    size = 0
     with pa.CompressedInputStream(pa.BufferReader(body), "zstd") as stream:
         # Not read(): when that meets bytes that are no ZSTD, pyarrow never frees the piece that it was to fill.
         while (piece := stream.read_buffer(_CHUNK)).size:
-            yield piece
+            pieces.append(piece)
+            size += piece.size
+            if size > limit:
+                raise _too_large(limit)
+    return b"".join(pieces)
 
 
-# Each yields the pieces of an unpacked body.
-_UNPACK: Final[Mapping[CompressionType, Callable[[Buffer, int], Iterator[Buffer]]]] = {
-    CompressionType.ZLIB: _inflate,
-    CompressionType.LZ4: _unpack_lz4,
-    CompressionType.ZSTD: _unpack_zstd,
-}
+def _too_large(limit: int) -> _NotWhole:
+    return _NotWhole(f"it unpacks to more than {limit} bytes, the limit here")

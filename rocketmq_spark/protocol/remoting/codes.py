@@ -135,6 +135,7 @@ class ResponseCode(enum.IntEnum):
 
 
 _CODES: Final[Mapping[int, ResponseCode]] = {int(code): code for code in ResponseCode}
+_CLASSES: Final[Mapping[int, type[MQBrokerException]]] = {int(code): code.error for code in ResponseCode}
 
 # ``ClientErrorCode.NO_NAME_SERVER_EXCEPTION``: no name server or proxy is configured.
 NO_NAME_SERVER: Final = 10004
@@ -255,4 +256,4 @@ def _hint_of(code: int) -> str:
 
 def _class_of(code: int, remark: str) -> type[MQBrokerException]:
     by_remark = (error for fragment, error in _BY_REMARK.get(code, ()) if fragment in remark)
-    return next(by_remark, _CODES[code].error if code in _CODES else MQBrokerException)
+    return next(by_remark, _CLASSES.get(code, MQBrokerException))

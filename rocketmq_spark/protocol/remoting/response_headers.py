@@ -53,6 +53,24 @@ class SendMessageResponseHeader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PullMessageResponseHeader:
+    """The answer to a pull, found or not (codes 0, 19, 20, 21)."""
+
+    next_begin_offset: int
+    min_offset: int
+    max_offset: int
+
+    @classmethod
+    def from_ext_fields(cls, ext_fields: Mapping[str, str]) -> PullMessageResponseHeader:
+        """Read the ext fields; a RemotingCommandException names a field that is missing or no number."""
+        return cls(
+            next_begin_offset=_long(ext_fields, "nextBeginOffset"),
+            min_offset=_long(ext_fields, "minOffset"),
+            max_offset=_long(ext_fields, "maxOffset"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseHeader:
     """An answer's custom header: numbers, which are required, and texts, which may be missing."""
 
@@ -64,15 +82,6 @@ class ResponseHeader:
             for attribute, name in wire_names(cls)  # type: ignore[arg-type]
         }
         return cls(**values)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PullMessageResponseHeader(ResponseHeader):
-    """The answer to a pull, found or not (codes 0, 19, 20, 21)."""
-
-    next_begin_offset: int
-    min_offset: int
-    max_offset: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
