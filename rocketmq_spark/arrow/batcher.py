@@ -16,8 +16,8 @@ from __future__ import annotations
 import abc
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any, Final, TypeAlias
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -62,61 +62,41 @@ _PIECE_BYTES: Final = 64 * 1024
 _NO_WAIT: Final = "WAIT\x01false\x02"
 
 
+@dataclass(eq=False, repr=False)
 class ArrowBatcher(abc.ABC):
-    """Fills batches with the rows of one partition.
+    """Fills batches with the rows of one partition."""
 
-    `pending_bytes` and `pending_rows` wait in batches that are not full. `taken_rows` were ever handed to `add`,
-    including those of a refused batch, without invalid rows that were left out.
+    options: SinkOptions
+    _: KW_ONLY
+    partition_id: int
+    queues_of: Callable[[str], Sequence[MessageQueue]]  # Called only for topics of which a row is bound to a queue
+    unique_ids: UniqueIds
+    # Called with the invalid rows of a batch; the others are sent. None: the first error is raised, and none is sent
+    on_invalid: Callable[[InvalidRows], None] | None = None
+    row_ids: RowIds | None = None
+    custom: CustomSelector | None = None  # Chooses the queues, instead of the option ``queueSelector``
+    check_keys: KeyCheck | None = None
+    max_rows: int = MAX_BATCH_ROWS
+    chunk_bytes: int = _CHUNK_BYTES
+    # What waits in batches that are not full
+    pending_bytes: int = field(default=0, init=False)
+    pending_rows: int = field(default=0, init=False)
+    # All that were handed to `add`, including those of a refused batch, without invalid rows that were left out
+    taken_rows: int = field(default=0, init=False)
 
-    Parameters
-    ----------
-    queues_of : callable
-        Returns the writable queues of a topic; called only for topics of which a row is bound to a queue.
-    on_invalid : callable or None, default None
-        Called with the `InvalidRows` of a batch; the other rows are sent. None: the first error is raised, and nothing
-        of that batch is sent.
-    custom : CustomSelector or None, default None
-        Chooses the queues, instead of the option ``queueSelector``.
-    """
-
-    def __init__(
-        self,
-        options: SinkOptions,
-        *,
-        partition_id: int,
-        queues_of: Callable[[str], Sequence[MessageQueue]],
-        unique_ids: UniqueIds,
-        on_invalid: Callable[[InvalidRows], None] | None = None,
-        row_ids: RowIds | None = None,
-        custom: CustomSelector | None = None,
-        check_keys: KeyCheck | None = None,
-        max_rows: int = MAX_BATCH_ROWS,
-        chunk_bytes: int = _CHUNK_BYTES,
-    ) -> None:
-        self._options = options
+    def __post_init__(self) -> None:
+        options = self.options
         self._limit = min(options.batch_bytes, item_limit(options))
-        self._partition_id = partition_id
-        self._queues_of = queues_of
-        self._ids = unique_ids
-        self._on_invalid = on_invalid
-        self._row_ids = row_ids
-        self._custom = custom
-        self._check_keys = check_keys
-        self._max_rows = max_rows
-        self._chunk_bytes = chunk_bytes
         # The compression bits of an inner batch's record mean its whole body, not the items in it.
         kind = "NONE" if options.batch_type == "inner" else options.compress_type
         self._compression = CompressionType.__members__.get(kind)
         self._workspace = Workspace()
         self._first_row = 0
         self._groups: dict[GroupKey, Group] = {}
-        self.pending_bytes = 0
-        self.pending_rows = 0
-        self.taken_rows = 0
 
     def __repr__(self) -> str:
         return (
-            f"<{type(self).__name__} partition={self._partition_id} rows={self._first_row} groups={len(self._groups)} "
+            f"<{type(self).__name__} partition={self.partition_id} rows={self._first_row} groups={len(self._groups)} "
             f"pending={self.pending_rows} rows, {self.pending_bytes} bytes>"
         )
 
@@ -128,20 +108,20 @@ class ArrowBatcher(abc.ABC):
         row, or of a row without a key, has no queue; the batch may be added again.
         """
         self.taken_rows += batch.num_rows
-        block = read_block(batch, self._options, self._row_ids, self._first_row)
-        if self._check_keys is not None:
-            block = self._check_keys(block)
-        groups = group_rows(block, self._options.queue_selector, self._queues_of, batch, self._custom)
+        block = read_block(batch, self.options, self.row_ids, self._first_row)
+        if self.check_keys is not None:
+            block = self.check_keys(block)
+        groups = group_rows(block, self.options.queue_selector, self.queues_of, batch, self.custom)
         bad = None
         if broken := (*block.violations, *groups.violations):
-            invalid = InvalidRows.of(batch, block, broken, self._partition_id, self._first_row)
-            if self._on_invalid is None:
+            invalid = InvalidRows.of(batch, block, broken, self.partition_id, self._first_row)
+            if self.on_invalid is None:
                 raise next(invalid.errors())
-            self._on_invalid(invalid)
+            self.on_invalid(invalid)
             self.taken_rows -= len(invalid)
             bad = invalid.mask
         self._first_row += block.rows
-        return self._encode(block, groups, bad, self._ids.take(block.rows), now)
+        return self._encode(block, groups, bad, self.unique_ids.take(block.rows), now)
 
     def expired(self, now: float, known: Callable[[str], bool]) -> Iterator[Ready]:
         """Return the batches of `known` topics whose first row has waited for `LINGER_S` or longer."""
@@ -156,15 +136,15 @@ class ArrowBatcher(abc.ABC):
     def _encode(
         self, block: MessageBlock, groups: Groups, bad: Mask | None, first_id: int, now: float
     ) -> Iterator[Ready]:
-        alone = block.item_sizes > self._limit if self._options.batching else None
-        apart = block.single if self._options.ordered else None
-        for start, stop in chunks(block.item_sizes, self._chunk_bytes, alone, apart):
+        alone = block.item_sizes > self._limit if self.options.batching else None
+        apart = block.single if self.options.ordered else None
+        for start, stop in chunks(block.item_sizes, self.chunk_bytes, alone, apart):
             ready: list[Ready] = []
             batched, single = _choose(block, bad, start, stop)
             packed, grouped = None, groups
             if self._compression is not None:
                 good = None if bad is None else ~bad[start:stop]
-                packed = compress_bodies(block.body.slice(start, stop), good, self._compression, self._options)
+                packed = compress_bodies(block.body.slice(start, stop), good, self._compression, self.options)
                 if packed is not None and packed.valid is not None:
                     grouped = groups.apart(slice(start, stop), packed.valid, self._compression.sys_flag)
             if batched is None or len(batched):
@@ -180,16 +160,16 @@ class ArrowBatcher(abc.ABC):
         runs = [(groups.keys[0], 0, len(chunk))]
         if groups.codes is not None:
             rows = np.arange(len(chunk)) if chunk.rows is None else chunk.rows
-            rows, runs = groups.sorted_runs(chunk.start, rows, ordered=self._options.ordered)
+            rows, runs = groups.sorted_runs(chunk.start, rows, ordered=self.options.ordered)
             chunk = replace(chunk, rows=rows)
         data, ends = self._encode_items(chunk, now)
         for key, begin, end in runs:
-            if self._options.ordered:
+            if self.options.ordered:
                 yield from self._close_before(key)
             group = self._groups.get(key)
             nbytes, filled = (0, 0) if group is None else (group.nbytes, group.rows)
             for first, last, full in fill_batches(
-                ends, begin, end, limit=self._limit, nbytes=nbytes, rows=filled, max_rows=self._max_rows
+                ends, begin, end, limit=self._limit, nbytes=nbytes, rows=filled, max_rows=self.max_rows
             ):
                 group = self._groups.get(key)
                 if group is None:
@@ -205,8 +185,8 @@ class ArrowBatcher(abc.ABC):
 
     def _singles(self, chunk: Chunk, groups: Groups) -> Iterator[Ready]:
         """Yield rows as single messages: one Python object a row, because each is a request of its own."""
-        block, packed, options = chunk.block, chunk.packed, self._options
-        properties = encode_properties(chunk, self._ids, self._workspace)
+        block, packed, options = chunk.block, chunk.packed, self.options
+        properties = encode_properties(chunk, self.unique_ids, self._workspace)
         for row, text in zip(chunk.numbers.tolist(), properties, strict=True):
             key = groups.keys[0 if groups.codes is None else int(groups.codes[row])]
             if options.ordered:
@@ -235,7 +215,7 @@ class ArrowBatcher(abc.ABC):
 
     def _trim(self) -> Iterator[Ready]:
         """Close the largest batches until the others fit half of ``maxInFlightBytes``."""
-        most = self._options.max_in_flight_bytes // 2
+        most = self.options.max_in_flight_bytes // 2
         if self.pending_bytes <= most:
             return
         for group in sorted(self._groups.values(), key=lambda group: group.nbytes, reverse=True):
@@ -266,36 +246,38 @@ class RemotingBatcher(ArrowBatcher):
     """Fills batches for brokers; parameters as of `ArrowBatcher`."""
 
     def _encode_items(self, chunk: Chunk, now: float) -> Items:  # noqa: ARG002
-        return encode_remoting(chunk, self._ids, self._workspace)
+        return encode_remoting(chunk, self.unique_ids, self._workspace)
 
     def _batch(self, group: Group) -> EncodedBatch:
         key = group.key
         properties = "" if key.wait_store_msg_ok else _NO_WAIT
-        if self._options.batch_type == "inner":
-            properties += f"UNIQ_KEY\x01{unique_id(self._ids.prefix, self._ids.take(1))}\x02"
+        if self.options.batch_type == "inner":
+            properties += f"UNIQ_KEY\x01{unique_id(self.unique_ids.prefix, self.unique_ids.take(1))}\x02"
         return replace(group.batch(), properties=properties)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class GrpcBatcher(ArrowBatcher):
     """Fills batches for proxies, which choose the queues; `epoch_offset` is epoch minus monotonic time, seconds."""
 
-    def __init__(
-        self, options: SinkOptions, *, namespace: str = "", born_host: str, epoch_offset: float, **parameters: Any
-    ) -> None:
-        connection = replace(options.connection, transport=GRPC)
-        options = replace(options, connection=connection, queue_selector="roundRobin", batch_type="plain")
-        super().__init__(options, **parameters)
-        self._namespace = delimited(b"\x0a", namespace.encode()) if namespace else b""
-        self._born_host = delimited(b"\x42", born_host.encode())
-        self._epoch_offset = epoch_offset
+    namespace: str = ""
+    born_host: str
+    epoch_offset: float
+
+    def __post_init__(self) -> None:
+        connection = replace(self.options.connection, transport=GRPC)
+        self.options = replace(self.options, connection=connection, queue_selector="roundRobin", batch_type="plain")
+        super().__post_init__()
+        self._namespace = delimited(b"\x0a", self.namespace.encode()) if self.namespace else b""
+        self._born_host = delimited(b"\x42", self.born_host.encode())
 
     def _born_timestamp(self, now: float) -> int:
-        return int((now + self._epoch_offset) * 1000)
+        return int((now + self.epoch_offset) * 1000)
 
     def _encode_items(self, chunk: Chunk, now: float) -> Items:
         return encode_grpc(
             chunk,
-            self._ids,
+            self.unique_ids,
             self._workspace,
             namespace=self._namespace,
             born_timestamp=self._born_timestamp(now),
@@ -307,16 +289,16 @@ class GrpcBatcher(ArrowBatcher):
         return replace(group.batch(), encoding=Encoding.GRPC, born_timestamp=self._born_timestamp(group.since))
 
 
+@dataclass(eq=False, slots=True)
 class Group:
-    """A batch that is being filled; `since` is when its first row came."""
+    """A batch that is being filled."""
 
-    def __init__(self, key: GroupKey, since: float) -> None:
-        self.key = key
-        self.since = since
-        self.rows = 0
-        self.nbytes = 0
-        self._settled: list[bytearray] = []
-        self._slices: list[memoryview] = []
+    key: GroupKey
+    since: float  # When its first row came
+    rows: int = 0
+    nbytes: int = 0
+    _settled: list[bytearray] = field(default_factory=list)
+    _slices: list[memoryview] = field(default_factory=list)
 
     def append(self, piece: memoryview, rows: int) -> None:
         """Take items that are slices of a block's buffer."""

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
@@ -63,7 +63,7 @@ class _Limits:
     room: int  # Bytes of all together
     most: int  # Number of properties, without keys and tags
     forbidden: Mapping[int, str]  # Characters that no text may hold, and their replacements
-    blank_keys: bool  # Whether keys may be blank
+    blank_keys: bool
 
     def takes(self, text: str) -> bool:
         return text == text.translate(self.forbidden)
@@ -153,68 +153,51 @@ class InvalidRows:
             )
 
 
+@dataclass(frozen=True)
 class DeadLetterBatcher:
-    """Batches the good rows of one partition, and its invalid ones as dead letters; methods as of `ArrowBatcher`.
+    """Batches the good rows of one partition, and its invalid ones as dead letters; methods as of `ArrowBatcher`."""
 
-    The `on_invalid` of `rows` calls the `take` of `letters`. `dead` is of the dead-letter topic, and gets valid rows
-    only.
-    """
-
-    def __init__(self, rows: ArrowBatcher, dead: ArrowBatcher, letters: DeadLetters) -> None:
-        self._rows = rows
-        self._dead = dead
-        self._letters = letters
+    rows: ArrowBatcher  # Its `on_invalid` calls the `take` of `letters`
+    dead: ArrowBatcher  # Of the dead-letter topic; gets valid rows only
+    letters: DeadLetters
 
     @property
     def pending_bytes(self) -> int:
         """What waits in batches that are not full."""
-        return self._rows.pending_bytes + self._dead.pending_bytes
+        return self.rows.pending_bytes + self.dead.pending_bytes
 
     @property
     def taken_rows(self) -> int:
         """All rows ever handed to `add`."""
-        return self._rows.taken_rows + self._dead.taken_rows + self._letters.waiting_rows
+        return self.rows.taken_rows + self.dead.taken_rows + self.letters.waiting_rows
 
     def add(self, batch: pa.RecordBatch, now: float) -> Iterator[Ready]:
         """Take the rows of one batch and return the batches that are full; see `ArrowBatcher.add`."""
         # Rows are checked here and not when the result is iterated.
-        return chain(self._rows.add(batch, now), self._add_letters(now))
+        full = self.rows.add(batch, now)
+        return chain(full, chain.from_iterable(self.dead.add(letters, now) for letters in self.letters.slices()))
 
     def expired(self, now: float, known: Callable[[str], bool]) -> Iterator[Ready]:
         """Return the batches of `known` topics whose first row has waited long enough."""
-        return chain(self._rows.expired(now, known), self._dead.expired(now, known))
+        return chain(self.rows.expired(now, known), self.dead.expired(now, known))
 
     def flush(self) -> Iterator[Ready]:
         """Return all batches that are being filled."""
-        return chain(self._rows.flush(), self._dead.flush())
-
-    def _add_letters(self, now: float) -> Iterator[Ready]:
-        for letters in self._letters.slices():
-            yield from self._dead.add(letters, now)
+        return chain(self.rows.flush(), self.dead.flush())
 
 
+@dataclass
 class DeadLetters:
-    """Turns invalid rows into valid ones.
+    """Turns invalid rows into valid ones."""
 
-    Bodies longer than `max_message_size` bytes are cut. `batch_id` is the micro-batch, -1 in a batch write. `tags` is
-    the option of that name: the tag of a letter without its own. `waiting_rows` were taken and not yet yielded.
-    """
-
-    def __init__(
-        self,
-        max_message_size: int,
-        write_id: str,
-        batch_id: int,
-        *,
-        over_grpc: bool = False,
-        tags: str | None = None,
-    ) -> None:
-        self._max_message_size = max_message_size
-        self._limits = _GRPC if over_grpc else _REMOTING
-        self._default_tags = tags or ""
-        self._write = {f"{PREFIX}writeId": write_id} | ({f"{PREFIX}batchId": str(batch_id)} if batch_id >= 0 else {})
-        self._taken: list[InvalidRows] = []
-        self.waiting_rows = 0
+    max_message_size: int  # Longer bodies are cut, bytes
+    write_id: str
+    batch_id: int  # The micro-batch; -1 in a batch write
+    _: KW_ONLY
+    over_grpc: bool = False
+    tags: str | None = None  # The option of that name: the tag of a letter without its own
+    waiting_rows: int = field(default=0, init=False)  # Taken and not yet yielded
+    _taken: list[InvalidRows] = field(default_factory=list, init=False, repr=False)
 
     def take(self, invalid: InvalidRows) -> None:
         """Take the invalid rows of one batch."""
@@ -241,21 +224,20 @@ class DeadLetters:
 
     def _letters_of(self, invalid: InvalidRows) -> Iterator[dict[str, Any]]:
         """Yield the columns of `_SCHEMA` for each row."""
-        reader = _RowReader(invalid, self._limits)
+        reader = _RowReader(invalid, _GRPC if self.over_grpc else _REMOTING)
         for place, row in enumerate(invalid.rows.tolist()):
-            properties = {
-                f"{PREFIX}rule": invalid.rule(place).broken,
-                **self._write,
-                f"{PREFIX}partition": str(invalid.partition_id),
-                f"{PREFIX}row": str(invalid.first_row + row),
-            }
+            properties = {f"{PREFIX}rule": invalid.rule(place).broken, f"{PREFIX}writeId": self.write_id}
+            if self.batch_id >= 0:
+                properties[f"{PREFIX}batchId"] = str(self.batch_id)
+            properties[f"{PREFIX}partition"] = str(invalid.partition_id)
+            properties[f"{PREFIX}row"] = str(invalid.first_row + row)
             body = invalid.block.body.value(row)
             if body is not None:
                 properties[f"{PREFIX}bodySize"] = str(len(body))
             # A body of one byte is allowed whatever maxMessageSize is.
-            body = (body or (_NULL_BODY if body is None else _EMPTY_BODY))[: self._max_message_size]
+            body = (body or (_NULL_BODY if body is None else _EMPTY_BODY))[: self.max_message_size]
             keys, tags = reader.add_columns(row, properties)
-            reader.add_user_properties(row, properties, len(f"{keys}{tags or self._default_tags}".encode()))
+            reader.add_user_properties(row, properties, len(f"{keys}{tags or self.tags or ''}".encode()))
             yield {"body": body, "keys": keys, "tags": tags, "properties": list(properties.items())}
 
 
@@ -274,7 +256,10 @@ class _RowReader:
         self._properties = list_column(columns.get("properties"))
         self._row_id = next((prop.values for prop in invalid.block.properties if prop.name == ROW_ID), None)
         self._reserved = reserved_names(columns, row_id=self._row_id is not None)
-        self._drop_reserved = any(name in columns for name in READ_COLUMNS)
+        self._dropped = set(self._reserved) if any(name in columns for name in READ_COLUMNS) else set()
+        if self._row_id is None:
+            # The id of another message: a dead letter is no copy of it.
+            self._dropped.add(ROW_ID)
 
     def add_columns(self, row: int, properties: dict[str, str]) -> tuple[str | None, str | None]:
         """Move columns that a dead letter does not have to its properties; return keys and tags if they stay."""
@@ -312,10 +297,7 @@ class _RowReader:
         used += sum(map(_size_of, properties.items()))
         for entry in range(int(entries.offsets[row]), int(entries.offsets[row + 1])):
             name, value = _text(entries.names, entry) or "", _text(entries.values, entry)
-            if name in self._reserved and self._drop_reserved:
-                continue
-            if name == ROW_ID and self._row_id is None:
-                # The id of another message: a dead letter is no copy of it.
+            if name in self._dropped:
                 continue
             if name in self._reserved or not limits.takes(name):
                 name, value = f"{PREFIX}{limits.cleaned(name)}", limits.cleaned(value or "")

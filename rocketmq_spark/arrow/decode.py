@@ -185,10 +185,7 @@ _VALUES: Final[dict[str, Any]] = {
 
 
 class _Columns:
-    """Makes the columns of the messages of several answers on request.
-
-    Raises Irregular, or a pyarrow.ArrowInvalid, if only `decode_rows` can read a message or say why it is unreadable.
-    """
+    """Makes columns on request; raises Irregular or a pyarrow.ArrowInvalid for what only `decode_rows` can read."""
 
     def __init__(self, pulls: Sequence[Pulled]) -> None:
         body = pulls[0].body if len(pulls) == 1 else b"".join(pull.body for pull in pulls)

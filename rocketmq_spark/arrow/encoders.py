@@ -68,10 +68,7 @@ _HEX4: Final = np.frombuffer("".join(f"{number:04X}" for number in range(0x10000
 
 
 class UniqueIds:
-    """Hands out ranges of unique message ids to one task.
-
-    `ip` is the client's IPv4 address, or any 4 bytes where it has none. `wall_clock` returns epoch seconds.
-    """
+    """Hands out ranges of unique message ids to one task; `ip` is any 4 bytes where the client has no IPv4 address."""
 
     LENGTH: ClassVar[int] = 32
 

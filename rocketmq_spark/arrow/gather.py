@@ -11,7 +11,7 @@ so neighbouring frames are fused.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -52,16 +52,15 @@ class Choice:
 Part: TypeAlias = "Frame | Choice | ByteColumn"
 
 
+@dataclass(eq=False, slots=True)
 class Workspace:
     """Memory for the vocabularies of successive `assemble` calls of one thread.
 
-    It is kept, because fresh memory of a few MiB costs more in page faults than all copying into it. From `int32_end`
-    bytes on, offsets have 64 bits.
+    It is kept, because fresh memory of a few MiB costs more in page faults than all copying into it.
     """
 
-    def __init__(self, int32_end: int = 2**31) -> None:
-        self.int32_end = int32_end
-        self._buffers: dict[str, Octets] = {}
+    int32_end: int = 2**31  # From this many bytes on, offsets have 64 bits
+    _buffers: dict[str, Octets] = field(default_factory=dict, init=False, repr=False)
 
     def array(self, name: str, count: int, dtype: type[Any]) -> npt.NDArray[Any]:
         """Return an array with arbitrary content; it overwrites the one returned last under the same name."""
@@ -79,14 +78,8 @@ def assemble(
 ) -> memoryview:
     """Return the concatenation of `count` rows (at least one), each of one element of every part.
 
-    Parameters
-    ----------
-    parts : sequence of Frame, Choice or ByteColumn
-        A ByteColumn adds nothing where it is null.
-    nbytes : int
-        Length of the result.
-    rows : integer array, shape (count,), or None
-        Which rows of the ByteColumns, in the order of the result; None: all of them as they are.
+    A ByteColumn adds nothing where it is null. The result has `nbytes`. `rows` says which rows of the ByteColumns come,
+    in the order of the result; None: all of them as they are.
     """
     workspace = workspace or Workspace()
     fused: list[Part] = []

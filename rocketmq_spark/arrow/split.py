@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
@@ -27,7 +27,7 @@ from rocketmq_spark.arrow.validate import Rule, Violation, rows_without_key, vio
 from rocketmq_spark.errors import MQClientException, RouteNotFoundException
 from rocketmq_spark.model.hashes import queue_index
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.options.kinds import load_class, make
+from rocketmq_spark.options.kinds import make
 from rocketmq_spark.protocol.remoting.records import MAX_BATCH_ROWS
 
 
@@ -40,11 +40,6 @@ class RowSelector(Protocol):
         `queues` are all writable queues of one topic. `rows` are valid rows for it, with all columns of the write.
         """
         ...
-
-
-def check_selector(name: str) -> None:
-    """Raise an OptionError if the class cannot be imported. The driver calls this before any task starts."""
-    load_class("queueSelector", name, "select")
 
 
 class CustomSelector:
@@ -307,6 +302,7 @@ _INNER_BATCH: Final = Rule(
 )
 
 
+@dataclass(slots=True)
 class KeyCheck:
     """Checks rows without a key against what their topics require.
 
@@ -314,10 +310,9 @@ class KeyCheck:
     without a key.
     """
 
-    def __init__(self, keys_required: KeysRequired, *, inner_batches: bool = False) -> None:
-        self._keys_required = keys_required
-        self._rule = _INNER_BATCH if inner_batches else _NO_KEY
-        self._probed: set[str] = set()
+    keys_required: KeysRequired
+    inner_batches: bool = False
+    _probed: set[str] = field(default_factory=set, init=False)
 
     def __call__(self, block: MessageBlock) -> MessageBlock:
         """Return the block with a violation for each row that lacks a required key.
@@ -325,18 +320,19 @@ class KeyCheck:
         If a topic's configuration is unknown, its first row without a key becomes a single message. The broker of a
         compaction topic rejects it, and the write fails.
         """
-        keyless = rows_without_key(None if self._rule is _INNER_BATCH else block.keys, block.rows)
+        rule = _INNER_BATCH if self.inner_batches else _NO_KEY
+        keyless = rows_without_key(None if self.inner_batches else block.keys, block.rows)
         bad = block.bad_rows()
         if bad is not None:
             keyless &= ~bad
         if not keyless.any():
             return block
         codes = {block.topics[code]: code for code in block.topics_of(keyless)}
-        required = self._keys_required(list(codes))
+        required = self.keys_required(list(codes))
         violations, single = list(block.violations), block.single
         for topic, code in codes.items():
             if required.get(topic):
-                violations.append(Violation(self._rule, np.flatnonzero(block.of_topic(code, keyless))))
+                violations.append(Violation(rule, np.flatnonzero(block.of_topic(code, keyless))))
             elif required.get(topic) is None and topic not in self._probed:
                 self._probed.add(topic)
                 single = np.zeros(block.rows, np.bool_) if single is None else single.copy()

@@ -108,11 +108,7 @@ def cells(data: Octets, starts: Ints, ends: Ints) -> pa.BinaryArray:
 
 
 def records_of(body: Buffer) -> Records:
-    """Return the positions of everything in the records of `body`.
-
-    Raises Irregular if a record is truncated, longer than its fields, or has an unknown magic, if a topic is not UTF-8,
-    or if IPv4 and IPv6 hosts are mixed.
-    """
+    """Return the positions of everything in the records of `body`; they must not mix IPv4 and IPv6 hosts."""
     data = np.frombuffer(body, np.uint8)
     kind = _head_of(data)
     starts, ends = _spans(body, 0, len(data), kind.itemsize + _AFTER_BODY)
@@ -141,11 +137,7 @@ def records_of(body: Buffer) -> Records:
 
 
 def rows_of(records: Records, body: Buffer) -> Rows:
-    """Return the messages of the records, in their order.
-
-    Raises Irregular if an inner batch is compressed as a whole, has fewer messages than offsets, or contains an item
-    that does not fit.
-    """
+    """Return the messages of the records, in their order; an inner batch must not be compressed as a whole."""
     sys_flag, whole = records.heads["sys_flag"], records.whole
     is_inner = sys_flag & INNER_BATCH == INNER_BATCH
     if not is_inner.any():

@@ -76,9 +76,15 @@ _TOPIC_FORBIDDEN: Final = Rule("topic is the broker's own", "clients may not sen
 def violations(
     rule: Rule, elements: Ints, entries: ListColumn | None = None, found: Callable[[int], object] | None = None
 ) -> Iterator[Violation]:
-    """Yield a violation of `elements`, which are rows or, with `entries`, list elements. Yield nothing without any."""
-    if len(elements):
-        yield Violation(rule, elements if entries is None else np.unique(entries.rows_of(elements)), found)
+    """Yield a violation of `elements`, which are rows or, with `entries`, list elements. Yield nothing without any.
+
+    `found` returns an element's wrong value. Elements are ascending.
+    """
+    if not len(elements):
+        return
+    rows = elements if entries is None else entries.rows_of(elements)
+    of_row = None if found is None else lambda row: found(int(elements[np.searchsorted(rows, row)]))
+    yield Violation(rule, np.unique(rows), of_row)
 
 
 def topic_rule(topic: str) -> Rule | None:
@@ -145,15 +151,12 @@ def check_text(
     # Arrow does not name the element. This loop searches only blocks with such a text, and only non-ASCII texts.
     suspects = {element: column.value(element) or b"" for element in _elements_with(column, column.span > _LAST_ASCII)}
     bad = [element for element, text in suspects.items() if text.decode("utf-8", "ignore").encode() != text]
-    elements = np.array(bad, np.int64)
-    rows = elements if entries is None else entries.rows_of(elements)
     rule = Rule(
         f"{name} is not valid UTF-8",
         "every text is",
         "decode the bytes with their own charset, or move them into the body",
     )
-    text = column.text
-    yield from violations(rule, np.unique(rows), None, lambda row: text(int(elements[np.searchsorted(rows, row)])))
+    yield from violations(rule, np.array(bad, np.int64), entries, column.text)
 
 
 def _check_blank(name: str, column: ByteColumn, entries: ListColumn | None = None) -> Iterator[Violation]:
@@ -218,15 +221,12 @@ def user_properties(
     if is_special.any():
         entries = entries.filter(~_named(entries, dropped)[2][codes])
         names, codes, is_reserved = _named(entries, reserved)
-        hits = np.flatnonzero(is_reserved[codes])
-        rows = entries.rows_of(hits)
         rule = Rule(
             "the name of a property is reserved",
             "names that RocketMQ or the connector writes itself are not allowed",
             "use the column meant for it (keys, tags, shardingKey, delayTimeLevel, ...) or another name",
         )
-        text = names.text
-        broken += violations(rule, np.unique(rows), None, lambda row: text(int(hits[np.searchsorted(rows, row)])))
+        broken += violations(rule, np.flatnonzero(is_reserved[codes]), entries, names.text)
     broken += check_text("the name of a property", names, blank=True, entries=entries)
     broken += check_text("the value of a property", entries.values, blank=True, entries=entries)
     if entries.values.valid is not None:

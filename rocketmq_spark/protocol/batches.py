@@ -1,6 +1,7 @@
 """Splits encoded batches, and reads Protocol Buffers without their package, which remoting clients may lack.
 
 A field of Protocol Buffers is a tag (number << 3 | type) and, by its type, a varint or a length and that many bytes.
+Bytes that cannot be read raise a RemotingCommandException.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ REPEATED: Final = "repeated"
 
 
 def read_varint(data: memoryview | bytes, at: int) -> tuple[int, int]:
-    """Return the number at `at`, and the position after it; a RemotingCommandException if it does not end."""
+    """Return the number at `at`, and the position after it."""
     number = shift = 0
     for end in range(at, min(len(data), at + _LONGEST_VARINT)):
         number |= (data[end] & 0x7F) << shift
@@ -37,10 +38,7 @@ def read_varint(data: memoryview | bytes, at: int) -> tuple[int, int]:
 
 
 def delimited_fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield the number and the bytes of each field with a length; skip varints.
-
-    Raises a RemotingCommandException for a field that reaches beyond the message, or is of another type.
-    """
+    """Yield the number and the bytes of each field with a length; skip varints, and allow no other type."""
     at = 0
     while at < len(data):
         start = at
@@ -59,13 +57,9 @@ def check_parts(data: bytes, fields: Mapping[int, Any], most: int) -> None:
 
     A parser needs up to 64 bytes for a part of 2 bytes, and Python 1,000 more for each that it reads.
 
-    Parameters
-    ----------
-    fields : mapping of int to mapping, REPEATED or None
-        By field number: the fields of an inner message, or None for a single value, which is no part. An inner message
-        or unknown field is one part. A repeated value is as many as it has bytes, because several may be packed.
-    most : int
-        The limit on parts, and half the limit on single values: only a message that repeats them has more.
+    `fields` has, by number, the fields of an inner message, `REPEATED`, or None for a single value, which is no part.
+    An inner message or unknown field is one part. A repeated value is as many as it has bytes, because several may be
+    packed. `most` limits parts, and at the double single values: only a message that repeats them has more.
     """
     parts = singles = at = 0
     # The messages around `at`, the innermost last: where each ends, and its fields.
@@ -122,10 +116,9 @@ def split_batch(batch: EncodedBatch) -> tuple[EncodedBatch, EncodedBatch] | None
     rows, border = batch.rows // 2, 0
     for _ in range(rows):
         border = end_of(body, border)
-    first, second = body[:border], body[border:]
     return (
-        replace(batch, body=(first,), rows=rows, nbytes=len(first)),
-        replace(batch, body=(second,), rows=batch.rows - rows, nbytes=len(second)),
+        replace(batch, body=(body[:border],), rows=rows, nbytes=border),
+        replace(batch, body=(body[border:],), rows=batch.rows - rows, nbytes=len(body) - border),
     )
 
 
@@ -153,10 +146,7 @@ def _end_of_field(body: memoryview, at: int) -> int:
 
 
 def lone_message(batch: EncodedBatch) -> Message | None:
-    """Return the message of a batch of one, with its tags, keys and id among its properties; None for more.
-
-    Raises a RemotingCommandException for a batch that can't be read.
-    """
+    """Return the message of a batch of one, with its tags, keys and id among its properties; None for more."""
     if batch.rows != 1:
         return None
     if batch.encoding is Encoding.REMOTING:

@@ -96,12 +96,7 @@ def advice(verify_code: int, host: str, server_name: str | None) -> str:
 
 def other_name(host: str, server_name: str | None) -> str:
     """Return what to do about a certificate that names neither `host` nor, if set, `server_name`."""
+    named = f"{MUST_NAME} {host if server_name is None else server_name} (subjectAltName)"
     if server_name is not None:
-        return (
-            f"{MUST_NAME} {server_name} (subjectAltName), which is the option tlsServerName; the server was dialled by "
-            f"{host}"
-        )
-    return (
-        f"{MUST_NAME} {host} (subjectAltName), by which the server was dialled; or set tlsServerName to the one name "
-        "that all certificates have"
-    )
+        return f"{named}, which is the option tlsServerName; the server was dialled by {host}"
+    return f"{named}, by which the server was dialled; or set tlsServerName to the one name that all certificates have"

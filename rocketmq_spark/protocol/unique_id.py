@@ -16,6 +16,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
@@ -47,25 +48,25 @@ def _month_start(now: float) -> float:
     return datetime.fromtimestamp(now).replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
 
 
-class UniqueIdGenerator:
+@dataclass(eq=False, repr=False, kw_only=True)
+class _Generator:
     """Draws ids. Share one for a process; any thread may use it, and a fork may inherit it.
 
-    `ip` has 4 bytes, or 16 on a host that has IPv6 only. `rng` is read once per process and month. A seeded one gives a
-    fork the prefix of its parent again, except for the pid.
+    A seeded `rng` gives a fork the prefix of its parent again, except for the pid.
     """
 
-    def __init__(
-        self,
-        ip: bytes,
-        *,
-        wall_clock: Callable[[], float] = time.time,
-        rng: random.Random | None = None,
-        getpid: Callable[[], int] = os.getpid,
-    ) -> None:
-        self._ip = ip
-        self._wall_clock = wall_clock
-        self._rng = rng or random.SystemRandom()
-        self._getpid = getpid
+    wall_clock: Callable[[], float] = time.time
+    rng: random.Random = field(default_factory=random.SystemRandom)
+    getpid: Callable[[], int] = os.getpid
+
+
+@dataclass(eq=False, repr=False)
+class UniqueIdGenerator(_Generator):
+    """Draws ids for remoting; `ip` has 4 bytes, or 16 on a host that has IPv6 only."""
+
+    ip: bytes
+
+    def __post_init__(self) -> None:
         self._sequence = self._new_sequence()
 
     def __repr__(self) -> str:
@@ -74,13 +75,13 @@ class UniqueIdGenerator:
     def next_id(self) -> str:
         """Return an id that no other call returns: 32 upper-case hex digits, 56 on IPv6."""
         sequence = self._sequence
-        if sequence.pid != self._getpid():
+        if sequence.pid != self.getpid():
             # Several threads of a new process may do this at once: their prefixes differ, and so do their ids.
             sequence = self._sequence = self._new_sequence()
-        return sequence.next_id(self._wall_clock())
+        return sequence.next_id(self.wall_clock())
 
     def _new_sequence(self) -> _Sequence:
-        return _Sequence(self._ip, self._getpid(), self._rng, self._wall_clock())
+        return _Sequence(self.ip, self.getpid(), self.rng, self.wall_clock())
 
 
 class _Sequence:
@@ -108,19 +109,11 @@ class _Sequence:
         self._last = -1
 
 
-class MessageIdGenerator:
-    """Draws message ids of gRPC. Share one for a process; any thread may use it, and a fork may inherit it."""
+@dataclass(eq=False, repr=False)
+class MessageIdGenerator(_Generator):
+    """Draws message ids for gRPC."""
 
-    def __init__(
-        self,
-        *,
-        wall_clock: Callable[[], float] = time.time,
-        rng: random.Random | None = None,
-        getpid: Callable[[], int] = os.getpid,
-    ) -> None:
-        self._wall_clock = wall_clock
-        self._rng = rng or random.SystemRandom()
-        self._getpid = getpid
+    def __post_init__(self) -> None:
         self._of_process = self._begin()
 
     def __repr__(self) -> str:
@@ -129,13 +122,13 @@ class MessageIdGenerator:
     def next_id(self) -> str:
         """Return an id that no other call returns: 34 upper-case hex digits."""
         pid, prefix, numbers = self._of_process
-        if pid != self._getpid():
-            # Several threads of a new process may do this at once: their prefixes differ, and so do their ids.
+        if pid != self.getpid():
+            # As in `UniqueIdGenerator.next_id`.
             _, prefix, numbers = self._of_process = self._begin()
         return f"{prefix}{next(numbers):016X}"
 
     def _begin(self) -> tuple[int, str, Iterator[int]]:
-        pid = self._getpid()
-        prefix = message_id_prefix(pid, self._rng).hex().upper()
+        pid = self.getpid()
+        prefix = message_id_prefix(pid, self.rng).hex().upper()
         # next() of a count is one step of the interpreter: no two threads get the same number.
-        return pid, prefix, itertools.count(message_id_sequence(self._wall_clock()))
+        return pid, prefix, itertools.count(message_id_sequence(self.wall_clock()))

@@ -25,6 +25,7 @@ from pyspark.sql.datasource import (
 )
 
 from rocketmq_spark.errors import OptionError, RocketMQError
+from rocketmq_spark.options.kinds import load_class
 from rocketmq_spark.options.parsing import parse_sink_options, parse_source_options
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.options.source import SourceOptions, option_warnings
@@ -152,7 +153,6 @@ class RocketMQDataSource(DataSource):
         return stream_writer(options, self._accumulator, schema, lookup)
 
     def _checked_options(self, columns: pa.Schema, warn: Callable[[str], None]) -> SinkOptions:
-        from rocketmq_spark.arrow.split import check_selector
         from rocketmq_spark.routing.connect import check_connection
         from rocketmq_spark.sink.task import check_columns
 
@@ -160,7 +160,7 @@ class RocketMQDataSource(DataSource):
         check_connection(options.connection)
         check_columns(columns, options)
         if options.custom_selector is not None:
-            check_selector(options.custom_selector)
+            load_class("queueSelector", options.custom_selector, "select")
         if self._speculation and not options.row_id:
             warn(
                 "spark.speculation is true: a task that Spark starts twice stores its rows twice; set rowId=true to "

@@ -36,114 +36,14 @@ from rocketmq_spark.protocol.remoting.codes import KEY_MISSING, NEEDS_KEYS, NO_R
 from rocketmq_spark.protocol.remoting.command import shortened
 from rocketmq_spark.protocol.tls import MUST_NAME, NOT_TRUSTED, OUT_OF_DATE, SPEAKS_NO_TLS, TOO_OLD, other_name
 
-
-class Code(enum.IntEnum):
-    """How a call ended (``definition.proto``, Code); the hundreds are those of HTTP."""
-
-    CODE_UNSPECIFIED = 0
-    OK = 20000
-    MULTIPLE_RESULTS = 30000
-    BAD_REQUEST = 40000
-    ILLEGAL_ACCESS_POINT = 40001
-    ILLEGAL_TOPIC = 40002
-    ILLEGAL_CONSUMER_GROUP = 40003
-    ILLEGAL_MESSAGE_TAG = 40004
-    ILLEGAL_MESSAGE_KEY = 40005
-    ILLEGAL_MESSAGE_GROUP = 40006
-    ILLEGAL_MESSAGE_PROPERTY_KEY = 40007
-    INVALID_TRANSACTION_ID = 40008
-    ILLEGAL_MESSAGE_ID = 40009
-    ILLEGAL_FILTER_EXPRESSION = 40010
-    ILLEGAL_INVISIBLE_TIME = 40011
-    ILLEGAL_DELIVERY_TIME = 40012
-    INVALID_RECEIPT_HANDLE = 40013
-    MESSAGE_PROPERTY_CONFLICT_WITH_TYPE = 40014
-    UNRECOGNIZED_CLIENT_TYPE = 40015
-    MESSAGE_CORRUPTED = 40016
-    CLIENT_ID_REQUIRED = 40017
-    ILLEGAL_POLLING_TIME = 40018
-    ILLEGAL_OFFSET = 40019
-    ILLEGAL_LITE_TOPIC = 40020
-    UNAUTHORIZED = 40100
-    PAYMENT_REQUIRED = 40200
-    FORBIDDEN = 40300
-    NOT_FOUND = 40400
-    MESSAGE_NOT_FOUND = 40401
-    TOPIC_NOT_FOUND = 40402
-    CONSUMER_GROUP_NOT_FOUND = 40403
-    OFFSET_NOT_FOUND = 40404
-    REQUEST_TIMEOUT = 40800
-    PAYLOAD_TOO_LARGE = 41300
-    MESSAGE_BODY_TOO_LARGE = 41301
-    MESSAGE_BODY_EMPTY = 41302
-    PRECONDITION_FAILED = 42800
-    TOO_MANY_REQUESTS = 42900
-    LITE_TOPIC_QUOTA_EXCEEDED = 42901
-    LITE_SUBSCRIPTION_QUOTA_EXCEEDED = 42902
-    REQUEST_HEADER_FIELDS_TOO_LARGE = 43100
-    MESSAGE_PROPERTIES_TOO_LARGE = 43101
-    INTERNAL_ERROR = 50000
-    INTERNAL_SERVER_ERROR = 50001
-    HA_NOT_AVAILABLE = 50002
-    NOT_IMPLEMENTED = 50100
-    PROXY_TIMEOUT = 50400
-    MASTER_PERSISTENCE_TIMEOUT = 50401
-    SLAVE_PERSISTENCE_TIMEOUT = 50402
-    UNSUPPORTED = 50500
-    VERSION_UNSUPPORTED = 50501
-    VERIFY_FIFO_MESSAGE_UNSUPPORTED = 50502
-    FAILED_TO_CONSUME_MESSAGE = 60000
-
-
-# The codes of a send that mean "stored".
-STORED: Final[Mapping[int, SendStatus]] = MappingProxyType(
-    {
-        int(Code.OK): SendStatus.SEND_OK,
-        int(Code.HA_NOT_AVAILABLE): SendStatus.SLAVE_NOT_AVAILABLE,
-        int(Code.MASTER_PERSISTENCE_TIMEOUT): SendStatus.FLUSH_DISK_TIMEOUT,
-        int(Code.SLAVE_PERSISTENCE_TIMEOUT): SendStatus.FLUSH_SLAVE_TIMEOUT,
-    }
-)
-
 _AnswerError: TypeAlias = type[MQBrokerException]
-
-_CLASSES: Final[Mapping[int, _AnswerError]] = {
-    # Codes 400xx about more than one message.
-    Code.ILLEGAL_ACCESS_POINT: MQBrokerException,
-    Code.ILLEGAL_TOPIC: MQBrokerException,
-    Code.ILLEGAL_CONSUMER_GROUP: MQBrokerException,
-    Code.INVALID_TRANSACTION_ID: MQBrokerException,
-    Code.ILLEGAL_FILTER_EXPRESSION: MQBrokerException,
-    Code.ILLEGAL_INVISIBLE_TIME: MQBrokerException,
-    Code.INVALID_RECEIPT_HANDLE: MQBrokerException,
-    Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE: MQBrokerException,
-    Code.UNRECOGNIZED_CLIENT_TYPE: MQBrokerException,
-    Code.MESSAGE_CORRUPTED: MQBrokerException,
-    Code.CLIENT_ID_REQUIRED: MQBrokerException,
-    Code.ILLEGAL_POLLING_TIME: MQBrokerException,
-    Code.ILLEGAL_OFFSET: MQBrokerException,
-    Code.ILLEGAL_LITE_TOPIC: MQBrokerException,
-    Code.UNAUTHORIZED: UserRefusedException,
-    Code.TOPIC_NOT_FOUND: TopicRouteStaleException,
-    # Quotas do not pass by waiting.
-    Code.LITE_TOPIC_QUOTA_EXCEEDED: MQBrokerException,
-    Code.LITE_SUBSCRIPTION_QUOTA_EXCEEDED: MQBrokerException,
-}
-_BY_HUNDREDS: Final[Mapping[int, _AnswerError]] = {
-    400: MessageRefusedException,
-    408: BrokerOutcomeUnknownException,
-    413: MessageRefusedException,
-    429: BrokerBusyException,
-    431: MessageRefusedException,
-    501: MQBrokerException,
-    505: MQBrokerException,
-}
 
 _RIGHTS: Final = "check accessKey, secretKey and the user's rights"
 _BUSY: Final = "the proxy or its broker refused for now and stored nothing; lower maxInFlight or the number of tasks"
 _FORWARDED: Final = "the proxy passed it on and the outcome is unknown; its log (proxy.log) may have the cause"
 _SIZE: Final = "a message may have 4 MiB, and so may a whole batch, unless maxMessageSize of proxy and broker says more"
 _PROPERTY: Final = "over gRPC no property has a control character (such as a tab) in it, or one of RocketMQ's own names"
+_PROPERTIES: Final = "a message may have 128 properties, and 16384 bytes of them with tag and keys"
 _TYPE: Final = (
     "over gRPC a shardingKey makes a FIFO message, a delay a DELAY message, a transaction a TRANSACTION message, and "
     "the topic's message.type must be that one: mqadmin updateTopic ... -a +message.type=FIFO"
@@ -166,31 +66,99 @@ _TRANSACTION: Final = (
     "a transaction ends once, at the proxy that took its half message, within 30 s; then the broker asks"
 )
 
-_HINTS: Final[Mapping[int, str]] = {
-    Code.ILLEGAL_TOPIC: "check the topic's name; the broker's own topics take no messages",
-    Code.ILLEGAL_MESSAGE_TAG: "a tag is not blank, and has no | and no control character",
-    Code.ILLEGAL_MESSAGE_KEY: "a key is not blank, and has no control character",
-    Code.ILLEGAL_MESSAGE_GROUP: "a shardingKey is not blank, has at most 63 bytes, and no control character",
-    Code.ILLEGAL_MESSAGE_PROPERTY_KEY: _PROPERTY,
-    Code.ILLEGAL_DELIVERY_TIME: "the proxy allows a delay of maxDelayTimeMills, 24 hours if not set",
-    Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE: _TYPE,
-    Code.MESSAGE_CORRUPTED: "all messages of a request have one topic",
-    Code.UNAUTHORIZED: _RIGHTS,
-    Code.FORBIDDEN: _RIGHTS,
-    Code.TOPIC_NOT_FOUND: _NO_SUCH,
-    Code.REQUEST_TIMEOUT: _FORWARDED,
-    Code.PAYLOAD_TOO_LARGE: _SIZE,
-    Code.MESSAGE_BODY_TOO_LARGE: _SIZE,
-    Code.MESSAGE_BODY_EMPTY: "a message needs a body of at least one byte",
-    Code.TOO_MANY_REQUESTS: _BUSY,
-    Code.MESSAGE_PROPERTIES_TOO_LARGE: "a message may have 128 properties, and 16384 bytes of them with tag and keys",
-    Code.INTERNAL_ERROR: _FORWARDED,
-    Code.INTERNAL_SERVER_ERROR: "the proxy's and the broker's logs (proxy.log, broker.log) have the cause",
-    Code.HA_NOT_AVAILABLE: "stored on the master only; requireStoreOk=false accepts that",
-    Code.NOT_IMPLEMENTED: "this proxy or broker doesn't know the request",
-    Code.PROXY_TIMEOUT: _FORWARDED,
-    Code.MASTER_PERSISTENCE_TIMEOUT: "stored, but not flushed to disk yet; requireStoreOk=false accepts that",
-    Code.SLAVE_PERSISTENCE_TIMEOUT: "stored, but not on the slave yet; requireStoreOk=false accepts that",
+
+class Code(enum.IntEnum):
+    """How a call ended (``definition.proto``, Code): the number, the class of its error, and what to do about it.
+
+    The hundreds are those of HTTP. They decide on the class where a code has none of its own.
+    """
+
+    error: _AnswerError | None
+    hint: str
+
+    def __new__(cls, number: int, error: _AnswerError | None = None, hint: str = "") -> Code:
+        """Make the member of one row."""
+        code = int.__new__(cls, number)
+        code._value_, code.error, code.hint = number, error, hint
+        return code
+
+    CODE_UNSPECIFIED = 0
+    OK = 20000
+    MULTIPLE_RESULTS = 30000
+    BAD_REQUEST = 40000
+    # 400xx is about one message, unless a class is set.
+    ILLEGAL_ACCESS_POINT = 40001, MQBrokerException
+    ILLEGAL_TOPIC = 40002, MQBrokerException, "check the topic's name; the broker's own topics take no messages"
+    ILLEGAL_CONSUMER_GROUP = 40003, MQBrokerException
+    ILLEGAL_MESSAGE_TAG = 40004, None, "a tag is not blank, and has no | and no control character"
+    ILLEGAL_MESSAGE_KEY = 40005, None, "a key is not blank, and has no control character"
+    ILLEGAL_MESSAGE_GROUP = 40006, None, "a shardingKey is not blank, has at most 63 bytes, and no control character"
+    ILLEGAL_MESSAGE_PROPERTY_KEY = 40007, None, _PROPERTY
+    INVALID_TRANSACTION_ID = 40008, MQBrokerException
+    ILLEGAL_MESSAGE_ID = 40009
+    ILLEGAL_FILTER_EXPRESSION = 40010, MQBrokerException
+    ILLEGAL_INVISIBLE_TIME = 40011, MQBrokerException
+    ILLEGAL_DELIVERY_TIME = 40012, None, "the proxy allows a delay of maxDelayTimeMills, 24 hours if not set"
+    INVALID_RECEIPT_HANDLE = 40013, MQBrokerException
+    MESSAGE_PROPERTY_CONFLICT_WITH_TYPE = 40014, MQBrokerException, _TYPE
+    UNRECOGNIZED_CLIENT_TYPE = 40015, MQBrokerException
+    MESSAGE_CORRUPTED = 40016, MQBrokerException, "all messages of a request have one topic"
+    CLIENT_ID_REQUIRED = 40017, MQBrokerException
+    ILLEGAL_POLLING_TIME = 40018, MQBrokerException
+    ILLEGAL_OFFSET = 40019, MQBrokerException
+    ILLEGAL_LITE_TOPIC = 40020, MQBrokerException
+    UNAUTHORIZED = 40100, UserRefusedException, _RIGHTS
+    PAYMENT_REQUIRED = 40200
+    FORBIDDEN = 40300, None, _RIGHTS
+    NOT_FOUND = 40400
+    MESSAGE_NOT_FOUND = 40401
+    TOPIC_NOT_FOUND = 40402, TopicRouteStaleException, _NO_SUCH
+    CONSUMER_GROUP_NOT_FOUND = 40403
+    OFFSET_NOT_FOUND = 40404
+    REQUEST_TIMEOUT = 40800, None, _FORWARDED
+    PAYLOAD_TOO_LARGE = 41300, None, _SIZE
+    MESSAGE_BODY_TOO_LARGE = 41301, None, _SIZE
+    MESSAGE_BODY_EMPTY = 41302, None, "a message needs a body of at least one byte"
+    PRECONDITION_FAILED = 42800
+    TOO_MANY_REQUESTS = 42900, None, _BUSY
+    # Quotas do not pass by waiting.
+    LITE_TOPIC_QUOTA_EXCEEDED = 42901, MQBrokerException
+    LITE_SUBSCRIPTION_QUOTA_EXCEEDED = 42902, MQBrokerException
+    REQUEST_HEADER_FIELDS_TOO_LARGE = 43100
+    MESSAGE_PROPERTIES_TOO_LARGE = 43101, None, _PROPERTIES
+    INTERNAL_ERROR = 50000, None, _FORWARDED
+    INTERNAL_SERVER_ERROR = 50001, None, "the proxy's and the broker's logs (proxy.log, broker.log) have the cause"
+    HA_NOT_AVAILABLE = 50002, None, "stored on the master only; requireStoreOk=false accepts that"
+    NOT_IMPLEMENTED = 50100, None, "this proxy or broker doesn't know the request"
+    PROXY_TIMEOUT = 50400, None, _FORWARDED
+    MASTER_PERSISTENCE_TIMEOUT = 50401, None, "stored, but not flushed to disk yet; requireStoreOk=false accepts that"
+    SLAVE_PERSISTENCE_TIMEOUT = 50402, None, "stored, but not on the slave yet; requireStoreOk=false accepts that"
+    UNSUPPORTED = 50500
+    VERSION_UNSUPPORTED = 50501
+    VERIFY_FIFO_MESSAGE_UNSUPPORTED = 50502
+    FAILED_TO_CONSUME_MESSAGE = 60000
+
+
+_CODES: Final[Mapping[int, Code]] = {int(code): code for code in Code}
+
+# The codes of a send that mean "stored".
+STORED: Final[Mapping[int, SendStatus]] = MappingProxyType(
+    {
+        int(Code.OK): SendStatus.SEND_OK,
+        int(Code.HA_NOT_AVAILABLE): SendStatus.SLAVE_NOT_AVAILABLE,
+        int(Code.MASTER_PERSISTENCE_TIMEOUT): SendStatus.FLUSH_DISK_TIMEOUT,
+        int(Code.SLAVE_PERSISTENCE_TIMEOUT): SendStatus.FLUSH_SLAVE_TIMEOUT,
+    }
+)
+
+_BY_HUNDREDS: Final[Mapping[int, _AnswerError]] = {
+    400: MessageRefusedException,
+    408: BrokerOutcomeUnknownException,
+    413: MessageRefusedException,
+    429: BrokerBusyException,
+    431: MessageRefusedException,
+    501: MQBrokerException,
+    505: MQBrokerException,
 }
 
 
@@ -272,10 +240,7 @@ _FAILURES: Final = (
 
 def code_name(code: int) -> str:
     """Return the protocol's name of a code, ``UNKNOWN`` for one that this client doesn't know."""
-    try:
-        return Code(code).name
-    except ValueError:
-        return "UNKNOWN"
+    return _CODES[code].name if code in _CODES else "UNKNOWN"
 
 
 def proxy_error(code: int, message: str, address: str, doing: str) -> MQBrokerException:
@@ -287,7 +252,7 @@ def proxy_error(code: int, message: str, address: str, doing: str) -> MQBrokerEx
     said = message.lower()
     words = next((words for words in _WORDS if words.code == code and words.fragment in said), None)
     error = words.error if words else _class_of(code)
-    hint = (words.hint if words else "") or access_hint(error, message) or _HINTS.get(code, "")
+    hint = (words.hint if words else "") or access_hint(error, message) or (_CODES[code].hint if code in _CODES else "")
     message = shortened(message)
     text = f"{doing}: {address} answered {code} {code_name(code)}: {message or '(no message)'}"
     return error(f"{text} ({hint})" if hint else text, int(code), message, address)
@@ -317,4 +282,5 @@ def call_error(
 
 def _class_of(code: int) -> _AnswerError:
     unknown = MQBrokerException if code // 10_000 == 4 else BrokerOutcomeUnknownException
-    return _CLASSES.get(code) or _BY_HUNDREDS.get(code // 100, unknown)
+    own = _CODES[code].error if code in _CODES else None
+    return own or _BY_HUNDREDS.get(code // 100, unknown)

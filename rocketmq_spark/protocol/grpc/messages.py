@@ -11,7 +11,6 @@ Follows ``SendMessageActivity.java`` and ``GrpcConverter.java`` of the proxy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -52,17 +51,11 @@ _REMOTING: Final = "the gRPC protocol can't carry it; use transport=remoting"
 def encode_send_request(request: SendRequest, *, namespace: str = "", born_host: str = "") -> bytes:
     """Return the bytes of the SendMessageRequest that one attempt sends.
 
+    The born timestamp of `request` becomes the messages', and a relative delay counts from it. An encoded batch has the
+    `namespace` of its topic inside. Without `born_host` the proxy stores the address that it sees.
+
     Raises an MQClientException with code 13 for a message or batch that the protocol can't carry, or an encoded batch
     that can't be read, and a CompressionError for an unknown compression.
-
-    Parameters
-    ----------
-    request : SendRequest
-        Its born timestamp becomes the messages', and a relative delay counts from it.
-    namespace : str, default ""
-        Of the topic; an encoded batch has it inside.
-    born_host : str, default ""
-        Empty: the proxy stores the address that it sees.
     """
     batch = request.batch
     if batch.encoding is Encoding.GRPC:
@@ -254,12 +247,8 @@ def _judged(request: SendRequest, response: SendMessageResponse, doing: str) -> 
     if first is not None:
         # The entries do not say which messages are stored.
         return first if results == 1 else failure(status, f"{failures} of {results} results are failures: {first}")
-    return _least_safe([status, *(entry.status for entry in response.entries)])
-
-
-def _least_safe(statuses: Sequence[pb.Status]) -> SendStatus:
-    safety = [STORED[status.code] for status in statuses if status.code != pb.MULTIPLE_RESULTS]
-    return next((one for one in safety if one is not SendStatus.SEND_OK), SendStatus.SEND_OK)
+    codes = [status.code, *(entry.status.code for entry in response.entries)]
+    return next((STORED[code] for code in codes if code not in (pb.OK, pb.MULTIPLE_RESULTS)), SendStatus.SEND_OK)
 
 
 def _illegal(topic: str, reason: str) -> MQClientException:

@@ -75,22 +75,41 @@ NAME_SERVER_REQUESTS: Final = frozenset(
 """Requests to name servers, or to proxies in their place (``DefaultRequestProcessor``), but not to brokers."""
 
 
+_BUSY: Final = "the broker refused for now and stored nothing; lower maxInFlight or the number of tasks"
+_FORWARDED: Final = "the request was forwarded and its outcome is unknown"
+_ILLEGAL: Final = "check body and property sizes, delay properties, and the topic's message.type"
+_NO_SERVICE: Final = "the broker's disk may be full, or it is shutting down or a slave"
+_UNKNOWN_REQUEST: Final = (
+    "this server doesn't know the request, and brokers know none of a name server's: check nameServer"
+)
+
+
 class ResponseCode(enum.IntEnum):
-    """How a request ended (``ResponseCode.java``, ``RemotingSysResponseCode.java``)."""
+    """How a request ended (``ResponseCode.java``, ``RemotingSysResponseCode.java``): number, error, what to do."""
+
+    error: type[MQBrokerException]
+    hint: str
+
+    def __new__(cls, number: int, error: type[MQBrokerException] = MQBrokerException, hint: str = "") -> ResponseCode:
+        """Make the member of one row."""
+        code = int.__new__(cls, number)
+        code._value_, code.error, code.hint = number, error, hint
+        return code
 
     SUCCESS = 0
-    SYSTEM_ERROR = 1
-    SYSTEM_BUSY = 2
-    REQUEST_CODE_NOT_SUPPORTED = 3
+    # For remarks that `_BY_REMARK` does not have: the broker may have stored the message, and Java tries again.
+    SYSTEM_ERROR = 1, BrokerOutcomeUnknownException, "the broker's log (broker.log, store.log) has the cause"
+    SYSTEM_BUSY = 2, BrokerBusyException, _BUSY
+    REQUEST_CODE_NOT_SUPPORTED = 3, RequestNotSupportedException, _UNKNOWN_REQUEST
     TRANSACTION_FAILED = 4
-    FLUSH_DISK_TIMEOUT = 10
-    SLAVE_NOT_AVAILABLE = 11
-    FLUSH_SLAVE_TIMEOUT = 12
-    MESSAGE_ILLEGAL = 13
-    SERVICE_NOT_AVAILABLE = 14
-    VERSION_NOT_SUPPORTED = 15
-    NO_PERMISSION = 16
-    TOPIC_NOT_EXIST = 17
+    FLUSH_DISK_TIMEOUT = 10, MQBrokerException, "stored, but not flushed to disk yet; requireStoreOk=false accepts that"
+    SLAVE_NOT_AVAILABLE = 11, MQBrokerException, "stored on the master only; requireStoreOk=false accepts that"
+    FLUSH_SLAVE_TIMEOUT = 12, MQBrokerException, "stored, but not on the slave yet; requireStoreOk=false accepts that"
+    MESSAGE_ILLEGAL = 13, MQBrokerException, _ILLEGAL
+    SERVICE_NOT_AVAILABLE = 14, BrokerUnavailableException, _NO_SERVICE
+    VERSION_NOT_SUPPORTED = 15, MQBrokerException, "a proxy needs the broker name (n, bname) in every request"
+    NO_PERMISSION = 16, MQBrokerException, "check accessKey, secretKey and the user's rights, and the topic's perm"
+    TOPIC_NOT_EXIST = 17, TopicRouteStaleException, "create the topic, or check its name and the nameServer option"
     TOPIC_EXIST_ALREADY = 18
     PULL_NOT_FOUND = 19
     PULL_RETRY_IMMEDIATELY = 20
@@ -99,42 +118,30 @@ class ResponseCode(enum.IntEnum):
     SUBSCRIPTION_PARSE_FAILED = 23
     SUBSCRIPTION_NOT_EXIST = 24
     SUBSCRIPTION_NOT_LATEST = 25
-    SUBSCRIPTION_GROUP_NOT_EXIST = 26
+    SUBSCRIPTION_GROUP_NOT_EXIST = 26, MQBrokerException, "create the consumer group, or check the consumerGroup option"
     FILTER_DATA_NOT_EXIST = 27
     FILTER_DATA_NOT_LATEST = 28
-    INVALID_PARAMETER = 29
+    INVALID_PARAMETER = 29, MQBrokerException, "check the topic's name and number of queues"
     NO_BUYER_ID = 204
     NOT_IN_CURRENT_UNIT = 205
-    FLOW_CONTROL = 215
-    NOT_LEADER_FOR_QUEUE = 501
+    FLOW_CONTROL = 215, BrokerBusyException, _BUSY
+    NOT_LEADER_FOR_QUEUE = 501, TopicRouteStaleException, "the queue moved to another broker"
     ILLEGAL_OPERATION = 604
-    GO_AWAY = 1500
-    RPC_UNKNOWN = -1000
-    RPC_ADDR_IS_NULL = -1002
-    RPC_SEND_TO_CHANNEL_FAILED = -1004
-    RPC_TIME_OUT = -1006
+    GO_AWAY = 1500, BrokerUnavailableException, "the server is shutting down and did not execute the request"
+    RPC_UNKNOWN = -1000, BrokerOutcomeUnknownException, _FORWARDED
+    RPC_ADDR_IS_NULL = -1002, BrokerOutcomeUnknownException, _FORWARDED
+    RPC_SEND_TO_CHANNEL_FAILED = -1004, BrokerOutcomeUnknownException, _FORWARDED
+    RPC_TIME_OUT = -1006, BrokerOutcomeUnknownException, _FORWARDED
 
+
+_CODES: Final[Mapping[int, ResponseCode]] = {int(code): code for code in ResponseCode}
+_CLASSES: Final[Mapping[int, type[MQBrokerException]]] = {int(code): code.error for code in ResponseCode}
 
 # ``ClientErrorCode.NO_NAME_SERVER_EXCEPTION``: no name server or proxy is configured.
 NO_NAME_SERVER: Final = 10004
 
 # The response codes of a send that mean "stored".
 STORED: Final[Mapping[int, SendStatus]] = MappingProxyType({int(status.value): status for status in SendStatus})
-
-_FORWARDING_FAILED: Final = tuple(code for code in ResponseCode if code.name.startswith("RPC_"))
-
-_CLASSES: Final[Mapping[int, type[MQBrokerException]]] = {
-    # For remarks that `_BY_REMARK` does not have: the broker may have stored the message, and Java tries again.
-    ResponseCode.SYSTEM_ERROR: BrokerOutcomeUnknownException,
-    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: RequestNotSupportedException,
-    ResponseCode.SYSTEM_BUSY: BrokerBusyException,
-    ResponseCode.FLOW_CONTROL: BrokerBusyException,
-    ResponseCode.SERVICE_NOT_AVAILABLE: BrokerUnavailableException,
-    ResponseCode.GO_AWAY: BrokerUnavailableException,
-    ResponseCode.TOPIC_NOT_EXIST: TopicRouteStaleException,
-    ResponseCode.NOT_LEADER_FOR_QUEUE: TopicRouteStaleException,
-    **dict.fromkeys(_FORWARDING_FAILED, BrokerOutcomeUnknownException),
-}
 
 PASSING_TROUBLE: Final = (
     # 4.x brokers say SYSTEM_ERROR where 5.x say SYSTEM_BUSY.
@@ -199,8 +206,6 @@ _BY_REMARK: Final[Mapping[int, tuple[tuple[str, type[MQBrokerException]], ...]]]
     ResponseCode.INVALID_PARAMETER: (("request queueId[", TopicRouteStaleException),),
 }
 
-_BUSY: Final = "the broker refused for now and stored nothing; lower maxInFlight or the number of tasks"
-
 KEY_MISSING: Final = "Required message key is missing"
 """The remark of a broker that rejects a single message without keys."""
 NEEDS_KEYS: Final = (
@@ -208,34 +213,10 @@ NEEDS_KEYS: Final = (
     "key that were stored in batches are lost"
 )
 
-_HINTS: Final[Mapping[int, str]] = {
-    ResponseCode.SYSTEM_ERROR: "the broker's log (broker.log, store.log) has the cause",
-    ResponseCode.SYSTEM_BUSY: _BUSY,
-    ResponseCode.FLOW_CONTROL: _BUSY,
-    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "this server doesn't know the request, and brokers know none of a name "
-    "server's: check nameServer",
-    ResponseCode.FLUSH_DISK_TIMEOUT: "stored, but not flushed to disk yet; requireStoreOk=false accepts that",
-    ResponseCode.SLAVE_NOT_AVAILABLE: "stored on the master only; requireStoreOk=false accepts that",
-    ResponseCode.FLUSH_SLAVE_TIMEOUT: "stored, but not on the slave yet; requireStoreOk=false accepts that",
-    ResponseCode.MESSAGE_ILLEGAL: "check body and property sizes, delay properties, and the topic's message.type",
-    ResponseCode.SERVICE_NOT_AVAILABLE: "the broker's disk may be full, or it is shutting down or a slave",
-    ResponseCode.VERSION_NOT_SUPPORTED: "a proxy needs the broker name (n, bname) in every request",
-    ResponseCode.NO_PERMISSION: "check accessKey, secretKey and the user's rights, and the topic's perm",
-    ResponseCode.TOPIC_NOT_EXIST: "create the topic, or check its name and the nameServer option",
-    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: "create the consumer group, or check the consumerGroup option",
-    ResponseCode.INVALID_PARAMETER: "check the topic's name and number of queues",
-    ResponseCode.NOT_LEADER_FOR_QUEUE: "the queue moved to another broker",
-    ResponseCode.GO_AWAY: "the server is shutting down and did not execute the request",
-    **dict.fromkeys(_FORWARDING_FAILED, "the request was forwarded and its outcome is unknown"),
-}
-
 
 def code_name(code: int) -> str:
     """Return RocketMQ's name of a response code, ``UNKNOWN`` for one that this client doesn't know."""
-    try:
-        return ResponseCode(code).name
-    except ValueError:
-        return "UNKNOWN"
+    return _CODES[code].name if code in _CODES else "UNKNOWN"
 
 
 def broker_error(code: int, remark: str, address: str, doing: str) -> MQBrokerException:
@@ -244,7 +225,7 @@ def broker_error(code: int, remark: str, address: str, doing: str) -> MQBrokerEx
     `doing` is what was requested, such as ``sending 500 rows to orders/broker-a/3``.
     """
     error = _class_of(code, remark)
-    hint = access_hint(error, remark) or (NEEDS_KEYS if KEY_MISSING in remark else _HINTS.get(code, ""))
+    hint = access_hint(error, remark) or (NEEDS_KEYS if KEY_MISSING in remark else _hint_of(code))
     remark = shortened(remark)
     text = f"{doing}: {address} answered {code} {code_name(code)}: {remark or '(no remark)'}"
     return error(f"{text} ({hint})" if hint else text, code, remark, address)
@@ -267,6 +248,10 @@ def missing_right(remark: str) -> str:
 def refuses_user(code: int, remark: str) -> bool:
     """Return whether a server rejected the user or the signature."""
     return issubclass(_class_of(code, remark), UserRefusedException)
+
+
+def _hint_of(code: int) -> str:
+    return _CODES[code].hint if code in _CODES else ""
 
 
 def _class_of(code: int, remark: str) -> type[MQBrokerException]:

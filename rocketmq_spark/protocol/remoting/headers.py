@@ -265,8 +265,8 @@ def heart_beat_body(client_id: str, producer_groups: Iterable[str] = (), consume
 def signed(ext_fields: Mapping[str, str], body: Iterable[Buffer], credentials: Credentials) -> dict[str, str]:
     """Return the ext fields with AccessKey, SecurityToken (if there is one) and Signature.
 
-    The signature covers the values of all other ext fields in the order of their names, and then the body. Follows
-    ``AclClientRPCHook.java`` and ``AclSigner.java``.
+    The signature covers the values of all other ext fields in the order of their names, and then the body
+    (``AclClientRPCHook.java``, ``AclSigner.java``).
     """
     fields = {**ext_fields, "AccessKey": credentials.access_key}
     if credentials.security_token:

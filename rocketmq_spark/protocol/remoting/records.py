@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from rocketmq_spark.errors import MQClientException, RemotingCommandException
@@ -156,20 +157,16 @@ def iter_batch_with_properties(body: Buffer, topic: str = "") -> Iterator[tuple[
 
 
 def decode_records(body: Buffer) -> list[MessageExt]:
-    """Decode the body of a pull or of VIEW_MESSAGE_BY_ID; raises as `iter_records`."""
-    return list(iter_records(body))
-
-
-def iter_records(body: Buffer) -> Iterator[MessageExt]:
-    """Decode the same, one record after the other.
+    """Decode the body of a pull or of VIEW_MESSAGE_BY_ID.
 
     Raises a RemotingCommandException for a truncated record or an unknown magic: to skip it would lose messages.
     """
-    data, at = memoryview(body), 0
+    messages, data, at = [], memoryview(body), 0
     while at < len(data):
         record = record_at(data, at)
-        yield decode_record_with_text(record, at)[0]
+        messages.append(decode_record_with_text(record, at)[0])
         at += len(record)
+    return messages
 
 
 def record_at(data: memoryview, at: int) -> memoryview:
@@ -189,7 +186,7 @@ def claimed_offset(record: memoryview) -> int | None:
 
 
 def first_queue_offset(body: Buffer) -> int | None:
-    """Return the queue offset of the first record of a pull's body; None if its head cannot be read."""
+    """Return the queue offset of a pull's first record; None if its head cannot be read."""
     return claimed_offset(memoryview(body)) if len(body) >= _RECORD_HEAD.size else None
 
 
@@ -229,10 +226,7 @@ def encode_record(message: MessageExt) -> bytes:
 
 
 def decode_record_with_text(data: memoryview, at: int) -> tuple[MessageExt, memoryview, memoryview]:
-    """Decode one record; return it with its topic and its property string as stored. Raises as `iter_records`.
-
-    `at` is its position in the answer, for errors.
-    """
+    """Decode one record at `at` of an answer; return it with its topic and its property string as stored."""
     record = _Cursor(data, f"the stored record at byte {at}")
     head = record.unpack(_RECORD_HEAD)
     _, magic, body_crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_timestamp = head
@@ -285,29 +279,29 @@ def unique_id(prefix: bytes, sequence: int) -> str:
     return (prefix + (sequence & 0xFFFFFFFFFFFF).to_bytes(6, "big")).hex().upper()
 
 
+@dataclass(slots=True)
 class _Cursor:
     """Reads forward through bytes and refuses to read beyond them."""
 
-    def __init__(self, data: memoryview, what: str, at: int = 0) -> None:
-        self._data = data
-        self._what = what
-        self.at = at
+    data: memoryview
+    what: str
+    at: int = 0
 
     @property
     def left(self) -> int:
-        return len(self._data) - self.at
+        return len(self.data) - self.at
 
     def take(self, size: int) -> memoryview:
         if not 0 <= size <= self.left:
             raise self.error(f"{size} bytes claimed, {self.left} left")
         self.at += size
-        return self._data[self.at - size : self.at]
+        return self.data[self.at - size : self.at]
 
     def unpack(self, layout: struct.Struct) -> tuple[int, ...]:
         return layout.unpack(self.take(layout.size))
 
     def error(self, reason: str) -> RemotingCommandException:
-        return RemotingCommandException(f"decoding {self._what}, byte {self.at} of {len(self._data)}: {reason}")
+        return RemotingCommandException(f"decoding {self.what}, byte {self.at} of {len(self.data)}: {reason}")
 
 
 def _illegal(reason: str) -> MQClientException:

@@ -1,7 +1,8 @@
 """Decodes a server's JSON: routes, brokers, topics.
 
 Nothing is filtered: read-only queues and brokers without a master are kept. The number of brokers, queues and names is
-bounded here for all callers.
+bounded here for all callers. A RemotingCommandException names a field that is missing, has the wrong type, or is too
+large.
 
 Follows ``TopicRouteData.java``, ``BrokerData.java`` and ``QueueData.java``.
 """
@@ -30,10 +31,7 @@ _BROKER_ID: Final = re.compile(r"[0-9]{1,19}")
 
 
 def loads_lenient(body: bytes) -> Any:
-    """Load JSON that may have numbers as unquoted keys, as fastjson writes ``Map<Long, ..>``.
-
-    Raises a RemotingCommandException where `loads` raises a ValueError.
-    """
+    """Load JSON that may have numbers as unquoted keys, as fastjson writes ``Map<Long, ..>``."""
     try:
         return loads(body, lambda text: _STRING_OR_KEY.sub(_quote_key, text))
     except ValueError as exc:
@@ -43,10 +41,7 @@ def loads_lenient(body: bytes) -> Any:
 
 
 def decode_topic_route(body: bytes) -> TopicRouteData:
-    """Decode the body of a GET_ROUTEINFO_BY_TOPIC answer; both tuples are sorted by broker name as Java sorts it.
-
-    Raises a RemotingCommandException that names a field that is missing, has the wrong type, or is too large.
-    """
+    """Decode the body of a GET_ROUTEINFO_BY_TOPIC answer; both tuples are sorted by broker name as Java sorts it."""
     route = loads_lenient(body)
     if not isinstance(route, dict):
         raise _wrong("the route", route, "an object")

@@ -23,9 +23,6 @@ CLEANUP_POLICY: Final = "cleanup.policy"
 BATCH_CQ: Final = "BatchCQ"
 """The queue type of queues that hold batches as units (inner batches)."""
 
-COMPACTION: Final = "COMPACTION"
-"""The cleanup policy that keeps the newest message of each key, and drops messages without keys."""
-
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
@@ -37,7 +34,7 @@ class TopicConfig:
 
     message_type: str = "NORMAL"  # Or ``FIFO``, ``DELAY``, ``TRANSACTION``, ``MIXED``
     queue_type: str = "SimpleCQ"  # Or `BATCH_CQ`
-    cleanup_policy: str = "DELETE"  # Or `COMPACTION`
+    cleanup_policy: str = "DELETE"  # Or ``COMPACTION``
     order: bool = False  # The flag of ``mqadmin updateTopic -o``; name servers' order configurations do not need it
     perm: int = PERM_READ | PERM_WRITE
 
@@ -56,8 +53,8 @@ class TopicConfig:
 
     @property
     def compacted(self) -> bool:
-        """True if the broker keeps only the newest message of each key."""
-        return self.cleanup_policy == COMPACTION
+        """True if the broker keeps only the newest message of each key, and drops messages without keys."""
+        return self.cleanup_policy == "COMPACTION"
 
     @property
     def holds_batches(self) -> bool:

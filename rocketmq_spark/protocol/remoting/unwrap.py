@@ -67,14 +67,9 @@ def messages_of(
 ) -> Iterator[MessageExt | Unreadable]:
     """Yield the messages of a pull's body from offset `start` up to `end`, as their sender had them.
 
-    A broker returns whole inner batches, and more messages than requested.
-
-    Parameters
-    ----------
-    decompressed : bool, default True
-        False: compressed bodies stay as they are, except those of inner batches.
-    parsed : bool, default True
-        False: properties are not needed, so a message is readable even if they cannot be parsed.
+    A broker returns whole inner batches, and more messages than requested. If not `decompressed`, compressed bodies
+    stay as they are, except those of inner batches. If not `parsed`, a message is readable even if its properties
+    cannot be parsed.
     """
     data, at, following = memoryview(body), 0, start
     while at < len(data):

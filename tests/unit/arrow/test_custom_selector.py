@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rocketmq_spark.arrow.split import CustomSelector, check_selector
+from rocketmq_spark.arrow.split import CustomSelector
 from rocketmq_spark.errors import MQClientException, OptionError
 from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.options.kinds import load_class
 from rocketmq_spark.protocol.remoting.records import decode_batch
 from tests.support.encoding import batch_options, encode, joined, queues_of
 
@@ -115,7 +116,7 @@ def test_invalid_selector_result_fails_the_task_with_the_reason(
 )
 def test_a_class_that_is_not_there_is_named(name: str, text: str) -> None:
     with pytest.raises(OptionError, match=text):
-        check_selector(name)
+        load_class("queueSelector", name, "select")
 
 
 def test_a_class_that_needs_arguments_is_named() -> None:
