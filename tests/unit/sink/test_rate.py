@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.sink.pacing import RateLimit, largest_batch
+from rocketmq_spark.sink.pipeline import RateLimit, largest_batch
 
 
 def test_the_first_messages_wait_too_so_that_many_short_tasks_keep_the_rate() -> None:
