@@ -161,7 +161,7 @@ def test_a_stream_leaves_name_servers_that_it_can_not_reach_to_its_tasks(caplog:
     # Its driver may have begun anew in mid-query, and the rows of this micro-batch may be stored already.
     address = refused_address()
     writer = stream_over(address)
-    assert not writer._lookup.servers_reached
+    assert not writer.lookup.servers_reached
     [text] = warned(caplog)
     assert "the driver could not check a micro-batch" in text
     assert address in text
@@ -180,9 +180,9 @@ def ordered_stream(peer: BrokerPeer, checkpoint: str) -> Counter[str]:
     """Return how many queues of each broker the driver of a new process binds keys to."""
     registry.close_all()
     writer = stream_over(peer.address, KEYED, ordered="true", checkpointLocation=checkpoint)
-    assert len(set(writer._lookup.queues)) == len(writer._lookup.queues)
-    assert list(writer._lookup.queues) == sorted(writer._lookup.queues, key=lambda one: (one.broker_name, one.queue_id))
-    return Counter(queue.broker_name for queue in writer._lookup.queues)
+    assert len(set(writer.lookup.queues)) == len(writer.lookup.queues)
+    assert list(writer.lookup.queues) == sorted(writer.lookup.queues, key=lambda one: (one.broker_name, one.queue_id))
+    return Counter(queue.broker_name for queue in writer.lookup.queues)
 
 
 @pytest.mark.parametrize("scheme", ["", "file:", "file://"])
@@ -304,7 +304,7 @@ def test_grpc_10_what_is_shipped_of_a_write_holds_nothing_of_the_connection_that
         shipped = cloudpickle.dumps(source.writer(BODY, overwrite=False))
         assert [call.method for call in proxy.calls] == ["QueryRoute"]
     unpickler = Unpickler(shipped)
-    assert unpickler.load()._options.connection.endpoints == (proxy.address,)
+    assert unpickler.load().options.connection.endpoints == (proxy.address,)
     assert unpickler.modules == {
         "rocketmq_spark.spark.writer",
         "rocketmq_spark.options.connection",
