@@ -16,8 +16,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
+import pyarrow as pa
+
+from rocketmq_spark.arrow.batcher import ArrowBatcher
+from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher
 from rocketmq_spark.errors import DeliveryError, RocketMQError, RouteNotFoundException
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendOutcome, SendRequest, SendStatus
@@ -31,13 +35,7 @@ from rocketmq_spark.routing.selectors import selector_of
 from rocketmq_spark.sink.in_flight import Dispatch, InFlightBatch, batch_weight
 from rocketmq_spark.sink.pipeline import Backoff, OnStored, RateLimit, SendPipeline
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from rocketmq_spark.arrow.batcher import ArrowBatcher
-    from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher
-
-    Batcher: TypeAlias = ArrowBatcher | DeadLetterBatcher
+Batcher: TypeAlias = ArrowBatcher | DeadLetterBatcher
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -110,9 +108,8 @@ class RouteFinder:
 class BatchSender:
     """Sends the rows of one partition task.
 
-    The caller registers and unregisters its group with the `instance`, and reads the `recorder` after `write` only.
-    `max_rate_per_second` is this task's share. See `RouteFinder` for `fixed_queues` and `servers_reached`, and
-    `SendPipeline` for `on_stored`.
+    The caller registers and unregisters its group with the instance of `routes`, and reads the `recorder` only after
+    `write`. `max_rate_per_second` is this task's share. See `SendPipeline` for `on_stored`.
     """
 
     # How the account of a failed write calls the rows that are done.
@@ -120,35 +117,25 @@ class BatchSender:
 
     def __init__(
         self,
-        options: SinkOptions,
-        instance: ClientInstance,
+        routes: RouteFinder,
         recorder: Recorder,
         *,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-        rng: random.Random | None = None,
-        fixed_queues: Sequence[MessageQueue] | None = None,
         max_rate_per_second: float | None = None,
         on_stored: OnStored | None = None,
-        servers_reached: bool = False,
     ) -> None:
-        self._options = options
-        self._instance = instance
+        self.routes = routes
+        self._options = options = routes.options
+        self._instance = instance = routes.instance
+        self._clock = clock = routes.clock
         self._recorder = recorder
-        self._clock = clock
-        self._wall_clock = wall_clock
-        rng = rng or random.Random()
-        self.routes = RouteFinder(
-            options, instance, clock=clock, rng=rng, fixed_queues=fixed_queues, servers_reached=servers_reached
-        )
         self._pipeline = SendPipeline(
             options,
             instance.faults,
             recorder,
             publish_info=instance.routes.cached,
             refresh_route=instance.refresh_route,
-            new_selector=lambda: selector_of(options, instance.faults, rng),
-            rng=rng,
+            new_selector=lambda: selector_of(options, instance.faults, routes.rng),
+            rng=routes.rng,
             rate=None if max_rate_per_second is None else RateLimit(max_rate_per_second, clock()),
             on_stored=on_stored,
         )
@@ -235,7 +222,7 @@ class BatchSender:
     def _wait_for(self, condition: Callable[[], bool]) -> None:
         """Wait for a condition or a failure; the lock is held."""
         self._awaited = condition
-        self._changed.wait_for(lambda: condition() or self._failed)
+        self._changed.wait_for(lambda: condition() or self._failure is not None)
         self._awaited = None
 
     def _settle(self) -> None:
@@ -247,14 +234,12 @@ class BatchSender:
             )
 
     @property
-    def _failed(self) -> bool:
-        return self._pipeline.failure is not None or self._crash is not None
+    def _failure(self) -> BaseException | None:
+        return self._pipeline.failure if self._crash is None else self._crash
 
     def _raise_failure(self) -> None:
-        if self._crash is not None:
-            raise self._crash
-        if self._pipeline.failure is not None:
-            raise self._pipeline.failure
+        if self._failure is not None:
+            raise self._failure
 
     def _account(self) -> str:
         with self._lock:
@@ -291,7 +276,7 @@ class BatchSender:
             self._options.producer_group,
             self._options.connection.create_topic_key,
             self._options.connection.default_topic_queue_nums,
-            int(self._wall_clock() * 1000),
+            int(time.time() * 1000),
             unit_mode=self._options.unit_mode,
         )
 
@@ -327,7 +312,7 @@ class BatchSender:
                     self._pipeline.offer(batch, queue, now)
             self._dispatch()
             # Not at every outcome: a needless wakeup costs more than sending a message.
-            if self._failed or (self._awaited and self._awaited()):
+            if self._failure is not None or (self._awaited and self._awaited()):
                 self._changed.notify_all()
 
     def __repr__(self) -> str:

@@ -42,7 +42,7 @@ from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.route_cache import TopicPublishInfo
 from rocketmq_spark.routing.topic_configs import TopicConfigs
 from rocketmq_spark.sink.pipeline import largest_batch
-from rocketmq_spark.sink.sender import BatchSender, OnewaySender, RouteFinder
+from rocketmq_spark.sink.sender import Batcher, BatchSender, OnewaySender, RouteFinder
 from rocketmq_spark.sink.trace import BatchTracer, SendTrace
 from rocketmq_spark.transport.base import local_ip
 
@@ -53,9 +53,7 @@ logger = logging.getLogger("rocketmq_spark.producer")
 _GRPC_BATCH_ROWS: Final = 1000
 
 
-def row_batcher(
-    routes: RouteFinder, recorder: Recorder, write_id: str, rate: float | None
-) -> ArrowBatcher | DeadLetterBatcher:
+def row_batcher(routes: RouteFinder, recorder: Recorder, write_id: str, rate: float | None) -> Batcher:
     """Return the batcher of one partition's rows; `rate` is the task's share of ``maxRatePerSecond``.
 
     The options also apply to a dead-letter topic, except for its name and the choice of queues. `write_id` begins the
@@ -130,17 +128,10 @@ def write_rows(
         rate = None
         if options.max_rate_per_second is not None:
             rate = options.max_rate_per_second / (options.max_rate_tasks or 1)
+        routes = RouteFinder(options, instance, fixed_queues=queues, servers_reached=servers_reached)
         sender_class = OnewaySender if options.send_mode == "oneway" else BatchSender
-        sender = sender_class(
-            options,
-            instance,
-            recorder,
-            fixed_queues=queues,
-            max_rate_per_second=rate,
-            on_stored=on_stored,
-            servers_reached=servers_reached,
-        )
-        sender.write(batches, row_batcher(sender.routes, recorder, write_id, rate))
+        sender = sender_class(routes, recorder, max_rate_per_second=rate, on_stored=on_stored)
+        sender.write(batches, row_batcher(routes, recorder, write_id, rate))
 
 
 def _keys_required(routes: RouteFinder, topics: Sequence[str]) -> Mapping[str, bool | None]:
