@@ -68,10 +68,10 @@ def size(lowest: int, highest: int) -> ValueKind:
     return ValueKind(allowed, lambda text: _bounded(_with_suffix(text, _SIZE_SUFFIXES), lowest, highest))
 
 
-def duration(lowest: int, highest: int = INT_MAX) -> ValueKind:
-    """Return the kind of a number of milliseconds within bounds, both included, with Spark's suffixes."""
-    allowed = f"a time from {lowest} to {highest} ms: milliseconds, or with a suffix as in 90s, 15m or 1h"
-    return ValueKind(allowed, lambda text: _bounded(_with_suffix(text, _TIME_SUFFIXES), lowest, highest))
+def duration(lowest: int) -> ValueKind:
+    """Return the kind of a number of milliseconds that is not below a bound, with Spark's suffixes."""
+    allowed = f"a time from {lowest} to {INT_MAX} ms: milliseconds, or with a suffix as in 90s, 15m or 1h"
+    return ValueKind(allowed, lambda text: _bounded(_with_suffix(text, _TIME_SUFFIXES), lowest, INT_MAX))
 
 
 def _parse_pattern(text: str) -> str:

@@ -115,7 +115,7 @@ class _PartitionWriter:
         return CommitMessage.of(report, histograms=self.accumulator is None, latencies=latencies)
 
     def _committed(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None) -> None:
-        log_summary(logger, messages, batch_id=batch_id)
+        log_summary(messages, batch_id=batch_id)
         if self.options.metrics_path is not None:
             record_commit(self.options.metrics_path, messages, self.write_id, batch_id, now=time.time())
 
@@ -156,7 +156,7 @@ class RocketMQBatchWriter(_PartitionWriter, DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Log what a failed write has stored, as far as known (runs on the driver)."""
-        log_summary(logger, messages, micro_batch_of(messages), aborted=True)
+        log_summary(messages, micro_batch_of(messages), aborted=True)
 
 
 class _StreamWriter(_PartitionWriter):
@@ -170,7 +170,7 @@ class _StreamWriter(_PartitionWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Log what an unfinished micro-batch has stored. Spark also calls this when a query is stopped in mid-batch."""
-        log_summary(logger, messages, batch_id=batchId, aborted=True)
+        log_summary(messages, batch_id=batchId, aborted=True)
 
 
 class RocketMQRowStreamWriter(_StreamWriter, DataSourceStreamWriter):
@@ -185,16 +185,14 @@ class RocketMQRowStreamWriter(_StreamWriter, DataSourceStreamWriter):
         return super().write(chain.from_iterable(to_table(chunk).to_batches() for chunk in chunks_of(iterator)))
 
 
-def chunks_of(
-    rows: Iterable[Row], most_rows: int = _ROWS_PER_BATCH, most_bytes: int = _BYTES_PER_BATCH
-) -> Iterator[list[Row]]:
-    """Yield the rows in lists, each up to the row that reaches `most_rows` or `most_bytes`."""
+def chunks_of(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Yield the rows in lists, each up to the row that reaches `_ROWS_PER_BATCH` or `_BYTES_PER_BATCH`."""
     chunk: list[Row] = []
     nbytes = 0
     for row in rows:
         chunk.append(row)
         nbytes += _nbytes(row)
-        if len(chunk) >= most_rows or nbytes >= most_bytes:
+        if len(chunk) >= _ROWS_PER_BATCH or nbytes >= _BYTES_PER_BATCH:
             yield chunk
             chunk, nbytes = [], 0
     if chunk:
