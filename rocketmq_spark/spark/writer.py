@@ -114,6 +114,10 @@ class _PartitionWriter:
         latencies = self.options.metrics_path is not None
         return CommitMessage.of(report, histograms=self.accumulator is None, latencies=latencies)
 
+    def _reached(self, batch_id: int) -> bool:
+        # After a first micro-batch the addresses are right, even if the driver reached no server now.
+        return self.lookup.servers_reached or batch_id > 0
+
     def _committed(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None) -> None:
         log_summary(messages, batch_id=batch_id)
         if self.options.metrics_path is not None:
@@ -139,8 +143,7 @@ class _PartitionWriter:
                 # Within foreachBatch the recorder has the query's id, which all writes of a micro-batch share.
                 write_id=self.write_id or recorder.write_id,
                 queues=self.lookup.queues,
-                # After a first micro-batch the addresses are right, even if the driver reached no server now.
-                servers_reached=self.lookup.servers_reached or recorder.batch_id > 0,
+                servers_reached=self._reached(recorder.batch_id),
                 open_trace_sender=open_trace_sender,
             )
         finally:

@@ -50,7 +50,7 @@ def test_what_spark_ships_to_the_tasks_carries_the_secrets_and_does_not_show_the
         shipped = cloudpickle.dumps(writer)
         assert leaked(shipped.decode("latin-1")) == list(SECRETS)
         arrived = pickle.loads(shipped)
-        assert vars(arrived)["_options"] == options
+        assert vars(arrived)["options"] == options
         assert leaked(f"{writer} {writer!r} {vars(arrived)}") == []
 
 

@@ -125,7 +125,7 @@ def test_a_stream_over_grpc_compares_its_columns_with_the_topic_and_asks_once() 
     with FakeProxy() as proxy:
         for _ in range(4):
             source = RocketMQDataSource({"endpoints": proxy.address, "topic": "orders"})
-            assert source.streamWriter(BODY, overwrite=False)._lookup == RouteLookup(None, servers_reached=True)
+            assert source.streamWriter(BODY, overwrite=False).lookup == RouteLookup(None, servers_reached=True)
             with pytest.raises(SchemaError, match="FIFO"):
                 source.streamWriter(KEYED, overwrite=False)
         assert [call.method for call in proxy.calls] == ["QueryRoute"]
@@ -139,10 +139,10 @@ def stream_over(address: str, columns: StructType = BODY, **more: str) -> Any:
 def test_a_stream_asks_for_its_topic_once_and_goes_on_while_the_name_server_is_gone() -> None:
     with BrokerPeer({"t": route({"a": 2})}) as peer:
         for _ in range(2):
-            assert stream_over(peer.address)._lookup == RouteLookup(None, servers_reached=True)
+            assert stream_over(peer.address).lookup == RouteLookup(None, servers_reached=True)
         asked = [command for command in peer.requests if command.code == RequestCode.GET_ROUTEINFO_BY_TOPIC]
         assert len(asked) == 1
-    assert stream_over(peer.address)._lookup == RouteLookup(None, servers_reached=True)
+    assert stream_over(peer.address).lookup == RouteLookup(None, servers_reached=True)
 
 
 def test_a_stream_of_an_unknown_topic_fails_before_any_task(name_server: BrokerPeer) -> None:
@@ -254,14 +254,14 @@ def test_ordered_write_binds_keys_to_brokers_that_have_only_a_slave_now() -> Non
     brokers = tuple(replace(broker, broker_addrs={1: "slave:1"}) for broker in there.broker_datas[1:])
     with BrokerPeer({"t": replace(there, broker_datas=(there.broker_datas[0], *brokers))}) as peer:
         options = {"nameServer": peer.address, "topic": "t", "ordered": "true"}
-        found = RocketMQDataSource(options).writer(KEYED, overwrite=False)._lookup
+        found = RocketMQDataSource(options).writer(KEYED, overwrite=False).lookup
         assert Counter(queue.broker_name for queue in found.queues) == {"a": 2, "b": 3}
 
 
 def test_a_stream_whose_topics_come_with_the_rows_asks_nobody() -> None:
     options = {"nameServer": refused_address()}
     columns = StructType([*BODY, *StructType().add("topic", StringType())])
-    assert RocketMQDataSource(options).streamWriter(columns, overwrite=False)._lookup == RouteLookup()
+    assert RocketMQDataSource(options).streamWriter(columns, overwrite=False).lookup == RouteLookup()
 
 
 @pytest.mark.parametrize(("batch_id", "patient"), [(0, False), (1, True)])
