@@ -68,10 +68,10 @@ def size(lowest: int, highest: int) -> ValueKind:
     return ValueKind(allowed, lambda text: _bounded(_with_suffix(text, _SIZE_SUFFIXES), lowest, highest))
 
 
-def duration(lowest: int, highest: int = INT_MAX) -> ValueKind:
-    """Return the kind of a number of milliseconds within bounds, both included, with Spark's suffixes."""
-    allowed = f"a time from {lowest} to {highest} ms: milliseconds, or with a suffix as in 90s, 15m or 1h"
-    return ValueKind(allowed, lambda text: _bounded(_with_suffix(text, _TIME_SUFFIXES), lowest, highest))
+def duration(lowest: int) -> ValueKind:
+    """Return the kind of a number of milliseconds that is not below a bound, with Spark's suffixes."""
+    allowed = f"a time from {lowest} to {INT_MAX} ms: milliseconds, or with a suffix as in 90s, 15m or 1h"
+    return ValueKind(allowed, lambda text: _bounded(_with_suffix(text, _TIME_SUFFIXES), lowest, INT_MAX))
 
 
 def _parse_pattern(text: str) -> str:
@@ -113,16 +113,22 @@ def choice(*values: str, or_class: bool = False) -> ValueKind:
     return ValueKind(f"one of {', '.join(values)}" + (f", or {CLASS.allowed}" if or_class else ""), parse)
 
 
-def name(longest: int, refused: Iterable[str]) -> ValueKind:
-    """Return the kind of a topic's or group's name (``Validators.java``); no blank fits the alphabet."""
-    taken = frozenset(refused)
+def _text_that(allowed: str, fits: Callable[[str], bool]) -> ValueKind:
+    """Return the kind of a text for which `fits` is true; the value is the text."""
 
     def parse(text: str) -> str:
-        if len(text) > longest or not is_legal(text) or text in taken:
+        if not fits(text):
             raise ValueError
         return text
 
-    return ValueKind(f"1 to {longest} characters of a-z A-Z 0-9 _ - % |, and none of {', '.join(sorted(taken))}", parse)
+    return ValueKind(allowed, parse)
+
+
+def name(longest: int, refused: Iterable[str]) -> ValueKind:
+    """Return the kind of a topic's or group's name (``Validators.java``); no blank fits the alphabet."""
+    taken = frozenset(refused)
+    allowed = f"1 to {longest} characters of a-z A-Z 0-9 _ - % |, and none of {', '.join(sorted(taken))}"
+    return _text_that(allowed, lambda text: len(text) <= longest and is_legal(text) and text not in taken)
 
 
 def matching(allowed: str, pattern: str) -> ValueKind:
@@ -139,13 +145,7 @@ def matching(allowed: str, pattern: str) -> ValueKind:
 
 def text(allowed: str, refused: str) -> ValueKind:
     """Return the kind of a text that is not blank and in which the pattern `refused` is not found."""
-
-    def parse(text: str) -> str:
-        if not text.strip() or re.search(refused, text):
-            raise ValueError
-        return text
-
-    return ValueKind(allowed, parse)
+    return _text_that(allowed, lambda text: bool(text.strip()) and not re.search(refused, text))
 
 
 ENV: Final = "env:"

@@ -171,6 +171,10 @@ def parse_one(spec: OptionSpec, text: str, name: str) -> Any:
     raise OptionError(f"option {name} {shown} is not allowed: {why}allowed is {spec.kind.allowed}")
 
 
+_NO_SERVER: Final = (
+    'option nameServer is missing: give .option("nameServer", "host:9876;host:9876"), or set the environment variable '
+    "NAMESRV_ADDR on the driver"
+)
 _SPEC_OF: Final = {use: {spec.name: spec for spec in specs} for use, specs in _OPTIONS.items()}
 
 
@@ -198,8 +202,7 @@ def parse_sink_options(
     parsed = SinkOptions.of(**values)
     if not parsed.connection.route_servers:
         raise OptionError(
-            'option nameServer is missing: give .option("nameServer", "host:9876;host:9876"), or set the environment '
-            "variable NAMESRV_ADDR on the driver; to write over gRPC, give the proxies: "
+            f"{_NO_SERVER}; to write over gRPC, give the proxies: "
             '.option("endpoints", "host:8081"). INSERT INTO a table hands its writer no options: say '
             "INSERT INTO t WITH ('nameServer'='host:9876') SELECT ..."
         )
@@ -248,10 +251,7 @@ def parse_source_options(options: Mapping[str, str], environ: Mapping[str, str],
     values["namespace"] = effective_namespace(values.get("namespace"), values.get("name_server", ()))
     parsed = SourceOptions.of(**values)
     if not parsed.connection.name_server:
-        raise OptionError(
-            'option nameServer is missing: give .option("nameServer", "host:9876;host:9876"), or set the environment '
-            "variable NAMESRV_ADDR on the driver"
-        )
+        raise OptionError(_NO_SERVER)
     for contradiction in source_contradictions(parsed, SOURCE_SPELLING, streaming=streaming):
         raise OptionError(contradiction)
     return parsed

@@ -1,27 +1,49 @@
-"""A batch in flight, the attempt to send it, and the lines in which batches wait for their turn.
+"""A batch in flight, and the rules by which it waits, goes and is sent again.
 
-There is no clock and no decision here: `SendPipeline` moves a batch from state to state, and these classes hold it. A
-batch for any queue waits in the line of its topic, a batch for one queue in the line of that queue. Lines are served in
-turn, so that none starves. A serial line (``ordered``, ``sendMode=sync``, and always for message groups) has one batch
-in flight or waiting for a retry, and the others behind it. Groups share lines: a million keys would be a million lines.
+All of it is pure: `now` is an argument, in seconds. `SendPipeline` moves a batch from state to state by these rules.
+
+Lines: a batch for any queue waits in the line of its topic, a batch for one queue in the line of that queue. Lines are
+served in turn, so that none starves. A serial line (``ordered``, ``sendMode=sync``, and always for message groups) has
+one batch in flight or waiting for a retry, and the others behind it. Groups share lines: a million keys would be a
+million lines.
+
+Windows: the protocol has no credit. A broker reads as fast as it can, and drops requests that waited 200 ms in its send
+queue. So trouble (flow control, a timeout, a lost connection) halves the broker's window, once for all requests that
+were in flight together, and the broker rests before the next request. The window grows by one per window of answers,
+and only while it is the limit and answers are quick. It never falls below one request: with nothing in flight, a
+request always fits after the rest.
+
+Retries: their counts follow ``DefaultMQProducerImpl.sendDefaultImpl``; retries after a wait, until
+``deliveryTimeoutMs``, are the connector's own.
 """
 
 from __future__ import annotations
 
+import enum
 import itertools
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
-from rocketmq_spark.errors import DeliveryError, MQBrokerException, RocketMQError
-from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendOutcome
-from rocketmq_spark.protocol.batches import lone_message
-from rocketmq_spark.sink.pacing import BATCH_COST, SINGLE_COST, Attempts
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendOutcome, SendStatus
+from rocketmq_spark.options.sink import SinkOptions
+
+# A single message costs an eighth of a batch: a broker serves both with the same few threads.
+BATCH_COST: Final = 1.0
+SINGLE_COST: Final = 1.0 / 8
+
+# The first limit of a window.
+_START: Final = 2.0
+
+# A slower answer than a broker lets a request wait in its queue shows that requests queue up somewhere: more in flight
+# would only lengthen the queue. On a slow link the limit is twice the fastest answer (as in TCP Vegas).
+_CALM_MS: Final = 200.0
 
 # Memory of the objects around a waiting single message, measured, bytes.
-_SINGLE_OVERHEAD = 512
+_SINGLE_OVERHEAD: Final = 512
 
 # Lines that the message groups of a topic share: as many as single messages may be in flight to one endpoint.
 _GROUP_LINES: Final = 64
@@ -32,6 +54,143 @@ _CHECKS: Final = 64
 # A recheck tries this part of the blocked lines, if that is more than 64. So each line has requested a new route within
 # 20 rechecks (2 s by default), however many there are.
 _RECHECKED_PART: Final = 20
+
+
+class Verdict(enum.Enum):
+    """What to do with a batch after one attempt."""
+
+    STORED = "stored"
+    SAME_QUEUE = "same queue again, after a wait"
+    OTHER_BROKER = "another broker, at once"
+    LATER = "another broker, after a wait"
+    GIVE_UP = "fail"
+
+
+@dataclass(slots=True)
+class Attempts:
+    """The attempts of one batch so far."""
+
+    # Failed attempts since the last wait.
+    in_round: int = 0
+    # Waits so far, the exponent of the backoff.
+    waits: int = 0
+    # Answers with the meaning "stored, but not safe".
+    not_store_ok: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Whether a batch is sent again, and where to; the fields are the options of the same names."""
+
+    retry_times_when_send_failed: int
+    retry_another_broker_when_not_store_ok: bool
+    require_store_ok: bool
+    # Attempts that follow a failed one without a wait: ``retryTimesWhenSendAsyncFailed``, or
+    # ``retryTimesWhenSendFailed`` where a send waits for its answer.
+    retry_times_at_once: int
+
+    @classmethod
+    def of_options(cls, options: SinkOptions) -> RetryPolicy:
+        """Return the policy of a write."""
+        asynchronous = options.send_mode == "async"
+        return cls(
+            options.retry_times_when_send_failed,
+            options.retry_another_broker_when_not_store_ok,
+            options.require_store_ok,
+            options.retry_times_when_send_async_failed if asynchronous else options.retry_times_when_send_failed,
+        )
+
+    def decide(self, outcome: SendOutcome, attempts: Attempts, *, bound: bool) -> Verdict:
+        """Return what to do after `outcome`, and count it in `attempts`; `bound` rows may go to one queue only."""
+        if outcome.status is not None:
+            return self._after_answer(outcome.status, attempts, bound=bound)
+        assert outcome.error is not None
+        return self._after_error(outcome.error, attempts, bound=bound)
+
+    def _after_answer(self, status: SendStatus, attempts: Attempts, *, bound: bool) -> Verdict:
+        if status is SendStatus.SEND_OK:
+            return Verdict.STORED
+        elsewhere = self.retry_another_broker_when_not_store_ok and not bound
+        if not self.require_store_ok and not elsewhere:
+            return Verdict.STORED
+        attempts.not_store_ok += 1
+        # Endless resends would only multiply rows that are stored already.
+        if attempts.not_store_ok > self.retry_times_when_send_failed:
+            return Verdict.GIVE_UP if self.require_store_ok else Verdict.STORED
+        attempts.waits += 1
+        return Verdict.LATER if elsewhere else Verdict.SAME_QUEUE
+
+    def follows_at_once(self, attempts: Attempts, *, bound: bool) -> bool:
+        """Return whether a failure of the next attempt would be retried at another broker without a wait."""
+        return not bound and attempts.in_round < self.retry_times_at_once
+
+    def _after_error(self, error: RocketMQError, attempts: Attempts, *, bound: bool) -> Verdict:
+        if not error.retriable:
+            return Verdict.GIVE_UP
+        if bound or error.flow_control:
+            attempts.waits += 1
+            return Verdict.SAME_QUEUE
+        if self.follows_at_once(attempts, bound=bound):
+            attempts.in_round += 1
+            return Verdict.OTHER_BROKER
+        attempts.in_round = 0
+        attempts.waits += 1
+        return Verdict.LATER
+
+
+@dataclass(slots=True)
+class Window:
+    """The window of one broker, in units of a batch; `limit_max` is ``maxInFlight``."""
+
+    limit_max: int
+    # How much may be in flight now.
+    limit: float = field(init=False)
+    in_flight: float = 0.0
+    # No request may start before this time.
+    rest_until: float = float("-inf")
+    troubles: int = 0
+    _halved_at: float = float("-inf")
+    _fastest_ms: float = float("inf")
+
+    def __post_init__(self) -> None:
+        self.limit = min(_START, self.limit_max)
+
+    def admits(self, cost: float, now: float) -> bool:
+        """Return whether a request of that cost may start now."""
+        return now >= self.rest_until and (self.in_flight == 0 or self.in_flight + cost <= self.limit)
+
+    def start(self, cost: float) -> None:
+        """Count a request that starts."""
+        self.in_flight += cost
+
+    def success(self, cost: float, latency_ms: float) -> None:
+        """Count an answer."""
+        limiting = self.in_flight + 1.0 > self.limit
+        self.release(cost)
+        self.troubles = 0
+        self._fastest_ms = min(self._fastest_ms, latency_ms)
+        if limiting and latency_ms < max(_CALM_MS, 2 * self._fastest_ms):
+            self.limit = min(self.limit_max, self.limit + cost / max(self.limit, 1.0))
+
+    def trouble(self, cost: float, started_at: float, now: float) -> bool:
+        """Count a request that ended in trouble; return whether the trouble is new, so that the caller calls `rest`."""
+        self.release(cost)
+        # Requests that started before the window was last halved belong to the same trouble.
+        if started_at < self._halved_at:
+            return False
+        self._halved_at = now
+        self.limit = max(SINGLE_COST, self.limit / 2)
+        self.troubles += 1
+        return True
+
+    def rest(self, until: float) -> None:
+        """Start no request before `until`."""
+        self.rest_until = max(self.rest_until, until)
+
+    def release(self, cost: float) -> None:
+        """Count a request that ended with an error that does not depend on the broker's load."""
+        # Costs are eighths, exact in binary, so that no rounding error stays in flight.
+        self.in_flight -= cost
 
 
 @dataclass(slots=True, eq=False)
@@ -55,11 +214,6 @@ class InFlightBatch:
     def cost(self) -> float:
         """Its share of a window, in batches."""
         return BATCH_COST if self.batch.batch else SINGLE_COST
-
-    @property
-    def weight(self) -> int:
-        """Its share of ``maxInFlightBytes``, bytes."""
-        return batch_weight(self.batch)
 
     @property
     def wanted_queue(self) -> MessageQueue | None:
@@ -92,28 +246,28 @@ class _Line:
     brokers: frozenset[str] = frozenset()
 
 
+@dataclass(slots=True, eq=False)
 class SendQueues:
     """Batches that may start, first come first served within a line.
 
     A line whose first batch cannot start is blocked. It is tried again when a broker that it waits for has room. So the
     cost of an acknowledgement does not depend on the number of lines. A recheck notices new routes, deadlines and the
-    end of an isolation. With `serial`, a line has one batch in flight at a time, and unbound batches stay in their
-    topic's line. With `single` there is one line.
+    end of an isolation. With `serial`, unbound batches stay in their topic's line. With `single` there is one line.
     """
 
-    def __init__(self, *, serial: bool = False, single: bool = False) -> None:
-        self._serial = serial
-        self._single = single
-        self._size = 0
-        self._turns = itertools.count()
-        # All lines. While the batch of a serial line is in flight or waits, the line is in none of the others.
-        self._lines: dict[Hashable, _Line] = {}
-        # Lines to try at the next `take`.
-        self._untried: dict[Hashable, _Line] = {}
-        # Lines whose first batch could not start, ordered by the time of their last try.
-        self._blocked: dict[Hashable, _Line] = {}
-        # Lines that wait for room at a broker, by the cost of their first batch, in their turn.
-        self._by_broker: dict[str, dict[float, dict[Hashable, _Line]]] = {}
+    _: KW_ONLY
+    serial: bool = False
+    single: bool = False
+    _size: int = 0
+    _turns: Iterator[int] = field(default_factory=itertools.count)
+    # All lines. While the batch of a serial line is in flight or waits, the line is in none of the others.
+    _lines: dict[Hashable, _Line] = field(default_factory=dict)
+    # Lines to try at the next `take`.
+    _untried: dict[Hashable, _Line] = field(default_factory=dict)
+    # Lines whose first batch could not start, ordered by the time of their last try.
+    _blocked: dict[Hashable, _Line] = field(default_factory=dict)
+    # Lines that wait for room at a broker, by the cost of their first batch, in their turn.
+    _by_broker: dict[str, dict[float, dict[Hashable, _Line]]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self._size
@@ -161,8 +315,6 @@ class SendQueues:
     ) -> Iterator[Dispatch]:
         """Start the first batches of lines until no more can start, and yield their attempts.
 
-        A line that was served goes to the end; one whose first batch cannot start keeps its turn.
-
         `start` returns the attempt, or the brokers whose windows have no room for the batch. `admits` tells whether a
         broker's window has room for a cost. A `recheck` also tries the blocked lines that were tried longest ago, until
         a 20th of them, and at least 64, could neither start nor wait for other brokers than before. So all lines
@@ -206,7 +358,7 @@ class SendQueues:
         return None
 
     def _serve(self, line: _Line) -> None:
-        """Take the first batch out of its line, which goes to the end."""
+        """Take the first batch out of its line, which goes to the end. (A line that is not served keeps its turn.)"""
         self._wait_for(line, frozenset())
         self._blocked.pop(line.key, None)
         self._untried.pop(line.key, None)
@@ -231,78 +383,18 @@ class SendQueues:
         line.brokers = brokers
 
     def _is_serial(self, delivery: InFlightBatch) -> bool:
-        return self._serial or bool(delivery.batch.message_group)
+        return self.serial or bool(delivery.batch.message_group)
 
     def _key(self, delivery: InFlightBatch) -> Hashable:
-        if self._single:
+        if self.single:
             return None
         if delivery.batch.message_group:
             return delivery.batch.topic, zlib.crc32(delivery.batch.message_group.encode()) % _GROUP_LINES
         # The key of a serial line never changes, so that a retry finds its line.
-        queue = delivery.bound if self._serial else delivery.wanted_queue
+        queue = delivery.bound if self.serial else delivery.wanted_queue
         return queue or delivery.batch.topic
 
 
 def batch_weight(batch: EncodedBatch) -> int:
-    """Return the memory of a waiting batch, bytes; the objects around a single message count."""
+    """Return a waiting batch's share of ``maxInFlightBytes``; the objects around a single message count."""
     return batch.nbytes if batch.batch else batch.nbytes + len(batch.properties) + _SINGLE_OVERHEAD
-
-
-# The most characters of a message's keys or tags in an error.
-_SHOWN: Final = 100
-
-
-def reason(outcome: SendOutcome) -> str:
-    """Return the name of a failed outcome, for ``retries_by_reason`` and ``failures_by_code``."""
-    if outcome.status is not None:
-        return outcome.status.name
-    code = getattr(outcome.error, "response_code", None)
-    name = type(outcome.error).__name__
-    return f"{name} {code}" if code is not None else name
-
-
-def refused_for_good(delivery: InFlightBatch, outcome: SendOutcome) -> str:
-    """Return why a batch is given up before its deadline."""
-    if outcome.status is None:
-        # Other errors are this side's, for example a certificate that it does not trust.
-        told_by_broker = isinstance(outcome.error, MQBrokerException)
-        return "the broker refused it for good" if told_by_broker else "sending it again would not help"
-    return (
-        f"broker {outcome.queue.broker_name} stored it {delivery.attempts.not_store_ok} times but answered "
-        f"{outcome.status.name} each time: it is not safe there yet. Mend the broker's flushing or replication, "
-        "or set requireStoreOk=false to accept that"
-    )
-
-
-def no_queue(delivery: InFlightBatch, delivery_timeout_ms: int) -> str:
-    """Return which queue a batch has waited for until its deadline."""
-    wanted = delivery.wanted_queue
-    if wanted is None:
-        return f"waited deliveryTimeoutMs={delivery_timeout_ms} for any writable queue of topic {delivery.batch.topic}"
-    return (
-        f"waited deliveryTimeoutMs={delivery_timeout_ms} for queue {wanted}: no name server lists a master of broker "
-        f"{wanted.broker_name} with this queue; start the broker"
-    )
-
-
-def delivery_error(delivery: InFlightBatch, why: str) -> DeliveryError:
-    """Return the error of a write that this batch ends; its cause is the last attempt's error."""
-    batch, error = delivery.batch, delivery.last_error
-    where = f" to {delivery.queue}" if delivery.queue else ""
-    what = f"{batch.rows} rows of topic {batch.topic} ({'; '.join((f'{batch.nbytes} bytes', *_which(batch)))})"
-    failure = DeliveryError(f"sending {what}{where}: {why}" + (f"; last error: {error}" if error else ""))
-    failure.__cause__ = error
-    return failure
-
-
-def _which(batch: EncodedBatch) -> list[str]:
-    """Return keys, tags and id of a batch's only row; nothing for several rows."""
-    try:
-        message = lone_message(batch)
-    except RocketMQError:
-        # The error has the reason of the failure. That the batch cannot be decoded is a less useful one.
-        return []
-    if message is None:
-        return []
-    found = {"keys": message.keys, "tags": message.tags, "message id": message.unique_id}
-    return [f"{name} {text[:_SHOWN]}" for name, text in found.items() if text]

@@ -20,9 +20,9 @@ from __future__ import annotations
 import heapq
 import logging
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TypeAlias
 
 from rocketmq_spark.errors import DeliveryError, RemotingTimeoutException, RocketMQError
@@ -33,17 +33,16 @@ from rocketmq_spark.protocol.batches import singles_of, split_batch
 from rocketmq_spark.routing.fault_strategy import FaultSite, FaultStrategy, site_of
 from rocketmq_spark.routing.route_cache import TopicPublishInfo
 from rocketmq_spark.routing.selectors import QueueSelector
+from rocketmq_spark.sink.failures import delivery_error, no_queue, reason, refused_for_good
 from rocketmq_spark.sink.in_flight import (
     Dispatch,
     InFlightBatch,
+    RetryPolicy,
     SendQueues,
+    Verdict,
+    Window,
     batch_weight,
-    delivery_error,
-    no_queue,
-    reason,
-    refused_for_good,
 )
-from rocketmq_spark.sink.pacing import Backoff, RateLimit, RetryPolicy, Verdict, Window
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -52,7 +51,41 @@ _MIB = 1024 * 1024
 # Beyond the deadline of every attempt, seconds.
 _GRACE = 30.0
 
+# Unused rate that a task may catch up on, seconds.
+_KEPT_S = 1.0
+
 OnStored: TypeAlias = Callable[[EncodedBatch, SendOutcome], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Exponential backoff with jitter, of ``retryBackoffMs`` and ``retryBackoffMaxMs``."""
+
+    base_ms: int
+    cap_ms: int
+
+    def delay(self, waits: int, rng: random.Random) -> float:
+        """Return the length of the `waits`-th wait (from 1), seconds: between half of the step and all of it."""
+        step = min(self.cap_ms, self.base_ms * 2 ** min(max(waits, 1) - 1, 30))
+        return float(step * (0.5 + rng.random() / 2) / 1000)
+
+
+@dataclass(slots=True)
+class RateLimit:
+    """One task's share of the rate, in messages per second, from the task's beginning (`taken_until`) on."""
+
+    per_second: float
+    taken_until: float
+
+    def reserve(self, messages: int, now: float) -> float:
+        """Return when this many messages may be sent; never before messages that were reserved earlier."""
+        self.taken_until = max(self.taken_until, now - _KEPT_S) + messages / self.per_second
+        return self.taken_until
+
+
+def largest_batch(per_second: float) -> int:
+    """Return the most messages of a batch that holds up others for about a second at most."""
+    return max(1, int(per_second))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,58 +101,43 @@ class Unfinished:
         return sum(self.unknown_by_broker.values())
 
 
+@dataclass(eq=False, repr=False)
 class SendPipeline:
     """The state machine of one partition task's batches. Not safe for threads: the sender holds a lock around it.
 
-    Parameters
-    ----------
-    publish_info : callable
-        Returns the cached route of a topic, or None. Makes no request.
-    refresh_route : callable
-        Requests a fresh route of a topic in the background.
-    new_selector : callable
-        Makes the `QueueSelector` of a topic.
-    on_stored : callable, optional
-        Called with every stored batch and its outcome; must neither block nor raise.
+    `publish_info` returns the cached route of a topic, without a request. `refresh_route` requests a fresh route in the
+    background. `on_stored` is called with every stored batch and its outcome, and must neither block nor raise.
     """
 
-    def __init__(
-        self,
-        options: SinkOptions,
-        faults: FaultStrategy,
-        recorder: Recorder,
-        *,
-        publish_info: Callable[[str], TopicPublishInfo | None],
-        refresh_route: Callable[[str], None],
-        new_selector: Callable[[], QueueSelector],
-        rng: random.Random,
-        rate: RateLimit | None = None,
-        on_stored: OnStored | None = None,
-    ) -> None:
-        self._options = options
-        self._faults = faults
-        self._recorder = recorder
-        self._publish_info = publish_info
-        self._refresh_route = refresh_route
-        self._new_selector = new_selector
-        self._rng = rng
-        self._rate = rate
-        self._on_stored = on_stored
+    options: SinkOptions
+    faults: FaultStrategy
+    recorder: Recorder
+    _: KW_ONLY
+    publish_info: Callable[[str], TopicPublishInfo | None]
+    refresh_route: Callable[[str], None]
+    new_selector: Callable[[], QueueSelector]
+    rng: random.Random
+    rate: RateLimit | None = None
+    on_stored: OnStored | None = None
+    # Bytes of the batches that are not stored yet.
+    pending_bytes: int = field(default=0, init=False)
+    stored_rows: int = field(default=0, init=False)
+    failure: RocketMQError | None = field(default=None, init=False)
+    _failed: InFlightBatch | None = field(default=None, init=False)
+    _waiting: list[tuple[float, int, InFlightBatch]] = field(default_factory=list, init=False)
+    _sequence: int = field(default=0, init=False)
+    _in_flight: set[InFlightBatch] = field(default_factory=set, init=False)
+    _unbatched: bool = field(default=False, init=False)
+    _recheck_at: float = field(default=float("-inf"), init=False)
+
+    def __post_init__(self) -> None:
+        options, sync = self.options, self.options.send_mode == "sync"
         self._policy = RetryPolicy.of_options(options)
         self.backoff = Backoff(options.retry_backoff_ms, options.retry_backoff_max_ms)
-        self._windows: dict[str, Window] = {}
-        self._selectors: dict[str, QueueSelector] = {}
-        sync = options.send_mode == "sync"
         self._ready = SendQueues(serial=options.ordered or sync, single=sync)
-        self._waiting: list[tuple[float, int, InFlightBatch]] = []
-        self._sequence = 0
-        self._in_flight: set[InFlightBatch] = set()
-        self._failed: InFlightBatch | None = None
-        self._unbatched = False
-        self._recheck_at = float("-inf")
-        self.pending_bytes = 0
-        self.stored_rows = 0
-        self.failure: RocketMQError | None = None
+        # By broker name, and by topic.
+        self._windows = defaultdict[str, Window](lambda: Window(options.max_in_flight))
+        self._selectors = defaultdict[str, QueueSelector](self.new_selector)
 
     @property
     def is_empty(self) -> bool:
@@ -136,11 +154,11 @@ class SendPipeline:
         for part in (singles_of(batch) if self._unbatched else None) or (batch,):
             self.pending_bytes += batch_weight(part)
             delivery = InFlightBatch(part, queue)
-            if self._rate is None:
+            if self.rate is None:
                 self._ready.add(delivery)
             else:
                 # Even if its turn has come: batches that were offered earlier may still wait there, and start first.
-                self._wait(delivery, self._rate.reserve(part.rows, now))
+                self._wait(delivery, self.rate.reserve(part.rows, now))
 
     def dispatches(self, now: float) -> Iterator[Dispatch]:
         """Yield the attempts to make now; each is in flight from then on."""
@@ -150,10 +168,10 @@ class SendPipeline:
             self._ready.add(heapq.heappop(self._waiting)[2])
         recheck = now >= self._recheck_at
         if recheck:
-            self._recheck_at = now + self._options.retry_backoff_ms / 1000
+            self._recheck_at = now + self.options.retry_backoff_ms / 1000
         yield from self._ready.take(
             lambda delivery: self._dispatch(delivery, now) if self.failure is None else (),
-            lambda broker_name, cost: self._window(broker_name).admits(cost, now),
+            lambda broker_name, cost: self._windows[broker_name].admits(cost, now),
             recheck=recheck,
         )
 
@@ -175,7 +193,7 @@ class SendPipeline:
         verdict = self._policy.decide(outcome, delivery.attempts, bound=delivery.bound is not None)
         self._note(delivery, outcome, now)
         if verdict is Verdict.STORED:
-            self.pending_bytes -= delivery.weight
+            self.pending_bytes -= batch_weight(delivery.batch)
             self.stored_rows += delivery.batch.rows
             self._ready.release(delivery)
             self._record(delivery.batch, outcome, now)
@@ -186,27 +204,27 @@ class SendPipeline:
             return
         why = reason(outcome)
         if verdict is Verdict.GIVE_UP and self._split(delivery, outcome, now):
-            self._recorder.record_retry(broker, why, now)
+            self.recorder.record_retry(broker, why, now)
             return
         if verdict is Verdict.GIVE_UP:
-            self._recorder.record_failure(broker, why, now)
+            self.recorder.record_failure(broker, why, now)
             self._fail(delivery, refused_for_good(delivery, outcome))
             return
-        self._recorder.record_retry(broker, why, now)
+        self.recorder.record_retry(broker, why, now)
         delivery.last_broker_name = broker
         delivery.same_queue = verdict is Verdict.SAME_QUEUE
         wait = 0.0
         if verdict is not Verdict.OTHER_BROKER:
-            wait = self.backoff.delay(delivery.attempts.waits, self._rng)
+            wait = self.backoff.delay(delivery.attempts.waits, self.rng)
         if self._expired(delivery, now + wait):
-            self._recorder.record_failure(broker, why, now)
+            self.recorder.record_failure(broker, why, now)
             self._fail_expired(delivery)
             return
         self._wait(delivery, now + wait)
 
     def check_overdue(self, now: float) -> None:
         """Fail if an attempt has no outcome long after its deadline, so that a broken transport cannot hang a write."""
-        longest = self._options.delivery_timeout_ms / 1000 + _GRACE
+        longest = self.options.delivery_timeout_ms / 1000 + _GRACE
         for delivery in self._in_flight:
             if now - delivery.sent_at > longest:
                 self._fail(delivery, f"the transport gave no outcome within {longest:g} s")
@@ -231,14 +249,14 @@ class SendPipeline:
 
     def _record(self, batch: EncodedBatch, outcome: SendOutcome, now: float) -> None:
         queue = outcome.queue
-        if self._options.send_mode == "oneway":
-            self._recorder.record_sent(queue.broker_name, batch.rows, batch.nbytes, now)
+        if self.options.send_mode == "oneway":
+            self.recorder.record_sent(queue.broker_name, batch.rows, batch.nbytes, now)
             return
-        self._recorder.record_success(
+        self.recorder.record_success(
             queue.broker_name, batch.rows, batch.nbytes, outcome.latency_ms, queue, outcome.queue_offset, now
         )
-        if self._on_stored is not None:
-            self._on_stored(batch, outcome)
+        if self.on_stored is not None:
+            self.on_stored(batch, outcome)
 
     def _split(self, delivery: InFlightBatch, outcome: SendOutcome, now: float) -> bool:
         """Replace a rejected batch by its parts; return whether it has parts."""
@@ -252,7 +270,7 @@ class SendPipeline:
             parts = split_batch(delivery.batch)
         if parts is None:
             return False
-        self.pending_bytes += sum(map(batch_weight, parts)) - delivery.weight
+        self.pending_bytes += sum(map(batch_weight, parts)) - batch_weight(delivery.batch)
         # In reverse order, because retried batches go to the front of their line.
         for part in reversed(parts):
             self._wait(InFlightBatch(part, delivery.bound, first_tried_at=delivery.first_tried_at), now)
@@ -262,20 +280,14 @@ class SendPipeline:
         self._sequence += 1
         heapq.heappush(self._waiting, (until, self._sequence, delivery))
 
-    def _window(self, broker_name: str) -> Window:
-        window = self._windows.get(broker_name)
-        if window is None:
-            window = self._windows[broker_name] = Window(self._options.max_in_flight)
-        return window
-
     def _dispatch(self, delivery: InFlightBatch, now: float) -> Dispatch | Collection[str]:
         """Start an attempt, or return the brokers whose windows have no room for it."""
-        info = self._publish_info(delivery.batch.topic)
+        info = self.publish_info(delivery.batch.topic)
         if info is None or not self._has_queue(delivery, info):
-            self._refresh_route(delivery.batch.topic)
+            self.refresh_route(delivery.batch.topic)
             self._begin(delivery, now)
             if self._expired(delivery, now):
-                self._fail(delivery, no_queue(delivery, self._options.delivery_timeout_ms))
+                self._fail(delivery, no_queue(delivery, self.options.delivery_timeout_ms))
             return ()
         if self._expired(delivery, now):
             self._fail_expired(delivery)
@@ -285,16 +297,16 @@ class SendPipeline:
             # Before the first attempt, waiting for our own windows does not count.
             return queue
         self._begin(delivery, now)
-        self._window(queue.broker_name).start(delivery.cost)
+        self._windows[queue.broker_name].start(delivery.cost)
         delivery.queue = queue
         delivery.sent_at = now
         self._in_flight.add(delivery)
-        left = (delivery.first_tried_at or now) + self._options.delivery_timeout_ms / 1000 - now
+        left = (delivery.first_tried_at or now) + self.options.delivery_timeout_ms / 1000 - now
         return Dispatch(delivery, queue, info.addresses[queue.broker_name], self._attempt_timeout(delivery), left)
 
     def _attempt_timeout(self, delivery: InFlightBatch) -> float:
         """Return ``sendMsgTimeout``, capped where Java caps it, plus the share for the size, seconds."""
-        timeout, cap = self._options.send_msg_timeout, self._options.send_msg_max_timeout_per_request
+        timeout, cap = self.options.send_msg_timeout, self.options.send_msg_max_timeout_per_request
         # As in Java, the last attempt before a wait has the whole timeout. Otherwise a broker slower than the cap could
         # never be written to.
         if cap > 0 and self._policy.follows_at_once(delivery.attempts, bound=delivery.bound is not None):
@@ -302,7 +314,7 @@ class SendPipeline:
         seconds = timeout / 1000 + delivery.batch.nbytes / _MIB
         # A call's deadline includes the time to transfer its bytes: on a slow link the same deadline would end every
         # attempt.
-        return seconds * 2**delivery.timeouts if self._options.over_grpc else seconds
+        return seconds * 2**delivery.timeouts if self.options.over_grpc else seconds
 
     def _has_queue(self, delivery: InFlightBatch, info: TopicPublishInfo) -> bool:
         """Return whether there is a queue for the batch, with or without room in its broker's window."""
@@ -320,7 +332,7 @@ class SendPipeline:
         def admits(broker_name: str) -> bool:
             if broker_name not in info.addresses:
                 return False
-            if self._window(broker_name).admits(delivery.cost, now):
+            if self._windows[broker_name].admits(delivery.cost, now):
                 return True
             full.add(broker_name)
             return False
@@ -328,15 +340,12 @@ class SendPipeline:
         wanted = delivery.wanted_queue
         if wanted is not None:
             return wanted if admits(wanted.broker_name) else full
-        selector = self._selectors.get(info.topic)
-        if selector is None:
-            selector = self._selectors[info.topic] = self._new_selector()
-        return selector.select(info, delivery.last_broker_name, admits, now) or full
+        return self._selectors[info.topic].select(info, delivery.last_broker_name, admits, now) or full
 
     def _note(self, delivery: InFlightBatch, outcome: SendOutcome, now: float) -> None:
         """Update window, fault table and route cache by an outcome."""
         broker = outcome.queue.broker_name
-        window = self._window(broker)
+        window = self._windows[broker]
         error = outcome.error
         if error is None:
             window.success(delivery.cost, outcome.latency_ms)
@@ -349,19 +358,19 @@ class SendPipeline:
         delivery.timeouts += isinstance(error, RemotingTimeoutException)
         if error.retriable:
             if window.trouble(delivery.cost, delivery.sent_at, now):
-                window.rest(now + self.backoff.delay(window.troubles, self._rng))
+                window.rest(now + self.backoff.delay(window.troubles, self.rng))
         else:
             window.release(delivery.cost)
         # Flow control never isolates, because the broker works.
         if error.isolate:
             self._isolate(site_of(error), broker, outcome.latency_ms, now)
         if error.refresh_route:
-            self._refresh_route(delivery.batch.topic)
+            self.refresh_route(delivery.batch.topic)
 
     def _isolate(self, site: FaultSite, broker: str, latency_ms: float, now: float) -> None:
-        away_ms = self._faults.update(site, broker, latency_ms, now)
+        away_ms = self.faults.update(site, broker, latency_ms, now)
         if away_ms:
-            self._recorder.record_isolation(broker, away_ms, now)
+            self.recorder.record_isolation(broker, away_ms, now)
 
     @staticmethod
     def _begin(delivery: InFlightBatch, now: float) -> None:
@@ -370,10 +379,10 @@ class SendPipeline:
 
     def _expired(self, delivery: InFlightBatch, at: float) -> bool:
         began = delivery.first_tried_at
-        return began is not None and at >= began + self._options.delivery_timeout_ms / 1000
+        return began is not None and at >= began + self.options.delivery_timeout_ms / 1000
 
     def _fail_expired(self, delivery: InFlightBatch) -> None:
-        self._fail(delivery, f"gave up after deliveryTimeoutMs={self._options.delivery_timeout_ms}")
+        self._fail(delivery, f"gave up after deliveryTimeoutMs={self.options.delivery_timeout_ms}")
 
     def _fail(self, delivery: InFlightBatch, why: str) -> None:
         if self.failure is not None:

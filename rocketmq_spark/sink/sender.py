@@ -9,54 +9,107 @@ it. Nothing is opened before the first row.
 
 from __future__ import annotations
 
+import logging
 import queue as queues
 import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from dataclasses import KW_ONLY, dataclass, field
+from typing import ClassVar, TypeAlias
 
-from rocketmq_spark.errors import DeliveryError, RocketMQError
+import pyarrow as pa
+
+from rocketmq_spark.arrow.batcher import ArrowBatcher
+from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher
+from rocketmq_spark.errors import DeliveryError, RocketMQError, RouteNotFoundException
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import EncodedBatch, MessageQueue, SendOutcome, SendRequest, SendStatus
 from rocketmq_spark.model.route import broker_vip_channel
 from rocketmq_spark.options.sink import SinkOptions
+from rocketmq_spark.protocol.remoting.codes import NO_NAME_SERVER
 from rocketmq_spark.routing.client_instance import ClientInstance
+from rocketmq_spark.routing.heart_beat import API_TIMEOUT
+from rocketmq_spark.routing.route_cache import TopicPublishInfo
 from rocketmq_spark.routing.selectors import selector_of
 from rocketmq_spark.sink.in_flight import Dispatch, InFlightBatch, batch_weight
-from rocketmq_spark.sink.pacing import RateLimit
-from rocketmq_spark.sink.pipeline import OnStored, SendPipeline
-from rocketmq_spark.sink.routes import RouteFinder
+from rocketmq_spark.sink.pipeline import Backoff, OnStored, RateLimit, SendPipeline
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+Batcher: TypeAlias = ArrowBatcher | DeadLetterBatcher
 
-    from rocketmq_spark.arrow.batcher import ArrowBatcher
-    from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher
-
-    Batcher: TypeAlias = ArrowBatcher | DeadLetterBatcher
+logger = logging.getLogger("rocketmq_spark.producer")
 
 # How often the sender's thread looks for groups that have waited long enough, seconds.
 _LINGER_TICK = 0.1
 # The part of maxInFlightBytes that may still be pending when a caller that waited for room continues.
 _PLENTY = 0.75
+# A proxy caches that a topic is unknown for 20 s, and returns that once more afterwards. Measured on a real one: known
+# after 21 s when asked every second, after 27 s when asked every 4.5 s. Seconds.
+_PROXY_FORGETS = 35.0
+
+
+@dataclass(eq=False, repr=False)
+class RouteFinder:
+    """Looks up the routes of a write's topics, and waits for name servers and proxies that are down."""
+
+    options: SinkOptions
+    instance: ClientInstance
+    _: KW_ONLY
+    clock: Callable[[], float] = time.monotonic
+    rng: random.Random = field(default_factory=random.Random)
+    # With ``ordered``, the queues of the whole write, whatever the route says now.
+    fixed_queues: Sequence[MessageQueue] | None = None
+    # A name server or proxy has answered during this write, for example the driver's. So the addresses are right, and a
+    # server that cannot be reached is down for a while.
+    servers_reached: bool = False
+
+    def queues_of(self, topic: str) -> Sequence[MessageQueue]:
+        """Return the fixed queues of the write, or the writable queues of a topic; see `find`."""
+        if self.fixed_queues and topic == self.options.topic:
+            return self.fixed_queues
+        return self.find(topic).queues
+
+    def find(self, topic: str) -> TopicPublishInfo:
+        """Return a topic's route; raises an MQClientException (10004 without any name server, 10005 without a route).
+
+        A first route, and a topic that no server knows, are waited for ``sendMsgTimeout`` for each name server or
+        endpoint. A name server that was reached before is waited for until ``deliveryTimeoutMs``. A topic that proxies
+        do not know may have been created just now: it is waited for 35 s (at most ``deliveryTimeoutMs``).
+        """
+        routes = self.instance.routes
+        info = routes.cached(topic)
+        if info is not None and info.ok:
+            return info
+        options = self.options
+        servers = len(options.connection.route_servers)
+        if not servers:
+            raise RouteNotFoundException(f"looking up topic {topic}: the name server list is empty", NO_NAME_SERVER)
+        started, waits = self.clock(), 0
+        short, longest = options.send_msg_timeout * servers / 1000, options.delivery_timeout_ms / 1000
+        backoff = Backoff(options.retry_backoff_ms, options.retry_backoff_max_ms)
+        while True:
+            try:
+                return routes.find(topic, min(short, API_TIMEOUT * servers))
+            except RouteNotFoundException as exc:
+                # The driver has found the queues of an ordered write, so a topic without them has lost its brokers.
+                once_ok = routes.was_ok(topic) or (self.fixed_queues is not None and not exc.unreachable)
+                known = self.servers_reached or not routes.is_empty
+                patience = longest if once_ok or (exc.unreachable and known) else short
+                if options.over_grpc and not exc.unreachable:
+                    patience = max(patience, min(_PROXY_FORGETS, longest))
+                waits += 1
+                pause = backoff.delay(waits, self.rng)
+                if self.clock() + pause >= started + patience:
+                    raise
+                logger.info("%s; trying again", exc)
+                time.sleep(pause)
 
 
 class BatchSender:
     """Sends the rows of one partition task.
 
-    Parameters
-    ----------
-    instance : ClientInstance
-        Shared with other producers of this process. The caller registers and unregisters its group.
-    recorder : Recorder
-        Read it only after `write` has returned or raised.
-    fixed_queues, servers_reached
-        See `RouteFinder`.
-    max_rate_per_second : float, optional
-        This task's share of ``maxRatePerSecond``.
-    on_stored : callable, optional
-        Called with every stored batch and its outcome; must neither block nor raise.
+    The caller registers and unregisters its group with the instance of `routes`, and reads the `recorder` only after
+    `write`. `max_rate_per_second` is this task's share. See `SendPipeline` for `on_stored`.
     """
 
     # How the account of a failed write calls the rows that are done.
@@ -64,42 +117,32 @@ class BatchSender:
 
     def __init__(
         self,
-        options: SinkOptions,
-        instance: ClientInstance,
+        routes: RouteFinder,
         recorder: Recorder,
         *,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-        rng: random.Random | None = None,
-        fixed_queues: Sequence[MessageQueue] | None = None,
         max_rate_per_second: float | None = None,
         on_stored: OnStored | None = None,
-        servers_reached: bool = False,
     ) -> None:
-        self._options = options
-        self._instance = instance
+        self.routes = routes
+        self._options = options = routes.options
+        self._instance = instance = routes.instance
+        self._clock = clock = routes.clock
         self._recorder = recorder
-        self._clock = clock
-        self._wall_clock = wall_clock
-        rng = rng or random.Random()
-        self.routes = RouteFinder(
-            options, instance, clock=clock, rng=rng, fixed_queues=fixed_queues, servers_reached=servers_reached
-        )
         self._pipeline = SendPipeline(
             options,
             instance.faults,
             recorder,
             publish_info=instance.routes.cached,
             refresh_route=instance.refresh_route,
-            new_selector=lambda: selector_of(options, instance.faults, rng),
-            rng=rng,
+            new_selector=lambda: selector_of(options, instance.faults, routes.rng),
+            rng=routes.rng,
             rate=None if max_rate_per_second is None else RateLimit(max_rate_per_second, clock()),
             on_stored=on_stored,
         )
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         # The condition that the caller's thread waits for, if it waits.
-        self._awaited: Callable[[], bool] = _never
+        self._awaited: Callable[[], bool] | None = None
         # Outcomes of attempts; None only wakes the sender's thread.
         self._events: queues.SimpleQueue[tuple[InFlightBatch, SendOutcome] | None] = queues.SimpleQueue()
         self._batcher: Batcher | None = None
@@ -111,14 +154,8 @@ class BatchSender:
     def write(self, batches: Iterable[pa.RecordBatch], batcher: Batcher) -> None:
         """Send every row of `batches`; return when each is stored and acknowledged.
 
-        Raises
-        ------
-        DeliveryError
-            Some rows could not be stored; the text says how many, where and why.
-        InvalidRowError
-            A row that no broker could store; rows before it may be stored.
-        RocketMQError
-            This sender has written before.
+        Raises a DeliveryError that says how many rows could not be stored, where and why, or an InvalidRowError for a
+        row that no broker could store; rows before it may be stored.
         """
         if self._batcher is not None:
             raise RocketMQError("a BatchSender writes once: make another one, it shares the client instance")
@@ -163,9 +200,8 @@ class BatchSender:
 
     def _start(self) -> None:
         if self._thread is None:
-            thread = threading.Thread(target=self._run, name="rocketmq-producer", daemon=True)
-            thread.start()
-            self._thread = thread
+            self._thread = threading.Thread(target=self._run, name="rocketmq-producer", daemon=True)
+            self._thread.start()
 
     def _offer(self, batch: EncodedBatch, queue: MessageQueue | None) -> None:
         self.routes.find(batch.topic)
@@ -175,10 +211,6 @@ class BatchSender:
             self._raise_failure()
             self._pipeline.offer(batch, queue, self._clock())
             self._dispatch()
-
-    def _has_route(self, topic: str) -> bool:
-        # For other topics the caller's thread finds the route, or raises within seconds.
-        return self._instance.routes.cached(topic) is not None
 
     def _has_room(self, batch: EncodedBatch, *, plenty: bool = False) -> bool:
         pending = self._pipeline.pending_bytes
@@ -190,8 +222,8 @@ class BatchSender:
     def _wait_for(self, condition: Callable[[], bool]) -> None:
         """Wait for a condition or a failure; the lock is held."""
         self._awaited = condition
-        self._changed.wait_for(lambda: condition() or self._failed)
-        self._awaited = _never
+        self._changed.wait_for(lambda: condition() or self._failure is not None)
+        self._awaited = None
 
     def _settle(self) -> None:
         """Wait for outcomes, at most ``sendMsgTimeout``, to make the account of a failed write exact."""
@@ -202,14 +234,12 @@ class BatchSender:
             )
 
     @property
-    def _failed(self) -> bool:
-        return self._pipeline.failure is not None or self._crash is not None
+    def _failure(self) -> BaseException | None:
+        return self._pipeline.failure if self._crash is None else self._crash
 
     def _raise_failure(self) -> None:
-        if self._crash is not None:
-            raise self._crash
-        if self._pipeline.failure is not None:
-            raise self._pipeline.failure
+        if self._failure is not None:
+            raise self._failure
 
     def _account(self) -> str:
         with self._lock:
@@ -246,7 +276,7 @@ class BatchSender:
             self._options.producer_group,
             self._options.connection.create_topic_key,
             self._options.connection.default_topic_queue_nums,
-            int(self._wall_clock() * 1000),
+            int(time.time() * 1000),
             unit_mode=self._options.unit_mode,
         )
 
@@ -276,11 +306,13 @@ class BatchSender:
                 self._pipeline.complete(*event, now)
                 event = None if self._events.empty() else self._events.get()
             if self._reading and self._batcher is not None:
-                for batch, queue in self._batcher.expired(now, self._has_route):
+                # For topics without a route the caller's thread finds it, or raises within seconds.
+                routes = self._instance.routes
+                for batch, queue in self._batcher.expired(now, lambda topic: routes.cached(topic) is not None):
                     self._pipeline.offer(batch, queue, now)
             self._dispatch()
             # Not at every outcome: a needless wakeup costs more than sending a message.
-            if self._failed or self._awaited():
+            if self._failure is not None or (self._awaited and self._awaited()):
                 self._changed.notify_all()
 
     def __repr__(self) -> str:
@@ -319,7 +351,3 @@ class OnewaySender(BatchSender):
         # The status is ours, not a broker's: the pipeline counts it as sent, never as stored.
         status = SendStatus.SEND_OK if error is None else None
         self._pipeline.complete(dispatch.delivery, SendOutcome(dispatch.queue, status, error, 0.0), self._clock())
-
-
-def _never() -> bool:
-    return False

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from ipaddress import IPv4Address
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -31,7 +31,7 @@ from rocketmq_spark.arrow.schema import (
     check_row_id,
     check_schema,
 )
-from rocketmq_spark.arrow.split import CustomSelector, KeyCheck, KeysRequired
+from rocketmq_spark.arrow.split import CustomSelector, KeyCheck
 from rocketmq_spark.errors import OptionError, RouteNotFoundException
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue
@@ -41,14 +41,10 @@ from rocketmq_spark.protocol.remoting.records import MAX_BATCH_ROWS
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.route_cache import TopicPublishInfo
 from rocketmq_spark.routing.topic_configs import TopicConfigs
-from rocketmq_spark.sink.pacing import largest_batch
-from rocketmq_spark.sink.routes import RouteFinder
-from rocketmq_spark.sink.sender import BatchSender, OnewaySender
+from rocketmq_spark.sink.pipeline import largest_batch
+from rocketmq_spark.sink.sender import Batcher, BatchSender, OnewaySender, RouteFinder
 from rocketmq_spark.sink.trace import BatchTracer, SendTrace
 from rocketmq_spark.transport.base import local_ip
-
-if TYPE_CHECKING:
-    from rocketmq_spark.sink.sender import Batcher
 
 logger = logging.getLogger("rocketmq_spark.producer")
 
@@ -57,27 +53,20 @@ logger = logging.getLogger("rocketmq_spark.producer")
 _GRPC_BATCH_ROWS: Final = 1000
 
 
-def row_batcher(
-    options: SinkOptions,
-    recorder: Recorder,
-    *,
-    max_rows: int,
-    write_id: str,
-    queues_of: Callable[[str], Sequence[MessageQueue]],
-    keys_required: KeysRequired,
-    unique_ids: UniqueIds,
-) -> Batcher:
-    """Return the batcher of one partition's rows.
+def row_batcher(routes: RouteFinder, recorder: Recorder, write_id: str, rate: float | None) -> Batcher:
+    """Return the batcher of one partition's rows; `rate` is the task's share of ``maxRatePerSecond``.
 
-    `options` also apply to a dead-letter topic, except for its name and the choice of queues. `write_id` begins the
+    The options also apply to a dead-letter topic, except for its name and the choice of queues. `write_id` begins the
     ids of rows: it is the same for every attempt at the write, and for no other write.
     """
+    options = routes.options
+    most_rows = _GRPC_BATCH_ROWS if options.over_grpc else MAX_BATCH_ROWS
     common: dict[str, Any] = {
-        "max_rows": max_rows,
+        "max_rows": most_rows if rate is None else min(most_rows, largest_batch(rate)),
         "partition_id": recorder.partition_id,
-        "queues_of": queues_of,
-        "unique_ids": unique_ids,
-        "check_keys": KeyCheck(keys_required, inner_batches=options.batch_type == "inner"),
+        "queues_of": routes.queues_of,
+        "unique_ids": _unique_ids(options),
+        "check_keys": KeyCheck(partial(_keys_required, routes), inner_batches=options.batch_type == "inner"),
     }
     batcher: Callable[..., ArrowBatcher] = partial(RemotingBatcher, **common)
     if options.over_grpc:
@@ -124,23 +113,9 @@ def write_rows(
 ) -> None:
     """Send every row of `batches`; return when every row is acknowledged (with ``sendMode=oneway``: written).
 
-    Parameters
-    ----------
-    instance : ClientInstance
-        The caller registers and unregisters its producer group.
-    batches : iterator of pyarrow.RecordBatch
-        Of a schema that has passed `check_schema`.
-    write_id : str
-        See `row_batcher`.
-    queues, servers_reached
-        See `RouteFinder`.
-    open_trace_sender : callable, optional
-        See `BatchTracer`. Required with ``enable_trace``.
-
-    Raises
-    ------
-    DeliveryError, InvalidRowError
-        See `BatchSender.write`.
+    The schema has passed `check_schema`, and the caller registers and unregisters the producer group of `instance`. See
+    `row_batcher` for `write_id`, `RouteFinder` for `queues` and `servers_reached`, and `BatchTracer` for
+    `open_trace_sender`, which ``enable_trace`` requires. Raises as `BatchSender.write`.
     """
     with contextlib.ExitStack() as stack:
         on_stored = None
@@ -153,36 +128,18 @@ def write_rows(
         rate = None
         if options.max_rate_per_second is not None:
             rate = options.max_rate_per_second / (options.max_rate_tasks or 1)
+        routes = RouteFinder(options, instance, fixed_queues=queues, servers_reached=servers_reached)
         sender_class = OnewaySender if options.send_mode == "oneway" else BatchSender
-        sender = sender_class(
-            options,
-            instance,
-            recorder,
-            fixed_queues=queues,
-            max_rate_per_second=rate,
-            on_stored=on_stored,
-            servers_reached=servers_reached,
-        )
-        batcher = row_batcher(
-            options,
-            recorder,
-            max_rows=rows_of_batch(options, rate),
-            write_id=write_id,
-            queues_of=sender.routes.queues_of,
-            keys_required=lambda topics: _keys_required(options, instance, sender.routes, topics),
-            unique_ids=_unique_ids(options),
-        )
-        sender.write(batches, batcher)
+        sender = sender_class(routes, recorder, max_rate_per_second=rate, on_stored=on_stored)
+        sender.write(batches, row_batcher(routes, recorder, write_id, rate))
 
 
-def _keys_required(
-    options: SinkOptions, instance: ClientInstance, routes: RouteFinder, topics: Sequence[str]
-) -> Mapping[str, bool | None]:
+def _keys_required(routes: RouteFinder, topics: Sequence[str]) -> Mapping[str, bool | None]:
     """Return whether rows of each topic need a key, None if unknown; raises as `RouteFinder.find`."""
-    if options.over_grpc:
+    if routes.options.over_grpc:
         return {}
     infos = {topic: routes.find(topic) for topic in topics}
-    configs = instance.topic_configs.get({info.topic: info.route for info in infos.values()})
+    configs = routes.instance.topic_configs.get({info.topic: info.route for info in infos.values()})
     # A topic that does not exist is created with default attributes.
     return {topic: not info.template and configs[info.topic].keys_required for topic, info in infos.items()}
 
@@ -190,12 +147,6 @@ def _keys_required(
 def _unique_ids(options: SinkOptions) -> UniqueIds:
     source: dict[str, Any] = {"pid": os.getpid(), "wall_clock": time.time, "rng": random.SystemRandom()}
     return MessageIds(**source) if options.over_grpc else UniqueIds(ip=IPv4Address(local_ip()).packed, **source)
-
-
-def rows_of_batch(options: SinkOptions, rate: float | None) -> int:
-    """Return the most rows of a batch; `rate` is the task's share of ``maxRatePerSecond``."""
-    most_rows = _GRPC_BATCH_ROWS if options.over_grpc else MAX_BATCH_ROWS
-    return most_rows if rate is None else min(most_rows, largest_batch(rate))
 
 
 def check_columns(schema: pa.Schema, options: SinkOptions) -> None:
@@ -212,15 +163,9 @@ def check_columns(schema: pa.Schema, options: SinkOptions) -> None:
 def check_topic(options: SinkOptions, instance: ClientInstance, schema: pa.Schema) -> None:
     """Look up the option topic, and check the columns against it; without that option do nothing.
 
-    Raises
-    ------
-    MQClientException
-        As `RouteFinder.find`.
-    SchemaError
-        The topic does not accept messages of the columns' type (over gRPC only: brokers accept every type), or it
-        requires keys and there is no such column.
-    OptionError
-        The topic's brokers would drop the rows, or store inner batches row by row.
+    Raises a SchemaError if the topic does not accept messages of the columns' type (over gRPC only: brokers accept
+    every type), or requires keys and there is no such column. Raises an OptionError if its brokers would drop the rows,
+    or store inner batches row by row, and otherwise as `RouteFinder.find`.
     """
     if options.topic is None:
         return
@@ -274,12 +219,8 @@ def ordered_queues(
     These are the queues of the order configuration, if the topic has one. Otherwise they are the queues of every broker
     in the route, with or without a master now, and of each `known` broker (queues by broker name, of an earlier
     look-up) that the route does not list. Returns None for a write that is not ordered, and over gRPC, where the proxy
-    has one queue for the rows of each key.
-
-    Raises
-    ------
-    MQClientException
-        10005: no name server answers, or the topic does not exist.
+    has one queue for the rows of each key. Raises an MQClientException (10005) if no name server answers, or the topic
+    does not exist.
     """
     if not options.ordered or options.over_grpc:
         return None

@@ -11,6 +11,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias, TypeVar
 
 from rocketmq_spark.errors import (
@@ -42,25 +43,17 @@ _Ask: TypeAlias = Callable[[MessageQueue, str, float], _T]
 _WAIT: Final = 0.2
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class OffsetResolver:
     """Asks brokers for offsets, about many queues at once."""
 
-    def __init__(
-        self,
-        options: SourceOptions,
-        transport: ReadTransport,
-        queues: TopicQueues,
-        clock: Callable[[], float],
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._options = options
-        self._transport = transport
-        self._queues = queues
-        self._clock = clock
-        self._sleep = sleep
-        self._timeout = options.pull_timeout_ms / 1000
-        # Topics and brokers whose configuration the user may not see, and that were logged.
-        self._unknown: set[tuple[str, str]] = set()
+    options: SourceOptions
+    transport: ReadTransport
+    queues: TopicQueues
+    clock: Callable[[], float]
+    sleep: Callable[[float], None] = time.sleep
+    # Topics and brokers whose configuration the user may not see, and that were logged.
+    _unknown: set[tuple[str, str]] = field(default_factory=set, init=False)
 
     def earliest(self, queues: Iterable[MessageQueue]) -> Offsets:
         """Return the offset of the oldest message that each queue still has; 0 for a compacted topic.
@@ -71,7 +64,7 @@ class OffsetResolver:
         queues = [*queues]
         compacted = self._compacted(queues)
         plain = [queue for queue in queues if queue not in compacted]
-        return dict.fromkeys(queues, 0) | self._first_left(self._of_all(plain, self._min_offset))
+        return dict.fromkeys(queues, 0) | self._first_left(self._of_all(plain, self.transport.min_offset))
 
     def _first_left(self, offsets: Mapping[MessageQueue, int]) -> Offsets:
         """Return the first offset of each queue, from the given one on, whose message the broker still has."""
@@ -93,12 +86,9 @@ class OffsetResolver:
 
         return self._of_all(offsets, pull)
 
-    def _min_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
-        return self._transport.min_offset(queue, address, timeout)
-
     def _pulled(self, queue: MessageQueue, offset: int, address: str, timeout: float) -> PullOutcome:
-        target = PullTarget(queue, self._options.consumer_group, 1, "*", "TAG")
-        outcome = self._transport.pull_now(PullRequest(target, address, offset), timeout)
+        target = PullTarget(queue, self.options.consumer_group, 1, "*", "TAG")
+        outcome = self.transport.pull_now(PullRequest(target, address, offset), timeout)
         if outcome.error is not None:
             raise outcome.error
         return outcome
@@ -109,7 +99,7 @@ class OffsetResolver:
         def ask(queue: MessageQueue) -> bool:
             try:
                 config = self._patiently(
-                    queue, lambda _, address, __: self._queues.config(queue, address), trusted=False
+                    queue, lambda _, address, __: self.queues.config(queue, address), trusted=False
                 )
             except MQBrokerException as exc:
                 if place(queue) not in self._unknown:
@@ -120,15 +110,11 @@ class OffsetResolver:
                 return False
             return config.compacted
 
-        return {queue for queue, compacted in self._queues.by_topic(queues, ask).items() if compacted}
+        return {queue for queue, compacted in self.queues.by_topic(queues, ask).items() if compacted}
 
     def latest(self, queues: Iterable[MessageQueue]) -> Offsets:
         """Return the offset that the next message of each queue will get."""
-        return self._of_all(queues, self.max_offset)
-
-    def max_offset(self, queue: MessageQueue, address: str, timeout: float) -> int:
-        """Ask one broker for the offset that the queue's next message will get."""
-        return self._transport.max_offset(queue, address, timeout)
+        return self._of_all(queues, self.transport.max_offset)
 
     def once(
         self, queues: Sequence[MessageQueue], ask: _Ask[_T], *, trusted: bool = False
@@ -139,36 +125,31 @@ class OffsetResolver:
         again, and after ``readTimeoutMs`` none is.
         """
         silent: dict[str, RocketMQError] = {}
-        gives_up = min(self._clock() + self._options.read_timeout_ms / 1000, self._queues.deadline.at)
+        gives_up = min(self.clock() + self.options.read_timeout_ms / 1000, self.queues.deadline.at)
 
         def one(queue: MessageQueue) -> tuple[_T, str] | RocketMQError:
             address = ""
-            if self._clock() > gives_up:
+            if self.clock() > gives_up:
                 return RemotingTooMuchRequestException(
-                    f"{queue}: not asked, the others took {self._options.read_timeout_ms / 1000:g} s"
+                    f"{queue}: not asked, the others took {self.options.read_timeout_ms / 1000:g} s"
                 )
             try:
-                address = self._queues.address(queue, trusted=trusted)
+                address = self.queues.address(queue, trusted=trusted)
                 if address in silent:
                     return silent[address]
-                answer = ask(queue, address, self._queues.deadline.limit(self._timeout))
-                self._queues.answered(queue, address, trusted=trusted)
+                answer = ask(queue, address, self.queues.deadline.limit(self.queues.timeout))
+                self.queues.answered(queue, address, trusted=trusted)
                 return answer, address
             except RocketMQError as exc:
                 if isinstance(exc, RemotingException):
                     silent[address] = exc
                 if exc.retriable and not exc.flow_control:
-                    self._queues.failed(queue, address)
+                    self.queues.failed(queue, address)
                 return exc
 
-        answers: dict[MessageQueue, tuple[_T, str]] = {}
-        errors: dict[MessageQueue, RocketMQError] = {}
-        for queue, result in in_parallel(queues, one).items():
-            if isinstance(result, RocketMQError):
-                errors[queue] = result
-            else:
-                answers[queue] = result
-        return answers, errors
+        results = in_parallel(queues, one)
+        errors = {queue: result for queue, result in results.items() if isinstance(result, RocketMQError)}
+        return {queue: result for queue, result in results.items() if not isinstance(result, RocketMQError)}, errors
 
     def at(self, times: Mapping[MessageQueue, int]) -> dict[MessageQueue, int | None]:
         """Return the first offset stored at a time (epoch, ms) or later; None where there is no such message."""
@@ -204,16 +185,16 @@ class OffsetResolver:
 
     def _at_by_broker(self, times: Mapping[MessageQueue, int]) -> dict[MessageQueue, int | None]:
         def search(queue: MessageQueue, address: str, timeout: float) -> int:
-            return self._transport.search_offset(queue, times[queue], address, timeout)
+            return self.transport.search_offset(queue, times[queue], address, timeout)
 
-        earliest, latest = self._of_all(times, self._min_offset), self.latest(times)
+        earliest, latest = self._of_all(times, self.transport.min_offset), self.latest(times)
         # A broker fails to search an empty queue of the type BatchCQ, whose minimum offset is -1.
         filled = [queue for queue in times if max(0, earliest[queue]) < latest[queue]]
         found = self._of_all(filled, search)
         # Past the end a broker answers with the end; of the type BatchCQ with its last batch, however old that is.
         ends = self.latest(filled)
         found = {queue: offset for queue, offset in found.items() if offset < ends[queue]}
-        plain = self._queues.by_topic(found, self._queues.is_plain)
+        plain = self.queues.by_topic(found, self.queues.is_plain)
         doubtful = {queue: offset for queue, offset in found.items() if not plain[queue]}
 
         def stored_at(queue: MessageQueue, address: str, timeout: float) -> int:
@@ -231,7 +212,7 @@ class OffsetResolver:
 
         Raises an OptionError if the options leave out a queue, or no message is as young as a starting timestamp.
         """
-        options = self._options
+        options = self.options
         times = _times(queues, options.starting_timestamp, options.starting_offsets_by_timestamp, "starting")
         if times is None:
             return self._specific(queues, options.starting_offsets, "startingOffsets")
@@ -249,7 +230,7 @@ class OffsetResolver:
 
     def ends(self, queues: Sequence[MessageQueue]) -> Offsets:
         """Return the offset of each queue at which a batch stops; raises as `starts`."""
-        options = self._options
+        options = self.options
         times = _times(queues, options.ending_timestamp, options.ending_offsets_by_timestamp, "ending")
         if times is None:
             return self._specific(queues, options.ending_offsets, "endingOffsets")
@@ -261,7 +242,7 @@ class OffsetResolver:
         backwards = {queue: start for queue, start in starts.items() if start > ends[queue]}
         for queue, end in self._short_of(backwards).items():
             lost(
-                self._options,
+                self.options,
                 f"queue {queue} ends at offset {end}, before {starts[queue]}, where the read begins: the topic was "
                 "made anew, its broker lost what it had, or the offset is of another queue",
             )
@@ -273,7 +254,7 @@ class OffsetResolver:
         compacted = self._compacted(filled)
         plain = [queue for queue in filled if queue not in compacted]
         # A task also reports the offsets that it does not find, so a master that is away delays no other queue.
-        answers, errors = self.once(plain, self._min_offset, trusted=True)
+        answers, errors = self.once(plain, self.transport.min_offset, trusted=True)
         for error in errors.values():
             if not error.retriable:
                 raise error
@@ -284,23 +265,23 @@ class OffsetResolver:
             if start > starts[queue]:
                 gaps.append(Gap(queue, starts[queue], min(start, end), start))
             ranges.append(OffsetRange(queue, min(start, end), end, queue in compacted))
-        expired(self._options, gaps)
+        expired(self.options, gaps)
         return ranges
 
     def _short_of(self, starts: Offsets) -> Offsets:
         """Return the ends of the queues that do not reach `starts` within ``pullTimeoutMs``."""
-        gives_up = self._clock() + self._timeout
+        gives_up = self.clock() + self.queues.timeout
         while True:
             short = {queue: end for queue, end in self.latest(starts).items() if end < starts[queue]}
-            if not short or self._clock() > gives_up:
+            if not short or self.clock() > gives_up:
                 return short
-            self._sleep(_WAIT)
+            self.sleep(_WAIT)
 
     def _specific(self, queues: Sequence[MessageQueue], spec: OffsetSpec, option: str) -> Offsets:
         if spec.word is not None:
             return self.earliest(queues) if spec.word == "earliest" else self.latest(queues)
         # A receipt may name queues that the options do not ask for.
-        wanted = {queue: offset for queue, offset in spec.offsets if self._options.reads(queue)}
+        wanted = {queue: offset for queue, offset in spec.offsets if self.options.reads(queue)}
         given = _covering(queues, wanted, option)
         earliest = self.earliest(queue for queue, offset in given.items() if offset == EARLIEST)
         latest = self.latest(queue for queue, offset in given.items() if offset == LATEST)
@@ -311,32 +292,32 @@ class OffsetResolver:
         return {queue: latest[queue] if offset is None else offset for queue, offset in found.items()}
 
     def _of_all(self, queues: Iterable[MessageQueue], ask: _Ask[int]) -> Offsets:
-        deadline = self._queues.deadline
+        deadline = self.queues.deadline
         return deadline.in_parallel(queues, lambda queue: self._patiently(queue, ask), "offsets of queues")
 
     def _patiently(self, queue: MessageQueue, ask: _Ask[_T], *, trusted: bool = True) -> _T:
-        options = self._options
-        gives_up = self._clock() + options.read_timeout_ms / 1000
+        options = self.options
+        gives_up = self.clock() + options.read_timeout_ms / 1000
         while True:
             address = ""
             try:
-                address = self._queues.address(queue, trusted=trusted)
-                answer = ask(queue, address, self._queues.deadline.limit(self._timeout))
-                self._queues.answered(queue, address, trusted=trusted)
+                address = self.queues.address(queue, trusted=trusted)
+                answer = ask(queue, address, self.queues.deadline.limit(self.queues.timeout))
+                self.queues.answered(queue, address, trusted=trusted)
                 return answer
             except RocketMQError as exc:
                 if not exc.retriable:
                     raise
                 # The last request to the master may take this long, and then one goes to a slave.
-                more = 2 * self._timeout if self._queues.has_slave(queue) else 0.0
-                if self._clock() > min(gives_up + more, self._queues.deadline.at):
+                more = 2 * self.queues.timeout if self.queues.has_slave(queue) else 0.0
+                if self.clock() > min(gives_up + more, self.queues.deadline.at):
                     raise ReadError(
                         f"asking for the offsets of {queue}: no broker answered within "
                         f"readTimeoutMs={options.read_timeout_ms}. The last try: {exc}"
                     ) from exc
                 if not exc.flow_control:
-                    self._queues.failed(queue, address)
-            self._sleep(_WAIT)
+                    self.queues.failed(queue, address)
+            self.sleep(_WAIT)
 
 
 def _times(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rocketmq_spark.errors import BrokerOutcomeUnknownException, ReadError, RocketMQError
@@ -115,39 +115,33 @@ class _QueueFetch:
         return removing and outcome.next_begin_offset > max(segment.start, outcome.min_offset)
 
 
+@dataclass(eq=False, repr=False)
 class Puller:
     """Pulls ranges; `window` bounds the requests in flight and the answers waiting, over all queues."""
 
-    def __init__(
-        self,
-        options: SourceOptions,
-        transport: ReadTransport,
-        queues: TopicQueues,
-        clock: Callable[[], float],
-        window: int = WINDOW,
-    ) -> None:
-        self._options = options
-        self._transport = transport
-        self._queues = queues
-        self._clock = clock
-        self._window = window
-        self._filtered = options.sub_expression != "*"
-        self._timeout = options.pull_timeout_ms / 1000
-        self._patience = options.read_timeout_ms / 1000
-        self._arrived: deque[tuple[_Segment, PullOutcome]] = deque()
-        # Seconds that the consumer spent with our results.
-        self._away = 0.0
-        self._in_flight = 0
-        # Bytes of the answers that wait.
-        self._waiting = 0
-        self._largest = 1
+    options: SourceOptions
+    transport: ReadTransport
+    queues: TopicQueues
+    clock: Callable[[], float]
+    window: int = WINDOW
+    _arrived: deque[tuple[_Segment, PullOutcome]] = field(default_factory=deque, init=False)
+    # Seconds that the consumer spent with our results.
+    _away: float = field(default=0.0, init=False)
+    _in_flight: int = field(default=0, init=False)
+    # Bytes of the answers that wait, and of the largest one lately.
+    _waiting: int = field(default=0, init=False)
+    _largest: int = field(default=1, init=False)
+
+    def __post_init__(self) -> None:
+        self._filtered = self.options.sub_expression != "*"
+        self._patience = self.options.read_timeout_ms / 1000
 
     def pull(self, ranges: Sequence[OffsetRange]) -> Iterator[Pulled]:
         """Yield the records of ranges of different queues, in the order of each queue.
 
         Raises a ReadError if a queue returns nothing for ``readTimeoutMs``, or its broker refuses.
         """
-        options, now = self._options, self._now()
+        options, now = self.options, self._now()
         wanted = options.pull_batch_size, options.sub_expression, options.filter_type
         fetches = []
         for one in ranges:
@@ -159,19 +153,19 @@ class Puller:
             self._take(fetches)
             for fetch in fetches:
                 for pulled in self._ready(fetch):
-                    left = self._clock()
+                    left = self.clock()
                     yield pulled
-                    self._away += self._clock() - left
+                    self._away += self.clock() - left
             fetches = [fetch for fetch in fetches if not fetch.done]
 
     def _now(self) -> float:
         """Return the time without the consumer's: a broker is not silent while the consumer works."""
-        return self._clock() - self._away
+        return self.clock() - self._away
 
     def _issue(self, fetches: Sequence[_QueueFetch]) -> None:
         """Send the requests that may be sent now, taking turns between queues."""
         now = self._now()
-        room = max(1, min(self._window, _MOST_BYTES // self._largest))
+        room = max(1, min(self.window, _MOST_BYTES // self._largest))
         # A segment that waits for its next try does not count.
         used = sum(one.flying or one.outcome is not None for fetch in fetches for one in fetch.segments)
         ready = [fetch for fetch in fetches if fetch.waits_until <= now]
@@ -201,7 +195,7 @@ class Puller:
             if fetch.planned >= fetch.range.end:
                 return False
             stop = None
-            if fetch.stride is not None and fetch.stride <= self._options.pull_batch_size and not self._filtered:
+            if fetch.stride is not None and fetch.stride <= self.options.pull_batch_size and not self._filtered:
                 stop = min(fetch.planned + fetch.stride, fetch.range.end)
             if fetch.segments and (stop is None or len(fetch.segments) >= _PER_QUEUE):
                 return False
@@ -215,14 +209,14 @@ class Puller:
         fetch = segment.fetch
         segment.flying, segment.address = True, ""
         try:
-            segment.address = self._queues.address(fetch.queue)
-            suspend_ms = min(_SUSPEND_MS, self._options.read_timeout_ms) if fetch.suspend else 0
+            segment.address = self.queues.address(fetch.queue)
+            suspend_ms = min(_SUSPEND_MS, self.options.read_timeout_ms) if fetch.suspend else 0
             target = fetch.target
             if segment.check:
                 target = replace(target, max_msg_nums=1, sub_expression="*", expression_type="TAG")
             request = PullRequest(target, segment.address, segment.start, suspend_ms)
             arrived = self._arrived
-            self._transport.pull(request, self._timeout, lambda outcome: arrived.append((segment, outcome)))
+            self.transport.pull(request, self.queues.timeout, lambda outcome: arrived.append((segment, outcome)))
         except RocketMQError as exc:
             if not exc.retriable:
                 raise
@@ -233,7 +227,7 @@ class Puller:
         """Wait for an outcome, or for the first queue that may try again, and handle all outcomes."""
         now = self._now()
         wait = min((fetch.waits_until - now for fetch in fetches if fetch.waits_until > now), default=1.0)
-        self._transport.poll(0.0 if self._arrived else max(0.01, wait))
+        self.transport.poll(0.0 if self._arrived else max(0.01, wait))
         while self._arrived:
             self._in_flight -= 1
             self._judge(*self._arrived.popleft())
@@ -246,10 +240,10 @@ class Puller:
             self._raise_if_permanent(fetch, outcome.error)
             self._wait(fetch, outcome.error)
             # A slave without slaveReadEnable always answers that it is busy.
-            if not outcome.error.flow_control or not self._queues.is_master(fetch.queue, segment.address):
-                self._queues.failed(fetch.queue, segment.address)
+            if not outcome.error.flow_control or not self.queues.is_master(fetch.queue, segment.address):
+                self.queues.failed(fetch.queue, segment.address)
             return
-        self._queues.answered(fetch.queue, segment.address)
+        self.queues.answered(fetch.queue, segment.address)
         if outcome.status is PullStatus.OFFSET_ILLEGAL and outcome.min_offset > outcome.next_begin_offset:
             # A slave sends the requested offset back (DefaultMessageStore.nextOffsetCorrection).
             outcome = replace(outcome, next_begin_offset=outcome.min_offset)
@@ -261,12 +255,12 @@ class Puller:
         left = fetch.first_left(segment, outcome)
         if outcome.status is PullStatus.NO_NEW_MSG or outcome.next_begin_offset <= segment.start:
             self._nothing_yet(fetch, segment, outcome)
-        elif left > segment.start and not self._queues.trusts(fetch.queue, segment.address):
+        elif left > segment.start and not self.queues.trusts(fetch.queue, segment.address):
             # The slave may have been added later than the messages: the master is asked.
             fetch.doubted = True
             text = f"the slave {segment.address} of {fetch.queue} has no messages {segment.start} to {left - 1}"
             self._wait(fetch, ReadError(f"{text}, and its master does not answer"))
-            self._queues.failed(fetch.queue, segment.address)
+            self.queues.failed(fetch.queue, segment.address)
         elif fetch.is_being_written(segment, outcome):
             self._nothing_yet(fetch, segment, outcome)
         else:
@@ -288,14 +282,14 @@ class Puller:
             end, why = outcome.next_begin_offset, f"{address} lists messages there that it does not return"
             what = f"{fetch.queue} at offset {segment.start}: {why}"
         waited = 0.0 if fetch.failing_since is None else self._now() - fetch.failing_since
-        may_skip = fetch.range.compacted and not self._options.fail_on_data_loss
-        if may_skip and waited > self._patience and self._queues.trusts(fetch.queue, address):
-            lost(self._options, f"{fetch.queue} has no messages {segment.start} to {end - 1}: {why}")
+        may_skip = fetch.range.compacted and not self.options.fail_on_data_loss
+        if may_skip and waited > self._patience and self.queues.trusts(fetch.queue, address):
+            lost(self.options, f"{fetch.queue} has no messages {segment.start} to {end - 1}: {why}")
             segment.outcome = PullOutcome(PullStatus.NO_MATCHED_MSG, end)
             return
         self._wait(fetch, ReadError(what))
-        if not self._queues.is_master(fetch.queue, address):
-            self._queues.failed(fetch.queue, address)
+        if not self.queues.is_master(fetch.queue, address):
+            self.queues.failed(fetch.queue, address)
 
     def _ready(self, fetch: _QueueFetch) -> Iterator[Pulled]:
         """Yield the answers of a queue in order, and pull again the part that an answer lacks."""
@@ -338,15 +332,15 @@ class Puller:
         if fetch.waits_until > now:
             # Requests that fail together count as one failure.
             return
-        # A slave's answer counts after `_patience`. The last request to the master delays it by up to `_timeout`.
-        patience = self._patience + (2 * (self._timeout + _LONGEST_WAIT) if fetch.doubted else 0.0)
+        # A slave's answer counts after `_patience`. The last request to the master delays it by up to its timeout.
+        patience = self._patience + (2 * (self.queues.timeout + _LONGEST_WAIT) if fetch.doubted else 0.0)
         if fetch.failing_since is None:
             fetch.failing_since = now
         elif now - fetch.failing_since > patience:
             at = fetch.segments[0].start if fetch.segments else fetch.planned
             raise ReadError(
                 f"reading {fetch.queue} up to offset {fetch.range.end - 1}: nothing came from offset {at} on for "
-                f"readTimeoutMs={self._options.read_timeout_ms}. The last try: {error}. Bring the broker back if it is "
+                f"readTimeoutMs={self.options.read_timeout_ms}. The last try: {error}. Bring the broker back if it is "
                 "down, wait longer with readTimeoutMs, or read what is there with other offsets"
                 + (f". Or {_COMPACTED}: then set failOnDataLoss=false" if fetch.range.compacted else "")
             ) from error
@@ -355,7 +349,7 @@ class Puller:
 
     def _raise_if_permanent(self, fetch: _QueueFetch, error: RocketMQError) -> None:
         # A broker without enablePropertyFilter answers SYSTEM_ERROR to SQL92.
-        filtered = self._options.filter_type == "SQL92" and isinstance(error, BrokerOutcomeUnknownException)
+        filtered = self.options.filter_type == "SQL92" and isinstance(error, BrokerOutcomeUnknownException)
         if not error.retriable or filtered:
             advice = "; filterType=SQL92 needs brokers with enablePropertyFilter=true" if filtered else ""
             raise ReadError(

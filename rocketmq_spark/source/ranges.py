@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rocketmq_spark.errors import DataLossError, ReadError
@@ -148,12 +148,12 @@ def expired(options: SourceOptions, gaps: Sequence[Gap]) -> None:
         lost(options, f"{gap}: {why}")
 
 
+@dataclass(slots=True, repr=False)
 class Gaps:
     """The gaps that a task has found and not reported yet. Adjacent gaps of a queue are one."""
 
-    def __init__(self, options: SourceOptions) -> None:
-        self._options = options
-        self._gaps: list[Gap] = []
+    options: SourceOptions
+    _gaps: list[Gap] = field(default_factory=list)
 
     def add(self, queue: MessageQueue, start: int, end: int) -> None:
         """Add missing offsets; those of a queue come in order."""
@@ -167,6 +167,6 @@ class Gaps:
         """Report the gaps that end before the offset that the read has reached in their queue; by default all."""
         open_gaps = [gap for gap in self._gaps if reached is not None and gap.end >= reached.get(gap.queue, gap.end)]
         if len(open_gaps) < len(self._gaps):
-            closed = self._gaps if self._options.fail_on_data_loss else [g for g in self._gaps if g not in open_gaps]
+            closed = self._gaps if self.options.fail_on_data_loss else [g for g in self._gaps if g not in open_gaps]
             self._gaps = open_gaps
-            expired(self._options, closed)
+            expired(self.options, closed)

@@ -13,7 +13,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import pyarrow as pa
@@ -116,20 +116,20 @@ def reading_transport(options: SourceOptions, *, polled: bool = False) -> Remoti
     return transport
 
 
+@dataclass(slots=True)
 class SkippedMessages:
     """Counts the unreadable messages that one task leaves out; a warning a second names the newest position."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.by_topic: Counter[str] = Counter()
-        self._clock = clock
-        self._warned_at = -math.inf
-        self._newest: Unreadable | None = None
+    clock: Callable[[], float] = time.monotonic
+    by_topic: Counter[str] = field(default_factory=Counter)
+    _warned_at: float = -math.inf
+    _newest: Unreadable | None = None
 
     def skip(self, message: Unreadable) -> bool:
         """Count a message, and return False, so that no row is made."""
         self.by_topic[message.queue.topic] += message.end - message.start
         self._newest = message
-        if self._clock() - self._warned_at >= _WARNING_INTERVAL:
+        if self.clock() - self._warned_at >= _WARNING_INTERVAL:
             self.close()
         return False
 
@@ -140,4 +140,4 @@ class SkippedMessages:
                 "onUnreadable=skip: this task has left out %d messages so far; %s",
                 *(self.by_topic.total(), self._newest),
             )
-            self._newest, self._warned_at = None, self._clock()
+            self._newest, self._warned_at = None, self.clock()

@@ -11,6 +11,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from rocketmq_spark.errors import ReadError, RocketMQError
@@ -31,30 +32,18 @@ _READER: Final = re.compile(r"[^@]*@.+#\d{1,7}(@.*)?")
 _TRIES: Final = 3
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class GroupOffsets:
     """Writes the offsets of one query to its consumer group, as its member `client_id` (``commitOffsets``)."""
 
-    def __init__(
-        self,
-        options: SourceOptions,
-        transport: ReadTransport,
-        queues: TopicQueues,
-        bounds: OffsetResolver,
-        clock: Callable[[], float],
-        client_id: str,
-    ) -> None:
-        self._options = options
-        self._transport = transport
-        self._queues = queues
-        self._bounds = bounds
-        self._clock = clock
-        self._client_id = client_id
-        # The time of the last heart-beat to each address.
-        self._registered: dict[str, float] = {}
-        # The offsets written last, and when to write them again though they have not changed.
-        self._written: Offsets = {}
-        self._again_at = math.inf
-        self._warned = False
+    bounds: OffsetResolver
+    client_id: str
+    # The time of the last heart-beat to each address.
+    _registered: dict[str, float] = field(default_factory=dict)
+    # The offsets written last, and when to write them again though they have not changed.
+    _written: Offsets = field(default_factory=dict)
+    _again_at: float = math.inf
+    _warned: bool = False
 
     def write(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Write the next offset to read of each queue to the brokers.
@@ -62,31 +51,31 @@ class GroupOffsets:
         After a failure the next call writes again: other offsets at once, the same offsets after half a minute.
         Queues that the options do not ask for are left out: another query may read them as the same group.
         """
-        now = self._clock()
+        options, queues, now = self.bounds.options, self.bounds.queues, self.bounds.clock()
         if offsets == self._written and now < self._again_at:
             return
         self._written, self._again_at = dict(offsets), now + _HEART_BEAT
-        wanted = {*filter(self._options.reads, offsets)}
-        self._queues.deadline.restart()
+        wanted = {*filter(options.reads, offsets)}
+        queues.deadline.restart()
         try:
-            present = sorted(wanted.intersection(self._queues.present()))
+            present = sorted(wanted.intersection(queues.present()))
         except RocketMQError as exc:
             logger.warning("commitOffsets: %s", exc)
             return
 
         def update(queue: MessageQueue, address: str, timeout: float) -> None:
-            self._transport.update_consumer_offset(
-                queue, self._options.consumer_group, offsets[queue], address, timeout
+            self.bounds.transport.update_consumer_offset(
+                queue, options.consumer_group, offsets[queue], address, timeout
             )
 
-        joined, failed = self._bounds.once([*{queue.broker_name: queue for queue in present}.values()], self._join)
+        joined, failed = self.bounds.once([*{queue.broker_name: queue for queue in present}.values()], self._join)
         ours = {queue.broker_name for queue, (is_ours, _) in joined.items() if is_ours}
         # A broker that fails for one queue of a topic is not asked about the others.
         first_of = {place(queue): queue for queue in present if queue.broker_name in ours}
-        written, failed_first = self._bounds.once([*first_of.values()], update)
+        written, failed_first = self.bounds.once([*first_of.values()], update)
         begun = set(map(place, written))
         others = [queue for queue in present if queue not in written and place(queue) in begun]
-        written_others, failed_others = self._bounds.once(others, update)
+        written_others, failed_others = self.bounds.once(others, update)
         failed |= failed_first | failed_others
         # One warning for each broker.
         for queue in {queue.broker_name: queue for queue in reversed(failed)}.values():
@@ -100,11 +89,11 @@ class GroupOffsets:
         Return False, and send nothing, if another application is a member. Our heart-beat would remove its
         subscriptions, and it would continue from our offsets.
         """
-        group, now = self._options.consumer_group, self._clock()
+        group, now, transport = self.bounds.options.consumer_group, self.bounds.clock(), self.bounds.transport
         if now - self._registered.get(address, -math.inf) <= _HEART_BEAT:
             return True
-        members = self._transport.consumers(group, address, timeout)
-        others = sorted(one for one in members if one != self._client_id and not _READER.fullmatch(one))
+        members = transport.consumers(group, address, timeout)
+        others = sorted(one for one in members if one != self.client_id and not _READER.fullmatch(one))
         if others:
             if not self._warned:
                 self._warned = True
@@ -114,7 +103,7 @@ class GroupOffsets:
                     *(group, others[0], address),
                 )
             return False
-        self._transport.register_consumer(self._client_id, group, address, timeout)
+        transport.register_consumer(self.client_id, group, address, timeout)
         self._registered[address] = now
         return True
 
@@ -138,7 +127,7 @@ class StreamOffsets:
         # Since when no broker has answered for a queue, and for how many tries.
         self._silent: dict[MessageQueue, tuple[float, int]] = {}
         self._gone: set[MessageQueue] = set()
-        self._group = GroupOffsets(options, transport, self.queues, self._bounds, clock, client_id)
+        self._group = GroupOffsets(self._bounds, client_id)
 
     def starts(self) -> Offsets:
         """Return the offsets at which a new query begins."""
@@ -235,7 +224,7 @@ class StreamOffsets:
 
     def _ends(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, tuple[int, str]]:
         """Return the ends of the queues and the addresses of the brokers that report them; raises as `available`."""
-        ends, errors = self._bounds.once(queues, self._bounds.max_offset)
+        ends, errors = self._bounds.once(queues, self._transport.max_offset)
         before, self._silent = self._silent, {}
         options = self._options
         for queue, error in errors.items():

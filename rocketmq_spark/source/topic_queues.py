@@ -59,10 +59,10 @@ class TopicQueues:
         self._transport = transport
         self._clock = clock
         self._patience = options.read_timeout_ms / 1000
-        # Per request.
-        self._timeout = options.pull_timeout_ms / 1000
+        # Seconds that one request may take.
+        self.timeout = options.pull_timeout_ms / 1000
         self.deadline = PlanningDeadline(options.read_timeout_ms, clock)
-        self._routes = TopicRoutes(options, transport, clock, self.deadline, routes)
+        self._routes = TopicRoutes(options, transport, clock, self.deadline, dict(routes or {}))
         self._lock = threading.Lock()
         # By broker name.
         self._away: dict[str, _Away] = {}
@@ -141,7 +141,7 @@ class TopicQueues:
                     f"count after readTimeoutMs={self._options.read_timeout_ms}"
                 )
             if master is not None and now >= away.retry_at:
-                away.retry_at = now + self._timeout
+                away.retry_at = now + self.timeout
                 return master
             return _by_turns(addresses, away)
 
@@ -221,7 +221,7 @@ class TopicQueues:
                     options.consumer_group,
                     options.sub_expression,
                     options.filter_type,
-                    self.deadline.limit(self._timeout),
+                    self.deadline.limit(self.timeout),
                 )
             except RocketMQError as exc:
                 if isinstance(exc, MQBrokerException):
@@ -247,7 +247,7 @@ class TopicQueues:
 
     def config(self, queue: MessageQueue, address: str) -> TopicConfig:
         """Return the configuration of a queue's topic, as `TopicConfigCache.config`."""
-        timeout = self.deadline.limit(self._timeout)
+        timeout = self.deadline.limit(self.timeout)
         return self._configs.config(queue.topic, queue.broker_name, address, timeout)
 
     def failed(self, queue: MessageQueue, address: str) -> None:
@@ -258,7 +258,7 @@ class TopicQueues:
             away = self._away.get(queue.broker_name)
             if address and address == addresses.get(MASTER_ID):
                 away = self._master_failed(queue, addresses, now)
-                away.retry_at = now + self._timeout
+                away.retry_at = now + self.timeout
             # Of many requests that fail together only the first turns to another address.
             if away is not None and addresses and _by_turns(addresses, away) == address:
                 away.turn += 1
@@ -280,7 +280,7 @@ class TopicQueues:
     def _master_failed(self, queue: MessageQueue, addresses: Mapping[int, str], now: float) -> _Away:
         """Note that the master does not answer. The plan gets the time that its slaves need until they are trusted."""
         if any(broker_id != MASTER_ID for broker_id in addresses):
-            self.deadline.extend(2 * self._timeout)
+            self.deadline.extend(2 * self.timeout)
         return self._away.setdefault(queue.broker_name, _Away(now, now))
 
     def _known_addresses(self, queue: MessageQueue) -> Mapping[int, str]:

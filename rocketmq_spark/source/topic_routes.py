@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from rocketmq_spark.errors import (
@@ -40,31 +41,32 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
+@dataclass(slots=True, repr=False)
 class PlanningDeadline:
     """The time for planning, until `at`: ``readTimeoutMs`` from `restart` on. Before that it has no end."""
 
-    def __init__(self, timeout_ms: int, clock: Callable[[], float]) -> None:
-        self._timeout_ms = timeout_ms
-        self._clock = clock
-        self._started = self.at = math.inf
+    timeout_ms: int
+    clock: Callable[[], float]
+    at: float = field(default=math.inf, init=False)
+    _started: float = field(default=math.inf, init=False)
 
     def restart(self) -> None:
         """Start the time for a new plan."""
-        self._started = self._clock()
-        self.at = self._started + self._timeout_ms / 1000
+        self._started = self.clock()
+        self.at = self._started + self.timeout_ms / 1000
 
     def extend(self, seconds: float) -> None:
         """Move the deadline by ``readTimeoutMs`` (then a slave's offsets count) and some seconds, once per plan."""
-        self.at = max(self.at, self._started + 2 * self._timeout_ms / 1000 + seconds)
+        self.at = max(self.at, self._started + 2 * self.timeout_ms / 1000 + seconds)
 
     @property
     def passed(self) -> bool:
         """True if no time is left."""
-        return self._clock() >= self.at
+        return self.clock() >= self.at
 
     def limit(self, seconds: float) -> float:
         """Return a request's timeout, shortened to the time that is left."""
-        return min(seconds, self.at - self._clock())
+        return min(seconds, self.at - self.clock())
 
     def in_parallel(
         self, about: Iterable[K], ask: Callable[[K], T], what: str, fallback: Callable[[K], T | None] = lambda _: None
@@ -93,43 +95,34 @@ class PlanningDeadline:
             if older is not None:
                 return older
             raise ReadError(
-                f"planning the read: readTimeoutMs={self._timeout_ms} has passed with {len(answered)} of {len(keys)} "
+                f"planning the read: readTimeoutMs={self.timeout_ms} has passed with {len(answered)} of {len(keys)} "
                 f"{what} known; {why}"
             ) from error
 
         return in_parallel(keys, ask_in_time)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class TopicRoutes:
-    """The routes of a read's topics; safe for many threads. `routes` are the routes that are already known."""
+    """The routes of a read's topics; safe for many threads. `routes` are the last known ones."""
 
-    def __init__(
-        self,
-        options: SourceOptions,
-        transport: ReadTransport,
-        clock: Callable[[], float],
-        deadline: PlanningDeadline,
-        routes: Mapping[str, TopicRouteData] | None = None,
-    ) -> None:
-        self._options = options
-        self._transport = transport
-        self._clock = clock
-        self._deadline = deadline
-        # Per request, and for each name server.
-        self._timeout = options.pull_timeout_ms / 1000
-        self._lock = threading.Lock()
-        self._routes = dict(routes or {})
-        self._asked_at: dict[str, float] = {}
-        # The error of the last request, by topic.
-        self._errors: dict[str, RocketMQError] = {}
-        # The topics that were logged as gone.
-        self._gone: set[str] = set()
-        self._listed: frozenset[str] | None = None
-        self._warned_of_long_names = False
+    options: SourceOptions
+    transport: ReadTransport
+    clock: Callable[[], float]
+    deadline: PlanningDeadline
+    routes: dict[str, TopicRouteData]
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _asked_at: dict[str, float] = field(default_factory=dict, init=False)
+    # The error of the last request, by topic.
+    _errors: dict[str, RocketMQError] = field(default_factory=dict, init=False)
+    # The topics that were logged as gone.
+    _gone: set[str] = field(default_factory=set, init=False)
+    _listed: frozenset[str] | None = field(default=None, init=False)
+    _warned_of_long_names: bool = field(default=False, init=False)
 
     def topics(self) -> list[str]:
         """Return the topics that the options name, or those of the name servers' list that fit the pattern."""
-        options = self._options
+        options = self.options
         if options.subscribe:
             return list(options.subscribe)
         if options.subscribe_pattern is None:
@@ -149,7 +142,7 @@ class TopicRoutes:
     def known(self, topic: str) -> TopicRouteData | None:
         """Return the last known route."""
         with self._lock:
-            return self._routes.get(topic)
+            return self.routes.get(topic)
 
     def last(self, topic: str) -> TopicRouteData:
         """Return the last known route, or that of `recent` if there is none."""
@@ -158,7 +151,7 @@ class TopicRoutes:
     def recent(self, topic: str) -> TopicRouteData:
         """Return the route as of the last second; raises the error of the request if no route was ever known."""
         with self._lock:
-            route, error = self._routes.get(topic), self._errors.get(topic)
+            route, error = self.routes.get(topic), self._errors.get(topic)
         if self.is_fresh(topic):
             if route is not None:
                 return route
@@ -168,7 +161,7 @@ class TopicRoutes:
 
     def is_fresh(self, topic: str) -> bool:
         """Return whether the name servers were asked within the last second."""
-        return self._clock() - self._asked_at.get(topic, -math.inf) < _FRESH
+        return self.clock() - self._asked_at.get(topic, -math.inf) < _FRESH
 
     def expire(self) -> None:
         """Make the next calls ask the name servers."""
@@ -186,7 +179,7 @@ class TopicRoutes:
     def _all_topics(self) -> frozenset[str]:
         if self._listed is None or not self.is_fresh(_LIST):
             try:
-                self._listed = self._transport.topics(self._deadline.limit(self._timeout))
+                self._listed = self.transport.topics(self.deadline.limit(self.options.pull_timeout_ms / 1000))
             except RocketMQError as exc:
                 if self._listed is None or not exc.retriable:
                     raise
@@ -211,22 +204,22 @@ class TopicRoutes:
                 logger.warning("no name server gave the route of topic %s, going on with the last one: %s", topic, exc)
             return known
         with self._lock:
-            self._routes[topic] = route
+            self.routes[topic] = route
             self._gone.discard(topic)
         return route
 
     def _was_asked(self, topic: str, error: RocketMQError | None = None) -> None:
         with self._lock:
-            self._asked_at[topic] = self._clock()
+            self._asked_at[topic] = self.clock()
             if error is None:
                 self._errors.pop(topic, None)
             else:
                 self._errors[topic] = error
 
     def _request(self, topic: str) -> TopicRouteData:
-        timeout = self._deadline.limit(self._timeout * len(self._options.connection.name_server))
+        timeout = self.options.pull_timeout_ms / 1000 * len(self.options.connection.name_server)
         try:
-            return self._transport.query_route(topic, timeout)
+            return self.transport.query_route(topic, self.deadline.limit(timeout))
         except TopicRouteStaleException as exc:
             raise RouteNotFoundException(f"reading topic {topic}: {exc}") from exc
         except RemotingException as exc:

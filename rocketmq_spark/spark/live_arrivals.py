@@ -66,18 +66,19 @@ class _Broker:
         return (after - before) / (end - start) if end > start else 0.0
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Arrivals:
     """Counts the messages that arrive in a topic."""
 
-    def __init__(self, transport: RemotingTransport, topic: str) -> None:
-        self._transport = transport
-        self._topic = topic
-        self._brokers: dict[str, _Broker] = {}
-        # The brokers that were registered without the topic at the first answer of a name server; None before it.
-        self._without: Set[str] | None = None
-        self._route_at = float("-inf")
-        # Why there is no route, and a remark that is no problem.
-        self.problem = self.note = ""
+    transport: RemotingTransport
+    topic: str
+    # Why there is no route, and a remark that is no problem.
+    problem: str = ""
+    note: str = ""
+    _brokers: dict[str, _Broker] = field(default_factory=dict)
+    # The brokers that were registered without the topic at the first answer of a name server; None before it.
+    _without: Set[str] | None = None
+    _route_at: float = float("-inf")
 
     @property
     def messages(self) -> int:
@@ -106,9 +107,9 @@ class Arrivals:
                 # Proxies do not support this request, and the user may lack the permission for it. It precedes the
                 # route request, because a broker registers with all its topics.
                 with suppress(errors.MQClientException, errors.MQBrokerException):
-                    registered = {broker.broker_name for broker in self._transport.cluster_info(_TIMEOUT).brokers}
+                    registered = {broker.broker_name for broker in self.transport.cluster_info(_TIMEOUT).brokers}
             with suppress(errors.TopicRouteStaleException):
-                route = self._transport.query_route(self._topic, _TIMEOUT)
+                route = self.transport.query_route(self.topic, _TIMEOUT)
             self.problem, self.note = "", "" if route else "no name server knows the topic yet"
             listed = {data.broker_name for data in route.queue_datas} if route else set()
             if self._without is None:
@@ -116,7 +117,7 @@ class Arrivals:
             if route is None:
                 return
             self._route_at = now + _PAUSE
-            refuse_static(self._topic, route)
+            refuse_static(self.topic, route)
         except errors.OptionError as exc:
             self.problem = str(exc)
             return
@@ -138,9 +139,9 @@ class Arrivals:
             return
         try:
             for queue_id in range(broker.queues):
-                queue = MessageQueue(self._topic, name, queue_id)
+                queue = MessageQueue(self.topic, name, queue_id)
                 # An empty queue of the type BatchCQ answers -1.
-                offset = max(0, self._transport.max_offset(queue, broker.address, _TIMEOUT))
+                offset = max(0, self.transport.max_offset(queue, broker.address, _TIMEOUT))
                 broker.first.setdefault(queue_id, offset)
                 broker.last[queue_id] = offset
         except errors.RocketMQError as exc:

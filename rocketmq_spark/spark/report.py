@@ -135,7 +135,6 @@ def micro_batch_of(messages: Iterable[WriterCommitMessage | None]) -> int | None
 
 
 def log_summary(
-    logger: logging.Logger,
     messages: Sequence[WriterCommitMessage | None],
     batch_id: int | None = None,
     *,

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -77,6 +77,7 @@ class RouteLookup(NamedTuple):
 _NO_LOOKUP = RouteLookup()
 
 
+@dataclass(eq=False, repr=False)
 class _PartitionWriter:
     """One write of one session; `write` runs in every task.
 
@@ -84,25 +85,17 @@ class _PartitionWriter:
     needs the schema.
     """
 
-    def __init__(
-        self,
-        options: SinkOptions,
-        accumulator: Accumulator[Any] | None,
-        write_id: str = "",
-        lookup: RouteLookup = _NO_LOOKUP,
-        schema: StructType | None = None,
-    ) -> None:
-        self._options = options
-        self._accumulator = accumulator
-        self._write_id = write_id
-        self._lookup = lookup
-        self._schema = schema
+    options: SinkOptions
+    accumulator: Accumulator[Any] | None
+    write_id: str = ""
+    lookup: RouteLookup = _NO_LOOKUP
+    schema: StructType | None = None
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send every row of one partition; return when each is acknowledged."""
         context = TaskContext.get()
         partition_id = context.partitionId() if context else 0
-        write_id = (context and context.getLocalProperty(_QUERY_ID)) or self._write_id
+        write_id = (context and context.getLocalProperty(_QUERY_ID)) or self.write_id
         batch_id = int((context and context.getLocalProperty(_BATCH_ID)) or -1)
         recorder = Recorder(write_id, batch_id, partition_id)
         rows = (batch for batch in batches if batch.num_rows)
@@ -116,24 +109,24 @@ class _PartitionWriter:
                     exc.args = (f"micro-batch {batch_id} of query {write_id}: {exc}", *exc.args[1:])
                 raise
         report = recorder.snapshot()
-        if self._accumulator is not None:
-            self._accumulator.add(report)
-        latencies = self._options.metrics_path is not None
-        return CommitMessage.of(report, histograms=self._accumulator is None, latencies=latencies)
+        if self.accumulator is not None:
+            self.accumulator.add(report)
+        latencies = self.options.metrics_path is not None
+        return CommitMessage.of(report, histograms=self.accumulator is None, latencies=latencies)
 
     def _reached(self, batch_id: int) -> bool:
         # After a first micro-batch the addresses are right, even if the driver reached no server now.
-        return self._lookup.servers_reached or batch_id > 0
+        return self.lookup.servers_reached or batch_id > 0
 
     def _committed(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None) -> None:
-        log_summary(logger, messages, batch_id=batch_id)
-        if self._options.metrics_path is not None:
-            record_commit(self._options.metrics_path, messages, self._write_id, batch_id, now=time.time())
+        log_summary(messages, batch_id=batch_id)
+        if self.options.metrics_path is not None:
+            record_commit(self.options.metrics_path, messages, self.write_id, batch_id, now=time.time())
 
     def _send(self, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch], recorder: Recorder) -> None:
         from rocketmq_spark.sink.task import write_rows
 
-        options = self._options
+        options = self.options
         open_trace_sender: Callable[[], AbstractContextManager[SendTrace]] | None = None
         if options.enable_trace:
             # Only tasks with message trace load the producer's modules.
@@ -148,8 +141,8 @@ class _PartitionWriter:
                 recorder,
                 chain([first], rest),
                 # Within foreachBatch the recorder has the query's id, which all writes of a micro-batch share.
-                write_id=self._write_id or recorder.write_id,
-                queues=self._lookup.queues,
+                write_id=self.write_id or recorder.write_id,
+                queues=self.lookup.queues,
                 servers_reached=self._reached(recorder.batch_id),
                 open_trace_sender=open_trace_sender,
             )
@@ -166,7 +159,7 @@ class RocketMQBatchWriter(_PartitionWriter, DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Log what a failed write has stored, as far as known (runs on the driver)."""
-        log_summary(logger, messages, micro_batch_of(messages), aborted=True)
+        log_summary(messages, micro_batch_of(messages), aborted=True)
 
 
 class _StreamWriter(_PartitionWriter):
@@ -174,13 +167,13 @@ class _StreamWriter(_PartitionWriter):
         """Log a micro-batch's figures, and append them to ``metricsPath`` (runs on the driver)."""
         # If a query's first micro-batch has stored nothing, the address is probably wrong. Later micro-batches would
         # take that for an outage.
-        if batchId == 0 and self._lookup.unreached and not summarise(messages).to_dict():
-            raise RouteNotFoundException(self._lookup.unreached, unreachable=True)
+        if batchId == 0 and self.lookup.unreached and not summarise(messages).to_dict():
+            raise RouteNotFoundException(self.lookup.unreached, unreachable=True)
         self._committed(messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Log what an unfinished micro-batch has stored. Spark also calls this when a query is stopped in mid-batch."""
-        log_summary(logger, messages, batch_id=batchId, aborted=True)
+        log_summary(messages, batch_id=batchId, aborted=True)
 
 
 class RocketMQRowStreamWriter(_StreamWriter, DataSourceStreamWriter):
@@ -190,21 +183,19 @@ class RocketMQRowStreamWriter(_StreamWriter, DataSourceStreamWriter):
         """Send one partition (runs in a task)."""
         from pyspark.sql.conversion import LocalDataToArrowConversion
 
-        assert self._schema is not None
-        to_table = partial(LocalDataToArrowConversion.convert, schema=self._schema, use_large_var_types=False)
+        assert self.schema is not None
+        to_table = partial(LocalDataToArrowConversion.convert, schema=self.schema, use_large_var_types=False)
         return super().write(chain.from_iterable(to_table(chunk).to_batches() for chunk in chunks_of(iterator)))
 
 
-def chunks_of(
-    rows: Iterable[Row], most_rows: int = _ROWS_PER_BATCH, most_bytes: int = _BYTES_PER_BATCH
-) -> Iterator[list[Row]]:
-    """Yield the rows in lists, each up to the row that reaches `most_rows` or `most_bytes`."""
+def chunks_of(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Yield the rows in lists, each up to the row that reaches `_ROWS_PER_BATCH` or `_BYTES_PER_BATCH`."""
     chunk: list[Row] = []
     nbytes = 0
     for row in rows:
         chunk.append(row)
         nbytes += _nbytes(row)
-        if len(chunk) >= most_rows or nbytes >= most_bytes:
+        if len(chunk) >= _ROWS_PER_BATCH or nbytes >= _BYTES_PER_BATCH:
             yield chunk
             chunk, nbytes = [], 0
     if chunk:

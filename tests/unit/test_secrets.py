@@ -50,7 +50,7 @@ def test_pickled_writers_contain_the_secrets_but_do_not_show_them() -> None:
         shipped = cloudpickle.dumps(writer)
         assert leaked(shipped.decode("latin-1")) == list(SECRETS)
         arrived = pickle.loads(shipped)
-        assert vars(arrived)["_options"] == options
+        assert vars(arrived)["options"] == options
         assert leaked(f"{writer} {writer!r} {vars(arrived)}") == []
 
 

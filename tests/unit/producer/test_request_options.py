@@ -18,7 +18,7 @@ from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.records import encode_batch
 from rocketmq_spark.routing.client_instance import ClientInstance
 from rocketmq_spark.routing.connect import new_transport
-from rocketmq_spark.sink.sender import BatchSender
+from rocketmq_spark.sink.sender import BatchSender, RouteFinder
 from rocketmq_spark.testing.scripted import ScriptedTransport, route
 from rocketmq_spark.transport.base import Transport
 from tests.support.peer import BrokerPeer
@@ -75,7 +75,7 @@ def write_by(transport: Transport, sink: SinkOptions, requests: Sequence[object]
                 break
             threading.Event().wait(0.005)
 
-    producer = BatchSender(sink, instance, recorder)
+    producer = BatchSender(RouteFinder(sink, instance), recorder)
     try:
         producer.write(upstream(), Rows(linger=linger))
     finally:
@@ -123,9 +123,8 @@ def fixed(routes: dict[str, TopicRouteData], **options: Any) -> tuple[BatchSende
     sink = SinkOptions.of(name_server=("ns:1",), ordered=True, topic="T", **options)
     transport = ScriptedTransport(routes)
     queues = [MessageQueue("T", "a", 0), MessageQueue("T", "b", 0)]
-    return BatchSender(
-        sink, ClientInstance("test@1", transport, sink.connection), Recorder("w", -1, 0), fixed_queues=queues
-    ), transport
+    instance = ClientInstance("test@1", transport, sink.connection)
+    return BatchSender(RouteFinder(sink, instance, fixed_queues=queues), Recorder("w", -1, 0)), transport
 
 
 def test_ordered_write_uses_the_queues_of_the_driver() -> None:

@@ -24,7 +24,7 @@ from rocketmq_spark.options.connection import ConnectionOptions
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.routing.client_instance import ClientInstance, registry
 from rocketmq_spark.routing.fault_strategy import FaultSite
-from rocketmq_spark.sink.sender import BatchSender
+from rocketmq_spark.sink.sender import BatchSender, RouteFinder
 from rocketmq_spark.testing.scripted import ManualClock, ScriptedTransport, route
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.support.peer import BrokerPeer
@@ -344,7 +344,7 @@ def test_addresses_and_brokers_without_a_route_are_removed() -> None:
 def test_route_update_reaches_every_producer_of_the_instance() -> None:
     instance, transport = instance_of()
     sink = SinkOptions(connection=OPTIONS)
-    producers = [BatchSender(sink, instance, Recorder("w", -1, number)) for number in range(2)]
+    producers = [BatchSender(RouteFinder(sink, instance), Recorder("w", -1, number)) for number in range(2)]
     assert [len(producer.routes.queues_of("T")) for producer in producers] == [2, 2]
     transport.routes["T"] = route({"a": 8})
     instance.run_due(30.0)

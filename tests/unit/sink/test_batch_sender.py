@@ -22,7 +22,7 @@ from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.records import encode_batch
 from rocketmq_spark.routing.client_instance import ClientInstance
-from rocketmq_spark.sink.sender import BatchSender
+from rocketmq_spark.sink.sender import BatchSender, RouteFinder
 from rocketmq_spark.testing.scripted import Reply, ScriptedTransport, route
 from tests.support.pipelines import proxy_route
 
@@ -70,7 +70,7 @@ class Rig:
         self.options = SinkOptions.of(name_server=("ns:1",), retry_backoff_ms=1, retry_backoff_max_ms=5, **options)
         self.instance = ClientInstance("test@1", self.transport, self.options.connection)
         self.recorder = Recorder("w", -1, 0)
-        self.producer = BatchSender(self.options, self.instance, self.recorder)
+        self.producer = BatchSender(RouteFinder(self.options, self.instance), self.recorder)
 
     def stored(self) -> list[bytes]:
         return [message.body for messages in self.transport.stored.values() for message in messages]
@@ -185,7 +185,7 @@ def test_empty_name_server_list_is_10004() -> None:
     transport = ScriptedTransport({})
     options = SinkOptions.of(name_server=())
     instance = ClientInstance("test@1", transport, options.connection)
-    producer = BatchSender(options, instance, Recorder("w", -1, 0))
+    producer = BatchSender(RouteFinder(options, instance), Recorder("w", -1, 0))
     with pytest.raises(MQClientException) as raised:
         producer.routes.queues_of("T")
     assert raised.value.response_code == 10004
@@ -215,7 +215,8 @@ def over_grpc(
         transport="grpc", endpoints=("p:8081",), retry_backoff_ms=1, retry_backoff_max_ms=2, **options
     )
     instance = ClientInstance("test@1", transport, sink.connection)
-    return BatchSender(sink, instance, Recorder("w", -1, 0), clock=clock), transport, instance
+    finder = RouteFinder(sink, instance, clock=clock)
+    return BatchSender(finder, Recorder("w", -1, 0)), transport, instance
 
 
 def test_a_topic_that_a_proxy_does_not_know_yet_is_waited_for() -> None:
@@ -254,7 +255,8 @@ def after_the_driver(routes: dict[str, Any], clock: Jumping, **options: Any) -> 
     transport = ScriptedTransport(routes)
     sink = SinkOptions.of(name_server=("ns:1",), retry_backoff_ms=1, retry_backoff_max_ms=2, **options)
     instance = ClientInstance("test@1", transport, sink.connection)
-    return BatchSender(sink, instance, Recorder("w", -1, 0), clock=clock, servers_reached=True), transport
+    finder = RouteFinder(sink, instance, clock=clock, servers_reached=True)
+    return BatchSender(finder, Recorder("w", -1, 0)), transport
 
 
 def test_name_servers_that_the_driver_has_reached_are_waited_for() -> None:

@@ -14,7 +14,7 @@ from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, Se
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.records import encode_batch
 from rocketmq_spark.routing.client_instance import ClientInstance
-from rocketmq_spark.sink.sender import OnewaySender
+from rocketmq_spark.sink.sender import OnewaySender, RouteFinder
 from rocketmq_spark.testing.scripted import Reply, ScriptedTransport, route
 
 
@@ -46,7 +46,7 @@ class Rig:
         )
         self.instance = ClientInstance("test@1", self.transport, self.options.connection)
         self.recorder = Recorder("w", -1, 0, epoch_offset=0.0)
-        self.producer = OnewaySender(self.options, self.instance, self.recorder, max_rate_per_second=rate)
+        self.producer = OnewaySender(RouteFinder(self.options, self.instance), self.recorder, max_rate_per_second=rate)
 
     def refuse(self, broker: str) -> None:
         self.transport.always[broker] = Reply(error=RemotingConnectException("connecting: refused"))

@@ -15,7 +15,8 @@ from rocketmq_spark.errors import (
     RocketMQError,
 )
 from rocketmq_spark.model.message import MessageQueue, SendOutcome, SendStatus
-from rocketmq_spark.sink.pacing import Attempts, Backoff, RetryPolicy, Verdict
+from rocketmq_spark.sink.in_flight import Attempts, RetryPolicy, Verdict
+from rocketmq_spark.sink.pipeline import Backoff
 
 QUEUE = MessageQueue("T", "a", 0)
 

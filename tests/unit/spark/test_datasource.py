@@ -123,7 +123,7 @@ def test_stream_over_grpc_checks_columns_with_one_route_request() -> None:
     with FakeProxy() as proxy:
         for _ in range(4):
             source = RocketMQDataSource({"endpoints": proxy.address, "topic": "orders"})
-            assert source.streamWriter(BODY, overwrite=False)._lookup == RouteLookup(None, servers_reached=True)
+            assert source.streamWriter(BODY, overwrite=False).lookup == RouteLookup(None, servers_reached=True)
             with pytest.raises(SchemaError, match="FIFO"):
                 source.streamWriter(KEYED, overwrite=False)
         assert [call.method for call in proxy.calls] == ["QueryRoute"]
@@ -137,10 +137,10 @@ def stream_over(address: str, columns: StructType = BODY, **more: str) -> Any:
 def test_stream_requests_its_route_once_and_survives_a_lost_name_server() -> None:
     with BrokerPeer({"t": route({"a": 2})}) as peer:
         for _ in range(2):
-            assert stream_over(peer.address)._lookup == RouteLookup(None, servers_reached=True)
+            assert stream_over(peer.address).lookup == RouteLookup(None, servers_reached=True)
         asked = [command for command in peer.requests if command.code == RequestCode.GET_ROUTEINFO_BY_TOPIC]
         assert len(asked) == 1
-    assert stream_over(peer.address)._lookup == RouteLookup(None, servers_reached=True)
+    assert stream_over(peer.address).lookup == RouteLookup(None, servers_reached=True)
 
 
 def test_a_stream_of_an_unknown_topic_fails_before_any_task(name_server: BrokerPeer) -> None:
@@ -159,7 +159,7 @@ def test_stream_with_unreachable_name_servers_leaves_lookup_to_its_tasks(caplog:
     # Its driver may have begun anew in mid-query, and the rows of this micro-batch may be stored already.
     address = refused_address()
     writer = stream_over(address)
-    assert not writer._lookup.servers_reached
+    assert not writer.lookup.servers_reached
     [text] = warned(caplog)
     assert "the driver could not check a micro-batch" in text
     assert address in text
@@ -178,9 +178,9 @@ def ordered_stream(peer: BrokerPeer, checkpoint: str) -> Counter[str]:
     """Return how many queues of each broker the driver of a new process binds keys to."""
     registry.close_all()
     writer = stream_over(peer.address, KEYED, ordered="true", checkpointLocation=checkpoint)
-    assert len(set(writer._lookup.queues)) == len(writer._lookup.queues)
-    assert list(writer._lookup.queues) == sorted(writer._lookup.queues, key=lambda one: (one.broker_name, one.queue_id))
-    return Counter(queue.broker_name for queue in writer._lookup.queues)
+    assert len(set(writer.lookup.queues)) == len(writer.lookup.queues)
+    assert list(writer.lookup.queues) == sorted(writer.lookup.queues, key=lambda one: (one.broker_name, one.queue_id))
+    return Counter(queue.broker_name for queue in writer.lookup.queues)
 
 
 @pytest.mark.parametrize("scheme", ["", "file:", "file://"])
@@ -252,14 +252,14 @@ def test_ordered_write_binds_keys_to_brokers_that_have_only_a_slave_now() -> Non
     brokers = tuple(replace(broker, broker_addrs={1: "slave:1"}) for broker in there.broker_datas[1:])
     with BrokerPeer({"t": replace(there, broker_datas=(there.broker_datas[0], *brokers))}) as peer:
         options = {"nameServer": peer.address, "topic": "t", "ordered": "true"}
-        found = RocketMQDataSource(options).writer(KEYED, overwrite=False)._lookup
+        found = RocketMQDataSource(options).writer(KEYED, overwrite=False).lookup
         assert Counter(queue.broker_name for queue in found.queues) == {"a": 2, "b": 3}
 
 
 def test_stream_with_a_topic_column_sends_no_request() -> None:
     options = {"nameServer": refused_address()}
     columns = StructType([*BODY, *StructType().add("topic", StringType())])
-    assert RocketMQDataSource(options).streamWriter(columns, overwrite=False)._lookup == RouteLookup()
+    assert RocketMQDataSource(options).streamWriter(columns, overwrite=False).lookup == RouteLookup()
 
 
 @pytest.mark.parametrize(("batch_id", "patient"), [(0, False), (1, True)])
@@ -302,7 +302,7 @@ def test_pickled_writer_contains_no_connection() -> None:
         shipped = cloudpickle.dumps(source.writer(BODY, overwrite=False))
         assert [call.method for call in proxy.calls] == ["QueryRoute"]
     unpickler = Unpickler(shipped)
-    assert unpickler.load()._options.connection.endpoints == (proxy.address,)
+    assert unpickler.load().options.connection.endpoints == (proxy.address,)
     assert unpickler.modules == {
         "rocketmq_spark.spark.writer",
         "rocketmq_spark.options.connection",

@@ -245,7 +245,7 @@ def test_summary_skips_tasks_that_did_not_finish() -> None:
 def test_the_log_line_of_a_write(caplog: pytest.LogCaptureFixture) -> None:
     messages = [CommitMessage.of(report(0), histograms=True), CommitMessage.of(report(0), histograms=True)]
     with caplog.at_level(logging.INFO):
-        log_summary(logging.getLogger("rocketmq_spark.spark"), messages)
+        log_summary(messages)
     [record] = caplog.records
     assert record.levelname == "WARNING"
     assert record.getMessage() == (
@@ -257,9 +257,7 @@ def test_the_log_line_of_a_write(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_log_line_has_level_info_if_metrics_are_available(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        log_summary(
-            logging.getLogger("rocketmq_spark.spark"), [CommitMessage.of(report(), histograms=False)], batch_id=4
-        )
+        log_summary([CommitMessage.of(report(), histograms=False)], batch_id=4)
     [record] = caplog.records
     assert record.levelname == "INFO"
     assert record.getMessage().startswith(f"micro-batch 4 of {WRITE_ID}: 1 tasks stored 20 rows, ")
@@ -275,13 +273,13 @@ def test_micro_batch_number_comes_from_the_tasks() -> None:
 def test_the_log_line_of_an_empty_write(caplog: pytest.LogCaptureFixture) -> None:
     empty = CommitMessage.of(Recorder(WRITE_ID, -1, 0).snapshot(), histograms=False)
     with caplog.at_level(logging.INFO):
-        log_summary(logging.getLogger("rocketmq_spark.spark"), [empty])
+        log_summary([empty])
     assert caplog.messages == [f"write of {WRITE_ID}: 1 tasks stored nothing"]
 
 
 def test_the_log_line_of_an_aborted_write(caplog: pytest.LogCaptureFixture) -> None:
     messages = [CommitMessage.of(report(), histograms=False), None]
-    log_summary(logging.getLogger("rocketmq_spark.spark"), messages, aborted=True)
+    log_summary(messages, aborted=True)
     [record] = caplog.records
     assert record.levelname == "WARNING"
     assert record.getMessage().startswith(f"aborted write of {WRITE_ID}: 1 of 2 tasks had finished and stored 20 rows")
@@ -289,7 +287,7 @@ def test_the_log_line_of_an_aborted_write(caplog: pytest.LogCaptureFixture) -> N
 
 def test_query_stopped_during_a_micro_batch_logs_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        log_summary(logging.getLogger("rocketmq_spark.spark"), [None, None], batch_id=2, aborted=True)
+        log_summary([None, None], batch_id=2, aborted=True)
     [record] = caplog.records
     assert (record.levelname, record.exc_info) == ("INFO", None)
     assert record.getMessage().startswith("aborted micro-batch 2: 0 of 2 tasks had finished and stored nothing")
@@ -303,7 +301,7 @@ def test_the_log_line_of_a_write_that_skipped_rows_is_a_warning(
     recorder.record_skipped({"body is null": 3, "topic is null": 1})
     message = CommitMessage.of(recorder.snapshot(), histograms=histograms)
     with caplog.at_level(logging.INFO):
-        log_summary(logging.getLogger("rocketmq_spark.spark"), [message, message])
+        log_summary([message, message])
     [record] = caplog.records
     assert record.levelname == "WARNING"
     assert record.getMessage() == (
