@@ -130,7 +130,7 @@ def test_stream_over_grpc_checks_columns_with_one_route_request() -> None:
 
 
 def stream_over(address: str, columns: StructType = BODY, **more: str) -> Any:
-    options = {"nameServer": address, "topic": "t", "sendMsgTimeout": "200", **more}
+    options = {"nameServer": address, "topic": "t", "sendMsgTimeout": "1000", **more}
     return RocketMQDataSource(options).streamWriter(columns, overwrite=False)
 
 
