@@ -40,7 +40,7 @@ from rocketmq_spark.protocol.remoting.route import (
 )
 from rocketmq_spark.protocol.remoting.topic_config import TopicConfig, decode_all_topic_attributes, decode_topic_config
 from rocketmq_spark.transport.base import OnCheckTransaction, OnEnd, OnOutcome, OnPulled
-from rocketmq_spark.transport.remoting.client import RequestClient, Signer
+from rocketmq_spark.transport.remoting.client import Namespace, RequestClient, Signer
 from rocketmq_spark.transport.remoting.frames import (
     end_transaction_fields,
     head_of,
@@ -51,7 +51,6 @@ from rocketmq_spark.transport.remoting.frames import (
 )
 from rocketmq_spark.transport.remoting.loop import IoLoop
 from rocketmq_spark.transport.remoting.name_servers import NameServers
-from rocketmq_spark.transport.remoting.namespace import Namespace
 from rocketmq_spark.transport.remoting.requests import Answer, Request
 from rocketmq_spark.transport.tls import TlsSettings
 
