@@ -19,6 +19,7 @@ from typing import ClassVar, Final
 
 from rocketmq_spark.model.credentials import Credentials
 from rocketmq_spark.model.message import Buffer
+from rocketmq_spark.model.send_result import EndTransaction, RecallMessage
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 
 # Names that are not simply the attribute's in camelCase.
@@ -158,30 +159,17 @@ class ViewMessageRequestHeader(RequestHeader):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndTransactionRequestHeader(RequestHeader):
-    """`commit_or_rollback` is 0, 8 or 12."""
+class EndTransactionRequestHeader(EndTransaction, RequestHeader):
+    """Without a `remark`, which the command carries itself."""
 
     code: ClassVar[RequestCode] = RequestCode.END_TRANSACTION
-    topic: str
-    producer_group: str
-    tran_state_table_offset: int
-    commit_log_offset: int
-    commit_or_rollback: int
-    from_transaction_check: bool = False
-    msg_id: str
-    transaction_id: str = ""
-    broker_name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecallMessageRequestHeader(RequestHeader):
+class RecallMessageRequestHeader(RecallMessage, RequestHeader):
     """Takes a delayed message back."""
 
     code: ClassVar[RequestCode] = RequestCode.RECALL_MESSAGE
-    producer_group: str
-    topic: str
-    recall_handle: str
-    broker_name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

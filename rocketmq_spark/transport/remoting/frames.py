@@ -114,9 +114,7 @@ def outcome_of(queue: MessageQueue, rows: int, address: str, answer: Answer) -> 
 
 def end_transaction_fields(request: EndTransaction) -> dict[str, str]:
     """Return the ext fields of END_TRANSACTION; the remark is not among them."""
-    fields = asdict(request)
-    del fields["remark"]
-    return EndTransactionRequestHeader(**fields).to_ext_fields()
+    return EndTransactionRequestHeader(**asdict(replace(request, remark=""))).to_ext_fields()
 
 
 def transaction_check_of(address: str, command: RemotingCommand) -> TransactionCheck:
