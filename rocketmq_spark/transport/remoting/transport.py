@@ -31,7 +31,11 @@ from rocketmq_spark.protocol.remoting import headers
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode, broker_error
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.records import decode_records
-from rocketmq_spark.protocol.remoting.response_headers import EarliestMsgStoreTimeResponseHeader, OffsetResponseHeader
+from rocketmq_spark.protocol.remoting.response_headers import (
+    EarliestMsgStoreTimeResponseHeader,
+    OffsetResponseHeader,
+    transaction_check_of,
+)
 from rocketmq_spark.protocol.remoting.route import (
     ClusterInfo,
     decode_consumer_list,
@@ -41,17 +45,9 @@ from rocketmq_spark.protocol.remoting.route import (
 from rocketmq_spark.protocol.remoting.topic_config import TopicConfig, decode_all_topic_attributes, decode_topic_config
 from rocketmq_spark.transport.base import OnCheckTransaction, OnEnd, OnOutcome, OnPulled
 from rocketmq_spark.transport.remoting.client import Namespace, RequestClient, Signer
-from rocketmq_spark.transport.remoting.frames import (
-    end_transaction_fields,
-    head_of,
-    outcome_of,
-    pull_fields,
-    pull_outcome_of,
-    transaction_check_of,
-)
 from rocketmq_spark.transport.remoting.loop import IoLoop
 from rocketmq_spark.transport.remoting.name_servers import NameServers
-from rocketmq_spark.transport.remoting.requests import Answer, Request
+from rocketmq_spark.transport.remoting.requests import Answer, Request, outcome_of, pull_outcome_of
 from rocketmq_spark.transport.tls import TlsSettings
 
 logger = logging.getLogger("rocketmq_spark.transport")
@@ -151,13 +147,13 @@ class RemotingTransport:
         def on_answer(answer: Answer) -> None:
             on_outcome(outcome_of(queue, rows, address, answer))
 
-        code, ext_fields = head_of(request)
+        code, ext_fields = headers.head_of(request)
         expires = self.clock() + within
         self.client.start(address, Request(code, ext_fields, request.batch.body, timeout, on_answer, deadline=expires))
 
     def send_oneway(self, request: SendRequest, timeout: float) -> None:
         """Send without an acknowledgement; see `Transport.send_oneway`."""
-        code, ext_fields = head_of(request)
+        code, ext_fields = headers.head_of(request)
         try:
             self.client.invoke_oneway(request.address, code, ext_fields, request.batch.body, timeout)
         except (RemotingSendRequestException, RemotingCommandException) as exc:
@@ -234,11 +230,15 @@ class RemotingTransport:
 
         code, within = RequestCode.PULL_MESSAGE, timeout + request.suspend_ms / 1000
         expires = self.clock() + within
-        self.client.submit(address, Request(code, pull_fields(request), (), within, on_answer, deadline=expires))
+        self.client.submit(
+            address, Request(code, headers.pull_fields(request), (), within, on_answer, deadline=expires)
+        )
 
     def pull_now(self, request: PullRequest, timeout: float) -> PullOutcome:
         """Send one PULL_MESSAGE and wait for its answer; see `Pulls.pull_now`."""
-        command = self.client.invoke(request.address, RequestCode.PULL_MESSAGE, pull_fields(request), (), timeout)
+        command = self.client.invoke(
+            request.address, RequestCode.PULL_MESSAGE, headers.pull_fields(request), (), timeout
+        )
         return pull_outcome_of(request.target.queue, request.address, Answer(command, None, 0.0))
 
     def poll(self, timeout: float) -> None:
@@ -292,13 +292,17 @@ class RemotingTransport:
                 error = broker_error(answer.command.code, answer.command.remark, address, doing)
             on_end(error)
 
-        code, fields, expires = RequestCode.END_TRANSACTION, end_transaction_fields(request), self.clock() + timeout
+        code, fields, expires = (
+            RequestCode.END_TRANSACTION,
+            headers.end_transaction_fields(request),
+            self.clock() + timeout,
+        )
         sent = Request(code, fields, (), timeout, on_answer, deadline=expires, remark=request.remark)
         self.client.start(address, sent)
 
     def end_transaction_oneway(self, address: str, request: EndTransaction, timeout: float) -> None:
         """Send END_TRANSACTION without waiting for an answer; see `Transactions.end_transaction_oneway`."""
-        fields = end_transaction_fields(request)
+        fields = headers.end_transaction_fields(request)
         self.client.invoke_oneway(address, RequestCode.END_TRANSACTION, fields, (), timeout, request.remark)
 
     def recall_message(self, address: str, request: RecallMessage, timeout: float) -> str:
