@@ -1,4 +1,4 @@
-"""The custom headers of the requests that the connector sends, as ext fields.
+"""The custom headers of the requests that the connector sends, and the model's values as their ext fields.
 
 Attributes are the long names in snake_case. On the wire they are camelCase, in `SendMessageRequestHeaderV2` one letter
 each. None and empty text are left out. `broker_name` has no default where a proxy needs it; brokers ignore it.

@@ -132,7 +132,7 @@ def _long(ext_fields: Mapping[str, str], name: str) -> int:
 
 
 def transaction_check_of(address: str, command: RemotingCommand) -> TransactionCheck:
-    """Read CHECK_TRANSACTION_STATE."""
+    """Read CHECK_TRANSACTION_STATE, as ClientRemotingProcessor.java does."""
     header = CheckTransactionStateRequestHeader.from_ext_fields(command.ext_fields)
     records = decode_records(command.body)
     if len(records) != 1:

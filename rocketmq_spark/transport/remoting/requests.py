@@ -1,8 +1,8 @@
-"""One request: made of the model's values, queued for its socket, and ended with the model's outcome or an error.
+"""One request, the queue of bytes that wait for a socket, and how a request ends: with an outcome or an error.
 
 A body is never copied or joined: its pieces go to the socket as they came. Nothing here touches a socket, a thread or a
 clock; `now` comes in. A request of which the socket took no byte is certainly not stored. An answer is judged by its
-code alone. Follows MQClientAPIImpl.java and ClientRemotingProcessor.java.
+code alone, as in MQClientAPIImpl.java.
 """
 
 from __future__ import annotations

@@ -228,17 +228,18 @@ class RemotingTransport:
         def on_answer(answer: Answer) -> None:
             on_pulled(pull_outcome_of(queue, address, answer))
 
-        code, within = RequestCode.PULL_MESSAGE, timeout + request.suspend_ms / 1000
-        expires = self.clock() + within
-        self.client.submit(
-            address, Request(code, headers.pull_fields(request), (), within, on_answer, deadline=expires)
+        code, fields, within = (
+            RequestCode.PULL_MESSAGE,
+            headers.pull_fields(request),
+            timeout + request.suspend_ms / 1000,
         )
+        expires = self.clock() + within
+        self.client.submit(address, Request(code, fields, (), within, on_answer, deadline=expires))
 
     def pull_now(self, request: PullRequest, timeout: float) -> PullOutcome:
         """Send one PULL_MESSAGE and wait for its answer; see `Pulls.pull_now`."""
-        command = self.client.invoke(
-            request.address, RequestCode.PULL_MESSAGE, headers.pull_fields(request), (), timeout
-        )
+        fields = headers.pull_fields(request)
+        command = self.client.invoke(request.address, RequestCode.PULL_MESSAGE, fields, (), timeout)
         return pull_outcome_of(request.target.queue, request.address, Answer(command, None, 0.0))
 
     def poll(self, timeout: float) -> None:
@@ -292,11 +293,8 @@ class RemotingTransport:
                 error = broker_error(answer.command.code, answer.command.remark, address, doing)
             on_end(error)
 
-        code, fields, expires = (
-            RequestCode.END_TRANSACTION,
-            headers.end_transaction_fields(request),
-            self.clock() + timeout,
-        )
+        code, fields = RequestCode.END_TRANSACTION, headers.end_transaction_fields(request)
+        expires = self.clock() + timeout
         sent = Request(code, fields, (), timeout, on_answer, deadline=expires, remark=request.remark)
         self.client.start(address, sent)
 
