@@ -110,29 +110,21 @@ class Namespace:
 
 
 class Signer:
-    """Adds the namespaces and the signature to a request's ext fields.
+    """Adds the namespace and the signature to a request's ext fields.
 
     `credentials` are asked for each request that is signed. None: requests are not signed.
     """
 
     def __init__(
-        self,
-        namespace: Namespace,
-        namespace_v2: str,
-        credentials: CredentialsProvider | None,
-        *,
-        sign_name_server_requests: bool,
+        self, namespace: Namespace, credentials: CredentialsProvider | None, *, sign_name_server_requests: bool
     ) -> None:
         self._namespace = namespace
-        self._namespace_v2 = {"nsd": "true", "ns": namespace_v2} if namespace_v2 else {}
         self._credentials = credentials
         self._unsigned = frozenset() if sign_name_server_requests else NAME_SERVER_REQUESTS
 
     def apply(self, request: Request) -> None:
         """Set the request's `sent_fields` and `signed_by`; a resend is signed again."""
         fields = self._namespace.wrap_fields(request.ext_fields)
-        if self._namespace_v2:
-            fields = {**fields, **self._namespace_v2}
         request.signed_by = None
         if self._credentials is not None and request.code not in self._unsigned:
             request.signed_by = self._credentials.credentials()

@@ -75,8 +75,6 @@ class RemotingTransport:
         Put before the names of topics and groups in requests as ``namespace%``, and removed from those in answers.
     create_topic_key : str, default "TBW102"
         The template of new topics, which is in no namespace.
-    namespace_v2 : str, default ""
-        Namespace that every request carries for a 5.x cluster; names stay as they are.
     client_async_semaphore_value, client_oneway_semaphore_value : int, default 65535
         Most requests in flight with a callback, and most one-way requests. The next one with a callback fails at once
         with RemotingTooMuchRequestException; the next one-way request waits within its timeout.
@@ -93,7 +91,6 @@ class RemotingTransport:
         sign_name_server_requests: bool = False,
         namespace: str = "",
         create_topic_key: str = AUTO_CREATE_TOPIC,
-        namespace_v2: str = "",
         tls: TlsSettings | None = None,
         random: random_module.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -105,7 +102,7 @@ class RemotingTransport:
         secure = None if tls is None else tls.secure()
         self.client = RequestClient(
             IoLoop(clock, connect_timeout, self._on_request, secure, polled=polled),
-            Signer(self.namespace, namespace_v2, credentials, sign_name_server_requests=sign_name_server_requests),
+            Signer(self.namespace, credentials, sign_name_server_requests=sign_name_server_requests),
             client_async_semaphore_value,
             client_oneway_semaphore_value,
         )
@@ -228,12 +225,8 @@ class RemotingTransport:
         def on_answer(answer: Answer) -> None:
             on_pulled(pull_outcome_of(queue, address, answer))
 
-        code, fields, within = (
-            RequestCode.PULL_MESSAGE,
-            headers.pull_fields(request),
-            timeout + request.suspend_ms / 1000,
-        )
-        expires = self.clock() + within
+        within = timeout + request.suspend_ms / 1000
+        code, fields, expires = RequestCode.PULL_MESSAGE, headers.pull_fields(request), self.clock() + within
         self.client.submit(address, Request(code, fields, (), within, on_answer, deadline=expires))
 
     def pull_now(self, request: PullRequest, timeout: float) -> PullOutcome:
