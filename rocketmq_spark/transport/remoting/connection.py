@@ -20,11 +20,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from rocketmq_spark.errors import (
-    RemotingCommandException,
-    RemotingException,
-    RemotingSendRequestException,
-)
+from rocketmq_spark.errors import RemotingCommandException, RemotingException, RemotingSendRequestException
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
 from rocketmq_spark.protocol.remoting.command import FLAG_ONEWAY, FLAG_RESPONSE, FrameBuffer, RemotingCommand, shortened
 from rocketmq_spark.transport.dial import Dial
