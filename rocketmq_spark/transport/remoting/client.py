@@ -12,8 +12,8 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, TypeVar
 
 from rocketmq_spark.errors import (
@@ -28,13 +28,7 @@ from rocketmq_spark.model.message import Buffer
 from rocketmq_spark.model.names import bare_name, check_namespace, is_none, unwrap, wrap
 from rocketmq_spark.model.properties import PGROUP
 from rocketmq_spark.model.send_result import TRANSACTION_PREPARED_TYPE, TransactionCheck
-from rocketmq_spark.protocol.remoting.codes import (
-    NAME_SERVER_REQUESTS,
-    RequestCode,
-    ResponseCode,
-    broker_error,
-    refuses_user,
-)
+from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode, broker_error, refuses_user
 from rocketmq_spark.protocol.remoting.command import FLAG_ONEWAY, RemotingCommand
 from rocketmq_spark.protocol.remoting.headers import RequestHeader, signed
 from rocketmq_spark.transport.parallel import Permits
@@ -109,25 +103,20 @@ class Namespace:
         return replace(check, message=replace(message, topic=self.unwrap(message.topic), properties=properties))
 
 
+@dataclass(frozen=True, slots=True, repr=False)
 class Signer:
-    """Adds the namespace and the signature to a request's ext fields.
+    """Adds the namespace and the signature to a request's ext fields."""
 
-    `credentials` are asked for each request that is signed. None: requests are not signed.
-    """
-
-    def __init__(
-        self, namespace: Namespace, credentials: CredentialsProvider | None, *, sign_name_server_requests: bool
-    ) -> None:
-        self._namespace = namespace
-        self._credentials = credentials
-        self._unsigned = frozenset() if sign_name_server_requests else NAME_SERVER_REQUESTS
+    namespace: Namespace
+    credentials: CredentialsProvider | None  # Asked for each request that is signed.
+    unsigned: Container[int]  # Codes of requests that are not signed.
 
     def apply(self, request: Request) -> None:
         """Set the request's `sent_fields` and `signed_by`; a resend is signed again."""
-        fields = self._namespace.wrap_fields(request.ext_fields)
+        fields = self.namespace.wrap_fields(request.ext_fields)
         request.signed_by = None
-        if self._credentials is not None and request.code not in self._unsigned:
-            request.signed_by = self._credentials.credentials()
+        if self.credentials is not None and request.code not in self.unsigned:
+            request.signed_by = self.credentials.credentials()
             fields = signed(fields, request.body, request.signed_by)
         request.sent_fields = fields
 
@@ -136,16 +125,16 @@ class Signer:
         command = answer.command
         if command is None or request.signed_by is None or not refuses_user(command.code, command.remark):
             return answer
-        tell_refused(self._credentials, request.signed_by)
+        tell_refused(self.credentials, request.signed_by)
         return replace(answer, refused=request.signed_by)
 
     def can_retry(self, answer: Answer) -> bool:
         """Return whether the server rejected the credentials, and the provider has others now."""
-        return answer.refused is not None and gives_another(self._credentials, answer.refused)
+        return answer.refused is not None and gives_another(self.credentials, answer.refused)
 
     def leaves_unsigned(self, code: int) -> bool:
         """Return whether requests of this code go unsigned although there are credentials."""
-        return self._credentials is not None and code in self._unsigned
+        return self.credentials is not None and code in self.unsigned
 
 
 class RequestClient:

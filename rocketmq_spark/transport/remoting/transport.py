@@ -28,7 +28,7 @@ from rocketmq_spark.model.names import AUTO_CREATE_TOPIC
 from rocketmq_spark.model.route import TopicRouteData
 from rocketmq_spark.model.send_result import EndTransaction, RecallMessage, ending
 from rocketmq_spark.protocol.remoting import headers
-from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode, broker_error
+from rocketmq_spark.protocol.remoting.codes import NAME_SERVER_REQUESTS, RequestCode, ResponseCode, broker_error
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.records import decode_records
 from rocketmq_spark.protocol.remoting.response_headers import (
@@ -102,7 +102,7 @@ class RemotingTransport:
         secure = None if tls is None else tls.secure()
         self.client = RequestClient(
             IoLoop(clock, connect_timeout, self._on_request, secure, polled=polled),
-            Signer(self.namespace, credentials, sign_name_server_requests=sign_name_server_requests),
+            Signer(self.namespace, credentials, () if sign_name_server_requests else NAME_SERVER_REQUESTS),
             client_async_semaphore_value,
             client_oneway_semaphore_value,
         )
